@@ -56,7 +56,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/store.rs", &[]),
     ("ps/src/store", &[]),
     ("ps/src/table", &[]),
-    ("ps/src/introduction.rs", &[]),
+    ("ps/src/peer_hello.rs", &[]),
     ("ps/src/runtime/adaptive_spin.rs", &[]),
     // It compares addresses, and opens no socket.
     ("ps/src/runtime/waiting.rs", &["std::net"]),
@@ -64,14 +64,14 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/simulation.rs", &[]),
     ("worker/src/session", &[]),
     ("worker/src/runtime/adaptive_spin.rs", &[]),
-    ("worker/src/fanout.rs", &[]),
+    ("worker/src/sharding_plan.rs", &[]),
     ("worker/src/params.rs", &[]),
     ("worker/src/clipping.rs", &[]),
     ("worker/src/loss_scale.rs", &[]),
     ("worker/src/compression.rs", &[]),
     ("worker/src/compression", &[]),
     ("worker/src/initial_values.rs", &[]),
-    ("worker/src/own_parts.rs", &[]),
+    ("worker/src/staging.rs", &[]),
     ("worker/src/shared.rs", &[]),
     ("worker/src/push_buffers.rs", &[]),
 ];
@@ -104,8 +104,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/aggregate", &["crate::runtime", "crate::store"]),
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
     ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
-    ("worker/src/fanout.rs", &["crate::session", "crate::runtime", "crate::worker"]),
-    ("worker/src/own_parts.rs", &["crate::session", "crate::runtime", "crate::worker"]),
+    ("worker/src/sharding_plan.rs", &["crate::session", "crate::runtime", "crate::worker"]),
+    ("worker/src/staging.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     ("worker/src/push_buffers.rs", &["crate::session", "crate::runtime", "crate::worker"]),
 ];
 

@@ -24,7 +24,7 @@ use crate::tensor::ShapeError;
 use crate::variable::{VariableError, VariableSpec};
 
 pub use layout::{Partition, ShardLayout};
-pub use pieces::{Piece, ShortForm};
+pub use pieces::{Piece, ValueEncoding};
 
 /// Why a list of variables is not a catalogue.
 #[derive(Clone, Debug, PartialEq, Error)]

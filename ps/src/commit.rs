@@ -22,7 +22,7 @@ use pushpull_common::table::scatter;
 use crate::arena::{Arena, Memory, fence, file_name};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
-use crate::zoo::{Bug, Zoo};
+use crate::planted::{Bug, PlantedBugs};
 pub(crate) use index::{index_bytes, page_word};
 use recovery::decode_address;
 use words::Words;
@@ -98,7 +98,7 @@ pub(crate) struct Journal {
     commits: u64,
     /// How many words the intent is to have room for whatever else comes.
     base_words: usize,
-    zoo: Zoo,
+    planted: PlantedBugs,
 }
 
 impl Journal {
@@ -108,16 +108,22 @@ impl Journal {
         arena: &Arena,
         control: Memory,
         words: usize,
-        zoo: Zoo,
+        planted: PlantedBugs,
     ) -> Result<Journal, StorageError> {
         let mut intent = arena.create(Kind::Intent, 0, intent_bytes(words))?;
         intent.store(STATE, state(IDLE, 0));
         let mut control = Words::new(control, arena.stamp.arena, Kind::Control, 0);
         control.seal(0..control.cells());
-        Ok(Journal::of(arena, control, intent, words, zoo))
+        Ok(Journal::of(arena, control, intent, words, planted))
     }
 
-    fn of(arena: &Arena, control: Words, intent: Memory, base_words: usize, zoo: Zoo) -> Journal {
+    fn of(
+        arena: &Arena,
+        control: Words,
+        intent: Memory,
+        base_words: usize,
+        planted: PlantedBugs,
+    ) -> Journal {
         let arena = arena.clone();
         let (tables, indices, commits) = (None, Vec::new(), 0);
         let (staged, sorted, words) = (Vec::new(), Vec::new(), Vec::new());
@@ -132,16 +138,20 @@ impl Journal {
             words,
             commits,
             base_words,
-            zoo,
+            planted,
         }
     }
 
     /// The journal of an arena whose control file is this. It is to be told of the tables that
     /// its words name, or that a committed intent is about to make them name, and to `redo`.
-    pub(crate) fn open(arena: &Arena, control: Memory, zoo: Zoo) -> Result<Journal, StorageError> {
+    pub(crate) fn open(
+        arena: &Arena,
+        control: Memory,
+        planted: PlantedBugs,
+    ) -> Result<Journal, StorageError> {
         let intent = arena.open(Kind::Intent, 0, None)?;
         let control = Words::new(control, arena.stamp.arena, Kind::Control, 0);
-        Ok(Journal::of(arena, control, intent, 0, zoo))
+        Ok(Journal::of(arena, control, intent, 0, planted))
     }
 
     /// The checksum of an intent that is committed in this state.
@@ -266,7 +276,7 @@ impl Journal {
         let pairs = words.iter().map(|&(address, value)| (encode_address(address), value));
         let sum = self.sum(state, pairs);
         self.intent.store(CHECKSUM, sum);
-        if !self.zoo.has(Bug::MissingFence) {
+        if !self.planted.has(Bug::MissingFence) {
             fence();
         }
         self.intent.store(STATE, state);
@@ -373,8 +383,8 @@ pub(crate) fn reseal(bytes: &mut [u8], arena: u64, kind: Kind, generation: u64) 
     let place = crate::arena::Place::Anonymous;
     let stamp = crate::layout::Stamp { shard: Default::default(), arena };
     let control = Words::new(copy(&[]), arena, Kind::Control, 0);
-    let (arena, zoo) = (Arena { place, stamp }, Zoo::default());
-    let journal = Journal::of(&arena, control, words.memory, 0, zoo);
+    let (arena, planted) = (Arena { place, stamp }, PlantedBugs::default());
+    let journal = Journal::of(&arena, control, words.memory, 0, planted);
     let load = |word| if word < bytes.len() / 8 { journal.intent.load(word) } else { 0 };
     let count = (load(COUNT) as usize).min((bytes.len() / 8).saturating_sub(PAIRS) / 2);
     let pairs = (0..count).map(|i| (load(PAIRS + 2 * i), load(PAIRS + 2 * i + 1)));
@@ -397,7 +407,7 @@ mod tests {
 
     fn journal(arena: &Arena) -> Journal {
         let control = arena.create(Kind::Control, 0, 2 * PAGE_BYTES as u64).unwrap();
-        let mut journal = Journal::create(arena, control, 4000, Zoo::default()).unwrap();
+        let mut journal = Journal::create(arena, control, 4000, PlantedBugs::default()).unwrap();
         let tables = arena.create(Kind::Tables, 1, 3 * PAGE_BYTES as u64).unwrap();
         journal.begin_tables(tables, 1, [5, 6, 7].into_iter());
         journal

@@ -20,8 +20,8 @@ use crate::aggregate::step_coordinator::Rule;
 use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::event::{Event, EventSink};
 use crate::optimizer::{Optimizer, Rules};
+use crate::planted::PlantedBugs;
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
-use crate::zoo::Zoo;
 
 /// Where a server keeps its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,7 +162,7 @@ pub struct PsConfig {
     pub(crate) unix_address: String,
     pub(crate) block_bytes: usize,
     pub(crate) cached_bytes_max: u64,
-    pub(crate) zoo: Zoo,
+    pub(crate) planted: PlantedBugs,
 }
 
 impl PsConfig {
@@ -210,7 +210,7 @@ impl PsConfig {
             unix_address: String::new(),
             block_bytes: BLOCK_BYTES,
             cached_bytes_max: CACHED_BYTES_MAX,
-            zoo: Zoo::default(),
+            planted: PlantedBugs::default(),
         }
     }
 
@@ -458,9 +458,9 @@ impl PsConfig {
     }
 
     /// Plants a bug.
-    #[cfg(feature = "zoo")]
-    pub fn zoo(self, zoo: Zoo) -> Self {
-        PsConfig { zoo, ..self }
+    #[cfg(feature = "planted")]
+    pub fn planted(self, planted: PlantedBugs) -> Self {
+        PsConfig { planted, ..self }
     }
 
     /// Makes the server stop by itself once every worker that joined has left or lost its lease

@@ -4,7 +4,7 @@ use pushpull_common::ids::{GlobalStep, Sequence, TokenId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Outcome, PushState};
 
-use crate::zoo::{Bug, Zoo};
+use crate::planted::{Bug, PlantedBugs};
 
 /// The outcomes of the last pushes of one client epoch on one shard.
 ///
@@ -19,7 +19,7 @@ pub(crate) struct Window {
     entries: Box<[Option<Entry>]>,
     /// The entries that have changed since the last [`Window::save`], one bit each.
     unsaved: u64,
-    zoo: Zoo,
+    planted: PlantedBugs,
 }
 
 const _: () = assert!(WINDOW == u64::BITS as u64);
@@ -56,9 +56,14 @@ impl Window {
     /// The words that a window takes in the arena.
     pub(crate) const WORDS: usize = 1 + 4 * WINDOW as usize;
 
-    pub(crate) fn new(zoo: Zoo) -> Self {
+    pub(crate) fn new(planted: PlantedBugs) -> Self {
         // The arena still holds another window's words.
-        Window { newest: 0, entries: vec![None; WINDOW as usize].into(), unsaved: u64::MAX, zoo }
+        Window {
+            newest: 0,
+            entries: vec![None; WINDOW as usize].into(),
+            unsaved: u64::MAX,
+            planted,
+        }
     }
 
     /// What is known of a push; `Unknown` for one that may still come.
@@ -96,7 +101,7 @@ impl Window {
         }
         self.newest = self.newest.max(sequence.0);
         self.put(sequence.0, Some(Entry { sequence: sequence.0, outcome, token }));
-        if self.zoo.has(Bug::EvictLiveOutcome) {
+        if self.planted.has(Bug::EvictLiveOutcome) {
             self.put(sequence.0.wrapping_sub(EVICTED), None);
         }
     }
@@ -137,9 +142,9 @@ impl Window {
     }
 
     /// A window from its words; `None` if they cannot be a window's.
-    pub(crate) fn decode(words: &[u64], zoo: Zoo) -> Option<Window> {
+    pub(crate) fn decode(words: &[u64], planted: PlantedBugs) -> Option<Window> {
         let (&newest, entries) = words.get(..Window::WORDS)?.split_first()?;
-        let mut window = Window { newest, ..Window::new(zoo) };
+        let mut window = Window { newest, ..Window::new(planted) };
         let oldest = window.oldest();
         for (index, entry) in entries.chunks_exact(4).enumerate() {
             let sequence = entry[0];
@@ -208,19 +213,19 @@ pub(crate) mod tests {
     const DONE: Outcome = Outcome::Withdrawn {};
 
     /// What a window promises.
-    pub(crate) fn suite(zoo: Zoo) {
-        a_settled_push_is_answered(zoo);
-        every_outcome_is_known_as_long_as_its_push_may_come(zoo);
+    pub(crate) fn suite(planted: PlantedBugs) {
+        a_settled_push_is_answered(planted);
+        every_outcome_is_known_as_long_as_its_push_may_come(planted);
     }
 
     #[test]
     fn a_settled_push_is_answered_until_it_leaves_the_window() {
-        suite(Zoo::default());
+        suite(PlantedBugs::default());
     }
 
     /// Pushes settle in any order within the window, and now and then it is read anew.
-    fn every_outcome_is_known_as_long_as_its_push_may_come(zoo: Zoo) {
-        let (mut window, mut settled) = (Window::new(zoo), std::collections::BTreeSet::new());
+    fn every_outcome_is_known_as_long_as_its_push_may_come(planted: PlantedBugs) {
+        let (mut window, mut settled) = (Window::new(planted), std::collections::BTreeSet::new());
         let (mut newest, mut saved) = (0_u64, vec![0; Window::WORDS]);
         for round in 0..2000_u64 {
             // Steps that visit a window of sequences in no order.
@@ -236,7 +241,7 @@ pub(crate) mod tests {
             }
             if round % 97 == 0 {
                 window.save(|word, value| saved[word] = value);
-                window = Window::decode(&saved, zoo).unwrap();
+                window = Window::decode(&saved, planted).unwrap();
             }
             for &sequence in settled.range(newest.saturating_sub(WINDOW - 1)..) {
                 let state = window.state(Sequence(sequence));
@@ -245,8 +250,8 @@ pub(crate) mod tests {
         }
     }
 
-    fn a_settled_push_is_answered(zoo: Zoo) {
-        let mut window = Window::new(zoo);
+    fn a_settled_push_is_answered(planted: PlantedBugs) {
+        let mut window = Window::new(planted);
         for sequence in [1, 3, 2, 64] {
             assert_eq!(window.state(Sequence(sequence)), PushState::Unknown {});
             window.settle(Sequence(sequence), DONE);
@@ -267,7 +272,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_window_reads_as_it_was_written() {
-        let mut window = Window::new(Zoo::default());
+        let mut window = Window::new(PlantedBugs::default());
         let outcomes = [
             Outcome::Applied { version: 7, step: GlobalStep(9), staleness: 3 },
             Outcome::Accepted { step: GlobalStep(u64::MAX) },
@@ -280,18 +285,21 @@ pub(crate) mod tests {
         }
         let words: Vec<u64> = window.words();
         assert_eq!(words.len(), Window::WORDS);
-        let read = Window::decode(&words, Zoo::default()).unwrap();
+        let read = Window::decode(&words, PlantedBugs::default()).unwrap();
         for sequence in 1..300 {
             assert_eq!(read.state(Sequence(sequence)), window.state(Sequence(sequence)));
         }
         let mut wrong = words.clone();
         wrong[1] += 1;
-        assert!(Window::decode(&wrong, Zoo::default()).is_none(), "a sequence in another's entry");
+        assert!(
+            Window::decode(&wrong, PlantedBugs::default()).is_none(),
+            "a sequence in another's entry"
+        );
     }
 
     #[test]
     fn the_last_sequence_there_is_is_a_sequence() {
-        let mut window = Window::new(Zoo::default());
+        let mut window = Window::new(PlantedBugs::default());
         window.settle(Sequence(u64::MAX), DONE);
         assert_eq!(window.state(Sequence(u64::MAX)), PushState::Settled { outcome: DONE });
         assert_eq!(window.state(Sequence(1)), PushState::TooOld { oldest: u64::MAX - 63 });
@@ -300,7 +308,7 @@ pub(crate) mod tests {
     #[test]
     #[should_panic(expected = "settles once")]
     fn nothing_settles_twice() {
-        let mut window = Window::new(Zoo::default());
+        let mut window = Window::new(PlantedBugs::default());
         window.settle(Sequence(5), DONE);
         window.settle(Sequence(5), DONE);
     }

@@ -33,13 +33,14 @@ mod event;
 pub mod fuzzing;
 mod inbox;
 pub mod inspect;
-mod introduction;
 mod layout;
 #[doc(hidden)]
 pub mod measure;
 mod metrics;
 pub mod optimizer;
-mod private;
+mod peer_hello;
+mod permissions;
+mod planted;
 mod runtime;
 mod shard;
 #[cfg(feature = "simulation")]
@@ -48,7 +49,6 @@ pub mod simulation;
 mod store;
 mod table;
 mod volatile;
-mod zoo;
 
 pub use aggregate::mode::{Mode, OnLoss};
 pub use aggregate::staleness::StalenessPolicy;
@@ -62,6 +62,6 @@ pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optimizer::{
     Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };
+#[cfg(feature = "planted")]
+pub use planted::{Bug, PlantedBugs};
 pub use runtime::{Listener, Ps, PsHandle};
-#[cfg(feature = "zoo")]
-pub use zoo::{Bug, Zoo};

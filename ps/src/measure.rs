@@ -19,9 +19,9 @@ use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{ApplyAt, Optimizer, Rules, Run, SumRun, Sums};
+use crate::planted::PlantedBugs;
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store};
 use crate::table::Table;
-use crate::zoo::Zoo;
 
 /// How much of a push arrives at a time.
 const PART_BYTES: usize = 1 << 20;
@@ -218,8 +218,9 @@ pub(crate) fn holding(
     let stamp = Stamp { shard: ShardId::default(), arena: 1 };
     let arena = Arena { place: Place::Anonymous, stamp };
     let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64)?;
-    let (zoo, words, tables) = (Zoo::default(), geometry.table_words(), layout.tables().len());
-    let mut journal = Journal::create(&arena, control, words + 8 * tables, zoo)?;
+    let (planted, words, tables) =
+        (PlantedBugs::default(), geometry.table_words(), layout.tables().len());
+    let mut journal = Journal::create(&arena, control, words + 8 * tables, planted)?;
     let memory = arena.create(Kind::Tables, 1, table_bytes(words + tables))?;
     journal.begin_tables(memory, 1, geometry.first_table());
     let plan = Plan {
@@ -231,7 +232,7 @@ pub(crate) fn holding(
         integrity,
         power: false,
         cached_bytes_max: CACHED_BYTES_MAX,
-        zoo,
+        planted,
     };
     let loan = Budget::new(geometry.need()).take(geometry.need())?;
     let mut store = Store::create(plan, loan, &rules)?;

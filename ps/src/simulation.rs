@@ -18,8 +18,8 @@ use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll,
 use crate::arena::shelf::Shelf;
 use crate::arena::{Budget, Place};
 use crate::config::PsConfig;
-use crate::introduction::Introduction;
 use crate::metrics::{Counters, Metrics};
+use crate::peer_hello::PeerHello;
 use crate::shard::durable::{Life, Parts};
 use crate::shard::frames::{Came, Frames, Hears};
 use crate::shard::output::{Output, PulledParts};
@@ -318,7 +318,7 @@ impl Door {
         let owner = self.config.cluster.step_owner().expect("a cluster has a ps task");
         let (task, identity) = (self.config.task.clone(), self.config.identity());
         let owner = ShardId { task: owner.index, shard: 0 };
-        let hello = Introduction { task, identity }.hello(owner);
+        let hello = PeerHello { task, identity }.hello(owner);
         self.requests += 1;
         let request = RequestId(self.requests);
         self.tell_owner(&Envelope { request, ..Envelope::default() }, &hello.into());

@@ -30,8 +30,8 @@ use pushpull_common::shared_values::Counts;
 use crate::arena::Loan;
 use crate::commit::{Address, Journal};
 use crate::layout::{Fault, Kind};
+use crate::planted::{Bug, PlantedBugs};
 use crate::table::Table;
-use crate::zoo::{Bug, Zoo};
 pub(crate) use change::{Change, Stretches, with_slots};
 pub(crate) use geometry::{BLOCK_BYTES, Geometry, SLOTS_MAX};
 use geometry::{logical_blocks_of, pieces_of};
@@ -94,7 +94,7 @@ pub(crate) struct Store {
     /// Whether a loss of power is survived: nothing that an image names is changed in place.
     power: bool,
     loan: Loan,
-    zoo: Zoo,
+    planted: PlantedBugs,
 }
 
 impl Store {
@@ -244,7 +244,7 @@ impl Store {
         }
         self.moved = moved;
         self.tables.iter_mut().for_each(|table| table.publish(journal));
-        if self.zoo.has(Bug::ReuseBeforeCommit) {
+        if self.planted.has(Bug::ReuseBeforeCommit) {
             self.let_go();
         }
     }

@@ -14,14 +14,14 @@ mod checker;
 mod failure;
 mod faults;
 mod network;
+#[cfg(feature = "planted")]
+mod planted;
 mod scenario;
 mod setting;
 mod shrink;
 mod trace;
 mod trainer;
 mod world;
-#[cfg(feature = "zoo")]
-mod zoo;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -49,20 +49,20 @@ fn main() -> ExitCode {
     let start = Instant::now();
     if let Some(scenario) = Scenario::of_environment() {
         let world = World::new(&scenario, start, Trace::new(true));
-        #[cfg(feature = "zoo")]
-        let world = zoo::planted(world);
+        #[cfg(feature = "planted")]
+        let world = planted::planted(world);
         println!("{:?}", world.run());
         return ExitCode::SUCCESS;
     }
     failure::listen();
-    #[cfg(feature = "zoo")]
-    return zoo::run(start);
-    #[cfg(not(feature = "zoo"))]
+    #[cfg(feature = "planted")]
+    return planted::run(start);
+    #[cfg(not(feature = "planted"))]
     check(start)
 }
 
 /// Runs the seeds, and tells how it went.
-#[cfg_attr(feature = "zoo", allow(dead_code, reason = "bugs are planted"))]
+#[cfg_attr(feature = "planted", allow(dead_code, reason = "bugs are planted"))]
 fn check(start: Instant) -> ExitCode {
     let seeds = number("PUSHPULL_SIM_SEEDS").unwrap_or(SEEDS).max(1);
     let first = number("PUSHPULL_SIM_FIRST").unwrap_or(0);
@@ -94,7 +94,7 @@ fn check(start: Instant) -> ExitCode {
 }
 
 /// Runs a seed, and says how it fails if it does; in fewer words, if those are wanted.
-#[cfg_attr(feature = "zoo", allow(dead_code, reason = "bugs are planted"))]
+#[cfg_attr(feature = "planted", allow(dead_code, reason = "bugs are planted"))]
 fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<Outcome> {
     let run = |scenario: &Scenario| World::new(scenario, start, Trace::new(false)).run();
     let scenario = Scenario::of(seed);

@@ -66,7 +66,7 @@ impl Scenario {
     }
 
     /// What these variables ask for, as they are printed.
-    #[cfg(feature = "zoo")]
+    #[cfg(feature = "planted")]
     pub(crate) fn of_words(words: &str) -> Scenario {
         let value = |name: &str| {
             let mut variables = words.split(' ').filter_map(|variable| variable.split_once('='));

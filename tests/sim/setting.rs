@@ -54,8 +54,8 @@ pub(crate) struct Setting {
     pub(crate) shares: bool,
     /// Whether shards have hardly any memory for what is changed while it is read.
     tight: bool,
-    #[cfg(feature = "zoo")]
-    pub(crate) zoo: pushpull_ps::Zoo,
+    #[cfg(feature = "planted")]
+    pub(crate) planted: pushpull_ps::PlantedBugs,
     pub(crate) cluster: ClusterSpec,
     pub(crate) catalogue: Arc<Catalogue>,
 }
@@ -128,8 +128,8 @@ impl Setting {
             part_bytes: if chance.percent(50) { 8 * chance.between(8, 32) } else { 1 << 20 },
             shares,
             tight,
-            #[cfg(feature = "zoo")]
-            zoo: Default::default(),
+            #[cfg(feature = "planted")]
+            planted: Default::default(),
             cluster,
             catalogue: Arc::new(catalogue),
         }
@@ -209,8 +209,8 @@ impl Setting {
         if self.tight {
             config = config.pin_bytes_max(PIN_BYTES);
         }
-        #[cfg(feature = "zoo")]
-        let config = config.zoo(self.zoo);
+        #[cfg(feature = "planted")]
+        let config = config.planted(self.planted);
         config
             .shards(self.shards)
             .mode(mode)

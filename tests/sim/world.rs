@@ -196,9 +196,9 @@ impl World {
     }
 
     /// Plants a bug in every shard.
-    #[cfg(feature = "zoo")]
-    pub(crate) fn plant(&mut self, zoo: pushpull_ps::Zoo) {
-        self.setting.zoo = zoo;
+    #[cfg(feature = "planted")]
+    pub(crate) fn plant(&mut self, planted: pushpull_ps::PlantedBugs) {
+        self.setting.planted = planted;
     }
 
     /// Runs to the end.

@@ -18,12 +18,12 @@ use pushpull_common::tensor::Element;
 
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
-use crate::fanout::Plan;
 use crate::params::{Buffer, Params};
+use crate::row_requests::RowPulls;
 use crate::rows;
 use crate::runtime::{Call, Caller, Direct, SessionThread};
 use crate::session::{Command, Read, Reply, Start, Welcomed};
-use crate::wanted::RowPulls;
+use crate::sharding_plan::ShardingPlan;
 
 /// A session with the servers of a cluster.
 #[derive(Debug)]
@@ -76,7 +76,10 @@ impl Client {
 
     /// Connects to the step owner and to every shard a plan uses, and returns them in this order, with
     /// what they said.
-    pub(crate) async fn open(&self, plan: &Plan) -> Result<(Vec<ShardId>, Welcomed), Error> {
+    pub(crate) async fn open(
+        &self,
+        plan: &ShardingPlan,
+    ) -> Result<(Vec<ShardId>, Welcomed), Error> {
         // The owner first, whether it holds variables or not: it is also initialized first.
         let others = plan.shards().iter().copied().filter(|&shard| shard != self.owner);
         let shards: Vec<ShardId> = std::iter::once(self.owner).chain(others).collect();
@@ -119,7 +122,7 @@ impl Client {
     /// joins them.
     pub(crate) async fn await_values(
         &self,
-        plan: &Arc<Plan>,
+        plan: &Arc<ShardingPlan>,
         shards: &[ShardId],
     ) -> Result<(), JoinError> {
         let deadline = Deadline::after(self.config.connect_timeout);
@@ -140,7 +143,7 @@ impl Client {
     /// Says in words what a shard's catalogue differs in.
     pub(crate) async fn differs(
         &self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         shard: ShardId,
     ) -> Result<JoinError, JoinError> {
         let theirs = self.fetch_catalogue(shard).await?;
@@ -150,7 +153,7 @@ impl Client {
     }
 
     /// Says in words what a refused catalogue differs in.
-    pub(crate) async fn explain(&self, plan: &Plan, error: Error) -> JoinError {
+    pub(crate) async fn explain(&self, plan: &ShardingPlan, error: Error) -> JoinError {
         let Error::Refused { shard, refusal: refusal @ Refusal::Catalogue { .. }, .. } = &error
         else {
             return error.into();
@@ -171,7 +174,11 @@ impl Client {
     }
 
     /// Tells the session what the variables are, once their shards live in one restore epoch.
-    pub(crate) async fn joined(&self, plan: &Arc<Plan>, timeout: Duration) -> Result<(), Error> {
+    pub(crate) async fn joined(
+        &self,
+        plan: &Arc<ShardingPlan>,
+        timeout: Duration,
+    ) -> Result<(), Error> {
         let command = Command::Joined { plan: plan.clone() };
         self.caller.call("join", command, timeout).await.map(|_| ())
     }
@@ -186,7 +193,7 @@ impl Client {
     /// Asks for the values of one variable, likewise.
     pub(crate) fn pull_variable(
         &self,
-        plan: &Arc<Plan>,
+        plan: &Arc<ShardingPlan>,
         variable: VariableId,
         token: Option<GlobalStep>,
     ) -> PullCall {
@@ -225,23 +232,23 @@ impl Client {
     /// are; what they are of, or `None` if the token's step has passed.
     pub(crate) async fn pull_rows<T: Element>(
         &self,
-        plan: &Arc<Plan>,
+        plan: &Arc<ShardingPlan>,
         name: &str,
         ids: &[u64],
         out: &mut [T],
         token: Option<GlobalStep>,
     ) -> Result<Option<Read>, Error> {
         let variable = rows::check::<T>(plan, name, ids, out.len())?;
-        let (wanted, buffer) = self.row_pulls.ask(plan, variable, ids, size_of_val(out));
-        let (plan, asked) = (plan.clone(), wanted.clone());
+        let (row_requests, buffer) = self.row_pulls.ask(plan, variable, ids, size_of_val(out));
+        let (plan, asked) = (plan.clone(), row_requests.clone());
         let command = Command::PullRows { plan, buffer, wanted: asked, token };
         match self.caller.call("pull rows", command, self.config.timeout).await? {
             Reply::Pulled { buffer, read } => {
-                self.row_pulls.put(wanted, buffer, bytemuck::cast_slice_mut(out));
+                self.row_pulls.put(row_requests, buffer, bytemuck::cast_slice_mut(out));
                 Ok(Some(read))
             }
             Reply::Stale { buffer } => {
-                self.row_pulls.keep(wanted, buffer);
+                self.row_pulls.keep(row_requests, buffer);
                 Ok(None)
             }
             _ => Err(Error::Ended { doing: "pull rows" }),

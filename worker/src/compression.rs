@@ -10,14 +10,14 @@ use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::names::Names;
-use pushpull_common::reused::Reused;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::tensor::{DType, Element, bf16, f16};
 use pushpull_common::variable::VariableSpec;
 
 use crate::error::{Error, JoinError};
-use crate::fanout::{Plan, stretch_elements};
-use crate::own_parts::Copies;
 use crate::rows::RowsOf;
+use crate::sharding_plan::{ShardingPlan, stretch_elements};
+use crate::staging::Copies;
 use rows::RowResiduals;
 pub use saved::ResidualsError;
 
@@ -74,7 +74,7 @@ fn can_have(variable: &VariableSpec, codec: Codec) -> bool {
 pub(crate) struct Compression {
     pub(crate) variables: BTreeMap<VariableId, Compressed>,
     /// Gradients of half types in `f32`.
-    wide: Reused<f32>,
+    wide: PooledVec<f32>,
 }
 
 /// One variable's codec.
@@ -139,7 +139,7 @@ impl Compression {
             let left = Left::nothing(variable, row_residual_bytes);
             variables.insert(id, Compressed { codec, left });
         }
-        Ok(Compression { variables, wide: Reused::default() })
+        Ok(Compression { variables, wide: PooledVec::default() })
     }
 
     /// Whether no variable's gradients travel encoded.
@@ -156,7 +156,7 @@ impl Compression {
     /// for all variables of a push before the first of them is encoded.
     pub(crate) fn check(
         &self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         id: VariableId,
         bytes: &[u8],
         factor: f64,
@@ -174,7 +174,7 @@ impl Compression {
     /// The same for rows.
     pub(crate) fn check_rows(
         &self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         rows: RowsOf<'_>,
         factor: f64,
     ) -> Result<(), Error> {
@@ -195,7 +195,7 @@ impl Compression {
     /// multiplied with `factor`.
     pub(crate) fn encode(
         &mut self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         id: VariableId,
         bytes: &[u8],
         factor: f64,
@@ -223,7 +223,7 @@ impl Compression {
     /// travel are added to `out`. Those of a half type are multiplied with `factor`.
     pub(crate) fn encode_rows(
         &mut self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         partition: &Partition,
         rows: RowsOf<'_>,
         factor: f64,
@@ -246,7 +246,7 @@ impl Compression {
         encoded.map_err(|error| Compression::error(plan, id, error))
     }
 
-    fn error(plan: &Plan, id: VariableId, error: EncodeError) -> Error {
+    fn error(plan: &ShardingPlan, id: VariableId, error: EncodeError) -> Error {
         let variable = plan.catalogue().variable(id).name().to_owned();
         match error {
             EncodeError::NonFinite { element, value, .. } => {
@@ -261,7 +261,7 @@ fn encode<T: Real>(
     codec: &Codec,
     left: &mut Residual<T>,
     partitions: &[Partition],
-    plan: &Plan,
+    plan: &ShardingPlan,
     gradient: &[T],
     out: &mut Copies,
 ) -> Result<(), EncodeError> {
@@ -299,7 +299,12 @@ fn stretches<T: Real>(
 
 /// Elements of `f32`, or of a half type in `f32` and multiplied, as the servers would have them. They are
 /// in `wide` where they cannot be had as they lie.
-fn singles<'a>(dtype: DType, bytes: &'a [u8], factor: f64, wide: &'a mut Reused<f32>) -> &'a [f32] {
+fn singles<'a>(
+    dtype: DType,
+    bytes: &'a [u8],
+    factor: f64,
+    wide: &'a mut PooledVec<f32>,
+) -> &'a [f32] {
     if let Some(elements) = as_singles(dtype, bytes) {
         return elements;
     }
@@ -427,7 +432,7 @@ mod tests {
         let bytes = bytemuck::cast_slice(&halves);
         let found = check_singles(&Codec::Int8, DType::F16, bytes, 1.0);
         assert!(matches!(found, Err(EncodeError::NonFinite { element: 999, .. })), "{found:?}");
-        let mut wide = Reused::default();
+        let mut wide = PooledVec::default();
         assert_eq!(singles(DType::F16, bytes, 0.5, &mut wide)[699..702], [1.0, 1.5, 1.0]);
         let own = [1.0_f32, 2.0];
         let taken = singles(DType::F32, bytemuck::cast_slice(&own), 1.0, &mut wide);

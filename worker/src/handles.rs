@@ -10,11 +10,11 @@ use pushpull_common::protocol::Refusal;
 
 use crate::client::PullCall;
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::outcome::{Pulled, Push};
 use crate::params::Params;
 use crate::runtime::Call;
 use crate::session::Reply;
+use crate::sharding_plan::ShardingPlan;
 use crate::token::Token;
 
 /// A push under way, from [`crate::Worker::push`]: a future of what becomes of it.
@@ -26,11 +26,11 @@ use crate::token::Token;
 pub struct PushHandle {
     call: Call,
     /// The variables that a refusal may be about.
-    plan: Option<Arc<Plan>>,
+    plan: Option<Arc<ShardingPlan>>,
 }
 
 impl PushHandle {
-    pub(crate) fn new(call: Call, plan: Option<Arc<Plan>>) -> PushHandle {
+    pub(crate) fn new(call: Call, plan: Option<Arc<ShardingPlan>>) -> PushHandle {
         PushHandle { call, plan }
     }
 }
@@ -117,7 +117,7 @@ impl Future for VariableHandle<'_> {
 
 /// What a shard says of a variable by its number, told by its name. Elements of rows have other numbers
 /// there, and stay with the refusal.
-fn named(plan: Option<&Plan>, error: Error) -> Error {
+fn named(plan: Option<&ShardingPlan>, error: Error) -> Error {
     let Error::Refused { shard, ref refusal, .. } = error else { return error };
     let variables = plan.map_or(&[][..], |plan| plan.catalogue().variables());
     let spec = |variable: &VariableId| variables.get(variable.0 as usize);

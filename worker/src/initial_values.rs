@@ -7,8 +7,8 @@ use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::Element;
 
 use crate::error::ViewError;
-use crate::fanout::Plan;
 use crate::params::locate;
+use crate::sharding_plan::ShardingPlan;
 
 /// First values, filled by the closure that the chief hands to [`crate::Worker::join`].
 ///
@@ -16,13 +16,13 @@ use crate::params::locate;
 /// compute.
 #[derive(Debug)]
 pub struct InitialValues<'a> {
-    plan: &'a Plan,
+    plan: &'a ShardingPlan,
     values: BTreeMap<VariableId, Bytes>,
     fault: Option<ViewError>,
 }
 
 impl<'a> InitialValues<'a> {
-    pub(crate) fn new(plan: &'a Plan) -> InitialValues<'a> {
+    pub(crate) fn new(plan: &'a ShardingPlan) -> InitialValues<'a> {
         InitialValues { plan, values: BTreeMap::new(), fault: None }
     }
 
@@ -51,7 +51,7 @@ impl<'a> InitialValues<'a> {
 
 /// The variable that these elements are all of.
 pub(crate) fn whole<T: Element>(
-    plan: &Plan,
+    plan: &ShardingPlan,
     name: &str,
     values: &[T],
 ) -> Result<VariableId, ViewError> {
@@ -66,7 +66,7 @@ pub(crate) fn whole<T: Element>(
 
 /// Elements for a whole variable as bytes, with the padding that travels behind them.
 pub(crate) fn padded<T: Element>(
-    plan: &Plan,
+    plan: &ShardingPlan,
     name: &str,
     values: &[T],
 ) -> Result<(VariableId, Bytes), ViewError> {
@@ -88,11 +88,11 @@ mod tests {
 
     use super::*;
 
-    fn plan() -> Plan {
+    fn plan() -> ShardingPlan {
         let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [3]).unwrap()).to_vec();
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+        ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
     }
 
     #[test]

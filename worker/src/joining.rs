@@ -12,9 +12,9 @@ use pushpull_common::protocol::{Message, message};
 
 use crate::client::{Client, Deadline, all, has_moved_on};
 use crate::error::{Error, JoinError};
-use crate::fanout::Plan;
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
+use crate::sharding_plan::ShardingPlan;
 use crate::start::{self, Begin, Found};
 use crate::worker::Worker;
 
@@ -27,7 +27,7 @@ const ASKING: Duration = Duration::from_secs(5);
 /// says so, and all begins again with a declaration, until the deadline.
 pub(crate) struct Chief<'a, F> {
     worker: &'a Worker,
-    plan: &'a Arc<Plan>,
+    plan: &'a Arc<ShardingPlan>,
     /// The step owner is the first.
     shards: &'a [ShardId],
     fill: Option<F>,
@@ -40,7 +40,7 @@ pub(crate) struct Chief<'a, F> {
 impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
     pub(crate) fn new(
         worker: &'a Worker,
-        plan: &'a Arc<Plan>,
+        plan: &'a Arc<ShardingPlan>,
         shards: &'a [ShardId],
         fill: F,
     ) -> Self {

@@ -28,7 +28,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The decisions live in pure state machines (`session`, `fanout`); `runtime` drives them with a
+//! The decisions live in pure state machines (`session`, `sharding_plan`); `runtime` drives them with a
 //! thread, sockets and a clock. Nothing here knows the server.
 
 #![deny(unsafe_code)]
@@ -39,30 +39,30 @@ mod clipping;
 mod compression;
 mod config;
 mod error;
-mod fanout;
 mod handles;
 mod initial_values;
-mod joined;
+mod joined_model;
 mod joining;
 mod loss_scale;
 mod outcome;
-mod own_parts;
 mod params;
 mod parts;
 mod push_buffers;
 mod reader;
+mod row_requests;
 mod rows;
 mod runtime;
 mod selection;
 mod session;
+mod sharding_plan;
 mod shared;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
+mod staging;
 mod start;
 mod streaming_push;
 mod token;
-mod wanted;
 mod worker;
 
 pub use compression::ResidualsError;

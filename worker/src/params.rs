@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, VariableId};
-use pushpull_common::reused::Reused;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::tensor::Element;
 
 use crate::error::ViewError;
-use crate::fanout::Plan;
-use crate::own_parts::OwnParts;
 use crate::push_buffers::{GradientBuffer, Run};
 use crate::rows::{self, RowGradients};
+use crate::sharding_plan::ShardingPlan;
+use crate::staging::StagedParts;
 
 /// Zeroed memory for values, aligned for every element type.
 #[derive(Clone, Debug)]
-pub(crate) struct Buffer(Reused<u64>);
+pub(crate) struct Buffer(PooledVec<u64>);
 
 impl Buffer {
-    pub(crate) fn new(plan: &Plan) -> Buffer {
+    pub(crate) fn new(plan: &ShardingPlan) -> Buffer {
         Buffer::of_bytes(plan.bytes())
     }
 
@@ -53,13 +53,13 @@ impl Buffer {
 /// dropped, leaves it as it was. Yours to change: nothing is sent from here.
 #[derive(Clone, Debug)]
 pub struct Params {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) plan: Arc<ShardingPlan>,
     pub(crate) buffer: Buffer,
     pub(crate) step: GlobalStep,
 }
 
 impl Params {
-    pub(crate) fn new(plan: Arc<Plan>) -> Params {
+    pub(crate) fn new(plan: Arc<ShardingPlan>) -> Params {
         Params { buffer: Buffer::new(&plan), plan, step: GlobalStep(0) }
     }
 
@@ -104,7 +104,7 @@ impl Params {
 /// again and again: what a view shows before it is written is whatever an earlier push left.
 #[derive(Debug)]
 pub struct Gradients {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) plan: Arc<ShardingPlan>,
     pub(crate) memory: Memory,
     /// What gradients of half types are to be multiplied with on the servers, which have room for the
     /// products; above 0 and finite. Those that are not here are as they are.
@@ -112,7 +112,7 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    pub(crate) fn new(plan: Arc<Plan>, mut memory: Memory) -> Gradients {
+    pub(crate) fn new(plan: Arc<ShardingPlan>, mut memory: Memory) -> Gradients {
         memory.present.fill(false);
         memory.own_mut().empty();
         Gradients { plan, memory, factors: BTreeMap::new() }
@@ -204,12 +204,12 @@ pub(crate) struct Memory {
     /// Which variables have a gradient.
     pub(crate) present: Vec<bool>,
     /// What is made for the push alone: the gradients of sparse variables, and what is encoded.
-    pub(crate) own: Arc<OwnParts>,
+    pub(crate) own: Arc<StagedParts>,
 }
 
 impl Memory {
     /// For a plan of which these runs may lie in rooms.
-    pub(crate) fn new(plan: &Plan, runs: Arc<[Run]>) -> Memory {
+    pub(crate) fn new(plan: &ShardingPlan, runs: Arc<[Run]>) -> Memory {
         let present = vec![false; plan.catalogue().variables().len()];
         let buffer = Arc::new(GradientBuffer::new(plan, runs));
         Memory { buffer, present, own: Arc::default() }
@@ -225,7 +225,7 @@ impl Memory {
         buffer.expect("gradients are made of memory that nobody sends from")
     }
 
-    pub(crate) fn own_mut(&mut self) -> &mut OwnParts {
+    pub(crate) fn own_mut(&mut self) -> &mut StagedParts {
         let own = Arc::get_mut(&mut self.own);
         own.expect("gradients are made of memory that nobody sends from")
     }
@@ -244,13 +244,13 @@ impl Memory {
     }
 }
 
-pub(crate) fn find(plan: &Plan, name: &str) -> Result<VariableId, ViewError> {
+pub(crate) fn find(plan: &ShardingPlan, name: &str) -> Result<VariableId, ViewError> {
     plan.catalogue().find(name).ok_or_else(|| ViewError::Unknown { name: name.to_owned() })
 }
 
 /// A variable's id and its bytes in a buffer, if its elements are of this type.
 pub(crate) fn locate<T: Element>(
-    plan: &Plan,
+    plan: &ShardingPlan,
     name: &str,
 ) -> Result<(VariableId, Range<usize>), ViewError> {
     let id = find(plan, name)?;
@@ -274,7 +274,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// A split `w` of 3 x 2, a `b` of one element, and a plain `count`.
-    fn plan() -> Arc<Plan> {
+    fn plan() -> Arc<ShardingPlan> {
         let split = Partitioner::Fixed { shards: 2 };
         let variables = vec![
             VariableSpec::f32("w", [3, 2]).unwrap().partitioner(split),
@@ -298,10 +298,10 @@ pub(crate) mod tests {
     }
 
     /// A plan of these variables on so many tasks of one shard.
-    pub(crate) fn plan_of(variables: Vec<VariableSpec>, tasks: u32) -> Arc<Plan> {
+    pub(crate) fn plan_of(variables: Vec<VariableSpec>, tasks: u32) -> Arc<ShardingPlan> {
         let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-        Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
+        Arc::new(ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
     }
 
     /// Gradients of these variables on one shard, to be written.

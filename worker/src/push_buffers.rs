@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
 
-use crate::fanout::Plan;
 use crate::params::Buffer;
+use crate::sharding_plan::ShardingPlan;
 
 /// Names a tray among all that a session is ever lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,7 +56,7 @@ pub(crate) struct GradientBuffer {
 
 impl GradientBuffer {
     /// For gradients of a plan of which these may lie in rooms.
-    pub(crate) fn new(plan: &Plan, runs: Arc<[Run]>) -> GradientBuffer {
+    pub(crate) fn new(plan: &ShardingPlan, runs: Arc<[Run]>) -> GradientBuffer {
         // The system gives memory that is never touched no pages.
         GradientBuffer { heap: Buffer::new(plan), runs, push_slots: Vec::new() }
     }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     /// Variables of all kinds on two shards, so that some lie in runs and others between them.
-    fn plan() -> Arc<Plan> {
+    fn plan() -> Arc<ShardingPlan> {
         let f32 = |name: &str, elements| VariableSpec::f32(name, [elements]).unwrap();
         let variables = vec![
             f32("a", 3),
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    fn gradients(plan: &Arc<Plan>, push_slots: bool) -> Gradients {
+    fn gradients(plan: &Arc<ShardingPlan>, push_slots: bool) -> Gradients {
         let mut memory = Memory::new(plan, plan.runs(|_| true).into());
         if push_slots {
             memory.buffer_mut().renew(|_| true, |shard| Some(push_slot(shard, 1 << 10)));

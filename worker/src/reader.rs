@@ -9,16 +9,16 @@ use pushpull_common::tensor::Element;
 use crate::client::Client;
 use crate::config::WorkerConfig;
 use crate::error::{Error, JoinError};
-use crate::fanout::Plan;
 use crate::params::Params;
 use crate::runtime::SessionRunner;
+use crate::sharding_plan::ShardingPlan;
 
 /// Pulls values without a token. It holds no lease, counts for nobody, and learns what the
 /// variables are from the servers.
 #[derive(Debug)]
 pub struct Reader {
     client: Client,
-    plan: Arc<Plan>,
+    plan: Arc<ShardingPlan>,
 }
 
 impl Reader {
@@ -29,7 +29,7 @@ impl Reader {
         let timeout = client.config.connect_timeout;
         client.await_ready(client.owner, timeout).await.map_err(JoinError::from)?;
         let catalogue = client.fetch_catalogue(client.owner).await?;
-        let plan = Arc::new(Plan::new(Arc::new(catalogue)));
+        let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
         let (shards, _) = client.open(&plan).await.map_err(JoinError::from)?;
         client.await_values(&plan, &shards).await?;
         Ok(Reader { client, plan })

@@ -6,18 +6,18 @@ use std::ops::{AddAssign, Range};
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::VariableId;
-use pushpull_common::reused::Reused;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::table;
 use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 
 use crate::error::{Error, ViewError};
-use crate::fanout::Plan;
-use crate::own_parts::Copies;
 use crate::params::find;
+use crate::sharding_plan::ShardingPlan;
+use crate::staging::Copies;
 
 /// Checks that a variable has these rows, and that so many elements of a type are as many rows of it.
 pub(crate) fn check<T: Element>(
-    plan: &Plan,
+    plan: &ShardingPlan,
     name: &str,
     ids: &[u64],
     elements: usize,
@@ -71,17 +71,17 @@ pub(crate) fn number_of(partition: &Partition, id: u64) -> u64 {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RowGradients {
     /// In the order of the variables.
-    sets: Reused<RowSet>,
-    ids: Reused<u64>,
+    sets: PooledVec<RowSet>,
+    ids: PooledVec<u64>,
     /// Rows one behind the other, and indices; and the parts that were made of them.
     pub(crate) cut: Copies,
     /// What each partition has of the rows that were cut last.
-    held: Reused<Held>,
+    held: PooledVec<Held>,
     /// Numbers of rows, or of partitions, each with a place.
-    order: Reused<(u64, u32)>,
+    order: PooledVec<(u64, u32)>,
     /// A row that is added up.
-    sums: Reused<u64>,
-    counts: Reused<usize>,
+    sums: PooledVec<u64>,
+    counts: PooledVec<usize>,
 }
 
 /// The rows of a variable, each once, in rising order: where their ids and values lie.
@@ -117,7 +117,7 @@ impl RowsOf<'_> {
     }
 
     /// The error that says which element is NaN or infinite: this one of the values.
-    pub(crate) fn non_finite(&self, plan: &Plan, element: usize, value: f64) -> Error {
+    pub(crate) fn non_finite(&self, plan: &ShardingPlan, element: usize, value: f64) -> Error {
         let spec = plan.catalogue().variable(self.variable);
         let (variable, width) = (spec.name().to_owned(), spec.shape().row_elements() as usize);
         let row = self.ids[element / width];
@@ -151,7 +151,7 @@ impl RowGradients {
     /// than a table takes at once, and nothing has changed.
     pub(crate) fn set<T: Element>(
         &mut self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         variable: VariableId,
         ids: &[u64],
         values: &[T],
@@ -203,7 +203,7 @@ impl RowGradients {
     /// Checks that the ids from here on are no more than a table takes at once, if the variable is one.
     fn check_count(
         &mut self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         variable: VariableId,
         first: usize,
     ) -> Result<(), ViewError> {
@@ -287,7 +287,7 @@ impl RowGradients {
     }
 
     /// Makes the parts in which the rows of a variable travel.
-    pub(crate) fn cut(&mut self, plan: &Plan, variable: VariableId, cutting: Cutting) {
+    pub(crate) fn cut(&mut self, plan: &ShardingPlan, variable: VariableId, cutting: Cutting) {
         let Some(place) = self.place_of(variable) else { return };
         self.split(plan, place);
         for index in 0..self.held.len() {
@@ -307,7 +307,7 @@ impl RowGradients {
     /// What each partition of the variable that was cut last has of its rows.
     pub(crate) fn held<'a>(
         &'a self,
-        plan: &'a Plan,
+        plan: &'a ShardingPlan,
     ) -> impl Iterator<Item = (&'a Partition, RowsOf<'a>)> {
         self.held.iter().map(|Held { partition, ids, values }| {
             let partition = &plan.catalogue().partitions()[*partition];
@@ -317,7 +317,7 @@ impl RowGradients {
     }
 
     /// Finds what each partition of a variable has of its rows.
-    fn split(&mut self, plan: &Plan, place: usize) {
+    fn split(&mut self, plan: &ShardingPlan, place: usize) {
         let RowSet { variable, ids, values } = self.sets[place].clone();
         let partitions = plan.catalogue().partitions_of(variable);
         let row_bytes = plan.catalogue().variable(variable).row_bytes() as usize;
@@ -429,10 +429,10 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::own_parts::OwnParts;
+    use crate::staging::StagedParts;
 
     /// The rows of these numbers alone.
-    fn rows_of(plan: &Plan, variable: u32, ids: &[u64], values: &[f32]) -> RowGradients {
+    fn rows_of(plan: &ShardingPlan, variable: u32, ids: &[u64], values: &[f32]) -> RowGradients {
         let mut rows = RowGradients::default();
         rows.set(plan, VariableId(variable), ids, values).unwrap();
         rows
@@ -440,7 +440,7 @@ mod tests {
 
     const ALL: Cutting = Cutting { all: true, values: true, factor: 1.0 };
 
-    fn plan(rows: u64, width: u64, parts: u32) -> Plan {
+    fn plan(rows: u64, width: u64, parts: u32) -> ShardingPlan {
         let cut = Partitioner::Fixed { shards: parts };
         let variables = vec![
             VariableSpec::f32("dense", [3]).unwrap(),
@@ -448,7 +448,7 @@ mod tests {
         ];
         let map = ShardMap::new([0, 1], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
-        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+        ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
     }
 
     #[test]
@@ -474,7 +474,7 @@ mod tests {
         let map = ShardMap::new([0, 1], 1).unwrap();
         let variables = vec![table];
         let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
-        let plan = Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()));
+        let plan = ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()));
         assert_eq!(plan.bytes(), 0, "nobody has a copy");
         let ids = [u64::MAX, 5, 1 << 40, 5, 7, 0];
         let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
@@ -527,7 +527,7 @@ mod tests {
             let mut set = rows_of(&plan, 1, &ids, &values);
             let mut told = std::collections::BTreeMap::new();
             set.cut(&plan, VariableId(1), ALL);
-            let set = Arc::new(OwnParts { rows: set, ..OwnParts::default() });
+            let set = Arc::new(StagedParts { rows: set, ..StagedParts::default() });
             for partition in plan.catalogue().partitions_of(VariableId(1)) {
                 let bytes = |start: u64, end: u64| -> Vec<u8> {
                     let parts = set.parts().filter(|(shard, part)| {
@@ -566,7 +566,7 @@ mod tests {
         let variables = vec![of("a", 1), of("b", 3), of("c", 2)];
         let map = ShardMap::new([0, 1], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
-        let plan = Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()));
+        let plan = ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()));
         let widths = [1, 3, 2];
         let mut rows = RowGradients::default();
         let mut expected: [Option<BTreeMap<u64, f32>>; 3] = Default::default();

@@ -7,7 +7,7 @@ use pushpull_common::protocol::limits::SELECTION_MAX;
 use pushpull_common::protocol::message::Selection;
 use pushpull_common::protocol::wire::List;
 
-use crate::fanout::Plan;
+use crate::sharding_plan::ShardingPlan;
 
 /// Some partitions of one variable on one shard, in one request.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Selected {
 
 impl Selected {
     /// All partitions of a variable that is not sparse, but those without elements.
-    pub(crate) fn of(plan: &Plan, variable: VariableId) -> Vec<Selected> {
+    pub(crate) fn of(plan: &ShardingPlan, variable: VariableId) -> Vec<Selected> {
         let mut selected: Vec<Selected> = Vec::new();
         for partition in plan.catalogue().partitions_of(variable) {
             let (shard, range) = (partition.shard, partition.offset..partition.end());
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     /// Two of five rows of two, split over one shard and two, with an empty one between.
-    fn plan(shards: u16) -> Plan {
+    fn plan(shards: u16) -> ShardingPlan {
         let split = || Partitioner::Fixed { shards: 3 };
         let variables = vec![
             VariableSpec::f32("first", [5, 3]).unwrap().partitioner(split()),
@@ -87,7 +87,7 @@ mod tests {
         ];
         let map = ShardMap::new([0], shards).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+        ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::shared_values::{Counts, Geometry};
 
-use crate::fanout::{Plan, Span};
+use crate::sharding_plan::{ShardingPlan, Span};
 
 /// Bytes of one block, and where they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) struct Copy {
 /// How all values of a shard that are not sparse come into a buffer of a plan.
 #[derive(Debug)]
 pub(crate) struct Route {
-    plan: Arc<Plan>,
+    plan: Arc<ShardingPlan>,
     logical_blocks: Vec<u32>,
     copies: Vec<Copy>,
     bytes: u64,
@@ -31,7 +31,11 @@ pub(crate) struct Route {
 impl Route {
     /// The route from blocks that lie so; none if they hold less than the shard has in this plan, or if
     /// some of it is to be had as halves.
-    pub(crate) fn new(plan: &Arc<Plan>, shard: ShardId, geometry: &Geometry) -> Option<Route> {
+    pub(crate) fn new(
+        plan: &Arc<ShardingPlan>,
+        shard: ShardId,
+        geometry: &Geometry,
+    ) -> Option<Route> {
         let mut route =
             Route { plan: plan.clone(), logical_blocks: Vec::new(), copies: Vec::new(), bytes: 0 };
         for (start, span, bytes) in plan.stretches(shard) {
@@ -57,7 +61,7 @@ impl Route {
         Some(route)
     }
 
-    pub(crate) fn is_of(&self, plan: &Arc<Plan>) -> bool {
+    pub(crate) fn is_of(&self, plan: &Arc<ShardingPlan>) -> bool {
         Arc::ptr_eq(&self.plan, plan)
     }
 
@@ -128,8 +132,8 @@ impl Agreement {
             return if counts.serves >= token.unwrap_or(0) { Verdict::Take } else { Verdict::Ask };
         }
         match token.or(self.step) {
-            Some(wanted) if token.is_some() && counts.step > wanted => Verdict::Stale,
-            Some(wanted) if counts.step != wanted => Verdict::Ask,
+            Some(row_requests) if token.is_some() && counts.step > row_requests => Verdict::Stale,
+            Some(row_requests) if counts.step != row_requests => Verdict::Ask,
             _ => {
                 self.step = Some(counts.step);
                 Verdict::Take
@@ -166,7 +170,8 @@ mod tests {
         ];
         let map = ShardMap::new([0, 1], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-        let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
+        let plan =
+            Arc::new(ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
         let (mut buffer, mut expected) = (vec![0_u8; plan.bytes()], vec![0; plan.bytes()]);
         let mut passed_over = 0;
         for (salt, &shard) in plan.shards().iter().enumerate() {
@@ -207,7 +212,8 @@ mod tests {
         let variables = vec![VariableSpec::bf16("h", [4]).unwrap()];
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-        let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
+        let plan =
+            Arc::new(ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
         let geometry =
             Geometry { offset: 0, block_bytes: 64, stride: 72, blocks: 4, logical_blocks: 2 };
         assert!(Route::new(&plan, plan.shards()[0], &geometry).is_none());

@@ -29,11 +29,11 @@ use pushpull_common::protocol::{
 use crate::client::has_moved_on;
 use crate::config::Checksums;
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::session::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Session, Start,
 };
+use crate::sharding_plan::ShardingPlan;
 use crate::start::{self, Begin, Found};
 use mapped_reads::{MappedShards, Reading, Step};
 use push_buffers::BufferSlots;
@@ -148,7 +148,7 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Door {
     session: Session,
-    plan: Arc<Plan>,
+    plan: Arc<ShardingPlan>,
     owner: ShardId,
     links: BTreeMap<usize, (FrameReader, bool)>,
     /// What was passed over each link and not taken yet, in the order of the answers that it belongs to.
@@ -198,7 +198,7 @@ impl Door {
             addresses: BTreeMap::new(),
             progress_interval: None,
         };
-        let plan = Arc::new(Plan::new(catalogue).with_parts_of(part_bytes));
+        let plan = Arc::new(ShardingPlan::new(catalogue).with_parts_of(part_bytes));
         Door {
             session: Session::new(start),
             push_slots: BufferSlots::new(plan.clone()),

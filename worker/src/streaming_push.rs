@@ -8,13 +8,13 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, ViewError};
 use crate::initial_values::whole;
-use crate::joined::Joined;
+use crate::joined_model::JoinedModel;
 use crate::outcome::Push;
-use crate::own_parts::OwnParts;
 use crate::params::find;
 use crate::rows;
 use crate::runtime::OpenOperation;
 use crate::session::Command;
+use crate::staging::StagedParts;
 use crate::token::Dropped;
 
 /// A push under way, from [`crate::Worker::begin`]: one sequence number, one commit on each shard.
@@ -23,7 +23,7 @@ use crate::token::Dropped;
 #[derive(Debug)]
 #[must_use = "a push that is not finished is withdrawn"]
 pub struct StreamingPush {
-    joined: Arc<Joined>,
+    joined: Arc<JoinedModel>,
     sequence: Sequence,
     sent: Sent,
     /// A future that was to send a variable was dropped: nobody knows whether it did.
@@ -37,7 +37,7 @@ pub struct StreamingPush {
 type Sent = SmallVec<[VariableId; 32]>;
 
 impl StreamingPush {
-    pub(crate) fn new(joined: Arc<Joined>, sequence: Sequence) -> Self {
+    pub(crate) fn new(joined: Arc<JoinedModel>, sequence: Sequence) -> Self {
         let _open = joined.caller.returns().leadership().open();
         StreamingPush {
             joined,
@@ -87,7 +87,7 @@ impl StreamingPush {
     async fn send(
         &mut self,
         id: VariableId,
-        make: impl FnOnce(&StreamingPush, &mut OwnParts) -> Result<(), Error>,
+        make: impl FnOnce(&StreamingPush, &mut StagedParts) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
@@ -123,8 +123,8 @@ impl StreamingPush {
         }
     }
 
-    async fn more(&self, own: Arc<OwnParts>) -> Result<(), Error> {
-        let (sequence, Joined { caller, timeout, .. }) = (self.sequence, &*self.joined);
+    async fn more(&self, own: Arc<StagedParts>) -> Result<(), Error> {
+        let (sequence, JoinedModel { caller, timeout, .. }) = (self.sequence, &*self.joined);
         let command = Command::More { sequence, own: Some(own), parts: Vec::new() };
         caller.call("push", command, *timeout).await.map(|_| ())
     }

@@ -21,9 +21,8 @@ use crate::client::{Client, all};
 use crate::compression::Compression;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
-use crate::fanout::Plan;
 use crate::initial_values::InitialValues;
-use crate::joined::Joined;
+use crate::joined_model::JoinedModel;
 use crate::joining::Chief;
 use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
 use crate::params::{Gradients, Memory, Params};
@@ -31,6 +30,7 @@ use crate::parts::Scatter;
 use crate::push_buffers::Run;
 use crate::runtime::{Caller, SessionRunner};
 use crate::session::{Command, Reply};
+use crate::sharding_plan::ShardingPlan;
 use crate::token::Token;
 
 /// One task of the job `worker`: a session with the parameter servers.
@@ -45,7 +45,7 @@ use crate::token::Token;
 #[derive(Debug)]
 pub struct Worker {
     pub(crate) client: Client,
-    joined: Option<Arc<Joined>>,
+    joined: Option<Arc<JoinedModel>>,
     placement: Option<Placement>,
     restored: Option<RestoredCheckpoint>,
     /// Memory of earlier pushes.
@@ -116,7 +116,7 @@ impl Worker {
         let map = ShardMap::of_cluster(&config.cluster, shards)?;
         let placement = Placement::plan(variables, &map, &config.placement)?;
         let catalogue = Arc::new(Catalogue::new(variables.to_vec(), &placement)?);
-        let plan = Arc::new(Plan::new(catalogue));
+        let plan = Arc::new(ShardingPlan::new(catalogue));
         let (shards, welcomed) = self.client.open(&plan).await?;
         let codecs = &self.client.config.codecs;
         let row_bytes = self.client.config.row_residual_bytes;
@@ -128,7 +128,7 @@ impl Worker {
         };
         let mut params = Params::new(plan.clone());
         self.client.pull(&mut params).await?;
-        self.joined = Some(Arc::new(Joined::new(plan, &self.client, compression)));
+        self.joined = Some(Arc::new(JoinedModel::new(plan, &self.client, compression)));
         self.placement = Some(placement);
         Ok(params)
     }
@@ -188,7 +188,7 @@ impl Worker {
     }
 
     /// Memory for gradients of a plan of which these may lie in rooms.
-    fn memory(&mut self, plan: &Plan, runs: &Arc<[Run]>) -> Memory {
+    fn memory(&mut self, plan: &ShardingPlan, runs: &Arc<[Run]>) -> Memory {
         // One with rooms before one without: there are no more rooms than those.
         let free = self.pool.iter().enumerate().filter(|(_, memory)| memory.is_free());
         let free =
@@ -204,7 +204,7 @@ impl Worker {
 
     /// The memory of gradients that are to be pushed. What another worker has given out may lie in rooms of
     /// another session, whose names say something else in this one: it is copied.
-    fn own(&mut self, plan: &Plan, runs: &Arc<[Run]>, memory: Memory) -> Memory {
+    fn own(&mut self, plan: &ShardingPlan, runs: &Arc<[Run]>, memory: Memory) -> Memory {
         if memory.buffer.is_of(runs) {
             return memory;
         }
@@ -277,7 +277,7 @@ impl Worker {
         answers.into_iter().take(used).try_for_each(|answer| answer.map(|_| ()))
     }
 
-    fn joined(&self, doing: &'static str) -> Result<&Arc<Joined>, Error> {
+    fn joined(&self, doing: &'static str) -> Result<&Arc<JoinedModel>, Error> {
         self.joined.as_ref().ok_or(Error::NotJoined { doing })
     }
 }

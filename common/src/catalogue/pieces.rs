@@ -11,7 +11,7 @@ use crate::tensor::DType;
 /// as they are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ShortForm {
+pub enum ValueEncoding {
     /// All others are as they are kept.
     Own,
     /// Others that are trained are of [`Encoding::F16`].
@@ -20,12 +20,12 @@ pub enum ShortForm {
     Bf16,
 }
 
-impl ShortForm {
+impl ValueEncoding {
     /// The form in which trained values are encoded so; `None` if they never are.
-    pub const fn of(encoding: Encoding) -> Option<ShortForm> {
+    pub const fn of(encoding: Encoding) -> Option<ValueEncoding> {
         match encoding {
-            Encoding::F16 => Some(ShortForm::F16),
-            Encoding::Bf16 => Some(ShortForm::Bf16),
+            Encoding::F16 => Some(ValueEncoding::F16),
+            Encoding::Bf16 => Some(ValueEncoding::Bf16),
             _ => None,
         }
     }
@@ -39,19 +39,19 @@ impl ShortForm {
     }
 
     /// The form a code stands for; `None` for a code this version does not know.
-    pub fn from_code(code: u8) -> Option<ShortForm> {
+    pub fn from_code(code: u8) -> Option<ValueEncoding> {
         match code {
-            0 => Some(ShortForm::Own),
-            code => Encoding::from_code(code).and_then(ShortForm::of),
+            0 => Some(ValueEncoding::Own),
+            code => Encoding::from_code(code).and_then(ValueEncoding::of),
         }
     }
 
     /// What trained values of variables are encoded as that are kept as they are.
     const fn encoding(self) -> Option<Encoding> {
         match self {
-            ShortForm::Own => None,
-            ShortForm::F16 => Some(Encoding::F16),
-            ShortForm::Bf16 => Some(Encoding::Bf16),
+            ValueEncoding::Own => None,
+            ValueEncoding::F16 => Some(Encoding::F16),
+            ValueEncoding::Bf16 => Some(Encoding::Bf16),
         }
     }
 }
@@ -74,12 +74,12 @@ pub struct Piece {
 
 impl Piece {
     /// What its values travel as in this form, if not as they are kept.
-    fn encoding(&self, form: ShortForm) -> Option<Encoding> {
+    fn encoding(&self, form: ValueEncoding) -> Option<Encoding> {
         self.own.or(form.encoding().filter(|_| self.trainable))
     }
 
     /// The bytes it has in this form: whole words.
-    pub fn encoded_bytes(&self, form: ShortForm) -> usize {
+    pub fn encoded_bytes(&self, form: ValueEncoding) -> usize {
         match self.encoding(form) {
             Some(encoding) => encoding.bytes_max(self.dtype, self.elements),
             None => (self.range.end - self.range.start) as usize,
@@ -94,7 +94,7 @@ impl Piece {
     /// Decodes it into memory of elements of the variable's type, aligned for it.
     pub fn decode(
         &self,
-        form: ShortForm,
+        form: ValueEncoding,
         bytes: &[u8],
         target: &mut [u8],
     ) -> Result<(), DecodeError> {
@@ -132,7 +132,7 @@ impl ShardLayout {
     }
 
     /// The bytes of a range in this form.
-    pub fn encoded_bytes(&self, form: ShortForm, range: Range<u64>) -> u64 {
+    pub fn encoded_bytes(&self, form: ValueEncoding, range: Range<u64>) -> u64 {
         self.pieces(range).map(|piece| piece.encoded_bytes(form) as u64).sum()
     }
 
@@ -140,7 +140,7 @@ impl ShardLayout {
     /// if they are encoded in this form, others as they are.
     pub fn encode_values(
         &self,
-        form: ShortForm,
+        form: ValueEncoding,
         range: Range<u64>,
         words: &[u64],
         out: &mut Vec<u8>,
@@ -175,7 +175,7 @@ mod tests {
     use crate::variable::VariableSpec;
 
     /// Decodes a piece as a worker does, and puts its elements where they were kept.
-    fn put_back(piece: &Piece, form: ShortForm, encoded: &[u8], kept: &mut [u8]) {
+    fn put_back(piece: &Piece, form: ValueEncoding, encoded: &[u8], kept: &mut [u8]) {
         let Some(own) = piece.own else {
             return piece.decode(form, encoded, kept).unwrap();
         };
@@ -221,7 +221,9 @@ mod tests {
         assert_eq!(layout.bytes(), plain.len() as u64);
         let cuts = || (0..=layout.bytes() as usize).step_by(8);
         for (start, end) in cuts().flat_map(|start| cuts().map(move |end| (start, end))) {
-            for form in [ShortForm::Own, ShortForm::F16].into_iter().filter(|_| start <= end) {
+            for form in
+                [ValueEncoding::Own, ValueEncoding::F16].into_iter().filter(|_| start <= end)
+            {
                 let (range, mut out) = (start as u64..end as u64, Vec::new());
                 let words = &words[start / 8..end / 8];
                 layout.encode_values(form, range.clone(), words, &mut out).unwrap();
@@ -241,7 +243,7 @@ mod tests {
                     // Those that are not short, by the last bits of theirs.
                     let near = |a: f32, b: f32| a == b || (a - b).abs() <= 4e-3 * b.abs() + 1e-7;
                     let floats = |word: u64| bytemuck::cast::<u64, [f32; 2]>(word);
-                    let wide = |a: f64, b: f64| form != ShortForm::Own && (a - b).abs() < 1e-3;
+                    let wide = |a: f64, b: f64| form != ValueEncoding::Own && (a - b).abs() < 1e-3;
                     let is_it = std::iter::zip(floats(*found), floats(word))
                         .all(|(a, b)| near(a, b))
                         || wide(f64::from_bits(*found), f64::from_bits(word));
@@ -260,10 +262,10 @@ mod tests {
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let layout = catalogue.layout(catalogue.shards().next().unwrap());
         let piece = layout.pieces(0..24).next().unwrap();
-        assert_eq!((piece.encoded_bytes(ShortForm::Own), piece.element_bytes()), (16, 20));
+        assert_eq!((piece.encoded_bytes(ValueEncoding::Own), piece.element_bytes()), (16, 20));
         let mut held = [0_u16; 5];
         let mut decode = |bytes: &[u8], count: usize| {
-            piece.decode(ShortForm::F16, bytes, bytemuck::cast_slice_mut(&mut held[..count]))
+            piece.decode(ValueEncoding::F16, bytes, bytemuck::cast_slice_mut(&mut held[..count]))
         };
         let mut bytes = [0_u8; 16];
         assert_eq!(decode(&bytes, 5), Ok(()));
@@ -276,10 +278,10 @@ mod tests {
         bytes[10] = 1;
         assert_eq!(decode(&bytes, 5), Err(DecodeError::Padding));
         for code in 3..=u8::MAX {
-            assert_eq!(ShortForm::from_code(code), None);
+            assert_eq!(ValueEncoding::from_code(code), None);
         }
-        for form in [ShortForm::Own, ShortForm::F16, ShortForm::Bf16] {
-            assert_eq!(ShortForm::from_code(form.code()), Some(form));
+        for form in [ValueEncoding::Own, ValueEncoding::F16, ValueEncoding::Bf16] {
+            assert_eq!(ValueEncoding::from_code(form.code()), Some(form));
         }
     }
 }

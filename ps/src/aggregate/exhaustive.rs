@@ -14,8 +14,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::step_coordinator::{Asked, Grant, Rule, StepCoordinator, Verdict};
 use super::step_follower::StepFollower;
+use crate::planted::PlantedBugs;
 use crate::shard::replicas::ClientKey;
-use crate::zoo::Zoo;
 
 /// How often each fault may happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -47,7 +47,7 @@ struct Setting {
     /// Whether everything takes its time. Where not, what nobody could tell from happening later is
     /// done at once, see [`World::settle`].
     slow: bool,
-    zoo: Zoo,
+    planted: PlantedBugs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -143,12 +143,12 @@ fn key(replica: usize) -> ClientKey {
 
 impl World {
     fn new(setting: &Setting) -> World {
-        let Setting { shards, rule, zoo, .. } = *setting;
-        let mut owner = StepCoordinator::new(rule, shards, zoo);
+        let Setting { shards, rule, planted, .. } = *setting;
+        let mut owner = StepCoordinator::new(rule, shards, planted);
         for replica in 0..setting.replicas {
             owner.join(key(replica), replica as u32);
         }
-        let shard = Shard { whole: BTreeSet::new(), follower: StepFollower::new(0, zoo) };
+        let shard = Shard { whole: BTreeSet::new(), follower: StepFollower::new(0, planted) };
         let mut replicas = vec![Replica::Idle; setting.replicas];
         replicas.resize(setting.replicas + setting.late, Replica::Absent);
         let (faults, slow, push_slots) = (setting.faults, setting.slow, rule.push_slots);
@@ -296,7 +296,7 @@ impl World {
             Event::KillShard(shard) => {
                 world.faults.shard_kills -= 1;
                 let step = self.shards[shard].follower.step();
-                world.shards[shard].follower = StepFollower::new(step, self.owner.zoo());
+                world.shards[shard].follower = StepFollower::new(step, self.owner.planted());
             }
         }
         world.on_verdicts();
@@ -531,7 +531,7 @@ fn rule(aggregate: u32, total: u32, steps: u64) -> Rule {
     }
 }
 
-fn settings(zoo: Zoo) -> Vec<Setting> {
+fn settings(planted: PlantedBugs) -> Vec<Setting> {
     let plain = Setting {
         name: "",
         shards: 2,
@@ -540,7 +540,7 @@ fn settings(zoo: Zoo) -> Vec<Setting> {
         rule: rule(2, 2, 2),
         faults: NONE,
         slow: false,
-        zoo,
+        planted,
     };
     let kill = Faults { kills: 1, ..NONE };
     vec![
@@ -618,9 +618,9 @@ fn settings(zoo: Zoo) -> Vec<Setting> {
 }
 
 /// Explores every setting; the first promise that is broken ends it.
-pub(crate) fn suite(zoo: Zoo) -> usize {
+pub(crate) fn suite(planted: PlantedBugs) -> usize {
     let mut states = 0;
-    for setting in settings(zoo) {
+    for setting in settings(planted) {
         let explored = explore(&setting).unwrap_or_else(|broken| panic!("{broken}"));
         let Explored { states: here, ends } = explored;
         println!("{:62} {here:9} states, {ends:6} of them ends", setting.name);
@@ -632,7 +632,7 @@ pub(crate) fn suite(zoo: Zoo) -> usize {
 #[test]
 fn a_dead_end_is_found() {
     // With fewer rooms than gradients in a step, admitted pushes fill them all.
-    let setting = settings(Zoo::default())[0];
+    let setting = settings(PlantedBugs::default())[0];
     let setting = Setting { rule: Rule { push_slots: 1, ..setting.rule }, ..setting };
     let broken = explore(&setting).unwrap_err();
     assert!(broken.contains("nothing is due"), "{broken}");
@@ -640,6 +640,6 @@ fn a_dead_end_is_found() {
 
 #[test]
 fn no_state_breaks_a_promise_or_is_a_dead_end() {
-    let states = suite(Zoo::default());
+    let states = suite(PlantedBugs::default());
     println!("{{\"test\":\"exhaustive\",\"states\":{states},\"broken\":0}}");
 }

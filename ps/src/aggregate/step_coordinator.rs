@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use smallvec::{SmallVec, smallvec};
 
 use super::clipping::{self, Exact};
+use crate::planted::{Bug, PlantedBugs};
 use crate::shard::replicas::ClientKey;
-use crate::zoo::{Bug, Zoo};
 
 /// What a step is to be made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,7 +118,7 @@ struct Out {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StepCoordinator {
     rule: Rule,
-    zoo: Zoo,
+    planted: PlantedBugs,
     shards: usize,
     /// Steps committed.
     step: u64,
@@ -144,10 +144,10 @@ pub(crate) struct StepCoordinator {
 
 impl StepCoordinator {
     /// At the first step, with nobody there.
-    pub(crate) fn new(rule: Rule, shards: usize, zoo: Zoo) -> StepCoordinator {
+    pub(crate) fn new(rule: Rule, shards: usize, planted: PlantedBugs) -> StepCoordinator {
         StepCoordinator {
             rule,
-            zoo,
+            planted,
             shards,
             step: 0,
             next_token: 1,
@@ -187,7 +187,7 @@ impl StepCoordinator {
     /// Whether some shard has not said that it has applied every step: the next has not begun.
     pub(crate) fn is_behind(&self) -> bool {
         let mut behind = self.applied.iter().map(|&steps| steps < self.step);
-        let all = self.zoo.has(Bug::BeginEarly);
+        let all = self.planted.has(Bug::BeginEarly);
         if all { behind.all(|behind| behind) } else { behind.any(|behind| behind) }
     }
 
@@ -241,7 +241,7 @@ impl StepCoordinator {
     /// committed.
     pub(crate) fn restore_admitted(&mut self, admitted: Vec<Admitted>, applying: bool, goal: u32) {
         (self.admitted, self.applying, self.goal) = (admitted, applying, goal);
-        if self.zoo.has(Bug::ForgetAdmissions) && !applying {
+        if self.planted.has(Bug::ForgetAdmissions) && !applying {
             self.admitted.clear();
         }
     }
@@ -310,7 +310,7 @@ impl StepCoordinator {
     /// What an older self of this replica was granted is over; what it had pushed stays if it was
     /// admitted.
     pub(crate) fn fence(&mut self, replica: ClientKey) {
-        if !self.zoo.has(Bug::KeepLostTokens) {
+        if !self.planted.has(Bug::KeepLostTokens) {
             self.end_tokens(|grant| grant.holder == replica);
         }
         self.advance();
@@ -479,7 +479,7 @@ impl StepCoordinator {
     /// The push that is admitted next: of those that every shard holds, the one whose token is the
     /// oldest, or whose turn it is.
     fn next_to_admit(&self) -> Option<Grant> {
-        let early = self.zoo.has(Bug::AdmitBeforeWhole);
+        let early = self.planted.has(Bug::AdmitBeforeWhole);
         let mut whole = self.out.iter().filter_map(|(&token, Out { holder, held })| {
             let mut held = held.iter().map(Option::is_some);
             let whole = if early { held.any(|held| held) } else { held.all(|held| held) };
@@ -520,7 +520,7 @@ impl StepCoordinator {
 
     /// The planted bug, if there is one.
     #[cfg(test)]
-    pub(crate) fn zoo(&self) -> Zoo {
-        self.zoo
+    pub(crate) fn planted(&self) -> PlantedBugs {
+        self.planted
     }
 }

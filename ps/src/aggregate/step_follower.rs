@@ -4,7 +4,7 @@
 
 use super::clipping::Exact;
 use super::step_coordinator::{Committed, PerPush};
-use crate::zoo::{Bug, Zoo};
+use crate::planted::{Bug, PlantedBugs};
 
 /// What a shard knows of the step under way. Durable, beside this: the steps applied.
 ///
@@ -13,7 +13,7 @@ use crate::zoo::{Bug, Zoo};
 pub(crate) struct StepFollower {
     step: u64,
     committed: Option<Committed>,
-    zoo: Zoo,
+    planted: PlantedBugs,
 }
 
 /// With so many whole pushes the planted bug takes a step for committed.
@@ -21,8 +21,8 @@ const ALONE: usize = 2;
 
 impl StepFollower {
     /// After so many steps.
-    pub(crate) fn new(step: u64, zoo: Zoo) -> StepFollower {
-        StepFollower { step, committed: None, zoo }
+    pub(crate) fn new(step: u64, planted: PlantedBugs) -> StepFollower {
+        StepFollower { step, committed: None, planted }
     }
 
     /// Steps applied.
@@ -39,7 +39,7 @@ impl StepFollower {
 
     /// The pushes of these tokens lie whole here: what a shard makes of it by itself is nothing.
     pub(crate) fn whole(&mut self, tokens: impl Iterator<Item = u64>) {
-        if self.zoo.has(Bug::CommitAlone) {
+        if self.planted.has(Bug::CommitAlone) {
             let tokens: PerPush<u64> = tokens.collect();
             let factors = tokens.iter().map(|_| Exact::ONE).collect();
             let committed = Committed { step: self.step, tokens, factors };
@@ -60,6 +60,6 @@ impl StepFollower {
 
     /// They are applied.
     pub(crate) fn applied(&mut self) {
-        *self = StepFollower::new(self.step + 1, self.zoo);
+        *self = StepFollower::new(self.step + 1, self.planted);
     }
 }

@@ -15,7 +15,7 @@ use pushpull_common::shared_values::Geometry;
 
 use super::memory::{Memory, copy_past_cache};
 #[cfg(test)]
-use super::witness;
+use super::store_trace;
 use crate::cache::fetch;
 
 /// Where blocks lie in their memory.
@@ -100,14 +100,14 @@ impl Shared {
     /// Tells the witness of a test of a stretch that is lent.
     #[cfg(test)]
     fn tell_shared(&self, block: u32, part: usize) {
-        witness::shared(self.memory.address(), self.start(block, part), self.grid.block_bytes);
+        store_trace::shared(self.memory.address(), self.start(block, part), self.grid.block_bytes);
     }
 
     /// The same of one that is written past the cache.
     #[cfg(test)]
     fn tell_streaming(&self, block: u32, part: usize, within: Range<usize>) {
         let start = self.start(block, part) + within.start;
-        witness::streaming(self.memory.address(), start, within.len());
+        store_trace::streaming(self.memory.address(), start, within.len());
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{SaveNote, reserve};
 use crate::error::StorageError;
-use crate::private;
+use crate::permissions;
 
 /// A state directory that this server alone uses.
 #[derive(Debug)]
@@ -236,7 +236,7 @@ fn create_private(path: &Path) -> Result<(), StorageError> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
     created.map_err(|source| io_error("create the directory", path, source))?;
     let metadata = path.metadata().map_err(|source| io_error("inspect", path, source))?;
-    private::check(&metadata)
+    permissions::check(&metadata)
         .map_err(|reason| StorageError::Unsafe { path: path.to_owned(), reason })
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use memmap2::{MmapOptions, MmapRaw};
 
 #[cfg(test)]
-use super::witness;
+use super::store_trace;
 use crate::volatile::Volatile;
 
 /// A stretch of memory: anonymous, or a mapped file.
@@ -164,7 +164,7 @@ impl Memory {
             }
         };
         #[cfg(test)]
-        witness::moved(self.address(), grown.address());
+        store_trace::moved(self.address(), grown.address());
         #[cfg(any(test, feature = "simulation"))]
         {
             grown.found = self.found.take();
@@ -186,7 +186,7 @@ impl Memory {
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         #[cfg(test)]
-        witness::shared(self.address(), 0, self.bytes);
+        store_trace::shared(self.address(), 0, self.bytes);
         // SAFETY: as in `bytes`; `&mut self` makes this borrow the only one.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
     }
@@ -216,7 +216,7 @@ impl Memory {
     /// If there is no such word.
     pub(crate) fn store(&mut self, word: usize, value: u64) {
         #[cfg(test)]
-        witness::storing(self.address(), word * 8);
+        store_trace::storing(self.address(), word * 8);
         compiler_fence(Ordering::SeqCst);
         self.word(word).store(value.to_le(), Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
@@ -231,7 +231,7 @@ impl Memory {
     pub(crate) fn stream(&mut self, start: usize, source: &[u8]) {
         assert!(start <= self.bytes && source.len() <= self.bytes - start, "it fits");
         #[cfg(test)]
-        witness::streaming(self.address(), start, source.len());
+        store_trace::streaming(self.address(), start, source.len());
         // SAFETY: the assertion keeps the destination inside the mapping, `&mut self` makes it
         // ours alone, and a borrowed source cannot overlap it.
         unsafe { copy_past_cache(self.map.as_mut_ptr().add(start), source) };
@@ -248,7 +248,7 @@ impl Memory {
     /// If there is no such stretch.
     pub(crate) fn stretch_mut(&mut self, within: std::ops::Range<usize>) -> &mut [u8] {
         #[cfg(test)]
-        witness::shared(self.address(), within.start, within.len());
+        store_trace::shared(self.address(), within.start, within.len());
         // SAFETY: as in `bytes_mut`.
         let all = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) };
         &mut all[within]
@@ -285,7 +285,7 @@ pub(crate) fn fence() {
         std::arch::x86_64::_mm_sfence();
     }
     #[cfg(test)]
-    witness::fenced();
+    store_trace::fenced();
     compiler_fence(Ordering::SeqCst);
 }
 

@@ -10,7 +10,7 @@ mod shared;
 #[cfg_attr(not(test), allow(dead_code, reason = "tests ask more of it than the simulator"))]
 pub(crate) mod shelf;
 #[cfg(test)]
-pub(crate) mod witness;
+pub(crate) mod store_trace;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

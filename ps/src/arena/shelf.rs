@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 
 use super::Memory;
 #[cfg(test)]
-use super::witness;
+use super::store_trace;
 use crate::layout::{Kind, PAGE_BYTES};
 
 /// The bytes of a file, without the pages of zeros at its end: most files are mostly those.
@@ -172,7 +172,7 @@ impl Shelf {
 
     pub(super) fn create(&self, name: &str, bytes: usize) -> Memory {
         #[cfg(test)]
-        witness::filing();
+        store_trace::filing();
         let mut memory = memory_for(name, bytes);
         let found = Found(Arc::new(Mutex::new(Item::open(&memory))));
         memory.found = Some(found.clone());
@@ -182,7 +182,7 @@ impl Shelf {
 
     pub(super) fn rename(&self, from: &str, to: &str) {
         #[cfg(test)]
-        witness::filing();
+        store_trace::filing();
         let mut items = self.items();
         let item = items.remove(from).expect("it is there");
         items.insert(to.to_owned(), item);
@@ -193,7 +193,7 @@ impl Shelf {
 
     pub(super) fn remove(&self, name: &str) {
         #[cfg(test)]
-        witness::filing();
+        store_trace::filing();
         self.items().remove(name);
     }
 
@@ -226,7 +226,7 @@ impl Shelf {
 
     pub(super) fn write_durably(&self, name: &str, bytes: &[u8]) {
         #[cfg(test)]
-        witness::filing();
+        store_trace::filing();
         let item = Found(Arc::new(Mutex::new(Item::Closed(Content::of(bytes)))));
         self.items().insert(name.to_owned(), item);
         self.disk().insert(name.to_owned(), bytes.to_vec());

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile, is_valid_name};
-use crate::private;
+use crate::permissions;
 
 /// A directory that holds checkpoints.
 ///
@@ -63,7 +63,7 @@ impl LocalDirectory {
         };
         let root = root.map_err(fault)?;
         let metadata = root.metadata().map_err(fault)?;
-        private::check(&metadata).map_err(|reason| fault(io::Error::other(reason)))?;
+        permissions::check(&metadata).map_err(|reason| fault(io::Error::other(reason)))?;
         Ok(root)
     }
 

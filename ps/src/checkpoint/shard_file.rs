@@ -14,7 +14,7 @@ use super::hex;
 use super::name::CheckpointName;
 use super::storage::{CheckpointStorage, ReadFile};
 use super::training::Training;
-use crate::zoo::{Bug, Zoo};
+use crate::planted::{Bug, PlantedBugs};
 
 /// One of the equal layouts of a shard: the values, or a slot by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,7 +59,7 @@ pub(crate) fn write_shard(
     shard: ShardId,
     training: &Training,
     mut source: impl Source,
-    zoo: Zoo,
+    planted: PlantedBugs,
 ) -> Result<FileEntry, CheckpointError> {
     let plan = ShardFile::plan(catalogue, shard, training, checkpoint)?;
     let folder = checkpoint.temporary();
@@ -81,7 +81,7 @@ pub(crate) fn write_shard(
     let entry = out.finish(&plan.name)?;
     // Its memory is free while the file is read back.
     drop(source);
-    if !zoo.has(Bug::PublishBeforeVerify) {
+    if !planted.has(Bug::PublishBeforeVerify) {
         verify_written(storage, &folder, &entry)?;
     }
     Ok(entry)

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
-use crate::zoo::Bug;
+use crate::planted::Bug;
 
 impl Journal {
     /// The first cell of the control words as it will be after `redo`, verified.
@@ -97,7 +97,7 @@ impl Journal {
             let fault = Fault::at(PAIRS * 8, "words that the files hold");
             return Err(self.corrupt(Kind::Intent, 0, fault));
         }
-        if self.zoo.has(Bug::RecoveryNotIdempotent) {
+        if self.planted.has(Bug::RecoveryNotIdempotent) {
             self.intent.store(STATE, state(IDLE, self.commits));
         }
         self.carry_out(&words);

@@ -18,6 +18,7 @@ use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
 use crate::optimizer::SlotSpec;
+use crate::planted::PlantedBugs;
 use crate::runtime::boot;
 use crate::shard::generation::{open_catalogue, table_words};
 use crate::shard::poison;
@@ -27,7 +28,6 @@ use crate::shard::reopenable::control_fields;
 use crate::shard::replicas::Presence as ClientPresence;
 use crate::store::{Geometry, Plan, SLOTS_MAX, Store, UndoneRow, undo_rows};
 use crate::table::{Files, Making, Table};
-use crate::zoo::Zoo;
 
 /// A look into the folder of a shard.
 pub(super) struct Look<'a> {
@@ -124,7 +124,7 @@ impl Look<'_> {
         }
         let arena = Arena { place: self.place.clone(), stamp: page.stamp };
         self.images(&arena);
-        let journal = Journal::open(&arena, control, Zoo::default());
+        let journal = Journal::open(&arena, control, PlantedBugs::default());
         let mut journal = self.note(journal)?;
         self.found.committed_words = self.note(journal.intent())?;
         let cell = self.note(journal.first_cell())?;
@@ -179,7 +179,7 @@ impl Look<'_> {
             let words: Vec<u64> = (first..first + CLIENT_WORDS)
                 .map(|index| journal.load(Address::Control(index)))
                 .collect();
-            let client = record::decode_client(number, &words, Zoo::default());
+            let client = record::decode_client(number, &words, PlantedBugs::default());
             let (client, tokens, _) = self.fault(Kind::Control, 0, client)?;
             self.found.clients.push(ClientIs {
                 task: client.task,
@@ -246,7 +246,7 @@ impl Look<'_> {
             integrity: record.integrity,
             cached_bytes_max: 0,
             power: false,
-            zoo: Zoo::default(),
+            planted: PlantedBugs::default(),
         };
         let loan = self.note(Budget::new(u64::MAX).take(0))?;
         let store = self.note(Store::open(plan, loan, journal, record.version))?;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use pushpull_common::reused::Reused;
+use pushpull_common::pooled_vec::PooledVec;
 use tokio::sync::Notify;
 
 use super::link::Link;
@@ -37,7 +37,7 @@ pub(super) enum Outgoing {
 #[derive(Debug)]
 pub(super) enum Answered {
     Values(PulledParts),
-    Rows(Reused<u8>),
+    Rows(PooledVec<u8>),
 }
 
 impl Outgoing {
@@ -213,14 +213,14 @@ enum Sent {
 
 /// One write of the front of the queue.
 fn send(front: &mut Outgoing, current: &mut Current, link: &Link) -> io::Result<Sent> {
-    let mut slices = reused(std::mem::take(&mut current.slices));
+    let mut slices = pooled_vec(std::mem::take(&mut current.slices));
     let sent = write(front, current, link, &mut slices);
-    current.slices = reused(slices);
+    current.slices = pooled_vec(slices);
     sent
 }
 
 /// The memory of a list of slices, for others.
-fn reused<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
+fn pooled_vec<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
     slices.clear();
     // Collecting as many of the same size as there were takes the memory that there was.
     slices.into_iter().map(|_| IoSlice::new(&[])).collect()

@@ -13,13 +13,13 @@ use tokio::time::Instant;
 use super::peer::Line;
 use super::shard_thread::Core;
 use crate::event::Event;
-use crate::introduction::Introduction;
+use crate::peer_hello::PeerHello;
 use crate::shard::Input;
 
 /// How the step owner's shard is reached.
 #[derive(Clone, Debug)]
 pub(super) struct OwnerWay {
-    pub(super) introduction: Introduction,
+    pub(super) peer_hello: PeerHello,
     pub(super) address: String,
     pub(super) shard: ShardId,
     /// The shard that goes there.
@@ -125,7 +125,7 @@ impl Absence {
 async fn connect(way: &OwnerWay) -> Result<Line, String> {
     let connecting = async {
         let mut line = Line::connect(&way.address).await?;
-        line.greet(&way.introduction, way.shard).await?;
+        line.greet(&way.peer_hello, way.shard).await?;
         Ok(line)
     };
     let connected = tokio::time::timeout(way.lease, connecting).await;

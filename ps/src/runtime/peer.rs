@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 
 use super::link::Link;
-use crate::introduction::Introduction;
+use crate::peer_hello::PeerHello;
 
 /// How long a shard may take to write its part before it is given up.
 const SHARD_SAVE_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -22,7 +22,7 @@ const SHARD_SAVE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Has a shard write its part of a checkpoint of this restore epoch, another's it refuses; what the
 /// manifest is to say of it.
 pub(super) async fn save_shard(
-    introduction: &Introduction,
+    peer_hello: &PeerHello,
     address: &str,
     shard: ShardId,
     checkpoint: &str,
@@ -30,7 +30,7 @@ pub(super) async fn save_shard(
 ) -> Result<Vec<u8>, String> {
     let saving = async {
         let mut line = Line::connect(address).await?;
-        line.greet(introduction, shard).await?;
+        line.greet(peer_hello, shard).await?;
         let save = message::SaveShard { name: Text::clipped(checkpoint) };
         match line.ask(save.into(), epoch).await? {
             (Message::ShardSaved(_), body) => Ok(body),
@@ -103,10 +103,10 @@ impl Line {
     /// Says hello to a shard, and is welcome.
     pub(super) async fn greet(
         &mut self,
-        introduction: &Introduction,
+        peer_hello: &PeerHello,
         shard: ShardId,
     ) -> Result<(), String> {
-        match self.ask(introduction.hello(shard).into(), RestoreEpoch(0)).await? {
+        match self.ask(peer_hello.hello(shard).into(), RestoreEpoch(0)).await? {
             (Message::Welcome(_), _) => {
                 self.reader.open();
                 Ok(())

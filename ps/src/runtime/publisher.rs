@@ -16,8 +16,8 @@ use crate::checkpoint::{
     CheckpointError, CheckpointName, CheckpointStorage, Contents, Refused, Retention, Save,
     ShardEntry, Training, newest_good, retain,
 };
-use crate::introduction::Introduction;
 use crate::optimizer::Rules;
+use crate::peer_hello::PeerHello;
 
 /// What it takes to have all shards save a checkpoint.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Publisher {
     /// Watched: a server that stops is not held up by it.
     pub(super) storage: Arc<dyn CheckpointStorage>,
     pub(super) retention: Retention,
-    pub(super) introduction: Introduction,
+    pub(super) peer_hello: PeerHello,
     /// The addresses of all ps tasks; of this one where it listens.
     pub(super) addresses: BTreeMap<u32, String>,
     pub(super) rules: Rules,
@@ -174,11 +174,10 @@ impl Publisher {
         // has kept of one step.
         let mut parts = JoinSet::new();
         for shard in shards {
-            let (introduction, name) = (self.introduction.clone(), name.to_string());
+            let (peer_hello, name) = (self.peer_hello.clone(), name.to_string());
             let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
-            parts.spawn(
-                async move { save_shard(&introduction, &address, shard, &name, epoch).await },
-            );
+            parts
+                .spawn(async move { save_shard(&peer_hello, &address, shard, &name, epoch).await });
         }
         let mut entries = Vec::new();
         while let Some(part) = parts.join_next().await {

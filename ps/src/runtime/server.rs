@@ -25,8 +25,8 @@ use crate::arena::{Budget, Place, StateDirectory};
 use crate::checkpoint::GiveUp;
 use crate::config::{Durability, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
-use crate::introduction::Introduction;
 use crate::metrics::{Counters, SaveRecord};
+use crate::peer_hello::PeerHello;
 use crate::shard::Shard;
 use crate::shard::durable::{Life, Parts};
 
@@ -171,10 +171,7 @@ impl Listener {
             let publisher = Publisher {
                 storage: give_up.watch(checkpoints.storage),
                 retention: checkpoints.retention,
-                introduction: Introduction {
-                    task: config.task.clone(),
-                    identity: (*identity).clone(),
-                },
+                peer_hello: PeerHello { task: config.task.clone(), identity: (*identity).clone() },
                 addresses: peers(&config, ps.handle.address()),
                 rules: config.rules.clone(),
                 owner: ShardId { task: config.task.index, shard: 0 },
@@ -276,7 +273,7 @@ fn open_shard(
 fn owner_way(config: &PsConfig, identity: &Identity, own: &str, shard: u16) -> Option<OwnerWay> {
     let owner = config.cluster.step_owner().filter(|_| !(config.owns_step() && shard == 0))?;
     Some(OwnerWay {
-        introduction: Introduction { task: config.task.clone(), identity: identity.clone() },
+        peer_hello: PeerHello { task: config.task.clone(), identity: identity.clone() },
         address: peers(config, own).get(&owner.index)?.clone(),
         shard: ShardId { task: owner.index, shard: 0 },
         own: ShardId { task: config.task.index, shard },

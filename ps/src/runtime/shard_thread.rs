@@ -56,7 +56,7 @@ pub(super) struct Core {
     next_connection: Cell<u64>,
     work: Notify,
     /// Of those that have something to send which can wait until no work is left, or until the next tick.
-    unhurried: RefCell<Vec<Rc<Outbox>>>,
+    corked: RefCell<Vec<Rc<Outbox>>>,
     /// Since when an update waits for memory that pulls hold.
     blocked_since: Cell<Option<Instant>>,
     idle: Notify,
@@ -105,7 +105,7 @@ impl Core {
     /// Forgets a connection; what it had pinned is free.
     pub(super) fn forget(&self, connection: u64) {
         if let Some(outbox) = self.outboxes.borrow_mut().remove(&connection) {
-            self.unhurried.borrow_mut().retain(|other| !Rc::ptr_eq(other, &outbox));
+            self.corked.borrow_mut().retain(|other| !Rc::ptr_eq(other, &outbox));
         }
         self.handle(Input::Disconnected { connection });
         self.work.notify_one();
@@ -173,7 +173,7 @@ impl Core {
                     let frame = Outgoing::Frame { head, body };
                     if can_wait && work == Work::More && !outbox.is_full() {
                         outbox.put(frame);
-                        self.unhurried.borrow_mut().push(outbox);
+                        self.corked.borrow_mut().push(outbox);
                     } else {
                         outbox.push(frame);
                     }
@@ -217,12 +217,12 @@ impl Core {
             }
         }
         if work != Work::More {
-            self.send_unhurried();
+            self.send_corked();
         }
     }
 
-    fn send_unhurried(&self) {
-        self.unhurried.borrow_mut().drain(..).for_each(|outbox| outbox.send_all());
+    fn send_corked(&self) {
+        self.corked.borrow_mut().drain(..).for_each(|outbox| outbox.send_all());
     }
 
     /// The frames that wait for the connection to the step owner.
@@ -405,7 +405,7 @@ impl Core {
             interval.tick().await;
             self.handle(Input::Tick);
             // There may always be work.
-            self.send_unhurried();
+            self.send_corked();
             self.give_orders();
             let now = Instant::now();
             self.cut_slowest_pull(now);
@@ -432,7 +432,7 @@ impl Core {
             loop {
                 let work = self.work_slice();
                 // Nothing waits for the end of what may take too long.
-                self.send_unhurried();
+                self.send_corked();
                 match work {
                     Work::More => tokio::task::yield_now().await,
                     Work::Blocked if self.shard.borrow().is_shared() => {
@@ -491,7 +491,7 @@ pub(super) fn run(
         outboxes: RefCell::default(),
         next_connection: Cell::new(1),
         work: Notify::new(),
-        unhurried: RefCell::default(),
+        corked: RefCell::default(),
         blocked_since: Cell::new(None),
         idle: Notify::new(),
         members,

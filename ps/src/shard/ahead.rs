@@ -93,7 +93,7 @@ impl Shard {
     pub(super) fn catch_up(&mut self, now: Instant, ahead: Ahead) {
         let Some(Step { job, orders }) = ahead.step else { return };
         // Behind what changes nothing.
-        let next = self.jobs.iter().position(|job| !matches!(job, Job::Look(_) | Job::Measure(_)));
+        let next = self.jobs.iter().position(|job| !matches!(job, Job::Look(_) | Job::Norm(_)));
         match next.and_then(|next| self.jobs.get(next)) {
             Some(Job::Step(due))
                 if due.is_same(&job) && self.orders_of(&due.push_slots) == orders =>

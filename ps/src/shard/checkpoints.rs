@@ -14,7 +14,7 @@ use pushpull_common::protocol::message::{self, CheckpointId, PassedOver};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Refusal};
 
-use super::cut::Cut;
+use super::checkpoint_cut::CheckpointCut;
 use super::output::Body;
 use super::output::Output;
 use super::record::RESTORED_LIMIT;
@@ -24,8 +24,8 @@ use crate::checkpoint::{
     CheckpointError, CheckpointName, CheckpointStorage, GiveUp, Opened, Piece, RestoredShard,
     RowHead, ShardEntry, TableEntry, Training, write_shard, write_table,
 };
+use crate::planted::PlantedBugs;
 use crate::store::Store;
-use crate::zoo::Zoo;
 
 /// Who asked for a checkpoint, and is told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,9 +122,9 @@ pub(crate) struct ShardSave {
     catalogue: Arc<Catalogue>,
     shard: ShardId,
     training: Training,
-    cut: Cut,
+    cut: CheckpointCut,
     give_up: GiveUp,
-    zoo: Zoo,
+    planted: PlantedBugs,
 }
 
 impl ShardSave {
@@ -132,9 +132,9 @@ impl ShardSave {
     pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
         let storage = &*self.give_up.watch(storage);
         let (catalogue, shard, training) = (&*self.catalogue, self.shard, &self.training);
-        let Cut { mut image, version, gradients, clients, .. } = self.cut;
+        let CheckpointCut { mut image, version, gradients, clients, .. } = self.cut;
         let tables = std::mem::take(&mut image.tables);
-        let file = write_shard(storage, self.name, catalogue, shard, training, image, self.zoo);
+        let file = write_shard(storage, self.name, catalogue, shard, training, image, self.planted);
         let file = file.map_err(|error| error.to_string())?;
         let layout = catalogue.layout(shard);
         let tables = layout.tables().iter().zip(tables).map(|(partition, source)| {
@@ -319,7 +319,7 @@ impl Shard {
         if !refusal.is_empty() {
             return self.saved(asker, Err(refusal));
         }
-        self.wish_for_save(now, asker, user);
+        self.request_save(now, asker, user);
     }
 
     /// Has the saver save what shards have kept, or have when they are asked.
@@ -383,7 +383,7 @@ impl Shard {
             shard: self.id,
             cut,
             give_up: give_up.clone(),
-            zoo: self.config.zoo,
+            planted: self.config.planted,
         };
         self.saving = Some(Saving { connection, memory_needed, give_up });
         self.outputs.push_back(Output::SaveShard(Box::new(save)));
@@ -508,7 +508,7 @@ impl Shard {
         }
         self.drop_cuts();
         self.jobs.clear();
-        self.draft = None;
+        self.streaming_apply = None;
         self.begin_follower(self.step());
         self.replicas.forget_pushes();
         if let Some(owner) = &mut self.owner {

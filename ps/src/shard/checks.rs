@@ -5,9 +5,9 @@ use std::ops::Range;
 use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::finite::{count_non_finite, first_non_finite};
 use pushpull_common::ids::TokenId;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::reused::Reused;
 use pushpull_common::tensor::DType;
 
 use super::replicas::ClientKey;
@@ -112,10 +112,10 @@ impl Shard {
             return Ok(());
         };
         let look = Looker { policy: self.config.non_finite, counters: &self.counters };
-        for group in self.groups.within(range.clone()) {
-            let part = group.part_of(range);
+        for fused_range in self.fused_ranges.within(range.clone()) {
+            let part = fused_range.part_of(range);
             if let Some(bytes) = inbox.bytes(push_slot, part.clone()) {
-                look.at(store.layout(), group.dtype, &part, bytes)?;
+                look.at(store.layout(), fused_range.dtype, &part, bytes)?;
             }
         }
         Ok(())
@@ -136,7 +136,7 @@ impl Shard {
         client: ClientKey,
         push_slot: u32,
         named: u64,
-        ids: &mut Reused<u64>,
+        ids: &mut PooledVec<u64>,
     ) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Err(Refusal::NotInitialized {});

@@ -20,7 +20,7 @@ use pushpull_common::protocol::{Message, Refusal};
 
 use super::replicas::{ClientKey, Presence};
 use super::{Detail, Shard};
-use crate::zoo::Bug;
+use crate::planted::Bug;
 
 /// Whether a chief says this as a chief: what only it may say, and the first values.
 pub(super) fn is_of_chiefs(message: &Message) -> bool {
@@ -77,7 +77,7 @@ impl Shard {
             if same.is_some() {
                 return Err(wrong_role(hello.role));
             }
-            if epoch == self.chief && !self.config.zoo.has(Bug::StaleChief) {
+            if epoch == self.chief && !self.config.planted.has(Bug::StaleChief) {
                 // It is another's.
                 return Err(Refusal::Fenced { epoch, current: self.chief });
             }
@@ -111,7 +111,7 @@ impl Shard {
         if epoch > self.chief {
             (self.chief, self.chief_client) = (epoch, Some(key));
             self.give_up_restoring("another chief has come");
-            self.drop_wishes_of_chiefs("another chief has come");
+            self.drop_save_requests_of_chiefs("another chief has come");
             self.tell_chief();
         }
     }
@@ -126,7 +126,7 @@ impl Shard {
     fn fence(&self, epoch: ClientEpoch) -> Result<(), Refusal> {
         // The chief of the last `ChiefIs` may not have connected to this shard yet.
         let current = self.chief.max(self.chief_told.unwrap_or_default());
-        match epoch < current && !self.config.zoo.has(Bug::StaleChief) {
+        match epoch < current && !self.config.planted.has(Bug::StaleChief) {
             true => Err(Refusal::Fenced { epoch, current }),
             false => Ok(()),
         }

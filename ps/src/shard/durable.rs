@@ -12,8 +12,8 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId, Token
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Outcome, PushState};
 
+use super::fused_ranges::FusedRanges;
 use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
-use super::groups::Groups;
 use super::parked::Parked;
 use super::power::Power;
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
@@ -116,7 +116,8 @@ impl Shard {
         let mut control = arena.place.create(CONTROL_NEW, bytes as u64)?;
         let page = Page { kind: Kind::Control, stamp, generation: 0, text };
         control.write(0, &page.encode());
-        let journal = Journal::create(&arena, control, transaction_words(0, 0), parts.config.zoo)?;
+        let journal =
+            Journal::create(&arena, control, transaction_words(0, 0), parts.config.planted)?;
         if parts.config.durability == Durability::Power {
             // Its first page says whose image it is.
             arena.place.sync(CONTROL_NEW)?;
@@ -131,16 +132,17 @@ impl Shard {
     fn with(parts: Parts, arena: Arena, journal: Journal, life: Life) -> Shard {
         let Parts { id, config, identity, budget, counters } = parts;
         let owns_step = id.shard == 0 && config.owns_step();
-        let follower = config.rule().map(|_| StepFollower::new(0, config.zoo));
+        let follower = config.rule().map(|_| StepFollower::new(0, config.planted));
         let owner = owns_step.then(|| {
-            let coordinator = config.rule().map(|rule| StepCoordinator::new(rule, 1, config.zoo));
+            let coordinator =
+                config.rule().map(|rule| StepCoordinator::new(rule, 1, config.planted));
             StepOwner::new(config.last_step, config.token_timeout, coordinator)
                 .bounded(config.wait_ahead, config.reject_older)
         });
         let power = (config.durability == Durability::Power).then(Power::default);
         Shard {
             id,
-            replicas: Replicas::new(config.lease, life.epoch_base, config.zoo),
+            replicas: Replicas::new(config.lease, life.epoch_base, config.planted),
             chief: ClientEpoch(0),
             chief_client: None,
             owner,
@@ -164,7 +166,7 @@ impl Shard {
             journal,
             variables: Variables::Absent,
             rules: VariableRules::default(),
-            groups: Groups::default(),
+            fused_ranges: FusedRanges::default(),
             epoch: RestoreEpoch(0),
             restored_step: GlobalStep(0),
             generation: 0,
@@ -174,12 +176,12 @@ impl Shard {
             parked: Parked::default(),
             conversations: HashMap::new(),
             jobs: VecDeque::new(),
-            draft: None,
+            streaming_apply: None,
             saving: None,
             kept_cut: None,
             chief_told: None,
             saves_a_cut: false,
-            wishes: VecDeque::new(),
+            save_requests: VecDeque::new(),
             restoring: None,
             power,
             version: 0,
@@ -193,7 +195,7 @@ impl Shard {
             changed: Vec::new(),
             pulled: Vec::new(),
             rows: Default::default(),
-            spares: Default::default(),
+            buffer_pool: Default::default(),
         }
     }
 
@@ -217,7 +219,7 @@ impl Shard {
         }
         let arena = Arena { place, stamp };
         let corrupt = |fault| arena.place.corrupt(&name, fault);
-        let mut journal = Journal::open(&arena, control, parts.config.zoo)?;
+        let mut journal = Journal::open(&arena, control, parts.config.planted)?;
         let cell = journal.first_cell()?;
         if let Some(reason) = poison::decode(&cell).map_err(corrupt)? {
             return Err(StorageError::Poisoned { path: arena.place.path(&name), reason });
@@ -261,7 +263,7 @@ impl Shard {
             self.counters.global_step.set(record.steps.step);
         }
         if self.follower.is_some() {
-            self.follower = Some(StepFollower::new(record.applied, self.config.zoo));
+            self.follower = Some(StepFollower::new(record.applied, self.config.planted));
         }
         for number in 0..record.clients {
             self.recover_client(number, now)
@@ -275,7 +277,8 @@ impl Shard {
         let words: Vec<u64> = (first..first + CLIENT_WORDS)
             .map(|index| self.journal.load(Address::Control(index)))
             .collect();
-        let (client, tokens, progress) = record::decode_client(number, &words, self.config.zoo)?;
+        let (client, tokens, progress) =
+            record::decode_client(number, &words, self.config.planted)?;
         let fault = |what| Err(Fault::at(offset_of(Address::Control(first)), what));
         let key = ClientKey(number as u32);
         for issued in tokens {
@@ -353,7 +356,7 @@ impl Shard {
             integrity,
             cached_bytes_max: self.config.cached_bytes_max,
             power: self.power.is_some(),
-            zoo: self.config.zoo,
+            planted: self.config.planted,
         };
         let mut store = Box::new(Store::open(plan, loan, &self.journal, self.version)?);
         store.have_tables(&self.arena, generation, &self.budget, &rules, |making| {
@@ -363,7 +366,7 @@ impl Shard {
         if integrity && ready {
             store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
-        self.groups = Groups::new(store.layout(), &rules);
+        self.fused_ranges = FusedRanges::new(store.layout(), &rules);
         self.variables = if ready { Variables::Ready(store) } else { Variables::Declared(store) };
         self.rules = rules;
         self.shards_are_known();

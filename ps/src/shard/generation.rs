@@ -6,7 +6,7 @@ use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 
 use super::durable::transaction_words;
-use super::groups::Groups;
+use super::fused_ranges::FusedRanges;
 use super::record::{ShardRecord, admitted_words};
 use super::{Shard, Variables};
 use crate::arena::{Arena, file_name};
@@ -50,7 +50,7 @@ impl Shard {
             integrity,
             power: self.power.is_some(),
             cached_bytes_max: self.config.cached_bytes_max,
-            zoo: self.config.zoo,
+            planted: self.config.planted,
         };
         let mut store = Store::create(plan, loan, &rules)?;
         self.journal.reserve_intent(transaction_words(words, tables))?;
@@ -60,7 +60,7 @@ impl Shard {
         })?;
         self.generation = generation;
         self.inbox = Some(inbox);
-        self.groups = Groups::new(store.layout(), &rules);
+        self.fused_ranges = FusedRanges::new(store.layout(), &rules);
         self.variables = Variables::Declared(Box::new(store));
         self.rules = rules;
         self.shards_are_known();

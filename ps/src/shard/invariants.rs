@@ -56,9 +56,12 @@ impl Shard {
         }
         assert!(self.jobs.iter().skip(1).all(|job| !job.has_begun()), "one update at a time");
         let idle = !self.jobs.front().is_some_and(|job| job.has_begun());
-        assert!(idle || self.draft.is_none(), "one draft at a time");
+        assert!(idle || self.streaming_apply.is_none(), "one draft at a time");
         let dirty = self.store().is_some_and(|store| store.is_dirty());
-        assert!(!dirty || !idle || self.draft.is_some(), "what nobody works on is forgotten");
+        assert!(
+            !dirty || !idle || self.streaming_apply.is_some(),
+            "what nobody works on is forgotten"
+        );
         self.check_waits();
         self.check_held();
         self.check_tokens();

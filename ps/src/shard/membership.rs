@@ -26,7 +26,7 @@ impl Shard {
             self.drop_client(now, client, false);
         }
         self.stop_expecting(now);
-        self.end_waits_for_the_missing(now);
+        self.end_straggler_waits(now);
         self.tell_owner_again(now);
         self.end_waits_for_cuts(now);
         self.recall_tokens(now);
@@ -73,7 +73,7 @@ impl Shard {
         self.parked.drop_connection(connection);
         self.give_up_saving_for(connection);
         self.forget_part(connection);
-        self.drop_wishes_of(connection);
+        self.drop_save_requests_of(connection);
         let Some(key) = conversation.client else {
             return;
         };

@@ -7,29 +7,26 @@
 //! does a slice of an update, so that small requests stay alive beside it.
 
 mod ahead;
+mod buffer_pool;
 pub(crate) mod changed;
+mod checkpoint_cut;
 pub(crate) mod checkpoints;
 mod checks;
 mod chief;
-mod cut;
-mod drafts;
 pub(crate) mod durable;
 mod encoded;
 pub(crate) mod frames;
+mod fused_ranges;
 pub(crate) mod generation;
-mod groups;
+mod grad_norm;
 mod growth;
 mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
-mod late;
 mod mean;
-mod measuring;
 mod membership;
-mod missing;
 pub(crate) mod output;
 mod parked;
-mod passes;
 mod persist;
 pub(crate) mod poison;
 pub(crate) mod power;
@@ -43,13 +40,16 @@ pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rows;
 mod shared;
-mod spares;
+mod stale_pushes;
 mod staleness;
 mod step_messages;
 mod step_work;
+mod stragglers;
+mod streaming_apply;
 mod synchronous;
 mod tables;
 mod tokens;
+mod two_pass;
 mod variables;
 pub(crate) mod work;
 
@@ -74,13 +74,13 @@ use crate::config::PsConfig;
 use crate::inbox::Inbox;
 use crate::metrics::Counters;
 use crate::optimizer::VariableRules;
+use crate::planted::Bug;
 use crate::store::Store;
-use crate::zoo::Bug;
+use buffer_pool::BufferPool;
+use checkpoint_cut::{CheckpointCut, SaveRequest};
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
-use cut::{Cut, Wish};
-use drafts::Draft;
 use encoded::{Encoded, Form};
-use groups::Groups;
+use fused_ranges::FusedRanges;
 use growth::AwaitedGrowth;
 pub(crate) use handshake::Way;
 use output::{Body, Output, PullMemory};
@@ -88,8 +88,8 @@ use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
 use rows::RowWork;
-use spares::Spares;
 use staleness::Backups;
+use streaming_apply::StreamingApply;
 use work::Job;
 
 /// Something that happened to a shard.
@@ -238,7 +238,7 @@ pub(crate) struct Shard {
     /// What trains them.
     rules: VariableRules,
     /// What of the variables is changed alike.
-    groups: Groups,
+    fused_ranges: FusedRanges,
     /// Goes up with each restore, and when variables first have values; and the step it began at.
     epoch: RestoreEpoch,
     restored_step: GlobalStep,
@@ -286,15 +286,15 @@ pub(crate) struct Shard {
     conversations: HashMap<u64, Conversation>,
     jobs: VecDeque<Job>,
     /// The push that is applied as its parts come, into blocks that nothing names yet.
-    draft: Option<Draft>,
+    streaming_apply: Option<StreamingApply>,
     /// The part of a checkpoint that is being written, and the ways to give it up.
     saving: Option<Saving>,
     /// What is kept for a checkpoint of a step that may have passed: in synchronous mode on every shard, in
     /// asynchronous mode on the step owner.
-    kept_cut: Option<Cut>,
+    kept_cut: Option<CheckpointCut>,
     /// On the step owner: whether one is being saved, and those that wait for the right moment.
     saves_a_cut: bool,
-    wishes: VecDeque<Wish>,
+    save_requests: VecDeque<SaveRequest>,
     restoring: Option<Restoring>,
     /// On the step owner: what was passed over when the newest sound checkpoint was looked for last.
     passed_over: Vec<message::PassedOver>,
@@ -318,7 +318,7 @@ pub(crate) struct Shard {
     /// The rows that are changed by the push or the step under way.
     rows: RowWork,
     /// Memory of other work that is done.
-    spares: Spares,
+    buffer_pool: BufferPool,
 }
 
 impl Shard {
@@ -345,7 +345,7 @@ impl Shard {
             Input::Owner { header, message } => self.on_owner_message(now, header, message),
             Input::Tick => self.tick(now),
         }
-        self.drop_stale_draft();
+        self.drop_stale_streaming();
         self.report_members();
         self.persist_in_time();
         #[cfg(any(test, fuzzing))]
@@ -354,14 +354,14 @@ impl Shard {
 
     /// Commits what this input has changed, before what it caused is put out.
     fn persist_in_time(&mut self) {
-        if !self.config.zoo.has(Bug::AcknowledgeBeforeCommit) {
+        if !self.config.planted.has(Bug::AcknowledgeBeforeCommit) {
             self.persist();
         }
         self.hold_outputs();
     }
 
     fn persist_late(&mut self) {
-        if self.config.zoo.has(Bug::AcknowledgeBeforeCommit) {
+        if self.config.planted.has(Bug::AcknowledgeBeforeCommit) {
             self.persist();
         }
     }
@@ -656,7 +656,7 @@ impl Shard {
     }
 
     /// Answers what can wait for what comes next to the same client.
-    fn answer_at_leisure(&mut self, connection: u64, request: Envelope, message: Message) {
+    fn answer_corked(&mut self, connection: u64, request: Envelope, message: Message) {
         let (envelope, body) = (self.stamped(request), Body::EMPTY);
         let (crc, can_wait) = (None, true);
         let output = Output::Send { connection, envelope, message, body, crc, can_wait };

@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pushpull_common::catalogue::{Catalogue, ShortForm};
+use pushpull_common::catalogue::{Catalogue, ValueEncoding};
 use pushpull_common::ids::ShardId;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Pulled, PulledEncoded};
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
-use pushpull_common::reused::Reused;
 
 use super::checkpoints::{Order, ShardRestore, ShardSave};
 use super::power::Flush;
@@ -91,7 +91,7 @@ pub(crate) enum Body {
     /// Nothing, or what many frames carry.
     Shared(Bytes),
     /// Rows that were pulled: memory for others, once they are sent.
-    Rows(Reused<u8>),
+    Rows(PooledVec<u8>),
 }
 
 impl Body {
@@ -123,7 +123,7 @@ pub(crate) struct PulledParts {
     gradients: u64,
     crc: bool,
     short: Option<Short>,
-    made: ShortPart,
+    made: EncodedValuesPart,
 }
 
 /// What the answer to a pull is made in.
@@ -132,7 +132,7 @@ pub(crate) struct PullMemory {
     /// What is asked for.
     pub(crate) ranges: Vec<Range<u64>>,
     pub(crate) snapshot: SnapshotMemory,
-    pub(crate) made: ShortPart,
+    pub(crate) made: EncodedValuesPart,
 }
 
 /// The values of a part that is sent in a shorter form: while it is sent it is held as a copy, and again
@@ -144,18 +144,18 @@ const SHORT_PART_BYTES: u64 = 256 << 10;
 pub(crate) struct Short {
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) shard: ShardId,
-    pub(crate) form: ShortForm,
+    pub(crate) form: ValueEncoding,
 }
 
 /// The part under way in that form; kept for the next, as no part is long.
 #[derive(Debug, Default)]
-pub(crate) struct ShortPart {
+pub(crate) struct EncodedValuesPart {
     /// Its values, side by side.
     words: Vec<u64>,
     body: Vec<u8>,
 }
 
-impl ShortPart {
+impl EncodedValuesPart {
     fn encode(&mut self, short: &Short, snapshot: &Snapshot, range: Range<u64>) {
         self.words.clear();
         self.words.resize(((range.end - range.start) / 8) as usize, 0);
@@ -181,7 +181,7 @@ impl PulledParts {
         envelope: Envelope,
         (version, gradients): (u64, u64),
         crc: bool,
-        (short, made): (Option<Short>, ShortPart),
+        (short, made): (Option<Short>, EncodedValuesPart),
     ) -> Self {
         let next = (0, ranges.first().map_or(0, |range| range.start));
         let finished = false;

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::catalogue::ShortForm;
+use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::Codec;
 use pushpull_common::ids::PartitionId;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
-use pushpull_common::reused::Reused;
 use smallvec::SmallVec;
 
 use super::replicas::ClientKey;
@@ -30,7 +30,7 @@ pub(crate) enum Wait {
         /// What to send, in bytes of the shard's variables.
         ranges: Vec<Range<u64>>,
         /// In this form.
-        form: Option<ShortForm>,
+        form: Option<ValueEncoding>,
     },
     /// Rows of at least a step.
     Rows {
@@ -39,7 +39,7 @@ pub(crate) enum Wait {
         /// Of this partition, which is sparse.
         partition: PartitionId,
         /// Their numbers, as they came.
-        numbers: Reused<u8>,
+        numbers: PooledVec<u8>,
         /// In this form.
         codec: Option<Codec>,
         /// The bytes of the rows.

@@ -17,7 +17,7 @@ use super::{Detail, Shard, Variables};
 use crate::arena::{Place, file_name};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
-use crate::zoo::{Bug, Zoo};
+use crate::planted::{Bug, PlantedBugs};
 
 /// What a shard that survives the loss of power knows of its disk.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ pub(crate) struct Flush {
     files: Vec<String>,
     number: u64,
     image: Vec<u8>,
-    zoo: Zoo,
+    planted: PlantedBugs,
 }
 
 impl Flush {
@@ -58,7 +58,7 @@ impl Flush {
     }
 
     fn write(self) -> Result<(), StorageError> {
-        if !self.zoo.has(Bug::SkipFsync) {
+        if !self.planted.has(Bug::SkipFsync) {
             for name in &self.files {
                 self.place.sync(name)?;
             }
@@ -162,7 +162,7 @@ impl Shard {
             files,
             number: power.images,
             image: self.journal.image(FROM_IMAGE),
-            zoo: self.config.zoo,
+            planted: self.config.planted,
         };
         if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
             store.image_begun();
@@ -189,7 +189,7 @@ impl Shard {
             Err(error) => {
                 power.failed = Some(error.clone());
                 self.jobs.clear();
-                self.draft = None;
+                self.streaming_apply = None;
                 // Answers that are not durable are dropped; a client that asks again is told why. Orders,
                 // events and counts stay: a caller of the saver would wait for ever.
                 let within = |output: &Output| {

@@ -4,13 +4,13 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::catalogue::ShortForm;
+use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::PartitionId;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{PullEncoded, PullRowsEncoded, Selection};
 use pushpull_common::protocol::{Header, Refusal, message};
-use pushpull_common::reused::Reused;
 use pushpull_common::rows::{self, Numbers};
 use pushpull_common::tensor::{DType, Element, elements_of};
 
@@ -24,7 +24,7 @@ const PULLS_KEPT: usize = 8;
 impl Shard {
     /// The values are asked for in a shorter form.
     pub(super) fn pull_encoded(&mut self, entry: Entry, header: &Header, asked: &PullEncoded) {
-        match ShortForm::from_code(asked.encoding) {
+        match ValueEncoding::from_code(asked.encoding) {
             Some(form) => self.pull(entry, header, &asked.pull.selection, Some(form)),
             None => self.refuse_encoding(&entry, header, asked.encoding),
         }
@@ -41,7 +41,7 @@ impl Shard {
         entry: Entry,
         header: &Header,
         selection: &Selection,
-        form: Option<ShortForm>,
+        form: Option<ValueEncoding>,
     ) {
         let (connection, request) = (entry.connection, entry.request);
         let kept = self.pulled.last_mut().map(|kept| std::mem::take(&mut kept.ranges));
@@ -76,8 +76,8 @@ impl Shard {
     }
 
     /// The answer to a pull of rows is sent, likewise.
-    pub(crate) fn reuse_rows(&mut self, rows: Reused<u8>) {
-        self.spares.answers.keep(rows);
+    pub(crate) fn reuse_rows(&mut self, rows: PooledVec<u8>) {
+        self.buffer_pool.answers.keep(rows);
     }
 
     /// Whether the values that a pull waits for are there.
@@ -164,7 +164,7 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let answer_bytes = rows * partition.row_bytes();
-        let mut numbers = self.spares.numbers.take(header.body_bytes as usize);
+        let mut numbers = self.buffer_pool.numbers.take(header.body_bytes as usize);
         numbers.share(header.body_bytes as usize);
         let at_least = header.step.0;
         let wait = Wait::Rows { at_least, partition: id, numbers, codec, answer_bytes };
@@ -188,11 +188,11 @@ impl Shard {
         let Wait::Rows { partition, numbers, codec, answer_bytes, .. } = entry.wait else {
             return;
         };
-        let mut rows = self.spares.answers.take(answer_bytes as usize);
+        let mut rows = self.buffer_pool.answers.take(answer_bytes as usize);
         let gathered = self.gather(partition, &numbers, codec, &mut rows);
-        self.spares.numbers.keep(numbers);
+        self.buffer_pool.numbers.keep(numbers);
         if let Err(refusal) = gathered {
-            self.spares.answers.keep(rows);
+            self.buffer_pool.answers.keep(rows);
             return self.refuse(connection, request, refusal);
         }
         self.counters.pulls.add(1);
@@ -220,7 +220,7 @@ impl Shard {
         let numbers = Numbers::of(partition, numbers);
         rows::check_any(numbers.clone(), partition)?;
         let bytes = numbers.len() * partition.row_bytes() as usize;
-        let mut plain = codec.map(|_| self.spares.answers.take(bytes));
+        let mut plain = codec.map(|_| self.buffer_pool.answers.take(bytes));
         let target = plain.as_deref_mut().unwrap_or(rows);
         match store.table(id) {
             None => store.gather(partition, numbers.map(|row| row as u32), target),
@@ -233,7 +233,7 @@ impl Shard {
         }
         if let Some((codec, plain)) = codec.zip(plain) {
             shorten(codec, partition.dtype, &plain, rows);
-            self.spares.answers.keep(plain);
+            self.buffer_pool.answers.keep(plain);
         }
         Ok(())
     }

@@ -246,7 +246,7 @@ impl Shard {
         let layout = self.store().ok_or(Refusal::NotInitialized {})?.layout();
         let bytes = range.end - range.start;
         let cut = layout.cut_at(range.start).or_else(|| layout.cut_at(range.end));
-        let sparse = self.groups.first_touched(layout, &range, |sparse, _| sparse);
+        let sparse = self.fused_ranges.first_touched(layout, &range, |sparse, _| sparse);
         let limit = match (cut, sparse) {
             _ if range.end > layout.bytes() => Some(layout.bytes()),
             (Some(cut), _) => Some(cut.end()),
@@ -318,7 +318,7 @@ impl Shard {
     }
 
     /// Has the squares of a gradient that is whole added up.
-    pub(super) fn begin_measure(&mut self, push_slot: u32) {
+    pub(super) fn begin_norm(&mut self, push_slot: u32) {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let order = push.map(|push| push.order);
         self.jobs.extend(order.map(|order| Job::measure(push_slot, order)));
@@ -369,15 +369,15 @@ impl Shard {
                 return Ok(false);
             }
             let left = look.done_to.max(range.start)..range.end;
-            let Some(group) = self.groups.within(left.clone()).next() else {
+            let Some(fused_range) = self.fused_ranges.within(left.clone()).next() else {
                 look.range += 1;
                 continue;
             };
-            let mut part = group.part_of(&left);
+            let mut part = fused_range.part_of(&left);
             part.end = part.end.min(part.start.saturating_add(budget));
             let bytes = part.end - part.start;
             if let Some((Values::Shared(shared), _)) = source.values(part.clone()) {
-                let mut seen = Seen::new((shared, part.start), group.dtype, looker, true);
+                let mut seen = Seen::new((shared, part.start), fused_range.dtype, looker, true);
                 Input::Given(&mut seen).each(0..bytes as usize, |_, _| {});
                 if let Some(found) = seen.found() {
                     return Err(found.refusal(store.layout()));

@@ -50,7 +50,7 @@ impl Shard {
         match placed {
             Ok(true) if self.has_memory_for(&incoming) => {
                 if let Some(encoded) = &mut incoming.encoded {
-                    encoded.bytes = self.spares.encoded.take(header.body_bytes as usize);
+                    encoded.bytes = self.buffer_pool.encoded.take(header.body_bytes as usize);
                     encoded.bytes.share(header.body_bytes as usize);
                 }
                 self.receive(now, connection, Receiving::Part(incoming), header);
@@ -209,8 +209,9 @@ impl Shard {
             limit: misplaced.limit,
         })?;
         let trainable = is_for_trainable(push.operation);
-        let wrong =
-            self.groups.first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
+        let wrong = self
+            .fused_ranges
+            .first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
         if push.operation != part.operation {
             let tried = Detail::clipped("another operation than those before it");
             // It may be the index of one that is sparse, which lies behind all values.
@@ -218,7 +219,7 @@ impl Shard {
             let variable = variable.map_or(VariableId(0), |partition| partition.variable);
             return Err(Refusal::Operation { variable, tried });
         }
-        let first = self.groups.first_touched(layout, range, |sparse, _| sparse && !is_ready);
+        let first = self.fused_ranges.first_touched(layout, range, |sparse, _| sparse && !is_ready);
         if let Some(partition) = first {
             let tried = Detail::clipped("first values by rows: its initializer has them");
             return Err(Refusal::Operation { variable: partition.variable, tried });
@@ -239,7 +240,7 @@ impl Shard {
             self.refuse_push(now, &part, refusal);
         }
         if let Some(encoded) = part.encoded {
-            self.spares.encoded.keep(encoded.bytes);
+            self.buffer_pool.encoded.keep(encoded.bytes);
         }
     }
 
@@ -270,8 +271,8 @@ impl Shard {
             let first = first && !inbox.is_shared(push_slot);
             inbox.add(push_slot, range.clone(), now);
             is_seen = !(first && part.whole.is_some() && self.is_looked_at_as_applied(push_slot));
-            let drafts = first && part.whole.is_none();
-            if is_seen && !self.apply_on_arrival(push_slot, range, drafts)? {
+            let streaming_apply = first && part.whole.is_none();
+            if is_seen && !self.apply_on_arrival(push_slot, range, streaming_apply)? {
                 self.look_for_non_finite(push_slot, range)?;
             }
         }
@@ -290,9 +291,9 @@ impl Shard {
         own_is_seen: bool,
     ) -> Result<(), Refusal> {
         let (client, push_slot) = (part.client, part.push_slot);
-        let mut ids = std::mem::take(&mut self.spares.ids);
+        let mut ids = std::mem::take(&mut self.buffer_pool.ids);
         let checked = self.check_whole(client, push_slot, named, &mut ids);
-        self.spares.ids = ids;
+        self.buffer_pool.ids = ids;
         checked?;
         self.count_direct_push(push_slot);
         let gradient = |push: &Arrival| push.operation == Operation::Gradient {};

@@ -10,14 +10,14 @@ use smallvec::SmallVec;
 use super::Shard;
 use super::output::Output;
 use super::replicas::{ClientKey, Presence};
-use crate::zoo::Bug;
+use crate::planted::Bug;
 
 impl Shard {
     /// The other shards that may have applied the push of a token, in asynchronous mode.
     pub(super) fn shards_to_ask(&self) -> SmallVec<[ShardId; 16]> {
         if self.owner.is_none()
             || self.is_synchronous()
-            || self.config.zoo.has(Bug::TakeBackUnasked)
+            || self.config.planted.has(Bug::TakeBackUnasked)
         {
             return SmallVec::new();
         }

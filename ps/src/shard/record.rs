@@ -30,7 +30,7 @@ use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
 use crate::config::PsConfig;
 use crate::dedupe::Window;
 use crate::layout::Fault;
-use crate::zoo::Zoo;
+use crate::planted::PlantedBugs;
 
 /// How far the variables of a shard are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -300,7 +300,7 @@ pub(crate) fn save_client(
 pub(crate) fn decode_client(
     number: usize,
     words: &[u64],
-    zoo: Zoo,
+    planted: PlantedBugs,
 ) -> Result<(Remembered, Vec<Issued>, Progress), Fault> {
     let fault =
         |word: usize, expected: &str| wrong(first_of_client(number) + word, expected.into());
@@ -328,7 +328,7 @@ pub(crate) fn decode_client(
     if progress.made >= COUNT_LIMIT {
         return Err(fault(PROGRESS, "a count of gradients"));
     }
-    let window = Window::decode(&words[WINDOW..PROGRESS], zoo);
+    let window = Window::decode(&words[WINDOW..PROGRESS], planted);
     let client = Remembered {
         task: TaskId::new(job, words[3] as u32),
         epoch: ClientEpoch(words[1]),
@@ -465,7 +465,7 @@ mod tests {
     fn window() -> impl Strategy<Value = Window> {
         let near = prop_oneof![1..200_u64, u64::MAX - 100..=u64::MAX, any::<u64>()];
         vec((near, outcome()), 0..100).prop_map(|pushes| {
-            let mut window = Window::new(Zoo::default());
+            let mut window = Window::new(PlantedBugs::default());
             for (sequence, outcome) in pushes {
                 // As a shard does before it settles a push.
                 if matches!(window.state(Sequence(sequence)), PushState::Unknown {}) {
@@ -507,7 +507,7 @@ mod tests {
             let mut client = Client::remembered(remembered, std::time::Instant::now());
             let mut words = vec![0; CLIENT_WORDS];
             save_client(&mut client, &tokens, progress, |word, value| words[word] = value);
-            let read = decode_client(0, &words, Zoo::default());
+            let read = decode_client(0, &words, PlantedBugs::default());
             prop_assert!(read.is_ok(), "{:?}", read.err());
             let (found, found_tokens, found_progress) = read.unwrap();
             prop_assert_eq!(found.task, task);

@@ -10,7 +10,7 @@ use pushpull_common::protocol::refusal::Detail;
 use super::changed::Changed;
 use crate::checkpoint::ClientWindow;
 use crate::dedupe::Window;
-use crate::zoo::{Bug, Zoo};
+use crate::planted::{Bug, PlantedBugs};
 
 /// A client's place in the shard's tables; it keeps it through all its epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -91,7 +91,7 @@ pub(crate) struct Replicas {
     lease: Duration,
     last_tick: Option<Instant>,
     pause: Option<Duration>,
-    zoo: Zoo,
+    planted: PlantedBugs,
 }
 
 /// Tasks whose clients a shard remembers: an entry is kept as long as the server lives, because
@@ -108,7 +108,7 @@ pub(super) const EPOCHS_AHEAD: u64 = 24 * 60 * 60 * 1000;
 impl Replicas {
     /// No clients yet. Epochs minted here begin above `epoch_base`, which must be higher in each
     /// life of the server than all epochs of the lives before: other shards may remember those.
-    pub(crate) fn new(lease: Duration, epoch_base: u64, zoo: Zoo) -> Self {
+    pub(crate) fn new(lease: Duration, epoch_base: u64, planted: PlantedBugs) -> Self {
         // No clock says half of it; one that does must leave some to mint.
         let epoch_base = epoch_base.min(EPOCH_LIMIT / 2);
         Replicas {
@@ -121,7 +121,7 @@ impl Replicas {
             lease,
             last_tick: None,
             pause: None,
-            zoo,
+            planted,
         }
     }
 
@@ -138,7 +138,7 @@ impl Replicas {
     /// Forgets what became of every push: another restore epoch begins.
     pub(crate) fn forget_pushes(&mut self) {
         for (index, client) in self.clients.iter_mut().enumerate() {
-            client.window = Window::new(self.zoo);
+            client.window = Window::new(self.planted);
             self.changed.insert(ClientKey(index as u32));
         }
     }
@@ -231,14 +231,14 @@ impl Replicas {
         let known = self.find(task);
         let current = known.map(|key| self.client(key));
         let same = current.is_some_and(|client| {
-            client.incarnation == incarnation || self.zoo.has(Bug::NoIncarnation)
+            client.incarnation == incarnation || self.planted.has(Bug::NoIncarnation)
         });
         let current_epoch = current.map_or(ClientEpoch(0), |client| client.epoch);
         let newest = ClientEpoch(self.newest_for(known, mint, now));
         let epoch = match (epoch.0, same) {
             (0, true) => current_epoch,
             (0, false) if mint => self.mint(now)?,
-            (1.., _) if epoch < current_epoch && self.zoo.has(Bug::StaleEpoch) => epoch,
+            (1.., _) if epoch < current_epoch && self.planted.has(Bug::StaleEpoch) => epoch,
             _ if epoch < current_epoch || epoch.0 == 0 || (epoch == current_epoch && !same) => {
                 return Err(Refusal::Fenced { epoch, current: current_epoch });
             }
@@ -255,7 +255,7 @@ impl Replicas {
             epoch,
             incarnation,
             presence: Presence::Present,
-            window: Window::new(self.zoo),
+            window: Window::new(self.planted),
             connection: Some(connection),
             heard: now,
         };
@@ -293,7 +293,7 @@ impl Replicas {
         // Nobody has been given this epoch, and nobody's hello may be taken for its holder's.
         client.incarnation = Incarnation(!client.incarnation.0);
         client.presence = Presence::Lost;
-        client.window = Window::new(self.zoo);
+        client.window = Window::new(self.planted);
         client.connection.take()
     }
 
@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn a_restart_fences_and_a_reconnect_does_not() {
         let now = Instant::now();
-        let mut replicas = Replicas::new(LEASE, 0, Zoo::default());
+        let mut replicas = Replicas::new(LEASE, 0, PlantedBugs::default());
         let first = admit(&mut replicas, 10, 0, now).unwrap();
         assert_eq!((first.epoch, first.fenced), (ClientEpoch(1), false));
         let again = admit(&mut replicas, 10, 1, now).unwrap();
@@ -403,7 +403,7 @@ mod tests {
     #[test]
     fn a_hundred_restarts_under_one_name_are_one_client() {
         let now = Instant::now();
-        let mut replicas = Replicas::new(LEASE, 0, Zoo::default());
+        let mut replicas = Replicas::new(LEASE, 0, PlantedBugs::default());
         for incarnation in 1..=100 {
             let admitted = admit(&mut replicas, incarnation, 0, now).unwrap();
             assert_eq!(admitted.epoch, ClientEpoch(incarnation));
@@ -414,7 +414,7 @@ mod tests {
     #[test]
     fn silence_loses_a_client_but_our_own_pause_does_not() {
         let start = Instant::now();
-        let mut replicas = Replicas::new(LEASE, 0, Zoo::default());
+        let mut replicas = Replicas::new(LEASE, 0, PlantedBugs::default());
         let key = admit(&mut replicas, 1, 0, start).unwrap().key;
         let mut now = start;
         let mut step = |replicas: &mut Replicas, millis| {

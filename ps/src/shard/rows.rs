@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use pushpull_common::catalogue::Partition;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::reused::Reused;
 use pushpull_common::tensor::DType;
 
 use super::mean::{self, Mean};
@@ -22,14 +22,14 @@ use crate::table::Table;
 /// shard's, as one is under way at a time: its memory serves the next.
 #[derive(Debug, Default)]
 pub(super) struct RowWork {
-    touched: Reused<Touched>,
+    touched: PooledVec<Touched>,
     /// The numbers of rows, and ids of those of tables: of one partition behind those of another.
-    numbers: Reused<u32>,
-    ids: Reused<u64>,
+    numbers: PooledVec<u32>,
+    ids: PooledVec<u64>,
     /// How many of the pushes have each of the rows that are added up.
-    having: Reused<u32>,
+    having: PooledVec<u32>,
     /// Where all changes: memory for that.
-    whole: Reused<Range<u64>>,
+    whole: PooledVec<Range<u64>>,
     /// What the change makes.
     version: u64,
     /// The partition under way, and how many of its rows are done.

@@ -25,7 +25,7 @@ pub(super) const TILE_BYTES: u64 = 16 << 10;
 /// or the draft is dropped: so the count of gradients, and the staleness with it, are the same at
 /// its commit. Values that are kept for it stay as long as it does.
 #[derive(Debug)]
-pub(super) struct Treatment {
+pub(super) struct StalenessAdjustment {
     /// Which update it is.
     pub(super) at: ApplyAt,
     /// How many gradients the shard has applied since it gave the values that this one was computed
@@ -47,14 +47,14 @@ enum Compensation {
     },
 }
 
-impl Default for Treatment {
-    fn default() -> Treatment {
+impl Default for StalenessAdjustment {
+    fn default() -> StalenessAdjustment {
         let (at, compensation) = (ApplyAt::new(0, 0), Compensation::None);
-        Treatment { at, staleness: None, compensation }
+        StalenessAdjustment { at, staleness: None, compensation }
     }
 }
 
-impl Treatment {
+impl StalenessAdjustment {
     /// Has a range, which lies within one partition of this type, taken with what the push has for it, or with
     /// what is made of that, tile by tile.
     pub(super) fn each(
@@ -156,10 +156,10 @@ impl Backups {
 
 impl Shard {
     /// How the push in a room is to be taken, if it is applied next.
-    pub(super) fn treatment_of(&self, push_slot: u32) -> Treatment {
+    pub(super) fn adjustment_of(&self, push_slot: u32) -> StalenessAdjustment {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let Some(push) = push.filter(|push| push.operation == Operation::Gradient {}) else {
-            return Treatment::default();
+            return StalenessAdjustment::default();
         };
         let policy = self.config.staleness;
         let staleness = self.staleness_of(push);
@@ -175,7 +175,7 @@ impl Shard {
             }
             _ => Compensation::None,
         };
-        Treatment { at, staleness, compensation }
+        StalenessAdjustment { at, staleness, compensation }
     }
 
     fn staleness_of(&self, push: &Arrival) -> Option<u64> {
@@ -189,13 +189,13 @@ impl Shard {
     }
 
     /// A gradient was applied as told.
-    pub(super) fn count_staleness(&self, treatment: &Treatment) {
-        debug_assert_eq!(treatment.at.count, self.gradients, "nothing came in between");
-        match treatment.staleness {
+    pub(super) fn count_staleness(&self, adjustment: &StalenessAdjustment) {
+        debug_assert_eq!(adjustment.at.count, self.gradients, "nothing came in between");
+        match adjustment.staleness {
             Some(staleness) => self.counters.staleness.add(staleness),
             None => self.counters.staleness_unknown.add(1),
         }
-        if matches!(treatment.compensation, Compensation::Lacking) {
+        if matches!(adjustment.compensation, Compensation::Lacking) {
             self.counters.gradients_uncompensated.add(1);
         }
     }

@@ -8,18 +8,18 @@ use pushpull_common::tensor::DType;
 use smallvec::SmallVec;
 
 use super::mean::Sum;
-use super::passes::Passes;
 use super::rows::RowChange;
 use super::staleness::TILE_BYTES;
+use super::two_pass::TwoPass;
 use super::work::budget_of;
 use super::{Shard, Variables};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::step_follower::StepFollower;
 use crate::inbox::{Source, Values};
 use crate::optimizer::{ApplyAt, MEAN_GRADIENTS_MAX};
+use crate::planted::Bug;
 use crate::store::{Give, Input, SharedInput, Stalled};
 use crate::volatile::Volatile;
-use crate::zoo::Bug;
 
 /// Of how many gradients a block is taken to its end, however many bytes that comes to together.
 const FEW: usize = 16;
@@ -34,7 +34,7 @@ pub(super) struct StepJob {
     pub(super) push_slots: PerPush<u32>,
     factors: PerPush<f64>,
     begun: bool,
-    passes: Passes,
+    two_pass: TwoPass,
     /// How far it is applied, in bytes of the shard's variables.
     done_to: u64,
     /// Whether its gradients, which lie in trays, are looked at as they are taken.
@@ -46,8 +46,8 @@ pub(super) struct StepJob {
 impl StepJob {
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
     pub(super) fn new(push_slots: PerPush<u32>, factors: PerPush<f64>) -> StepJob {
-        let (begun, passes, done_to) = (false, Passes::default(), 0);
-        StepJob { push_slots, factors, begun, passes, done_to, looks: false, in_doubt: false }
+        let (begun, two_pass, done_to) = (false, TwoPass::default(), 0);
+        StepJob { push_slots, factors, begun, two_pass, done_to, looks: false, in_doubt: false }
     }
 
     /// The same of whole gradients in trays that have not all been looked at.
@@ -200,12 +200,12 @@ impl Shard {
         let step = self.follower.as_ref().map_or(0, StepFollower::step);
         if !job.begun {
             job.begun = true;
-            self.draft = None;
+            self.streaming_apply = None;
             let ranges: PerPush<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
-            let dense = &mut self.spares.dense;
+            let dense = &mut self.buffer_pool.dense;
             dense.unite(&ranges, store.layout());
             self.rows.find((inbox, push_slots), store, operation, rules);
-            job.passes = Passes::new(store.layout(), rules, operation);
+            job.two_pass = TwoPass::new(store.layout(), rules, operation);
             let (at, journal) = ((step, self.version + 1), &mut self.journal);
             let begun = self.rows.begin(store, journal, dense.ranges(), at, operation);
             if let Err(blocked) = begun {
@@ -218,7 +218,7 @@ impl Shard {
         let mut budget = budget_of(store);
         loop {
             if job.done_to >= store.layout().bytes() {
-                match job.passes.next() {
+                match job.two_pass.next() {
                     true => job.done_to = 0,
                     false => break,
                 }
@@ -228,16 +228,16 @@ impl Shard {
                 return Ok(false);
             }
             let bounds = job.done_to..store.layout().bytes();
-            let Some(group) = self.groups.within(bounds.clone()).next() else {
+            let Some(fused_range) = self.fused_ranges.within(bounds.clone()).next() else {
                 job.done_to = bounds.end;
                 continue;
             };
-            let partition = group.partition(store.layout()).clone();
-            if partition.is_sparse() || job.passes.skips(rules, &partition) {
-                job.done_to = group.range.end;
+            let partition = fused_range.partition(store.layout()).clone();
+            if partition.is_sparse() || job.two_pass.skips(rules, &partition) {
+                job.done_to = fused_range.range.end;
                 continue;
             }
-            let start = job.done_to.max(group.range.start);
+            let start = job.done_to.max(fused_range.range.start);
             // Of few gradients blocks are taken to their ends, so that each is written once, and of very many less;
             // all ends between two elements.
             let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES) / 8 * 8;
@@ -249,7 +249,7 @@ impl Shard {
                 _ => end,
             };
             // As far as the same gradients have it: each has partitions whole.
-            let mut end = group.range.end.min(end);
+            let mut end = fused_range.range.end.min(end);
             for Share { ranges, .. } in &pushes {
                 let next = ranges.partition_point(|held| held.end <= start);
                 if let Some(held) = ranges.get(next) {
@@ -260,7 +260,7 @@ impl Shard {
             let gradients = pushes.iter().filter(|push| push.has(start)).count();
             if !range.is_empty() && gradients > 0 {
                 let over = match self.config.rule() {
-                    Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate,
+                    Some(rule) if self.config.planted.has(Bug::MeanOfAll) => rule.aggregate,
                     _ => gradients as u32,
                 };
                 let (dtype, copy) = (partition.dtype, &mut self.shared_tile);
@@ -281,7 +281,7 @@ impl Shard {
                     copy,
                 };
                 let (how, input) = ((rules, operation, apply_at), Input::Given(&mut mean));
-                job.passes.take(store, how, &partition, range.clone(), input)?;
+                job.two_pass.take(store, how, &partition, range.clone(), input)?;
                 if mean.full || unseen {
                     job.in_doubt = true;
                     return Ok(true);

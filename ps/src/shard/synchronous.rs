@@ -18,7 +18,7 @@ use crate::aggregate::step_owner::StepOwner;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 use crate::inbox::Arrival;
 use crate::inbox::WholePush;
-use crate::zoo::Bug;
+use crate::planted::Bug;
 
 impl Shard {
     /// Whether steps are synchronous here.
@@ -44,7 +44,7 @@ impl Shard {
     /// Begins after so many steps, with nothing known of the next.
     pub(super) fn begin_follower(&mut self, step: GlobalStep) {
         if let Some(follower) = &mut self.follower {
-            *follower = StepFollower::new(step.0, self.config.zoo);
+            *follower = StepFollower::new(step.0, self.config.planted);
         }
         self.told = None;
         if let (Some(own), Some(coordinator)) = (self.index_of(self.id), self.coordinator_mut()) {
@@ -60,7 +60,7 @@ impl Shard {
                 tokens.iter().filter_map(|token| inbox.whole_push_slot_of(token.0))
             });
             for push_slot in push_slots.collect::<Vec<u32>>() {
-                self.begin_measure(push_slot);
+                self.begin_norm(push_slot);
             }
         }
         let measured = self.config.clip_by_global_norm.is_none();
@@ -88,7 +88,7 @@ impl Shard {
         }
         let squares = self.squares_of(push_slot);
         if squares.is_none() {
-            self.begin_measure(push_slot);
+            self.begin_norm(push_slot);
         }
         let own = self.index_of(self.id);
         let passed = self.follower.as_ref().is_some_and(|follower| step.0 < follower.step());
@@ -107,7 +107,7 @@ impl Shard {
         };
         let (mut token, mut out) =
             (token, holder.is_some_and(|holder| owner.holds(holder, token, generation)));
-        if let Some(holder) = holder.filter(|_| self.config.zoo.has(Bug::KeyByReplica))
+        if let Some(holder) = holder.filter(|_| self.config.planted.has(Bug::KeyByReplica))
             && let Some(issued) = owner.tokens_of(holder).last()
         {
             (token, out) = (issued.token, true);
@@ -140,7 +140,7 @@ impl Shard {
             self.carry_out(now, grant, verdict);
         }
         self.on_committed();
-        self.begin_wished_save(now);
+        self.begin_requested_save(now);
         self.grant_parked_tokens(now);
     }
 
@@ -258,7 +258,7 @@ impl Shard {
         // that. To be told while it is worked on takes two switches, and may take the processor from who does.
         let counts = matches!(outcome, Outcome::Accepted { .. } | Outcome::Held {});
         match counts && self.parked.waits(connection) {
-            true => self.answer_at_leisure(connection, request, answer.into()),
+            true => self.answer_corked(connection, request, answer.into()),
             false => self.answer(connection, request, answer.into()),
         }
     }

@@ -2,9 +2,9 @@
 //! count.
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::reused::Reused;
 
 use super::{Shard, Variables};
 use crate::aggregate::step_coordinator::PerPush;
@@ -44,7 +44,7 @@ impl Shard {
     pub(super) fn check_tables(
         &self,
         push_slot: u32,
-        ids: &mut Reused<u64>,
+        ids: &mut PooledVec<u64>,
     ) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
         let operation = inbox.arrival(push_slot).map(|push| push.operation);

@@ -8,22 +8,22 @@ use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, Refusal};
 
 use super::checks::{Looker, overflow_refusal};
-use super::measuring::MeasureJob;
-use super::passes::Passes;
+use super::grad_norm::NormJob;
 use super::push_buffers::{Look, LookJob, Seen};
 use super::record::RESTORED_LIMIT;
 use super::replicas::{ClientKey, Presence};
 use super::rows::RowChange;
-use super::staleness::Treatment;
+use super::staleness::StalenessAdjustment;
 use super::step_work::StepJob;
+use super::two_pass::TwoPass;
 use super::{Shard, Variables};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::config::NonFinite;
 use crate::inbox::{Arrival, Extents, Values};
 use crate::optimizer::{ApplyAt, VariableRules};
+use crate::planted::Bug;
 use crate::store::{Change, Input, Stalled, Store};
 use crate::volatile::Volatile;
-use crate::zoo::Bug;
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
 /// nothing, short enough that a small request beside it waits about 100 us.
@@ -42,7 +42,7 @@ pub(super) enum Job {
     /// Looks at what a gradient that waits for its step has in a tray.
     Look(LookJob),
     /// Adds up the squares of a gradient that waits for its step.
-    Measure(MeasureJob),
+    Norm(NormJob),
     /// Computes the initial values.
     Initialize(InitializeJob),
 }
@@ -52,8 +52,8 @@ pub(super) struct PushJob {
     push_slot: u32,
     begun: bool,
     /// Since it has begun.
-    treatment: Treatment,
-    passes: Passes,
+    adjustment: StalenessAdjustment,
+    two_pass: TwoPass,
     /// What it covers of what is not sparse, since it has begun.
     dense: Extents,
     /// The extent of it under way, and how far it is applied, in bytes of the shard's variables.
@@ -87,8 +87,8 @@ impl Job {
         Job::Push(PushJob {
             push_slot,
             begun: false,
-            treatment: Treatment::default(),
-            passes: Passes::default(),
+            adjustment: StalenessAdjustment::default(),
+            two_pass: TwoPass::default(),
             dense: Extents::default(),
             extent: 0,
             done_to: 0,
@@ -106,7 +106,7 @@ impl Job {
 
     /// Of the gradient in this room, which came whole as this one of all.
     pub(super) fn measure(push_slot: u32, order: u64) -> Job {
-        Job::Measure(MeasureJob::new(push_slot, order))
+        Job::Norm(NormJob::new(push_slot, order))
     }
 
     /// The same.
@@ -136,7 +136,7 @@ impl Job {
             Job::Step(job) => job.has_begun(),
             Job::Look(job) => job.has_begun(),
             // It changes nothing.
-            Job::Measure(_) => false,
+            Job::Norm(_) => false,
             Job::Initialize(job) => job.begun,
         }
     }
@@ -182,7 +182,7 @@ impl Shard {
             Job::Push(push) => self.work_on_push(push),
             Job::Step(step) => self.work_on_step(step),
             Job::Look(look) => Ok(self.work_on_look(look)),
-            Job::Measure(measure) => Ok(self.work_on_measure(measure)),
+            Job::Norm(measure) => Ok(self.work_on_norm(measure)),
             Job::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
         };
         match result {
@@ -216,7 +216,7 @@ impl Shard {
                         self.step_applied(now, &step.push_slots);
                     }
                     Job::Look(look) => self.looked(now, look),
-                    Job::Measure(measure) => self.measured(now, &measure),
+                    Job::Norm(measure) => self.measured(now, &measure),
                     Job::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)
                     }
@@ -251,12 +251,15 @@ impl Shard {
         }
         if !job.begun {
             // Applied as it came, and nothing was committed since: there is nothing left to do.
-            if let Some(draft) = self.draft.take().filter(|draft| draft.push_slot == job.push_slot)
+            if let Some(streaming_apply) = self
+                .streaming_apply
+                .take()
+                .filter(|streaming_apply| streaming_apply.push_slot == job.push_slot)
             {
-                (job.begun, job.treatment) = (true, draft.treatment);
+                (job.begun, job.adjustment) = (true, streaming_apply.adjustment);
                 return Ok(true);
             }
-            job.treatment = self.treatment_of(job.push_slot);
+            job.adjustment = self.adjustment_of(job.push_slot);
         }
         let Some(inbox) = &self.inbox else {
             return Ok(true);
@@ -274,10 +277,10 @@ impl Shard {
         let known = self.owner.as_ref().map(|owner| owner.step().0);
         if !job.begun {
             job.begun = true;
-            job.dense = std::mem::take(&mut self.spares.dense);
+            job.dense = std::mem::take(&mut self.buffer_pool.dense);
             job.dense.unite(&[push.extents.ranges()], store.layout());
             self.rows.find((inbox, &push_slots), store, push.operation, rules);
-            job.passes = Passes::new(store.layout(), rules, push.operation);
+            job.two_pass = TwoPass::new(store.layout(), rules, push.operation);
             // Who does not count the steps believes what a client says, within reason.
             let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
             let at = (step, self.version + 1);
@@ -290,12 +293,12 @@ impl Shard {
             }
         }
         let refuses = self.config.refuses_overflows();
-        let (treatment, at) = (&job.treatment, job.treatment.at);
+        let (adjustment, at) = (&job.adjustment, job.adjustment.at);
         let how = (rules, push.operation, at);
         let mut budget = budget_of(store);
         loop {
             let Some(extent) = job.dense.ranges().get(job.extent) else {
-                match job.passes.next() {
+                match job.two_pass.next() {
                     true => (job.extent, job.done_to) = (0, 0),
                     false => break,
                 }
@@ -307,26 +310,27 @@ impl Shard {
                     return Ok(false);
                 }
                 // Behind the last value of a group lies padding, or a partition without elements.
-                let Some(group) = self.groups.within(job.done_to..extent.end).next() else {
+                let Some(fused_range) = self.fused_ranges.within(job.done_to..extent.end).next()
+                else {
                     job.done_to = extent.end;
                     continue;
                 };
-                let partition = group.partition(store.layout()).clone();
-                if job.passes.skips(rules, &partition) {
-                    job.done_to = group.range.end;
+                let partition = fused_range.partition(store.layout()).clone();
+                if job.two_pass.skips(rules, &partition) {
+                    job.done_to = fused_range.range.end;
                     continue;
                 }
-                let start = job.done_to.max(group.range.start);
-                let end = group.range.end.min(extent.end).min(start.saturating_add(budget));
+                let start = job.done_to.max(fused_range.range.start);
+                let end = fused_range.range.end.min(extent.end).min(start.saturating_add(budget));
                 let mut range = start..end;
                 if let Some((values, end)) = source.values(range.clone()) {
                     range.end = end;
-                    let (range, dtype, tile) = (range.clone(), group.dtype, &mut self.tile);
+                    let (range, dtype, tile) = (range.clone(), fused_range.dtype, &mut self.tile);
                     // The client may change it between two passes. It is counted in one.
-                    let changes = job.passes.changes();
+                    let changes = job.two_pass.changes();
                     let looks = looker.policy == NonFinite::Reject || changes;
                     let take = |store: &mut Store, range, input: Input<'_>| {
-                        job.passes.take(store, how, &partition, range, input)
+                        job.two_pass.take(store, how, &partition, range, input)
                     };
                     let mut seen = None;
                     let look = |values, is_seen: bool| {
@@ -342,7 +346,7 @@ impl Shard {
                             Input::Given(seen.insert(look(shared, job.is_seen)))
                         }
                     };
-                    treatment.each(store, dtype, range, input, tile, take)?;
+                    adjustment.each(store, dtype, range, input, tile, take)?;
                     if let Some(found) = seen.and_then(|seen| seen.found()) {
                         job.refusal = Some(found.refusal(store.layout()));
                         store.discard();
@@ -409,7 +413,7 @@ impl Shard {
             return;
         };
         self.count_overflow();
-        if !self.config.zoo.has(Bug::SequenceBeforeFlip) {
+        if !self.config.planted.has(Bug::SequenceBeforeFlip) {
             self.publish();
         }
         self.version += 1;
@@ -418,10 +422,10 @@ impl Shard {
         if gradient {
             self.gradients += 1;
             self.counters.gradients_applied.add(1);
-            self.count_staleness(&job.treatment);
+            self.count_staleness(&job.adjustment);
             if let Some(owner) = &mut self.owner {
                 staleness = owner.spend(push.token, push.step);
-                debug_assert_eq!(job.treatment.staleness, Some(staleness), "it was known before");
+                debug_assert_eq!(job.adjustment.staleness, Some(staleness), "it was known before");
                 self.counters.global_step.set(owner.step().0);
             }
         } else {
@@ -436,7 +440,7 @@ impl Shard {
         let outcome = Outcome::Applied { version: self.version, step: self.step(), staleness };
         self.give_parked_push_slots(now);
         self.rows.leave();
-        self.spares.dense = job.dense;
+        self.buffer_pool.dense = job.dense;
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }
@@ -444,7 +448,7 @@ impl Shard {
         if gradient {
             self.grant_parked_tokens(now);
         }
-        if self.config.zoo.has(Bug::SequenceBeforeFlip) {
+        if self.config.planted.has(Bug::SequenceBeforeFlip) {
             self.persist();
             self.publish();
         }

@@ -13,7 +13,7 @@ use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::VariableRules;
-use crate::zoo::Zoo;
+use crate::planted::PlantedBugs;
 
 /// What opens or creates a store.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Plan {
     pub(crate) cached_bytes_max: u64,
     /// Whether blocks wait for images of the tables.
     pub(crate) power: bool,
-    pub(crate) zoo: Zoo,
+    pub(crate) planted: PlantedBugs,
 }
 
 impl Plan {
@@ -111,8 +111,9 @@ impl Store {
     }
 
     fn new(plan: Plan, loan: Loan, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
-        let Plan { catalogue, layout, geometry, integrity, cached_bytes_max, power, zoo, .. } =
-            plan;
+        let Plan {
+            catalogue, layout, geometry, integrity, cached_bytes_max, power, planted, ..
+        } = plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
         let (tables, undone) = (Vec::new(), Vec::new());
@@ -137,7 +138,7 @@ impl Store {
             integrity,
             power,
             loan,
-            zoo,
+            planted,
         }
     }
 

@@ -16,7 +16,7 @@ use super::Store;
 use super::pool::Pool;
 use crate::arena::{Budget, Loan, SharedWords};
 use crate::error::StorageError;
-use crate::zoo::{Bug, Zoo};
+use crate::planted::{Bug, PlantedBugs};
 
 /// That values are lent, as a bit of what is.
 pub(crate) const VALUES: u64 = 1;
@@ -41,7 +41,7 @@ struct SharedReaders {
     born: Vec<u64>,
     /// Places that another block holds by the change under way.
     moved: Vec<u32>,
-    zoo: Zoo,
+    planted: PlantedBugs,
     /// A commit has not been shown, as [`Bug::SequenceLate`] has it.
     late: bool,
     _loan: Loan,
@@ -82,7 +82,7 @@ impl Readers {
     /// Whether somebody may be reading a block that was replaced.
     pub(super) fn hold(&self, span: Span) -> bool {
         let Some(shared_values) = self.0.as_ref().filter(|_| span.freed > 0) else { return false };
-        if shared_values.zoo.has(Bug::PinIgnored) {
+        if shared_values.planted.has(Bug::PinIgnored) {
             return false;
         }
         shared_values
@@ -119,11 +119,11 @@ impl Readers {
     /// A change is committed: what its blocks hold, and what that is of, is for all to see.
     pub(super) fn show(&mut self, counts: Counts, committed: &[u32]) {
         let Some(shared_values) = &mut self.0 else { return };
-        let SharedReaders { block_table, moved, zoo, late, .. } = &mut **shared_values;
+        let SharedReaders { block_table, moved, planted, late, .. } = &mut **shared_values;
         if moved.is_empty() && !block_table.is_changing() && block_table.counts() == counts {
             return;
         }
-        *late = zoo.has(Bug::SequenceLate) && !*late;
+        *late = planted.has(Bug::SequenceLate) && !*late;
         if *late {
             return;
         }
@@ -162,7 +162,7 @@ impl Readers {
         let Some(shared_values) = &mut self.0 else { return (0, 0) };
         let mut counted = (0, 0);
         for mut seat in shared_values.seats.extract_if(.., |seat| seat.connection == connection) {
-            if !shared_values.zoo.has(Bug::RevokedUnseen) {
+            if !shared_values.planted.has(Bug::RevokedUnseen) {
                 seat.reader_slot.revoke();
             }
             counted = seat.count();
@@ -222,13 +222,13 @@ impl Store {
             let loan = budget.take(words.bytes())?;
             let (seats, born, moved) = (Vec::new(), vec![0; committed.len()], Vec::new());
             let block_table = BlockTable::new(words, counts, committed);
-            let (zoo, late) = (self.zoo, false);
+            let (planted, late) = (self.planted, false);
             made = Some(Box::new(SharedReaders {
                 block_table,
                 seats,
                 born,
                 moved,
-                zoo,
+                planted,
                 late,
                 _loan: loan,
             }));

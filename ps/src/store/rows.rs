@@ -12,7 +12,7 @@ use super::undo::RowLocation;
 use super::{Change, Input, Store};
 use crate::arena::Blocks;
 use crate::optimizer::Run;
-use crate::zoo::Bug;
+use crate::planted::Bug;
 
 /// What is taken at a time of values, and of each slot: it stays in cache until it is put back.
 const TILE_BYTES: usize = 8 << 10;
@@ -171,7 +171,7 @@ impl Store {
                 kept.copy_from_slice(&block[start..start + row_bytes]);
             }
         });
-        if !self.zoo.has(Bug::UndoAfterWrite) {
+        if !self.planted.has(Bug::UndoAfterWrite) {
             self.undo.prepare();
         }
     }

@@ -80,8 +80,8 @@ impl Store {
         logical_blocks: std::ops::Range<usize>,
         input: &[u8],
     ) {
-        let (undo, zoo) = (&mut self.undo, self.zoo);
-        let found = self.tables[table].change_rows(change, logical_blocks, input, undo, zoo);
+        let (undo, planted) = (&mut self.undo, self.planted);
+        let found = self.tables[table].change_rows(change, logical_blocks, input, undo, planted);
         self.note_overflow_of(table, found);
     }
 

@@ -87,7 +87,7 @@ impl Table {
         self.discard();
         self.step = self.step.max(step);
         self.have_free_records(ids.len())?;
-        let before = std::mem::take(&mut self.reused);
+        let before = std::mem::take(&mut self.pooled_vec);
         let mut dirty = DirtyRows {
             rows: before.rows,
             words: before.words,
@@ -334,7 +334,7 @@ impl Table {
         dirty.rows.clear();
         dirty.words.clear();
         dirty.pages.clear();
-        self.reused = dirty;
+        self.pooled_vec = dirty;
     }
 }
 

@@ -79,7 +79,7 @@ pub(crate) struct Table {
     index_loans: Vec<Loan>,
     dirty_pages: Option<DirtyRows>,
     /// Memory of a change that is over.
-    reused: DirtyRows,
+    pooled_vec: DirtyRows,
     /// The ids of a change that have no row.
     new: Vec<New>,
     /// An index that is made anew of a checkpoint.

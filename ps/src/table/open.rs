@@ -68,7 +68,7 @@ impl Table {
             integrity: making.integrity,
             index_loans: Vec::new(),
             dirty_pages: None,
-            reused: DirtyRows::default(),
+            pooled_vec: DirtyRows::default(),
             new: Vec::new(),
             restored: None,
             counts: TableCounts::default(),

@@ -17,8 +17,8 @@ use crate::checkpoint::RowHead;
 use crate::commit::table_bytes;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{Adagrad, ApplyAt, Optimizer};
+use crate::planted::PlantedBugs;
 use crate::store::{Change, Undo, UndoneRow};
-use crate::zoo::Zoo;
 
 const WIDTH: usize = 3;
 /// What a row takes: its values, a slot of Adagrad, and the rest.
@@ -61,7 +61,7 @@ impl Alone {
         let stamp = Stamp { shard: ShardId::default(), arena: 77 };
         let arena = Arena { place: Place::Shelf(Shelf::default()), stamp };
         let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64).unwrap();
-        let mut journal = Journal::create(&arena, control, 64, Zoo::default()).unwrap();
+        let mut journal = Journal::create(&arena, control, 64, PlantedBugs::default()).unwrap();
         let tables = arena.create(Kind::Tables, 1, table_bytes(1)).unwrap();
         journal.begin_tables(tables, 1, std::iter::empty());
         let rule = Adagrad::new(0.1);
@@ -79,7 +79,7 @@ impl Alone {
         let Alone { arena, catalogue, journal, table, undo, in_place, rule, version } = self;
         drop((journal, table, undo));
         let control = arena.open(Kind::Control, 0, None).unwrap();
-        let mut journal = Journal::open(&arena, control, Zoo::default()).unwrap();
+        let mut journal = Journal::open(&arena, control, PlantedBugs::default()).unwrap();
         journal.first_cell().unwrap();
         journal.use_tables(arena.open(Kind::Tables, 1, None).unwrap(), 1);
         Table::map_index(&arena, 1, 0, &mut journal).unwrap();
@@ -116,8 +116,8 @@ impl Alone {
         let half = rows.len() / 2;
         let (head, rest) = gradients.split_at(half * WIDTH);
         for (places, input) in [(0..half, head), (half..rows.len(), rest)] {
-            let (input, zoo) = (bytemuck::cast_slice(input), Zoo::default());
-            self.table.change_rows(change, places, input, &mut self.undo, zoo);
+            let (input, planted) = (bytemuck::cast_slice(input), PlantedBugs::default());
+            self.table.change_rows(change, places, input, &mut self.undo, planted);
         }
         Ok(())
     }
@@ -424,7 +424,7 @@ fn what_no_table_has_written_is_refused() {
     let open = |files: &BTreeMap<String, Content>| {
         let arena = Arena { place: Place::Shelf(Shelf::with(files.clone())), stamp };
         let control = arena.open(Kind::Control, 0, None)?;
-        let mut journal = Journal::open(&arena, control, Zoo::default())?;
+        let mut journal = Journal::open(&arena, control, PlantedBugs::default())?;
         journal.first_cell()?;
         journal.use_tables(arena.open(Kind::Tables, 1, None)?, 1);
         Table::map_index(&arena, 1, 0, &mut journal)?;
@@ -473,7 +473,7 @@ fn keeping_rows_takes_no_more_than_was_said() {
         for start in (0..ids.len()).step_by(each) {
             let places = start..ids.len().min(start + each);
             let input = bytemuck::cast_slice(&input[..places.len() * WIDTH]);
-            alone.table.change_rows(change, places, input, &mut alone.undo, Zoo::default());
+            alone.table.change_rows(change, places, input, &mut alone.undo, PlantedBugs::default());
         }
         let used = alone.undo.used();
         assert!(used <= need && need < 2 * used, "{used} of {need} bytes, {each} at a time");

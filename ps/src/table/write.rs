@@ -12,8 +12,8 @@ use super::change::Moved;
 use super::records::{head_of, put_head};
 use crate::checkpoint::RowHead;
 use crate::optimizer::Run;
+use crate::planted::{Bug, PlantedBugs};
 use crate::store::{Change, RowLocation, Stretches, Undo, with_slots};
-use crate::zoo::{Bug, Zoo};
 
 /// The values that are changed at a time: with their slots, what is kept of them, and as much again that
 /// is fetched for the next, they stay in the fastest cache.
@@ -33,7 +33,7 @@ impl Table {
         places: Range<usize>,
         input: &[u8],
         undo: &mut Undo,
-        zoo: Zoo,
+        planted: PlantedBugs,
     ) -> Option<(usize, f64)> {
         let dirty = self.dirty_pages.take()?;
         let mut found = None;
@@ -45,7 +45,7 @@ impl Table {
             // What one tile waits for from memory, the tile before it has asked for.
             let next = rows.len().min((at + 1) * each)..rows.len().min((at + 2) * each);
             self.fetch_rows(&rows[next]);
-            self.keep_rows(rows_now, undo, zoo);
+            self.keep_rows(rows_now, undo, planted);
             let slots_changed = change.slots();
             change.in_place(&mut InRecords { table: self, rows: rows_now, slots_changed, input });
             found = found.or_else(|| self.first_non_finite(change.written()?, rows_now));
@@ -78,7 +78,7 @@ impl Table {
     }
 
     /// Keeps the rows that are changed where they lie.
-    fn keep_rows(&mut self, rows: &[Moved], undo: &mut Undo, zoo: Zoo) {
+    fn keep_rows(&mut self, rows: &[Moved], undo: &mut Undo, planted: PlantedBugs) {
         let stays = |row: &Moved| row.to.filter(|_| row.to == row.from);
         let mut locations = std::mem::take(&mut self.locations);
         locations.clear();
@@ -94,7 +94,7 @@ impl Table {
                     kept.copy_from_slice(self.records.read(location.value));
                 }
             });
-            if !zoo.has(Bug::UndoAfterWrite) {
+            if !planted.has(Bug::UndoAfterWrite) {
                 undo.prepare();
             }
         }

@@ -38,12 +38,12 @@ impl World {
             catalogue,
             self.setting.part_bytes,
         );
-        #[cfg(feature = "zoo")]
-        if self.setting.zoo.bug() == Some(pushpull_ps::Bug::SlotEarly) {
+        #[cfg(feature = "planted")]
+        if self.setting.planted.bug() == Some(pushpull_ps::Bug::SlotEarly) {
             door.spoil_push_slots();
         }
-        #[cfg(feature = "zoo")]
-        if self.setting.zoo.bug() == Some(pushpull_ps::Bug::OwnerNotAsked) {
+        #[cfg(feature = "planted")]
+        if self.setting.planted.bug() == Some(pushpull_ps::Bug::OwnerNotAsked) {
             door.never_ask_owner();
         }
         self.processes.push(Process {

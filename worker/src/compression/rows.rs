@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::{Codec, EncodeError, Real, Residual};
-use pushpull_common::reused::Reused;
+use pushpull_common::pooled_vec::PooledVec;
 
 use super::stretches;
-use crate::own_parts::Copies;
+use crate::staging::Copies;
 
 /// The residuals of one variable's rows.
 ///
@@ -25,7 +25,7 @@ pub(crate) struct RowResiduals<T> {
     old: Generation<T>,
     /// What is left of the rows that are encoded; and memory for that.
     left: Residual<T>,
-    gathered: Reused<T>,
+    gathered: PooledVec<T>,
 }
 
 /// Rows in the order they came.
@@ -51,7 +51,7 @@ impl<T: Real> RowResiduals<T> {
     /// Nothing is left of rows of so many elements; at most so many rows are kept in each generation.
     fn kept(width: usize, most: usize) -> RowResiduals<T> {
         let [young, old] = [(); 2].map(|()| Generation::new());
-        let (left, gathered) = (Residual::new(0), Reused::default());
+        let (left, gathered) = (Residual::new(0), PooledVec::default());
         RowResiduals { width, most, young, old, left, gathered }
     }
 
@@ -179,8 +179,8 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::fanout::Plan;
-    use crate::own_parts::OwnParts;
+    use crate::sharding_plan::ShardingPlan;
+    use crate::staging::StagedParts;
 
     proptest! {
         /// Of each row, what arrived and what is left make what was given; and what is left is no
@@ -198,7 +198,7 @@ mod tests {
             let map = ShardMap::new([0], 1).unwrap();
             let variables = vec![variable];
             let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
-            let plan = Plan::new(Catalogue::new(variables, &placement).unwrap().into());
+            let plan = ShardingPlan::new(Catalogue::new(variables, &placement).unwrap().into());
             let partition = &plan.catalogue().partitions()[0];
             let mut residuals = RowResiduals::<f32>::new(5, 1 << 20);
             // Given and arrived, of each row.
@@ -206,7 +206,7 @@ mod tests {
             for step in steps {
                 let ids: Vec<u64> = step.keys().copied().collect();
                 let values = step.into_values().flatten().collect::<Vec<f32>>();
-                let mut own = OwnParts::default();
+                let mut own = StagedParts::default();
                 let out = &mut own.copies;
                 residuals.encode(&codec, partition, part_bytes, &ids, &values, out).unwrap();
                 let mut decoded = vec![0f32; values.len()];

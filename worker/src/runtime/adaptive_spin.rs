@@ -76,7 +76,7 @@ mod tests {
 
     impl WaitReport {
         /// One waits for so long; for how long it is awake.
-        fn wait(&mut self, micros: u64, wanted: bool) -> u64 {
+        fn wait(&mut self, micros: u64, row_requests: bool) -> u64 {
             let mut wait = SpinWait::new(self.now);
             let awake = (0..micros).take_while(|&at| {
                 let now = self.now + Duration::from_micros(at);
@@ -85,7 +85,7 @@ mod tests {
                 wait.is_awake(now, || {
                     adaptive_spin.pays() && {
                         *asked += 1;
-                        !wanted
+                        !row_requests
                     }
                 })
             });
@@ -143,10 +143,10 @@ mod tests {
         (0..16).for_each(|_| _ = told.wait(200, false));
         let (now, asked) = (told.now, std::cell::Cell::new(0));
         let mut wait = SpinWait::new(now);
-        let wanted = || asked.replace(asked.get() + 1) == 2;
+        let row_requests = || asked.replace(asked.get() + 1) == 2;
         let awake = (0..300).take_while(|&at| {
             wait.is_awake(now + Duration::from_micros(at), || {
-                told.adaptive_spin.pays() && !wanted()
+                told.adaptive_spin.pays() && !row_requests()
             })
         });
         assert_eq!(awake.count(), 150);

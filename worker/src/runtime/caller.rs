@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::mapped_shards::MappedShards;
-use super::post::{Answering, Call, Posted, Slots};
 use super::push_buffers::PushBuffers;
+use super::reply::{Answering, Call, PendingReply, Slots};
 use super::runner::SessionRunner;
 use crate::error::Error;
 use crate::session::{Command, OpId, Unclaimed};
@@ -27,7 +27,7 @@ const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 #[derive(Debug)]
 pub(crate) struct Caller {
     /// The way to the session's thread; none once the session has ended.
-    commands: Mutex<Option<mpsc::Sender<Posted>>>,
+    commands: Mutex<Option<mpsc::Sender<PendingReply>>>,
     returns: Arc<Returns>,
     unclaimed: Arc<Unclaimed>,
     mapped_shards: Arc<MappedShards>,
@@ -39,7 +39,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(super) fn new(
-        commands: mpsc::Sender<Posted>,
+        commands: mpsc::Sender<PendingReply>,
         returns: Arc<Returns>,
         unclaimed: Arc<Unclaimed>,
         mapped_shards: Arc<MappedShards>,
@@ -83,8 +83,8 @@ impl Caller {
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
         let answer = Answering::Caller(answer);
-        let posted = self.posted(op, command, deadline, answer);
-        if let Err(error) = self.post(doing, posted) {
+        let pending_reply = self.pending_reply(op, command, deadline, answer);
+        if let Err(error) = self.reply(doing, pending_reply) {
             call.fail(error);
         }
         call
@@ -93,18 +93,24 @@ impl Caller {
     /// Has something done that is not answered, and not put off.
     pub(crate) fn tell(&self, doing: &'static str, command: Command) -> Result<(), Error> {
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
-        self.post(doing, self.posted(op, command, Instant::now(), Answering::Nobody))
+        self.reply(doing, self.pending_reply(op, command, Instant::now(), Answering::Nobody))
     }
 
-    fn posted(&self, op: OpId, command: Command, deadline: Instant, answer: Answering) -> Posted {
+    fn pending_reply(
+        &self,
+        op: OpId,
+        command: Command,
+        deadline: Instant,
+        answer: Answering,
+    ) -> PendingReply {
         let (returns, _open) = (self.returns.clone(), self.returns.leadership().open());
-        Posted { op, command: Some(command), deadline, answer, returns, _open }
+        PendingReply { op, command: Some(command), deadline, answer, returns, _open }
     }
 
-    fn post(&self, doing: &'static str, posted: Posted) -> Result<(), Error> {
+    fn reply(&self, doing: &'static str, pending_reply: PendingReply) -> Result<(), Error> {
         let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(commands) = &*commands else { return Err(Error::Ended { doing }) };
-        match commands.try_send(posted) {
+        match commands.try_send(pending_reply) {
             Ok(()) => {
                 self.returns.leadership().call();
                 Ok(())
@@ -128,11 +134,11 @@ impl Caller {
 
 /// What callers have posted, where a test is the session.
 #[cfg(test)]
-pub(crate) struct Orders(mpsc::Receiver<Posted>);
+pub(crate) struct Orders(mpsc::Receiver<PendingReply>);
 
 /// One of them.
 #[cfg(test)]
-pub(crate) struct Order(Posted);
+pub(crate) struct Order(PendingReply);
 
 #[cfg(test)]
 impl Caller {

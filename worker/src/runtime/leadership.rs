@@ -131,11 +131,11 @@ impl LeaderState {
 
     /// The thread has been asked to let go, and whether it is to: who has asked may be gone.
     fn stop(mut self) -> (LeaderState, bool) {
-        let wanted = self.running > 0;
-        if wanted {
+        let row_requests = self.running > 0;
+        if row_requests {
             self.thread = ThreadState::Rests;
         }
-        (self, wanted)
+        (self, row_requests)
     }
 }
 

@@ -7,9 +7,9 @@ use pushpull_common::shared_values::{Counts, NotNow, Reader};
 
 use super::per_link::PerLink;
 use super::shared_memory::Mapped;
-use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::session::Read;
+use crate::sharding_plan::ShardingPlan;
 use crate::shared::{Agreement, MappedShard, Route, Verdict};
 
 /// How often a change that is being made is waited for, and how long each time: turns of a loop. A
@@ -66,7 +66,7 @@ impl MappedShards {
     /// caller's thread; nothing if they have to be asked for.
     pub(crate) fn pull(
         &self,
-        plan: &Arc<Plan>,
+        plan: &Arc<ShardingPlan>,
         buffer: &mut Buffer,
         token: Option<GlobalStep>,
     ) -> Option<Direct> {
@@ -91,7 +91,7 @@ impl View {
     /// Copies the values of a shard if they are to be taken; nothing if it cannot be done.
     fn read(
         &mut self,
-        plan: &Arc<Plan>,
+        plan: &Arc<ShardingPlan>,
         shard: ShardId,
         buffer: &mut [u8],
         judge: impl FnOnce(&Counts) -> Verdict,

@@ -8,8 +8,8 @@ mod link;
 mod mapped_shards;
 mod outbox;
 mod per_link;
-mod post;
 mod push_buffers;
+mod reply;
 mod runner;
 #[expect(unsafe_code, reason = "memory that another process changes is no slice")]
 mod shared_memory;
@@ -19,9 +19,9 @@ pub(crate) use adaptive_spin::AWAKE;
 pub(crate) use caller::Caller;
 pub(crate) use leadership::{Leadership, OpenOperation};
 pub(crate) use mapped_shards::Direct;
-pub(crate) use post::Call;
 #[cfg(feature = "simulation")]
 pub(crate) use push_buffers::PushBuffers;
+pub(crate) use reply::Call;
 pub(crate) use runner::SessionRunner;
 #[cfg(feature = "simulation")]
 pub(crate) use shared_memory::{Mapped, map, map_push_buffer};

@@ -155,11 +155,11 @@ mod tests {
 
         fn ask(&self) -> oneshot::Receiver<ThreadId> {
             let (reply, replied) = oneshot::channel();
-            self.post(Some(reply));
+            self.reply(Some(reply));
             replied
         }
 
-        fn post(&self, asked: Asked) {
+        fn reply(&self, asked: Asked) {
             let leadership = &self.runner.leadership;
             // Where it has ended, that is found out by what was to be replied.
             let _ = self.ask.send((asked, leadership.open()));
@@ -249,7 +249,7 @@ mod tests {
     fn a_session_that_panics_or_ends_leaves_nobody_waiting() {
         let session = Session::start();
         session.wait().unwrap();
-        session.post(None);
+        session.reply(None);
         assert_eq!(session.wait(), None);
         assert_eq!(session.wait(), None, "and nobody who comes later");
         session.thread.join().unwrap();

@@ -15,8 +15,8 @@ use super::caller::{COMMANDS_MAX, Caller};
 use super::connection;
 use super::mapped_shards::MappedShards;
 use super::outbox::Outbox;
-use super::post::{Answer, Posted};
 use super::push_buffers::PushBuffers;
+use super::reply::{Answer, PendingReply};
 use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::Progress;
@@ -125,7 +125,7 @@ impl Core {
         }
     }
 
-    async fn run(self: Arc<Core>, commands: mpsc::Receiver<Posted>) {
+    async fn run(self: Arc<Core>, commands: mpsc::Receiver<PendingReply>) {
         let ended = Ended(self.clone());
         let mut connections = JoinSet::new();
         tokio::select! {
@@ -141,14 +141,14 @@ impl Core {
 
     async fn serve(
         self: &Arc<Core>,
-        mut commands: mpsc::Receiver<Posted>,
+        mut commands: mpsc::Receiver<PendingReply>,
         connections: &mut JoinSet<()>,
     ) {
         loop {
             tokio::select! {
                 command = commands.recv() => {
-                    let Some(posted) = command else { return };
-                    self.take(posted);
+                    let Some(pending_reply) = command else { return };
+                    self.take(pending_reply);
                 }
                 () = self.returns.notify.notified() => self.take_back(),
                 () = self.connect.notified() => {
@@ -167,9 +167,9 @@ impl Core {
         }
     }
 
-    fn take(&self, mut posted: Posted) {
-        let (op, deadline) = (posted.op, posted.deadline);
-        if let Some((command, answer)) = posted.take() {
+    fn take(&self, mut pending_reply: PendingReply) {
+        let (op, deadline) = (pending_reply.op, pending_reply.deadline);
+        if let Some((command, answer)) = pending_reply.take() {
             if let Some(answer) = answer {
                 lock(&self.answers).insert(op, answer);
             }

@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{RequestId, RestoreEpoch, Sequence, ShardId, TokenId};
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
-use pushpull_common::reused::Reused;
 
+use super::encoded_values::EncodedValuesPart;
 use super::receiving::is_followed;
-use super::short_values::ShortPart;
 use super::{OpId, Output, Session};
 use crate::error::Error;
-use crate::fanout::Span;
 use crate::parts::Body;
 use crate::push_buffers::PushBufferId;
+use crate::sharding_plan::Span;
 
 /// How far a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(super) enum Receiving {
     /// Values for a pull.
     Values { op: OpId, ask: usize, last: bool },
     /// The same in a shorter form.
-    ShortValues { op: OpId, ask: usize, part: ShortPart, last: bool },
+    EncodedValues { op: OpId, ask: usize, part: EncodedValuesPart, last: bool },
     /// The body of an answer.
     Answer { op: OpId, message: Message, body: Vec<u8> },
 }
@@ -111,7 +111,7 @@ pub(super) struct Link {
     /// Where the values that are being received go.
     pub(super) spans: Vec<(Span, usize)>,
     /// What they are received into if they come in a shorter form.
-    pub(super) short_body: Reused<u8>,
+    pub(super) encoded_body: PooledVec<u8>,
     /// What padding is received into.
     pub(super) scratch: Vec<u8>,
 }
@@ -143,7 +143,7 @@ impl Link {
             trouble: String::new(),
             receiving: None,
             spans: Vec::new(),
-            short_body: Reused::default(),
+            encoded_body: PooledVec::default(),
             scratch: Vec::new(),
         }
     }
@@ -237,7 +237,7 @@ impl Session {
         let pending = std::mem::take(&mut link.pending);
         // An answer whose body was cut off is no answer.
         match link.receiving.take() {
-            Some(Receiving::Values { op, .. } | Receiving::ShortValues { op, .. }) => {
+            Some(Receiving::Values { op, .. } | Receiving::EncodedValues { op, .. }) => {
                 self.pull_lost(op, index);
             }
             Some(Receiving::Answer { op, .. }) => self.request_lost(op),

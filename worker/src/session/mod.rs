@@ -5,9 +5,11 @@
 //! unanswered, and sends it again after a reconnect: to each shard what that shard has not
 //! acknowledged, under the same sequence number, so that it counts once.
 
-mod doors;
+mod buffers;
+mod encoded_values;
 mod epochs;
 mod handshake;
+mod io;
 mod link;
 mod progress;
 mod pulls;
@@ -18,8 +20,6 @@ mod receiving;
 mod requests;
 mod settled;
 mod shared_values;
-mod short_values;
-mod spares;
 mod synchronous;
 mod tokens;
 
@@ -31,16 +31,16 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, Sequence};
 use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::push_buffers::GradientBuffer;
 use crate::selection::Selected;
-pub(crate) use doors::{
+use crate::sharding_plan::ShardingPlan;
+use buffers::SessionBuffers;
+pub(crate) use io::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed,
 };
 use link::{Link, Status};
-use pulls::{Ask, Wanted};
+use pulls::{Ask, Requested};
 use pushes::Push;
-use spares::Spares;
 use tokens::Tokens;
 pub(crate) use tokens::Unclaimed;
 
@@ -60,7 +60,7 @@ enum OpKind {
     },
     /// Waits until all shards of a plan live in one epoch.
     Join {
-        plan: Arc<Plan>,
+        plan: Arc<ShardingPlan>,
         links: Vec<usize>,
     },
     Request(requests::Request),
@@ -94,7 +94,7 @@ pub(crate) struct Session {
     settled: VecDeque<(Sequence, Result<Outcome, Error>)>,
     next_sequence: u64,
     tokens: Tokens,
-    plan: Option<Arc<Plan>>,
+    plan: Option<Arc<ShardingPlan>>,
     welcomed: Option<Welcomed>,
     step: GlobalStep,
     /// Whether steps are synchronous, as the step owner's last welcome said.
@@ -110,7 +110,7 @@ pub(crate) struct Session {
     /// For the jitter of reconnects, which must differ between workers but not between runs.
     random: u64,
     outputs: VecDeque<Output>,
-    spares: Spares,
+    buffers: SessionBuffers,
 }
 
 impl Session {
@@ -135,7 +135,7 @@ impl Session {
             random: start.incarnation.0 | 1,
             start,
             outputs: VecDeque::new(),
-            spares: Spares::default(),
+            buffers: SessionBuffers::default(),
         }
     }
 
@@ -224,26 +224,27 @@ impl Session {
             }
             Command::Token => ("take a token", OpKind::Token),
             Command::Pull { plan, buffer, token } => {
-                let mut asks = self.spares.asks.take();
+                let mut asks = self.buffers.asks.take();
                 let links = plan.shards().iter().map(|&shard| self.link_to(now, shard));
                 asks.extend(links.map(Ask::values));
                 ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }
             Command::PullVariable { plan, variable, buffer, token } => {
-                let mut asks = self.spares.asks.take();
+                let mut asks = self.buffers.asks.take();
                 let selected = Selected::of(&plan, variable).into_iter();
-                let of =
-                    |one: Selected| Ask::new(self.link_to(now, one.shard), Wanted::Selected(one));
+                let of = |one: Selected| {
+                    Ask::new(self.link_to(now, one.shard), Requested::Selected(one))
+                };
                 asks.extend(selected.map(of));
                 let base = plan.range(variable).start;
                 let pull = pulls::Pull::new(plan, buffer, token, self.step, asks);
                 ("pull", OpKind::Pull(pulls::Pull { base, ..pull }))
             }
             Command::PullRows { plan, buffer, wanted, token } => {
-                let mut asks = self.spares.asks.take();
+                let mut asks = self.buffers.asks.take();
                 for (which, asked) in wanted.asks().iter().enumerate() {
                     let link = self.link_to(now, asked.shard);
-                    asks.push(Ask::new(link, Wanted::Rows(wanted.clone(), which)));
+                    asks.push(Ask::new(link, Requested::Rows(wanted.clone(), which)));
                 }
                 ("pull rows", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }

@@ -10,16 +10,16 @@ use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{Pulled, Selection};
 use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 
+use super::encoded_values::EncodedValuesPart;
 use super::link::{Pending, Status};
 use super::requests::deadline_ms;
-use super::short_values::ShortPart;
 use super::{OpId, OpKind, Read, Reply, Session};
 use crate::error::Error;
-use crate::fanout::{Plan, Span};
 use crate::params::Buffer;
 use crate::parts::Body;
+use crate::row_requests;
 use crate::selection::Selected;
-use crate::wanted;
+use crate::sharding_plan::{ShardingPlan, Span};
 
 /// Requests for rows that a shard may have unanswered: enough that it is never idle, and few enough
 /// that it never says it has too many: one of the largest size counts for nine of its 128.
@@ -39,7 +39,7 @@ pub(super) enum Progress {
 #[derive(Debug)]
 pub(super) struct Ask {
     pub(super) link: usize,
-    wanted: Wanted,
+    wanted: Requested,
     pub(super) progress: Progress,
     /// How many gradients the shard had applied to what it has sent.
     gradients: u64,
@@ -50,29 +50,29 @@ pub(super) struct Ask {
 
 /// What a shard is asked for.
 #[derive(Debug)]
-pub(super) enum Wanted {
+pub(super) enum Requested {
     /// All values that are not sparse.
     Values,
     /// Those of one variable.
     Selected(Selected),
     /// One request of those for rows.
-    Rows(Arc<wanted::Wanted>, usize),
+    Rows(Arc<row_requests::RowRequests>, usize),
 }
 
 impl Ask {
-    pub(super) fn new(link: usize, wanted: Wanted) -> Ask {
+    pub(super) fn new(link: usize, wanted: Requested) -> Ask {
         Ask { link, wanted, progress: Progress::Unsent, gradients: 0, older: None }
     }
 
     pub(super) fn values(link: usize) -> Ask {
-        Ask::new(link, Wanted::Values)
+        Ask::new(link, Requested::Values)
     }
 }
 
 /// A pull under way.
 #[derive(Debug)]
 pub(super) struct Pull {
-    pub(super) plan: Arc<Plan>,
+    pub(super) plan: Arc<ShardingPlan>,
     pub(super) buffer: Buffer,
     /// Where the buffer begins in one of all variables.
     pub(super) base: usize,
@@ -85,7 +85,7 @@ pub(super) struct Pull {
 
 impl Pull {
     pub(super) fn new(
-        plan: Arc<Plan>,
+        plan: Arc<ShardingPlan>,
         buffer: Buffer,
         token: Option<GlobalStep>,
         known: GlobalStep,
@@ -142,17 +142,17 @@ impl Pull {
             return Err("values nobody asked for");
         };
         let next_value = |from| match &*wanted {
-            Wanted::Values => self.plan.next_value(shard, from),
-            Wanted::Selected(selected) => selected.next_value(from),
-            Wanted::Rows(..) => None,
+            Requested::Values => self.plan.next_value(shard, from),
+            Requested::Selected(selected) => selected.next_value(from),
+            Requested::Rows(..) => None,
         };
         let end = pulled.offset.checked_add(bytes);
         let lies = |end: &u64| {
             let range = pulled.offset..*end;
             let asked = match &*wanted {
-                Wanted::Values => true,
-                Wanted::Selected(selected) => selected.contains(&range),
-                Wanted::Rows(..) => false,
+                Requested::Values => true,
+                Requested::Selected(selected) => selected.contains(&range),
+                Requested::Rows(..) => false,
             };
             asked && self.plan.spans(shard, range, spans).is_some()
         };
@@ -171,7 +171,7 @@ impl Pull {
 
     /// The partition that a request asks for rows of.
     pub(super) fn partition_of(&self, ask: usize) -> Option<&Partition> {
-        let Wanted::Rows(wanted, which) = &self.asks.get(ask)?.wanted else { return None };
+        let Requested::Rows(wanted, which) = &self.asks.get(ask)?.wanted else { return None };
         let partition = wanted.asks()[*which].partition;
         self.plan.catalogue().partitions().get(partition.0 as usize)
     }
@@ -183,11 +183,11 @@ impl Pull {
         rows: &message::Rows,
         encoding: Option<Encoding>,
         bytes: u64,
-    ) -> Result<(Range<usize>, Option<ShortPart>), &'static str> {
+    ) -> Result<(Range<usize>, Option<EncodedValuesPart>), &'static str> {
         let kept = self.partition_of(ask).map(|partition| (partition.dtype, partition.own));
         let Some(Ask {
             progress: Progress::Sent(..),
-            wanted: Wanted::Rows(wanted, which),
+            wanted: Requested::Rows(wanted, which),
             gradients,
             ..
         }) = self.asks.get_mut(ask)
@@ -197,9 +197,11 @@ impl Pull {
         let to = wanted.asks()[*which].to.clone();
         let short = match encoding.zip(kept) {
             None => (to.len() as u64 == bytes).then_some(None),
-            Some((_, (_, Some(own)))) => ShortPart::halves(own, to.clone(), bytes).map(Some),
+            Some((_, (_, Some(own)))) => {
+                EncodedValuesPart::halves(own, to.clone(), bytes).map(Some)
+            }
             Some((encoding, (dtype, None))) => {
-                ShortPart::rows(encoding, dtype, to.clone(), bytes).map(Some)
+                EncodedValuesPart::rows(encoding, dtype, to.clone(), bytes).map(Some)
             }
         };
         let short = short.ok_or("other rows than were asked for")?;
@@ -249,7 +251,7 @@ impl Session {
             if let Progress::Done(_, step) = ask.progress
                 && self.synchronous
                 && step < envelope.step
-                && !matches!(ask.wanted, Wanted::Rows(..))
+                && !matches!(ask.wanted, Requested::Rows(..))
             {
                 ask.older = Some((step, envelope.step));
                 ask.progress = Progress::Unsent;
@@ -269,7 +271,7 @@ impl Session {
         let Some(mut op) = self.ops.remove(&id) else { return };
         if let OpKind::Pull(pull) = &mut op.kind {
             // How many requests each shard has not answered.
-            let mut under_way = std::mem::take(&mut self.spares.under_way);
+            let mut under_way = std::mem::take(&mut self.buffers.under_way);
             under_way.clear();
             under_way.resize(self.links.len(), 0);
             let sent = pull.asks.iter().filter(|ask| matches!(ask.progress, Progress::Sent(..)));
@@ -284,7 +286,7 @@ impl Session {
                     self.send(now, link, Pending::Pull(id, index), envelope, request, body);
                 }
             }
-            self.spares.under_way = under_way;
+            self.buffers.under_way = under_way;
         }
         self.ops.insert(id, op);
     }
@@ -294,9 +296,9 @@ impl Session {
         let Ask { link, wanted, .. } = &pull.asks[ask];
         let values = |selection| self.request_for_values(*link, &pull.plan, selection);
         match wanted {
-            Wanted::Values => (values(Selection::Dense {}), Body::Empty),
-            Wanted::Selected(selected) => (values(selected.selection()), Body::Empty),
-            Wanted::Rows(wanted, which) => {
+            Requested::Values => (values(Selection::Dense {}), Body::Empty),
+            Requested::Selected(selected) => (values(selected.selection()), Body::Empty),
+            Requested::Rows(wanted, which) => {
                 let partition = wanted.asks()[*which].partition;
                 (self.request_for_rows(pull, ask, partition), wanted.body_of(*which))
             }
@@ -309,11 +311,11 @@ impl Session {
         {
             let step = if self.synchronous { pull.oldest() } else { pull.step };
             // Where a shard has answered more than once, what is oldest counts.
-            let mut gradients = self.spares.counts.take();
+            let mut gradients = self.buffers.counts.take();
             for ask in &pull.asks {
                 gradients.lower(self.links[ask.link].shard, ask.gradients);
             }
-            self.spares.asks.keep(pull.asks);
+            self.buffers.asks.keep(pull.asks);
             let read = Read { step, gradients };
             self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, read }));
         }

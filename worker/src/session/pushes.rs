@@ -8,12 +8,12 @@ use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::message::{Operation, OutcomeQuery, Reserve, Withdraw};
 use pushpull_common::protocol::{Envelope, Grant, Outcome, Refusal};
 
+use super::buffers::Emptied;
 use super::link::{Pending, Status};
-use super::spares::Emptied;
 use super::{OpId, PushOrder, Read, Session};
 use crate::error::Error;
-use crate::own_parts::OwnParts;
 use crate::parts::{Body, InPushBuffer, Part, Scattered};
+use crate::staging::StagedParts;
 
 /// How far a push is on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -136,7 +136,7 @@ impl Session {
         let PushOrder { operation, grant, read, scattered, own, parts } = order;
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
         let follows_owner = !self.synchronous && operation == (Operation::Gradient {});
-        let shares = self.spares.lists.take();
+        let shares = self.buffers.lists.take();
         let started_by = None;
         let mut push = Push {
             operation,
@@ -168,10 +168,10 @@ impl Session {
         &mut self,
         now: Instant,
         push: &mut Push,
-        own: Option<Arc<OwnParts>>,
+        own: Option<Arc<StagedParts>>,
         parts: Vec<(ShardId, Vec<Part>)>,
     ) {
-        for (shard, part) in own.iter().flat_map(OwnParts::parts) {
+        for (shard, part) in own.iter().flat_map(StagedParts::parts) {
             self.share(now, push, shard).parts.push(part);
         }
         for (shard, parts) in parts {
@@ -220,7 +220,7 @@ impl Session {
         if let Some(index) = push.shares.iter().position(|share| share.link == link) {
             return &mut push.shares[index];
         }
-        push.shares.push(Share { link, ..self.spares.shares.take() });
+        push.shares.push(Share { link, ..self.buffers.shares.take() });
         let last = push.shares.len() - 1;
         &mut push.shares[last]
     }
@@ -229,7 +229,7 @@ impl Session {
         &mut self,
         now: Instant,
         sequence: Sequence,
-        own: Option<Arc<OwnParts>>,
+        own: Option<Arc<StagedParts>>,
         parts: Vec<(ShardId, Vec<Part>)>,
     ) {
         let Some(mut push) = self.pushes.remove(&sequence) else {
@@ -348,7 +348,7 @@ impl Session {
         };
         self.withdraw_shares(now, sequence, &push);
         let grant = push.grant;
-        self.spares.keep_push(push);
+        self.buffers.keep_push(push);
         if let Some(grant) = grant {
             self.return_token(now, grant);
         }

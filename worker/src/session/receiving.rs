@@ -6,11 +6,11 @@ use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::message::PulledEncoded;
 use pushpull_common::protocol::{Header, Message};
 
+use super::encoded_values::EncodedValuesPart;
 use super::link::Receiving;
 use super::pulls::{Ask, Progress};
-use super::short_values::ShortPart;
 use super::{OpId, OpKind, Session};
-use crate::fanout::Span;
+use crate::sharding_plan::Span;
 
 impl Session {
     pub(super) fn pull_answered(
@@ -56,7 +56,7 @@ impl Session {
                     let form = form.ok_or("values in a form nobody asked for")?;
                     let end = part.offset.checked_add(*covered);
                     let range = part.offset..end.ok_or("values beyond the shard's variables")?;
-                    short = ShortPart::new(form, &plan, shard, range, bytes);
+                    short = EncodedValuesPart::new(form, &plan, shard, range, bytes);
                     short.is_some().then_some(()).ok_or("values of another length")
                 })
             }
@@ -91,8 +91,8 @@ impl Session {
         self.links[link].receiving = Some(match short {
             None => Receiving::Values { op: id, ask, last },
             Some(part) => {
-                self.links[link].short_body.share(bytes as usize);
-                Receiving::ShortValues { op: id, ask, part, last }
+                self.links[link].encoded_body.share(bytes as usize);
+                Receiving::EncodedValues { op: id, ask, part, last }
             }
         });
     }
@@ -132,7 +132,7 @@ impl Session {
         match &mut link.receiving {
             None => receive(None),
             Some(Receiving::Answer { body, .. }) => receive(Some(&mut [body])),
-            Some(Receiving::ShortValues { .. }) => receive(Some(&mut [&mut link.short_body])),
+            Some(Receiving::EncodedValues { .. }) => receive(Some(&mut [&mut link.encoded_body])),
             Some(Receiving::Values { op, .. }) => match self.ops.get_mut(op).map(|op| &mut op.kind)
             {
                 Some(OpKind::Pull(pull)) => {
@@ -155,8 +155,8 @@ impl Session {
             Some(Receiving::Values { op, ask, last, .. }) => {
                 self.values_received(now, (op, ask), index, last);
             }
-            Some(Receiving::ShortValues { op, ask, part, last }) => {
-                self.short_values_received(now, (op, ask), index, &part, last);
+            Some(Receiving::EncodedValues { op, ask, part, last }) => {
+                self.encoded_values_received(now, (op, ask), index, &part, last);
             }
         }
     }

@@ -11,9 +11,9 @@ use pushpull_common::protocol::{Envelope, Message};
 
 use super::link::{Pending, Status};
 use super::{Output, Session};
-use crate::fanout::Plan;
 use crate::parts::Body;
 use crate::push_buffers::PushBufferId;
+use crate::sharding_plan::ShardingPlan;
 use crate::shared::MappedShard;
 
 /// The bit of values among what is lent.
@@ -31,7 +31,7 @@ impl Session {
             if !link.same_host || !link.ready || link.status != Status::Up {
                 continue;
             }
-            let holds = |plan: &&Arc<Plan>| plan.shards().contains(&link.shard);
+            let holds = |plan: &&Arc<ShardingPlan>| plan.shards().contains(&link.shard);
             let Some(plan) = self.plan.as_ref().filter(holds) else { continue };
             // Values that are to come in a shorter form are asked for in it.
             if !link.asked_to_share && self.start.values.is_none() {

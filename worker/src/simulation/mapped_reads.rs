@@ -15,10 +15,10 @@ use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::SharedValues;
 use pushpull_common::shared_values::{Counts, NotNow, Reader};
 
-use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::runtime::{Mapped, map};
 use crate::session::{OpId, Read};
+use crate::sharding_plan::ShardingPlan;
 use crate::shared::{Agreement, MappedShard, Route, Verdict};
 
 /// How often a change that is being made is waited for.
@@ -43,7 +43,7 @@ impl MappedShards {
     /// If they cannot be mapped.
     pub(super) fn add(
         &mut self,
-        plan: &Arc<Plan>,
+        plan: &Arc<ShardingPlan>,
         link: usize,
         mapped_shard: MappedShard,
         (shared, descriptors): (&SharedValues, Vec<OwnedFd>),
@@ -109,7 +109,7 @@ pub(super) enum Step {
 
 impl Reading {
     pub(super) fn new(
-        plan: &Plan,
+        plan: &ShardingPlan,
         op: OpId,
         token: Option<GlobalStep>,
         deadline: Instant,
@@ -135,14 +135,14 @@ impl Reading {
     }
 
     /// Does a little more.
-    pub(super) fn step(&mut self, plan: &Plan, mapped_shards: &MappedShards) -> Step {
+    pub(super) fn step(&mut self, plan: &ShardingPlan, mapped_shards: &MappedShards) -> Step {
         match self.pinned.take() {
             Some(pinned) => self.copy(pinned),
             None => self.pin(plan, mapped_shards),
         }
     }
 
-    fn pin(&mut self, plan: &Plan, mapped_shards: &MappedShards) -> Step {
+    fn pin(&mut self, plan: &ShardingPlan, mapped_shards: &MappedShards) -> Step {
         let Some(&shard) = plan.shards().get(self.next) else {
             let Some(step) = self.agreement.step() else { return Step::Ask };
             self.read.step = step;

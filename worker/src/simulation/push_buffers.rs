@@ -10,11 +10,11 @@ use std::sync::Arc;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::message::SharedPushBuffer;
 
-use crate::fanout::Plan;
 use crate::params::Memory;
 use crate::parts::Scattered;
 use crate::push_buffers::{PushBufferId, Run};
 use crate::runtime::{PushBuffers, map_push_buffer};
+use crate::sharding_plan::ShardingPlan;
 
 /// What lies in a room that nobody sends from: no gradient of any test.
 const JUNK: u8 = 0x6d;
@@ -22,7 +22,7 @@ const JUNK: u8 = 0x6d;
 /// The trays that shards have lent, and what is written there.
 #[derive(Debug)]
 pub(super) struct BufferSlots {
-    plan: Arc<Plan>,
+    plan: Arc<ShardingPlan>,
     runs: Arc<[Run]>,
     push_buffers: PushBuffers,
     /// What pushes were written to.
@@ -32,7 +32,7 @@ pub(super) struct BufferSlots {
 }
 
 impl BufferSlots {
-    pub(super) fn new(plan: Arc<Plan>) -> BufferSlots {
+    pub(super) fn new(plan: Arc<ShardingPlan>) -> BufferSlots {
         let runs = plan.runs(|_| true).into();
         BufferSlots {
             plan,

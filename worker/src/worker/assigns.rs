@@ -10,13 +10,13 @@ use pushpull_common::tensor::Element;
 use super::Worker;
 use crate::client::Client;
 use crate::error::{Error, ViewError};
-use crate::fanout::Plan;
 use crate::handles::PushHandle;
 use crate::initial_values::padded;
-use crate::joined::{check_finite, check_rows_finite};
-use crate::own_parts::OwnParts;
+use crate::joined_model::{check_finite, check_rows_finite};
 use crate::rows::{self, Cutting};
 use crate::session::{Command, PushOrder, Read};
+use crate::sharding_plan::ShardingPlan;
+use crate::staging::StagedParts;
 
 impl Worker {
     /// Gives a variable new values, whoever trains it. Needs no token; the step stays.
@@ -48,7 +48,7 @@ impl Worker {
         if let Some((row, place)) = rows::twice(ids) {
             return Err(ViewError::RowTwice { name: name.to_owned(), row, place }.into());
         }
-        let mut own = OwnParts::default();
+        let mut own = StagedParts::default();
         own.rows.set(&plan, variable, ids, rows)?;
         for rows in own.rows.iter() {
             check_rows_finite(self.client.welcomed.non_finite, &plan, rows, 1.0)?;
@@ -65,7 +65,7 @@ impl Worker {
 
     pub(crate) async fn assign_bytes(
         &self,
-        plan: &Arc<Plan>,
+        plan: &Arc<ShardingPlan>,
         id: VariableId,
         bytes: Bytes,
         operation: Operation,
@@ -86,7 +86,7 @@ impl Worker {
     }
 
     /// Before the worker has joined, too: the chief gives variables their first values then.
-    fn assign_order(&self, order: PushOrder, plan: &Arc<Plan>) -> PushHandle {
+    fn assign_order(&self, order: PushOrder, plan: &Arc<ShardingPlan>) -> PushHandle {
         let Client { caller, config, .. } = &self.client;
         let call = caller.call("push", Command::Push { order }, config.timeout);
         PushHandle::new(call, Some(plan.clone()))

@@ -9,7 +9,7 @@ use super::{POOL_MAX, Worker};
 use crate::compression::ResidualsError;
 use crate::error::Error;
 use crate::handles::PushHandle;
-use crate::joined::Joined;
+use crate::joined_model::JoinedModel;
 use crate::outcome::Push;
 use crate::params::Gradients;
 use crate::parts::{Scatter, Scattered};
@@ -62,7 +62,7 @@ impl Worker {
     /// What is to be pushed, once it has been looked at.
     fn order(
         &mut self,
-        joined: &Joined,
+        joined: &JoinedModel,
         token: Token,
         mut gradients: Gradients,
     ) -> Result<PushOrder, Error> {
@@ -93,7 +93,7 @@ impl Worker {
     }
 
     /// How the variables of a push travel: as those of the last one, if they are the same.
-    fn scatter_of(&mut self, joined: &Joined, gradients: &Gradients) -> Arc<Scatter> {
+    fn scatter_of(&mut self, joined: &JoinedModel, gradients: &Gradients) -> Arc<Scatter> {
         let present = &gradients.memory.present;
         match &self.scatter {
             Some((last, scatter)) if last == present => scatter.clone(),

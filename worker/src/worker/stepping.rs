@@ -197,8 +197,8 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::fanout::Plan;
     use crate::session::Reply;
+    use crate::sharding_plan::ShardingPlan;
 
     #[derive(Default)]
     struct Wakes(AtomicUsize);
@@ -213,7 +213,9 @@ mod tests {
         let variables = vec![VariableSpec::f32("w", [2]).unwrap()];
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-        Params::new(Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))))
+        Params::new(Arc::new(ShardingPlan::new(Arc::new(
+            Catalogue::new(variables, &placement).unwrap(),
+        ))))
     }
 
     /// A token of the same step, or none at all, says that the values asked for will not be needed:

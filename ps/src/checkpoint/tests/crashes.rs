@@ -5,15 +5,15 @@ use std::sync::Arc;
 use super::memory::Crash;
 use super::samples::{SLOTS, check_restored, place, save, save_with, saved, variables};
 use crate::checkpoint::{CheckpointError, CheckpointStorage, Retention, newest_good, retain};
-use crate::zoo::Zoo;
+use crate::planted::PlantedBugs;
 
 fn save_and_retain(
     storage: &Arc<dyn CheckpointStorage>,
     catalogue: &pushpull_common::catalogue::Catalogue,
     step: u64,
-    zoo: Zoo,
+    planted: PlantedBugs,
 ) -> Result<(), CheckpointError> {
-    let published = save_with(storage, catalogue, step, zoo)?;
+    let published = save_with(storage, catalogue, step, planted)?;
     let retention = Retention { max_to_keep: 1, keep_every_hours: 0 };
     retain(&**storage, &published, &retention).map(|_| ())
 }
@@ -26,7 +26,7 @@ fn a_save_that_ends_anywhere_costs_no_earlier_checkpoint() {
         loop {
             let (memory, storage) = saved(&catalogue, &[3]);
             memory.fail_after(operations);
-            let outcome = save_and_retain(&storage, &catalogue, 7, Zoo::default());
+            let outcome = save_and_retain(&storage, &catalogue, 7, PlantedBugs::default());
             let failed = memory.crash(crash);
             let what = format!("{crash:?} after {operations} operations: {outcome:?}");
 
@@ -37,7 +37,7 @@ fn a_save_that_ends_anywhere_costs_no_earlier_checkpoint() {
             check_restored(&mut opened, &catalogue, &SLOTS, step);
 
             // The next save needs no help, and leaves nothing of the one that failed.
-            save_and_retain(&storage, &catalogue, 8, Zoo::default()).expect(&what);
+            save_and_retain(&storage, &catalogue, 8, PlantedBugs::default()).expect(&what);
             assert_eq!(storage.list(None).unwrap(), ["ckpt-1-8"], "{what}");
             if !failed {
                 break;
@@ -50,17 +50,17 @@ fn a_save_that_ends_anywhere_costs_no_earlier_checkpoint() {
 
 #[test]
 fn what_the_disk_stores_wrong_is_found_before_it_is_published() {
-    rot(Zoo::default());
+    rot(PlantedBugs::default());
 }
 
 /// Every file of a save is stored with a flipped bit, one after the other.
-pub(crate) fn rot(zoo: Zoo) {
+pub(crate) fn rot(planted: PlantedBugs) {
     let catalogue = place(variables(2), 2, 1);
     let (memory, storage) = saved(&catalogue, &[3]);
     let mut writes = 0;
     loop {
         memory.rot_after(writes);
-        let outcome = save_and_retain(&storage, &catalogue, 7, zoo);
+        let outcome = save_and_retain(&storage, &catalogue, 7, planted);
         if memory.stop_rot() {
             assert!(outcome.is_ok() && writes >= 4, "two shards, a catalogue, a manifest");
             break;

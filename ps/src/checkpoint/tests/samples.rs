@@ -18,7 +18,7 @@ use crate::checkpoint::{
     CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, RestoredShard, Save,
     ShardEntry, Source, Stream, Training, write_shard,
 };
-use crate::zoo::Zoo;
+use crate::planted::PlantedBugs;
 
 pub(super) const SLOTS: [&str; 2] = ["m", "v"];
 
@@ -108,7 +108,7 @@ pub(super) fn save(
     catalogue: &Catalogue,
     step: u64,
 ) -> Result<Published, CheckpointError> {
-    save_with(storage, catalogue, step, Zoo::default())
+    save_with(storage, catalogue, step, PlantedBugs::default())
 }
 
 /// The same, perhaps with a bug.
@@ -116,7 +116,7 @@ pub(super) fn save_with(
     storage: &Arc<dyn CheckpointStorage>,
     catalogue: &Catalogue,
     step: u64,
-    zoo: Zoo,
+    planted: PlantedBugs,
 ) -> Result<Published, CheckpointError> {
     let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(step), None)?;
     let shards = catalogue
@@ -124,7 +124,7 @@ pub(super) fn save_with(
         .map(|id| {
             let memory = Memory { catalogue, shard: id, step };
             let (name, training) = (save.name(), Training::by_one(catalogue, "adam", &SLOTS));
-            let file = write_shard(&**storage, name, catalogue, id, &training, memory, zoo)?;
+            let file = write_shard(&**storage, name, catalogue, id, &training, memory, planted)?;
             Ok(entry(id, file, step))
         })
         .collect::<Result<Vec<_>, CheckpointError>>()?;

@@ -8,8 +8,8 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 use crate::checkpoint::Retention;
 use crate::checkpoint::tests::gate::Gate;
-use crate::introduction::Introduction;
 use crate::optimizer::{Rules, Sgd};
+use crate::peer_hello::PeerHello;
 
 /// Ends a hang.
 const LONG: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ impl Office {
         let publisher = Publisher {
             storage: Arc::new(gate.clone()),
             retention: Retention::default(),
-            introduction: Introduction { task: TaskId::ps(0), identity: Identity::new() },
+            peer_hello: PeerHello { task: TaskId::ps(0), identity: Identity::new() },
             addresses: (0..).zip(addresses).collect(),
             rules: Rules::new(Arc::new(Sgd::new(1.0))),
             owner: ShardId { task: 0, shard: 0 },

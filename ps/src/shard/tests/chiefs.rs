@@ -12,14 +12,14 @@ use super::world::{Line, World};
 use crate::aggregate::mode::Mode;
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
+use crate::planted::PlantedBugs;
 use crate::shard::{Input, TICK};
-use crate::zoo::Zoo;
 
 const LEASE: Duration = Duration::from_secs(5);
 
 /// Two shards, with nothing declared; a chief with a line to each, and another task that would be.
-fn world(zoo: Zoo) -> (World, Peer, [Line; 2], Peer) {
-    let configure = |config: PsConfig| PsConfig { zoo, ..config.shards(2).lease(LEASE) };
+fn world(planted: PlantedBugs) -> (World, Peer, [Line; 2], Peer) {
+    let configure = |config: PsConfig| PsConfig { planted, ..config.shards(2).lease(LEASE) };
     let mut world = World::bare(variables(), Sgd::new(1.0), configure);
     let mut first = chief();
     let lines = [0, 1].map(|shard| world.join(shard, &mut first));
@@ -32,11 +32,11 @@ fn is_fenced(refusal: &Refusal, by: &Peer) -> bool {
 
 #[test]
 fn a_chief_that_was_replaced_does_nothing_more() {
-    an_older_chief_is_fenced(Zoo::default());
+    an_older_chief_is_fenced(PlantedBugs::default());
 }
 
-pub(super) fn an_older_chief_is_fenced(zoo: Zoo) {
-    let (mut world, _, lines, mut second) = world(zoo);
+pub(super) fn an_older_chief_is_fenced(planted: PlantedBugs) {
+    let (mut world, _, lines, mut second) = world(planted);
     let catalogue = world.catalogue.clone();
     lines.iter().for_each(|&line| _ = world.declare(line, &catalogue));
     // The step owner has lost it; the other shard still hears it.
@@ -78,7 +78,7 @@ pub(super) fn an_older_chief_is_fenced(zoo: Zoo) {
 
 #[test]
 fn what_an_older_chief_has_half_sent_comes_to_nothing() {
-    let (mut world, _, lines, mut second) = world(Zoo::default());
+    let (mut world, _, lines, mut second) = world(PlantedBugs::default());
     let catalogue = world.catalogue.clone();
     let (digest, body) = (catalogue.digest(), catalogue.encode());
     let envelope = Envelope::default();
@@ -97,7 +97,7 @@ fn what_an_older_chief_has_half_sent_comes_to_nothing() {
 #[test]
 fn there_is_one_chief_for_as_long_as_its_lease_runs() {
     for leaves in [false, true] {
-        let (mut world, mut first, lines, mut second) = world(Zoo::default());
+        let (mut world, mut first, lines, mut second) = world(PlantedBugs::default());
         let Err(Refusal::Busy { what, limit: 1 }) = world.try_join(0, &mut second) else {
             panic!("there are two")
         };
@@ -123,7 +123,7 @@ fn there_is_one_chief_for_as_long_as_its_lease_runs() {
 
 #[test]
 fn a_restart_of_a_shard_lets_no_older_chief_in() {
-    let (mut world, mut first, _, mut second) = world(Zoo::default());
+    let (mut world, mut first, _, mut second) = world(PlantedBugs::default());
     world.pass(LEASE + 2 * TICK, &[]);
     world.join(0, &mut second);
     world.join(1, &mut second);
@@ -191,7 +191,7 @@ fn a_worker_does_not_become_the_chief_under_the_epoch_that_it_has() {
 
 #[test]
 fn the_chief_does_not_become_a_worker_under_the_epoch_that_it_has() {
-    let (mut world, first, _, _) = world(Zoo::default());
+    let (mut world, first, _, _) = world(PlantedBugs::default());
     for shard in [0, 1] {
         for epoch in [first.epoch, 0.into()] {
             let mut worker = Peer { role: Role::Worker {}, epoch, ..first.clone() };
@@ -204,7 +204,7 @@ fn the_chief_does_not_become_a_worker_under_the_epoch_that_it_has() {
 /// Beside a living chief another task names an epoch: the chief's, a higher one, or an old one.
 #[test]
 fn no_epoch_that_a_task_names_makes_it_the_chief_beside_a_living_one() {
-    let (mut world, mut first, _, second) = world(Zoo::default());
+    let (mut world, mut first, _, second) = world(PlantedBugs::default());
     let mut restarted = first.restarted();
     [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut restarted));
     // Its older self, and what that was given.
@@ -236,7 +236,7 @@ fn no_epoch_that_a_task_names_makes_it_the_chief_beside_a_living_one() {
 /// The step owner finds that the chief is gone; the next is given a higher epoch than all before.
 #[test]
 fn who_follows_a_chief_that_is_gone_is_given_an_epoch_above_all_others() {
-    let (mut world, first, lines, mut second) = world(Zoo::default());
+    let (mut world, first, lines, mut second) = world(PlantedBugs::default());
     let mut others: Vec<Peer> = (1..4).map(worker).collect();
     others.iter_mut().for_each(|other| _ = world.join(0, other));
     world.ask(lines[0], message::Leave {}.into());

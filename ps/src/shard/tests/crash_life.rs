@@ -15,7 +15,7 @@ use super::world::{Line, Observer, World};
 use crate::arena::shelf::Shelf;
 use crate::config::PsConfig;
 use crate::optimizer::{Adagrad, Lamb, Optimizer, Rules, Sgd};
-use crate::zoo::Zoo;
+use crate::planted::PlantedBugs;
 
 /// Three blocks of it.
 pub(super) const BLOCK_BYTES: usize = 256;
@@ -32,7 +32,7 @@ pub(super) struct Life {
     pub(super) past_cache: bool,
     /// Whether more clients come than the control file had room for.
     pub(super) crowd: bool,
-    pub(super) zoo: Zoo,
+    pub(super) planted: PlantedBugs,
     pub(super) seed: u64,
 }
 
@@ -46,7 +46,13 @@ impl Life {
         }
         let cached_bytes_max = if self.past_cache { 0 } else { config.cached_bytes_max };
         let config = config.integrity_full(true).inbox_pushes(2).lease(LEASE);
-        PsConfig { rules, block_bytes: BLOCK_BYTES, cached_bytes_max, zoo: self.zoo, ..config }
+        PsConfig {
+            rules,
+            block_bytes: BLOCK_BYTES,
+            cached_bytes_max,
+            planted: self.planted,
+            ..config
+        }
     }
 }
 

@@ -12,14 +12,14 @@ use std::time::Instant;
 
 use super::crash_life::{self, Life};
 use super::images::Images;
-use super::kept::{Files, Kept, open_on};
+use super::kept::{Files, PooledBuffers, open_on};
 use super::random::{Random, is_thorough};
 use crate::arena::shelf::Shelf;
-use crate::arena::witness::{self, Event};
+use crate::arena::store_trace::{self, Event};
 use crate::config::PsConfig;
 use crate::layout::PAGE_BYTES;
 use crate::optimizer::{Adam, Optimizer, Sgd};
-use crate::zoo::Zoo;
+use crate::planted::PlantedBugs;
 
 /// One in so many images has its recovery watched in turn; more of those from which a recovery has
 /// something to do. A thorough run, and one that looks for planted bugs, watches four times as many.
@@ -52,7 +52,7 @@ struct Judge {
     config: Arc<PsConfig>,
     now: Instant,
     /// What is kept after each input.
-    reference: Vec<Kept>,
+    reference: Vec<PooledBuffers>,
     /// The inputs that are done, their outputs out; the first is the making of the shard.
     done: Rc<Cell<usize>>,
     random: Random,
@@ -76,18 +76,18 @@ impl Judge {
         drop(shard);
         let at_work = is_at_work(files);
         let times = if at_work { NESTED_AT_WORK } else { NESTED };
-        let all = cfg!(feature = "zoo") || is_thorough();
+        let all = cfg!(feature = "planted") || is_thorough();
         if self.random.one_in(times / if all { THOROUGH } else { 1 }) {
             self.crash_the_recovery(files, &kept);
         }
     }
 
-    fn open(&self, files: &Files, when: &str) -> (Shelf, Kept) {
+    fn open(&self, files: &Files, when: &str) -> (Shelf, PooledBuffers) {
         let shelf = Shelf::with(files.clone());
         let kept = match open_on(&shelf, &self.config, self.now) {
             Ok(shard) => {
                 shard.check_invariants();
-                Kept::of(&shard)
+                PooledBuffers::of(&shard)
             }
             Err(error) => panic!("a crash {when} leaves what cannot be opened: {error}"),
         };
@@ -96,14 +96,14 @@ impl Judge {
 
     /// The recovery from these files is killed at each of its stores, and begun again; and what it
     /// leaves at its end is opened.
-    fn crash_the_recovery(&mut self, files: &Files, expected: &Kept) {
+    fn crash_the_recovery(&mut self, files: &Files, expected: &PooledBuffers) {
         self.figures.recoveries += 1;
         let shelf = Shelf::with(files.clone());
         let images = Rc::new(RefCell::new(Vec::new()));
         let seen = Rc::new(Cell::new(0));
         let (left, told) = (images.clone(), seen.clone());
         let mut follow = Images::new(shelf.clone(), self.random.below(u64::MAX));
-        let watch = witness::watch(move |event| {
+        let watch = store_trace::watch(move |event| {
             told.set(told.get() + 1);
             left.borrow_mut().extend(follow.at(event).into_iter().map(|files| (event, files)));
         });
@@ -132,8 +132,8 @@ fn is_at_work(files: &Files) -> bool {
     states.any(|state| !idle.contains(&state))
 }
 
-fn difference(kept: &Kept, before: &Kept, after: &Kept) -> String {
-    let values = |kept: &Kept, other: &Kept| match kept.values == other.values {
+fn difference(kept: &PooledBuffers, before: &PooledBuffers, after: &PooledBuffers) -> String {
+    let values = |kept: &PooledBuffers, other: &PooledBuffers| match kept.values == other.values {
         true => "the same values",
         false => "other values",
     };
@@ -152,16 +152,16 @@ fn crash_everywhere(life: &Life) -> Figures {
     let now = Instant::now();
     let reference = Rc::new(RefCell::new(Vec::new()));
     let noted = reference.clone();
-    let sound = Life { zoo: Zoo::default(), ..life.clone() };
+    let sound = Life { planted: PlantedBugs::default(), ..life.clone() };
     let config = crash_life::live(
         &sound,
         Shelf::default(),
-        Box::new(move |shard| noted.borrow_mut().push(Kept::of(shard))),
+        Box::new(move |shard| noted.borrow_mut().push(PooledBuffers::of(shard))),
     );
     let done = Rc::new(Cell::new(0));
-    let zoo = life.zoo;
+    let planted = life.planted;
     let judge = Judge {
-        config: Arc::new(PsConfig { zoo, ..(*config).clone() }),
+        config: Arc::new(PsConfig { planted, ..(*config).clone() }),
         now,
         reference: reference.take(),
         done: done.clone(),
@@ -172,7 +172,7 @@ fn crash_everywhere(life: &Life) -> Figures {
     let shelf = Shelf::default();
     let mut images = Images::new(shelf.clone(), life.seed);
     let judging = judge.clone();
-    let watch = witness::watch(move |event| {
+    let watch = store_trace::watch(move |event| {
         let mut judge = judging.borrow_mut();
         judge.figures.events += 1;
         for files in images.at(event) {
@@ -187,7 +187,7 @@ fn crash_everywhere(life: &Life) -> Figures {
 }
 
 /// All lives but [`mixed`], each with a crash at every store.
-pub(super) fn suite(zoo: Zoo) -> Figures {
+pub(super) fn suite(planted: PlantedBugs) -> Figures {
     let mut figures = Figures::default();
     for (seed, past_cache) in [(1, false), (2, true)] {
         // Both change rows where they lie, the second slots as well.
@@ -195,7 +195,7 @@ pub(super) fn suite(zoo: Zoo) -> Figures {
         for optimizer in [Arc::new(Sgd::new(0.5)) as Arc<dyn Optimizer>, lazy] {
             // Once is enough: the optimizer has no part in it.
             let crowd = optimizer.slots().is_empty() && !past_cache;
-            let life = Life { optimizer, mixed: false, past_cache, crowd, zoo, seed };
+            let life = Life { optimizer, mixed: false, past_cache, crowd, planted, seed };
             figures += crash_everywhere(&life);
         }
     }
@@ -206,13 +206,20 @@ pub(super) fn suite(zoo: Zoo) -> Figures {
 /// in the others, and sooner.
 fn mixed() -> Life {
     let optimizer = Arc::new(Adam::new(0.1).lazy());
-    Life { optimizer, mixed: true, past_cache: true, crowd: false, zoo: Zoo::default(), seed: 3 }
+    Life {
+        optimizer,
+        mixed: true,
+        past_cache: true,
+        crowd: false,
+        planted: PlantedBugs::default(),
+        seed: 3,
+    }
 }
 
 #[test]
 fn a_crash_at_any_store_leaves_what_was_before_or_after_it() {
     let start = Instant::now();
-    let mut figures = suite(Zoo::default());
+    let mut figures = suite(PlantedBugs::default());
     figures += crash_everywhere(&mixed());
     println!("{figures:?} in {:.1} s", start.elapsed().as_secs_f64());
 }

@@ -10,7 +10,7 @@ use super::peers::{Peer, identity, variables, worker};
 use super::world::World;
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
-use crate::zoo::Zoo;
+use crate::planted::PlantedBugs;
 
 fn bare() -> World {
     World::bare(variables(), Sgd::new(1.0), |config| config.connections_max(3))
@@ -67,11 +67,12 @@ fn one_connection_too_many_is_refused_until_another_goes() {
 
 #[test]
 fn a_ghost_is_fenced_by_its_successor() {
-    a_ghost_is_fenced(Zoo::default());
+    a_ghost_is_fenced(PlantedBugs::default());
 }
 
-pub(super) fn a_ghost_is_fenced(zoo: Zoo) {
-    let mut world = World::bare(variables(), Sgd::new(1.0), |config| PsConfig { zoo, ..config });
+pub(super) fn a_ghost_is_fenced(planted: PlantedBugs) {
+    let mut world =
+        World::bare(variables(), Sgd::new(1.0), |config| PsConfig { planted, ..config });
     let mut first = worker(1);
     let line = world.join(0, &mut first);
     let mut second = first.restarted();

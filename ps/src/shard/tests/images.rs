@@ -6,7 +6,7 @@
 //! after a fence. Of those an image holds any part.
 
 use crate::arena::shelf::Shelf;
-use crate::arena::witness::Event;
+use crate::arena::store_trace::Event;
 
 use super::kept::Files;
 use super::random::Random;

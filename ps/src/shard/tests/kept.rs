@@ -14,18 +14,18 @@ use crate::config::PsConfig;
 use crate::dedupe::Window;
 use crate::error::StorageError;
 use crate::metrics::Counters;
+use crate::planted::PlantedBugs;
 use crate::shard::durable::Parts;
 use crate::shard::replicas::ClientKey;
 use crate::shard::{Shard, Variables};
 use crate::table::Table;
-use crate::zoo::Zoo;
 
 /// The files of a shard.
 pub(super) type Files = BTreeMap<String, Content>;
 
 /// All that a crash must leave whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct PooledBuffers {
     /// The step, the version, clients, windows, tokens, and the pushes that lie whole.
     pub(super) tables: Tables,
     /// The values and each slot.
@@ -61,9 +61,9 @@ struct Client {
     tokens: Vec<String>,
 }
 
-impl Kept {
+impl PooledBuffers {
     /// What a shard that goes on from here must have.
-    pub(super) fn of(shard: &Shard) -> Kept {
+    pub(super) fn of(shard: &Shard) -> PooledBuffers {
         let steps = shard.owner.as_ref().map(|owner| owner.steps()).unwrap_or_default();
         let (variables, store) = match &shard.variables {
             Variables::Absent => (0, None),
@@ -104,15 +104,15 @@ impl Kept {
         };
         let of = |table: &Table| table.contents(&shard.journal);
         let rows = store.map_or_else(Vec::new, |store| store.tables().iter().map(of).collect());
-        Kept { tables, values, rows }
+        PooledBuffers { tables, values, rows }
     }
 
     /// The same without variables: what lies between two declarations.
-    pub(super) fn undeclared(&self) -> Kept {
+    pub(super) fn undeclared(&self) -> PooledBuffers {
         let mut tables = self.tables.clone();
         (tables.variables, tables.digest) = (0, None);
         (tables.assigned, tables.whole) = (Vec::new(), Vec::new());
-        Kept { tables, values: Vec::new(), rows: Vec::new() }
+        PooledBuffers { tables, values: Vec::new(), rows: Vec::new() }
     }
 }
 
@@ -121,7 +121,7 @@ impl Shard {
         let client = self.replicas.client(key);
         // As it would be read: what has left the window is of no more use.
         let window: Vec<u64> = client.window.words();
-        let window = Window::decode(&window, Zoo::default()).expect("a window");
+        let window = Window::decode(&window, PlantedBugs::default()).expect("a window");
         let (task, epoch) = (&client.task, client.epoch);
         let name = format!("{task} {epoch:?} {:?} {:?}", client.incarnation, client.presence);
         let tokens = self.owner.iter().flat_map(|owner| owner.tokens_of(key));

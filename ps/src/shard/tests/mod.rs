@@ -25,6 +25,8 @@ mod numbers;
 mod overflows;
 mod page;
 mod peers;
+#[cfg(feature = "planted")]
+mod planted;
 mod policies;
 mod power;
 mod pulls;
@@ -48,5 +50,3 @@ mod synchronous;
 mod talk;
 mod tokens;
 mod world;
-#[cfg(feature = "zoo")]
-mod zoo;

@@ -18,7 +18,7 @@ use super::random::Random;
 use super::world::{Line, World};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
-use crate::zoo::Zoo;
+use crate::planted::PlantedBugs;
 
 const SEEDS: u64 = 300;
 const STEPS: usize = 600;
@@ -41,7 +41,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    fn new(seed: u64, zoo: Zoo) -> Model {
+    fn new(seed: u64, planted: PlantedBugs) -> Model {
         let mut random = Random::new(seed);
         let variables = vec![
             VariableSpec::f32("dense", [DENSE as u64]).unwrap(),
@@ -54,7 +54,7 @@ impl Model {
             let config = config.last_step(last_step).lease(LEASE).inbox_pushes(push_slots);
             // Small blocks, so that pushes span several and rows are few in them.
             let config = config.token_timeout(timeout).integrity_full(true);
-            PsConfig { block_bytes: 256, zoo, ..config }
+            PsConfig { block_bytes: 256, planted, ..config }
         });
         let (reader, chief) = (lines[0], super::peers::chief());
         world.chop = 16 + random.below(800) as usize;
@@ -351,15 +351,15 @@ impl Model {
 #[test]
 fn random_lives_lose_nothing_and_apply_nothing_twice() {
     let seeds = std::env::var("PUSHPULL_SEED").ok().and_then(|seed| seed.parse().ok());
-    suite(Zoo::default(), seeds.map_or(0..SEEDS, |seed: u64| seed..seed + 1));
+    suite(PlantedBugs::default(), seeds.map_or(0..SEEDS, |seed: u64| seed..seed + 1));
 }
 
 /// A random life for each of these seeds.
-pub(super) fn suite(zoo: Zoo, seeds: Range<u64>) {
+pub(super) fn suite(planted: PlantedBugs, seeds: Range<u64>) {
     let (mut pushes, mut unknown, mut refused, mut kills) = (0, 0, 0, 0);
     for seed in seeds {
         let told = super::random::TellSeed(seed);
-        let mut model = Model::new(seed, zoo);
+        let mut model = Model::new(seed, planted);
         for _ in 0..STEPS {
             model.step();
         }

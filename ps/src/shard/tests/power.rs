@@ -18,18 +18,18 @@ use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::Sgd;
+use crate::planted::PlantedBugs;
 use crate::shard::checkpoints::{News, Order};
 use crate::shard::{Input, Shard};
-use crate::zoo::Zoo;
 
 const ELEMENTS: u64 = 4000;
 const SEEDS: u64 = 40;
 
-fn world(zoo: Zoo) -> (World, Line) {
+fn world(planted: PlantedBugs) -> (World, Line) {
     let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
     let (world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
         let config = config.durability(Durability::Power).inbox_pushes(2);
-        PsConfig { block_bytes: 2048, zoo, ..config }
+        PsConfig { block_bytes: 2048, planted, ..config }
     });
     (world, lines[0])
 }
@@ -79,7 +79,7 @@ fn cut(world: &World, random: &mut Random) -> Files {
 
 #[test]
 fn what_a_cut_leaves_of_a_birth_is_no_arena() {
-    let (world, _) = world(Zoo::default());
+    let (world, _) = world(PlantedBugs::default());
     let open = |files: BTreeMap<String, Vec<u8>>| {
         let place = Place::Shelf(Shelf::with(files));
         Shard::open(world.parts(0), place, LIFE, world.now)
@@ -135,12 +135,12 @@ fn what_a_cut_leaves_of_a_birth_is_no_arena() {
 }
 
 /// Lives that end with a cut; panics if anything answered is lost.
-pub(super) fn cuts(seeds: std::ops::Range<u64>, zoo: Zoo) -> (usize, usize) {
+pub(super) fn cuts(seeds: std::ops::Range<u64>, planted: PlantedBugs) -> (usize, usize) {
     let (mut cuts, mut acknowledged) = (0, 0);
     for seed in seeds {
         let told = super::random::TellSeed(seed);
         let mut random = Random::new(seed);
-        let (mut world, mut reader) = world(zoo);
+        let (mut world, mut reader) = world(planted);
         let mut peers = [worker(1), worker(2)];
         let mut known = 0;
         for _ in 0..4 {
@@ -205,13 +205,13 @@ pub(super) fn cuts(seeds: std::ops::Range<u64>, zoo: Zoo) -> (usize, usize) {
 
 #[test]
 fn what_was_answered_survives_the_loss_of_power() {
-    let (cuts, acknowledged) = cuts(0..SEEDS, Zoo::default());
+    let (cuts, acknowledged) = cuts(0..SEEDS, PlantedBugs::default());
     println!("{acknowledged} pushes acknowledged over {cuts} cuts, none lost");
 }
 
 #[test]
 fn an_answer_waits_for_the_disk() {
-    let (mut world, line) = world(Zoo::default());
+    let (mut world, line) = world(PlantedBugs::default());
     let request = push(&mut world, line, 1);
     assert_eq!(world.answer(line, request), None);
     world.holds_flushes = false;
@@ -226,7 +226,7 @@ fn an_answer_waits_for_the_disk() {
 
 #[test]
 fn an_image_that_nobody_has_taken_yet_waits_for_nothing() {
-    let (mut world, line) = world(Zoo::default());
+    let (mut world, line) = world(PlantedBugs::default());
     world.works_at_once = true;
     for sequence in 1..=3 {
         let request = push(&mut world, line, sequence);
@@ -240,7 +240,7 @@ fn an_image_that_nobody_has_taken_yet_waits_for_nothing() {
 
 #[test]
 fn a_flush_that_fails_ends_pushes_for_good() {
-    let (mut world, line) = world(Zoo::default());
+    let (mut world, line) = world(PlantedBugs::default());
     let request = push(&mut world, line, 1);
     world.fail_flush("the disk is gone");
     assert_eq!(world.answer(line, request), None, "what is not on the disk is not answered");
@@ -264,7 +264,7 @@ fn a_flush_that_fails_ends_pushes_for_good() {
 
 #[test]
 fn the_saver_has_its_orders_though_a_flush_fails() {
-    let (mut world, line) = world(Zoo::default());
+    let (mut world, line) = world(PlantedBugs::default());
     push(&mut world, line, 1);
     let wished = News::Wished { ticket: 7, user: Vec::new() };
     world.input(0, Input::News(wished));
@@ -276,7 +276,7 @@ fn the_saver_has_its_orders_though_a_flush_fails() {
 
 #[test]
 fn a_flush_that_failed_is_not_forgotten_by_the_next_process() {
-    let (mut world, line) = world(Zoo::default());
+    let (mut world, line) = world(PlantedBugs::default());
     push(&mut world, line, 1);
     world.fail_flush("the disk is gone");
     world.holds_flushes = false;
@@ -298,7 +298,7 @@ fn a_flush_that_failed_is_not_forgotten_by_the_next_process() {
 
 #[test]
 fn a_flush_that_failed_is_not_forgotten_whenever_the_process_is_killed() {
-    let (mut world, line) = world(Zoo::default());
+    let (mut world, line) = world(PlantedBugs::default());
     push(&mut world, line, 1);
     let before = world.files(0);
     world.fail_flush("the disk is gone");

@@ -8,15 +8,15 @@ use super::peers::{Peer, Push, bytes_of, f32s, variables, worker};
 use super::world::{Line, World};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
-use crate::zoo::Zoo;
+use crate::planted::PlantedBugs;
 
 fn ready() -> (World, Peer, Line) {
-    ready_with(Zoo::default())
+    ready_with(PlantedBugs::default())
 }
 
-fn ready_with(zoo: Zoo) -> (World, Peer, Line) {
+fn ready_with(planted: PlantedBugs) -> (World, Peer, Line) {
     let (mut world, _) =
-        World::ready(variables(), Sgd::new(1.0), |config| PsConfig { zoo, ..config });
+        World::ready(variables(), Sgd::new(1.0), |config| PsConfig { planted, ..config });
     let mut peer = worker(1);
     let line = world.join(0, &mut peer);
     (world, peer, line)
@@ -144,11 +144,11 @@ fn an_answer_goes_to_the_connection_that_asked_and_to_no_other() {
 
 #[test]
 fn a_restarted_client_numbers_its_pushes_anew() {
-    a_restarted_client_is_another(Zoo::default());
+    a_restarted_client_is_another(PlantedBugs::default());
 }
 
-pub(super) fn a_restarted_client_is_another(zoo: Zoo) {
-    let (mut world, peer, old) = ready_with(zoo);
+pub(super) fn a_restarted_client_is_another(planted: PlantedBugs) {
+    let (mut world, peer, old) = ready_with(planted);
     let push = world.gradient(old, 1);
     world.push_answer(old, &push, &[(0, &ones())]);
     // Another is whole and not applied, a third is half there.

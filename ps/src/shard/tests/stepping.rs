@@ -21,16 +21,16 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, gettid};
 
 use super::crash_life::{Life, begin_training, numbers};
-use super::kept::{Files, Kept, open_at, open_on};
+use super::kept::{Files, PooledBuffers, open_at, open_on};
 use crate::arena::shelf::{Content, Shelf};
-use crate::arena::witness::{self, Event};
+use crate::arena::store_trace::{self, Event};
 use crate::arena::{Memory, Place, StateDirectory};
 use crate::commit::COMMITTED;
 use crate::config::PsConfig;
 use crate::layout::PAGE_BYTES;
 use crate::optimizer::{Adam, Optimizer, Sgd};
+use crate::planted::PlantedBugs;
 use crate::shard::Shard;
-use crate::zoo::Zoo;
 
 /// Tells the child its case, bug and directory.
 const VARIABLE: &str = "PUSHPULL_STEPPED";
@@ -109,16 +109,16 @@ const CASES: [Case; 5] = [
 ];
 
 impl Case {
-    fn life(&self, zoo: Zoo) -> Life {
+    fn life(&self, planted: PlantedBugs) -> Life {
         let (optimizer, past_cache) = ((self.optimizer)(), self.past_cache);
-        Life { optimizer, mixed: false, past_cache, crowd: false, zoo, seed: 0 }
+        Life { optimizer, mixed: false, past_cache, crowd: false, planted, seed: 0 }
     }
 
     /// What the child finds.
     fn files(&self) -> (Files, Arc<PsConfig>) {
         let shelf = Shelf::default();
         // Whatever is planted later, this was left by a sound server.
-        let (mut world, line) = begin_training(&self.life(Zoo::default()), shelf.clone());
+        let (mut world, line) = begin_training(&self.life(PlantedBugs::default()), shelf.clone());
         let (Left::Whole(offset, bytes)
         | Left::Committed(offset, bytes)
         | Left::Prepared(offset, bytes)) = self.left;
@@ -127,7 +127,7 @@ impl Case {
         let (seen, config) = (shelf.clone(), world.config.clone());
         let (images, left) = std::sync::mpsc::channel();
         let undone = matches!(self.left, Left::Prepared(..));
-        let watch = witness::watch(move |_| {
+        let watch = store_trace::watch(move |_| {
             let files = seen.contents();
             let state = |name| files.get(name).and_then(|content: &Content| content.word(4096));
             let committed =
@@ -186,44 +186,44 @@ fn is_stepped_through() {
     let Ok(told) = std::env::var(VARIABLE) else { return };
     let mut told = told.splitn(3, ':');
     let case: usize = told.next().and_then(|case| case.parse().ok()).expect("a case");
-    let (case, zoo) = (&CASES[case], zoo_named(told.next().expect("a bug")));
+    let (case, planted) = (&CASES[case], planted_named(told.next().expect("a bug")));
     let state = StateDirectory::open(Path::new(told.next().expect("a directory"))).unwrap();
     let (_, config) = case.files();
-    let config = Arc::new(PsConfig { zoo, ..(*config).clone() });
+    let config = Arc::new(PsConfig { planted, ..(*config).clone() });
     let place = Place::Folder(state.shard(0).unwrap());
     println!("\nstep {}", gettid());
     std::io::stdin().lock().read_line(&mut String::new()).unwrap();
     let mark = |signal| raise(signal).unwrap();
-    let watch = (case.deed == Deed::Recovery).then(|| witness::watch(move |_| mark(MARK)));
+    let watch = (case.deed == Deed::Recovery).then(|| store_trace::watch(move |_| mark(MARK)));
     do_deed(case, place, &config, mark);
     drop(watch);
 }
 
-#[cfg(feature = "zoo")]
-fn zoo_named(name: &str) -> Zoo {
-    let bug = crate::zoo::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
-    bug.map_or_else(Zoo::default, |&bug| Zoo::with(bug))
+#[cfg(feature = "planted")]
+fn planted_named(name: &str) -> PlantedBugs {
+    let bug = crate::planted::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
+    bug.map_or_else(PlantedBugs::default, |&bug| PlantedBugs::with(bug))
 }
 
-#[cfg(feature = "zoo")]
-fn name_of(zoo: Zoo) -> String {
-    zoo.bug().map_or_else(String::new, |bug| format!("{bug:?}"))
+#[cfg(feature = "planted")]
+fn name_of(planted: PlantedBugs) -> String {
+    planted.bug().map_or_else(String::new, |bug| format!("{bug:?}"))
 }
 
-#[cfg(not(feature = "zoo"))]
-fn zoo_named(_name: &str) -> Zoo {
-    Zoo::default()
+#[cfg(not(feature = "planted"))]
+fn planted_named(_name: &str) -> PlantedBugs {
+    PlantedBugs::default()
 }
 
-#[cfg(not(feature = "zoo"))]
-fn name_of(_zoo: Zoo) -> String {
+#[cfg(not(feature = "planted"))]
+fn name_of(_planted: PlantedBugs) -> String {
     String::new()
 }
 
 /// What must have been kept before and after, and the stretches of the files that are written.
 struct Expected {
-    before: Kept,
-    after: Kept,
+    before: PooledBuffers,
+    after: PooledBuffers,
     stretches: Vec<(String, usize, usize)>,
 }
 
@@ -231,12 +231,12 @@ struct Expected {
 fn rehearse(case: &Case, files: &Files, config: &Arc<PsConfig>) -> Expected {
     let now = Instant::now();
     let kept = |files: &Files| {
-        Kept::of(&open_on(&Shelf::with(files.clone()), config, now).expect("it is sound"))
+        PooledBuffers::of(&open_on(&Shelf::with(files.clone()), config, now).expect("it is sound"))
     };
     let shelf = Shelf::with(files.clone());
     let (told, events) = std::sync::mpsc::channel();
     let watched = shelf.clone();
-    let watch = witness::watch(move |event| {
+    let watch = store_trace::watch(move |event| {
         let (address, start, bytes) = match event {
             Event::Shared { address, start, bytes } => (address, start, bytes),
             Event::Streaming { address, start, bytes } => (address, start, bytes),
@@ -259,7 +259,7 @@ fn rehearse(case: &Case, files: &Files, config: &Arc<PsConfig>) -> Expected {
             _ => stretches.push((file, start, end)),
         }
     }
-    Expected { before: kept(files), after: Kept::of(&shard), stretches }
+    Expected { before: kept(files), after: PooledBuffers::of(&shard), stretches }
 }
 
 /// What was seen of one case.
@@ -278,7 +278,7 @@ impl Figures {
             self.torn += 1;
             return;
         };
-        let kept = Kept::of(&shard);
+        let kept = PooledBuffers::of(&shard);
         let (before, after) = (&expected.before, &expected.after);
         if kept.values != before.values && kept.values != after.values {
             self.torn += 1;
@@ -312,8 +312,8 @@ impl Drop for Stepped {
 
 impl Stepped {
     /// Starts the child and lets it run to its first mark; `None` where that is not permitted.
-    fn start(case: usize, zoo: Zoo, directory: &Path) -> Option<Stepped> {
-        let told = format!("{case}:{}:{}", name_of(zoo), directory.display());
+    fn start(case: usize, planted: PlantedBugs, directory: &Path) -> Option<Stepped> {
+        let told = format!("{case}:{}:{}", name_of(planted), directory.display());
         let name = "shard::tests::stepping::is_stepped_through";
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture"])
@@ -375,18 +375,18 @@ impl Stepped {
 }
 
 /// Steps through one case; `None` where that is not permitted.
-fn step_through(index: usize, zoo: Zoo) -> Option<Figures> {
+fn step_through(index: usize, planted: PlantedBugs) -> Option<Figures> {
     let case = &CASES[index];
     let (files, sound) = case.files();
     let expected = rehearse(case, &files, &sound);
-    let config = Arc::new(PsConfig { zoo, ..(*sound).clone() });
+    let config = Arc::new(PsConfig { planted, ..(*sound).clone() });
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let folder = directory.path().join("shard-0");
     std::fs::create_dir(&folder).unwrap();
     for (name, content) in &files {
         std::fs::write(folder.join(name), content.to_vec()).unwrap();
     }
-    let stepped = Stepped::start(index, zoo, directory.path())?;
+    let stepped = Stepped::start(index, planted, directory.path())?;
     let maps: BTreeMap<String, Memory> = files.keys().map(|name| map(&folder, name)).collect();
     let copy = || -> Files {
         maps.iter().map(|(name, map)| (name.clone(), Content::of(map.bytes()))).collect()
@@ -437,10 +437,10 @@ fn map(folder: &Path, name: &str) -> (String, Memory) {
 }
 
 /// All cases. Prints what was seen.
-pub(super) fn suite(zoo: Zoo) {
+pub(super) fn suite(planted: PlantedBugs) {
     for (index, case) in CASES.iter().enumerate() {
         let start = Instant::now();
-        let Some(figures) = step_through(index, zoo) else {
+        let Some(figures) = step_through(index, planted) else {
             println!("SKIPPED: stepping through processes is not permitted here");
             return;
         };
@@ -458,5 +458,5 @@ pub(super) fn suite(zoo: Zoo) {
 
 #[test]
 fn a_kill_between_any_two_instructions_tears_nothing() {
-    suite(Zoo::default());
+    suite(PlantedBugs::default());
 }

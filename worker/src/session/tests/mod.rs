@@ -2,6 +2,7 @@
 
 mod breaches;
 mod connecting;
+mod encoded_values;
 mod epochs;
 mod keeping_alive;
 mod model;
@@ -13,7 +14,6 @@ mod random;
 mod resends;
 mod samples;
 mod shared_values;
-mod short_values;
 mod streaming;
 mod synchronous;
 mod tokens;

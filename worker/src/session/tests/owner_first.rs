@@ -10,12 +10,12 @@ use pushpull_common::protocol::{Message, Outcome, PushState, Refusal};
 
 use super::world::{Frame, OWNER, World, applied, grant, order, plan, push_answer, refused};
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::session::{Command, OpId, Reply};
+use crate::sharding_plan::ShardingPlan;
 
 const STALE: Outcome = Outcome::Stale { current: GlobalStep(6) };
 
-fn joined(plan: &Arc<Plan>) -> World {
+fn joined(plan: &Arc<ShardingPlan>) -> World {
     let mut world = World::with(|start| start.role = Role::Worker {});
     world.mode = ModeIs::Asynchronous { owner_first: true };
     world.join(plan)
@@ -120,7 +120,7 @@ fn no_shard_hears_that_the_worker_leaves_before_it_has_what_others_have() {
 }
 
 /// A session of two shards that has been granted token 1, which it asked for.
-fn with_token(plan: &Arc<Plan>) -> World {
+fn with_token(plan: &Arc<ShardingPlan>) -> World {
     let mut world = World::joined(plan);
     ask(&mut world, 1);
     world
@@ -135,7 +135,7 @@ fn ask(world: &mut World, token: u64) {
 }
 
 /// Whether a push under this token is whole on the other shard before the owner has answered.
-fn is_sent_at_once(world: &mut World, plan: &Plan, token: u64) -> bool {
+fn is_sent_at_once(world: &mut World, plan: &ShardingPlan, token: u64) -> bool {
     let op = world.push(plan, token);
     let owner = parts(world, OWNER).pop().unwrap();
     assert!(owner.part().whole.is_some());

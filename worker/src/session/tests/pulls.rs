@@ -9,16 +9,16 @@ use pushpull_common::protocol::{Message, Refusal};
 
 use super::world::{Frame, OWNER, World, plan, refused, shard, split_plan};
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::session::{Command, OpId, Read, Reply};
+use crate::sharding_plan::ShardingPlan;
 
 fn part(offset: u64, last: bool) -> Pulled {
     Pulled { version: 1, gradients: 1, offset, last }
 }
 
 /// Answers a pull with this byte everywhere, in two parts.
-fn fill(world: &mut World, plan: &Plan, frame: &Frame, byte: u8) {
+fn fill(world: &mut World, plan: &ShardingPlan, frame: &Frame, byte: u8) {
     let bytes = plan.catalogue().layout(shard(frame.link as u32)).bytes();
     let half = (bytes / 2).next_multiple_of(8);
     let step = GlobalStep(u64::from(byte));
@@ -27,7 +27,7 @@ fn fill(world: &mut World, plan: &Plan, frame: &Frame, byte: u8) {
 }
 
 /// The values pulled of each variable, and the step.
-fn values(world: &mut World, plan: &Plan, op: OpId) -> (Vec<Vec<u8>>, u64) {
+fn values(world: &mut World, plan: &ShardingPlan, op: OpId) -> (Vec<Vec<u8>>, u64) {
     let Ok(Reply::Pulled { buffer, read }) = world.reply(op) else { panic!() };
     let variables = 0..plan.catalogue().variables().len() as u32;
     let bytes = variables.map(|id| buffer.bytes()[plan.range(VariableId(id))].to_vec());
@@ -204,7 +204,7 @@ fn the_body_of_a_pull_that_was_given_up_is_read_past() {
 /// An answer to a pull, after a first part of eight bytes of sixteen, that ends the connection;
 /// the pull is asked again, and succeeds.
 fn breaks_off(offset: u64, bytes: usize, last: bool) {
-    let plan: Arc<Plan> = plan(1, 4);
+    let plan: Arc<ShardingPlan> = plan(1, 4);
     let mut world = World::joined(&plan);
     let op = world.pull(&plan);
     let frame = world.heard(OWNER, "Pull");
@@ -238,14 +238,14 @@ fn values_that_leave_some_out_break_off_the_connection() {
 }
 
 /// Asks for one variable of [`split_plan`], for a token of this step.
-fn one(world: &mut World, plan: &Arc<Plan>, variable: u32, step: u64) -> OpId {
+fn one(world: &mut World, plan: &Arc<ShardingPlan>, variable: u32, step: u64) -> OpId {
     let (variable, token) = (VariableId(variable), Some(GlobalStep(step)));
     let buffer = Buffer::of_bytes(plan.range(variable).len());
     world.call(Command::PullVariable { plan: plan.clone(), variable, buffer, token })
 }
 
 /// Where the partition of a variable lies on a shard.
-fn place(plan: &Plan, variable: u32, task: u32) -> std::ops::Range<u64> {
+fn place(plan: &ShardingPlan, variable: u32, task: u32) -> std::ops::Range<u64> {
     let partitions = plan.catalogue().partitions_of(VariableId(variable));
     let found = partitions.iter().find(|partition| partition.shard == shard(task)).unwrap();
     found.offset..found.end()

@@ -14,14 +14,14 @@ use pushpull_common::protocol::{Message, Outcome, PushState, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::world::*;
-use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::parts::Scattered;
 use crate::push_buffers::{BufferSlot, GradientBuffer, PushBufferId};
 use crate::session::{Command, OpId, PushOrder, Read, Reply};
+use crate::sharding_plan::ShardingPlan;
 
 /// A session that has been lent a tray by each of the shards of a plan that has something to lie there.
-fn world(plan: &Arc<Plan>, mode: ModeIs) -> World {
+fn world(plan: &Arc<ShardingPlan>, mode: ModeIs) -> World {
     let mut world = World::new();
     (world.same_host, world.mode) = (true, mode);
     let mut world = world.join(plan);
@@ -56,7 +56,7 @@ fn share(world: &mut World, link: usize) {
 
 /// Gradients that are written to rooms of the trays that were lent last: those of these variables,
 /// every byte of which is `fill`.
-fn gradients(world: &World, plan: &Plan, ids: &[u32], fill: u8) -> Arc<GradientBuffer> {
+fn gradients(world: &World, plan: &ShardingPlan, ids: &[u32], fill: u8) -> Arc<GradientBuffer> {
     let mut buffer = GradientBuffer::new(plan, plan.runs(|_| true).into());
     let push_buffers: BTreeMap<usize, PushBufferId> = world.push_buffers.iter().copied().collect();
     let push_slot = |of| {
@@ -73,7 +73,7 @@ fn gradients(world: &World, plan: &Plan, ids: &[u32], fill: u8) -> Arc<GradientB
 }
 
 /// Pushes these variables.
-fn push(world: &mut World, plan: &Plan, ids: &[u32], buffer: Arc<GradientBuffer>) -> OpId {
+fn push(world: &mut World, plan: &ShardingPlan, ids: &[u32], buffer: Arc<GradientBuffer>) -> OpId {
     let scatter = Arc::new(plan.scatter(ids.iter().copied().map(VariableId)));
     let (rounds, factors) = (0..scatter.rounds(), BTreeMap::new());
     let scattered = Some(Scattered { scatter, buffer, rounds, factors });
@@ -104,7 +104,7 @@ fn is_applied(world: &mut World, op: OpId) {
 #[test]
 fn a_tray_is_asked_for_by_those_who_push_what_can_lie_there() {
     let plan = plan(1, 4);
-    let world_of = |plan: &Arc<Plan>, change: fn(&mut crate::session::Start)| {
+    let world_of = |plan: &Arc<ShardingPlan>, change: fn(&mut crate::session::Start)| {
         let mut world = World::with(change);
         world.same_host = true;
         world.join(plan)

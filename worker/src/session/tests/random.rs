@@ -18,11 +18,11 @@ use pushpull_common::protocol::{Grant, Message, Outcome};
 use super::model::{Fill, RESTORED_STEP, Shard};
 use super::world::{Frame, OWNER, World, header, ms, order, plan, shard};
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::parts::Scattered;
 use crate::push_buffers::{BufferSlot, GradientBuffer, PushBufferId, SlotMemory};
 use crate::session::{Command, Input, OpId, Output, PushOrder, Reply};
+use crate::sharding_plan::ShardingPlan;
 
 /// The SplitMix64 sequence of Steele, Lea and Flood, 2014.
 struct Random(u64);
@@ -92,7 +92,7 @@ impl Drop for Taken {
 
 struct Test {
     random: Random,
-    plan: Arc<Plan>,
+    plan: Arc<ShardingPlan>,
     world: World,
     shards: Vec<Shard>,
     lines: Vec<Line>,

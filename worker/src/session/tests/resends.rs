@@ -7,12 +7,12 @@ use pushpull_common::protocol::{Outcome, PushState, Refusal};
 
 use super::world::{Frame, OWNER, World, applied, plan, push_answer};
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::session::{OpId, Reply};
+use crate::sharding_plan::ShardingPlan;
 
 /// A push of three parts, asked about after its parts had been sent and the connection was lost.
 fn in_doubt() -> (World, OpId, Vec<Frame>, Frame) {
-    let plan: Arc<Plan> = plan(1, 600_000);
+    let plan: Arc<ShardingPlan> = plan(1, 600_000);
     let mut world = World::joined(&plan);
     let op = world.push(&plan, 1);
     let parts = world.give_push_slot(OWNER, 1);

@@ -20,8 +20,8 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Grant, Header, Message, Outcome, Refusal, version};
 use pushpull_common::variable::VariableSpec;
 
-use crate::fanout::Plan;
 use crate::session::{PushOrder, Read};
+use crate::sharding_plan::ShardingPlan;
 
 pub(super) const LEASE: Duration = Duration::from_secs(5);
 
@@ -49,31 +49,31 @@ pub(super) fn refused(refusal: Refusal) -> Message {
 }
 
 /// Variables `v0`, `v1`, … of `f32`, one on each of so many ps tasks.
-pub(super) fn plan(tasks: u32, elements: u64) -> Arc<Plan> {
+pub(super) fn plan(tasks: u32, elements: u64) -> Arc<ShardingPlan> {
     let variables = (0..tasks).map(|i| VariableSpec::f32(format!("v{i}"), [elements]).unwrap());
     place(variables.collect(), tasks)
 }
 
 /// One variable of five `bf16` on one task.
-pub(super) fn halves_plan() -> Arc<Plan> {
+pub(super) fn halves_plan() -> Arc<ShardingPlan> {
     place(vec![VariableSpec::bf16("halves", [5]).unwrap()], 1)
 }
 
 /// One variable of seven rows of three, split over two tasks, and a small one on the first.
-pub(super) fn split_plan() -> Arc<Plan> {
+pub(super) fn split_plan() -> Arc<ShardingPlan> {
     let split = VariableSpec::f32("split", [7, 3]).unwrap();
     let split = split.partitioner(Partitioner::Fixed { shards: 2 });
     place(vec![split, VariableSpec::f32("small", [1]).unwrap()], 2)
 }
 
-pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32) -> Arc<Plan> {
+pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32) -> Arc<ShardingPlan> {
     let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), 1).unwrap();
     let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-    Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
+    Arc::new(ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
 }
 
 /// A push of all variables, every byte of which is `fill`.
-pub(super) fn order(plan: &Plan, grant: Option<Grant>, fill: u8) -> PushOrder {
+pub(super) fn order(plan: &ShardingPlan, grant: Option<Grant>, fill: u8) -> PushOrder {
     let all = (0..plan.catalogue().variables().len() as u32).map(VariableId);
     let parts = plan.parts(all, |range| Bytes::from(vec![fill; range.len()]));
     let operation = match grant {

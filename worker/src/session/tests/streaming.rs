@@ -12,12 +12,12 @@ use pushpull_common::protocol::{Outcome, PushState, Refusal};
 
 use super::world::{OWNER, World, applied, grant, ms, order, plan, push_answer, refused};
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::parts::Scattered;
 use crate::push_buffers::GradientBuffer;
 use crate::session::{Command, Input, OpId, PushOrder, Read, Reply};
+use crate::sharding_plan::ShardingPlan;
 
-fn begin(world: &mut World, plan: &Plan, token: u64) -> Sequence {
+fn begin(world: &mut World, plan: &ShardingPlan, token: u64) -> Sequence {
     let mut order = order(plan, Some(grant(token, 0)), 1);
     order.parts.clear();
     let op = world.call(Command::Begin { order });
@@ -25,7 +25,7 @@ fn begin(world: &mut World, plan: &Plan, token: u64) -> Sequence {
     sequence
 }
 
-fn more(world: &mut World, plan: &Plan, sequence: Sequence, variable: u32) {
+fn more(world: &mut World, plan: &ShardingPlan, sequence: Sequence, variable: u32) {
     let body = |range: std::ops::Range<usize>| Bytes::from(vec![variable as u8; range.len()]);
     let parts = plan.parts([VariableId(variable)].into_iter(), body);
     let op = world.call(Command::More { sequence, own: None, parts });
@@ -36,7 +36,7 @@ fn end(world: &mut World, sequence: Sequence) -> OpId {
     world.call(Command::End { sequence })
 }
 
-fn joined() -> (World, Arc<Plan>) {
+fn joined() -> (World, Arc<ShardingPlan>) {
     let plan = plan(2, 4);
     (World::joined(&plan), plan)
 }
@@ -239,7 +239,7 @@ fn started(world: &mut World, timeout: Duration) -> (OpId, impl Fn(usize) -> Com
 }
 
 /// Twelve elements on each of two shards, in three parts.
-fn small_parts() -> Plan {
+fn small_parts() -> ShardingPlan {
     let plan = Arc::into_inner(plan(2, 12)).unwrap();
     plan.with_parts_of(16)
 }

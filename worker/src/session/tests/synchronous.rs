@@ -15,16 +15,16 @@ use super::world::{
     Frame, OWNER, World, applied, grant, ms, order, plan, push_answer, refused, shard,
 };
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::session::{Command, Input, OpId, PushOrder, Read, Reply};
+use crate::sharding_plan::ShardingPlan;
 
 const HELD: Outcome = Outcome::Held {};
 const ACCEPTED: Outcome = Outcome::Accepted { step: GlobalStep(5) };
 const STALE: Outcome = Outcome::Stale { current: GlobalStep(6) };
 
 /// A session that has joined servers with synchronous steps.
-fn joined(plan: &Arc<Plan>) -> World {
+fn joined(plan: &Arc<ShardingPlan>) -> World {
     unjoined(|_| {}).join(plan)
 }
 
@@ -51,7 +51,7 @@ fn say(world: &mut World, frame: &Frame, outcome: Outcome) {
 }
 
 /// A push of the first variable alone, under this token.
-fn push_one(world: &mut World, plan: &Plan, token: u64) -> OpId {
+fn push_one(world: &mut World, plan: &ShardingPlan, token: u64) -> OpId {
     let parts = plan.parts([VariableId(0)].into_iter(), |range| vec![1; range.len()].into());
     let (operation, grant) = (Operation::Gradient {}, Some(grant(token, 0)));
     world.call(Command::Push {
@@ -59,7 +59,7 @@ fn push_one(world: &mut World, plan: &Plan, token: u64) -> OpId {
     })
 }
 
-fn pull_for(world: &mut World, plan: &Arc<Plan>, step: u64) -> OpId {
+fn pull_for(world: &mut World, plan: &Arc<ShardingPlan>, step: u64) -> OpId {
     let (plan, buffer) = (plan.clone(), Buffer::new(plan));
     world.call(Command::Pull { plan, buffer, token: Some(GlobalStep(step)) })
 }
@@ -71,7 +71,7 @@ fn values(world: &mut World, frame: &Frame, step: u64) {
 }
 
 /// The step of a pull, and the first byte of each of its variables.
-fn pulled(world: &mut World, plan: &Plan, op: OpId) -> (u64, Vec<u8>) {
+fn pulled(world: &mut World, plan: &ShardingPlan, op: OpId) -> (u64, Vec<u8>) {
     let Ok(Reply::Pulled { buffer, read }) = world.reply(op) else { panic!() };
     let variables = 0..plan.catalogue().variables().len() as u32;
     let first = variables.map(|id| buffer.bytes()[plan.range(VariableId(id)).start]);

@@ -13,10 +13,10 @@ use pushpull_common::protocol::{Envelope, Message};
 pub(super) use super::samples::*;
 use crate::config::Checksums;
 use crate::error::{Error, UnresponsiveShards};
-use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::push_buffers::PushBufferId;
 use crate::session::{Command, Input, OpId, Output, Reply, Session, Start};
+use crate::sharding_plan::ShardingPlan;
 use crate::shared::MappedShard;
 
 /// A frame that the session has sent.
@@ -111,12 +111,12 @@ impl World {
     }
 
     /// A session that is connected to the shards of a plan and has joined.
-    pub(super) fn joined(plan: &Arc<Plan>) -> World {
+    pub(super) fn joined(plan: &Arc<ShardingPlan>) -> World {
         World::new().join(plan)
     }
 
     /// Connects to the shards of a plan, and joins.
-    pub(super) fn join(self, plan: &Arc<Plan>) -> World {
+    pub(super) fn join(self, plan: &Arc<ShardingPlan>) -> World {
         let mut world = self;
         let open = world.call(Command::Open { shards: plan.shards().to_vec() });
         for link in 0..plan.shards().len() {
@@ -141,12 +141,12 @@ impl World {
         op
     }
 
-    pub(super) fn pull(&mut self, plan: &Arc<Plan>) -> OpId {
+    pub(super) fn pull(&mut self, plan: &Arc<ShardingPlan>) -> OpId {
         let (plan, buffer) = (plan.clone(), Buffer::new(plan));
         self.call(Command::Pull { plan, buffer, token: None })
     }
 
-    pub(super) fn push(&mut self, plan: &Plan, token: u64) -> OpId {
+    pub(super) fn push(&mut self, plan: &ShardingPlan, token: u64) -> OpId {
         self.call(Command::Push { order: order(plan, Some(grant(token, 0)), 1) })
     }
 

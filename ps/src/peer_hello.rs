@@ -8,12 +8,12 @@ use pushpull_common::protocol::wire::{List, Text};
 
 /// Who it is, and what its cluster agrees on.
 #[derive(Clone, Debug)]
-pub(crate) struct Introduction {
+pub(crate) struct PeerHello {
     pub(crate) task: TaskId,
     pub(crate) identity: Identity,
 }
 
-impl Introduction {
+impl PeerHello {
     /// Says hello to one of its shards.
     pub(crate) fn hello(&self, shard: ShardId) -> Hello {
         Hello {

@@ -6,24 +6,24 @@ use std::sync::Arc;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{ShardId, VariableId};
-use pushpull_common::reused::Reused;
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::rows;
 
-use crate::fanout::Plan;
 use crate::parts::{Bodies, Body, Part, Stretch};
 use crate::rows::RowGradients;
+use crate::sharding_plan::ShardingPlan;
 
 /// The parts of a push that are made for it alone. They are made; then they are shared with the session,
 /// until it has sent them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct OwnParts {
+pub(crate) struct StagedParts {
     /// The gradients of sparse variables, which travel as they lie.
     pub(crate) rows: RowGradients,
     /// What is encoded, and variables that are handed over one by one; behind the rows.
     pub(crate) copies: Copies,
 }
 
-impl OwnParts {
+impl StagedParts {
     /// Forgets everything.
     pub(crate) fn empty(&mut self) {
         self.rows.empty();
@@ -45,7 +45,7 @@ impl OwnParts {
     }
 }
 
-impl Bodies for OwnParts {
+impl Bodies for StagedParts {
     fn body(&self, which: usize) -> (&[u8], usize) {
         let rows = &self.rows.cut;
         match which.checked_sub(rows.parts.len()) {
@@ -58,13 +58,13 @@ impl Bodies for OwnParts {
 /// Bytes, and parts of a push that are stretches of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Copies {
-    pub(crate) bytes: Reused<u8>,
-    parts: Reused<OwnPart>,
+    pub(crate) bytes: PooledVec<u8>,
+    parts: PooledVec<StagedPart>,
 }
 
 /// A part in which some of them travel.
 #[derive(Clone, Debug)]
-struct OwnPart {
+struct StagedPart {
     shard: ShardId,
     offset: u64,
     body: Range<usize>,
@@ -92,7 +92,7 @@ impl Copies {
     }
 
     /// Appends a variable that is not sparse, and the parts in which it travels as it is.
-    pub(crate) fn add_variable(&mut self, plan: &Plan, id: VariableId, elements: &[u8]) {
+    pub(crate) fn add_variable(&mut self, plan: &ShardingPlan, id: VariableId, elements: &[u8]) {
         let size = plan.catalogue().variable(id).dtype().size();
         for &shard in plan.shards() {
             // Partitions that follow each other there travel together.
@@ -133,7 +133,7 @@ impl Copies {
     ) -> Result<(), E> {
         let start = self.bytes.len();
         encode(&mut self.bytes)?;
-        self.parts.push(OwnPart {
+        self.parts.push(StagedPart {
             shard: partition.shard,
             offset: partition.offset + before,
             body: start..self.bytes.len(),
@@ -147,7 +147,7 @@ impl Copies {
     /// multiplied with `factor` there.
     pub(crate) fn add_values(
         &mut self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         partition: &Partition,
         values: Range<usize>,
         factor: f64,
@@ -158,7 +158,7 @@ impl Copies {
         };
         for half in plan.half_parts(partition, own, values.len() / 2) {
             let stretch = Stretch::of(partition, half.values.len() / 2, own);
-            self.parts.push(OwnPart {
+            self.parts.push(StagedPart {
                 shard: partition.shard,
                 offset: partition.offset + half.before,
                 body: values.start + half.values.start..values.start + half.values.end,
@@ -171,7 +171,7 @@ impl Copies {
     /// Appends the index of rows of a partition, which rise, and the parts in which it travels.
     pub(crate) fn add_index(
         &mut self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         partition: &Partition,
         numbers: impl ExactSizeIterator<Item = u64> + Clone,
     ) {
@@ -185,7 +185,7 @@ impl Copies {
     /// Adds the parts in which bytes travel to a place in what is pushed, with padding behind them.
     fn add_plain(
         &mut self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         shard: ShardId,
         offset: u64,
         bytes: Range<usize>,
@@ -196,7 +196,7 @@ impl Copies {
             let held = start.min(bytes.len())..end.min(bytes.len());
             let (padding, offset) = (end - start - held.len(), offset + range.start);
             let body = bytes.start + held.start..bytes.start + held.end;
-            self.parts.push(OwnPart { shard, offset, body, padding, encoded: None });
+            self.parts.push(StagedPart { shard, offset, body, padding, encoded: None });
         }
     }
 }
@@ -244,7 +244,7 @@ mod tests {
             let body = |range: Range<usize>| padded[range].to_vec().into();
             let whole = plan.parts([id].into_iter(), body).into_iter();
             let whole = whole.flat_map(|(shard, parts)| parts.into_iter().map(move |p| (shard, p)));
-            let mut own = OwnParts::default();
+            let mut own = StagedParts::default();
             own.copies.add_variable(&plan, id, &buffer[plan.range(id)]);
             prop_assert_eq!(sent(Arc::new(own).parts()), sent(whole));
         }
@@ -259,7 +259,7 @@ mod tests {
             VariableSpec::new("doubles", DType::F64, Shape::new([9, 1]).unwrap()).unwrap().sparse(),
         ];
         let plan = plan_of(variables, 1);
-        let mut own = OwnParts::default();
+        let mut own = StagedParts::default();
         for ids in [&[1, 2, 5][..], &[7], &[3, 4, 6]] {
             own.rows.set(&plan, VariableId(0), ids, &vec![bf16::ONE; ids.len()]).unwrap();
             own.rows.set(&plan, VariableId(1), ids, &vec![2.0_f32; ids.len()]).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     fn parts_of_rows_come_before_copies() {
         let rows = VariableSpec::f32("rows", [9, 1]).unwrap().sparse();
         let plan = plan_of(vec![rows, VariableSpec::f32("dense", [3]).unwrap()], 1);
-        let mut own = OwnParts::default();
+        let mut own = StagedParts::default();
         assert!(own.is_empty());
         own.copies.add_variable(&plan, VariableId(1), bytemuck::bytes_of(&[1.0_f32, 2.0, 3.0]));
         assert!(!own.is_empty());

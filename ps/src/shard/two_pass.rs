@@ -14,17 +14,21 @@ use crate::store::{Input, NoFreeBlock, Store};
 /// What a gradient does to the values of a shard, in one pass, or in two where a rule must know sums
 /// over whole variables first.
 #[derive(Debug, Default)]
-pub(super) struct Passes {
+pub(super) struct TwoPass {
     /// Whether the pass that adds up is under way, and nothing is changed yet.
     adding_up: bool,
     sums: BTreeMap<VariableId, Sums>,
 }
 
-impl Passes {
+impl TwoPass {
     /// For what is done to the variables of this layout.
-    pub(super) fn new(layout: &ShardLayout, rules: &VariableRules, operation: Operation) -> Passes {
+    pub(super) fn new(
+        layout: &ShardLayout,
+        rules: &VariableRules,
+        operation: Operation,
+    ) -> TwoPass {
         let adding_up = operation == Operation::Gradient {} && rules.sum_any(layout);
-        Passes { adding_up, sums: BTreeMap::new() }
+        TwoPass { adding_up, sums: BTreeMap::new() }
     }
 
     /// Whether another pass follows the one that has come to its end.

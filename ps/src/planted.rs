@@ -1,7 +1,7 @@
 //! Planted bugs, so that it can be seen that the tests would find them.
 //!
-//! Only with the feature `zoo` are they compiled in, and then one is chosen by a value that is
-//! passed in. Without it [`Zoo::has`] is `false` at compile time.
+//! Only with the feature `planted` are they compiled in, and then one is chosen by a value that is
+//! passed in. Without it [`PlantedBugs::has`] is `false` at compile time.
 
 /// Writes the bugs down once, so that none can be missing where all of them are named.
 macro_rules! bugs {
@@ -9,7 +9,7 @@ macro_rules! bugs {
         /// A bug that somebody could have written.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[cfg_attr(
-            not(feature = "zoo"),
+            not(feature = "planted"),
             allow(dead_code, unreachable_pub, reason = "chosen with the feature only")
         )]
         #[non_exhaustive]
@@ -17,7 +17,7 @@ macro_rules! bugs {
             $($(#[$doc])+ $bug,)+
         }
 
-        #[cfg(feature = "zoo")]
+        #[cfg(feature = "planted")]
         impl Bug {
             /// Every bug there is.
             pub const ALL: &[Bug] = &[$(Bug::$bug),+];
@@ -82,32 +82,35 @@ bugs! {
 }
 
 /// Which bug is planted, if any.
-#[cfg_attr(not(feature = "zoo"), allow(unreachable_pub, reason = "public with the feature only"))]
+#[cfg_attr(
+    not(feature = "planted"),
+    allow(unreachable_pub, reason = "public with the feature only")
+)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Zoo {
-    #[cfg(feature = "zoo")]
+pub struct PlantedBugs {
+    #[cfg(feature = "planted")]
     bug: Option<Bug>,
 }
 
-impl Zoo {
+impl PlantedBugs {
     /// With this bug.
-    #[cfg(feature = "zoo")]
-    pub fn with(bug: Bug) -> Zoo {
-        Zoo { bug: Some(bug) }
+    #[cfg(feature = "planted")]
+    pub fn with(bug: Bug) -> PlantedBugs {
+        PlantedBugs { bug: Some(bug) }
     }
 
     /// The bug, if there is one.
-    #[cfg(feature = "zoo")]
+    #[cfg(feature = "planted")]
     pub fn bug(self) -> Option<Bug> {
         self.bug
     }
 
-    #[cfg(feature = "zoo")]
+    #[cfg(feature = "planted")]
     pub(crate) fn has(self, bug: Bug) -> bool {
         self.bug == Some(bug)
     }
 
-    #[cfg(not(feature = "zoo"))]
+    #[cfg(not(feature = "planted"))]
     pub(crate) fn has(self, _bug: Bug) -> bool {
         false
     }

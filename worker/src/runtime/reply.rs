@@ -15,7 +15,7 @@ use crate::token::{Dropped, Returns};
 
 /// An operation on its way to the session. If it does not arrive, what it was to spend goes back.
 #[derive(Debug)]
-pub(super) struct Posted {
+pub(super) struct PendingReply {
     pub(super) op: OpId,
     pub(super) command: Option<Command>,
     pub(super) deadline: Instant,
@@ -33,7 +33,7 @@ pub(super) enum Answering {
     Nobody,
 }
 
-impl Posted {
+impl PendingReply {
     /// The command, and the way to its caller if one waits; `None` if that has gone.
     pub(super) fn take(&mut self) -> Option<(Command, Option<Answer>)> {
         let answer = match std::mem::replace(&mut self.answer, Answering::Nobody) {
@@ -45,7 +45,7 @@ impl Posted {
     }
 }
 
-impl Drop for Posted {
+impl Drop for PendingReply {
     fn drop(&mut self) {
         match self.command.take() {
             Some(Command::Push { order } | Command::Start { order } | Command::Begin { order }) => {
@@ -293,12 +293,12 @@ mod tests {
         Grant { token: TokenId(1), generation: 1, step: GlobalStep(0), push_slot: 0 }
     }
 
-    fn posted(command: Command, returns: &Arc<Returns>) -> (Posted, Call) {
+    fn pending_reply(command: Command, returns: &Arc<Returns>) -> (PendingReply, Call) {
         let (answer, call) = Slots::default().open(OpId(1), "test", returns);
         let (deadline, returns, open) =
             (Instant::now(), returns.clone(), returns.leadership().open());
         let (command, answer) = (Some(command), Answering::Caller(answer));
-        (Posted { op: OpId(1), command, deadline, answer, returns, _open: open }, call)
+        (PendingReply { op: OpId(1), command, deadline, answer, returns, _open: open }, call)
     }
 
     fn push() -> Command {
@@ -314,17 +314,17 @@ mod tests {
     #[test]
     fn a_command_whose_caller_has_gone_gives_back_what_it_was_to_spend() {
         let returns = Arc::new(Returns::default());
-        let (mut command, call) = posted(push(), &returns);
+        let (mut command, call) = pending_reply(push(), &returns);
         drop(call);
         assert!(matches!(returns.take()[..], [(Dropped::Operation(OpId(1)), _)]));
         assert!(command.take().is_none());
         drop(command);
         assert!(matches!(returns.take()[..], [(Dropped::Token(_), _)]));
         let sequence = Sequence(3);
-        let (command, _call) = posted(Command::End { sequence }, &returns);
+        let (command, _call) = pending_reply(Command::End { sequence }, &returns);
         drop(command);
         assert!(matches!(returns.take()[..], [(Dropped::Push(Sequence(3)), _)]));
-        let (mut command, _call) = posted(push(), &returns);
+        let (mut command, _call) = pending_reply(push(), &returns);
         assert!(command.take().is_some());
         drop(command);
         assert!(returns.take().is_empty(), "it has arrived");
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn a_session_that_ends_leaves_no_caller_waiting() {
         let returns = Arc::new(Returns::default());
-        let (command, mut call) = posted(push(), &returns);
+        let (command, mut call) = pending_reply(push(), &returns);
         assert!(poll(&mut call).is_pending());
         drop(command);
         assert!(matches!(poll(&mut call), Poll::Ready(Err(Error::Ended { doing: "test" }))));

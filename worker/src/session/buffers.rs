@@ -10,7 +10,7 @@ const SPARES_MAX: usize = 8;
 
 /// What ended operations have left.
 #[derive(Debug, Default)]
-pub(super) struct Spares {
+pub(super) struct SessionBuffers {
     pub(super) asks: Kept<Vec<Ask>>,
     pub(super) counts: Kept<Counts>,
     pub(super) shares: Kept<Share>,
@@ -19,7 +19,7 @@ pub(super) struct Spares {
     pub(super) under_way: Vec<usize>,
 }
 
-impl Spares {
+impl SessionBuffers {
     /// Takes a push apart that has ended.
     pub(super) fn keep_push(&mut self, push: Push) {
         let Push { read, mut shares, .. } = push;

@@ -14,11 +14,11 @@ use super::world::{
     Frame, OWNER, World, applied, grant, halves_plan, place, plan, push_answer, shard, welcome,
 };
 use crate::compression::{Compression, Rule};
-use crate::fanout::Plan;
-use crate::own_parts::OwnParts;
 use crate::params::Buffer;
+use crate::row_requests::RowRequests;
 use crate::session::{Command, OpId, PushOrder, Read, Reply};
-use crate::wanted::Wanted;
+use crate::sharding_plan::ShardingPlan;
+use crate::staging::StagedParts;
 
 /// A session that pulls bf16, and its pull of 6 floats.
 fn pulling() -> (World, OpId, Frame) {
@@ -79,10 +79,15 @@ fn values_of_another_length_break_off_the_connection() {
 }
 
 /// Pulls so many rows of each of two variables, whose rows are of so many bytes.
-fn pull_rows(world: &mut World, plan: &Arc<Plan>, counts: [u64; 2], row_bytes: usize) -> [OpId; 2] {
+fn pull_rows(
+    world: &mut World,
+    plan: &Arc<ShardingPlan>,
+    counts: [u64; 2],
+    row_bytes: usize,
+) -> [OpId; 2] {
     [0, 1].map(|index| {
         let ids: Vec<u64> = (0..counts[index]).collect();
-        let mut wanted = Wanted::default();
+        let mut wanted = RowRequests::default();
         wanted.ask(plan, VariableId(index as u32), &ids);
         let (plan, wanted) = (plan.clone(), Arc::new(wanted));
         let buffer = Buffer::of_bytes(ids.len() * row_bytes);
@@ -246,7 +251,7 @@ fn an_encoded_push_is_kept_until_it_is_settled() {
     let gradient: Vec<u8> = [1f32, -2.0, 3.0, 0.5, 7.0, -1.0].map(f32::to_ne_bytes).concat();
     let words: Vec<u64> =
         gradient.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    let (mut own, bytes) = (OwnParts::default(), bytemuck::cast_slice(&words));
+    let (mut own, bytes) = (StagedParts::default(), bytemuck::cast_slice(&words));
     compression.encode(&plan, VariableId(0), bytes, 1.0, &mut own.copies).unwrap();
     let saved = compression.save(plan.catalogue());
     let operation = message::Operation::Gradient {};

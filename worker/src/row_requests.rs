@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::{PartitionId, ShardId, VariableId};
+use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::reused::Reused;
 use pushpull_common::rows;
 
-use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::parts::{Bodies, Body};
 use crate::rows::{number_of, part_of};
+use crate::sharding_plan::ShardingPlan;
 
 /// Rows of one partition, in one request.
 #[derive(Clone, Debug)]
@@ -28,20 +28,20 @@ pub(crate) struct Asked {
 /// What is asked of the servers for rows of a variable, and where the answers lie, in memory that is used
 /// again and again.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted {
-    asks: Reused<Asked>,
-    numbers: Reused<u8>,
+pub(crate) struct RowRequests {
+    asks: PooledVec<Asked>,
+    numbers: PooledVec<u8>,
     /// Where each row is in the buffer, counted in rows; nothing if they are in their order.
-    places: Reused<u32>,
+    places: PooledVec<u32>,
     row_bytes: usize,
     /// The partition of each row, and how many rows come before those of each.
-    parts: Reused<u32>,
-    starts: Reused<usize>,
+    parts: PooledVec<u32>,
+    starts: PooledVec<usize>,
 }
 
-impl Wanted {
+impl RowRequests {
     /// Asks for these rows of a variable, which have been checked, and for nothing else.
-    pub(crate) fn ask(&mut self, plan: &Plan, variable: VariableId, ids: &[u64]) {
+    pub(crate) fn ask(&mut self, plan: &ShardingPlan, variable: VariableId, ids: &[u64]) {
         let partitions = plan.catalogue().partitions_of(variable);
         self.empty();
         self.row_bytes = plan.catalogue().variable(variable).row_bytes() as usize;
@@ -121,7 +121,7 @@ impl Wanted {
     }
 }
 
-impl Bodies for Wanted {
+impl Bodies for RowRequests {
     fn body(&self, which: usize) -> (&[u8], usize) {
         (&self.numbers[self.asks[which].numbers.clone()], 0)
     }
@@ -136,7 +136,7 @@ pub(crate) struct RowPulls(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    wanted: Vec<Arc<Wanted>>,
+    row_requests: Vec<Arc<RowRequests>>,
     buffers: Vec<Buffer>,
 }
 
@@ -144,42 +144,43 @@ impl RowPulls {
     /// What asks for these rows, which have been checked, and a buffer for so many bytes of them.
     pub(crate) fn ask(
         &self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         variable: VariableId,
         ids: &[u64],
         bytes: usize,
-    ) -> (Arc<Wanted>, Buffer) {
+    ) -> (Arc<RowRequests>, Buffer) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // A frame that was sent may be forgotten a little later.
-        let free = kept.wanted.iter().position(|wanted| Arc::strong_count(wanted) == 1);
-        let wanted = free.map(|free| kept.wanted.swap_remove(free));
+        let free =
+            kept.row_requests.iter().position(|row_requests| Arc::strong_count(row_requests) == 1);
+        let row_requests = free.map(|free| kept.row_requests.swap_remove(free));
         let buffer = kept.buffers.pop();
         drop(kept);
-        let mut wanted = wanted.unwrap_or_default();
+        let mut row_requests = row_requests.unwrap_or_default();
         let mut buffer = buffer.unwrap_or_else(|| Buffer::of_bytes(0));
         buffer.share(bytes);
-        match Arc::get_mut(&mut wanted) {
-            Some(wanted) => wanted.ask(plan, variable, ids),
+        match Arc::get_mut(&mut row_requests) {
+            Some(row_requests) => row_requests.ask(plan, variable, ids),
             None => {
-                let mut anew = Wanted::default();
+                let mut anew = RowRequests::default();
                 anew.ask(plan, variable, ids);
-                wanted = Arc::new(anew);
+                row_requests = Arc::new(anew);
             }
         }
-        (wanted, buffer)
+        (row_requests, buffer)
     }
 
     /// Puts the rows that have come into the order that they were asked for in.
-    pub(crate) fn put(&self, wanted: Arc<Wanted>, buffer: Buffer, rows: &mut [u8]) {
-        wanted.put(buffer.bytes(), rows);
-        self.keep(wanted, buffer);
+    pub(crate) fn put(&self, row_requests: Arc<RowRequests>, buffer: Buffer, rows: &mut [u8]) {
+        row_requests.put(buffer.bytes(), rows);
+        self.keep(row_requests, buffer);
     }
 
     /// Keeps the memory of a pull.
-    pub(crate) fn keep(&self, wanted: Arc<Wanted>, buffer: Buffer) {
+    pub(crate) fn keep(&self, row_requests: Arc<RowRequests>, buffer: Buffer) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.wanted.len() < KEPT_MAX {
-            kept.wanted.push(wanted);
+        if kept.row_requests.len() < KEPT_MAX {
+            kept.row_requests.push(row_requests);
         }
         if kept.buffers.len() < KEPT_MAX {
             kept.buffers.push(buffer);
@@ -199,14 +200,14 @@ mod tests {
 
     use super::*;
 
-    fn plan_of(variable: VariableSpec) -> Plan {
+    fn plan_of(variable: VariableSpec) -> ShardingPlan {
         let map = ShardMap::new([0, 1], 1).unwrap();
         let variables = vec![variable];
         let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
-        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+        ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
     }
 
-    fn plan(rows: u64, width: u64, parts: u32) -> Plan {
+    fn plan(rows: u64, width: u64, parts: u32) -> ShardingPlan {
         let cut = Partitioner::Fixed { shards: parts };
         plan_of(VariableSpec::f32("rows", [rows, width]).unwrap().sparse().partitioner(cut))
     }
@@ -217,10 +218,10 @@ mod tests {
         let spec = TableSpec::new(1 << 20);
         let table = VariableSpec::table("t", DType::F32, [2], spec).unwrap().partitioner(cut);
         let ids = [u64::MAX, 5, 1 << 40, 5, 7, 0];
-        let mut wanted = Wanted::default();
-        wanted.ask(&plan_of(table), VariableId(0), &ids);
-        assert_eq!(wanted.asks().iter().map(|ask| ask.numbers.len()).sum::<usize>(), 6 * 8);
-        let mut asked: Vec<u64> = (wanted.numbers.chunks(8))
+        let mut row_requests = RowRequests::default();
+        row_requests.ask(&plan_of(table), VariableId(0), &ids);
+        assert_eq!(row_requests.asks().iter().map(|ask| ask.numbers.len()).sum::<usize>(), 6 * 8);
+        let mut asked: Vec<u64> = (row_requests.numbers.chunks(8))
             .map(|id| u64::from_le_bytes(id.try_into().unwrap()))
             .collect();
         asked.sort_unstable();
@@ -232,12 +233,12 @@ mod tests {
     fn memory_that_is_left_is_used_again() {
         let (plan, pulls) = (plan(9, 2, 2), RowPulls::default());
         let ask = |ids: &[u64]| pulls.ask(&plan, VariableId(0), ids, ids.len() * 8);
-        let (wanted, mut buffer) = ask(&[7, 0]);
-        let at = Arc::as_ptr(&wanted);
-        let sent = wanted.body_of(0);
+        let (row_requests, mut buffer) = ask(&[7, 0]);
+        let at = Arc::as_ptr(&row_requests);
+        let sent = row_requests.body_of(0);
         buffer.bytes_mut().copy_from_slice(bytemuck::cast_slice(&[0.0_f32, 1.0, 14.0, 15.0]));
         let mut rows = [0.0_f32; 4];
-        pulls.put(wanted, buffer, bytemuck::cast_slice_mut(&mut rows));
+        pulls.put(row_requests, buffer, bytemuck::cast_slice_mut(&mut rows));
         assert_eq!(rows, [14.0, 15.0, 0.0, 1.0]);
         let (other, buffer) = ask(&[3]);
         assert!(Arc::as_ptr(&other) != at, "a frame is being sent from it");
@@ -249,7 +250,7 @@ mod tests {
         pulls.keep(other, buffer);
         (0..3 * KEPT_MAX).for_each(|_| pulls.keep(Arc::default(), Buffer::of_bytes(8)));
         let kept = pulls.0.lock().unwrap();
-        assert_eq!((kept.wanted.len(), kept.buffers.len()), (KEPT_MAX, KEPT_MAX));
+        assert_eq!((kept.row_requests.len(), kept.buffers.len()), (KEPT_MAX, KEPT_MAX));
     }
 
     proptest! {
@@ -260,14 +261,14 @@ mod tests {
             parts in 1u32..5,
         ) {
             let plan = plan(12, 2, parts);
-            let mut wanted = Wanted::default();
-            wanted.ask(&plan, VariableId(0), &[3, 1, 4]);
-            wanted.ask(&plan, VariableId(0), &ids);
+            let mut row_requests = RowRequests::default();
+            row_requests.ask(&plan, VariableId(0), &[3, 1, 4]);
+            row_requests.ask(&plan, VariableId(0), &ids);
             let mut received = vec![0_u8; ids.len() * 8];
-            for (which, ask) in wanted.asks().iter().enumerate() {
+            for (which, ask) in row_requests.asks().iter().enumerate() {
                 let partition = &plan.catalogue().partitions()[ask.partition.0 as usize];
                 prop_assert_eq!(partition.shard, ask.shard);
-                let numbers = wanted.body(which).0.chunks(4).map(|n| u32::from_le_bytes(n.try_into().unwrap()));
+                let numbers = row_requests.body(which).0.chunks(4).map(|n| u32::from_le_bytes(n.try_into().unwrap()));
                 let rows = numbers.flat_map(|number| {
                     let row = (partition.rows.start + u64::from(number)) as f32;
                     [row, row + 0.5]
@@ -276,7 +277,7 @@ mod tests {
                 received[ask.to.clone()].copy_from_slice(bytemuck::cast_slice(&rows));
             }
             let mut found = vec![0.0_f32; ids.len() * 2];
-            wanted.put(&received, bytemuck::cast_slice_mut(&mut found));
+            row_requests.put(&received, bytemuck::cast_slice_mut(&mut found));
             let expected: Vec<f32> = ids.iter().flat_map(|&id| [id as f32, id as f32 + 0.5]).collect();
             prop_assert_eq!(found, expected);
         }

@@ -8,7 +8,7 @@ use pushpull_common::protocol::message::{Operation, PushPart};
 
 use super::replicas::ClientKey;
 use super::{Part, Shard};
-use crate::zoo::Bug;
+use crate::planted::Bug;
 
 impl Shard {
     /// Whether a gradient comes too late to be of use, as far as this shard knows: it is not worth
@@ -23,7 +23,7 @@ impl Shard {
             return false;
         }
         match (&self.owner, &self.follower) {
-            (Some(owner), Some(_)) if self.config.zoo.has(Bug::KeyByReplica) => {
+            (Some(owner), Some(_)) if self.config.planted.has(Bug::KeyByReplica) => {
                 !owner.has_out(client)
             }
             (Some(owner), Some(_)) => !owner.holds(client, part.token, part.generation),
@@ -73,7 +73,7 @@ impl Shard {
             return false;
         }
         let Some((client, push)) = inbox.take(push_slot) else { return false };
-        self.drop_stale_draft();
+        self.drop_stale_streaming();
         let outcome = self.too_late(push.token);
         self.give_parked_push_slots(now);
         if let Some(client) = client {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::catalogue::ShortForm;
+use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::{Blocks, Encoding};
 use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_common::protocol::message::{PullEncoded, PullRows, PullRowsEncoded, Selection};
@@ -12,13 +12,13 @@ use pushpull_common::tensor::DType;
 
 use super::pulls::Pull;
 use super::{OpId, OpKind, Session};
-use crate::fanout::{Plan, Span};
+use crate::sharding_plan::{ShardingPlan, Span};
 
 /// A part of an answer whose body is being received: what the values are, once they are decoded.
 #[derive(Debug)]
-pub(super) enum ShortPart {
+pub(super) enum EncodedValuesPart {
     /// A range of the shard's layout.
-    Layout(ShortForm, Range<u64>),
+    Layout(ValueEncoding, Range<u64>),
     /// Rows of this type, here in the buffer.
     Rows(Encoding, DType, Range<usize>),
     /// Rows of the type that this is the encoding of, here in the buffer.
@@ -30,7 +30,7 @@ impl Session {
     pub(super) fn request_for_values(
         &self,
         link: usize,
-        plan: &Plan,
+        plan: &ShardingPlan,
         selection: Selection,
     ) -> Message {
         let pull = message::Pull { selection };
@@ -66,9 +66,9 @@ impl Session {
 
     /// The shorter form in which the values of a shard come: the one that was chosen, if the shard knows
     /// it, or that in which halves come, if it has some.
-    pub(super) fn form_of_values(&self, link: usize, plan: &Plan) -> Option<ShortForm> {
-        let own = || plan.has_halves(self.links[link].shard).then_some(ShortForm::Own);
-        self.chosen_encoding(link).and_then(ShortForm::of).or_else(own)
+    pub(super) fn form_of_values(&self, link: usize, plan: &ShardingPlan) -> Option<ValueEncoding> {
+        let own = || plan.has_halves(self.links[link].shard).then_some(ValueEncoding::Own);
+        self.chosen_encoding(link).and_then(ValueEncoding::of).or_else(own)
     }
 
     /// The encoding of values that was chosen, if the shard knows it.
@@ -79,12 +79,12 @@ impl Session {
     }
 
     /// The body of a part in a shorter form has come.
-    pub(super) fn short_values_received(
+    pub(super) fn encoded_values_received(
         &mut self,
         now: Instant,
         (id, ask): (OpId, usize),
         link: usize,
-        part: &ShortPart,
+        part: &EncodedValuesPart,
         last: bool,
     ) {
         let from = &mut self.links[link];
@@ -94,7 +94,7 @@ impl Session {
         let plan = &pull.plan;
         let spans = &mut from.spans;
         let to = (pull.base, pull.buffer.bytes_mut());
-        match part.decode(plan, from.shard, &from.short_body, spans, to) {
+        match part.decode(plan, from.shard, &from.encoded_body, spans, to) {
             Some(()) => self.values_received(now, (id, ask), link, last),
             None => {
                 self.pull_lost(id, link);
@@ -104,20 +104,20 @@ impl Session {
     }
 }
 
-impl ShortPart {
+impl EncodedValuesPart {
     /// What a body of so many bytes is; `None` if it is not as long as its range makes it.
     pub(super) fn new(
-        form: ShortForm,
-        plan: &Plan,
+        form: ValueEncoding,
+        plan: &ShardingPlan,
         shard: ShardId,
         range: Range<u64>,
         bytes: u64,
-    ) -> Option<ShortPart> {
+    ) -> Option<EncodedValuesPart> {
         let layout = plan.catalogue().layout_of(shard)?;
         let sound = range.start.is_multiple_of(8)
             && range.end.is_multiple_of(8)
             && layout.encoded_bytes(form, range.clone()) == bytes;
-        sound.then_some(ShortPart::Layout(form, range))
+        sound.then_some(EncodedValuesPart::Layout(form, range))
     }
 
     /// The same for rows of a type that go there in the buffer.
@@ -126,21 +126,21 @@ impl ShortPart {
         dtype: DType,
         to: Range<usize>,
         bytes: u64,
-    ) -> Option<ShortPart> {
+    ) -> Option<EncodedValuesPart> {
         let sound = encoding.bytes_max(dtype, to.len() / dtype.size()) as u64 == bytes;
-        sound.then_some(ShortPart::Rows(encoding, dtype, to))
+        sound.then_some(EncodedValuesPart::Rows(encoding, dtype, to))
     }
 
     /// The same for rows that come as the type they are of.
-    pub(super) fn halves(own: Encoding, to: Range<usize>, bytes: u64) -> Option<ShortPart> {
+    pub(super) fn halves(own: Encoding, to: Range<usize>, bytes: u64) -> Option<EncodedValuesPart> {
         let sound = own.bytes_max(DType::F32, to.len() / 2) as u64 == bytes;
-        sound.then_some(ShortPart::Halves(own, to))
+        sound.then_some(EncodedValuesPart::Halves(own, to))
     }
 
     /// Decodes the body into a buffer, which begins at `base` in one of all variables.
     fn decode(
         &self,
-        plan: &Plan,
+        plan: &ShardingPlan,
         shard: ShardId,
         body: &[u8],
         spans: &mut Vec<(Span, usize)>,
@@ -148,12 +148,14 @@ impl ShortPart {
     ) -> Option<()> {
         let mut rest = body;
         let (form, range) = match self {
-            ShortPart::Layout(form, range) => (*form, range.clone()),
-            ShortPart::Rows(encoding, dtype, to) => {
+            EncodedValuesPart::Layout(form, range) => (*form, range.clone()),
+            EncodedValuesPart::Rows(encoding, dtype, to) => {
                 let rows = buffer.get_mut(to.clone())?;
                 return encoding.decode_into(Blocks::THROUGH, *dtype, rest, rows).ok();
             }
-            ShortPart::Halves(own, to) => return own.take(rest, buffer.get_mut(to.clone())?).ok(),
+            EncodedValuesPart::Halves(own, to) => {
+                return own.take(rest, buffer.get_mut(to.clone())?).ok();
+            }
         };
         for piece in plan.catalogue().layout_of(shard)?.pieces(range) {
             let (encoded, tail) = rest.split_at_checked(piece.encoded_bytes(form))?;

@@ -13,12 +13,12 @@ use crate::optimizer::VariableRules;
 /// Invariants: the groups rise, and cover what the partitions with elements cover; what pads them only
 /// within a group.
 #[derive(Debug, Default)]
-pub(super) struct Groups(Vec<Group>);
+pub(super) struct FusedRanges(Vec<FusedRange>);
 
 /// Some partitions of one type, with one rule at one rate, and the padding between them, which is changed
 /// with them: nobody looks at what it becomes. Or one that is sparse, or whose rule needs sums over all of it.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct FusedRange {
     /// Where its values lie in what is pushed.
     pub(super) range: Range<u64>,
     pub(super) dtype: DType,
@@ -32,17 +32,17 @@ pub(super) struct Group {
     pub(super) trainable: bool,
 }
 
-impl Groups {
-    pub(super) fn new(layout: &ShardLayout, rules: &VariableRules) -> Groups {
+impl FusedRanges {
+    pub(super) fn new(layout: &ShardLayout, rules: &VariableRules) -> FusedRanges {
         let waits = |p: &Partition| p.is_sparse() || rules.sums(p);
         let rule = |p: &Partition| {
             (p.trainable, rules.place(p.variable), rules.rate(p.variable).to_bits())
         };
-        let mut groups: Vec<Group> = Vec::new();
+        let mut fused_ranges: Vec<FusedRange> = Vec::new();
         let with_elements = layout.all().iter().enumerate().filter(|(_, p)| p.bytes > 0);
         for (index, partition) in with_elements {
             let end = partition.offset + partition.bytes;
-            match groups.last_mut() {
+            match fused_ranges.last_mut() {
                 Some(last)
                     if !last.waits
                         && !waits(partition)
@@ -52,7 +52,7 @@ impl Groups {
                 {
                     last.range.end = end;
                 }
-                _ => groups.push(Group {
+                _ => fused_ranges.push(FusedRange {
                     range: partition.offset..end,
                     dtype: partition.dtype,
                     first: index,
@@ -62,7 +62,7 @@ impl Groups {
                 }),
             }
         }
-        Groups(groups)
+        FusedRanges(fused_ranges)
     }
 
     /// The first partition that a range of what is pushed touches of which this holds: whether it is
@@ -75,21 +75,22 @@ impl Groups {
     ) -> Option<&'a Partition> {
         let of = |partition: &&Partition| is_it(partition.is_sparse(), partition.trainable);
         let values = self.within(range.start..range.end.min(layout.values_end()));
-        let mut values = values.filter(|group| is_it(group.sparse, group.trainable));
+        let mut values =
+            values.filter(|fused_range| is_it(fused_range.sparse, fused_range.trainable));
         let some =
             values.next().is_some() || layout.touched_by_index(range.clone()).any(|p| of(&p));
         some.then(|| layout.touched(range.clone()).find(of)).flatten()
     }
 
     /// The groups that a range touches; an empty one touches none.
-    pub(super) fn within(&self, range: Range<u64>) -> impl Iterator<Item = &Group> {
-        let first = self.0.partition_point(|group| group.range.end <= range.start);
+    pub(super) fn within(&self, range: Range<u64>) -> impl Iterator<Item = &FusedRange> {
+        let first = self.0.partition_point(|fused_range| fused_range.range.end <= range.start);
         let end = if range.is_empty() { 0 } else { range.end };
-        self.0[first..].iter().take_while(move |group| group.range.start < end)
+        self.0[first..].iter().take_while(move |fused_range| fused_range.range.start < end)
     }
 }
 
-impl Group {
+impl FusedRange {
     /// A partition that is changed as all of it is.
     pub(super) fn partition<'a>(&self, layout: &'a ShardLayout) -> &'a Partition {
         &layout.all()[self.first]
@@ -121,16 +122,23 @@ mod tests {
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let layout = catalogue.layout(ShardId::default());
-        let groups = Groups::new(&layout, &rules.of_variables(&catalogue));
+        let fused_ranges = FusedRanges::new(&layout, &rules.of_variables(&catalogue));
         for partition in layout.all().iter().filter(|partition| partition.bytes > 0) {
             let range = partition.offset..partition.offset + partition.bytes;
-            let touched: Vec<_> = groups.within(range.clone()).collect();
-            assert!(matches!(touched[..], [group] if group.part_of(&range) == range), "{range:?}");
+            let touched: Vec<_> = fused_ranges.within(range.clone()).collect();
+            assert!(
+                matches!(touched[..], [fused_range] if fused_range.part_of(&range) == range),
+                "{range:?}"
+            );
         }
-        for group in &groups.0 {
-            assert_eq!(group.partition(&layout).offset, group.range.start);
+        for fused_range in &fused_ranges.0 {
+            assert_eq!(fused_range.partition(&layout).offset, fused_range.range.start);
         }
-        groups.0.iter().map(|group| (group.range.start, group.range.end, group.waits)).collect()
+        fused_ranges
+            .0
+            .iter()
+            .map(|fused_range| (fused_range.range.start, fused_range.range.end, fused_range.waits))
+            .collect()
     }
 
     #[test]
@@ -180,8 +188,8 @@ mod tests {
 
     #[test]
     fn what_a_range_touches_is_found() {
-        let groups = |ranges: &[Range<u64>]| {
-            let group = |range: &Range<u64>| Group {
+        let fused_ranges = |ranges: &[Range<u64>]| {
+            let fused_range = |range: &Range<u64>| FusedRange {
                 range: range.clone(),
                 dtype: DType::F32,
                 first: 0,
@@ -189,11 +197,14 @@ mod tests {
                 sparse: false,
                 trainable: true,
             };
-            Groups(ranges.iter().map(group).collect())
+            FusedRanges(ranges.iter().map(fused_range).collect())
         };
-        let groups = groups(&[0..12, 16..24, 24..100]);
+        let fused_ranges = fused_ranges(&[0..12, 16..24, 24..100]);
         let touched = |range: Range<u64>| {
-            groups.within(range.clone()).map(|group| group.part_of(&range)).collect::<Vec<_>>()
+            fused_ranges
+                .within(range.clone())
+                .map(|fused_range| fused_range.part_of(&range))
+                .collect::<Vec<_>>()
         };
         assert_eq!(touched(0..100), [0..12, 16..24, 24..100]);
         assert_eq!(touched(8..20), [8..12, 16..20]);

@@ -6,7 +6,7 @@ use pushpull_common::protocol::Refusal;
 
 use super::checks::{Looker, overflow_refusal};
 use super::push_buffers::Seen;
-use super::staleness::Treatment;
+use super::staleness::StalenessAdjustment;
 use super::work::change_of;
 use super::{Shard, Variables};
 use crate::store::{Input, NoFreeBlock, Store};
@@ -14,10 +14,10 @@ use crate::volatile::Volatile;
 
 /// A push that is applied as its parts come.
 #[derive(Debug)]
-pub(super) struct Draft {
+pub(super) struct StreamingApply {
     pub(super) push_slot: u32,
     /// Since its first part.
-    pub(super) treatment: Treatment,
+    pub(super) adjustment: StalenessAdjustment,
 }
 
 impl Shard {
@@ -36,44 +36,53 @@ impl Shard {
         }
         let numbers =
             |store: &Store| store.layout().touched_by_index(range.clone()).next().is_some();
-        let waits = self.groups.within(range.clone()).any(|group| group.waits);
+        let waits = self.fused_ranges.within(range.clone()).any(|fused_range| fused_range.waits);
         if waits || self.store().is_some_and(numbers) {
             // Which rows they are, or what their sums are, is known once the push is whole.
-            if self.draft.as_ref().is_some_and(|draft| draft.push_slot == push_slot) {
-                self.give_draft_up();
+            if self
+                .streaming_apply
+                .as_ref()
+                .is_some_and(|streaming_apply| streaming_apply.push_slot == push_slot)
+            {
+                self.abandon_streaming();
             }
             return Ok(false);
         }
-        let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
-        let begun = free.then(|| self.treatment_of(push_slot));
+        let free = self.streaming_apply.is_none() && self.jobs.is_empty() && may_begin;
+        let begun = free.then(|| self.adjustment_of(push_slot));
         let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return Ok(false);
         };
-        if let Some(treatment) = begun {
+        if let Some(adjustment) = begun {
             store.discard();
-            self.draft = Some(Draft { push_slot, treatment });
+            self.streaming_apply = Some(StreamingApply { push_slot, adjustment });
         }
-        let Some(draft) = self.draft.as_ref().filter(|draft| draft.push_slot == push_slot) else {
+        let Some(streaming_apply) = self
+            .streaming_apply
+            .as_ref()
+            .filter(|streaming_apply| streaming_apply.push_slot == push_slot)
+        else {
             return Ok(false);
         };
         let Some(push) = inbox.arrival(push_slot) else {
             return Ok(false);
         };
-        let (treatment, at) = (&draft.treatment, draft.treatment.at);
+        let (adjustment, at) = (&streaming_apply.adjustment, streaming_apply.adjustment.at);
         let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
         let (rules, refuses) = (&self.rules, self.config.refuses_overflows());
         let mut apply = || {
             store.can_change(std::iter::once(range.clone()))?;
-            for group in self.groups.within(range.clone()) {
-                let range = group.part_of(range);
+            for fused_range in self.fused_ranges.within(range.clone()) {
+                let range = fused_range.part_of(range);
                 let Some(bytes) = inbox.bytes(push_slot, range.clone()).filter(|b| !b.is_empty())
                 else {
                     continue;
                 };
-                let change = change_of(rules, push.operation, at, group.partition(store.layout()));
-                let (dtype, tile) = (group.dtype, &mut self.tile);
+                let change =
+                    change_of(rules, push.operation, at, fused_range.partition(store.layout()));
+                let (dtype, tile) = (fused_range.dtype, &mut self.tile);
                 let mut seen = Seen::new((Volatile::of(bytes), range.start), dtype, looker, true);
-                treatment.each(
+                adjustment.each(
                     store,
                     dtype,
                     range,
@@ -94,18 +103,18 @@ impl Shard {
         match apply() {
             Ok(None) => Ok(true),
             Ok(Some(refusal)) => {
-                self.give_draft_up();
+                self.abandon_streaming();
                 Err(refusal)
             }
             Err(NoFreeBlock) => {
-                self.give_draft_up();
+                self.abandon_streaming();
                 Ok(false)
             }
         }
     }
 
-    pub(super) fn give_draft_up(&mut self) {
-        self.draft = None;
+    pub(super) fn abandon_streaming(&mut self) {
+        self.streaming_apply = None;
         self.discard_change();
     }
 
@@ -117,11 +126,15 @@ impl Shard {
     }
 
     /// Forgets the draft of a push that will not come whole.
-    pub(super) fn drop_stale_draft(&mut self) {
-        let Some(push_slot) = self.draft.as_ref().map(|draft| draft.push_slot) else { return };
+    pub(super) fn drop_stale_streaming(&mut self) {
+        let Some(push_slot) =
+            self.streaming_apply.as_ref().map(|streaming_apply| streaming_apply.push_slot)
+        else {
+            return;
+        };
         let stale = self.inbox.as_ref().is_none_or(|inbox| inbox.arrival(push_slot).is_none());
         if stale {
-            self.give_draft_up();
+            self.abandon_streaming();
         }
     }
 }

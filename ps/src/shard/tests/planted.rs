@@ -3,12 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use crate::zoo::{Bug, Zoo};
+use crate::planted::{Bug, PlantedBugs};
 
 /// A suite, as it runs without bugs, too.
 struct Layer {
     name: &'static str,
-    run: fn(Zoo),
+    run: fn(PlantedBugs),
     /// Whether it is worth the time to look for this bug in it.
     looks_for: fn(Bug) -> bool,
 }
@@ -18,12 +18,12 @@ const LAYERS: &[Layer] = &[
     Layer { name: "stories", run: stories, looks_for: is_of_memory },
     Layer {
         name: "random lives",
-        run: |zoo| super::model::suite(zoo, 0..LIVES),
+        run: |planted| super::model::suite(planted, 0..LIVES),
         looks_for: is_of_memory,
     },
     Layer {
         name: "crash model",
-        run: |zoo| _ = super::crash_model::suite(zoo),
+        run: |planted| _ = super::crash_model::suite(planted),
         looks_for: is_of_memory,
     },
     Layer { name: "power cuts", run: power_cuts, looks_for: is_of_memory },
@@ -36,7 +36,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "rules",
-        run: |zoo| _ = crate::aggregate::exhaustive::suite(zoo),
+        run: |planted| _ = crate::aggregate::exhaustive::suite(planted),
         looks_for: |bug| !is_of_memory(bug),
     },
 ];
@@ -79,18 +79,18 @@ const UNSTEPPED: &[Bug] = &[
 const LIVES: u64 = 60;
 const CUTS: u64 = 10;
 
-fn stories(zoo: Zoo) {
-    super::handshakes::a_ghost_is_fenced(zoo);
-    super::resends::a_restarted_client_is_another(zoo);
-    super::chiefs::an_older_chief_is_fenced(zoo);
+fn stories(planted: PlantedBugs) {
+    super::handshakes::a_ghost_is_fenced(planted);
+    super::resends::a_restarted_client_is_another(planted);
+    super::chiefs::an_older_chief_is_fenced(planted);
 }
 
-fn power_cuts(zoo: Zoo) {
-    super::power::cuts(0..CUTS, zoo);
+fn power_cuts(planted: PlantedBugs) {
+    super::power::cuts(0..CUTS, planted);
 }
 
 /// What the suite says if it fails.
-fn caught_by(layer: &Layer, zoo: Zoo) -> Option<String> {
+fn caught_by(layer: &Layer, planted: PlantedBugs) -> Option<String> {
     let here = std::thread::current().id();
     let told = std::sync::Arc::new(std::panic::take_hook());
     let others = told.clone();
@@ -99,7 +99,7 @@ fn caught_by(layer: &Layer, zoo: Zoo) -> Option<String> {
             others(panic);
         }
     }));
-    let caught = catch_unwind(AssertUnwindSafe(|| (layer.run)(zoo))).err();
+    let caught = catch_unwind(AssertUnwindSafe(|| (layer.run)(planted))).err();
     drop(std::panic::take_hook());
     std::panic::set_hook(Box::new(move |panic| told(panic)));
     let said = caught?;
@@ -111,7 +111,7 @@ fn caught_by(layer: &Layer, zoo: Zoo) -> Option<String> {
 }
 
 #[test]
-fn every_planted_bug_is_caught_by_the_zoo() {
+fn every_planted_bug_is_caught() {
     let mut matrix = format!("{:24}", "");
     LAYERS.iter().for_each(|layer| matrix += &format!(" | {:18}", layer.name));
     let (mut missed, mut reasons) = (Vec::new(), String::new());
@@ -126,7 +126,7 @@ fn every_planted_bug_is_caught_by_the_zoo() {
                 continue;
             }
             let start = Instant::now();
-            let caught = caught_by(layer, Zoo::with(bug));
+            let caught = caught_by(layer, PlantedBugs::with(bug));
             let (cell, time) = (if caught.is_some() { "caught" } else { "-" }, start.elapsed());
             if let Some(said) = caught {
                 found += 1;

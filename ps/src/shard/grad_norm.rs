@@ -11,7 +11,7 @@ use crate::optimizer::Sums;
 
 /// The squares of a gradient's elements, added up slice by slice in the order of the layout.
 #[derive(Debug)]
-pub(super) struct MeasureJob {
+pub(super) struct NormJob {
     push_slot: u32,
     /// Which push it is of those that came whole.
     order: u64,
@@ -21,9 +21,9 @@ pub(super) struct MeasureJob {
     sums: Sums,
 }
 
-impl MeasureJob {
-    pub(super) fn new(push_slot: u32, order: u64) -> MeasureJob {
-        MeasureJob { push_slot, order, partition: 0, done: 0, sums: Sums::default() }
+impl NormJob {
+    pub(super) fn new(push_slot: u32, order: u64) -> NormJob {
+        NormJob { push_slot, order, partition: 0, done: 0, sums: Sums::default() }
     }
 }
 
@@ -39,14 +39,14 @@ impl Shard {
     }
 
     /// A slice of the work on a gradient; whether it is done.
-    pub(super) fn work_on_measure(&mut self, job: &mut MeasureJob) -> bool {
+    pub(super) fn work_on_norm(&mut self, job: &mut NormJob) -> bool {
         let mut tile = std::mem::take(&mut self.shared_tile);
-        let done = self.measure_slice(job, &mut tile);
+        let done = self.norm_slice(job, &mut tile);
         self.shared_tile = tile;
         done
     }
 
-    fn measure_slice(&self, job: &mut MeasureJob, tile: &mut Vec<u64>) -> bool {
+    fn norm_slice(&self, job: &mut NormJob, tile: &mut Vec<u64>) -> bool {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return true };
         // It may have been dropped meanwhile, and its room hold another.
         let push = inbox.arrival(job.push_slot).filter(|push| push.order == job.order);
@@ -90,7 +90,7 @@ impl Shard {
     }
 
     /// The norm of a gradient is known: now the step owner is told that it is held.
-    pub(super) fn measured(&mut self, now: Instant, job: &MeasureJob) {
+    pub(super) fn measured(&mut self, now: Instant, job: &NormJob) {
         let [squares, ..] = job.sums.totals();
         let Some(inbox) = &mut self.inbox else { return };
         // The room may hold another.

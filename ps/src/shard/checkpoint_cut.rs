@@ -21,7 +21,7 @@ use crate::store::Image;
 
 /// A shard's values at one moment, pinned, and what it had counted.
 #[derive(Debug)]
-pub(crate) struct Cut {
+pub(crate) struct CheckpointCut {
     /// The global step, as far as the shard knew it.
     step: GlobalStep,
     pub(super) image: Image,
@@ -35,25 +35,25 @@ pub(crate) struct Cut {
 
 /// A checkpoint that is to be saved when the moment has come.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(super) struct SaveRequest {
     asker: Asker,
     user: Vec<u8>,
     since: Instant,
 }
 
 /// Checkpoints that may wait for the one that is being saved.
-const WISHES_MAX: usize = 16;
+const SAVE_REQUESTS_MAX: usize = 16;
 
 /// How long a shard keeps a cut that it is not asked for, and a wish waits for its moment.
 const CUT_WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Shard {
     /// What is here now; for a checkpoint of a global step, which the shard need not know.
-    fn cut(&mut self, now: Instant, of: GlobalStep) -> Option<Cut> {
+    fn cut(&mut self, now: Instant, of: GlobalStep) -> Option<CheckpointCut> {
         let step = self.step();
         let Variables::Ready(store) = &mut self.variables else { return None };
         let memory_needed = Arc::new(AtomicBool::new(false));
-        Some(Cut {
+        Some(CheckpointCut {
             step,
             image: store.image(of.0.max(step.0).min(RESTORED_LIMIT), memory_needed.clone()),
             memory_needed,
@@ -65,7 +65,11 @@ impl Shard {
     }
 
     /// What is to be written to this checkpoint, or why there is nothing.
-    pub(super) fn take_cut(&mut self, now: Instant, name: CheckpointName) -> Result<Cut, String> {
+    pub(super) fn take_cut(
+        &mut self,
+        now: Instant,
+        name: CheckpointName,
+    ) -> Result<CheckpointCut, String> {
         let step = GlobalStep(name.global_step);
         if self.counts_steps() {
             let kept = self.kept_cut.take_if(|cut| cut.step == step);
@@ -100,36 +104,39 @@ impl Shard {
             return;
         }
         self.kept_cut.take_if(|cut| late(cut.since));
-        while self.wishes.front().is_some_and(|wish| late(wish.since))
-            && let Some(wish) = self.wishes.pop_front()
+        while self.save_requests.front().is_some_and(|save_request| late(save_request.since))
+            && let Some(save_request) = self.save_requests.pop_front()
         {
             let awaited = self.awaited_step(now).unwrap_or_default();
-            self.saved(wish.asker, Err(format!("it has waited {CUT_WAIT_MAX:?} for {awaited}")));
+            self.saved(
+                save_request.asker,
+                Err(format!("it has waited {CUT_WAIT_MAX:?} for {awaited}")),
+            );
         }
     }
 
     /// Queues a save on the step owner. It begins when the previous save has ended and, in synchronous mode,
     /// every shard has applied the same steps.
-    pub(super) fn wish_for_save(&mut self, now: Instant, asker: Asker, user: Vec<u8>) {
+    pub(super) fn request_save(&mut self, now: Instant, asker: Asker, user: Vec<u8>) {
         // A save that is due by itself has its turn again in its next period.
-        if asker.is_due() && (self.saves_a_cut || !self.wishes.is_empty()) {
+        if asker.is_due() && (self.saves_a_cut || !self.save_requests.is_empty()) {
             return;
         }
-        if self.wishes.len() == WISHES_MAX {
-            let error = format!("cannot save now: {WISHES_MAX} saves wait already");
+        if self.save_requests.len() == SAVE_REQUESTS_MAX {
+            let error = format!("cannot save now: {SAVE_REQUESTS_MAX} saves wait already");
             return self.saved(asker, Err(error));
         }
-        self.wishes.push_back(Wish { asker, user, since: now });
-        self.begin_wished_save(now);
+        self.save_requests.push_back(SaveRequest { asker, user, since: now });
+        self.begin_requested_save(now);
     }
 
     /// Has all shards cut, if there is a wish and this is the moment.
-    pub(super) fn begin_wished_save(&mut self, now: Instant) {
+    pub(super) fn begin_requested_save(&mut self, now: Instant) {
         let is_behind = self.coordinator().is_some_and(|coordinator| coordinator.is_behind());
         if self.saves_a_cut || is_behind {
             return;
         }
-        let Some(Wish { asker, user, .. }) = self.wishes.pop_front() else { return };
+        let Some(SaveRequest { asker, user, .. }) = self.save_requests.pop_front() else { return };
         let step = self.step();
         if self.is_synchronous() {
             for connection in self.parts.values().copied().collect::<Vec<u64>>() {
@@ -147,35 +154,35 @@ impl Shard {
         self.saves_a_cut = false;
         // The saver may not have asked for it.
         self.kept_cut = None;
-        self.wishes.iter_mut().for_each(|wish| wish.since = now);
-        self.begin_wished_save(now);
+        self.save_requests.iter_mut().for_each(|save_request| save_request.since = now);
+        self.begin_requested_save(now);
     }
 
     /// Nothing of the past is to be saved: another restore epoch begins.
     pub(super) fn drop_cuts(&mut self) {
         self.kept_cut = None;
-        self.drop_wishes("a checkpoint is restored", |_| true);
+        self.drop_save_requests("a checkpoint is restored", |_| true);
     }
 
     /// An older chief's wishes are no longer carried out.
-    pub(super) fn drop_wishes_of_chiefs(&mut self, reason: &str) {
-        self.drop_wishes(reason, |asker| matches!(asker, Asker::Connection { .. }));
+    pub(super) fn drop_save_requests_of_chiefs(&mut self, reason: &str) {
+        self.drop_save_requests(reason, |asker| matches!(asker, Asker::Connection { .. }));
     }
 
     /// Whoever wished for a checkpoint is gone, and asks again over another connection if it is not.
-    pub(super) fn drop_wishes_of(&mut self, gone: u64) {
-        self.wishes.retain(|wish| {
-            !matches!(wish.asker, Asker::Connection { connection, .. } if connection == gone)
+    pub(super) fn drop_save_requests_of(&mut self, gone: u64) {
+        self.save_requests.retain(|save_request| {
+            !matches!(save_request.asker, Asker::Connection { connection, .. } if connection == gone)
         });
     }
 
-    fn drop_wishes(&mut self, reason: &str, which: impl Fn(&Asker) -> bool) {
-        for wish in std::mem::take(&mut self.wishes) {
-            match which(&wish.asker) {
+    fn drop_save_requests(&mut self, reason: &str, which: impl Fn(&Asker) -> bool) {
+        for save_request in std::mem::take(&mut self.save_requests) {
+            match which(&save_request.asker) {
                 // It has its turn again in its next period.
-                true if wish.asker.is_due() => {}
-                true => self.saved(wish.asker, Err(reason.to_owned())),
-                false => self.wishes.push_back(wish),
+                true if save_request.asker.is_due() => {}
+                true => self.saved(save_request.asker, Err(reason.to_owned())),
+                false => self.save_requests.push_back(save_request),
             }
         }
     }
@@ -183,6 +190,6 @@ impl Shard {
     /// Keeps what is here for a checkpoint of any step.
     #[cfg(test)]
     pub(super) fn keep_cut_as_of(&mut self, now: Instant, step: GlobalStep) {
-        self.kept_cut = self.cut(now, step).map(|cut| Cut { step, ..cut });
+        self.kept_cut = self.cut(now, step).map(|cut| CheckpointCut { step, ..cut });
     }
 }

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 /// needed. What a single one of them needed beyond that is given back after at most
 /// [`USES`] more of twice as many.
 #[derive(Clone, Debug)]
-pub struct Reused<T> {
+pub struct PooledVec<T> {
     items: Vec<T>,
     /// The most that a use has needed, of those that are counted.
     most: usize,
@@ -23,7 +23,7 @@ const ROOM: usize = 4;
 /// Nor is one that is shorter.
 const SHORT_BYTES: usize = 4 << 10;
 
-impl<T> Reused<T> {
+impl<T> PooledVec<T> {
     /// Ends a use: nothing is left in the list.
     pub fn empty(&mut self) {
         let needed = self.items.len();
@@ -53,19 +53,19 @@ impl<T> Reused<T> {
     }
 }
 
-impl<T> Default for Reused<T> {
-    fn default() -> Reused<T> {
-        Reused { items: Vec::new(), most: 0, uses: 0 }
+impl<T> Default for PooledVec<T> {
+    fn default() -> PooledVec<T> {
+        PooledVec { items: Vec::new(), most: 0, uses: 0 }
     }
 }
 
-impl<T> From<Vec<T>> for Reused<T> {
-    fn from(items: Vec<T>) -> Reused<T> {
-        Reused { items, ..Reused::default() }
+impl<T> From<Vec<T>> for PooledVec<T> {
+    fn from(items: Vec<T>) -> PooledVec<T> {
+        PooledVec { items, ..PooledVec::default() }
     }
 }
 
-impl<T> Deref for Reused<T> {
+impl<T> Deref for PooledVec<T> {
     type Target = Vec<T>;
 
     fn deref(&self) -> &Vec<T> {
@@ -73,7 +73,7 @@ impl<T> Deref for Reused<T> {
     }
 }
 
-impl<T> DerefMut for Reused<T> {
+impl<T> DerefMut for PooledVec<T> {
     fn deref_mut(&mut self) -> &mut Vec<T> {
         &mut self.items
     }
@@ -83,7 +83,7 @@ impl<T> DerefMut for Reused<T> {
 mod tests {
     use super::*;
 
-    fn uses(list: &mut Reused<u64>, items: usize, times: u32) {
+    fn uses(list: &mut PooledVec<u64>, items: usize, times: u32) {
         for _ in 0..times {
             assert!(list.is_empty());
             list.resize(items, 7);
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_every_use_needs_is_kept_and_what_one_needed_is_not() {
-        let mut list = Reused::default();
+        let mut list = PooledVec::default();
         uses(&mut list, 3_000, 10 * USES);
         let kept = list.capacity();
         assert!((3_000..=ROOM * 3_000).contains(&kept));
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn what_is_lent_is_as_long_as_it_is_asked_for_and_keeps_its_memory_likewise() {
-        let mut list = Reused::default();
+        let mut list = PooledVec::default();
         for items in [3_000, 1_000_000, 2_999, 0, 3_000] {
             list.share(items);
             assert_eq!(list.len(), items);
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn short_lists_are_let_alone() {
-        let mut list = Reused::default();
+        let mut list = PooledVec::default();
         uses(&mut list, SHORT_BYTES / 8, 1);
         let kept = list.capacity();
         uses(&mut list, 0, 10 * USES);

@@ -14,16 +14,16 @@ use pushpull_common::protocol::message::{
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 use smallvec::SmallVec;
 
-use super::spares::Emptied;
+use super::buffers::Emptied;
 use crate::config::Checksums;
 use crate::error::{Error, UnresponsiveShards};
-use crate::fanout::Plan;
-use crate::own_parts::OwnParts;
 use crate::params::Buffer;
 use crate::parts::{Body, Part, Scattered};
 use crate::push_buffers::PushBufferId;
+use crate::row_requests::RowRequests;
+use crate::sharding_plan::ShardingPlan;
 use crate::shared::MappedShard;
-use crate::wanted::Wanted;
+use crate::staging::StagedParts;
 
 /// Names an operation of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,20 +38,25 @@ pub(crate) enum Command {
     Request { shard: ShardId, message: Message, body: Bytes },
     /// The variables are these from now on. Waits until their shards live in one restore epoch;
     /// refused if one has no values.
-    Joined { plan: Arc<Plan> },
+    Joined { plan: Arc<ShardingPlan> },
     /// Take a token.
     Token,
     /// Fill a buffer with all values: for the step of a token, or whatever there is.
-    Pull { plan: Arc<Plan>, buffer: Buffer, token: Option<GlobalStep> },
+    Pull { plan: Arc<ShardingPlan>, buffer: Buffer, token: Option<GlobalStep> },
     /// Fill a buffer with the values of one variable that is not sparse, likewise.
     PullVariable {
-        plan: Arc<Plan>,
+        plan: Arc<ShardingPlan>,
         variable: VariableId,
         buffer: Buffer,
         token: Option<GlobalStep>,
     },
     /// Fill a buffer with rows of sparse variables, likewise.
-    PullRows { plan: Arc<Plan>, buffer: Buffer, wanted: Arc<Wanted>, token: Option<GlobalStep> },
+    PullRows {
+        plan: Arc<ShardingPlan>,
+        buffer: Buffer,
+        wanted: Arc<RowRequests>,
+        token: Option<GlobalStep>,
+    },
     /// Push, and wait for the outcome.
     Push { order: PushOrder },
     /// Push, and wait for the outcome; more of it comes as [`Command::Rest`].
@@ -64,7 +69,7 @@ pub(crate) enum Command {
     More {
         sequence: Sequence,
         /// Rows that have been cut, before the parts.
-        own: Option<Arc<OwnParts>>,
+        own: Option<Arc<StagedParts>>,
         parts: Vec<(ShardId, Vec<Part>)>,
     },
     /// That was all of a push; wait for the outcome.
@@ -137,7 +142,7 @@ pub(crate) struct PushOrder {
     /// What travels by a scatter, behind the parts.
     pub(crate) scattered: Option<Scattered>,
     /// What is made for it alone, before the parts.
-    pub(crate) own: Option<Arc<OwnParts>>,
+    pub(crate) own: Option<Arc<StagedParts>>,
     pub(crate) parts: Vec<(ShardId, Vec<Part>)>,
 }
 

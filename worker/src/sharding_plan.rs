@@ -56,7 +56,7 @@ struct Segment {
 /// Invariants: the segments of a shard follow each other and cover what is not sparse of its layout;
 /// the stretches of the buffer do not overlap.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct ShardingPlan {
     catalogue: Arc<Catalogue>,
     shards: Vec<ShardId>,
     segments: Vec<Vec<Segment>>,
@@ -68,8 +68,8 @@ pub(crate) struct Plan {
     with_halves: BTreeSet<ShardId>,
 }
 
-impl Plan {
-    pub(crate) fn new(catalogue: Arc<Catalogue>) -> Plan {
+impl ShardingPlan {
+    pub(crate) fn new(catalogue: Arc<Catalogue>) -> ShardingPlan {
         let shards: Vec<ShardId> = catalogue.shards().collect();
         let mut starts = vec![usize::MAX; catalogue.variables().len()];
         let mut bytes = 0;
@@ -93,13 +93,13 @@ impl Plan {
         let halves = catalogue.partitions().iter().filter(|p| p.own.is_some() && !p.is_sparse());
         let with_halves = halves.map(|partition| partition.shard).collect();
         let part_bytes = PART_BYTES_MAX;
-        Plan { catalogue, shards, segments, starts, bytes, part_bytes, with_halves }
+        ShardingPlan { catalogue, shards, segments, starts, bytes, part_bytes, with_halves }
     }
 
     /// The same with smaller parts, so that small variables travel in several.
     #[cfg(any(test, feature = "simulation"))]
-    pub(crate) fn with_parts_of(self, bytes: u64) -> Plan {
-        Plan { part_bytes: bytes, ..self }
+    pub(crate) fn with_parts_of(self, bytes: u64) -> ShardingPlan {
+        ShardingPlan { part_bytes: bytes, ..self }
     }
 
     pub(crate) fn catalogue(&self) -> &Arc<Catalogue> {
@@ -107,7 +107,7 @@ impl Plan {
     }
 
     /// Whether buffers of the one plan are buffers of the other: a plan follows from its catalogue.
-    pub(crate) fn is_same(&self, other: &Plan) -> bool {
+    pub(crate) fn is_same(&self, other: &ShardingPlan) -> bool {
         std::ptr::eq(self, other) || self.catalogue.digest() == other.catalogue.digest()
     }
 
@@ -156,12 +156,12 @@ impl Plan {
 
     /// The runs of those of these variables that are in one piece and that shards keep as they lie in a
     /// buffer, in rising order.
-    pub(crate) fn runs(&self, wanted: impl Fn(VariableId) -> bool) -> Vec<Run> {
+    pub(crate) fn runs(&self, row_requests: impl Fn(VariableId) -> bool) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for &shard in &self.shards {
             let layout = self.catalogue.layout(shard);
             let partitions = layout.partitions().iter();
-            for partition in partitions.filter(|p| self.is_whole(p) && wanted(p.variable)) {
+            for partition in partitions.filter(|p| self.is_whole(p) && row_requests(p.variable)) {
                 let start = self.starts[partition.variable.0 as usize];
                 let bytes = (partition.end() - partition.offset) as usize;
                 let touches = |last: &&mut Run| {
@@ -441,10 +441,10 @@ mod tests {
 
     use super::*;
 
-    fn plan(variables: Vec<VariableSpec>, tasks: u32, shards: u16) -> Plan {
+    fn plan(variables: Vec<VariableSpec>, tasks: u32, shards: u16) -> ShardingPlan {
         let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), shards).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+        ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
     }
 
     #[test]

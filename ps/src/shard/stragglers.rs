@@ -28,7 +28,7 @@ impl Shard {
     /// Whoever waits for a step that takes more gradients than those who are left can give is told
     /// so, where the configuration says so, and whoever waits for a push beyond its deadline. Pushes
     /// that are held stay; only nobody waits for them any more.
-    pub(super) fn end_waits_for_the_missing(&mut self, now: Instant) {
+    pub(super) fn end_straggler_waits(&mut self, now: Instant) {
         let Some(coordinator) = self.coordinator() else { return };
         let short = coordinator.is_short();
         self.short_since = self.short_since.filter(|_| short).or(short.then_some(now));

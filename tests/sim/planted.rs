@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use pushpull_ps::{Bug, Zoo};
+use pushpull_ps::{Bug, PlantedBugs};
 
 use crate::failure::{Failure, catch};
 use crate::scenario::{self, Scenario};
@@ -38,7 +38,7 @@ const SEEDS: u64 = 300;
 pub(crate) fn planted(mut world: World) -> World {
     if let Some(name) = scenario::text("PUSHPULL_SIM_BUG") {
         let bug = SHOWN.iter().find(|bug| format!("{bug:?}") == name);
-        world.plant(Zoo::with(*bug.unwrap_or_else(|| panic!("no bug is called {name}"))));
+        world.plant(PlantedBugs::with(*bug.unwrap_or_else(|| panic!("no bug is called {name}"))));
     }
     world
 }
@@ -50,7 +50,7 @@ pub(crate) fn run(start: Instant) -> ExitCode {
     for &bug in SHOWN {
         let fails = |scenario: &Scenario| {
             let mut world = World::new(scenario, start, Trace::new(false));
-            world.plant(Zoo::with(bug));
+            world.plant(PlantedBugs::with(bug));
             catch(|| world.run()).err()
         };
         let found = (0..SEEDS).map(Scenario::of).find_map(|found| Some((fails(&found)?, found)));

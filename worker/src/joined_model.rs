@@ -15,15 +15,15 @@ use pushpull_common::tensor::DType;
 use crate::client::Client;
 use crate::compression::{Compression, find_in_singles};
 use crate::error::Error;
-use crate::fanout::Plan;
 use crate::handles::PushHandle;
-use crate::own_parts::{Copies, OwnParts};
 use crate::params::Gradients;
 use crate::parts::{Scatter, Scattered};
 use crate::push_buffers::{GradientBuffer, Run};
 use crate::rows::{Cutting, RowsOf};
 use crate::runtime::Caller;
 use crate::session::{Command, PushOrder};
+use crate::sharding_plan::ShardingPlan;
+use crate::staging::{Copies, StagedParts};
 
 /// From how many parts for a shard on a push is looked at while it is sent: of less, the look takes less
 /// time than the words between two threads that it takes to send part by part.
@@ -34,8 +34,8 @@ const TURNS_MAX: usize = 64;
 
 /// What is shared by a worker and its pushes.
 #[derive(Debug)]
-pub(crate) struct Joined {
-    pub(crate) plan: Arc<Plan>,
+pub(crate) struct JoinedModel {
+    pub(crate) plan: Arc<ShardingPlan>,
     pub(crate) caller: Arc<Caller>,
     pub(crate) timeout: Duration,
     /// What of gradients may lie in rooms of trays: what travels as it lies.
@@ -44,13 +44,17 @@ pub(crate) struct Joined {
     non_finite: NonFinitePolicy,
     owner: ShardId,
     /// Memory for what is sent variable by variable: each has its own, as the next push of it is as long.
-    spares: Mutex<BTreeMap<VariableId, Vec<Arc<OwnParts>>>>,
+    spares: Mutex<BTreeMap<VariableId, Vec<Arc<StagedParts>>>>,
 }
 
-impl Joined {
-    pub(crate) fn new(plan: Arc<Plan>, client: &Client, compression: Compression) -> Joined {
+impl JoinedModel {
+    pub(crate) fn new(
+        plan: Arc<ShardingPlan>,
+        client: &Client,
+        compression: Compression,
+    ) -> JoinedModel {
         let runs = plan.runs(|id| !compression.covers(id)).into();
-        Joined {
+        JoinedModel {
             plan,
             runs,
             caller: client.caller.clone(),
@@ -244,7 +248,7 @@ impl Joined {
     }
 
     /// Looks at the rows of variables that are a part of a push, and cuts them.
-    pub(crate) fn rows_parts(&self, own: &mut OwnParts, id: VariableId) -> Result<(), Error> {
+    pub(crate) fn rows_parts(&self, own: &mut StagedParts, id: VariableId) -> Result<(), Error> {
         let (plan, mut compression) = (&self.plan, self.compression());
         for rows in own.rows.iter() {
             check_rows_finite(self.non_finite, plan, rows, 1.0)?;
@@ -254,7 +258,7 @@ impl Joined {
     }
 
     /// Memory for this variable in a push that is sent variable by variable, without any.
-    pub(crate) fn spare(&self, id: VariableId) -> Arc<OwnParts> {
+    pub(crate) fn spare(&self, id: VariableId) -> Arc<StagedParts> {
         let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
         let own = spares.get_mut(&id).and_then(|spares| {
             let free = spares.iter().position(|own| Arc::strong_count(own) == 1)?;
@@ -270,7 +274,7 @@ impl Joined {
     }
 
     /// Keeps the memory of such a variable, for when it is sent.
-    pub(crate) fn keep(&self, id: VariableId, own: &Arc<OwnParts>) {
+    pub(crate) fn keep(&self, id: VariableId, own: &Arc<StagedParts>) {
         let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
         let spares = spares.entry(id).or_default();
         if spares.len() < SPARES_MAX {
@@ -281,13 +285,13 @@ impl Joined {
 
 /// Cuts the rows of a variable into the parts in which they travel, and encodes them if that is how.
 fn cut_rows(
-    plan: &Plan,
+    plan: &ShardingPlan,
     compression: &mut Compression,
-    own: &mut OwnParts,
+    own: &mut StagedParts,
     id: VariableId,
     factor: f64,
 ) -> Result<(), Error> {
-    let OwnParts { rows, copies } = own;
+    let StagedParts { rows, copies } = own;
     let encoded = compression.covers(id);
     rows.cut(plan, id, Cutting { all: true, values: !encoded, factor });
     let mut held = rows.held(plan).take_while(|_| encoded);
@@ -310,7 +314,7 @@ fn turns(rounds: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 /// Looks for NaN and infinities, by the servers' policy, among what they multiply with `factor`.
 pub(crate) fn check_finite(
     policy: NonFinitePolicy,
-    plan: &Plan,
+    plan: &ShardingPlan,
     id: VariableId,
     bytes: &[u8],
     factor: f64,
@@ -332,7 +336,7 @@ pub(crate) fn check_finite(
 /// The same for rows.
 pub(crate) fn check_rows_finite(
     policy: NonFinitePolicy,
-    plan: &Plan,
+    plan: &ShardingPlan,
     rows: RowsOf<'_>,
     factor: f64,
 ) -> Result<(), Error> {

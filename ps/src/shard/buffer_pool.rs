@@ -1,7 +1,7 @@
 //! Memory of work that is done, for work to come: a shard that does the same again and again takes none
 //! anew.
 
-use pushpull_common::reused::Reused;
+use pushpull_common::pooled_vec::PooledVec;
 
 use crate::inbox::Extents;
 
@@ -14,27 +14,27 @@ const SHORT_BYTES: usize = 4 << 10;
 
 /// What has been left; none is longer than a part of a push, or than the list of partitions.
 #[derive(Debug, Default)]
-pub(super) struct Spares {
+pub(super) struct BufferPool {
     /// The numbers of rows that were asked for.
-    pub(super) numbers: Kept,
+    pub(super) numbers: PooledBuffers,
     /// What came encoded, and is decoded into its room.
-    pub(super) encoded: Kept,
+    pub(super) encoded: PooledBuffers,
     /// Rows that were sent.
-    pub(super) answers: Kept,
+    pub(super) answers: PooledBuffers,
     /// What a push has changed of what is not sparse.
     pub(super) dense: Extents,
     /// Ids that pushes have of a table that is nearly full.
-    pub(super) ids: Reused<u64>,
+    pub(super) ids: PooledVec<u64>,
 }
 
 /// Some of a kind, emptied.
 #[derive(Debug, Default)]
-pub(super) struct Kept(Vec<Reused<u8>>);
+pub(super) struct PooledBuffers(Vec<PooledVec<u8>>);
 
-impl Kept {
+impl PooledBuffers {
     /// One that is empty, for so many bytes: the longest that is not much longer. What waits, or is queued, is
     /// counted by what it says and not by what it could say.
-    pub(super) fn take(&mut self, bytes: usize) -> Reused<u8> {
+    pub(super) fn take(&mut self, bytes: usize) -> PooledVec<u8> {
         let most = bytes.saturating_mul(LONGER_MAX).max(SHORT_BYTES);
         let fits = self.0.iter().enumerate().filter(|(_, kept)| kept.capacity() <= most);
         let longest = fits.max_by_key(|(_, kept)| kept.capacity()).map(|(at, _)| at);
@@ -42,7 +42,7 @@ impl Kept {
     }
 
     /// Keeps the memory of one.
-    pub(super) fn keep(&mut self, mut used: Reused<u8>) {
+    pub(super) fn keep(&mut self, mut used: PooledVec<u8>) {
         if self.0.len() < KEPT_MAX {
             used.empty();
             self.0.push(used);
@@ -56,9 +56,9 @@ mod tests {
 
     #[test]
     fn memory_of_what_was_long_does_not_wait_with_what_is_short() {
-        let mut kept = Kept::default();
+        let mut kept = PooledBuffers::default();
         for bytes in [1 << 20, 64 << 10, 100] {
-            let mut used = Reused::default();
+            let mut used = PooledVec::default();
             used.share(bytes);
             kept.keep(used);
         }
