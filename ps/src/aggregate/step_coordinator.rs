@@ -384,19 +384,6 @@ impl StepCoordinator {
         self.is_of_use(token)
     }
 
-    /// The tokens of the step that is committed, in their order, as soon as this shard holds this push; none
-    /// where it is not, or where more than this one shard has a say.
-    pub(crate) fn completes(&self, shard: usize, token: u64) -> Option<PerPush<u64>> {
-        let out = self.out.get(&token)?;
-        let last = self.admitted.len() + 1 >= self.goal as usize;
-        let simple = self.shards == 1 && self.rule.clip.is_none() && !self.rule.ordered;
-        if !(last && simple) || self.applying || self.is_behind() || out.held[shard].is_some() {
-            return None;
-        }
-        let admitted = self.admitted.iter().map(|push| push.token);
-        Some(admitted.chain([token]).collect())
-    }
-
     /// Whether the push of this token is, or may become, a part of the step under way.
     pub(crate) fn is_of_use(&self, token: u64) -> bool {
         self.out.contains_key(&token) || self.admitted.iter().any(|grant| grant.token == token)

@@ -6,7 +6,6 @@
 //! doors: [`Shard::body_target`] lends the memory a body is received into, and [`Shard::work`]
 //! does a slice of an update, so that small requests stay alive beside it.
 
-mod ahead;
 mod buffer_pool;
 pub(crate) mod changed;
 mod checkpoint_cut;

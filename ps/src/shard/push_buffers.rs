@@ -21,7 +21,6 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Refusal};
 use pushpull_common::tensor::DType;
 
-use super::ahead::Ahead;
 use super::checks::{Found, Looker};
 use super::replicas::{ClientKey, Presence};
 use super::shared::unsupported;
@@ -55,19 +54,12 @@ pub(super) struct LookJob {
     order: u64,
     look: Look,
     refusal: Option<Refusal>,
-    ahead: Ahead,
 }
 
 impl LookJob {
     pub(super) fn new(push_slot: u32, order: u64) -> LookJob {
-        let (look, refusal, ahead) = (Look::default(), None, Ahead::default());
-        LookJob { push_slot, order, look, refusal, ahead }
-    }
-
-    /// Whether values are changed meanwhile.
-    #[cfg(any(test, fuzzing, feature = "simulation"))]
-    pub(super) fn has_begun(&self) -> bool {
-        self.ahead.has_begun()
+        let (look, refusal) = (Look::default(), None);
+        LookJob { push_slot, order, look, refusal }
     }
 }
 
@@ -331,9 +323,6 @@ impl Shard {
             // It has been dropped, and its room may hold another.
             return true;
         }
-        if let Some(done) = self.work_ahead(job.push_slot, &mut job.ahead) {
-            return done;
-        }
         match self.scan_shared(job.push_slot, &mut job.look) {
             Ok(done) => done,
             Err(refusal) => {
@@ -353,7 +342,6 @@ impl Shard {
             None => self.push_held(now, job.push_slot),
             Some(refusal) => self.refuse_whole(now, job.push_slot, refusal),
         }
-        self.catch_up(now, job.ahead);
     }
 
     /// Looks at a slice of what a push has in a tray; whether that was the last of it.

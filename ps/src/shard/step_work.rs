@@ -24,9 +24,6 @@ use crate::volatile::Volatile;
 /// Of how many gradients a block is taken to its end, however many bytes that comes to together.
 const FEW: usize = 16;
 
-/// How many bytes are looked at at a time; a multiple of every element's size.
-const LOOK_BYTES: usize = 2 << 10;
-
 /// A step that is applied.
 #[derive(Debug)]
 pub(super) struct StepJob {
@@ -37,28 +34,13 @@ pub(super) struct StepJob {
     two_pass: TwoPass,
     /// How far it is applied, in bytes of the shard's variables.
     done_to: u64,
-    /// Whether its gradients, which lie in trays, are looked at as they are taken.
-    looks: bool,
-    /// One of them may be refused, or could not be looked at: what was made of them is to be forgotten.
-    pub(super) in_doubt: bool,
 }
 
 impl StepJob {
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
     pub(super) fn new(push_slots: PerPush<u32>, factors: PerPush<f64>) -> StepJob {
         let (begun, two_pass, done_to) = (false, TwoPass::default(), 0);
-        StepJob { push_slots, factors, begun, two_pass, done_to, looks: false, in_doubt: false }
-    }
-
-    /// The same of whole gradients in trays that have not all been looked at.
-    pub(super) fn looking(push_slots: PerPush<u32>) -> StepJob {
-        let factors = push_slots.iter().map(|_| 1.0).collect();
-        StepJob { looks: true, ..StepJob::new(push_slots, factors) }
-    }
-
-    /// Whether it is made of the same, in the same order.
-    pub(super) fn is_same(&self, other: &StepJob) -> bool {
-        (&self.push_slots, &self.factors) == (&other.push_slots, &other.factors)
+        StepJob { push_slots, factors, begun, two_pass, done_to }
     }
 
     /// Whether it is under way.
@@ -112,9 +94,6 @@ struct Mean<'a> {
     at: u64,
     /// The gradients, if they are few, all lie in trays, and none is multiplied.
     shared: SmallVec<[Volatile<'a>; MEAN_GRADIENTS_MAX]>,
-    /// Those exponents of theirs that are looked at, and whether one was full.
-    exponents: Exponents,
-    full: bool,
     /// For what is copied out of trays.
     copy: &'a mut Vec<u64>,
 }
@@ -126,36 +105,22 @@ impl Give for Mean<'_> {
         for push in self.pushes.iter().filter(|push| push.has(range.start)) {
             push.add_to(&mut sum, &range, self.copy);
         }
-        self.look(to.len());
         self.at = range.end;
     }
 
     fn shared(&self) -> Option<SharedInput<'_>> {
         let at = (self.at - self.start) as usize;
-        let shared =
-            SharedInput { gradients: &self.shared, at, over: self.over, exponents: self.exponents };
+        let shared = SharedInput {
+            gradients: &self.shared,
+            at,
+            over: self.over,
+            exponents: Exponents::NONE,
+        };
         (!self.shared.is_empty()).then_some(shared)
     }
 
-    fn taken(&mut self, bytes: usize, full: bool) {
-        self.full |= full;
+    fn taken(&mut self, bytes: usize, _: bool) {
         self.at += bytes as u64;
-    }
-}
-
-impl Mean<'_> {
-    /// Looks at so many of the next bytes of each gradient, which were not taken where they lie: few.
-    fn look(&mut self, bytes: usize) {
-        if self.exponents == Exponents::NONE {
-            return;
-        }
-        let (at, mut tile) = ((self.at - self.start) as usize, [0; LOOK_BYTES]);
-        for gradient in &self.shared {
-            for from in (0..bytes).step_by(LOOK_BYTES) {
-                let tile = &mut tile[..LOOK_BYTES.min(bytes - from)];
-                self.full |= gradient.behind(at + from).copy(tile, self.exponents);
-            }
-        }
     }
 }
 
@@ -266,26 +231,9 @@ impl Shard {
                 let (dtype, copy) = (partition.dtype, &mut self.shared_tile);
                 let pushes = &pushes[..];
                 let (shared, at) = (shared_of(pushes, &range), start);
-                let exponents = if job.looks { Exponents::of(dtype) } else { Exponents::NONE };
-                let unseen = job.looks && shared.is_empty();
-                let mut mean = Mean {
-                    pushes,
-                    dtype,
-                    gradients,
-                    over,
-                    start,
-                    at,
-                    shared,
-                    exponents,
-                    full: false,
-                    copy,
-                };
+                let mut mean = Mean { pushes, dtype, gradients, over, start, at, shared, copy };
                 let (how, input) = ((rules, operation, apply_at), Input::Given(&mut mean));
                 job.two_pass.take(store, how, &partition, range.clone(), input)?;
-                if mean.full || unseen {
-                    job.in_doubt = true;
-                    return Ok(true);
-                }
             }
             let read = (range.end - range.start) * gradients.max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));

@@ -134,9 +134,8 @@ impl Job {
         match self {
             Job::Push(job) => job.begun,
             Job::Step(job) => job.has_begun(),
-            Job::Look(job) => job.has_begun(),
-            // It changes nothing.
-            Job::Norm(_) => false,
+            // These change nothing.
+            Job::Look(_) | Job::Norm(_) => false,
             Job::Initialize(job) => job.begun,
         }
     }

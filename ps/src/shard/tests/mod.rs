@@ -2,7 +2,6 @@
 
 mod accounts;
 mod actors;
-mod ahead;
 mod arenas;
 mod bounds;
 mod chiefs;
@@ -45,6 +44,7 @@ mod shared_values;
 mod spending;
 mod staleness;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod step_scans;
 mod stepping;
 mod synchronous;
 mod talk;

@@ -1,5 +1,5 @@
-//! The gradient that completes a step is looked at as the step is applied, and nothing of that is seen if it comes
-//! to another end.
+//! A synchronous step whose last gradient is in a push buffer: the scan of that gradient, and what may happen
+//! before the scan is done.
 
 use pushpull_common::ids::{RequestId, VariableId};
 use pushpull_common::protocol::message::{self, Operation};
@@ -13,9 +13,12 @@ use super::shared_values::LARGE;
 use super::synchronous::{ACCEPTED, STALE};
 use crate::config::{NonFinite, PsConfig};
 use crate::optimizer::{ApplyAt, Optimizer, Run, SlotSpec};
-use crate::shard::work::Work;
+use crate::shard::work::{SLICE_BYTES, Work};
 
 const BYTES: u64 = 4 * LARGE as u64;
+
+/// How many slices the scan of a gradient takes before the one that ends it.
+const SCAN_SLICES: u64 = BYTES.div_ceil(SLICE_BYTES);
 
 /// Beside it, what is no gradient may be assigned.
 const PLAIN: u64 = 16;
@@ -79,28 +82,6 @@ fn all(value: f32) -> Vec<f32> {
 
 fn accepted(step: u64) -> Option<Result<Outcome, Refusal>> {
     ACCEPTED(step).map(Ok)
-}
-
-#[test]
-fn what_completes_a_step_is_read_once() {
-    for replicas_of in [1, 2, 4] {
-        let counted = [NonFinite::Reject, NonFinite::Allow].map(|policy| {
-            let mut shared = replicas(replicas_of, replicas_of, |config| config.non_finite(policy));
-            let replicas = 0..replicas_of as usize;
-            let grants: Vec<Grant> = replicas.clone().map(|it| shared.cluster.token(it)).collect();
-            let mut slices = 0;
-            for replica in replicas {
-                let request = shared.say(replica, 0, grants[replica], &all(1.0 + replica as f32));
-                slices = shared.slices();
-                assert_eq!(shared.heard(replica, request), accepted(0));
-            }
-            let mean = (1..=replicas_of).sum::<u32>() as f32 / replicas_of as f32;
-            assert_eq!(shared.value(), -mean);
-            slices
-        });
-        // Where nothing is looked for, there is nothing but the step.
-        assert_eq!(counted[0], counted[1], "{replicas_of} replicas");
-    }
 }
 
 /// A rule of a user, which changes values where they lie.
@@ -187,14 +168,14 @@ fn nan_is_counted_once() {
 /// A backup replica is first after all: the step that was being applied is not the one that is made.
 #[test]
 fn another_gradient_that_completes_the_step_first_is_in_it() {
-    for slices in 0..8 {
+    for slices in 0..SCAN_SLICES {
         let mut shared = replicas(2, 3, |config| config);
         let grants = [0, 1, 2].map(|replica| shared.cluster.token(replica));
         shared.say(0, 0, grants[0], &all(1.0));
         shared.slices();
         let slow = shared.say(1, 0, grants[1], &all(100.0));
         for _ in 0..slices {
-            assert_eq!(shared.cluster.world.slice(0), Work::More, "the step takes longer");
+            assert_eq!(shared.cluster.world.slice(0), Work::More, "the scan takes longer");
         }
         // It is sent, and so held as soon as it is here.
         shared.cluster.replicas[2].sequence += 1;
@@ -239,14 +220,14 @@ fn what_comes_behind_it_and_too_late_takes_nothing_back() {
 /// Its replica takes it back, and has another in the same room, in the tray or sent.
 #[test]
 fn what_is_withdrawn_meanwhile_is_not_in_the_step() {
-    for (slices, sends) in (0..8).flat_map(|slices| [(slices, false), (slices, true)]) {
+    for (slices, sends) in (0..SCAN_SLICES).flat_map(|slices| [(slices, false), (slices, true)]) {
         let mut shared = replicas(2, 2, |config| config);
         let grants = [0, 1].map(|replica| shared.cluster.token(replica));
         shared.say(0, 0, grants[0], &all(1.0));
         shared.slices();
         shared.say(1, 0, grants[1], &all(100.0));
         for _ in 0..slices {
-            assert_eq!(shared.cluster.world.slice(0), Work::More, "the step takes longer");
+            assert_eq!(shared.cluster.world.slice(0), Work::More, "the scan takes longer");
         }
         let (token, generation) = (grants[1].token, grants[1].generation);
         let line = shared.cluster.replicas[1].lines[0];
@@ -272,14 +253,14 @@ fn what_is_withdrawn_meanwhile_is_not_in_the_step() {
 
 #[test]
 fn what_is_assigned_meanwhile_is_assigned() {
-    for slices in 0..8 {
+    for slices in 0..SCAN_SLICES {
         let mut shared = replicas(2, 2, |config| config);
         let grants = [0, 1].map(|replica| shared.cluster.token(replica));
         shared.say(0, 0, grants[0], &all(1.0));
         shared.slices();
         let last = shared.say(1, 0, grants[1], &all(3.0));
         for _ in 0..slices {
-            assert_eq!(shared.cluster.world.slice(0), Work::More, "the step takes longer");
+            assert_eq!(shared.cluster.world.slice(0), Work::More, "the scan takes longer");
         }
         let it = &mut shared.cluster.replicas[0];
         it.sequence += 1;
