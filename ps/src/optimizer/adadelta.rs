@@ -90,8 +90,6 @@ struct Update<F> {
 }
 
 impl<F: Float> Rule<F, 2> for Update<F> {
-    const FETCHES: bool = true;
-
     #[inline(always)]
     fn step(self, w: F, [a, u]: [F; 2], g: F) -> (F, [F; 2]) {
         let a = a * self.rho + g * g * self.rest;

@@ -65,8 +65,6 @@ struct Update<F> {
 }
 
 impl<F: Float> Rule<F, 1> for Update<F> {
-    const FETCHES: bool = true;
-
     #[inline(always)]
     fn step(self, w: F, [a]: [F; 1], g: F) -> (F, [F; 1]) {
         let a = a + g * g;

@@ -136,8 +136,6 @@ pub(super) struct Update<F> {
 }
 
 impl<F: Float> Rule<F, 2> for Update<F> {
-    const FETCHES: bool = true;
-
     #[inline(always)]
     fn step(self, w: F, [m, v]: [F; 2], g: F) -> (F, [F; 2]) {
         let m = self.beta1 * m + self.rest1 * g;

@@ -95,8 +95,6 @@ struct Update<F> {
 }
 
 impl<F: Float> Rule<F, 2> for Update<F> {
-    const FETCHES: bool = true;
-
     #[inline(always)]
     fn step(self, w: F, slots: [F; 2], g: F) -> (F, [F; 2]) {
         self.adam.step(w - w * self.decay * self.rate, slots, g)

@@ -15,19 +15,11 @@ use std::ops::{Add, Div, Mul, Sub};
 use super::gradient::{GradientRun, Here, Looking, Mean, SharedGradient, SharedRun, Source};
 use super::sums::{Sums, Terms};
 use super::{Run, Runs, StreamRun, StreamRuns};
-use crate::cache::{fetch_once, streams_gain_by_fetching};
 use crate::volatile::LINE_BYTES;
 
 /// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the
 /// elements.
 pub(super) trait Rule<F, const SLOTS: usize>: Copy {
-    /// Whether values are fetched some lines at a time before they are changed and written elsewhere, on
-    /// processors where [that gains anything](streams_gain_by_fetching). They fetch ahead by themselves, but a
-    /// loop that waits for memory most of the time gains 1 to 9 % there where it reads for a while and then
-    /// writes for a while; one that computes more loses as much. Values are fetched to be read once, which is
-    /// up to 3 % of that.
-    const FETCHES: bool = false;
-
     /// What an element and its slots become by a gradient. Implementations are `#[inline(always)]`:
     /// what is not inlined is not compiled for AVX2.
     fn step(self, value: F, slots: [F; SLOTS], gradient: F) -> (F, [F; SLOTS]);
@@ -112,9 +104,6 @@ macro_rules! float {
 }
 float!(f32, i32);
 float!(f64, i64);
-
-/// How many lines of values are fetched at once, before they are changed, by rules that gain by it.
-const AHEAD_LINES: usize = 32;
 
 /// Has runs of a kind changed by a loop with the widest vectors there are.
 macro_rules! tiers {
@@ -339,12 +328,8 @@ fn stream_lines<
     gradient: &mut impl Source<F, N>,
 ) -> Written<F, N> {
     let StreamLines { values, values_out, slots, mut slots_out } = lines;
-    let fetches = R::FETCHES && streams_gain_by_fetching();
     let mut written = Written::nothing();
     for (line, w) in values.iter().enumerate() {
-        if fetches && line.is_multiple_of(AHEAD_LINES) {
-            fetch_once(&values[line..values.len().min(line + AHEAD_LINES)]);
-        }
         let s = slots.map(|slot| slot[line]);
         let (w, s) = step(rule, *w, s, &gradient.line::<WIDE>(line));
         written.line(&w);

@@ -128,8 +128,6 @@ impl<F: Float, const DECAYS: bool> Plain<F, DECAYS> {
 }
 
 impl<F: Float, const DECAYS: bool> Rule<F, 1> for Plain<F, DECAYS> {
-    const FETCHES: bool = true;
-
     #[inline(always)]
     fn step(self, w: F, [m]: [F; 1], g: F) -> (F, [F; 1]) {
         let (_, m, w) = self.gathered(w, m, g);
@@ -141,8 +139,6 @@ impl<F: Float, const DECAYS: bool> Rule<F, 1> for Plain<F, DECAYS> {
 struct Nesterov<F, const DECAYS: bool>(Plain<F, DECAYS>);
 
 impl<F: Float, const DECAYS: bool> Rule<F, 1> for Nesterov<F, DECAYS> {
-    const FETCHES: bool = true;
-
     #[inline(always)]
     fn step(self, w: F, [m]: [F; 1], g: F) -> (F, [F; 1]) {
         let Plain { rate, momentum, .. } = self.0;

@@ -126,8 +126,6 @@ impl<F: Float> Plain<F> {
 }
 
 impl<F: Float> Rule<F, 2> for Plain<F> {
-    const FETCHES: bool = true;
-
     #[inline(always)]
     fn step(self, w: F, [r, m]: [F; 2], g: F) -> (F, [F; 2]) {
         let r = self.towards(r, g * g);
