@@ -42,7 +42,7 @@ pub(crate) struct Arrival {
     /// Those of them that lie in a tray: partitions that are not sparse, and whole. Not kept in the arena.
     pub(crate) shared: Extents,
     /// Whether those are still to be looked at before the push counts. Not kept in the arena.
-    pub(crate) unseen: bool,
+    pub(crate) scanning: bool,
     /// Bytes received.
     pub(crate) bytes: u64,
     /// The last request of the push, once it is whole.

@@ -154,10 +154,10 @@ impl Inbox {
     }
 
     /// What lies in the tray is to be looked at, or has been; false if it is no longer there.
-    pub(crate) fn set_unseen(&mut self, number: u32, order: u64, unseen: bool) -> bool {
+    pub(crate) fn set_scanning(&mut self, number: u32, order: u64, scanning: bool) -> bool {
         let push = self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.as_mut());
         let push = push.filter(|push| push.order == order);
-        push.map(|push| push.unseen = unseen).is_some()
+        push.map(|push| push.scanning = scanning).is_some()
     }
 
     /// Where the values of the push in a room are read.

@@ -88,7 +88,7 @@ pub(crate) fn whole_slots(
             read: None,
             extents,
             shared: Extents::default(),
-            unseen: false,
+            scanning: false,
             bytes,
             order,
             squares: None,

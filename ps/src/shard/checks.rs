@@ -1,81 +1,16 @@
-//! What is wrong with a push: its elements as they come, and its shape once it is whole.
+//! The checks of a push once it is whole, and of the values that it has made.
 
-use std::ops::Range;
-
-use pushpull_common::catalogue::ShardLayout;
-use pushpull_common::finite::{count_non_finite, first_non_finite};
 use pushpull_common::ids::TokenId;
 use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::tensor::DType;
 
 use super::replicas::ClientKey;
 use super::{Shard, Variables};
 use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
 use crate::config::NonFinite;
-use crate::metrics::{Counters, Overflowed};
+use crate::metrics::Overflowed;
 use crate::store::Overflow;
-
-/// Who looks for NaN and infinities, by the policy.
-#[derive(Clone, Copy)]
-pub(super) struct Looker<'a> {
-    pub(super) policy: NonFinite,
-    pub(super) counters: &'a Counters,
-}
-
-impl Looker<'_> {
-    /// Looks at values of one type, which lie in this part of the layout.
-    pub(super) fn at(
-        self,
-        layout: &ShardLayout,
-        dtype: DType,
-        part: &Range<u64>,
-        bytes: &[u8],
-    ) -> Result<(), Refusal> {
-        match self.find(dtype, part.start, bytes) {
-            Some(found) => Err(found.refusal(layout)),
-            None => Ok(()),
-        }
-    }
-
-    /// What is to be refused of values of one type, which lie here in the layout.
-    pub(super) fn find(self, dtype: DType, start: u64, bytes: &[u8]) -> Option<Found> {
-        if self.policy == NonFinite::Allow {
-            return None;
-        }
-        let (index, value) = first_non_finite(dtype, bytes)?;
-        if self.policy == NonFinite::Count {
-            self.counters.non_finite.add(count_non_finite(dtype, bytes));
-            return None;
-        }
-        let size = dtype.size() as u64;
-        Some(Found { at: start + index as u64 * size, size, value })
-    }
-}
-
-/// A value that a push must not have.
-#[derive(Clone, Copy)]
-pub(super) struct Found {
-    /// Where it lies in the layout, and how long it is.
-    pub(super) at: u64,
-    size: u64,
-    pub(super) value: f64,
-}
-
-impl Found {
-    /// One of several that has been changed meanwhile: the first of them is named.
-    pub(super) fn gone(dtype: DType, at: u64) -> Found {
-        Found { at, size: dtype.size() as u64, value: f64::NAN }
-    }
-
-    pub(super) fn refusal(self, layout: &ShardLayout) -> Refusal {
-        // What pads a partition is a part of it here: it should have been zeros.
-        let partition = layout.at(self.at);
-        let element = partition.elements.start + (self.at - partition.offset) / self.size;
-        Refusal::NonFinite { variable: partition.variable, element, value: self.value }
-    }
-}
 
 /// The refusal of a push that would make this of a value.
 pub(super) fn overflow_refusal(overflow: Overflow) -> Refusal {
@@ -100,25 +35,6 @@ impl Shard {
             let value = overflow.value.to_string();
             Overflowed { variable, element: overflow.element, value }
         });
-    }
-
-    /// Looks at a part for NaN and infinities, by the policy, while it is in cache.
-    pub(super) fn look_for_non_finite(
-        &self,
-        push_slot: u32,
-        range: &Range<u64>,
-    ) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
-            return Ok(());
-        };
-        let look = Looker { policy: self.config.non_finite, counters: &self.counters };
-        for fused_range in self.fused_ranges.within(range.clone()) {
-            let part = fused_range.part_of(range);
-            if let Some(bytes) = inbox.bytes(push_slot, part.clone()) {
-                look.at(store.layout(), fused_range.dtype, &part, bytes)?;
-            }
-        }
-        Ok(())
     }
 
     /// Whether a client can hold a token, as far as a shard knows that does not own the step: it was made

@@ -372,15 +372,12 @@ impl Shard {
         self.shards_are_known();
         self.return_tokens_of_the_gone(now, &kept);
         let waits = |push_slot: &u32| {
-            let push = inbox.arrival(*push_slot);
-            self.is_synchronous() && push.is_some_and(|p| p.operation == Operation::Gradient {})
+            inbox.arrival(*push_slot).is_some_and(|push| self.waits_for_step(push))
         };
         let due: Vec<u32> = whole.into_iter().filter(|push_slot| !waits(push_slot)).collect();
         self.inbox = Some(inbox);
-        // Nobody knows any more what has been looked at.
-        let job = |push_slot| Job::push(push_slot, !self.is_looked_at_as_applied(push_slot));
-        let jobs: Vec<Job> = due.into_iter().map(job).collect();
-        self.jobs.extend(jobs);
+        // Their parts were sent, and scanned on arrival: a push buffer goes with its process.
+        self.jobs.extend(due.into_iter().map(|push_slot| Job::push(push_slot, true)));
         self.recover_held(now);
         Ok(())
     }

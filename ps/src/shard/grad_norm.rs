@@ -6,7 +6,7 @@ use std::time::Instant;
 use pushpull_common::tensor::{DType, Element};
 
 use super::Shard;
-use super::work::SLICE_BYTES;
+use super::work::{Job, SLICE_BYTES};
 use crate::optimizer::Sums;
 
 /// The squares of a gradient's elements, added up slice by slice in the order of the layout.
@@ -28,12 +28,19 @@ impl NormJob {
 }
 
 impl Shard {
+    /// Has the squares of a gradient that is whole added up.
+    pub(super) fn begin_norm(&mut self, push_slot: u32) {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let order = push.map(|push| push.order);
+        self.jobs.extend(order.map(|order| Job::measure(push_slot, order)));
+    }
+
     /// What the squares of the gradient in a room come to here; `None` if that is still to be added
     /// up.
     pub(super) fn squares_of(&self, push_slot: u32) -> Option<f64> {
         let push = self.inbox.as_ref()?.arrival(push_slot)?;
         match self.config.clip_by_global_norm {
-            None => (!push.unseen).then_some(0.0),
+            None => (!push.scanning).then_some(0.0),
             Some(_) => push.squares,
         }
     }

@@ -38,6 +38,7 @@ pub(crate) mod record;
 pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rows;
+mod scan;
 mod shared;
 mod stale_pushes;
 mod staleness;

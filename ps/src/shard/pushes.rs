@@ -8,7 +8,7 @@ use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushP
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
 use super::encoded::Form;
-use super::replicas::ClientKey;
+use super::replicas::{ClientKey, Presence};
 use super::work::Job;
 use super::{Detail, Part, Receiving, Shard, Variables, answer_to, deadline_of};
 use crate::inbox::{Arrival, Extents, Inbox, WholePush, is_for_trainable};
@@ -179,7 +179,7 @@ impl Shard {
                     read: part.read,
                     extents: Extents::default(),
                     shared: Extents::default(),
-                    unseen: false,
+                    scanning: false,
                     bytes: 0,
                     whole: None,
                     order: 0,
@@ -262,33 +262,29 @@ impl Shard {
                 self.decode_part(push_slot, range, encoded)?;
             }
         }
-        let mut is_seen = true;
         if let Some(inbox) = &mut self.inbox
             && !range.is_empty()
         {
-            // Beside parts that lie in a tray it is applied once it is whole, as those are.
             let first = inbox.arrival(push_slot).is_some_and(|push| push.bytes == 0);
-            let first = first && !inbox.is_shared(push_slot);
             inbox.add(push_slot, range.clone(), now);
-            is_seen = !(first && part.whole.is_some() && self.is_looked_at_as_applied(push_slot));
-            let streaming_apply = first && part.whole.is_none();
-            if is_seen && !self.apply_on_arrival(push_slot, range, streaming_apply)? {
-                self.look_for_non_finite(push_slot, range)?;
+            // A push with ranges in a push buffer is applied once it is whole, as those ranges are.
+            let may_begin = first && part.whole.is_none() && !inbox.is_shared(push_slot);
+            if !self.apply_on_arrival(push_slot, range, may_begin)? {
+                self.scan_part(push_slot, range)?;
             }
         }
         match part.whole {
             None => Ok(()),
-            Some(named) => self.came_whole(now, part, named, is_seen),
+            Some(named) => self.came_whole(now, part, named),
         }
     }
 
-    /// All parts of a push are here, and those that lie in its own room have been looked at or not.
+    /// The last part of a push has arrived.
     pub(super) fn came_whole(
         &mut self,
         now: Instant,
         part: &Part,
         named: u64,
-        own_is_seen: bool,
     ) -> Result<(), Refusal> {
         let (client, push_slot) = (part.client, part.push_slot);
         let mut ids = std::mem::take(&mut self.buffer_pool.ids);
@@ -296,9 +292,8 @@ impl Shard {
         self.buffer_pool.ids = ids;
         checked?;
         self.count_direct_push(push_slot);
-        let gradient = |push: &Arrival| push.operation == Operation::Gradient {};
-        let waits = self.is_synchronous()
-            && self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)).is_some_and(gradient);
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let waits = push.is_some_and(|push| self.waits_for_step(push));
         if let Some(inbox) = &mut self.inbox {
             let (connection, request) = (part.connection, part.request.request);
             let (next, deadline) = (part.next, part.deadline);
@@ -308,9 +303,9 @@ impl Shard {
             );
         }
         match waits {
-            true if self.has_unseen(push_slot) => self.begin_look(push_slot),
+            _ if self.is_scanned_first(push_slot) => self.begin_scan(push_slot),
             true => self.push_held(now, push_slot),
-            false => self.jobs.push_back(Job::push(push_slot, own_is_seen)),
+            false => self.jobs.push_back(Job::push(push_slot, false)),
         }
         Ok(())
     }
@@ -332,6 +327,41 @@ impl Shard {
         }
         self.refuse(part.connection, part.request, refusal);
         self.give_parked_push_slots(now);
+    }
+
+    /// Refuses a push that is whole, before anything of it counts. Its token is its client's still, and
+    /// goes to others if that is gone.
+    pub(super) fn refuse_whole(&mut self, now: Instant, push_slot: u32, refusal: Refusal) {
+        let Some((client, push)) = self.inbox.as_mut().and_then(|inbox| inbox.take(push_slot))
+        else {
+            return;
+        };
+        self.counters.pushes_dropped.add(1);
+        let heard = client.map(|client| self.replicas.client(client));
+        let present = heard.is_some_and(|client| client.presence == Presence::Present);
+        let listens = heard.and_then(|client| client.connection);
+        if let Some(whole) = push.whole.filter(|whole| listens == Some(whole.connection)) {
+            let (request, sequence) = (whole.request, push.sequence);
+            let request = Envelope { request, sequence, ..Envelope::default() };
+            self.refuse(whole.connection, request, refusal);
+        }
+        if push.operation == (Operation::Gradient {}) && !present {
+            self.return_token_of(&push);
+            self.decide(now);
+        }
+        self.give_parked_push_slots(now);
+        self.grant_parked_tokens(now);
+    }
+
+    /// A gradient whose client is gone is not applied: others may have its token.
+    fn return_token_of(&mut self, push: &Arrival) {
+        let Some(owner) = &mut self.owner else { return };
+        let holder = owner.outstanding().find(|(token, _)| *token == push.token);
+        if let Some((token, holder)) = holder
+            && owner.give_back(holder, token, push.generation)
+        {
+            self.counters.tokens_taken_back.add(1);
+        }
     }
 
     pub(super) fn answer_push(

@@ -160,7 +160,7 @@ impl Shard {
                 let push_slot =
                     self.inbox.as_ref().and_then(|i| i.whole_push_slot_of(over.token.0));
                 if let Some(push_slot) = push_slot {
-                    self.answer_unseen(now, push_slot);
+                    self.answer_scanning(now, push_slot);
                     self.release(now, push_slot);
                 }
             }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use pushpull_common::protocol::Refusal;
 
-use super::checks::{Looker, overflow_refusal};
-use super::push_buffers::Seen;
+use super::checks::overflow_refusal;
+use super::scan::{NonFiniteScan, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::work::change_of;
 use super::{Shard, Variables};
@@ -68,7 +68,7 @@ impl Shard {
             return Ok(false);
         };
         let (adjustment, at) = (&streaming_apply.adjustment, streaming_apply.adjustment.at);
-        let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
+        let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
         let (rules, refuses) = (&self.rules, self.config.refuses_overflows());
         let mut apply = || {
             store.can_change(std::iter::once(range.clone()))?;
@@ -81,16 +81,17 @@ impl Shard {
                 let change =
                     change_of(rules, push.operation, at, fused_range.partition(store.layout()));
                 let (dtype, tile) = (fused_range.dtype, &mut self.tile);
-                let mut seen = Seen::new((Volatile::of(bytes), range.start), dtype, looker, true);
+                let bytes = Volatile::of(bytes);
+                let mut scanning = ScanningInput::new(bytes, range.start, dtype, Some(scan));
                 adjustment.each(
                     store,
                     dtype,
                     range,
-                    Input::Given(&mut seen),
+                    Input::Given(&mut scanning),
                     tile,
                     |store, range, input| store.change(change, range, input),
                 )?;
-                if let Some(found) = seen.found() {
+                if let Some(found) = scanning.found() {
                     return Ok(Some(found.refusal(store.layout())));
                 }
                 if let Some(overflow) = store.overflow().filter(|_| refuses) {

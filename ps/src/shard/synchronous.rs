@@ -21,6 +21,11 @@ use crate::inbox::WholePush;
 use crate::planted::Bug;
 
 impl Shard {
+    /// Whether a push is a gradient that waits for its synchronous step.
+    pub(super) fn waits_for_step(&self, push: &Arrival) -> bool {
+        self.is_synchronous() && push.operation == (Operation::Gradient {})
+    }
+
     /// Whether steps are synchronous here.
     pub(super) fn is_synchronous(&self) -> bool {
         self.follower.is_some()
@@ -215,7 +220,7 @@ impl Shard {
             if whole.is_none() {
                 self.counters.pushes_dropped.add(1);
             }
-            self.answer_unseen(now, push_slot);
+            self.answer_scanning(now, push_slot);
             if let Some(inbox) = &mut self.inbox {
                 inbox.release(push_slot);
             }
@@ -265,9 +270,9 @@ impl Shard {
 
     /// A push that is whole is dropped before it was looked at, and so before anybody was told that it is
     /// held: its step is over.
-    pub(super) fn answer_unseen(&mut self, now: Instant, push_slot: u32) {
+    pub(super) fn answer_scanning(&mut self, now: Instant, push_slot: u32) {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
-        if push.is_some_and(|push| push.unseen) {
+        if push.is_some_and(|push| push.scanning) {
             let current = GlobalStep(self.committed_steps());
             self.settle_push(now, push_slot, Outcome::Stale { current });
         }

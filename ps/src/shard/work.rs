@@ -7,12 +7,12 @@ use pushpull_common::ids::{RestoreEpoch, TokenId};
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, Refusal};
 
-use super::checks::{Looker, overflow_refusal};
+use super::checks::overflow_refusal;
 use super::grad_norm::NormJob;
-use super::push_buffers::{Look, LookJob, Seen};
 use super::record::RESTORED_LIMIT;
 use super::replicas::{ClientKey, Presence};
 use super::rows::RowChange;
+use super::scan::{NonFiniteScan, ScanJob, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::step_work::StepJob;
 use super::two_pass::TwoPass;
@@ -23,7 +23,6 @@ use crate::inbox::{Arrival, Extents, Values};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::planted::Bug;
 use crate::store::{Change, Input, Stalled, Store};
-use crate::volatile::Volatile;
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
 /// nothing, short enough that a small request beside it waits about 100 us.
@@ -39,8 +38,8 @@ pub(super) enum Job {
     Push(PushJob),
     /// Applies a synchronous step.
     Step(StepJob),
-    /// Looks at what a gradient that waits for its step has in a tray.
-    Look(LookJob),
+    /// Scans the ranges that a push has in a push buffer, before anything of it counts.
+    Scan(ScanJob),
     /// Adds up the squares of a gradient that waits for its step.
     Norm(NormJob),
     /// Computes the initial values.
@@ -59,11 +58,10 @@ pub(super) struct PushJob {
     /// The extent of it under way, and how far it is applied, in bytes of the shard's variables.
     extent: usize,
     done_to: u64,
-    /// What of it lies in a tray, if that is looked at before it has begun; whether it has been, and what lies in
-    /// its own room; and why it is not applied, if it is not.
-    look: Look,
-    is_seen: bool,
-    own_is_seen: bool,
+    /// Whether a [`ScanJob`] has scanned its ranges in a push buffer. Otherwise they are scanned as they are
+    /// applied; parts that were sent were scanned on arrival.
+    scanned: bool,
+    /// Why it is not applied, if it is not.
     refusal: Option<Refusal>,
 }
 
@@ -82,8 +80,8 @@ pub(super) struct InitializeJob {
 }
 
 impl Job {
-    /// What of it lies in its own room has been looked at, or is as it is applied.
-    pub(super) fn push(push_slot: u32, own_is_seen: bool) -> Job {
+    /// Applies the push in this slot.
+    pub(super) fn push(push_slot: u32, scanned: bool) -> Job {
         Job::Push(PushJob {
             push_slot,
             begun: false,
@@ -92,9 +90,7 @@ impl Job {
             dense: Extents::default(),
             extent: 0,
             done_to: 0,
-            look: Look::default(),
-            is_seen: false,
-            own_is_seen,
+            scanned,
             refusal: None,
         })
     }
@@ -107,11 +103,6 @@ impl Job {
     /// Of the gradient in this room, which came whole as this one of all.
     pub(super) fn measure(push_slot: u32, order: u64) -> Job {
         Job::Norm(NormJob::new(push_slot, order))
-    }
-
-    /// The same.
-    pub(super) fn look(push_slot: u32, order: u64) -> Job {
-        Job::Look(LookJob::new(push_slot, order))
     }
 
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
@@ -135,7 +126,7 @@ impl Job {
             Job::Push(job) => job.begun,
             Job::Step(job) => job.has_begun(),
             // These change nothing.
-            Job::Look(_) | Job::Norm(_) => false,
+            Job::Scan(_) | Job::Norm(_) => false,
             Job::Initialize(job) => job.begun,
         }
     }
@@ -171,16 +162,18 @@ impl Shard {
         let Some(mut job) = self.jobs.pop_front() else {
             return Work::Idle;
         };
-        if let Job::Push(push) = &job
-            && !push.begun
-            && self.drop_if_too_old(now, push.push_slot)
-        {
+        let unbegun = match &job {
+            Job::Push(push) => Some(push.push_slot).filter(|_| !push.begun),
+            Job::Scan(scan) => scan.unbegun(),
+            _ => None,
+        };
+        if unbegun.is_some_and(|push_slot| self.drop_if_too_old(now, push_slot)) {
             return self.job_done();
         }
         let result = match &mut job {
             Job::Push(push) => self.work_on_push(push),
             Job::Step(step) => self.work_on_step(step),
-            Job::Look(look) => Ok(self.work_on_look(look)),
+            Job::Scan(scan) => Ok(self.work_on_scan(scan)),
             Job::Norm(measure) => Ok(self.work_on_norm(measure)),
             Job::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
         };
@@ -214,7 +207,7 @@ impl Shard {
                         self.rows.leave();
                         self.step_applied(now, &step.push_slots);
                     }
-                    Job::Look(look) => self.looked(now, look),
+                    Job::Scan(scan) => self.scan_done(now, scan),
                     Job::Norm(measure) => self.measured(now, &measure),
                     Job::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)
@@ -238,16 +231,6 @@ impl Shard {
 
     /// A slice of an update; whether it is done.
     fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, Stalled> {
-        if !job.begun && !job.is_seen && self.is_looked_at_first(job.push_slot) {
-            match self.scan_shared(job.push_slot, &mut job.look) {
-                Ok(false) => return Ok(false),
-                Ok(true) => job.is_seen = true,
-                Err(refusal) => {
-                    job.refusal = Some(refusal);
-                    return Ok(true);
-                }
-            }
-        }
         if !job.begun {
             // Applied as it came, and nothing was committed since: there is nothing left to do.
             if let Some(streaming_apply) = self
@@ -271,7 +254,7 @@ impl Shard {
         else {
             return Ok(true);
         };
-        let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
+        let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
         let (push_slots, rules) = ([job.push_slot], &self.rules);
         let known = self.owner.as_ref().map(|owner| owner.step().0);
         if !job.begun {
@@ -325,28 +308,23 @@ impl Shard {
                 if let Some((values, end)) = source.values(range.clone()) {
                     range.end = end;
                     let (range, dtype, tile) = (range.clone(), fused_range.dtype, &mut self.tile);
-                    // The client may change it between two passes. It is counted in one.
-                    let changes = job.two_pass.changes();
-                    let looks = looker.policy == NonFinite::Reject || changes;
+                    // The client may change the values between two passes: each pass refuses them, and one
+                    // counts them.
+                    let scans = scan.policy == NonFinite::Reject || job.two_pass.changes();
+                    let scan = Some(scan).filter(|_| scans && !job.scanned);
                     let take = |store: &mut Store, range, input: Input<'_>| {
                         job.two_pass.take(store, how, &partition, range, input)
                     };
-                    let mut seen = None;
-                    let look = |values, is_seen: bool| {
-                        Seen::new((values, range.start), dtype, looker, looks && !is_seen)
-                    };
+                    let mut scanning = None;
                     let input = match values {
-                        // Nobody changes it between two passes.
-                        Values::Own(bytes) if job.own_is_seen || !changes => bytes.into(),
-                        Values::Own(bytes) => {
-                            Input::Given(seen.insert(look(Volatile::of(bytes), false)))
-                        }
+                        Values::Own(bytes) => bytes.into(),
                         Values::Shared(shared) => {
-                            Input::Given(seen.insert(look(shared, job.is_seen)))
+                            let input = ScanningInput::new(shared, range.start, dtype, scan);
+                            Input::Given(scanning.insert(input))
                         }
                     };
                     adjustment.each(store, dtype, range, input, tile, take)?;
-                    if let Some(found) = seen.and_then(|seen| seen.found()) {
+                    if let Some(found) = scanning.and_then(|scanning| scanning.found()) {
                         job.refusal = Some(found.refusal(store.layout()));
                         store.discard();
                         return Ok(true);

@@ -29,8 +29,7 @@ use crate::config::{NonFinite, PsConfig, Storage};
 use crate::metrics::Counters;
 use crate::optimizer::{Lamb, Sgd};
 use crate::shard::Way;
-use crate::shard::checks::Looker;
-use crate::shard::push_buffers::Seen;
+use crate::shard::scan::{NonFiniteScan, ScanningInput};
 use crate::store::Give;
 
 /// A tray that somebody has been lent.
@@ -779,9 +778,9 @@ fn nan_that_is_gone_when_it_is_looked_for_is_refused_all_the_same() {
         (NonFinite::Count, 12_000, None),
         (NonFinite::Count, 0, None),
     ] {
-        let looker = Looker { policy, counters: &counters };
+        let scan = NonFiniteScan { policy, counters: &counters };
         let gradient = memory.bytes(0, if there == 0 { 12_000 } else { 16_384 });
-        let mut seen = Seen::new((gradient, 0), DType::F32, looker, true);
+        let mut seen = ScanningInput::new(gradient, 0, DType::F32, Some(scan));
         seen.taken(8_000, false);
         assert!(seen.found().is_none());
         seen.taken(if there == 0 { 4_000 } else { 8_384 }, true);

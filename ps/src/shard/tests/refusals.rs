@@ -315,20 +315,28 @@ fn what_is_applied_as_it_comes_is_looked_at_once() {
     }
 }
 
-/// The work on a push that is refused by it gives the room to who waits.
+/// A push that is refused as it is applied gives its slot to the client that waits for one.
 #[test]
-fn a_room_of_what_is_refused_as_it_is_applied_goes_to_who_waits_for_it() {
+fn the_slot_of_a_push_that_is_refused_as_it_is_applied_goes_to_the_client_that_waits() {
     const ELEMENTS: usize = 80 << 10;
     let w = VariableSpec::f32("w", [ELEMENTS as u64]).unwrap();
     let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), |config| config.inbox_pushes(1));
     let (line, other) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
-    let grant = world.token(line);
-    let push = Push::gradient(1, grant, world.push_slot(line));
-    let request = world.push(line, &push, &[(0, &bytes_of(&[f32::NAN; ELEMENTS]))]);
+    let mut push = |world: &mut World, sequence| {
+        let grant = world.token(line);
+        let push = Push::gradient(sequence, grant, world.push_slot(line));
+        world.push(line, &push, &[(0, &bytes_of(&[f32::MAX; ELEMENTS]))])
+    };
+    let request = push(&mut world, 1);
+    world.work();
+    assert!(matches!(world.answer(line, request), Some(Message::PushAnswer(_))));
+    // The second one would make every value infinite.
+    let request = push(&mut world, 2);
     let waits = world.say(other, message::Reserve {}.into());
     assert!(world.answer(other, waits).is_none(), "there is one push slot");
     world.work();
-    assert!(matches!(world.answer(line, request), Some(Message::Refused(_))));
+    let Some(Message::Refused(refused)) = world.answer(line, request) else { panic!("applied") };
+    assert!(matches!(refused.refusal, Refusal::Overflow { .. }), "{}", refused.refusal);
     assert!(matches!(world.answer(other, waits), Some(Message::Reserved(_))));
 }
 

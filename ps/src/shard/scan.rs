@@ -1,0 +1,267 @@
+//! The scan of pushed values for NaN and infinity.
+//!
+//! Parts that are sent are scanned on arrival, while they are in cache: by the loop that applies them if the push
+//! is applied as it arrives, otherwise by themselves. Ranges in a push buffer are scanned by the loop that applies
+//! them, because a shadow can be discarded. They are scanned before that where a change cannot be discarded: a
+//! gradient of a synchronous step counts once it is held, and rows and small pushes are changed in place.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use pushpull_common::catalogue::ShardLayout;
+use pushpull_common::finite::{Exponents, count_non_finite, first_non_finite};
+use pushpull_common::protocol::Refusal;
+use pushpull_common::tensor::DType;
+
+use super::Shard;
+use super::work::{Job, SLICE_BYTES};
+use crate::config::NonFinite;
+use crate::inbox::Values;
+use crate::metrics::Counters;
+use crate::store::{Give, Input, SharedInput};
+use crate::volatile::Volatile;
+
+/// What a fused range costs of the budget of a slice at least, however few bytes it has.
+const RANGE_COST: u64 = 256;
+
+/// The bytes of a push buffer that are searched at once for an element to refuse: a multiple of every element
+/// size.
+const SEARCH_BYTES: usize = 4 << 10;
+
+/// Scans values by the policy of the server.
+#[derive(Clone, Copy)]
+pub(super) struct NonFiniteScan<'a> {
+    pub(super) policy: NonFinite,
+    pub(super) counters: &'a Counters,
+}
+
+impl NonFiniteScan<'_> {
+    /// Scans values of one type that start at this byte of the layout. Returns the first element to refuse; under
+    /// [`NonFinite::Count`] it counts and returns none.
+    pub(super) fn find(self, dtype: DType, start: u64, bytes: &[u8]) -> Option<NonFiniteElement> {
+        if self.policy == NonFinite::Allow {
+            return None;
+        }
+        let (index, value) = first_non_finite(dtype, bytes)?;
+        if self.policy == NonFinite::Count {
+            self.counters.non_finite.add(count_non_finite(dtype, bytes));
+            return None;
+        }
+        let size = dtype.size() as u64;
+        Some(NonFiniteElement { at: start + index as u64 * size, size, value })
+    }
+}
+
+/// An element that is NaN or infinite, in a push that is refused for it.
+#[derive(Clone, Copy)]
+pub(super) struct NonFiniteElement {
+    /// Its byte in the layout.
+    pub(super) at: u64,
+    /// Its size in bytes.
+    size: u64,
+    pub(super) value: f64,
+}
+
+impl NonFiniteElement {
+    pub(super) fn refusal(self, layout: &ShardLayout) -> Refusal {
+        // The padding of a partition belongs to it: it should have been zeros.
+        let partition = layout.at(self.at);
+        let element = partition.elements.start + (self.at - partition.offset) / self.size;
+        Refusal::NonFinite { variable: partition.variable, element, value: self.value }
+    }
+}
+
+/// Values of one type, scanned as a change takes them.
+pub(super) struct ScanningInput<'a> {
+    values: Volatile<'a>,
+    /// The bytes taken so far.
+    taken: usize,
+    scan: Option<NonFiniteScan<'a>>,
+    dtype: DType,
+    /// The exponents that are scanned: none without a scan.
+    exponents: Exponents,
+    /// The byte of the layout where the values start.
+    start: u64,
+    found: Option<NonFiniteElement>,
+}
+
+impl<'a> ScanningInput<'a> {
+    /// Takes values that start at this byte of the layout.
+    pub(super) fn new(
+        values: Volatile<'a>,
+        start: u64,
+        dtype: DType,
+        scan: Option<NonFiniteScan<'a>>,
+    ) -> ScanningInput<'a> {
+        let scan = scan.filter(|scan| scan.policy != NonFinite::Allow);
+        let exponents = scan.map_or(Exponents::NONE, |_| Exponents::of(dtype));
+        ScanningInput { values, taken: 0, scan, dtype, exponents, start, found: None }
+    }
+
+    /// The first element to refuse. The change that took it must be discarded.
+    pub(super) fn found(&self) -> Option<NonFiniteElement> {
+        self.found
+    }
+
+    /// The byte of the layout of the next value.
+    fn at(&self) -> u64 {
+        self.start + self.taken as u64
+    }
+
+    /// The element to refuse among the next bytes, one of whose exponents was full when it was taken. If the
+    /// client has overwritten that since, the first of the bytes is named.
+    fn search(&self, scan: NonFiniteScan<'_>, bytes: usize) -> Option<NonFiniteElement> {
+        let mut tile = [0; SEARCH_BYTES];
+        let found = (0..bytes).step_by(SEARCH_BYTES).find_map(|from| {
+            let tile = &mut tile[..SEARCH_BYTES.min(bytes - from)];
+            self.values.behind(self.taken + from).copy(tile, Exponents::NONE);
+            scan.find(self.dtype, self.at() + from as u64, tile)
+        });
+        let size = self.dtype.size() as u64;
+        let overwritten = || NonFiniteElement { at: self.at(), size, value: f64::NAN };
+        found.or_else(|| (scan.policy == NonFinite::Reject).then(overwritten))
+    }
+}
+
+impl Give for ScanningInput<'_> {
+    fn give(&mut self, to: &mut [u8]) {
+        let full = self.values.behind(self.taken).copy(to, self.exponents);
+        if let Some(scan) = self.scan.filter(|_| full && self.found.is_none()) {
+            self.found = scan.find(self.dtype, self.at(), to);
+        }
+        self.taken += to.len();
+    }
+
+    fn shared(&self) -> Option<SharedInput<'_>> {
+        let gradients = std::slice::from_ref(&self.values);
+        Some(SharedInput { gradients, at: self.taken, over: 1, exponents: self.exponents })
+    }
+
+    fn taken(&mut self, bytes: usize, full: bool) {
+        if let Some(scan) = self.scan.filter(|_| full && self.found.is_none()) {
+            self.found = self.search(scan, bytes);
+        }
+        self.taken += bytes;
+    }
+}
+
+/// Scans the ranges that a whole push has in a push buffer, before anything of it counts.
+#[derive(Debug)]
+pub(super) struct ScanJob {
+    push_slot: u32,
+    /// The number of the push among those that came whole: its slot may get another.
+    order: u64,
+    /// The range under way, and how far it is scanned.
+    range: usize,
+    done_to: u64,
+    refusal: Option<Refusal>,
+}
+
+impl ScanJob {
+    /// The slot of its push, until it has begun.
+    pub(super) fn unbegun(&self) -> Option<u32> {
+        ((self.range, self.done_to) == (0, 0)).then_some(self.push_slot)
+    }
+}
+
+impl Shard {
+    /// Scans a part of a push on arrival, while it is in cache.
+    pub(super) fn scan_part(&self, push_slot: u32, range: &Range<u64>) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
+            return Ok(());
+        };
+        let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
+        for fused_range in self.fused_ranges.within(range.clone()) {
+            let part = fused_range.part_of(range);
+            if let Some(bytes) = inbox.bytes(push_slot, part.clone())
+                && let Some(found) = scan.find(fused_range.dtype, part.start, bytes)
+            {
+                return Err(found.refusal(store.layout()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the ranges that a whole push has in a push buffer are scanned before it is applied, because the
+    /// change cannot be discarded.
+    pub(super) fn is_scanned_first(&self, push_slot: u32) -> bool {
+        let (Some(store), Some(inbox)) = (self.store(), &self.inbox) else { return false };
+        let Some(push) = inbox.arrival(push_slot) else { return false };
+        if push.shared.ranges().is_empty() || self.config.non_finite == NonFinite::Allow {
+            return false;
+        }
+        let by_rows = store.layout().sparse().len() > 0;
+        let bytes = push.extents.ranges().iter().map(|range| range.end - range.start);
+        let small = store.is_small(bytes.fold(0, u64::saturating_add));
+        by_rows || small || self.waits_for_step(push)
+    }
+
+    /// Queues the scan of a push that has arrived whole.
+    pub(super) fn begin_scan(&mut self, push_slot: u32) {
+        let Some(inbox) = &mut self.inbox else { return };
+        let Some(order) = inbox.arrival(push_slot).map(|push| push.order) else { return };
+        inbox.set_scanning(push_slot, order, true);
+        let (range, done_to, refusal) = (0, 0, None);
+        self.jobs.push_back(Job::Scan(ScanJob { push_slot, order, range, done_to, refusal }));
+    }
+
+    /// Scans a slice; returns whether the job is done.
+    pub(super) fn work_on_scan(&mut self, job: &mut ScanJob) -> bool {
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return true };
+        let (Some(push), Some(source)) =
+            (inbox.arrival(job.push_slot), inbox.source(job.push_slot))
+        else {
+            return true;
+        };
+        if push.order != job.order {
+            // The push was dropped, and its slot holds another.
+            return true;
+        }
+        let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
+        let mut budget = SLICE_BYTES;
+        while let Some(range) = push.shared.ranges().get(job.range) {
+            if budget == 0 {
+                return false;
+            }
+            let left = job.done_to.max(range.start)..range.end;
+            let Some(fused_range) = self.fused_ranges.within(left.clone()).next() else {
+                job.range += 1;
+                continue;
+            };
+            let mut part = fused_range.part_of(&left);
+            part.end = part.end.min(part.start.saturating_add(budget));
+            let bytes = part.end - part.start;
+            if let Some((Values::Shared(values), _)) = source.values(part.clone()) {
+                let dtype = fused_range.dtype;
+                let mut input = ScanningInput::new(values, part.start, dtype, Some(scan));
+                Input::Given(&mut input).each(0..bytes as usize, |_, _| {});
+                if let Some(found) = input.found() {
+                    job.refusal = Some(found.refusal(store.layout()));
+                    return true;
+                }
+            }
+            // Rounded to words, so that the next slice starts with an element of any type.
+            budget = budget.saturating_sub(bytes.next_multiple_of(8).max(RANGE_COST));
+            job.done_to = part.end;
+        }
+        true
+    }
+
+    /// A scan has ended: the push is held for its step, applied, or refused.
+    pub(super) fn scan_done(&mut self, now: Instant, job: ScanJob) {
+        let push_slot = job.push_slot;
+        let Some(inbox) = &mut self.inbox else { return };
+        if !inbox.set_scanning(push_slot, job.order, false) {
+            // The push was dropped meanwhile.
+            return;
+        }
+        let waits = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let waits = waits.is_some_and(|push| self.waits_for_step(push));
+        match job.refusal {
+            Some(refusal) => self.refuse_whole(now, push_slot, refusal),
+            None if waits => self.push_held(now, push_slot),
+            // Next, so that pushes are applied in the order in which they arrived.
+            None => self.jobs.push_front(Job::push(push_slot, true)),
+        }
+    }
+}
