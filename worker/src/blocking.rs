@@ -109,10 +109,7 @@ impl Worker {
         gradients: Gradients,
         params: &mut Params,
     ) -> Result<StepOutcome, Error> {
-        match self.inner.looks_while_sending(&gradients) {
-            true => self.waiter.wait_apart(self.inner.push_and_pull(token, gradients, params)),
-            false => self.waiter.wait(|| self.inner.push_and_pull(token, gradients, params)),
-        }
+        self.waiter.wait(|| self.inner.push_and_pull(token, gradients, params))
     }
 
     /// See [`crate::Worker::pull_rows`].
@@ -136,10 +133,7 @@ impl Worker {
 
     /// See [`crate::Worker::push`].
     pub fn push(&mut self, token: Token, gradients: Gradients) -> Result<Push, Error> {
-        match self.inner.looks_while_sending(&gradients) {
-            true => self.waiter.wait_apart(self.inner.push(token, gradients)),
-            false => self.waiter.wait(|| self.inner.push(token, gradients)),
-        }
+        self.waiter.wait(|| self.inner.push(token, gradients))
     }
 
     /// Begins what [`Worker::push`] does and does not wait for it: see [`crate::Worker::push`].

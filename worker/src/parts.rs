@@ -205,18 +205,6 @@ impl Cut {
 }
 
 impl Scatter {
-    /// How many parts the shard has that has most.
-    pub(crate) fn rounds(&self) -> usize {
-        self.shards.iter().map(|of| of.cuts.len()).max().unwrap_or(0)
-    }
-
-    /// What each shard gets in a round of what it keeps as it lies in the buffer, in bytes of its layout.
-    pub(crate) fn ranges(&self, round: usize) -> impl Iterator<Item = (ShardId, Range<u64>)> + '_ {
-        let cuts = self.shards.iter().filter_map(move |of| Some((of.shard, of.cuts.get(round)?)));
-        let plain = cuts.filter(|(_, cut)| cut.stretch.is_none());
-        plain.map(|(shard, cut)| (shard, cut.offset..cut.offset + cut.bytes))
-    }
-
     /// The parts of a push, by shard; `body` makes the stretches that the pieces name.
     pub(crate) fn parts(&self, body: impl Fn(Range<usize>) -> Bytes) -> Vec<(ShardId, Vec<Part>)> {
         let bytes = |piece: &Piece| match piece {
@@ -237,8 +225,6 @@ impl Scatter {
 pub(crate) struct Scattered {
     pub(crate) scatter: Arc<Scatter>,
     pub(crate) buffer: Arc<GradientBuffer>,
-    /// Which rounds of it: in each every shard has its next part.
-    pub(crate) rounds: Range<usize>,
     /// What the servers multiply those of half types with, where that is not 1.
     pub(crate) factors: BTreeMap<VariableId, f64>,
 }
@@ -251,22 +237,18 @@ impl Scattered {
 
     /// The parts for one of the shards, in the order of [`Scattered::shards`].
     pub(crate) fn parts(&self, shard: usize) -> impl Iterator<Item = Part> + '_ {
-        let cuts = &self.scatter.shards[shard].cuts;
-        let rounds = self.rounds.start.min(cuts.len())..self.rounds.end.min(cuts.len());
-        cuts[rounds].iter().map(|cut| {
+        self.scatter.shards[shard].cuts.iter().map(|cut| {
             let (pieces, buffer) = (self.scatter.pieces.clone(), self.buffer.clone());
             let (which, bytes) = (cut.pieces.clone(), cut.bytes);
             cut.part(Body::Pieces { buffer, pieces, which, bytes }, &self.factors)
         })
     }
 
-    /// What of the parts for one of the shards lies in a room of its tray, if all rounds are in them; they
-    /// come behind so many others.
+    /// The parts for one of the shards that are in a slot of its push buffer, after `behind` other parts.
     pub(crate) fn in_push_buffer(&self, shard: usize, behind: usize) -> Option<InPushBuffer> {
         let ShardCuts { shard, wholes, whole, .. } = &self.scatter.shards[shard];
         let push_slot = self.buffer.push_slot_of(*shard)?;
-        let all = self.rounds == (0..self.scatter.rounds()) && *wholes > 0;
-        all.then(|| InPushBuffer {
+        (*wholes > 0).then(|| InPushBuffer {
             push_buffer: push_slot.push_buffer,
             push_slot: push_slot.number,
             ranges: whole.clone(),

@@ -284,8 +284,7 @@ mod tests {
         let dense = ids.filter(|&id| !plan.catalogue().variable(id).is_sparse());
         let scatter = Arc::new(plan.scatter(dense));
         let (buffer, factors) = (gradients.memory.buffer.clone(), BTreeMap::new());
-        let rounds = 0..scatter.rounds();
-        let scattered = Scattered { scatter, buffer, rounds, factors };
+        let scattered = Scattered { scatter, buffer, factors };
         for (index, shard) in scattered.shards().enumerate() {
             let there = scattered.in_push_buffer(index, 2).unwrap();
             assert_eq!(
@@ -304,8 +303,6 @@ mod tests {
                 |range: &Range<u64>| plan.catalogue().layout(shard).within(range.clone()).count();
             let variables: usize = there.ranges.iter().map(of).sum();
             assert!(variables >= 3 && !rest.is_empty());
-            let some = Scattered { rounds: 0..1, ..scattered.clone() };
-            assert!(some.in_push_buffer(index, 0).is_none(), "not all of it");
         }
         let left_out = plan.runs(|id| id != VariableId(1));
         let lies = |run: &Run| run.here.contains(&plan.range(VariableId(1)).start);

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::mapped_shards::MappedShards;
 use super::push_buffers::PushBuffers;
-use super::reply::{Answering, Call, PendingReply, Slots};
+use super::reply::{Answer, Call, PendingReply, Slots};
 use super::runner::SessionRunner;
 use crate::error::Error;
 use crate::session::{Command, OpId, Unclaimed};
@@ -82,7 +82,6 @@ impl Caller {
         let (answer, mut call) = self.slots.open(op, doing, &self.returns);
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
-        let answer = Answering::Caller(answer);
         let pending_reply = self.pending_reply(op, command, deadline, answer);
         if let Err(error) = self.reply(doing, pending_reply) {
             call.fail(error);
@@ -90,21 +89,15 @@ impl Caller {
         call
     }
 
-    /// Has something done that is not answered, and not put off.
-    pub(crate) fn tell(&self, doing: &'static str, command: Command) -> Result<(), Error> {
-        let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
-        self.reply(doing, self.pending_reply(op, command, Instant::now(), Answering::Nobody))
-    }
-
     fn pending_reply(
         &self,
         op: OpId,
         command: Command,
         deadline: Instant,
-        answer: Answering,
+        answer: Answer,
     ) -> PendingReply {
         let (returns, _open) = (self.returns.clone(), self.returns.leadership().open());
-        PendingReply { op, command: Some(command), deadline, answer, returns, _open }
+        PendingReply { op, command: Some(command), deadline, answer: Some(answer), returns, _open }
     }
 
     fn reply(&self, doing: &'static str, pending_reply: PendingReply) -> Result<(), Error> {
@@ -165,6 +158,6 @@ impl Orders {
 impl Order {
     pub(crate) fn answer(mut self, reply: Result<crate::session::Reply, Error>) {
         let (_, answer) = self.0.take().expect("its caller waits");
-        answer.expect("it is answered").send(reply);
+        answer.send(reply);
     }
 }

@@ -19,28 +19,17 @@ pub(super) struct PendingReply {
     pub(super) op: OpId,
     pub(super) command: Option<Command>,
     pub(super) deadline: Instant,
-    pub(super) answer: Answering,
+    /// The way to the caller, until it is taken.
+    pub(super) answer: Option<Answer>,
     pub(super) returns: Arc<Returns>,
     /// Until it has been taken, there is something to do.
     pub(super) _open: OpenOperation,
 }
 
-/// Who is answered.
-#[derive(Debug)]
-pub(super) enum Answering {
-    Caller(Answer),
-    /// It is done all the same.
-    Nobody,
-}
-
 impl PendingReply {
-    /// The command, and the way to its caller if one waits; `None` if that has gone.
-    pub(super) fn take(&mut self) -> Option<(Command, Option<Answer>)> {
-        let answer = match std::mem::replace(&mut self.answer, Answering::Nobody) {
-            Answering::Caller(answer) if answer.is_for_nobody() => return None,
-            Answering::Caller(answer) => Some(answer),
-            Answering::Nobody => None,
-        };
+    /// Takes the command and the way to its caller; `None` if the caller has gone.
+    pub(super) fn take(&mut self) -> Option<(Command, Answer)> {
+        let answer = self.answer.take().filter(|answer| !answer.is_for_nobody())?;
         Some((self.command.take()?, answer))
     }
 }
@@ -48,7 +37,7 @@ impl PendingReply {
 impl Drop for PendingReply {
     fn drop(&mut self) {
         match self.command.take() {
-            Some(Command::Push { order } | Command::Start { order } | Command::Begin { order }) => {
+            Some(Command::Push { order } | Command::Begin { order }) => {
                 if let Some(grant) = order.grant {
                     self.returns.add(Dropped::Token(grant));
                 }
@@ -197,11 +186,6 @@ impl Call {
         Call { op, doing, state, returns, quiet: false }
     }
 
-    /// What names the operation in what is told of it later.
-    pub(crate) fn op(&self) -> OpId {
-        self.op
-    }
-
     /// Whether whoever polls it next is told that a push counts, or only if it does not: for those who
     /// wait for something else that comes later.
     pub(crate) fn wakes_if_applied(&mut self, wakes: bool) {
@@ -297,7 +281,7 @@ mod tests {
         let (answer, call) = Slots::default().open(OpId(1), "test", returns);
         let (deadline, returns, open) =
             (Instant::now(), returns.clone(), returns.leadership().open());
-        let (command, answer) = (Some(command), Answering::Caller(answer));
+        let (command, answer) = (Some(command), Some(answer));
         (PendingReply { op: OpId(1), command, deadline, answer, returns, _open: open }, call)
     }
 

@@ -170,9 +170,7 @@ impl Core {
     fn take(&self, mut pending_reply: PendingReply) {
         let (op, deadline) = (pending_reply.op, pending_reply.deadline);
         if let Some((command, answer)) = pending_reply.take() {
-            if let Some(answer) = answer {
-                lock(&self.answers).insert(op, answer);
-            }
+            lock(&self.answers).insert(op, answer);
             self.handle(Input::Command { op, command, deadline });
         }
     }

@@ -59,10 +59,6 @@ pub(crate) enum Command {
     },
     /// Push, and wait for the outcome.
     Push { order: PushOrder },
-    /// Push, and wait for the outcome; more of it comes as [`Command::Rest`].
-    Start { order: PushOrder },
-    /// More of a push that was started, up to its last. It is not answered.
-    Rest { of: OpId, scattered: Scattered, last: bool },
     /// Begin a push whose parts come later.
     Begin { order: PushOrder },
     /// Add parts to a push.

@@ -183,10 +183,7 @@ impl Session {
 
     fn command(&mut self, now: Instant, op: OpId, command: Command, deadline: Instant) {
         if let Some(error) = self.failed.clone() {
-            return match command {
-                Command::Rest { .. } => {}
-                _ => self.reply(op, Err(error)),
-            };
+            return self.reply(op, Err(error));
         }
         self.ask_about_the_undecided();
         let (doing, kind) = match command {
@@ -197,10 +194,6 @@ impl Session {
             Command::More { sequence, own, parts } => {
                 self.more_parts(now, sequence, own, parts);
                 return self.reply(op, Ok(Reply::Done));
-            }
-            Command::Rest { of, scattered, last } => {
-                self.rest_of_push(now, of, &scattered, last);
-                return self.drive(now);
             }
             Command::Outcome { sequence } => {
                 self.outcome(op, sequence);
@@ -250,13 +243,6 @@ impl Session {
             }
             Command::Push { order } => match self.begin_push(now, order, true) {
                 Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),
-                Err(error) => return self.reply(op, Err(error)),
-            },
-            Command::Start { order } => match self.begin_push(now, order, false) {
-                Ok(sequence) => {
-                    self.started_by(op, sequence);
-                    ("push", OpKind::Push { sequence, owns: true })
-                }
                 Err(error) => return self.reply(op, Err(error)),
             },
             Command::End { sequence } => {
@@ -346,13 +332,8 @@ impl Session {
     }
 
     fn cancelled(&mut self, now: Instant, id: OpId) {
-        let owned = match self.ops.remove(&id).map(|op| op.kind) {
-            Some(OpKind::Push { sequence, owns: true }) => Some(sequence),
-            Some(_) => None,
-            // It was told that its time is over while it still sent.
-            None => self.started(id).filter(|sequence| !self.pushes[sequence].complete),
-        };
-        if let Some(sequence) = owned {
+        if let Some(OpKind::Push { sequence, owns: true }) = self.ops.remove(&id).map(|op| op.kind)
+        {
             self.withdraw(now, sequence);
         }
     }

@@ -10,7 +10,7 @@ use pushpull_common::protocol::{Envelope, Grant, Outcome, Refusal};
 
 use super::buffers::Emptied;
 use super::link::{Pending, Status};
-use super::{OpId, PushOrder, Read, Session};
+use super::{PushOrder, Read, Session};
 use crate::error::Error;
 use crate::parts::{Body, InPushBuffer, Part, Scattered};
 use crate::staging::StagedParts;
@@ -71,8 +71,6 @@ pub(super) struct Push {
     pub(super) shares: Vec<Share>,
     /// No more parts will come.
     pub(super) complete: bool,
-    /// The operation that has started it and sends the rest.
-    started_by: Option<OpId>,
 }
 
 impl Push {
@@ -137,17 +135,8 @@ impl Session {
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
         let follows_owner = !self.synchronous && operation == (Operation::Gradient {});
         let shares = self.buffers.lists.take();
-        let started_by = None;
-        let mut push = Push {
-            operation,
-            synchronous,
-            follows_owner,
-            grant,
-            read,
-            shares,
-            complete,
-            started_by,
-        };
+        let mut push =
+            Push { operation, synchronous, follows_owner, grant, read, shares, complete };
         self.add_parts(now, &mut push, own, parts);
         if let Some(scattered) = scattered {
             self.add_scattered(now, &mut push, &scattered);
@@ -185,34 +174,6 @@ impl Session {
             share.in_push_buffer = scattered.in_push_buffer(index, share.parts.len());
             share.parts.extend(scattered.parts(index));
         }
-    }
-
-    /// An operation will send the rest of a push.
-    pub(super) fn started_by(&mut self, op: OpId, sequence: Sequence) {
-        if let Some(push) = self.pushes.get_mut(&sequence) {
-            push.started_by = Some(op);
-        }
-    }
-
-    /// The push that an operation has started, if it is under way.
-    pub(super) fn started(&self, op: OpId) -> Option<Sequence> {
-        let mut pushes = self.pushes.iter();
-        pushes.find(|(_, push)| push.started_by == Some(op)).map(|(&sequence, _)| sequence)
-    }
-
-    /// More of a push comes, and perhaps the last of it.
-    pub(super) fn rest_of_push(
-        &mut self,
-        now: Instant,
-        of: OpId,
-        scattered: &Scattered,
-        last: bool,
-    ) {
-        let Some(sequence) = self.started(of) else { return };
-        let Some(mut push) = self.pushes.remove(&sequence) else { return };
-        self.add_scattered(now, &mut push, scattered);
-        push.complete |= last;
-        self.pushes.insert(sequence, push);
     }
 
     fn share<'a>(&mut self, now: Instant, push: &'a mut Push, shard: ShardId) -> &'a mut Share {

@@ -83,10 +83,10 @@ impl BufferSlots {
             buffer.slice_mut(range.clone()).copy_from_slice(&bytes[range]);
         }
         let scatter = Arc::new(self.plan.scatter(variables.iter().copied()));
-        let (rounds, factors) = (0..scatter.rounds(), BTreeMap::new());
+        let factors = BTreeMap::new();
         let buffer = memory.buffer.clone();
         self.pool.push(memory);
-        Some(Scattered { scatter, buffer, rounds, factors })
+        Some(Scattered { scatter, buffer, factors })
     }
 
     /// Writes over everything that nobody sends from any more.

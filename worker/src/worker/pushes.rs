@@ -27,11 +27,10 @@ impl Worker {
     /// too. A push that has not been decided by the deadline ends with [`Error::Timeout`], which
     /// names whom the step owner waits for.
     ///
-    /// Names, types and shapes are checked before a byte is sent, and so are values, unless there are
-    /// many: a large push is looked at for NaN and infinities while its first parts are on their way, but
-    /// before any shard can hold its share whole; and one for a single shard by that shard, as it comes.
-    /// The error is the same, no push that has one counts, and its token goes back. If the connection is lost the push goes on by
-    /// itself after a reconnect, and counts once. On a timeout it goes on in the background:
+    /// Names, types and shapes are checked before a byte is sent. Values are scanned for NaN and infinity
+    /// before a byte is sent too; with a single shard, that shard scans them. The error is the same, no push
+    /// that has one counts, and its token goes back. If the connection is lost the push continues by
+    /// itself after a reconnect, and counts once. On a timeout it continues in the background:
     /// [`Worker::outcome`] tells how it went, [`Worker::resume`] waits on.
     ///
     /// The push is under way once this returns, and borrows nothing of the worker: await the handle when
@@ -44,19 +43,9 @@ impl Worker {
             Err(error) => return PushHandle::new(self.client.caller.failed("push", error), None),
         };
         match self.order(&joined, token, gradients) {
-            Ok(order) => joined.push_while_looking(order),
+            Ok(order) => joined.push(Command::Push { order }),
             Err(error) => joined.refuse(error),
         }
-    }
-
-    /// Whether a push of these is looked at while it is sent: whoever does that cannot send it as well.
-    pub(crate) fn looks_while_sending(&mut self, gradients: &Gradients) -> bool {
-        let Some(joined) = self.joined.clone() else { return false };
-        if !joined.plan.is_same(&gradients.plan) {
-            return false;
-        }
-        let scatter = self.scatter_of(&joined, gradients);
-        joined.looks_while_sending(&joined.compression(), &scatter, &gradients.memory.buffer)
     }
 
     /// What is to be pushed, once it has been looked at.
@@ -73,7 +62,7 @@ impl Worker {
             return Err(Error::EmptyPush);
         }
         let scatter = self.scatter_of(joined, &gradients);
-        joined.check(&gradients, &scatter)?;
+        joined.check(&gradients)?;
         // Rows first: what a shard may apply as it comes is then the end of the push.
         joined.make_parts(&mut gradients)?;
         let Some((grant, read)) = token.spend() else {
@@ -81,8 +70,7 @@ impl Worker {
         };
         let Gradients { memory, factors, .. } = gradients;
         let memory = self.own(&joined.plan, &joined.runs, memory);
-        let (rounds, buffer) = (0..scatter.rounds(), memory.buffer.clone());
-        let scattered = Some(Scattered { scatter, buffer, rounds, factors });
+        let scattered = Some(Scattered { scatter, buffer: memory.buffer.clone(), factors });
         let own = Some(memory.own.clone()).filter(|own| !own.is_empty());
         if self.pool.len() < POOL_MAX {
             self.pool.push(memory);

@@ -322,7 +322,7 @@ fn the_slot_of_a_push_that_is_refused_as_it_is_applied_goes_to_the_client_that_w
     let w = VariableSpec::f32("w", [ELEMENTS as u64]).unwrap();
     let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), |config| config.inbox_pushes(1));
     let (line, other) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
-    let mut push = |world: &mut World, sequence| {
+    let push = |world: &mut World, sequence| {
         let grant = world.token(line);
         let push = Push::gradient(sequence, grant, world.push_slot(line));
         world.push(line, &push, &[(0, &bytes_of(&[f32::MAX; ELEMENTS]))])

@@ -75,8 +75,8 @@ fn gradients(world: &World, plan: &ShardingPlan, ids: &[u32], fill: u8) -> Arc<G
 /// Pushes these variables.
 fn push(world: &mut World, plan: &ShardingPlan, ids: &[u32], buffer: Arc<GradientBuffer>) -> OpId {
     let scatter = Arc::new(plan.scatter(ids.iter().copied().map(VariableId)));
-    let (rounds, factors) = (0..scatter.rounds(), BTreeMap::new());
-    let scattered = Some(Scattered { scatter, buffer, rounds, factors });
+    let factors = BTreeMap::new();
+    let scattered = Some(Scattered { scatter, buffer, factors });
     let (operation, grant) = (Operation::Gradient {}, Some(grant(1, 0)));
     let (read, parts) = (Read::default(), Vec::new());
     world.call(Command::Push {

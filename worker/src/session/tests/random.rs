@@ -100,8 +100,6 @@ struct Test {
     tokens: Vec<Grant>,
     /// A push that was begun, its bytes, and the variables sent of it.
     begun: Option<(Sequence, u8, u32)>,
-    /// A push that was started, and the rounds of it that are still to come.
-    started: Option<(OpId, Scattered)>,
     next_fill: u8,
     /// On how many shards each push has bytes.
     covers: BTreeMap<u8, usize>,
@@ -143,7 +141,6 @@ impl Test {
             waits: BTreeMap::new(),
             tokens: Vec::new(),
             begun: None,
-            started: None,
             next_fill: 1,
             covers: BTreeMap::new(),
             told: Vec::new(),
@@ -249,8 +246,7 @@ impl Test {
         let token = self.tokens.len().checked_sub(1);
         match (self.random.below(14), token, self.begun) {
             (10, _, _) => self.tokens.extend(self.world.session.unclaimed().claim()),
-            (11 | 12, _, _) if self.started.is_some() => self.go_on_with_started(),
-            (11, Some(_), _) if self.next_fill < 250 => self.start(timeout),
+            (11, Some(_), _) if self.next_fill < 250 => self.push_scattered(timeout),
             (13, _, _) => {
                 let variable = VariableId(self.random.below(self.shards.len() as u64) as u32);
                 let plan = self.plan.clone();
@@ -331,54 +327,26 @@ impl Test {
         }
         let all = (0..self.shards.len() as u32).map(VariableId);
         let scatter = Arc::new(self.plan.scatter(all));
-        let (rounds, factors) = (0..scatter.rounds(), BTreeMap::new());
-        let scattered = Scattered { scatter, buffer: Arc::new(buffer), rounds, factors };
+        let factors = BTreeMap::new();
+        let scattered = Scattered { scatter, buffer: Arc::new(buffer), factors };
         let order = order(&self.plan, grant, fill);
         let order = PushOrder { scattered: Some(scattered), parts: Vec::new(), ..order };
         self.covers.insert(fill, self.shards.len());
         self.call(Command::Push { order }, WaitHistory::Push(fill), timeout);
     }
 
-    /// Starts a push of all variables, whose parts follow round by round.
-    fn start(&mut self, timeout: u64) {
+    /// Pushes all variables from memory of this process.
+    fn push_scattered(&mut self, timeout: u64) {
         let (grant, fill) = (self.tokens.pop(), self.fill());
         let all = (0..self.shards.len() as u32).map(VariableId);
         let scatter = Arc::new(self.plan.scatter(all));
         let mut buffer = GradientBuffer::new(&self.plan, Arc::default());
         buffer.slice_mut(0..self.plan.bytes()).fill(fill);
-        let (buffer, factors) = (Arc::new(buffer), BTreeMap::new());
+        let scattered = Scattered { scatter, buffer: Arc::new(buffer), factors: BTreeMap::new() };
         let order = order(&self.plan, grant, fill);
-        let first = Scattered { scatter, buffer, rounds: 0..1, factors };
-        let order = PushOrder { scattered: Some(first.clone()), parts: Vec::new(), ..order };
+        let order = PushOrder { scattered: Some(scattered), parts: Vec::new(), ..order };
         self.covers.insert(fill, self.shards.len());
-        let rest = Scattered { rounds: 1..first.scatter.rounds(), ..first };
-        let (op, all_sent) = (OpId(self.next_op), rest.rounds.is_empty());
-        match all_sent {
-            true => self.call(Command::Push { order }, WaitHistory::Push(fill), timeout),
-            false => {
-                self.call(Command::Start { order }, WaitHistory::Push(fill), timeout);
-                self.started = Some((op, rest));
-            }
-        }
-    }
-
-    /// Sends the next round of a push that was started, or gives it up.
-    fn go_on_with_started(&mut self) {
-        let Some((of, rest)) = self.started.take() else { return };
-        if self.random.below(6) == 0 {
-            self.waits.remove(&of);
-            return self.input(Input::Cancelled { op: of });
-        }
-        let (round, end) = (rest.rounds.start, rest.rounds.end);
-        let (next, last) =
-            (Scattered { rounds: round..round + 1, ..rest.clone() }, round + 1 == end);
-        let command = Command::Rest { of, scattered: next, last };
-        let op = OpId(self.next_op);
-        self.next_op += 1;
-        self.input(Input::Command { op, command, deadline: self.world.now });
-        if !last {
-            self.started = Some((of, Scattered { rounds: round + 1..end, ..rest }));
-        }
+        self.call(Command::Push { order }, WaitHistory::Push(fill), timeout);
     }
 
     /// Goes on with a push that was begun: one more variable, the end, or nothing of it at all.
@@ -562,10 +530,6 @@ impl Test {
     fn heal(&mut self) {
         if let Some((sequence, _, _)) = self.begun.take() {
             self.input(Input::Abandoned { sequence });
-        }
-        if let Some((op, _)) = self.started.take() {
-            self.waits.remove(&op);
-            self.input(Input::Cancelled { op });
         }
         for _ in 0..60 {
             // Tokens whose answers were lost come with the next request.

@@ -1,20 +1,16 @@
 //! Pushes whose parts come one by one.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use pushpull_common::ids::{Sequence, VariableId};
 use pushpull_common::protocol::limits::WINDOW;
-use pushpull_common::protocol::message::{self, Operation, OutcomeIs};
+use pushpull_common::protocol::message::{self, OutcomeIs};
 use pushpull_common::protocol::{Outcome, PushState, Refusal};
 
-use super::world::{OWNER, World, applied, grant, ms, order, plan, push_answer, refused};
+use super::world::{OWNER, World, applied, grant, order, plan, push_answer, refused};
 use crate::error::Error;
-use crate::parts::Scattered;
-use crate::push_buffers::GradientBuffer;
-use crate::session::{Command, Input, OpId, PushOrder, Read, Reply};
+use crate::session::{Command, Input, OpId, Reply};
 use crate::sharding_plan::ShardingPlan;
 
 fn begin(world: &mut World, plan: &ShardingPlan, token: u64) -> Sequence {
@@ -213,93 +209,4 @@ fn a_room_that_was_refused_is_not_used_again() {
     world.answer(&part, refused(Refusal::PushSlotTaken { push_slot: 7 }));
     let part = world.give_push_slot(1, 8).remove(0);
     assert_eq!((part.part().push_slot, part.part().whole), (8, None));
-}
-
-/// A push of `v0` and `v1` on two shards that is started with its first round, and what gives the others.
-fn started(world: &mut World, timeout: Duration) -> (OpId, impl Fn(usize) -> Command + use<>) {
-    let plan = Arc::new(small_parts());
-    let scatter = Arc::new(plan.scatter([VariableId(0), VariableId(1)].into_iter()));
-    let buffer = Arc::new(GradientBuffer::new(&plan, Arc::default()));
-    let rounds = move |rounds: std::ops::Range<usize>| Scattered {
-        scatter: scatter.clone(),
-        buffer: buffer.clone(),
-        rounds,
-        factors: BTreeMap::new(),
-    };
-    let (operation, grant) = (Operation::Gradient {}, Some(grant(1, 0)));
-    let order = PushOrder::of_parts(operation, grant, Read::default(), Vec::new());
-    let order = PushOrder { scattered: Some(rounds(0..1)), ..order };
-    let op = world.call_within(Command::Start { order }, timeout);
-    let rest = move |round: usize| Command::Rest {
-        of: op,
-        scattered: rounds(round..round + 1),
-        last: round == 2,
-    };
-    (op, rest)
-}
-
-/// Twelve elements on each of two shards, in three parts.
-fn small_parts() -> ShardingPlan {
-    let plan = Arc::into_inner(plan(2, 12)).unwrap();
-    plan.with_parts_of(16)
-}
-
-#[test]
-fn a_push_that_is_started_goes_on_round_by_round_and_is_whole_with_the_last() {
-    let mut world = World::joined(&plan(2, 12));
-    let (op, rest) = started(&mut world, Duration::from_secs(60));
-    for link in [0, 1] {
-        assert_eq!(world.give_push_slot(link, 1).len(), 1);
-    }
-    world.call(rest(1));
-    let middle = [world.parts(0), world.parts(1)].concat();
-    assert_eq!(middle.iter().map(|f| f.part().offset).collect::<Vec<_>>(), [16, 16]);
-    assert!(middle.iter().all(|frame| frame.part().whole.is_none()));
-    world.call(rest(2));
-    for link in [0, 1] {
-        let last = world.parts(link).remove(0);
-        assert_eq!((last.part().offset, last.part().whole), (32, Some(48)));
-        world.answer(&last, push_answer(applied(1)));
-    }
-    world.reply(op).unwrap();
-}
-
-#[test]
-fn a_push_whose_rest_does_not_come_is_withdrawn_and_its_token_goes_back() {
-    for times_out in [false, true] {
-        let mut world = World::joined(&plan(2, 12));
-        let (op, rest) = started(&mut world, ms(500));
-        world.give_push_slot(0, 1);
-        world.call(rest(1));
-        world.parts(0);
-        if times_out {
-            world.pass(ms(600));
-            assert!(matches!(world.reply(op), Err(Error::Timeout { .. })));
-        }
-        world.cancel(op);
-        world.heard(0, "Withdraw");
-        world.heard(0, "ReturnToken");
-        world.call(rest(2));
-        assert!(world.is_quiet(0), "nothing of it is sent any more");
-    }
-}
-
-/// Its caller was slow, and is told so; what it goes on to send is the rest all the same.
-#[test]
-fn a_push_that_is_started_is_ended_after_its_time_too() {
-    let mut world = World::joined(&plan(2, 12));
-    let (op, rest) = started(&mut world, ms(500));
-    world.give_push_slot(0, 1);
-    world.give_push_slot(1, 1);
-    world.pass(ms(600));
-    let Err(Error::Timeout { sequence: Some(sequence), .. }) = world.reply(op) else { panic!() };
-    let resumed = world.call(Command::Await { sequence });
-    world.call(rest(1));
-    world.call(rest(2));
-    for link in [0, 1] {
-        let last = world.parts(link).pop().unwrap();
-        assert_eq!(last.part().whole, Some(48));
-        world.answer(&last, push_answer(applied(1)));
-    }
-    world.reply(resumed).unwrap();
 }
