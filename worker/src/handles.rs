@@ -35,13 +35,6 @@ impl PushHandle {
     }
 }
 
-impl PushHandle {
-    /// Whether whoever polls it next is told when the push is applied, or only when it is not.
-    pub(crate) fn wakes_if_applied(&mut self, wakes: bool) {
-        self.call.wakes_if_applied(wakes);
-    }
-}
-
 impl Future for PushHandle {
     type Output = Result<Push, Error>;
 

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::mapped_shards::MappedShards;
 use super::push_buffers::PushBuffers;
-use super::reply::{Answer, Call, PendingReply, Slots};
+use super::reply::{Answer, Call, PendingReply, way_back};
 use super::runner::SessionRunner;
 use crate::error::Error;
 use crate::session::{Command, OpId, Unclaimed};
@@ -33,7 +33,6 @@ pub(crate) struct Caller {
     mapped_shards: Arc<MappedShards>,
     push_buffers: Arc<PushBuffers>,
     next_op: AtomicU64,
-    slots: Slots,
     runner: Arc<SessionRunner>,
 }
 
@@ -46,9 +45,9 @@ impl Caller {
         push_buffers: Arc<PushBuffers>,
         runner: Arc<SessionRunner>,
     ) -> Caller {
-        let (next_op, slots) = (AtomicU64::new(1), Slots::default());
+        let next_op = AtomicU64::new(1);
         let commands = Mutex::new(Some(commands));
-        Caller { commands, returns, unclaimed, mapped_shards, push_buffers, next_op, slots, runner }
+        Caller { commands, returns, unclaimed, mapped_shards, push_buffers, next_op, runner }
     }
 
     pub(crate) fn returns(&self) -> &Arc<Returns> {
@@ -79,7 +78,7 @@ impl Caller {
     /// Dropping that tells the session that nobody waits any more.
     pub(crate) fn call(&self, doing: &'static str, command: Command, timeout: Duration) -> Call {
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
-        let (answer, mut call) = self.slots.open(op, doing, &self.returns);
+        let (answer, mut call) = way_back(op, doing, &self.returns);
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
         let pending_reply = self.pending_reply(op, command, deadline, answer);

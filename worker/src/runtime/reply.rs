@@ -2,11 +2,11 @@
 //! those that do not arrive.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
-use pushpull_common::protocol::Outcome;
+use tokio::sync::oneshot;
 
 use super::leadership::OpenOperation;
 use crate::error::Error;
@@ -48,79 +48,20 @@ impl Drop for PendingReply {
     }
 }
 
-/// Where the reply to one operation is left and picked up.
-#[derive(Debug, Default)]
-struct Slot(Mutex<Left>);
-
-/// What lies in a slot.
-#[derive(Debug, Default)]
-struct Left {
-    reply: Option<Result<Reply, Error>>,
-    /// Who is to be told of the reply.
-    waker: Option<Waker>,
-    /// The session will not leave a reply any more.
-    unanswered: bool,
-    /// Nobody will pick the reply up.
-    for_nobody: bool,
-    /// Who waits need not be told that a push counts.
-    quiet: bool,
+/// Makes both ends of the way back of one operation.
+pub(super) fn way_back(op: OpId, doing: &'static str, returns: &Arc<Returns>) -> (Answer, Call) {
+    let (sender, receiver) = oneshot::channel();
+    let open = returns.leadership().open();
+    let answer = Answer { sender, returns: returns.clone(), _open: open };
+    let (state, returns) = (State::Waiting(receiver), returns.clone());
+    (answer, Call { op, doing, state, returns })
 }
 
-impl Slot {
-    fn left(&self) -> MutexGuard<'_, Left> {
-        // What lies in it is whole at any time, whatever a panic elsewhere interrupted.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Slots, used again once both ends have let go of them.
-#[derive(Debug, Default)]
-pub(super) struct Slots(Mutex<Vec<Arc<Slot>>>);
-
-/// As many as a caller usually has in use, and some that the session is about to let go of.
-const SLOTS_MAX: usize = 16;
-
-impl Slots {
-    /// Both ends of the way back of one operation.
-    pub(super) fn open(
-        &self,
-        op: OpId,
-        doing: &'static str,
-        returns: &Arc<Returns>,
-    ) -> (Answer, Call) {
-        let slot = self.take();
-        let open = returns.leadership().open();
-        let answer =
-            Answer { slot: slot.clone(), returns: returns.clone(), sent: false, _open: open };
-        let (state, returns) = (State::Waiting(slot), returns.clone());
-        let call = Call { op, doing, state, returns, quiet: false };
-        (answer, call)
-    }
-
-    fn take(&self) -> Arc<Slot> {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for slot in slots.iter_mut() {
-            if let Some(slot) = Arc::get_mut(slot) {
-                *slot = Slot::default();
-            } else {
-                continue;
-            }
-            return slot.clone();
-        }
-        let slot = Arc::new(Slot::default());
-        if slots.len() < SLOTS_MAX {
-            slots.push(slot.clone());
-        }
-        slot
-    }
-}
-
-/// The session's end: leaves the reply. Dropping it tells the caller that there will be none.
+/// The session's end: sends the reply. Dropping it tells the caller that there will be none.
 #[derive(Debug)]
 pub(super) struct Answer {
-    slot: Arc<Slot>,
+    sender: oneshot::Sender<Result<Reply, Error>>,
     returns: Arc<Returns>,
-    sent: bool,
     /// Until it has been sent, there is something to do.
     _open: OpenOperation,
 }
@@ -128,32 +69,13 @@ pub(super) struct Answer {
 impl Answer {
     /// Whether the caller has gone.
     fn is_for_nobody(&self) -> bool {
-        self.slot.left().for_nobody
+        self.sender.is_closed()
     }
 
-    /// Leaves the reply. If the caller has gone, what it hands over goes back.
-    pub(super) fn send(mut self, reply: Result<Reply, Error>) {
-        self.sent = true;
-        let mut left = self.slot.left();
-        if left.for_nobody {
-            drop(left);
-            return give_back(reply, &self.returns);
-        }
-        let waker = left.waker.take().filter(|_| !(left.quiet && counts(&reply)));
-        left.reply = Some(reply);
-        drop(left);
-        waker.into_iter().for_each(Waker::wake);
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        if !self.sent {
-            let mut left = self.slot.left();
-            left.unanswered = true;
-            let waker = left.waker.take();
-            drop(left);
-            waker.into_iter().for_each(Waker::wake);
+    /// Sends the reply. If the caller has gone, what it hands over goes back.
+    pub(super) fn send(self, reply: Result<Reply, Error>) {
+        if let Err(reply) = self.sender.send(reply) {
+            give_back(reply, &self.returns);
         }
     }
 }
@@ -168,12 +90,11 @@ pub(crate) struct Call {
     doing: &'static str,
     state: State,
     returns: Arc<Returns>,
-    quiet: bool,
 }
 
 #[derive(Debug)]
 enum State {
-    Waiting(Arc<Slot>),
+    Waiting(oneshot::Receiver<Result<Reply, Error>>),
     /// It could not be posted.
     Failed(Error),
     Over,
@@ -183,13 +104,7 @@ impl Call {
     /// One that has failed before it was posted.
     pub(super) fn failed(doing: &'static str, error: Error, returns: &Arc<Returns>) -> Call {
         let (op, state, returns) = (OpId(0), State::Failed(error), returns.clone());
-        Call { op, doing, state, returns, quiet: false }
-    }
-
-    /// Whether whoever polls it next is told that a push counts, or only if it does not: for those who
-    /// wait for something else that comes later.
-    pub(crate) fn wakes_if_applied(&mut self, wakes: bool) {
-        self.quiet = !wakes;
+        Call { op, doing, state, returns }
     }
 
     /// Says why the operation could not be posted.
@@ -206,23 +121,13 @@ impl Future for Call {
         let reply = match std::mem::replace(&mut self.state, State::Over) {
             State::Over => Err(Error::Ended { doing }),
             State::Failed(error) => Err(error),
-            State::Waiting(slot) => {
-                let mut left = slot.left();
-                match left.reply.take() {
-                    Some(reply) => reply,
-                    None if left.unanswered => Err(Error::Ended { doing }),
-                    None => {
-                        left.quiet = self.quiet;
-                        match &mut left.waker {
-                            Some(waker) => waker.clone_from(context.waker()),
-                            none => *none = Some(context.waker().clone()),
-                        }
-                        drop(left);
-                        self.state = State::Waiting(slot);
-                        return Poll::Pending;
-                    }
+            State::Waiting(mut receiver) => match Pin::new(&mut receiver).poll(context) {
+                Poll::Ready(reply) => reply.unwrap_or(Err(Error::Ended { doing })),
+                Poll::Pending => {
+                    self.state = State::Waiting(receiver);
+                    return Poll::Pending;
                 }
-            }
+            },
         };
         Poll::Ready(reply)
     }
@@ -230,11 +135,10 @@ impl Future for Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let State::Waiting(slot) = std::mem::replace(&mut self.state, State::Over) else { return };
-        let mut left = slot.left();
-        left.for_nobody = true;
-        let reply = left.reply.take();
-        drop(left);
+        let State::Waiting(receiver) = &mut self.state else { return };
+        // A reply that is sent after this is given back by the session's end.
+        receiver.close();
+        let reply = receiver.try_recv().ok();
         match reply {
             // A push may still be sent part by part when its time is over: its rest will not come.
             Some(Err(Error::Timeout { .. })) | None => {
@@ -243,14 +147,6 @@ impl Drop for Call {
             Some(reply) => give_back(reply, &self.returns),
         }
     }
-}
-
-/// Whether it says that a push counts.
-fn counts(reply: &Result<Reply, Error>) -> bool {
-    matches!(
-        reply,
-        Ok(Reply::Pushed { outcome: Outcome::Applied { .. } | Outcome::Accepted { .. } })
-    )
 }
 
 /// Gives back what a reply hands over, as nobody takes it.
@@ -265,6 +161,7 @@ fn give_back(reply: Result<Reply, Error>, returns: &Returns) {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::task::Waker;
 
     use pushpull_common::ids::{GlobalStep, Sequence, TokenId};
     use pushpull_common::protocol::Grant;
@@ -278,7 +175,7 @@ mod tests {
     }
 
     fn pending_reply(command: Command, returns: &Arc<Returns>) -> (PendingReply, Call) {
-        let (answer, call) = Slots::default().open(OpId(1), "test", returns);
+        let (answer, call) = way_back(OpId(1), "test", returns);
         let (deadline, returns, open) =
             (Instant::now(), returns.clone(), returns.leadership().open());
         let (command, answer) = (Some(command), Some(answer));
@@ -317,8 +214,7 @@ mod tests {
     #[test]
     fn a_reply_that_nobody_takes_gives_back_what_it_hands_over() {
         let returns = Arc::new(Returns::default());
-        let slots = Slots::default();
-        let open = || slots.open(OpId(1), "test", &returns);
+        let open = || way_back(OpId(1), "test", &returns);
         // The future is dropped between the answer and its caller's next turn, or before.
         let (answer, call) = open();
         answer.send(Ok(Reply::Token(Some(grant()))));
@@ -347,38 +243,6 @@ mod tests {
         );
     }
 
-    /// Whoever waits for the values that come behind a push is woken by those, or if they will not come.
-    #[test]
-    fn of_a_push_that_counts_nobody_need_be_told_who_waits_for_something_later() {
-        #[derive(Default)]
-        struct Wakes(std::sync::atomic::AtomicUsize);
-        impl std::task::Wake for Wakes {
-            fn wake(self: Arc<Self>) {
-                self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            }
-        }
-        let (returns, slots) = (Arc::new(Returns::default()), Slots::default());
-        let (step, current) = (GlobalStep(1), GlobalStep(2));
-        let pushed = |outcome| Ok(Reply::Pushed { outcome });
-        let cases = [
-            (true, pushed(Outcome::Accepted { step }), 0),
-            (false, pushed(Outcome::Accepted { step }), 1),
-            (true, pushed(Outcome::Stale { current }), 1),
-            (true, Err(Error::Fenced), 1),
-        ];
-        for (quiet, reply, woken) in cases {
-            let wakes = Arc::new(Wakes::default());
-            let (answer, mut call) = slots.open(OpId(1), "test", &returns);
-            call.wakes_if_applied(!quiet);
-            let waker = Waker::from(wakes.clone());
-            let mut context = Context::from_waker(&waker);
-            assert!(pin!(&mut call).poll(&mut context).is_pending());
-            answer.send(reply);
-            assert_eq!(wakes.0.load(std::sync::atomic::Ordering::Relaxed), woken);
-            assert!(poll(&mut call).is_ready(), "it is there all the same");
-        }
-    }
-
     #[test]
     fn a_session_that_ends_leaves_no_caller_waiting() {
         let returns = Arc::new(Returns::default());
@@ -386,25 +250,5 @@ mod tests {
         assert!(poll(&mut call).is_pending());
         drop(command);
         assert!(matches!(poll(&mut call), Poll::Ready(Err(Error::Ended { doing: "test" }))));
-    }
-
-    #[test]
-    fn a_slot_serves_again_only_when_both_ends_have_let_go() {
-        let (returns, slots) = (Arc::new(Returns::default()), Slots::default());
-        let place = |call: &Call| match &call.state {
-            State::Waiting(slot) => Arc::as_ptr(slot),
-            _ => unreachable!("it waits"),
-        };
-        let (answer, call) = slots.open(OpId(1), "test", &returns);
-        let first = place(&call);
-        drop(call);
-        let (other, mut call) = slots.open(OpId(2), "test", &returns);
-        assert_ne!(place(&call), first, "the session may still leave a reply there");
-        answer.send(Ok(Reply::Done));
-        assert!(poll(&mut call).is_pending(), "that was for the other");
-        other.send(Ok(Reply::Done));
-        let (_answer, again) = slots.open(OpId(3), "test", &returns);
-        assert_eq!(place(&again), first);
-        assert!(matches!(poll(&mut call), Poll::Ready(Ok(Reply::Done))));
     }
 }

@@ -43,8 +43,8 @@ impl Worker {
         let shared = self.client.caller.mapped_shards().share(joined.plan.shards());
         // Another shard than the step owner would send values without what has just been pushed, and
         // so would be those that are read where they lie.
-        let ahead = synchronous || !(shared || joined.plan.shards() != [self.client.owner]);
-        let Some(next) = next.filter(|_| ahead) else {
+        let early = synchronous || !(shared || joined.plan.shards() != [self.client.owner]);
+        let Some(next) = next.filter(|_| early) else {
             let push = push.await?;
             return Ok(StepOutcome { push, next: self.next(push, None, None, params).await });
         };
@@ -56,9 +56,9 @@ impl Worker {
         let asked = synchronous.then(ask);
         let caller = &joined.caller;
         let (pushed, found, granted) = (None, None, None);
-        let mut ahead = Ahead { caller, next, push, pushed, pull, found, asked, granted };
-        let push = poll_fn(|context| ahead.poll(context, params)).await?;
-        let Ahead { found, asked, granted, .. } = ahead;
+        let mut pending = PushAndPull { caller, next, push, pushed, pull, found, asked, granted };
+        let push = poll_fn(|context| pending.poll(context, params)).await?;
+        let PushAndPull { found, asked, granted, .. } = pending;
         let granted = match (granted, asked) {
             (None, Some(asked)) => {
                 Some(asked.await.and_then(|reply| token_of(&joined.caller, reply)))
@@ -114,8 +114,8 @@ fn are_for(read: u64, token: u64, push: Push, synchronous: bool) -> bool {
     }
 }
 
-/// A push, with the next values and perhaps a token asked for ahead.
-struct Ahead<'a> {
+/// A push under way, with the requests for the next values and perhaps for a token.
+struct PushAndPull<'a> {
     caller: &'a Caller,
     /// The step of the values.
     next: GlobalStep,
@@ -127,8 +127,8 @@ struct Ahead<'a> {
     granted: Option<Result<Option<Token>, Error>>,
 }
 
-impl Ahead<'_> {
-    /// Waits for the push and for what was asked for ahead, as far as that will be of use.
+impl PushAndPull<'_> {
+    /// Polls the push and the requests beside it, as long as their answers can be used.
     fn poll(
         &mut self,
         context: &mut Context<'_>,
@@ -150,13 +150,10 @@ impl Ahead<'_> {
             self.pull = None;
         }
         if self.pushed.is_none() {
-            // What was asked for behind it comes last, as a rule: one wake is enough for all.
-            self.push.wakes_if_applied(self.pull.is_none() && self.asked.is_none());
             if let Poll::Ready(pushed) = Pin::new(&mut self.push).poll(context) {
                 self.pushed = Some(pushed?);
             }
         }
-        // A push that does not count wakes in any case.
         if !self.values_are_to_come() {
             self.pull = None;
         }
@@ -233,7 +230,7 @@ mod tests {
             let pull = Some(PullCall::asked(call()));
             let asked = Some(call());
             let (pushed, found, granted_later) = (None, None, None);
-            let mut ahead = Ahead {
+            let mut pending = PushAndPull {
                 caller: &caller,
                 next: GlobalStep(5),
                 push,
@@ -247,13 +244,13 @@ mod tests {
             let wakes = Arc::new(Wakes::default());
             let waker = Waker::from(wakes.clone());
             let mut context = Context::from_waker(&waker);
-            assert!(ahead.poll(&mut context, &mut params).is_pending());
+            assert!(pending.poll(&mut context, &mut params).is_pending());
             token.answer(granted());
             assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
-            assert!(ahead.poll(&mut context, &mut params).is_pending());
+            assert!(pending.poll(&mut context, &mut params).is_pending());
             push.answer(Ok(Reply::Pushed { outcome: Outcome::Accepted { step: GlobalStep(4) } }));
             assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
-            assert!(ahead.poll(&mut context, &mut params).is_ready());
+            assert!(pending.poll(&mut context, &mut params).is_ready());
         }
     }
 
