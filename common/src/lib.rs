@@ -17,7 +17,6 @@ pub mod initializer;
 pub mod names;
 pub mod partition;
 pub mod placement;
-pub mod pooled_vec;
 pub mod protocol;
 pub mod rows;
 pub mod shared_values;

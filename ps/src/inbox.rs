@@ -101,8 +101,6 @@ pub(crate) struct Inbox {
     /// Whole pushes are numbered, so that they are applied in the order they came after a restart,
     /// too.
     next_order: u64,
-    /// Memory of the ranges of pushes that have gone, for others: no more than there are rooms.
-    spares: Vec<Extents>,
 }
 
 /// Whether an operation is for partitions that the optimizer trains, or for the others; `None` for
@@ -138,17 +136,8 @@ impl Inbox {
         let stride = Inbox::need(layout, 1) as usize;
         let buffer_stride = layout.bytes().next_multiple_of(4096) as usize;
         let push_slots = (0..push_slots).map(|_| None).collect();
-        let (push_buffers, spares, next_order) = (Vec::new(), Vec::new(), 1);
-        Inbox {
-            memory,
-            stride,
-            push_slots,
-            buffer_stride,
-            push_buffers,
-            next_number,
-            next_order,
-            spares,
-        }
+        let (push_buffers, next_order) = (Vec::new(), 1);
+        Inbox { memory, stride, push_slots, buffer_stride, push_buffers, next_number, next_order }
     }
 
     /// A free room for this client, which asks for one, if there is one. It is the client's for
@@ -312,9 +301,7 @@ impl Inbox {
         let push_slot = self.push_slot_mut(number)?;
         let (holder, arrival) = (push_slot.holder, push_slot.arrival.take());
         self.release(number);
-        let mut arrival = arrival?;
-        self.keep(arrival.shared.take_memory());
-        Some((holder, arrival))
+        Some((holder, Arrival { shared: Extents::default(), ..arrival? }))
     }
 
     /// Whether the client still has this room.
@@ -410,20 +397,8 @@ impl Inbox {
         Some(push.token)
     }
 
-    /// Keeps the memory of ranges, for a push to come.
-    pub(crate) fn keep(&mut self, mut extents: Extents) {
-        // A push in a tray has two lists.
-        if extents.has_memory() && self.spares.len() < 2 * self.push_slots.len() {
-            self.spares.push(extents.take_memory());
-        }
-    }
-
     /// Starts receiving a push into a room. Nothing of it has come.
-    pub(crate) fn begin(&mut self, number: u32, mut arrival: Arrival, now: Instant) {
-        arrival.extents = self.spares.pop().unwrap_or_default();
-        if self.is_shared(number) {
-            arrival.shared = self.spares.pop().unwrap_or_default();
-        }
+    pub(crate) fn begin(&mut self, number: u32, arrival: Arrival, now: Instant) {
         if let Some(push_slot) = self.push_slot_mut(number) {
             push_slot.arrival = Some(arrival);
             push_slot.touched = now;
@@ -464,8 +439,9 @@ impl Inbox {
 
     /// Gives a room free; one of a tray stays its client's.
     pub(crate) fn release(&mut self, number: u32) {
-        let gone = self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.take());
-        gone.into_iter().flat_map(|push| [push.extents, push.shared]).for_each(|it| self.keep(it));
+        if let Some(push_slot) = self.push_slot_mut(number) {
+            push_slot.arrival = None;
+        }
         self.release_shared(number);
         for slot in &mut self.push_slots {
             if slot.as_ref().is_some_and(|push_slot| push_slot.number == number) {

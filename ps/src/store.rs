@@ -44,7 +44,7 @@ pub(crate) use pool::{NoFreeBlock, Stalled};
 pub(crate) use readers::VALUES;
 use rows::Tile;
 use rows::range_of;
-pub(crate) use snapshot::{Snapshot, SnapshotMemory};
+pub(crate) use snapshot::Snapshot;
 #[cfg(test)]
 pub(crate) use undo::reseal as reseal_undo;
 pub(crate) use undo::{Row as UndoneRow, RowLocation, Undo};

@@ -1,29 +1,33 @@
-//! Allocations, counted for the thread that makes them.
+//! Counts bulk allocations by the thread that makes them.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Whose thread it is.
+/// An allocation of this many bytes counts: a steady step has pooled every larger buffer.
+const BULK_BYTES: usize = 4 << 10;
+
+/// The side that a thread belongs to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Side {
-    /// Not known yet.
+    /// Not determined yet.
     New,
-    /// The caller's, or the session's.
+    /// The caller's thread or the session's.
     Worker,
     Server,
-    /// Anything else: the harness, other tests.
+    /// Any other: the harness, other tests.
     Other,
 }
 
-/// Allocations of the two sides while they are counted.
-static COUNTED: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+/// All allocations of the two sides while they are counted, and those of at least [`BULK_BYTES`].
+static SEEN: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+static BULK: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
-/// Held by the test that counts: all count together.
+/// Held by the test that counts: the counters are global.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Waits until no other test counts; the caller's thread is a worker's from then on.
+/// Waits until no other test counts, and marks the caller's thread as a worker's.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     SIDE.set(Side::Worker);
@@ -39,23 +43,23 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every call is handed on to the system's allocator as it is; what is done beside it allocates
-// nothing that is not handed on in turn.
+// SAFETY: every call is passed to the system's allocator unchanged. Counting allocates nothing but through this
+// allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: the caller's promises are those of this call.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: the caller's promises are those of this call.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
+        count(bytes);
         // SAFETY: the caller's promises are those of this call.
         unsafe { System.realloc(memory, layout, bytes) }
     }
@@ -69,14 +73,14 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn count() {
+fn count(bytes: usize) {
     if ARMED.load(Ordering::Relaxed) == 0 {
         return;
     }
-    // A thread that ends has no side any more.
+    // A thread that is ending has lost its thread-local values.
     let _ = SIDE.try_with(|side| {
         if side.get() == Side::New {
-            // Asking for the name may allocate: that is not counted.
+            // Reading the name may allocate, which is not counted.
             side.set(Side::Other);
             side.set(match std::thread::current().name() {
                 Some(name) if name.starts_with("worker-") => Side::Worker,
@@ -84,50 +88,54 @@ fn count() {
                 _ => Side::Other,
             });
         }
-        match side.get() {
-            Side::Worker => _ = COUNTED[0].fetch_add(1, Ordering::Relaxed),
-            Side::Server => _ = COUNTED[1].fetch_add(1, Ordering::Relaxed),
-            Side::New | Side::Other => {}
+        let side = match side.get() {
+            Side::Worker => 0,
+            Side::Server => 1,
+            Side::New | Side::Other => return,
+        };
+        SEEN[side].fetch_add(1, Ordering::Relaxed);
+        if bytes >= BULK_BYTES {
+            BULK[side].fetch_add(1, Ordering::Relaxed);
         }
     });
 }
 
-/// Checks that allocations are seen on both sides, where there are some.
+/// Runs something that allocates on both sides, and checks that the allocator sees it.
 pub(crate) fn seen<R>(run: impl FnOnce() -> R) -> R {
-    COUNTED.iter().for_each(|counted| counted.store(0, Ordering::Relaxed));
+    SEEN.iter().for_each(|seen| seen.store(0, Ordering::Relaxed));
     ARMED.store(1, Ordering::SeqCst);
     let result = run();
     ARMED.store(0, Ordering::SeqCst);
-    let counts = [0, 1].map(|side| COUNTED[side].load(Ordering::Relaxed));
-    assert!(counts.iter().all(|&count| count > 0), "none seen: {counts:?}");
+    let counts = [0, 1].map(|side| SEEN[side].load(Ordering::Relaxed));
+    assert!(counts.iter().all(|&count| count > 0), "no allocation seen: {counts:?}");
     result
 }
 
-/// What worker and servers allocate while a step is taken so many times, for each. Again if it is something,
-/// a few times: what is kept grows to its end, and what a step takes is taken in all of them.
+/// The bulk allocations of worker and servers per step. Counts again if there are some, a few times: a pool may
+/// still grow, and what every step allocates is there each time.
 pub(crate) fn counted(steps: usize, mut step: impl FnMut()) -> [f64; 2] {
     let mut least = [f64::INFINITY; 2];
     for _ in 0..ROUNDS_MAX {
-        COUNTED.iter().for_each(|counted| counted.store(0, Ordering::Relaxed));
+        BULK.iter().for_each(|counted| counted.store(0, Ordering::Relaxed));
         ARMED.store(1, Ordering::SeqCst);
         (0..steps).for_each(|_| step());
         ARMED.store(0, Ordering::SeqCst);
-        let counts = [0, 1].map(|side| COUNTED[side].load(Ordering::Relaxed) as f64 / steps as f64);
+        let counts = [0, 1].map(|side| BULK[side].load(Ordering::Relaxed) as f64 / steps as f64);
         if counts.iter().sum::<f64>() < least.iter().sum::<f64>() {
             least = counts;
         }
-        if least.iter().all(|&count| count <= ONCE_IN_A_WHILE) {
+        if least.iter().all(|&count| count <= RARE) {
             break;
         }
     }
     least
 }
 
-/// Steps that fill most of what is kept; rounds that are counted fill the rest.
+/// Steps that fill the pools before any is counted.
 pub(crate) const WARM_UP: usize = 25;
 
-/// How often steps are counted at the most.
+/// The most rounds in which steps are counted.
 const ROUNDS_MAX: usize = 5;
 
-/// What is kept may have to grow once more, when threads meet as they have not met before.
-pub(crate) const ONCE_IN_A_WHILE: f64 = 0.01;
+/// The bulk allocations per step that are passed over: a pool grows once more when threads meet in a new order.
+pub(crate) const RARE: f64 = 0.01;

@@ -1,7 +1,8 @@
-//! What a step of training allocates: nothing, on either side, in whatever form gradients and values travel.
+//! A steady training step makes no allocation of 4 KiB or more, on the worker or on a shard, in any encoding of
+//! gradients and values.
 //!
-//! Every allocation is counted for the thread that makes it, so that the caller, the session's thread
-//! and the shards' are told apart.
+//! The allocator counts by thread, so the figures of the caller, the session's thread and the shards' threads are
+//! separate.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -11,35 +12,34 @@ mod dense;
 mod rows;
 
 use cluster::{AS_IT_IS, Case, Form};
-use counting::{ONCE_IN_A_WHILE, alone};
+use counting::{RARE, alone};
 use pushpull::{Codec, DType};
 
 #[test]
-fn a_step_allocates_nothing() {
+fn a_dense_step_makes_no_bulk_allocation() {
     let _alone = alone();
     println!("up to {} steps of each kind are counted in a round", counted_steps(1_000));
-    let mut told = Told::default();
-    // In one part for each shard, and in several.
+    let mut report = Report::default();
+    // One part for each shard, and several.
     for (elements, steps) in [(1_001, counted_steps(1_000)), (150_001, counted_steps(200))] {
         for case in cases(elements, steps) {
-            told.add(&case, &dense::per_step(&case));
+            report.add(&case, &dense::per_step(&case));
         }
     }
-    told.end();
+    report.end();
 }
 
 #[test]
-fn a_step_with_rows_allocates_nothing() {
+fn a_step_with_rows_makes_no_bulk_allocation() {
     let _alone = alone();
-    let mut told = Told::default();
+    let mut report = Report::default();
     for case in cases(8, counted_steps(300)) {
-        told.add(&case, &rows::per_step(&case));
+        report.add(&case, &rows::per_step(&case));
     }
-    told.end();
+    report.end();
 }
 
-/// The forms in which gradients and values travel, but for the usual one. Where it depends on a gradient how
-/// much of it is sent, what is kept is as long as the longest of late.
+/// Every encoding of gradients and values but the plain one.
 const FORMS: &[Form] = &[
     Form { name: "gradients as f16", codec: Some(Codec::F16), ..AS_IT_IS },
     Form { name: "gradients as bf16", codec: Some(Codec::Bf16), ..AS_IT_IS },
@@ -76,34 +76,33 @@ const FORMS: &[Form] = &[
 ];
 
 #[test]
-fn a_step_in_another_form_allocates_nothing() {
+fn an_encoded_dense_step_makes_no_bulk_allocation() {
     let _alone = alone();
-    let mut told = Told::default();
+    let mut report = Report::default();
     for &form in FORMS {
         for case in some(1_001, counted_steps(100)) {
             let case = Case { form, ..case };
-            told.add(&case, &dense::per_step(&case));
+            report.add(&case, &dense::per_step(&case));
         }
     }
-    told.end();
+    report.end();
 }
 
 #[test]
-fn a_step_with_rows_in_another_form_allocates_nothing() {
+fn an_encoded_step_with_rows_makes_no_bulk_allocation() {
     let _alone = alone();
-    let mut told = Told::default();
+    let mut report = Report::default();
     let for_rows = |form: &&Form| form.codec.is_none_or(|codec| codec.encoding().is_for_rows());
     for &form in FORMS.iter().filter(for_rows) {
         for case in some(8, counted_steps(100)) {
             let case = Case { form, ..case };
-            told.add(&case, &rows::per_step(&case));
+            report.add(&case, &rows::per_step(&case));
         }
     }
-    told.end();
+    report.end();
 }
 
-/// How many steps are counted: these in a thorough run, and otherwise as many as show an allocation that
-/// not every step makes.
+/// How many steps are counted: `thorough` with `PUSHPULL_THOROUGH`, otherwise at most [`STEPS`].
 fn counted_steps(thorough: usize) -> usize {
     match std::env::var_os("PUSHPULL_THOROUGH") {
         Some(_) => thorough,
@@ -111,7 +110,7 @@ fn counted_steps(thorough: usize) -> usize {
     }
 }
 
-/// Few, so that in one of the rounds there must be none.
+/// Few, so that one round in [`ROUNDS_MAX`](counting) has none of the rare allocations.
 const STEPS: usize = 50;
 
 fn cases(elements: u64, steps: usize) -> impl Iterator<Item = Case> {
@@ -128,27 +127,27 @@ fn cases(elements: u64, steps: usize) -> impl Iterator<Item = Case> {
     })
 }
 
-/// As many of them as have each mode with one shard and with two, and with each transport.
+/// Half of the cases: each mode with one shard and with two, each transport in each mode.
 fn some(elements: u64, steps: usize) -> impl Iterator<Item = Case> {
     cases(elements, steps).filter(|case| case.unix == (case.synchronous == (case.shards == 1)))
 }
 
-/// What was counted, case by case.
+/// The counts of all cases.
 #[derive(Default)]
-struct Told(Vec<String>);
+struct Report(Vec<String>);
 
-impl Told {
-    /// What worker and servers have allocated in each kind of step.
+impl Report {
+    /// Adds the bulk allocations of worker and servers in each kind of step.
     fn add(&mut self, case: &Case, counts: &[[f64; 2]]) {
-        let told = format!("{case}: {counts:?}");
-        println!("{told}");
-        if counts.iter().flatten().any(|&each| each > ONCE_IN_A_WHILE) {
-            self.0.push(told);
+        let line = format!("{case}: {counts:?}");
+        println!("{line}");
+        if counts.iter().flatten().any(|&each| each > RARE) {
+            self.0.push(line);
         }
     }
 
     fn end(self) {
         let broken = self.0;
-        assert!(broken.is_empty(), "allocations of worker and servers in a step: {broken:#?}");
+        assert!(broken.is_empty(), "bulk allocations of worker and servers in a step: {broken:#?}");
     }
 }

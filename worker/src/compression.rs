@@ -10,7 +10,6 @@ use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::names::Names;
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::tensor::{DType, Element, bf16, f16};
 use pushpull_common::variable::VariableSpec;
 
@@ -74,7 +73,7 @@ fn can_have(variable: &VariableSpec, codec: Codec) -> bool {
 pub(crate) struct Compression {
     pub(crate) variables: BTreeMap<VariableId, Compressed>,
     /// Gradients of half types in `f32`.
-    wide: PooledVec<f32>,
+    wide: Vec<f32>,
 }
 
 /// One variable's codec.
@@ -139,7 +138,7 @@ impl Compression {
             let left = Left::nothing(variable, row_residual_bytes);
             variables.insert(id, Compressed { codec, left });
         }
-        Ok(Compression { variables, wide: PooledVec::default() })
+        Ok(Compression { variables, wide: Vec::default() })
     }
 
     /// Whether no variable's gradients travel encoded.
@@ -299,16 +298,11 @@ fn stretches<T: Real>(
 
 /// Elements of `f32`, or of a half type in `f32` and multiplied, as the servers would have them. They are
 /// in `wide` where they cannot be had as they lie.
-fn singles<'a>(
-    dtype: DType,
-    bytes: &'a [u8],
-    factor: f64,
-    wide: &'a mut PooledVec<f32>,
-) -> &'a [f32] {
+fn singles<'a>(dtype: DType, bytes: &'a [u8], factor: f64, wide: &'a mut Vec<f32>) -> &'a [f32] {
     if let Some(elements) = as_singles(dtype, bytes) {
         return elements;
     }
-    wide.share(bytes.len() / dtype.size());
+    wide.resize(bytes.len() / dtype.size(), 0.0);
     widen(dtype, bytes, factor, wide);
     wide
 }
@@ -432,7 +426,7 @@ mod tests {
         let bytes = bytemuck::cast_slice(&halves);
         let found = check_singles(&Codec::Int8, DType::F16, bytes, 1.0);
         assert!(matches!(found, Err(EncodeError::NonFinite { element: 999, .. })), "{found:?}");
-        let mut wide = PooledVec::default();
+        let mut wide = Vec::default();
         assert_eq!(singles(DType::F16, bytes, 0.5, &mut wide)[699..702], [1.0, 1.5, 1.0]);
         let own = [1.0_f32, 2.0];
         let taken = singles(DType::F32, bytemuck::cast_slice(&own), 1.0, &mut wide);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, VariableId};
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::tensor::Element;
 
 use crate::error::ViewError;
@@ -17,7 +16,7 @@ use crate::staging::StagedParts;
 
 /// Zeroed memory for values, aligned for every element type.
 #[derive(Clone, Debug)]
-pub(crate) struct Buffer(PooledVec<u64>);
+pub(crate) struct Buffer(Vec<u64>);
 
 impl Buffer {
     pub(crate) fn new(plan: &ShardingPlan) -> Buffer {
@@ -25,7 +24,7 @@ impl Buffer {
     }
 
     pub(crate) fn of_bytes(bytes: usize) -> Buffer {
-        Buffer(vec![0; bytes.div_ceil(8)].into())
+        Buffer(vec![0; bytes.div_ceil(8)])
     }
 
     /// Whether it is as long as one of so many bytes.
@@ -34,8 +33,8 @@ impl Buffer {
     }
 
     /// Makes it as long as one of so many bytes, of whatever content.
-    pub(crate) fn share(&mut self, bytes: usize) {
-        self.0.share(bytes.div_ceil(8));
+    pub(crate) fn resize(&mut self, bytes: usize) {
+        self.0.resize(bytes.div_ceil(8), 0);
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::{PartitionId, ShardId, VariableId};
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::rows;
 
@@ -29,14 +28,14 @@ pub(crate) struct Asked {
 /// again and again.
 #[derive(Debug, Default)]
 pub(crate) struct RowRequests {
-    asks: PooledVec<Asked>,
-    numbers: PooledVec<u8>,
+    asks: Vec<Asked>,
+    numbers: Vec<u8>,
     /// Where each row is in the buffer, counted in rows; nothing if they are in their order.
-    places: PooledVec<u32>,
+    places: Vec<u32>,
     row_bytes: usize,
     /// The partition of each row, and how many rows come before those of each.
-    parts: PooledVec<u32>,
-    starts: PooledVec<usize>,
+    parts: Vec<u32>,
+    starts: Vec<usize>,
 }
 
 impl RowRequests {
@@ -92,11 +91,11 @@ impl RowRequests {
     }
 
     fn empty(&mut self) {
-        self.asks.empty();
-        self.numbers.empty();
-        self.places.empty();
-        self.parts.empty();
-        self.starts.empty();
+        self.asks.clear();
+        self.numbers.clear();
+        self.places.clear();
+        self.parts.clear();
+        self.starts.clear();
     }
 
     /// What is asked for, each in a request of its own.
@@ -158,7 +157,7 @@ impl RowPulls {
         drop(kept);
         let mut row_requests = row_requests.unwrap_or_default();
         let mut buffer = buffer.unwrap_or_else(|| Buffer::of_bytes(0));
-        buffer.share(bytes);
+        buffer.resize(bytes);
         match Arc::get_mut(&mut row_requests) {
             Some(row_requests) => row_requests.ask(plan, variable, ids),
             None => {

@@ -6,7 +6,6 @@ use std::ops::{AddAssign, Range};
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::VariableId;
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::table;
 use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 
@@ -71,17 +70,17 @@ pub(crate) fn number_of(partition: &Partition, id: u64) -> u64 {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RowGradients {
     /// In the order of the variables.
-    sets: PooledVec<RowSet>,
-    ids: PooledVec<u64>,
+    sets: Vec<RowSet>,
+    ids: Vec<u64>,
     /// Rows one behind the other, and indices; and the parts that were made of them.
     pub(crate) cut: Copies,
     /// What each partition has of the rows that were cut last.
-    held: PooledVec<Held>,
+    held: Vec<Held>,
     /// Numbers of rows, or of partitions, each with a place.
-    order: PooledVec<(u64, u32)>,
+    order: Vec<(u64, u32)>,
     /// A row that is added up.
-    sums: PooledVec<u64>,
-    counts: PooledVec<usize>,
+    sums: Vec<u64>,
+    counts: Vec<usize>,
 }
 
 /// The rows of a variable, each once, in rising order: where their ids and values lie.
@@ -182,13 +181,13 @@ impl RowGradients {
             return;
         }
         // Sorted by number, then by place.
-        self.order.empty();
+        self.order.clear();
         let keys = ids.iter().enumerate().map(|(place, &id)| (id, place as u32));
         self.order.extend(keys);
         self.order.sort_unstable();
         self.ids.extend(self.order.chunk_by(|a, b| a.0 == b.0).map(|of| of[0].0));
         let width = values.len().checked_div(ids.len()).unwrap_or(0);
-        let (order, sums, out) = (&self.order[..], &mut *self.sums, &mut *self.cut.bytes);
+        let (order, sums, out) = (&self.order[..], &mut self.sums, &mut self.cut.bytes);
         match T::DTYPE {
             DType::F32 => sum::<f32, f32>(order, width, values, sums, out, |v| v, |v| v),
             DType::F64 => sum::<f64, f64>(order, width, values, sums, out, |v| v, |v| v),
@@ -197,7 +196,7 @@ impl RowGradients {
             DType::Bf16 => sum(order, width, values, sums, out, bf16::to_f32, bf16::from_f32),
             _ => unreachable!("an element is of a known type"),
         }
-        self.sums.empty();
+        self.sums.clear();
     }
 
     /// Checks that the ids from here on are no more than a table takes at once, if the variable is one.
@@ -211,7 +210,7 @@ impl RowGradients {
         let Some(table) = catalogue.variable(variable).as_table() else { return Ok(()) };
         let (limit, partitions) = (table.rows_at_once, catalogue.partitions_of(variable));
         let counts = &mut self.counts;
-        counts.empty();
+        counts.clear();
         counts.resize(partitions.len(), 0);
         self.ids[first..].iter().for_each(|&id| counts[part_of(partitions, id)] += 1);
         match counts.iter().find(|&&rows| rows > limit as usize) {
@@ -237,10 +236,10 @@ impl RowGradients {
 
     /// Forgets everything.
     pub(crate) fn empty(&mut self) {
-        self.sets.empty();
-        self.ids.empty();
+        self.sets.clear();
+        self.ids.clear();
         self.cut.empty();
-        self.held.empty();
+        self.held.clear();
     }
 
     /// Whether no variable has rows.
@@ -321,7 +320,7 @@ impl RowGradients {
         let RowSet { variable, ids, values } = self.sets[place].clone();
         let partitions = plan.catalogue().partitions_of(variable);
         let row_bytes = plan.catalogue().variable(variable).row_bytes() as usize;
-        self.held.empty();
+        self.held.clear();
         if partitions[0].is_table() && partitions.len() > 1 {
             return self.split_by_bucket(partitions, row_bytes, ids, values);
         }
@@ -350,7 +349,7 @@ impl RowGradients {
         ids: Range<usize>,
         values: Range<usize>,
     ) {
-        self.order.empty();
+        self.order.clear();
         let places = self.ids[ids.clone()].iter().enumerate();
         let parts = places.map(|(place, &id)| (part_of(partitions, id) as u64, place as u32));
         self.order.extend(parts);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{ShardId, VariableId};
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::rows;
 
 use crate::parts::{Bodies, Body, Part, Stretch};
@@ -58,8 +57,8 @@ impl Bodies for StagedParts {
 /// Bytes, and parts of a push that are stretches of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Copies {
-    pub(crate) bytes: PooledVec<u8>,
-    parts: PooledVec<StagedPart>,
+    pub(crate) bytes: Vec<u8>,
+    parts: Vec<StagedPart>,
 }
 
 /// A part in which some of them travel.
@@ -75,8 +74,8 @@ struct StagedPart {
 
 impl Copies {
     pub(crate) fn empty(&mut self) {
-        self.bytes.empty();
-        self.parts.empty();
+        self.bytes.clear();
+        self.parts.clear();
     }
 
     /// Ends with zeros up to where elements of every type are aligned; where that is.

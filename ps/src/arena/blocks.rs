@@ -392,23 +392,11 @@ impl Pins {
     }
 }
 
-impl Pins {
-    /// Lets go of the blocks; the memory in which they were listed, for others.
-    pub(crate) fn into_memory(mut self) -> Vec<u32> {
-        self.release();
-        std::mem::take(&mut self.blocks)
-    }
-
-    fn release(&mut self) {
-        for block in self.blocks.drain(..) {
-            self.shared.pins[block as usize].fetch_sub(1, Ordering::Release);
-        }
-    }
-}
-
 impl Drop for Pins {
     fn drop(&mut self) {
-        self.release();
+        for &block in &self.blocks {
+            self.shared.pins[block as usize].fetch_sub(1, Ordering::Release);
+        }
     }
 }
 

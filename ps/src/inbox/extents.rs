@@ -51,17 +51,6 @@ impl Extents {
         }
     }
 
-    /// The memory of these, without any; none is left of them.
-    pub(crate) fn take_memory(&mut self) -> Extents {
-        self.0.clear();
-        std::mem::take(self)
-    }
-
-    /// Whether they have memory of their own.
-    pub(crate) fn has_memory(&self) -> bool {
-        self.0.spilled()
-    }
-
     /// Whether a part may come next: it goes on where another has ended or starts a partition,
     /// overlaps nothing, and ends within what can be pushed.
     pub(crate) fn check(&self, part: &Range<u64>, layout: &ShardLayout) -> Result<(), Misplaced> {

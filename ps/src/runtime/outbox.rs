@@ -7,14 +7,10 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use pushpull_common::pooled_vec::PooledVec;
 use tokio::sync::Notify;
 
 use super::link::Link;
 use crate::shard::output::{Body, PulledParts};
-
-/// Memory for heads of frames that is kept.
-const HEADS_KEPT: usize = 4;
 
 /// Frames that a connection may have waiting before it is read from again, and bytes of their bodies:
 /// rows that were pulled are there as a copy.
@@ -37,7 +33,7 @@ pub(super) enum Outgoing {
 #[derive(Debug)]
 pub(super) enum Answered {
     Values(PulledParts),
-    Rows(PooledVec<u8>),
+    Rows(Vec<u8>),
 }
 
 impl Outgoing {
@@ -59,8 +55,6 @@ pub(super) struct Outbox {
     /// What is in it is to be sent now.
     due: Cell<bool>,
     current: RefCell<Current>,
-    /// Memory of heads that are sent.
-    heads: RefCell<Vec<Vec<u8>>>,
     /// Wakes the connection's task: there is something to send, or it is to close.
     pub(super) notify: Notify,
     /// Close when all is sent.
@@ -93,7 +87,6 @@ impl Outbox {
             bodies: Cell::new(0),
             due: Cell::new(false),
             current: RefCell::default(),
-            heads: RefCell::default(),
             notify: Notify::new(),
             closing: Cell::new(false),
             broken: Cell::new(false),
@@ -119,19 +112,6 @@ impl Outbox {
     pub(super) fn send_all(&self) {
         self.due.set(true);
         self.notify.notify_one();
-    }
-
-    /// Memory for the head of a frame, which is empty.
-    pub(super) fn head(&self) -> Vec<u8> {
-        self.heads.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(256))
-    }
-
-    fn keep_head(&self, mut head: Vec<u8>) {
-        let mut heads = self.heads.borrow_mut();
-        if heads.len() < HEADS_KEPT {
-            head.clear();
-            heads.push(head);
-        }
     }
 
     pub(super) fn close(&self) {
@@ -172,13 +152,12 @@ impl Outbox {
                     let Some(sent) = queue.pop_front() else { break };
                     self.bodies.set(self.bodies.get() - sent.body_bytes());
                     match sent {
-                        Outgoing::Frame { head, body } => {
-                            self.keep_head(head);
+                        Outgoing::Frame { body, .. } => {
                             if let Body::Rows(rows) = body {
                                 answered(Answered::Rows(rows));
                             }
                         }
-                        Outgoing::Shared { head, .. } => self.keep_head(head),
+                        Outgoing::Shared { .. } => {}
                         Outgoing::Parts(parts) => {
                             self.pull_since.set(None);
                             answered(Answered::Values(parts));

@@ -135,9 +135,9 @@ impl Core {
     /// The answer to a pull has been sent: an update that waited for memory may go on.
     pub(super) fn answered(&self, answer: Answered) {
         match answer {
-            Answered::Rows(rows) => self.shard.borrow_mut().reuse_rows(rows),
+            Answered::Rows(rows) => self.shard.borrow_mut().rows_sent(rows),
             Answered::Values(parts) => {
-                self.shard.borrow_mut().reuse(parts.into_memory());
+                self.shard.borrow_mut().pull_sent(parts);
                 self.released();
             }
         }
@@ -167,7 +167,7 @@ impl Core {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
-                    let mut head = outbox.head();
+                    let mut head = Vec::new();
                     let stamp = BodyStamp { bytes: body.len() as u64, crc };
                     encode(&mut head, &envelope, &message, stamp);
                     let frame = Outgoing::Frame { head, body };
@@ -182,7 +182,7 @@ impl Core {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
-                    let mut head = outbox.head();
+                    let mut head = Vec::new();
                     encode(&mut head, &envelope, &message, BodyStamp::NONE);
                     outbox.push(Outgoing::Shared { head, descriptors });
                 }

@@ -1,51 +1,36 @@
-//! Memory of work that is done, for work to come: a shard that does the same again and again takes none
-//! anew.
+//! Bulk buffers that are used again.
 
-use pushpull_common::pooled_vec::PooledVec;
+/// The bytes from which a buffer is pooled: below, an allocation costs less than the search for a buffer.
+const POOLED_BYTES_MIN: usize = 4 << 10;
 
-use crate::inbox::Extents;
+/// The most buffers that are kept: a worker has as many parts under way at once.
+const POOLED_BUFFERS_MAX: usize = 8;
 
-/// How many of a kind are kept: as many as a worker has under way at once.
-const KEPT_MAX: usize = 8;
+/// How many times longer than needed a buffer from the pool may be. What is queued is counted by its length, and
+/// not by its capacity.
+const EXCESS_MAX: usize = 4;
 
-/// How much longer than what is needed one may be, if it is not short.
-const LONGER_MAX: usize = 4;
-const SHORT_BYTES: usize = 4 << 10;
-
-/// What has been left; none is longer than a part of a push, or than the list of partitions.
+/// Buffers for encoded bodies, numbers of rows, and rows that are sent: none is longer than a part.
 #[derive(Debug, Default)]
-pub(super) struct BufferPool {
-    /// The numbers of rows that were asked for.
-    pub(super) numbers: PooledBuffers,
-    /// What came encoded, and is decoded into its room.
-    pub(super) encoded: PooledBuffers,
-    /// Rows that were sent.
-    pub(super) answers: PooledBuffers,
-    /// What a push has changed of what is not sparse.
-    pub(super) dense: Extents,
-    /// Ids that pushes have of a table that is nearly full.
-    pub(super) ids: PooledVec<u64>,
-}
+pub(super) struct BufferPool(Vec<Vec<u8>>);
 
-/// Some of a kind, emptied.
-#[derive(Debug, Default)]
-pub(super) struct PooledBuffers(Vec<PooledVec<u8>>);
-
-impl PooledBuffers {
-    /// One that is empty, for so many bytes: the longest that is not much longer. What waits, or is queued, is
-    /// counted by what it says and not by what it could say.
-    pub(super) fn take(&mut self, bytes: usize) -> PooledVec<u8> {
-        let most = bytes.saturating_mul(LONGER_MAX).max(SHORT_BYTES);
-        let fits = self.0.iter().enumerate().filter(|(_, kept)| kept.capacity() <= most);
-        let longest = fits.max_by_key(|(_, kept)| kept.capacity()).map(|(at, _)| at);
+impl BufferPool {
+    /// Takes an empty buffer with room for this many bytes, or one that grows to that.
+    pub(super) fn take(&mut self, bytes: usize) -> Vec<u8> {
+        if bytes < POOLED_BYTES_MIN {
+            return Vec::new();
+        }
+        let most = bytes.saturating_mul(EXCESS_MAX);
+        let fits = self.0.iter().enumerate().filter(|(_, buffer)| buffer.capacity() <= most);
+        let longest = fits.max_by_key(|(_, buffer)| buffer.capacity()).map(|(at, _)| at);
         longest.map(|at| self.0.swap_remove(at)).unwrap_or_default()
     }
 
-    /// Keeps the memory of one.
-    pub(super) fn keep(&mut self, mut used: PooledVec<u8>) {
-        if self.0.len() < KEPT_MAX {
-            used.empty();
-            self.0.push(used);
+    /// Keeps a buffer for the next use.
+    pub(super) fn put(&mut self, mut buffer: Vec<u8>) {
+        if buffer.capacity() >= POOLED_BYTES_MIN && self.0.len() < POOLED_BUFFERS_MAX {
+            buffer.clear();
+            self.0.push(buffer);
         }
     }
 }
@@ -55,18 +40,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_of_what_was_long_does_not_wait_with_what_is_short() {
-        let mut kept = PooledBuffers::default();
+    fn a_buffer_is_at_most_four_times_longer_than_needed() {
+        let mut pool = BufferPool::default();
         for bytes in [1 << 20, 64 << 10, 100] {
-            let mut used = PooledVec::default();
-            used.share(bytes);
-            kept.keep(used);
+            pool.put(Vec::with_capacity(bytes));
         }
-        let mut taken = |bytes| kept.take(bytes).capacity();
-        assert_eq!(taken(1), 100);
-        assert_eq!(taken(1), 0, "what is left is too long");
+        let mut taken = |bytes| pool.take(bytes).capacity();
+        assert_eq!(taken(1), 0, "small buffers are not pooled");
+        assert_eq!(taken(8 << 10), 0, "the others are too long");
         assert_eq!(taken(20 << 10), 64 << 10);
         assert_eq!(taken(1 << 20), 1 << 20);
         assert_eq!(taken(1 << 20), 0);
+    }
+
+    #[test]
+    fn the_pool_keeps_a_bounded_number_of_buffers() {
+        let mut pool = BufferPool::default();
+        (0..POOLED_BUFFERS_MAX + 3).for_each(|_| pool.put(vec![7; 1 << 20]));
+        for _ in 0..POOLED_BUFFERS_MAX {
+            let buffer = pool.take(1 << 20);
+            assert!(buffer.is_empty() && buffer.capacity() >= 1 << 20);
+        }
+        assert_eq!(pool.take(1 << 20).capacity(), 0);
     }
 }

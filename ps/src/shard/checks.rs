@@ -1,7 +1,6 @@
 //! The checks of a push once it is whole, and of the values that it has made.
 
 use pushpull_common::ids::TokenId;
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 
@@ -46,13 +45,12 @@ impl Shard {
             && !client.window.has_applied(token)
     }
 
-    /// Checks a push whose last part has come. `ids` is memory for ids.
+    /// Checks a push whose last part has come.
     pub(super) fn check_whole(
         &self,
         client: ClientKey,
         push_slot: u32,
         named: u64,
-        ids: &mut PooledVec<u64>,
     ) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Err(Refusal::NotInitialized {});
@@ -75,7 +73,7 @@ impl Shard {
             }
         }
         inbox.check_rows(push_slot, store.layout())?;
-        self.check_tables(push_slot, ids)?;
+        self.check_tables(push_slot)?;
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
         let held = match &self.owner {

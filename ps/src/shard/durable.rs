@@ -193,7 +193,7 @@ impl Shard {
             counters,
             outputs: VecDeque::new(),
             changed: Vec::new(),
-            pulled: Vec::new(),
+            encoded_values: Vec::new(),
             rows: Default::default(),
             buffer_pool: Default::default(),
         }

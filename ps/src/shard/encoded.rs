@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use pushpull_common::codec::{Blocks, Encoding};
 use pushpull_common::ids::VariableId;
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Operation, PushPart};
 use pushpull_common::protocol::{Header, Refusal};
@@ -33,7 +32,7 @@ pub(super) struct Encoded {
     /// What they are to be multiplied with then.
     factor: f64,
     /// What it is received into: nothing, until it is.
-    pub(super) bytes: PooledVec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Shard {
@@ -103,7 +102,7 @@ impl Shard {
         // With the last elements goes the padding behind them; rows may end wherever they are whole.
         let ends = end == limit || partition.is_sparse();
         let end = if ends { end.next_multiple_of(8) } else { end };
-        let (decoded, bytes) = (decoded as usize, PooledVec::default());
+        let (decoded, bytes) = (decoded as usize, Vec::default());
         let encoded = Encoded { encoding, variable, dtype, blocks, decoded, factor, bytes };
         Ok((part.offset..end, Some(encoded)))
     }

@@ -83,7 +83,7 @@ use encoded::{Encoded, Form};
 use fused_ranges::FusedRanges;
 use growth::AwaitedGrowth;
 pub(crate) use handshake::Way;
-use output::{Body, Output, PullMemory};
+use output::{Body, EncodedValuesPart, Output};
 use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
@@ -313,8 +313,8 @@ pub(crate) struct Shard {
     outputs: VecDeque<Output>,
     /// Memory for lists of clients that have changed.
     changed: Vec<ClientKey>,
-    /// Memory of answers to pulls that are sent.
-    pulled: Vec<PullMemory>,
+    /// Buffers in which values were encoded for pulls that are sent.
+    encoded_values: Vec<EncodedValuesPart>,
     /// The rows that are changed by the push or the step under way.
     rows: RowWork,
     /// Memory of other work that is done.

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, ValueEncoding};
 use pushpull_common::ids::ShardId;
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Pulled, PulledEncoded};
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
@@ -16,7 +15,7 @@ use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use super::checkpoints::{Order, ShardRestore, ShardSave};
 use super::power::Flush;
 use crate::event::Event;
-use crate::store::{Snapshot, SnapshotMemory};
+use crate::store::Snapshot;
 
 /// One thing a shard wants done.
 #[derive(Debug)]
@@ -91,7 +90,7 @@ pub(crate) enum Body {
     /// Nothing, or what many frames carry.
     Shared(Bytes),
     /// Rows that were pulled: memory for others, once they are sent.
-    Rows(PooledVec<u8>),
+    Rows(Vec<u8>),
 }
 
 impl Body {
@@ -123,16 +122,7 @@ pub(crate) struct PulledParts {
     gradients: u64,
     crc: bool,
     short: Option<Short>,
-    made: EncodedValuesPart,
-}
-
-/// What the answer to a pull is made in.
-#[derive(Debug, Default)]
-pub(crate) struct PullMemory {
-    /// What is asked for.
-    pub(crate) ranges: Vec<Range<u64>>,
-    pub(crate) snapshot: SnapshotMemory,
-    pub(crate) made: EncodedValuesPart,
+    encoded: EncodedValuesPart,
 }
 
 /// The values of a part that is sent in a shorter form: while it is sent it is held as a copy, and again
@@ -156,6 +146,11 @@ pub(crate) struct EncodedValuesPart {
 }
 
 impl EncodedValuesPart {
+    /// Whether it has buffers to keep.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.words.capacity() > 0
+    }
+
     fn encode(&mut self, short: &Short, snapshot: &Snapshot, range: Range<u64>) {
         self.words.clear();
         self.words.resize(((range.end - range.start) / 8) as usize, 0);
@@ -181,7 +176,7 @@ impl PulledParts {
         envelope: Envelope,
         (version, gradients): (u64, u64),
         crc: bool,
-        (short, made): (Option<Short>, EncodedValuesPart),
+        (short, encoded): (Option<Short>, EncodedValuesPart),
     ) -> Self {
         let next = (0, ranges.first().map_or(0, |range| range.start));
         let finished = false;
@@ -195,7 +190,7 @@ impl PulledParts {
             gradients,
             crc,
             short,
-            made,
+            encoded,
         }
     }
 
@@ -231,9 +226,9 @@ impl PulledParts {
         let (message, bytes): (Message, u64) = match &self.short {
             None => (part.into(), end - start),
             Some(short) => {
-                self.made.encode(short, &self.snapshot, start..end);
+                self.encoded.encode(short, &self.snapshot, start..end);
                 let bytes = end - start;
-                (PulledEncoded { part, bytes }.into(), self.made.body.len() as u64)
+                (PulledEncoded { part, bytes }.into(), self.encoded.body.len() as u64)
             }
         };
         let crc = self.crc.then(|| self.checksum(start..end));
@@ -245,20 +240,19 @@ impl PulledParts {
     pub(crate) fn slices<'a>(&'a self, range: Range<u64>, out: &mut Vec<IoSlice<'a>>) {
         match &self.short {
             None => out.extend(self.snapshot.pieces(range).map(IoSlice::new)),
-            Some(_) => out.push(IoSlice::new(&self.made.body)),
+            Some(_) => out.push(IoSlice::new(&self.encoded.body)),
         }
     }
 
     fn checksum(&self, range: Range<u64>) -> u32 {
         match &self.short {
             None => self.snapshot.pieces(range).fold(0, crc32c::crc32c_append),
-            Some(_) => crc32c::crc32c(&self.made.body),
+            Some(_) => crc32c::crc32c(&self.encoded.body),
         }
     }
 
-    /// Lets the values go; what it was made in, for the answer to another pull.
-    pub(crate) fn into_memory(self) -> PullMemory {
-        let snapshot = self.snapshot.into_memory();
-        PullMemory { ranges: self.ranges, snapshot, made: self.made }
+    /// Unpins the values and returns the buffers in which they were encoded.
+    pub(crate) fn into_encoded(self) -> EncodedValuesPart {
+        self.encoded
     }
 }

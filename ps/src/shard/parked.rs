@@ -7,7 +7,6 @@ use std::time::Instant;
 use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::Codec;
 use pushpull_common::ids::PartitionId;
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
 use smallvec::SmallVec;
@@ -39,7 +38,7 @@ pub(crate) enum Wait {
         /// Of this partition, which is sparse.
         partition: PartitionId,
         /// Their numbers, as they came.
-        numbers: PooledVec<u8>,
+        numbers: Vec<u8>,
         /// In this form.
         codec: Option<Codec>,
         /// The bytes of the rows.

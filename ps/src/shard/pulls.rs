@@ -7,19 +7,18 @@ use std::time::Instant;
 use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::PartitionId;
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{PullEncoded, PullRowsEncoded, Selection};
 use pushpull_common::protocol::{Header, Refusal, message};
 use pushpull_common::rows::{self, Numbers};
 use pushpull_common::tensor::{DType, Element, elements_of};
 
-use super::output::{Body, Output, PullMemory, PulledParts, Short};
+use super::output::{Body, Output, PulledParts, Short};
 use super::parked::{Entry, Wait};
 use super::{Detail, Receiving, Shard, Variables};
 
 /// How many answers to pulls are kept the memory of.
-const PULLS_KEPT: usize = 8;
+const ENCODED_VALUES_MAX: usize = 8;
 
 impl Shard {
     /// The values are asked for in a shorter form.
@@ -44,8 +43,7 @@ impl Shard {
         form: Option<ValueEncoding>,
     ) {
         let (connection, request) = (entry.connection, entry.request);
-        let kept = self.pulled.last_mut().map(|kept| std::mem::take(&mut kept.ranges));
-        let mut ranges = kept.unwrap_or_default();
+        let mut ranges = Vec::new();
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
@@ -67,17 +65,17 @@ impl Shard {
         }
     }
 
-    /// The answer to a pull is sent: another is made in its memory.
-    pub(crate) fn reuse(&mut self, mut memory: PullMemory) {
-        if self.pulled.len() < PULLS_KEPT {
-            memory.ranges.clear();
-            self.pulled.push(memory);
+    /// The answer to a pull has been sent: its buffers go back to the pool.
+    pub(crate) fn pull_sent(&mut self, parts: PulledParts) {
+        let encoded = parts.into_encoded();
+        if encoded.has_memory() && self.encoded_values.len() < ENCODED_VALUES_MAX {
+            self.encoded_values.push(encoded);
         }
     }
 
-    /// The answer to a pull of rows is sent, likewise.
-    pub(crate) fn reuse_rows(&mut self, rows: PooledVec<u8>) {
-        self.buffer_pool.answers.keep(rows);
+    /// The answer to a pull of rows has been sent, likewise.
+    pub(crate) fn rows_sent(&mut self, rows: Vec<u8>) {
+        self.buffer_pool.put(rows);
     }
 
     /// Whether the values that a pull waits for are there.
@@ -164,8 +162,8 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let answer_bytes = rows * partition.row_bytes();
-        let mut numbers = self.buffer_pool.numbers.take(header.body_bytes as usize);
-        numbers.share(header.body_bytes as usize);
+        let mut numbers = self.buffer_pool.take(header.body_bytes as usize);
+        numbers.resize(header.body_bytes as usize, 0);
         let at_least = header.step.0;
         let wait = Wait::Rows { at_least, partition: id, numbers, codec, answer_bytes };
         self.receive(now, connection, Receiving::Rows(Entry { wait, ..entry }), header);
@@ -188,11 +186,11 @@ impl Shard {
         let Wait::Rows { partition, numbers, codec, answer_bytes, .. } = entry.wait else {
             return;
         };
-        let mut rows = self.buffer_pool.answers.take(answer_bytes as usize);
+        let mut rows = self.buffer_pool.take(answer_bytes as usize);
         let gathered = self.gather(partition, &numbers, codec, &mut rows);
-        self.buffer_pool.numbers.keep(numbers);
+        self.buffer_pool.put(numbers);
         if let Err(refusal) = gathered {
-            self.buffer_pool.answers.keep(rows);
+            self.buffer_pool.put(rows);
             return self.refuse(connection, request, refusal);
         }
         self.counters.pulls.add(1);
@@ -220,8 +218,8 @@ impl Shard {
         let numbers = Numbers::of(partition, numbers);
         rows::check_any(numbers.clone(), partition)?;
         let bytes = numbers.len() * partition.row_bytes() as usize;
-        let mut plain = codec.map(|_| self.buffer_pool.answers.take(bytes));
-        let target = plain.as_deref_mut().unwrap_or(rows);
+        let mut plain = codec.map(|_| self.buffer_pool.take(bytes));
+        let target = plain.as_mut().unwrap_or(rows);
         match store.table(id) {
             None => store.gather(partition, numbers.map(|row| row as u32), target),
             Some(table) => {
@@ -233,7 +231,7 @@ impl Shard {
         }
         if let Some((codec, plain)) = codec.zip(plain) {
             shorten(codec, partition.dtype, &plain, rows);
-            self.buffer_pool.answers.keep(plain);
+            self.buffer_pool.put(plain);
         }
         Ok(())
     }
@@ -242,9 +240,9 @@ impl Shard {
         let Wait::Pull { ranges, form, .. } = entry.wait else {
             return;
         };
-        let PullMemory { snapshot: memory, made, .. } = self.pulled.pop().unwrap_or_default();
+        let encoded = form.and_then(|_| self.encoded_values.pop()).unwrap_or_default();
         let Some(store) = self.store() else { return };
-        let snapshot = store.snapshot_in(&ranges, memory);
+        let snapshot = store.snapshot(&ranges);
         let bytes = |range: &Range<u64>| match form {
             None => range.end - range.start,
             Some(form) => store.layout().encoded_bytes(form, range.clone()),
@@ -262,7 +260,7 @@ impl Shard {
         let mut envelope = entry.request;
         (envelope.step, envelope.restore_epoch) = (self.step(), self.epoch);
         let counts = (self.version, self.gradients);
-        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (short, made));
+        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (short, encoded));
         self.outputs.push_back(Output::Stream { connection: entry.connection, parts });
     }
 }

@@ -50,8 +50,8 @@ impl Shard {
         match placed {
             Ok(true) if self.has_memory_for(&incoming) => {
                 if let Some(encoded) = &mut incoming.encoded {
-                    encoded.bytes = self.buffer_pool.encoded.take(header.body_bytes as usize);
-                    encoded.bytes.share(header.body_bytes as usize);
+                    encoded.bytes = self.buffer_pool.take(header.body_bytes as usize);
+                    encoded.bytes.resize(header.body_bytes as usize, 0);
                 }
                 self.receive(now, connection, Receiving::Part(incoming), header);
             }
@@ -240,7 +240,7 @@ impl Shard {
             self.refuse_push(now, &part, refusal);
         }
         if let Some(encoded) = part.encoded {
-            self.buffer_pool.encoded.keep(encoded.bytes);
+            self.buffer_pool.put(encoded.bytes);
         }
     }
 
@@ -287,10 +287,7 @@ impl Shard {
         named: u64,
     ) -> Result<(), Refusal> {
         let (client, push_slot) = (part.client, part.push_slot);
-        let mut ids = std::mem::take(&mut self.buffer_pool.ids);
-        let checked = self.check_whole(client, push_slot, named, &mut ids);
-        self.buffer_pool.ids = ids;
-        checked?;
+        self.check_whole(client, push_slot, named)?;
         self.count_direct_push(push_slot);
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let waits = push.is_some_and(|push| self.waits_for_step(push));

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use pushpull_common::catalogue::Partition;
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
 
@@ -22,14 +21,14 @@ use crate::table::Table;
 /// shard's, as one is under way at a time: its memory serves the next.
 #[derive(Debug, Default)]
 pub(super) struct RowWork {
-    touched: PooledVec<Touched>,
+    touched: Vec<Touched>,
     /// The numbers of rows, and ids of those of tables: of one partition behind those of another.
-    numbers: PooledVec<u32>,
-    ids: PooledVec<u64>,
+    numbers: Vec<u32>,
+    ids: Vec<u64>,
     /// How many of the pushes have each of the rows that are added up.
-    having: PooledVec<u32>,
+    having: Vec<u32>,
     /// Where all changes: memory for that.
-    whole: PooledVec<Range<u64>>,
+    whole: Vec<Range<u64>>,
     /// What the change makes.
     version: u64,
     /// The partition under way, and how many of its rows are done.
@@ -106,9 +105,9 @@ impl RowWork {
 
     /// Ends it.
     pub(super) fn leave(&mut self) {
-        self.touched.empty();
-        self.numbers.empty();
-        self.ids.empty();
+        self.touched.clear();
+        self.numbers.clear();
+        self.ids.clear();
         (self.version, self.at, self.done) = (0, 0, 0);
     }
 
@@ -143,7 +142,7 @@ impl RowWork {
             _ => None,
         });
         let begun = store.begin(&whole, rows, version);
-        whole.empty();
+        whole.clear();
         self.whole = whole;
         Ok(begun?)
     }

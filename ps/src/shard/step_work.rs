@@ -15,7 +15,7 @@ use super::work::budget_of;
 use super::{Shard, Variables};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::step_follower::StepFollower;
-use crate::inbox::{Source, Values};
+use crate::inbox::{Extents, Source, Values};
 use crate::optimizer::{ApplyAt, MEAN_GRADIENTS_MAX};
 use crate::planted::Bug;
 use crate::store::{Give, Input, SharedInput, Stalled};
@@ -167,7 +167,7 @@ impl Shard {
             job.begun = true;
             self.streaming_apply = None;
             let ranges: PerPush<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
-            let dense = &mut self.buffer_pool.dense;
+            let mut dense = Extents::default();
             dense.unite(&ranges, store.layout());
             self.rows.find((inbox, push_slots), store, operation, rules);
             job.two_pass = TwoPass::new(store.layout(), rules, operation);

@@ -2,7 +2,6 @@
 //! count.
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 
@@ -40,12 +39,8 @@ impl Shard {
 
     /// Whether tables that evict nothing have room for the new rows of a push whose last part has
     /// come, beside those of the pushes that came before it; and whether any table has for rows that
-    /// are given values. `ids` is memory for ids.
-    pub(super) fn check_tables(
-        &self,
-        push_slot: u32,
-        ids: &mut PooledVec<u64>,
-    ) -> Result<(), Refusal> {
+    /// are given values.
+    pub(super) fn check_tables(&self, push_slot: u32) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
         let operation = inbox.arrival(push_slot).map(|push| push.operation);
         let assigned = operation.is_some_and(|operation| operation != Operation::Gradient {});
@@ -68,10 +63,9 @@ impl Shard {
             if table.rows() + most <= table.limit() {
                 continue;
             }
-            ids.empty();
-            ids.extend(pushes.iter().flat_map(Rows::numbers));
+            let mut ids: Vec<u64> = pushes.iter().flat_map(Rows::numbers).collect();
             ids.sort_unstable();
-            let more = table.count_new(&self.journal, ids, assigned);
+            let more = table.count_new(&self.journal, &mut ids, assigned);
             // Few may be admitted of those that come by chance: only a table without any room refuses them.
             let sure = if table.draws() && !assigned { more.min(1) } else { more };
             let rows = table.rows();

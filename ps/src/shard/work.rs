@@ -259,7 +259,6 @@ impl Shard {
         let known = self.owner.as_ref().map(|owner| owner.step().0);
         if !job.begun {
             job.begun = true;
-            job.dense = std::mem::take(&mut self.buffer_pool.dense);
             job.dense.unite(&[push.extents.ranges()], store.layout());
             self.rows.find((inbox, &push_slots), store, push.operation, rules);
             job.two_pass = TwoPass::new(store.layout(), rules, push.operation);
@@ -386,7 +385,7 @@ impl Shard {
     /// An update is done: settles it, frees its room, and answers.
     fn push_applied(&mut self, now: Instant, job: PushJob) {
         let Some(inbox) = &mut self.inbox else { return };
-        let Some((client, mut push)) = inbox.take(job.push_slot) else {
+        let Some((client, push)) = inbox.take(job.push_slot) else {
             return;
         };
         self.count_overflow();
@@ -417,11 +416,9 @@ impl Shard {
         let outcome = Outcome::Applied { version: self.version, step: self.step(), staleness };
         self.give_parked_push_slots(now);
         self.rows.leave();
-        self.buffer_pool.dense = job.dense;
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }
-        self.inbox.iter_mut().for_each(|inbox| inbox.keep(push.extents.take_memory()));
         if gradient {
             self.grant_parked_tokens(now);
         }

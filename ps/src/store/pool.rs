@@ -222,18 +222,7 @@ impl Pool {
 
     /// Pins the homes of these places.
     pub(crate) fn pin(&self, logical_blocks: impl Iterator<Item = u32>) -> Pins {
-        self.pin_in(logical_blocks, Vec::new())
-    }
-
-    /// The same, listed in memory that there is already; what is in it is forgotten.
-    pub(crate) fn pin_in(
-        &self,
-        logical_blocks: impl Iterator<Item = u32>,
-        mut memory: Vec<u32>,
-    ) -> Pins {
-        memory.clear();
-        memory.extend(logical_blocks.map(|logical| self.committed[logical as usize]));
-        self.blocks.pin(memory)
+        self.blocks.pin(logical_blocks.map(|logical| self.committed[logical as usize]).collect())
     }
 
     /// Asserts the invariants; for tests and the simulator.

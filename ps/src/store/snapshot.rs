@@ -16,19 +16,13 @@ const AHEAD: usize = 8;
 impl Store {
     /// Pins the values of these ranges, in bytes of the shard's variables, as they are now.
     pub(crate) fn snapshot(&self, ranges: &[Range<u64>]) -> Snapshot {
-        self.snapshot_in(ranges, SnapshotMemory::default())
-    }
-
-    /// The same in the memory of one that is gone.
-    pub(crate) fn snapshot_in(&self, ranges: &[Range<u64>], memory: SnapshotMemory) -> Snapshot {
-        let SnapshotMemory { mut logical, pinned } = memory;
-        logical.clear();
+        let mut logical = Vec::new();
         for range in ranges.iter().filter(|range| !range.is_empty()) {
             let logical_blocks = self.logical_blocks_of(range);
             let next = logical.last().map_or(0, |&logical: &u32| logical + 1);
             logical.extend((logical_blocks.start as u32).max(next)..logical_blocks.end as u32);
         }
-        let pins = self.values.pin_in(logical.iter().copied(), pinned);
+        let pins = self.values.pin(logical.iter().copied());
         Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
     }
 
@@ -107,13 +101,6 @@ pub(crate) struct Snapshot {
     block_bytes: usize,
 }
 
-/// What a snapshot lists its blocks in.
-#[derive(Debug, Default)]
-pub(crate) struct SnapshotMemory {
-    logical: Vec<u32>,
-    pinned: Vec<u32>,
-}
-
 impl Snapshot {
     /// The bytes of a range that was asked for, in pieces in order.
     pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
@@ -131,10 +118,5 @@ impl Snapshot {
             (start, index) = (stop, index + 1);
             Some(piece)
         })
-    }
-
-    /// Lets the values go; what they were listed in, for others.
-    pub(crate) fn into_memory(self) -> SnapshotMemory {
-        SnapshotMemory { logical: self.logical, pinned: self.pins.into_memory() }
     }
 }

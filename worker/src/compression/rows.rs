@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::{Codec, EncodeError, Real, Residual};
-use pushpull_common::pooled_vec::PooledVec;
 
 use super::stretches;
 use crate::staging::Copies;
@@ -25,7 +24,7 @@ pub(crate) struct RowResiduals<T> {
     old: Generation<T>,
     /// What is left of the rows that are encoded; and memory for that.
     left: Residual<T>,
-    gathered: PooledVec<T>,
+    gathered: Vec<T>,
 }
 
 /// Rows in the order they came.
@@ -51,7 +50,7 @@ impl<T: Real> RowResiduals<T> {
     /// Nothing is left of rows of so many elements; at most so many rows are kept in each generation.
     fn kept(width: usize, most: usize) -> RowResiduals<T> {
         let [young, old] = [(); 2].map(|()| Generation::new());
-        let (left, gathered) = (Residual::new(0), PooledVec::default());
+        let (left, gathered) = (Residual::new(0), Vec::default());
         RowResiduals { width, most, young, old, left, gathered }
     }
 
@@ -91,7 +90,7 @@ impl<T: Real> RowResiduals<T> {
         if result.is_ok() {
             self.keep(ids.iter().copied().zip(gathered.chunks_exact(self.width)));
         }
-        gathered.empty();
+        gathered.clear();
         self.gathered = gathered;
         result
     }
@@ -120,7 +119,7 @@ impl<T: Real> RowResiduals<T> {
             }
             if self.young.ids.len() == self.most {
                 std::mem::swap(&mut self.old, &mut self.young);
-                self.young.empty();
+                self.young.clear();
             }
             self.young.push(id, row, self.most);
         }
@@ -133,7 +132,7 @@ impl<T: Real> Generation<T> {
     }
 
     /// Forgets all rows.
-    fn empty(&mut self) {
+    fn clear(&mut self) {
         self.ids.clear();
         self.rows.clear();
         self.places.clear();

@@ -14,7 +14,6 @@ use pushpull_common::protocol::message::{
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 use smallvec::SmallVec;
 
-use super::buffers::Emptied;
 use crate::config::Checksums;
 use crate::error::{Error, UnresponsiveShards};
 use crate::params::Buffer;
@@ -112,13 +111,6 @@ impl Counts {
             Some((_, least)) => *least = count.min(*least),
             None => self.0.push((shard, count)),
         }
-    }
-}
-
-impl Emptied for Counts {
-    fn emptied(mut self) -> Counts {
-        self.0.clear();
-        self
     }
 }
 
@@ -276,7 +268,6 @@ mod tests {
             assert!(counts.iter().eq((0..shards).map(expected)));
             assert_eq!(counts.of(shard(shards)), None);
             assert!((0..shards).all(|index| counts.of(shard(index)) == Some(expected(index).1)));
-            assert!(counts.emptied().is_empty());
         }
     }
 }

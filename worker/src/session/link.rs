@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{RequestId, RestoreEpoch, Sequence, ShardId, TokenId};
-use pushpull_common::pooled_vec::PooledVec;
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
@@ -111,7 +110,7 @@ pub(super) struct Link {
     /// Where the values that are being received go.
     pub(super) spans: Vec<(Span, usize)>,
     /// What they are received into if they come in a shorter form.
-    pub(super) encoded_body: PooledVec<u8>,
+    pub(super) encoded_body: Vec<u8>,
     /// What padding is received into.
     pub(super) scratch: Vec<u8>,
 }
@@ -143,7 +142,7 @@ impl Link {
             trouble: String::new(),
             receiving: None,
             spans: Vec::new(),
-            encoded_body: PooledVec::default(),
+            encoded_body: Vec::default(),
             scratch: Vec::new(),
         }
     }

@@ -5,7 +5,6 @@
 //! unanswered, and sends it again after a reconnect: to each shard what that shard has not
 //! acknowledged, under the same sequence number, so that it counts once.
 
-mod buffers;
 mod encoded_values;
 mod epochs;
 mod handshake;
@@ -34,7 +33,6 @@ use crate::error::Error;
 use crate::push_buffers::GradientBuffer;
 use crate::selection::Selected;
 use crate::sharding_plan::ShardingPlan;
-use buffers::SessionBuffers;
 pub(crate) use io::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed,
 };
@@ -110,7 +108,6 @@ pub(crate) struct Session {
     /// For the jitter of reconnects, which must differ between workers but not between runs.
     random: u64,
     outputs: VecDeque<Output>,
-    buffers: SessionBuffers,
 }
 
 impl Session {
@@ -135,7 +132,6 @@ impl Session {
             random: start.incarnation.0 | 1,
             start,
             outputs: VecDeque::new(),
-            buffers: SessionBuffers::default(),
         }
     }
 
@@ -217,13 +213,13 @@ impl Session {
             }
             Command::Token => ("take a token", OpKind::Token),
             Command::Pull { plan, buffer, token } => {
-                let mut asks = self.buffers.asks.take();
+                let mut asks = Vec::new();
                 let links = plan.shards().iter().map(|&shard| self.link_to(now, shard));
                 asks.extend(links.map(Ask::values));
                 ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }
             Command::PullVariable { plan, variable, buffer, token } => {
-                let mut asks = self.buffers.asks.take();
+                let mut asks = Vec::new();
                 let selected = Selected::of(&plan, variable).into_iter();
                 let of = |one: Selected| {
                     Ask::new(self.link_to(now, one.shard), Requested::Selected(one))
@@ -234,7 +230,7 @@ impl Session {
                 ("pull", OpKind::Pull(pulls::Pull { base, ..pull }))
             }
             Command::PullRows { plan, buffer, wanted, token } => {
-                let mut asks = self.buffers.asks.take();
+                let mut asks = Vec::new();
                 for (which, asked) in wanted.asks().iter().enumerate() {
                     let link = self.link_to(now, asked.shard);
                     asks.push(Ask::new(link, Requested::Rows(wanted.clone(), which)));

@@ -13,7 +13,7 @@ use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 use super::encoded_values::EncodedValuesPart;
 use super::link::{Pending, Status};
 use super::requests::deadline_ms;
-use super::{OpId, OpKind, Read, Reply, Session};
+use super::{Counts, OpId, OpKind, Read, Reply, Session};
 use crate::error::Error;
 use crate::params::Buffer;
 use crate::parts::Body;
@@ -271,9 +271,7 @@ impl Session {
         let Some(mut op) = self.ops.remove(&id) else { return };
         if let OpKind::Pull(pull) = &mut op.kind {
             // How many requests each shard has not answered.
-            let mut under_way = std::mem::take(&mut self.buffers.under_way);
-            under_way.clear();
-            under_way.resize(self.links.len(), 0);
+            let mut under_way = vec![0; self.links.len()];
             let sent = pull.asks.iter().filter(|ask| matches!(ask.progress, Progress::Sent(..)));
             sent.for_each(|ask| under_way[ask.link] += 1);
             for index in 0..pull.asks.len() {
@@ -286,7 +284,6 @@ impl Session {
                     self.send(now, link, Pending::Pull(id, index), envelope, request, body);
                 }
             }
-            self.buffers.under_way = under_way;
         }
         self.ops.insert(id, op);
     }
@@ -311,11 +308,10 @@ impl Session {
         {
             let step = if self.synchronous { pull.oldest() } else { pull.step };
             // Where a shard has answered more than once, what is oldest counts.
-            let mut gradients = self.buffers.counts.take();
+            let mut gradients = Counts::default();
             for ask in &pull.asks {
                 gradients.lower(self.links[ask.link].shard, ask.gradients);
             }
-            self.buffers.asks.keep(pull.asks);
             let read = Read { step, gradients };
             self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, read }));
         }

@@ -8,7 +8,6 @@ use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::message::{Operation, OutcomeQuery, Reserve, Withdraw};
 use pushpull_common::protocol::{Envelope, Grant, Outcome, Refusal};
 
-use super::buffers::Emptied;
 use super::link::{Pending, Status};
 use super::{PushOrder, Read, Session};
 use crate::error::Error;
@@ -134,7 +133,7 @@ impl Session {
         let PushOrder { operation, grant, read, scattered, own, parts } = order;
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
         let follows_owner = !self.synchronous && operation == (Operation::Gradient {});
-        let shares = self.buffers.lists.take();
+        let shares = Vec::new();
         let mut push =
             Push { operation, synchronous, follows_owner, grant, read, shares, complete };
         self.add_parts(now, &mut push, own, parts);
@@ -181,7 +180,7 @@ impl Session {
         if let Some(index) = push.shares.iter().position(|share| share.link == link) {
             return &mut push.shares[index];
         }
-        push.shares.push(Share { link, ..self.buffers.shares.take() });
+        push.shares.push(Share { link, ..Share::default() });
         let last = push.shares.len() - 1;
         &mut push.shares[last]
     }
@@ -309,7 +308,7 @@ impl Session {
         };
         self.withdraw_shares(now, sequence, &push);
         let grant = push.grant;
-        self.buffers.keep_push(push);
+        drop(push);
         if let Some(grant) = grant {
             self.return_token(now, grant);
         }
@@ -325,12 +324,6 @@ impl Session {
                 self.send(now, share.link, pending, envelope, Withdraw {}, Body::Empty);
             }
         }
-    }
-}
-
-impl Emptied for Share {
-    fn emptied(self) -> Share {
-        Share { parts: self.parts.emptied(), ..Share::default() }
     }
 }
 

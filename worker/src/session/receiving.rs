@@ -91,7 +91,7 @@ impl Session {
         self.links[link].receiving = Some(match short {
             None => Receiving::Values { op: id, ask, last },
             Some(part) => {
-                self.links[link].encoded_body.share(bytes as usize);
+                self.links[link].encoded_body.resize(bytes as usize, 0);
                 Receiving::EncodedValues { op: id, ask, part, last }
             }
         });

@@ -41,7 +41,7 @@ impl Session {
                 push.shares.iter_mut().filter_map(|share| share.in_push_buffer.take());
             self.applying.extend(in_push_buffers.map(|there| (step, there.buffer)));
         }
-        self.buffers.keep_push(push);
+        drop(push);
         if self.settled.len() == SETTLED_MAX {
             self.settled.pop_front();
         }
