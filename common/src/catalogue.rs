@@ -1,8 +1,8 @@
-//! The variables of a training, with their places: what all tasks agree on at join.
+//! The catalogue: the variables of a model and where each is placed. All tasks agree on it at join.
 //!
-//! A catalogue gives every variable and every partition a dense id, and every shard a layout: the
-//! partitions it holds one behind the other, each padded to 8 bytes. Pushes and pulls speak of
-//! ranges of that layout, so that many variables travel in one message.
+//! A catalogue gives every variable and every partition a dense id. It gives every shard a layout:
+//! the shard's partitions back to back, each padded to 8 bytes. Pushes and pulls name ranges of
+//! that layout, so one message carries many variables.
 
 mod difference;
 mod encoding;
@@ -26,73 +26,73 @@ use crate::variable::{VariableError, VariableSpec};
 pub use layout::{Partition, ShardLayout};
 pub use pieces::{Piece, ValueEncoding};
 
-/// Why a list of variables is not a catalogue.
+/// The reason why a list of variables and partitions is not a valid catalogue.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CatalogueError {
-    /// Two variables have one name.
+    /// Two variables have the same name.
     #[error("cannot declare the variable {name:?} twice")]
     DuplicateName {
-        /// The name.
+        /// The name of both.
         name: String,
     },
-    /// The partitions of a variable do not cover it exactly, in order.
+    /// The partitions of a variable do not cover its rows exactly, in order.
     #[error(
         "cannot place {name:?}: its rows are 0..{rows}, and partition {part} starts at {start}"
     )]
     Partitions {
-        /// The variable.
+        /// The variable's name.
         name: String,
-        /// How many rows it has.
+        /// The number of rows of the variable.
         rows: u64,
-        /// The partition that is out of place, or missing.
+        /// The index of the partition that is out of order or absent.
         part: u32,
-        /// Where it starts.
+        /// The first row of that partition, or the first row that no partition covers.
         start: u64,
     },
-    /// The encoded catalogue is too large for a message, or a shard's variables for a file.
-    #[error("cannot declare so much: {what} is {found} bytes, the limit is {limit}")]
+    /// The encoded catalogue is too large for a message, or a shard's layout for a file.
+    #[error("cannot declare the variables: {what} is {found} bytes, the limit is {limit}")]
     TooLarge {
-        /// What is too large.
+        /// The thing that is too large.
         what: String,
-        /// Its bytes.
+        /// Its size in bytes.
         found: u64,
-        /// The limit.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// A variable that cannot exist.
+    /// A variable is invalid.
     #[error(transparent)]
     Variable(#[from] VariableError),
-    /// A shape that cannot exist.
+    /// A shape is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// Bytes that are not a catalogue.
+    /// The bytes do not encode a catalogue.
     #[error(transparent)]
     Encoding(#[from] ProtocolError),
 }
 
-/// Variables, their partitions, and where each lives. One that exists is correct.
+/// The variables of a model, their partitions and the shard of each partition; always valid.
 #[derive(Clone, Debug)]
 pub struct Catalogue {
     variables: Vec<VariableSpec>,
     names: HashMap<String, VariableId>,
     partitions: Vec<Partition>,
-    /// Where the partitions of each variable start in `partitions`.
+    /// The index in `partitions` of each variable's first partition.
     starts: Vec<usize>,
     layouts: BTreeMap<ShardId, ShardLayout>,
     encoded: Vec<u8>,
     digest: [u8; 32],
 }
 
-/// Where one partition lies: all that is not implied by its variable.
-struct Place {
+/// The shard of one partition: the fields that its variable does not imply.
+struct PartitionPlacement {
     variable: VariableId,
     rows: Range<u64>,
     shard: ShardId,
 }
 
 impl Catalogue {
-    /// The catalogue of these variables in this placement, which must have been planned for them.
+    /// Builds the catalogue of `variables` with a `placement` that was planned for exactly these.
     pub fn new(
         variables: Vec<VariableSpec>,
         placement: &Placement,
@@ -102,7 +102,7 @@ impl Catalogue {
         }
         let places = placement.partitions().iter();
         let places = places
-            .map(|placed| Place {
+            .map(|placed| PartitionPlacement {
                 variable: placed.variable,
                 rows: placed.rows.clone(),
                 shard: placed.shard,
@@ -113,7 +113,7 @@ impl Catalogue {
 
     fn build(
         variables: Vec<VariableSpec>,
-        places: Vec<Place>,
+        places: Vec<PartitionPlacement>,
     ) -> Result<Catalogue, CatalogueError> {
         let encoded = encoding::encode(&variables, &places);
         too_large("the catalogue", encoded.len() as u64, CATALOGUE_BYTES_MAX)?;
@@ -130,77 +130,78 @@ impl Catalogue {
         Ok(Catalogue { variables, names, partitions, starts, layouts, encoded, digest })
     }
 
-    /// Reads an encoded catalogue. The bytes may be anybody's: they are checked as they are read.
+    /// Decodes a catalogue; the bytes may be hostile and are validated while they are read.
     pub fn decode(bytes: &[u8]) -> Result<Catalogue, CatalogueError> {
         let (variables, places) = encoding::decode(bytes)?;
         let catalogue = Catalogue::build(variables, places)?;
-        // One catalogue has one encoding, or two equal ones would have two digests.
+        // Only the canonical encoding is accepted: equal catalogues must have equal digests.
         if catalogue.encoded == bytes { Ok(catalogue) } else { Err(encoding::not_canonical()) }
     }
 
-    /// The catalogue as bytes: the same for the same variables and placement on every machine.
+    /// Returns the canonical encoding: the same variables and placement give the same bytes
+    /// everywhere.
     pub fn encode(&self) -> &[u8] {
         &self.encoded
     }
 
-    /// SHA-256 of [`Catalogue::encode`].
+    /// Returns the SHA-256 of [`Catalogue::encode`].
     pub fn digest(&self) -> [u8; 32] {
         self.digest
     }
 
-    /// The variables in creation order.
+    /// Returns the variables in creation order.
     pub fn variables(&self) -> &[VariableSpec] {
         &self.variables
     }
 
-    /// One variable.
+    /// Returns one variable.
     ///
     /// # Panics
-    /// If the id is not of this catalogue.
+    /// If the id is not in this catalogue.
     pub fn variable(&self, id: VariableId) -> &VariableSpec {
         &self.variables[id.0 as usize]
     }
 
-    /// The variable of this name.
+    /// Returns the id of the variable with this name.
     pub fn find(&self, name: &str) -> Option<VariableId> {
         self.names.get(name).copied()
     }
 
-    /// All partitions in order of their ids.
+    /// Returns all partitions in order of their ids.
     pub fn partitions(&self) -> &[Partition] {
         &self.partitions
     }
 
-    /// The partitions of one variable, in order of rows.
+    /// Returns the partitions of one variable, in order of rows.
     pub fn partitions_of(&self, id: VariableId) -> &[Partition] {
         let start = self.starts[id.0 as usize];
         let end = self.starts.get(id.0 as usize + 1).copied().unwrap_or(self.partitions.len());
         &self.partitions[start..end]
     }
 
-    /// The shards that hold something.
+    /// Returns the shards that hold at least one partition.
     pub fn shards(&self) -> impl Iterator<Item = ShardId> {
         self.layouts.keys().copied()
     }
 
-    /// What a shard holds, without a copy; `None` for one that holds nothing.
+    /// Returns the layout of a shard by reference; `None` if the shard holds nothing.
     pub fn layout_of(&self, shard: ShardId) -> Option<&ShardLayout> {
         self.layouts.get(&shard)
     }
 
-    /// What a shard holds; empty for one that holds nothing.
+    /// Returns a copy of the layout of a shard; empty if the shard holds nothing.
     pub fn layout(&self, shard: ShardId) -> ShardLayout {
         self.layouts.get(&shard).cloned().unwrap_or_default()
     }
 
-    /// Fills `out` with the initial values of a variable, from its `first_element` on.
+    /// Fills `out` with the initial values of a variable, starting at `first_element`.
     pub fn fill<T: FromValue>(&self, id: VariableId, first_element: u64, out: &mut [T]) {
         let variable = self.variable(id);
         let (seed, name, shape) = (variable.seed, variable.name(), variable.shape());
         variable.initializer.fill(seed, name, shape, first_element, out);
     }
 
-    /// The first difference to another catalogue in words, this one's side first.
+    /// Describes the first difference from `other` in words; values of this catalogue come first.
     pub fn difference(&self, other: &Catalogue) -> Option<String> {
         for (ours, theirs) in self.variables.iter().zip(&other.variables) {
             if let Some(difference) = difference::of_variables(ours, theirs) {
@@ -220,7 +221,7 @@ impl Catalogue {
         self.partitions.iter().zip(&other.partitions).find(|(a, b)| a != b).map(|(a, b)| {
             let name = self.variable(a.variable).name();
             format!(
-                "rows {:?} of {name:?} lie on {}, not rows {:?} on {}",
+                "rows {:?} of {name:?} are on {}, not rows {:?} on {}",
                 a.rows, a.shard, b.rows, b.shard
             )
         })
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn encoding_round_trips_and_the_digest_tells_any_difference() {
+    fn the_encoding_round_trips_and_any_difference_changes_the_digest() {
         let ours = catalogue(variables());
         let decoded = Catalogue::decode(ours.encode()).unwrap();
         assert_eq!(decoded.digest(), ours.digest());
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_bytes_are_refused_at_every_length_and_flip() {
+    fn truncated_and_flipped_bytes_are_rejected() {
         let encoded = catalogue(variables()).encode().to_vec();
         for length in 0..encoded.len() {
             assert!(Catalogue::decode(&encoded[..length]).is_err(), "cut to {length}");
@@ -325,7 +326,7 @@ mod tests {
         for byte in 0..encoded.len() {
             let mut flipped = encoded.clone();
             flipped[byte] ^= 0xff;
-            // Another name or seed is another catalogue, with another digest.
+            // A different name or seed gives another valid catalogue, with its own digest.
             if let Ok(catalogue) = Catalogue::decode(&flipped) {
                 assert_eq!(catalogue.encode(), flipped);
             }
@@ -334,7 +335,7 @@ mod tests {
             vec![VariableSpec::f32("w", [1]).unwrap(), VariableSpec::f32("w", [1]).unwrap()];
         let places = |count| {
             (0..count)
-                .map(|v| Place { variable: VariableId(v), rows: 0..1, shard: ShardId::default() })
+                .map(|v| PartitionPlacement { variable: VariableId(v), rows: 0..1, shard: ShardId::default() })
                 .collect()
         };
         let error = Catalogue::build(twice.clone(), places(2)).unwrap_err();

@@ -1,9 +1,10 @@
-//! `ClusterSpec`: which tasks there are, and at which addresses; parsed, so never invalid.
+//! [`ClusterSpec`]: the jobs of a cluster and the address of every task, parsed and therefore
+//! valid.
 //!
 //! A job is a list of addresses (tasks 0 to n-1) or a sparse map from task index to address. Both
 //! are kept as a map, so a list equals the dense map of the same tasks.
 //!
-//! Limits, for text that may come from a peer or a file: [`ClusterSpec::JOBS_MAX`] jobs of
+//! Text may come from a peer or a file, so it is limited: [`ClusterSpec::JOBS_MAX`] jobs of
 //! [`ClusterSpec::TASKS_MAX`] tasks, and [`ClusterSpec::TEXT_BYTES_MAX`] for the whole text.
 
 mod address;
@@ -27,9 +28,9 @@ use crate::ids::TaskId;
 
 /// The jobs of a cluster and the addresses of their tasks.
 ///
-/// One that exists is correct: job names have the right syntax, every address is `host:port`,
-/// `[v6]:port` or `unix:/path`, no two tasks share one, and both text forms fit
-/// [`ClusterSpec::TEXT_BYTES_MAX`]. The empty cluster is the default.
+/// A value of this type is always valid. Job names follow the syntax, every address is `host:port`,
+/// `[v6]:port` or `unix:/path`, no two tasks share an address, and both text forms fit
+/// [`ClusterSpec::TEXT_BYTES_MAX`]. The default is the empty cluster.
 ///
 /// ```
 /// use pushpull_common::cluster::ClusterSpec;
@@ -53,7 +54,7 @@ impl ClusterSpec {
     pub const JOBS_MAX: usize = 64;
     /// The largest number of tasks in one job.
     pub const TASKS_MAX: usize = 1 << 16;
-    /// Task indices are below this; a sparse job may use any of them.
+    /// The bound on task indices: every index is below it, in sparse jobs too.
     pub const INDEX_LIMIT: u32 = 1 << 20;
     /// The longest job name in bytes.
     pub const JOB_NAME_BYTES_MAX: usize = 64;
@@ -62,22 +63,22 @@ impl ClusterSpec {
     /// The longest text or JSON form in bytes, read or written.
     pub const TEXT_BYTES_MAX: usize = 16 << 20;
 
-    /// Starts an empty cluster to add jobs to.
+    /// Returns a builder for a cluster, with no jobs yet.
     pub fn builder() -> ClusterSpecBuilder {
         ClusterSpecBuilder::default()
     }
 
-    /// Whether there is no job at all. A cluster with a job of no tasks is not empty.
+    /// Returns whether the cluster has no job. A cluster with a job of no tasks is not empty.
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// The names of the jobs, sorted.
+    /// Returns the names of the jobs, sorted.
     pub fn jobs(&self) -> impl Iterator<Item = &str> {
         self.jobs.keys().map(|name| &**name)
     }
 
-    /// Every task with its address: by job name, then by index.
+    /// Returns every task with its address, sorted by job name, then by index.
     pub fn tasks(&self) -> impl Iterator<Item = (TaskId, &str)> {
         self.jobs.iter().flat_map(|(name, job)| {
             job.iter()
@@ -85,17 +86,17 @@ impl ClusterSpec {
         })
     }
 
-    /// How many tasks a job has; holes are not counted. Fails for an unknown job.
+    /// Returns the number of tasks of a job, holes not counted. Fails for an unknown job.
     pub fn num_tasks(&self, job: &str) -> Result<usize, ClusterError> {
         Ok(self.find(job)?.len())
     }
 
-    /// The indices of a job's tasks, ascending. Fails for an unknown job.
+    /// Returns the indices of a job's tasks, ascending. Fails for an unknown job.
     pub fn task_indices(&self, job: &str) -> Result<Vec<u32>, ClusterError> {
         Ok(self.find(job)?.keys().copied().collect())
     }
 
-    /// A job's addresses up to its highest index, with `None` for each hole. Fails for an
+    /// Returns a job's addresses up to its highest index, `None` for each hole. Fails for an
     /// unknown job.
     pub fn job_tasks(&self, job: &str) -> Result<Vec<Option<&str>>, ClusterError> {
         let tasks = self.find(job)?;
@@ -103,7 +104,8 @@ impl ClusterSpec {
         Ok((0..end).map(|index| tasks.get(&index).map(|address| &**address)).collect())
     }
 
-    /// A task's address. Fails for an unknown job, and differently for an index the job lacks.
+    /// Returns a task's address. An unknown job and an index that the job lacks are different
+    /// errors.
     pub fn task_address(&self, job: &str, index: u32) -> Result<&str, ClusterError> {
         let tasks = self.find(job)?;
         tasks.get(&index).map(|address| &**address).ok_or_else(|| ClusterError::UnknownTask {
@@ -113,33 +115,36 @@ impl ClusterSpec {
         })
     }
 
-    /// Whether the cluster has this task.
+    /// Returns whether the cluster has this task.
     pub fn contains(&self, task: &TaskId) -> bool {
         self.jobs.get(&task.job).is_some_and(|job| job.contains_key(&task.index))
     }
 
-    /// The task that declares and initialises variables: the lowest index of the job `chief` if
-    /// it has tasks, otherwise that of the job `worker`.
+    /// Returns the chief, which declares and initializes the variables: the lowest index of the job
+    /// `chief` if it has tasks, otherwise of the job `worker`.
     pub fn chief(&self) -> Option<TaskId> {
         self.lowest("chief").or_else(|| self.lowest("worker"))
     }
 
-    /// The ps task whose first shard owns the global step: the lowest index of the job `ps`.
+    /// Returns the ps task whose first shard owns the global step: the lowest index of the job
+    /// `ps`.
     pub fn step_owner(&self) -> Option<TaskId> {
         self.lowest("ps")
     }
 
-    /// What must agree between ps tasks: the indices of the job `ps`, such as `0,1`.
+    /// Returns the text that ps tasks must agree on: the indices of the job `ps`, such as `0,1`.
     ///
-    /// Addresses and the worker job are left out on purpose. They may change while the cluster
+    /// Addresses and the worker job are left out deliberately. They may change while the cluster
     /// runs: a task moves to another host, a worker joins.
     pub fn ps_identity(&self) -> String {
         let indices = self.jobs.get("ps").into_iter().flat_map(|job| job.keys());
         indices.map(u32::to_string).collect::<Vec<_>>().join(",")
     }
 
-    /// SHA-256 of the canonical text: the hash of the whole spec, addresses and workers included.
-    /// Tasks that must agree on less compare [`ClusterSpec::ps_identity`].
+    /// Returns the SHA-256 of the canonical text: of the whole spec, addresses and workers
+    /// included.
+    ///
+    /// Tasks that need to agree only on the ps tasks compare [`ClusterSpec::ps_identity`].
     pub fn canonical_hash(&self) -> [u8; 32] {
         Sha256::digest(self.to_string()).into()
     }
@@ -160,13 +165,13 @@ impl ClusterSpec {
     }
 }
 
-/// Whether a job's tasks are numbered 0 to n-1. A job of no tasks counts as sparse, as in the
-/// classic system, where it is shown as an empty map.
+/// Returns whether a job's tasks are numbered 0 to n-1. A job of no tasks counts as sparse and is
+/// written as an empty map, as in classic TensorFlow.
 fn is_dense(job: &Job) -> bool {
     job.keys().next_back().is_some_and(|&highest| highest as usize + 1 == job.len())
 }
 
-/// Whether this is a job name: a letter, then letters, digits and underscores.
+/// Returns whether a name is a letter followed by letters, digits and underscores, short enough.
 pub(crate) fn is_job_name(name: &str) -> bool {
     let mut bytes = name.bytes();
     name.len() <= ClusterSpec::JOB_NAME_BYTES_MAX

@@ -1,9 +1,9 @@
-//! What gradients may be encoded as on their way: fewer bytes, for an error that is bounded.
+//! Codecs: shorter encodings of gradients with a bounded error.
 //!
-//! A [`Codec`] says how much is left out, an [`Encoding`] what the bytes are; several codecs may
-//! share one. What is encoded at a time is a *stretch*: elements that follow each other in a
-//! variable. A [`Residual`] keeps what a stretch left out and adds it to the next one, so that
-//! nothing is lost for good. `docs/codecs.md` has the layouts, the bounds and when to use which.
+//! A [`Codec`] decides how much of a gradient is sent, an [`Encoding`] is the byte format; several
+//! codecs may share one encoding. The unit is a *stretch*: consecutive elements of one variable. A
+//! [`Residual`] keeps the error of a stretch and adds it to the next one, so no gradient is lost
+//! for good. `docs/codecs.md` has the formats, the bounds and when to use which.
 
 mod blocks;
 mod encodings;
@@ -26,65 +26,69 @@ pub use residual::Residual;
 use crate::finite::first_non_finite;
 use crate::tensor::DType;
 
-/// How a gradient is encoded: which of its bits are sent.
+/// A way to encode gradients: decides which bits are sent.
 ///
-/// The bounds are for finite elements; *largest* is by magnitude.
+/// The bounds are for finite elements; *largest* means largest in magnitude.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Codec {
-    /// IEEE 754 half precision, 2 bytes an element. An error of at most 2^-11 of the element, or
-    /// 2^-25 below 2^-14. What is beyond 65504 becomes that.
+    /// IEEE 754 half precision, 2 bytes an element. The error is at most 2^-11 of the element, or
+    /// 2^-25 below 2^-14. Elements beyond 65504 become 65504.
     F16,
-    /// The upper half of an f32, 2 bytes an element. An error of at most 2^-8 of the element, or
-    /// 2^-134 below 2^-126. What is beyond its largest number becomes that.
+    /// The upper half of an f32, 2 bytes an element. The error is at most 2^-8 of the element, or
+    /// 2^-134 below 2^-126. Elements beyond the largest bf16 become that.
     Bf16,
-    /// A byte an element, and a scale for each block of [`BLOCK`], or for each row. An error of at most 1/254 of the
-    /// block's largest element. Elements must be finite.
+    /// One byte an element, plus a scale for each block of [`BLOCK`] elements; blocks end with
+    /// their row. The error is at most 1/254 of the block's largest element. Elements must be
+    /// finite.
     Int8,
-    /// A bit an element, and for each block of [`BLOCK`] the mean of the elements that are not
-    /// negative and the mean of those that are: the block's sum stays. An error of less than the block's
-    /// largest element. Elements must be finite.
+    /// One bit an element, plus two means for each block of [`BLOCK`] elements.
+    ///
+    /// One is the mean of the elements that are not negative, the other the mean of the negative
+    /// ones, so the block's sum is kept. The error is below the block's largest element. Elements
+    /// must be finite.
     OneBit,
-    /// The elements with the largest magnitudes as they are, and no others: index and value. The
-    /// error is that of leaving out. Elements must be finite.
+    /// Only the elements with the largest magnitudes, unchanged, as pairs of index and value. The
+    /// error is the omitted elements. Elements must be finite.
     TopK {
-        /// The share of each stretch that is sent, above 0 and at most 1. It is rounded up to whole
-        /// elements; of equal magnitudes the first go. Zeros are never sent.
+        /// The share of each stretch that is sent, above 0 and at most 1, rounded up to whole
+        /// elements. Of equal magnitudes the first are sent. Zeros are never sent.
         fraction: f64,
     },
-    /// The elements of at least this magnitude as they are, and no others: index and value. The
-    /// error is less than the magnitude. Elements must be finite.
+    /// Only the elements of at least a given magnitude, unchanged, as pairs of index and value. The
+    /// error is below that magnitude. Elements must be finite.
     Threshold {
         /// The smallest magnitude that is sent; above 0.
         magnitude: f64,
     },
 }
 
-/// What the bytes of an encoded stretch are. Says all that is needed to decode them, with the
-/// type and the number of the elements, and how rows lie in them.
+/// The byte format of an encoded stretch.
+///
+/// A decoder needs nothing else but the type and number of the elements and their [`Blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Encoding {
-    /// Of [`Codec::F16`].
+    /// The format of [`Codec::F16`].
     F16,
-    /// Of [`Codec::Bf16`].
+    /// The format of [`Codec::Bf16`].
     Bf16,
-    /// Of [`Codec::Int8`].
+    /// The format of [`Codec::Int8`].
     Int8,
-    /// Of [`Codec::OneBit`].
+    /// The format of [`Codec::OneBit`].
     OneBit,
-    /// Of [`Codec::TopK`] and [`Codec::Threshold`].
+    /// The format of [`Codec::TopK`] and [`Codec::Threshold`].
     Pairs,
 }
 
-/// Elements that share a scale or a pair of means.
+/// The number of elements that share a scale or a pair of means.
 pub const BLOCK: usize = 256;
 
-/// Elements that one stretch may have: what an index of 32 bits can tell apart.
+/// The most elements of one stretch: a 32-bit index must tell them apart.
 pub const STRETCH_ELEMENTS_MAX: usize = u32::MAX as usize;
 
 impl Codec {
-    /// Whether it can be used.
+    /// Checks that the parameters are in range.
     pub fn validate(&self) -> Result<(), CodecError> {
         let sound = match *self {
             Codec::TopK { fraction } => fraction > 0.0 && fraction <= 1.0,
@@ -94,7 +98,7 @@ impl Codec {
         if sound { Ok(()) } else { Err(CodecError::Parameter { codec: *self }) }
     }
 
-    /// What its bytes are.
+    /// Returns the byte format that the codec produces.
     pub fn encoding(&self) -> Encoding {
         match self {
             Codec::F16 => Encoding::F16,
@@ -105,15 +109,15 @@ impl Codec {
         }
     }
 
-    /// Appends a stretch, encoded, to `out`: at most [`Encoding::bytes_max`] of it, and always a
-    /// multiple of 8 bytes. On an error `out` is as it was.
+    /// Encodes a stretch and appends it to `out`: at most [`Encoding::bytes_max`] bytes, always a
+    /// multiple of 8. On an error `out` is unchanged.
     ///
-    /// What it leaves out is lost: gradients want [`Residual::encode`].
+    /// The error of the encoding is lost; gradients need [`Residual::encode`].
     pub fn encode<T: Real>(&self, values: &[T], out: &mut Vec<u8>) -> Result<(), EncodeError> {
         self.encode_rows(Blocks::THROUGH, values, out)
     }
 
-    /// The same for elements of rows, or of none.
+    /// Encodes a stretch whose blocks may end with rows; otherwise as [`Codec::encode`].
     pub fn encode_rows<T: Real>(
         &self,
         blocks: Blocks,
@@ -125,7 +129,7 @@ impl Codec {
         Ok(())
     }
 
-    /// Why these values cannot be encoded, if they cannot.
+    /// Checks that these values can be encoded: not too many, and finite if the codec needs that.
     pub fn check<T: Real>(&self, values: &[T]) -> Result<(), EncodeError> {
         if values.len() > STRETCH_ELEMENTS_MAX {
             return Err(EncodeError::TooLong { elements: values.len() });
@@ -139,7 +143,8 @@ impl Codec {
         }
     }
 
-    /// Encodes what `check` allows. `scratch` is memory for as many elements, of whatever content.
+    /// Encodes values that passed `check`. `scratch` is reusable memory; its content does not
+    /// matter.
     fn encode_checked<T: Real>(
         &self,
         blocks: Blocks,
@@ -167,7 +172,7 @@ impl Encoding {
     pub const ALL: [Encoding; 5] =
         [Encoding::F16, Encoding::Bf16, Encoding::Int8, Encoding::OneBit, Encoding::Pairs];
 
-    /// The code on the wire.
+    /// Returns the code on the wire.
     pub const fn code(self) -> u8 {
         match self {
             Encoding::F16 => 1,
@@ -178,13 +183,13 @@ impl Encoding {
         }
     }
 
-    /// The encoding a code stands for; `None` for a code this version does not know.
+    /// Returns the encoding of a code; `None` for a code that this version does not know.
     pub fn from_code(code: u8) -> Option<Encoding> {
         Encoding::ALL.into_iter().find(|encoding| encoding.code() == code)
     }
 
-    /// What elements of a type travel as if servers keep them in another, [`DType::master`]: nothing is
-    /// lost on the way there.
+    /// Returns the wire encoding of a type that servers store as another, [`DType::master`]. No bit
+    /// of an element is lost.
     pub const fn of_type(dtype: DType) -> Option<Encoding> {
         match dtype {
             DType::F16 => Some(Encoding::F16),
@@ -193,7 +198,8 @@ impl Encoding {
         }
     }
 
-    /// The codec of values: those that encode each element by itself, whatever it is, are for them.
+    /// Returns the codec for values: only codecs that encode each element by itself, NaN included,
+    /// qualify.
     pub const fn codec_of_values(self) -> Option<Codec> {
         match self {
             Encoding::F16 => Some(Codec::F16),
@@ -202,24 +208,26 @@ impl Encoding {
         }
     }
 
-    /// Whether gradients of rows may travel so. What the others leave out is of the size of what they
-    /// send, and is made good with the next gradient: of a row, that may never come.
+    /// Returns whether gradients of rows may use the encoding. The error of the others is as large
+    /// as what they send. The next gradient of the row would repair it, but a row may never get
+    /// one.
     pub const fn is_for_rows(self) -> bool {
         matches!(self, Encoding::F16 | Encoding::Bf16 | Encoding::Int8)
     }
 
-    /// Whether NaN and infinities come out as they went in.
+    /// Returns whether NaN and infinities survive encoding.
     pub const fn takes_non_finite(self) -> bool {
         matches!(self, Encoding::F16 | Encoding::Bf16)
     }
 
-    /// The bytes of an encoded stretch of so many elements of a float type: exactly so many, and at
-    /// most so many of [`Encoding::Pairs`].
+    /// Returns the bytes of an encoded stretch of `elements` elements of a float type. The number
+    /// is exact, except for [`Encoding::Pairs`], where it is the maximum.
     pub const fn bytes_max(self, dtype: DType, elements: usize) -> usize {
         self.rows_bytes_max(Blocks::THROUGH, dtype, elements)
     }
 
-    /// The same for elements of rows, or of none.
+    /// Returns the bytes of a stretch whose blocks may end with rows; otherwise as
+    /// [`Encoding::bytes_max`].
     pub const fn rows_bytes_max(self, blocks: Blocks, dtype: DType, elements: usize) -> usize {
         let width = dtype.size();
         match self {
@@ -230,16 +238,16 @@ impl Encoding {
         }
     }
 
-    /// Decodes a stretch into `target`, which has its elements. On an error `target` is of whatever
-    /// content.
+    /// Decodes a stretch into `target`, which has exactly its elements. After an error the content
+    /// of `target` is unspecified.
     ///
-    /// The bytes may be anything: nothing is believed, and nothing allocated. What comes out may
-    /// be NaN or infinite where the encoding has room for that.
+    /// The bytes may be hostile: everything is validated and nothing is allocated. The result may
+    /// contain NaN or infinities if the encoding can express them.
     pub fn decode<T: Real>(self, bytes: &[u8], target: &mut [T]) -> Result<(), DecodeError> {
         self.decode_rows(Blocks::THROUGH, bytes, target)
     }
 
-    /// The same for elements of rows, or of none.
+    /// Decodes a stretch whose blocks may end with rows; otherwise as [`Encoding::decode`].
     pub fn decode_rows<T: Real>(
         self,
         blocks: Blocks,
@@ -259,8 +267,8 @@ impl Encoding {
         }
     }
 
-    /// Takes a stretch of elements whose type this is ([`Encoding::of_type`]) as it came into memory of
-    /// that type. The bytes may be anything, as those of [`Encoding::decode`].
+    /// Copies a stretch into memory of the type that this encoding stands for
+    /// ([`Encoding::of_type`]). The bytes may be hostile, as in [`Encoding::decode`].
     pub fn take(self, bytes: &[u8], target: &mut [u8]) -> Result<(), DecodeError> {
         let elements = target.len() / 2;
         length(self, elements, bytes, self.bytes_max(DType::F32, elements))?;
@@ -269,8 +277,8 @@ impl Encoding {
         padding(rest)
     }
 
-    /// Decodes a stretch of elements of this type into their memory; as [`Encoding::decode_rows`].
-    /// The memory is aligned for the type.
+    /// Decodes a stretch into raw memory of elements of this type, as [`Encoding::decode_rows`].
+    /// Fails if the memory is not aligned for the type.
     pub fn decode_into(
         self,
         blocks: Blocks,
@@ -293,7 +301,7 @@ impl Encoding {
     }
 }
 
-/// Refuses padding that is not zero: so a stretch has one form only.
+/// Rejects padding that is not zero, so that a stretch has only one form.
 pub(crate) fn padding(bytes: &[u8]) -> Result<(), DecodeError> {
     if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(DecodeError::Padding) }
 }

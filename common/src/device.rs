@@ -1,4 +1,4 @@
-//! `DeviceSpec`: names a device, or a set of them, as in `/job:ps/task:0/device:CPU:0`.
+//! [`DeviceSpec`]: names a device or a set of devices, as in `/job:ps/task:0/device:CPU:0`.
 
 mod filter;
 mod parse;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use crate::ids::TaskId;
 
-/// A partial name of a device: up to five fields, each of which may be left open.
+/// The partial name of a device: up to five fields, each of which may be open.
 ///
-/// An index never stands without a type. The default leaves all fields open: the empty text.
+/// An index is never present without a type. The default has all fields open and is the empty text.
 ///
 /// ```
 /// use pushpull_common::device::DeviceSpec;
@@ -34,55 +34,55 @@ impl DeviceSpec {
     /// The longest text in bytes.
     pub const TEXT_BYTES_MAX: usize = 1024;
 
-    /// All devices of one task.
+    /// Returns the name of all devices of one task.
     pub fn of_task(task: &TaskId) -> DeviceSpec {
         DeviceSpec::of_job(&task.job).with_task(task.index)
     }
 
-    /// All devices of one job.
+    /// Returns the name of all devices of one job.
     pub fn of_job(job: &str) -> DeviceSpec {
         DeviceSpec { job: Some(job.into()), ..DeviceSpec::default() }
     }
 
-    /// The job's name.
+    /// Returns the job's name.
     pub fn job(&self) -> Option<&str> {
         self.job.as_deref()
     }
 
-    /// The replica's index, 0 in a fully qualified name of the classic runtime.
+    /// Returns the replica's index, 0 in a fully qualified name of the TensorFlow runtime.
     pub fn replica(&self) -> Option<u32> {
         self.replica
     }
 
-    /// The task's index.
+    /// Returns the task's index.
     pub fn task(&self) -> Option<u32> {
         self.task
     }
 
-    /// The kind of device, such as `CPU`.
+    /// Returns the device type, such as `CPU`.
     pub fn device_type(&self) -> Option<&str> {
         self.device_type.as_deref()
     }
 
-    /// The device's index among those of its type; `None` with a type means any.
+    /// Returns the device's index among devices of its type; `None` with a type means any index.
     pub fn device_index(&self) -> Option<u32> {
         self.device_index
     }
 
-    /// Whether every field is open.
+    /// Returns whether every field is open.
     pub fn is_empty(&self) -> bool {
         *self == DeviceSpec::default()
     }
 
-    /// The same name with another task.
+    /// Returns this name with another task.
     pub fn with_task(&self, task: u32) -> DeviceSpec {
         DeviceSpec { task: Some(task), ..self.clone() }
     }
 
-    /// Lays an inner scope over this one: the inner fields win where they are set.
+    /// Merges an inner scope into this one: the inner fields win where they are set.
     ///
-    /// Type and index go together: an inner type brings its own index, even an open one. So
-    /// `/gpu:3` under `/cpu:*` is any CPU. The classic rule is [`DeviceSpec::merge_tf`].
+    /// Type and index belong together: an inner type brings its own index, even an open one. So
+    /// `/cpu:*` within `/gpu:3` is any CPU. The rule of TensorFlow is [`DeviceSpec::merge_tf`].
     pub fn merge(&self, inner: &DeviceSpec) -> DeviceSpec {
         let device_index = match inner.device_type {
             Some(_) => inner.device_index,
@@ -91,7 +91,7 @@ impl DeviceSpec {
         DeviceSpec { device_index, ..self.merge_tf(inner) }
     }
 
-    /// Merges as TensorFlow does, each field on its own: `/gpu:3` under `/cpu:*` is `CPU:3`.
+    /// Merges each field on its own, as TensorFlow does: `/cpu:*` within `/gpu:3` is `CPU:3`.
     pub fn merge_tf(&self, inner: &DeviceSpec) -> DeviceSpec {
         DeviceSpec {
             job: inner.job.clone().or_else(|| self.job.clone()),
@@ -102,7 +102,7 @@ impl DeviceSpec {
         }
     }
 
-    /// Whether some device could match both: no field is set to different values.
+    /// Returns whether some device could match both names: no field is set to different values.
     pub fn intersects(&self, other: &DeviceSpec) -> bool {
         agree(&self.job, &other.job)
             && agree(&self.replica, &other.replica)
@@ -112,8 +112,8 @@ impl DeviceSpec {
     }
 }
 
-/// Writes the canonical text: fields in a fixed order, open ones left out, `*` for the index of
-/// a type without one.
+/// Writes the canonical text: fields in a fixed order, open fields omitted, `*` for the index of a
+/// type without one.
 impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(job) = &self.job {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_inner_type_brings_its_index() {
+    fn an_inner_type_brings_its_own_index() {
         let table = [
             ("/job:ps/task:0", "/job:ps/cpu:0", "/job:ps/task:0/device:CPU:0"),
             ("/job:worker/task:1/gpu:0", "/cpu:*", "/job:worker/task:1/device:CPU:*"),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_a_device_name() {
+    fn a_task_has_a_device_name() {
         let ps = DeviceSpec::of_task(&TaskId::ps(2));
         assert_eq!(ps.to_string(), TaskId::ps(2).to_string());
         assert_eq!((ps.job(), ps.task(), ps.replica()), (Some("ps"), Some(2), None));

@@ -1,20 +1,20 @@
-//! Which elements are NaN or infinite.
+//! Finds NaN and infinities among elements.
 
 use half::{bf16, f16};
 
 use crate::tensor::DType;
 
-/// How many bytes are looked at before a bad element among them is searched for.
+/// Bytes scanned at a time before the bad element among them is located.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// The first NaN or infinity among elements of this type: its index and value. The bytes need no
-/// alignment; integers are always finite, and what is no whole element at the end is passed over.
+/// Returns the index and value of the first NaN or infinity among elements of this type.
 ///
-/// Goes through the bytes once, at about the speed at which they come out of the second cache.
+/// The bytes need no alignment. Integers are always finite, and an incomplete element at the end is
+/// ignored. One pass over the bytes, at about the bandwidth of the L2 cache.
 pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
     let (exponents, size) = (Exponents::of(dtype), dtype.size());
     let bytes = &bytes[..bytes.len() / size * size];
-    // Almost every block is good.
+    // Almost every block has only finite elements.
     let mut blocks = bytes.chunks(BLOCK_BYTES).enumerate();
     let (block, bytes) = blocks.find(|(_, bytes)| exponents.are_full_in(bytes))?;
     let mut elements = bytes.chunks_exact(size).enumerate();
@@ -22,7 +22,7 @@ pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
     Some((block * (BLOCK_BYTES / size) + index, value_of(dtype, element)))
 }
 
-/// How many elements of this type are NaN or infinite.
+/// Returns the number of elements of this type that are NaN or infinite.
 pub fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
     let (exponents, size) = (Exponents::of(dtype), dtype.size());
     let (words, rest) = bytes[..bytes.len() / size * size].as_chunks();
@@ -30,30 +30,30 @@ pub fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
     words.iter().map(|word| of(*word)).sum::<u64>() + of(word_of(rest))
 }
 
-/// A word that begins with these bytes, and goes on with zeros.
+/// Returns a word that starts with these bytes, padded with zeros.
 fn word_of(bytes: &[u8]) -> [u8; 8] {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);
     word
 }
 
-/// The exponents of as many elements as 8 bytes hold: all of their bits are set in NaN and infinity, and in
-/// no other number.
+/// The exponent bits of the elements in an 8-byte word. NaN and infinity have all of them set;
+/// finite numbers never do.
 ///
-/// For who looks at elements while something else is done with them: what [`Exponents::plus_last`]
-/// gives for all words, put together by `or`, tells by [`Exponents::were_full`].
+/// Lets a loop scan elements while it does something else with them: it ORs the results of
+/// [`Exponents::plus_last`] over all words, then asks [`Exponents::were_full`] once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exponents {
     bits: u64,
-    /// The last bit of each.
+    /// The lowest bit of each exponent.
     last: u64,
 }
 
 impl Exponents {
-    /// Nothing: none of them is ever full.
+    /// No exponent bits: never full.
     pub const NONE: Exponents = Exponents { bits: 0, last: 0 };
 
-    /// Those of elements of a type; integers have none.
+    /// Returns the exponents of a type; integers have none.
     pub fn of(dtype: DType) -> Exponents {
         let bits: u64 = match dtype {
             DType::F32 => 0x7f80_0000_7f80_0000,
@@ -65,26 +65,28 @@ impl Exponents {
         Exponents { bits, last: bits & !(bits << 1) }
     }
 
-    /// Adds the last bit of each exponent to what a word has of them. That comes to the bit of the sign where
-    /// all were set, only there, and never to more. So a word is looked at as a whole, and for vectors of
-    /// words there is neither a branch nor an instruction that some processors lack.
+    /// Adds the lowest exponent bit to each exponent of a word.
+    ///
+    /// The sum carries into the sign bit exactly if all exponent bits are set, and never further.
+    /// One operation therefore checks a whole word, and vectors of words need neither a branch nor
+    /// an instruction that some processors lack.
     #[inline(always)]
     pub fn plus_last(self, word: u64) -> u64 {
         (word & self.bits) + self.last
     }
 
-    /// Whether an exponent was full in one of the words that this was added to.
+    /// Returns whether an exponent was full in one of the words whose sums were ORed into `sums`.
     #[inline(always)]
     pub fn were_full(self, sums: u64) -> bool {
         sums & (self.bits + self.last) != 0
     }
 
-    /// A bit for each element of a word whose exponent is full.
+    /// Returns a word with one bit set for each element whose exponent is full.
     fn full_in(self, word: u64) -> u64 {
         self.plus_last(word) & (self.bits + self.last)
     }
 
-    /// Whether one is full among these elements.
+    /// Returns whether an exponent is full among these elements.
     pub fn are_full_in(self, bytes: &[u8]) -> bool {
         let (lines, rest) = bytes.as_chunks::<64>();
         let mut sums = [0; 8];
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_bad_element_is_found_wherever_it_is() {
+    fn the_first_bad_element_is_found() {
         let mut values = vec![f32::MAX; 10_000];
         let bytes = |values: &[f32]| bytemuck::cast_slice::<f32, u8>(values).to_vec();
         assert_eq!(first_non_finite(DType::F32, &bytes(&values)), None);
@@ -129,19 +131,19 @@ mod tests {
         assert_eq!(first_non_finite(DType::I64, &[0xff; 80]), None);
     }
 
-    /// Each place in a line, and before and behind the last of a block.
+    /// Tests each position in a line, and those around the end of a block and of the input.
     #[test]
-    fn no_place_is_passed_over() {
+    fn every_position_is_scanned() {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16] {
             let size = dtype.size();
             let block = BLOCK_BYTES / size;
             let elements = 2 * block + 5;
             let good = vec![0x3f; elements * size];
-            let places = (0..70).chain(block - 2..block + 70).chain(elements - 5..elements);
-            for place in places {
-                // Moved by a byte, as nothing is aligned.
+            let positions = (0..70).chain(block - 2..block + 70).chain(elements - 5..elements);
+            for position in positions {
+                // Shifted by a byte, because no alignment is required.
                 let mut bytes = [&[0], &good[..]].concat();
-                let bad = &mut bytes[1 + place * size..][..size];
+                let bad = &mut bytes[1 + position * size..][..size];
                 bad.copy_from_slice(match dtype {
                     DType::F64 => bytemuck::bytes_of(&f64::NEG_INFINITY),
                     DType::F32 => bytemuck::bytes_of(&f32::NEG_INFINITY),
@@ -149,19 +151,19 @@ mod tests {
                     _ => bytemuck::bytes_of(&bf16::NEG_INFINITY),
                 });
                 let found = first_non_finite(dtype, &bytes[1..]);
-                assert_eq!(found, Some((place, f64::NEG_INFINITY)), "{dtype}");
-                assert_eq!(count_non_finite(dtype, &bytes[1..]), 1, "{dtype} at {place}");
-                // Half of one is none.
-                let short = &bytes[1..place * size + size];
-                assert_eq!(first_non_finite(dtype, short), None, "{dtype} at {place}");
+                assert_eq!(found, Some((position, f64::NEG_INFINITY)), "{dtype}");
+                assert_eq!(count_non_finite(dtype, &bytes[1..]), 1, "{dtype} at {position}");
+                // An incomplete element is ignored.
+                let short = &bytes[1..position * size + size];
+                assert_eq!(first_non_finite(dtype, short), None, "{dtype} at {position}");
             }
             assert_eq!(first_non_finite(dtype, &good), None);
         }
     }
 
-    /// The largest number with any mantissa is finite; only the exponent says what is not.
+    /// Only the exponent decides, so each exponent is tested with several mantissas.
     #[test]
-    fn every_exponent_of_wide_numbers_is_told() {
+    fn every_exponent_of_f32_and_f64_is_classified() {
         for exponent in 0..=u8::MAX {
             for sign in [0, 1 << 31] {
                 for mantissa in [0, 1, 0x007f_ffff, 0x0040_0000] {
@@ -180,9 +182,9 @@ mod tests {
         }
     }
 
-    /// Each of the 65,536 there are, by what the crate says it is.
+    /// Compares all 65,536 numbers with the crate `half`.
     #[test]
-    fn halves_are_finite_or_not() {
+    fn every_f16_and_bf16_is_classified() {
         for bits in 0..=u16::MAX {
             let bytes = bits.to_ne_bytes();
             let found = |dtype| {

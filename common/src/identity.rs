@@ -1,5 +1,5 @@
-//! What must agree between ps tasks and workers, as named fields, so that a mismatch can say
-//! which field differs and not just that something does.
+//! The facts that ps tasks and workers must agree on, as named fields. A mismatch names the field
+//! that differs.
 
 use std::collections::BTreeMap;
 
@@ -10,23 +10,23 @@ use crate::protocol::message::IdentityFields;
 use crate::protocol::refusal::{Detail, Refusal};
 use crate::protocol::wire::{List, Text};
 
-/// Named facts that must be the same on both sides.
+/// Named facts that must be equal on both sides.
 ///
-/// Addresses, the worker job, learning rates, leases and limits are no part of it: they are free
-/// to differ or change.
+/// Addresses, the worker job, learning rates, leases and limits are not included: they may differ
+/// or change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     fields: BTreeMap<String, String>,
 }
 
 impl Identity {
-    /// No facts.
+    /// Creates an identity without facts.
     pub fn new() -> Self {
         Identity::default()
     }
 
-    /// Adds a fact. A value too long to travel is replaced by its SHA-256, which differs when it
-    /// does. The names are the program's own; a name too long to travel is cut.
+    /// Adds a fact. A value that is too long for the wire is replaced by its SHA-256. A name that
+    /// is too long is cut; the program's own names are not.
     pub fn with(mut self, name: &str, value: impl Into<String>) -> Self {
         let mut value = value.into();
         if value.len() > limits::IDENTITY_VALUE_BYTES_MAX {
@@ -38,17 +38,17 @@ impl Identity {
         self
     }
 
-    /// The value of a fact.
+    /// Returns the value of a fact.
     pub fn field(&self, name: &str) -> Option<&str> {
         self.fields.get(name).map(String::as_str)
     }
 
-    /// All facts, in order of their names.
+    /// Returns all facts in order of their names.
     pub fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
         self.fields.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// SHA-256 over names and values in order of names.
+    /// Returns the SHA-256 over names and values in order of names.
     pub fn hash(&self) -> [u8; 32] {
         let mut hasher = Sha256::new();
         for (name, value) in &self.fields {
@@ -60,7 +60,7 @@ impl Identity {
         hasher.finalize().into()
     }
 
-    /// The first fact known to both whose values differ: name, value here, value there.
+    /// Returns the first fact known to both whose values differ: name, own value, other value.
     pub fn difference<'a>(&'a self, other: &'a Identity) -> Option<(&'a str, &'a str, &'a str)> {
         self.fields.iter().find_map(|(name, ours)| {
             let theirs = other.field(name)?;
@@ -68,7 +68,8 @@ impl Identity {
         })
     }
 
-    /// The refusal for a client whose identity does not agree with this server's.
+    /// Returns the refusal for a client whose identity differs from this server's; `None` if they
+    /// agree.
     pub fn refusal(&self, client: &Identity) -> Option<Refusal> {
         let (field, ours, theirs) = self.difference(client)?;
         Some(Refusal::Identity {
@@ -80,15 +81,15 @@ impl Identity {
         })
     }
 
-    /// The facts as they travel. Facts beyond [`limits::IDENTITY_FIELDS_MAX`] stay behind; the
-    /// program has fewer.
+    /// Converts the facts to their wire form. Facts beyond [`limits::IDENTITY_FIELDS_MAX`] are
+    /// dropped; the program has fewer.
     pub fn to_wire(&self) -> IdentityFields {
         let fields = self.fields.iter().take(limits::IDENTITY_FIELDS_MAX);
         let fields = fields.map(|(name, value)| (Text::clipped(name), Text::clipped(value)));
         List::new(fields.collect()).unwrap_or_default()
     }
 
-    /// The facts as they came.
+    /// Reads the facts from their wire form.
     pub fn from_wire(fields: &IdentityFields) -> Identity {
         let fields = fields.items().iter();
         Identity {

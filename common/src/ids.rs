@@ -1,9 +1,9 @@
-//! Newtypes for everything that is counted or named, so that a step is never passed for a token.
+//! Newtypes for ids and counters, so that a step is never passed for a token.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Declares a newtype over an unsigned integer, printed as the bare number.
+/// Declares a newtype over an unsigned integer that prints as the bare number.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
@@ -37,7 +37,7 @@ number! {
     RequestId(u64)
 }
 number! {
-    /// How many times the variables have been updated; owned by the step owner.
+    /// The number of times the variables have been updated; counted by the step owner.
     GlobalStep(u64)
 }
 number! {
@@ -49,11 +49,11 @@ number! {
     Sequence(u64)
 }
 number! {
-    /// Minted by the step owner each time a client starts anew; a higher epoch fences a lower one.
+    /// Assigned by the step owner at each start of a client; a higher epoch fences a lower one.
     ClientEpoch(u64)
 }
 number! {
-    /// Counts the restores of the whole cluster; what belongs to an older one is dropped.
+    /// Counts the restores of the whole cluster; messages of an older epoch are dropped.
     RestoreEpoch(u32)
 }
 number! {
@@ -61,11 +61,11 @@ number! {
     ConfigEpoch(u32)
 }
 number! {
-    /// Chosen anew by every start of a process, so that a restart is not taken for a reconnect.
+    /// Chosen by a process at each start, so that a restart is not mistaken for a reconnect.
     Incarnation(u64)
 }
 
-/// A job's task: one process of the cluster, written `/job:worker/task:3`.
+/// A task of a job: one process of the cluster, written `/job:worker/task:3`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId {
     /// The job's name, such as `ps` or `worker`.
@@ -75,17 +75,17 @@ pub struct TaskId {
 }
 
 impl TaskId {
-    /// Names a task. The name is not checked here: a [`crate::cluster::ClusterSpec`] does that.
+    /// Names a task. The name is not checked; a [`crate::cluster::ClusterSpec`] does that.
     pub fn new(job: &str, index: u32) -> Self {
         TaskId { job: job.into(), index }
     }
 
-    /// A task of the job `ps`.
+    /// Returns a task of the job `ps`.
     pub fn ps(index: u32) -> Self {
         TaskId::new("ps", index)
     }
 
-    /// A task of the job `worker`.
+    /// Returns a task of the job `worker`.
     pub fn worker(index: u32) -> Self {
         TaskId::new("worker", index)
     }
@@ -97,7 +97,7 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// A shard: the part of the variables owned by one thread of one ps task.
+/// A shard: the part of the variables that one thread of one ps task owns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId {
     /// The ps task's index.

@@ -1,9 +1,9 @@
-//! Initializers: the first values of a variable, equal on every machine and in every layout.
+//! Initializers: the initial values of a variable, equal on every machine and in every layout.
 //!
-//! A value depends on the seed, the variable's name and the element's index in the whole variable
-//! only. So a partition, a shard or a block can be filled on its own, in any order, and a restart
-//! or another number of tasks gives the same model. Only IEEE operations with one right result
-//! and the software functions of `libm` are used, never those of the machine.
+//! A value depends only on the seed, the variable's name and the element's index in the whole
+//! variable. A partition, a shard or a block can therefore be filled on its own, in any order. A
+//! restart or another number of tasks gives the same model. The code uses only IEEE operations with
+//! one correct result and the software functions of `libm`, never the math library of the machine.
 
 mod counter;
 mod quantile;
@@ -16,9 +16,9 @@ use thiserror::Error;
 use crate::tensor::{Element, Shape};
 use quantile::normal_quantile;
 
-/// How a variable's first values are chosen; the default is [`Initializer::Zeros`].
+/// The distribution of a variable's initial values; the default is [`Initializer::Zeros`].
 ///
-/// The fans of the last four are those of [`Fans::of`] the whole variable, however it is cut.
+/// The last four use [`Fans::of`] the whole variable, however it is partitioned.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Initializer {
@@ -27,9 +27,9 @@ pub enum Initializer {
     Zeros,
     /// All 1.
     Ones,
-    /// All the same.
+    /// All the same value.
     Constant(f64),
-    /// Even between two bounds, which rounding to the element type may reach.
+    /// Uniform between two bounds, which rounding to the element type may reach.
     Uniform {
         /// The lower bound.
         low: f64,
@@ -43,20 +43,21 @@ pub enum Initializer {
         /// The standard deviation, not negative.
         stddev: f64,
     },
-    /// The normal distribution without what lies more than two standard deviations from the mean.
+    /// The normal distribution truncated at two standard deviations from the mean.
     TruncatedNormal {
         /// The mean.
         mean: f64,
-        /// The standard deviation before truncation, not negative; after it is 0.88 of that.
+        /// The standard deviation before truncation, not negative; truncation reduces it to 0.88 of
+        /// that.
         stddev: f64,
     },
-    /// Even within `sqrt(6 / (fan_in + fan_out))` of 0. Glorot and Bengio, "Understanding the
+    /// Uniform within `sqrt(6 / (fan_in + fan_out))` of 0. Glorot and Bengio, "Understanding the
     /// difficulty of training deep feedforward neural networks", 2010, equation 16.
     GlorotUniform,
     /// Truncated normal with the variance of [`Initializer::GlorotUniform`], 2 / (fan_in +
     /// fan_out), after truncation.
     GlorotNormal,
-    /// Even within `sqrt(6 / fan_in)` of 0. He, Zhang, Ren and Sun, "Delving deep into
+    /// Uniform within `sqrt(6 / fan_in)` of 0. He, Zhang, Ren and Sun, "Delving deep into
     /// rectifiers", 2015, equation 10.
     HeUniform,
     /// Truncated normal with the variance of [`Initializer::HeUniform`], 2 / fan_in, after
@@ -64,29 +65,29 @@ pub enum Initializer {
     HeNormal,
 }
 
-/// Why an initializer cannot be used.
+/// The reason why an initializer is invalid.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum InitializerError {
-    /// NaN or infinity, or arguments so large that a value could be infinite.
+    /// An argument is NaN or infinite, or so large that a value could be infinite.
     #[error("cannot initialize with {initializer}: its values would not all be finite")]
     NotFinite {
         /// The initializer.
         initializer: Initializer,
     },
-    /// A lower bound above the upper one.
+    /// The lower bound is above the upper bound.
     #[error("cannot initialize with {initializer}: the lower bound is above the upper bound")]
     LowAboveHigh {
         /// The initializer.
         initializer: Initializer,
     },
-    /// A negative standard deviation.
+    /// The standard deviation is negative.
     #[error("cannot initialize with {initializer}: the standard deviation is negative")]
     NegativeStddev {
         /// The initializer.
         initializer: Initializer,
     },
-    /// Text that is no initializer.
+    /// The text is not an initializer.
     #[error("cannot read the initializer {text:?}: expected a form such as zeros or normal(0,0.1)")]
     Text {
         /// The text, clipped.
@@ -94,7 +95,7 @@ pub enum InitializerError {
     },
 }
 
-/// How many inputs and outputs a unit of a layer has, as far as its weights' shape tells.
+/// The numbers of inputs and outputs of a layer's unit, derived from the shape of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fans {
     /// Inputs per output.
@@ -104,9 +105,10 @@ pub struct Fans {
 }
 
 impl Fans {
-    /// The classic reading of a shape: a scalar has 1 and 1, a vector its length twice, a dense
-    /// layer `[in, out]`; in a convolution `[.., in, out]` both count once per position of the
-    /// kernel.
+    /// Derives the fans from a shape, as TensorFlow does.
+    ///
+    /// A scalar has 1 and 1, a vector of length `n` has `n` and `n`, a dense layer is `[in, out]`.
+    /// In a convolution `[.., in, out]` both are multiplied by the number of kernel positions.
     pub fn of(shape: &Shape) -> Fans {
         let extents = shape.extents();
         let (fan_in, fan_out) = match *extents {
@@ -125,9 +127,9 @@ impl Fans {
     }
 }
 
-/// An element that can take an initial value.
+/// An element type that can take an initial value.
 pub trait FromValue: Element {
-    /// Rounds to the nearest float, or toward zero to an integer within its bounds.
+    /// Rounds to the nearest float, or towards zero to an integer within its bounds.
     fn from_value(value: f64) -> Self;
 }
 
@@ -150,7 +152,7 @@ impl FromValue for i64 {
 }
 
 impl Initializer {
-    /// Whether all its values are finite numbers and its arguments make sense.
+    /// Checks that the arguments are sensible and that all values are finite.
     pub fn validate(&self) -> Result<(), InitializerError> {
         let initializer = *self;
         let finite = match initializer {
@@ -176,7 +178,7 @@ impl Initializer {
         }
     }
 
-    /// The value of the element at `index` of the whole variable, in row-major order.
+    /// Returns the value of the element at `index` of the whole variable, in row-major order.
     pub fn value(&self, key: InitialKey, index: u64, fans: Fans) -> f64 {
         let mut out = [0.0];
         self.rule(fans).fill(key, index, &mut out);
@@ -185,9 +187,9 @@ impl Initializer {
 
     /// Fills `out` with the values of the elements from `first_element` on.
     ///
-    /// `shape` is that of the whole variable, and `first_element` counts in it in row-major
-    /// order, so that a partition from row `r` on starts at `r * shape.row_elements()`. Costs a
-    /// few nanoseconds an element, more for the normal distributions.
+    /// `shape` is the shape of the whole variable and `first_element` an index in it, in row-major
+    /// order; a partition that starts at row `r` starts at `r * shape.row_elements()`. Costs a few
+    /// nanoseconds an element, more for the normal distributions.
     pub fn fill<T: FromValue>(
         &self,
         seed: u64,
@@ -199,10 +201,11 @@ impl Initializer {
         self.rule(Fans::of(shape)).fill(InitialKey::new(seed, name), first_element, out);
     }
 
-    /// Fills `out` with the first values of a row of a table: those of the elements from `id` times
-    /// the row's length on, modulo 2^64. They depend on the key and the id alone.
+    /// Fills `out` with the initial values of a row of a table. They depend only on the key and the
+    /// id.
     ///
-    /// Initializers that need fans take them for 1, and are refused for tables.
+    /// The values are those of the elements from `id` times the row's length on, modulo 2^64.
+    /// Initializers that need fans take them as 1; tables reject such initializers.
     pub fn fill_row<T: FromValue>(&self, key: InitialKey, id: u64, out: &mut [T]) {
         let first = id.wrapping_mul(out.len() as u64);
         self.rule(Fans { fan_in: 1, fan_out: 1 }).fill(key, first, out);
@@ -230,7 +233,7 @@ impl Initializer {
     }
 }
 
-/// An initializer with its fans worked in.
+/// An initializer whose fans are already applied.
 #[derive(Clone, Copy, Debug)]
 enum Rule {
     Constant(f64),
@@ -248,8 +251,8 @@ impl Rule {
                 each(key, first, out, |unit| mean + stddev * normal_quantile(unit));
             }
             Rule::TruncatedNormal { mean, stddev } => each(key, first, out, |unit| {
-                // The quantile of an even number between the tails needs exactly one draw;
-                // redrawing until it fits would tie an element to a varying number of them.
+                // The quantile of a uniform number between the tails needs exactly one draw.
+                // Redrawing until a number fits would need a varying number of draws per element.
                 let deviation = normal_quantile(TAIL + unit * (1.0 - 2.0 * TAIL));
                 mean + stddev * deviation.clamp(-2.0, 2.0)
             }),
@@ -267,10 +270,10 @@ fn each<T: FromValue>(key: InitialKey, first: u64, out: &mut [T], value: impl Fn
 
 /// The probability that a normal deviate is below -2.
 const TAIL: f64 = 0.022_750_131_948_179_21;
-/// The standard deviation of a normal deviate that is cut at 2: `sqrt(1 - 4 phi(2) / (1 - 2
-/// TAIL))`, with the digits the classic initializers use.
+/// The standard deviation of a normal deviate truncated at 2, with the digits that TensorFlow uses:
+/// `sqrt(1 - 4 phi(2) / (1 - 2 TAIL))`.
 const TRUNCATED_STDDEV: f64 = 0.879_625_661_034_239_8;
-/// Above the largest quantile that 52 random bits can ask for, which is 8.2.
+/// An upper bound of the largest quantile that 52 random bits can produce, which is 8.2.
 const QUANTILE_BOUND: f64 = 9.0;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The shared vocabulary of pushpull: what a cluster is, what a variable is, where it lives, and
-//! what the two sides say to each other.
+//! The vocabulary that servers and workers share: cluster specs, variables, placement, codecs and
+//! the wire protocol.
 //!
-//! Everything here is pure. There is no socket, thread, clock, random source or unsafe code in
-//! this crate, so that the runtime, the tests and the fuzzers all drive exactly the same code.
+//! This crate is pure: no socket, thread, clock, random source or unsafe code. The runtime, the
+//! tests and the fuzzers therefore drive exactly the same code.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
-//! Which variables a setting is for.
+//! Name patterns: the variables that a setting applies to.
 
 use std::fmt;
 
-/// The variable of a name, or if a `*` stands at the end, all whose names begin so; `*` alone is all.
+/// A pattern of variable names: an exact name, or a prefix followed by `*`; `*` alone matches all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names(String);
 
 impl Names {
-    /// Whether a variable of this name is one of them.
+    /// Returns whether the pattern matches a name.
     pub fn contain(&self, name: &str) -> bool {
         match self.0.strip_suffix('*') {
             Some(beginning) => name.starts_with(beginning),
@@ -15,12 +15,12 @@ impl Names {
         }
     }
 
-    /// Whether all variables are, by whatever name.
+    /// Returns whether the pattern matches every name.
     pub fn are_all(&self) -> bool {
         self.0 == "*"
     }
 
-    /// As they were given.
+    /// Returns the pattern as given.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_at_the_end_stands_for_any_rest() {
+    fn a_trailing_star_matches_any_suffix() {
         let table = [
             ("w", "w", true),
             ("w", "w2", false),
@@ -54,7 +54,7 @@ mod tests {
             ("*", "", true),
             ("*", "w", true),
             ("", "w", false),
-            // Elsewhere it is a character like others.
+            // Anywhere else, a star is an ordinary character.
             ("*/w", "layer/w", false),
             ("*/w", "*/w", true),
         ];

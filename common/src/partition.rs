@@ -1,7 +1,7 @@
-//! Partitioners: into how many row ranges a variable is cut, and where the cuts are.
+//! Partitioners: the number of row ranges that a variable is cut into, and their boundaries.
 //!
-//! A variable is cut along its first axis only. Rows are dealt as in the classic "div" rule: with
-//! `d` rows in `n` parts, the first `d mod n` parts have one row more.
+//! A variable is cut along its first axis only. Rows are divided by TensorFlow's "div" rule: with
+//! `d` rows in `n` parts, the first `d mod n` parts have one more row.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,9 +11,9 @@ use thiserror::Error;
 
 use crate::tensor::{DType, Shape};
 
-/// Decides from a variable's shape and type into how many parts it is cut.
+/// Decides from a variable's shape and type how many parts it is cut into.
 ///
-/// The default is not to cut. A scalar is never cut, and no part is without rows.
+/// The default is one part. A scalar is never cut, and no part is without rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Partitioner {
@@ -25,23 +25,23 @@ pub enum Partitioner {
         /// The number of parts, at least 1.
         shards: u32,
     },
-    /// As many parts as are worth their size: see [`min_size_parts`].
+    /// As many parts as possible above a minimum size: see [`min_size_parts`].
     MinSize {
-        /// The smallest part worth having, at least 1; the classic default is 256 KiB.
+        /// The smallest part in bytes, at least 1; TensorFlow's default is 256 KiB.
         bytes_min: u64,
-        /// The most parts, at least 1; the classic default is 1.
+        /// The most parts, at least 1; TensorFlow's default is 1.
         shards_max: u32,
-        /// Keeps the promise to the byte; the classic rule may make parts up to half as small.
+        /// Enforces the minimum exactly; TensorFlow's rule may make parts up to half as small.
         strict: bool,
     },
-    /// As few parts as keep each one small: see [`max_size_parts`].
+    /// As few parts as possible below a maximum size: see [`max_size_parts`].
     MaxSize {
-        /// The largest part, at least 1; a part has at least one row, however large.
+        /// The largest part in bytes, at least 1. A part has at least one row, however large.
         bytes_max: u64,
-        /// The most parts, at least 1; it wins over `bytes_max`.
+        /// The most parts, at least 1; takes precedence over `bytes_max`.
         shards_max: Option<u32>,
     },
-    /// Any function of shape and type; see [`Partitioner::custom`].
+    /// A user-defined function of shape and type; see [`Partitioner::custom`].
     Custom(CustomPartitioner),
 }
 
@@ -51,7 +51,7 @@ pub struct CustomPartitioner(Arc<Count>);
 
 type Count = dyn Fn(&Shape, DType) -> u32 + Send + Sync;
 
-/// Why a variable cannot be cut as asked.
+/// The reason why a variable cannot be partitioned.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PartitionError {
@@ -63,10 +63,10 @@ pub enum PartitionError {
         /// The argument's name.
         argument: &'static str,
     },
-    /// More parts than [`Partitioner::PARTS_MAX`].
-    #[error("cannot partition into {parts} parts: the most is {}", Partitioner::PARTS_MAX)]
+    /// There are more parts than [`Partitioner::PARTS_MAX`].
+    #[error("cannot partition into {parts} parts: the limit is {}", Partitioner::PARTS_MAX)]
     TooMany {
-        /// The number of parts wanted.
+        /// The number of parts requested.
         parts: u64,
     },
 }
@@ -75,21 +75,23 @@ impl Partitioner {
     /// The largest number of parts of one variable.
     pub const PARTS_MAX: u32 = 1 << 16;
 
-    /// Cuts as a function says: at least 1, and more parts than rows are clipped. It must give the
-    /// same number whenever it is asked.
+    /// Creates a partitioner from a function, which must be deterministic.
+    ///
+    /// The function must return at least 1; a result above the number of rows is clipped.
     pub fn custom(function: impl Fn(&Shape, DType) -> u32 + Send + Sync + 'static) -> Partitioner {
         Partitioner::Custom(CustomPartitioner(Arc::new(function)))
     }
 
-    /// Into how many parts a variable of this shape and type is cut: at least 1, at most one per
-    /// row. Bytes are those that servers keep.
+    /// Returns the number of parts for a variable of this shape and type: at least 1, at most one
+    /// per row. Sizes in bytes are those of the type that servers store.
     pub fn parts(&self, shape: &Shape, dtype: DType) -> Result<u32, PartitionError> {
-        // Neither factor exceeds a shape's bounds, so the product is below 2^52.
+        // Both factors are within a shape's limits, so the product is below 2^52.
         let row_bytes = shape.row_elements() * dtype.master().size() as u64;
         self.parts_of(shape, dtype, (shape.rows(), row_bytes))
     }
 
-    /// The same where sizes are those of so many rows of so many bytes each.
+    /// Returns the number of parts for `rows` rows of `row_bytes` bytes each; see
+    /// [`Partitioner::parts`].
     pub(crate) fn parts_of(
         &self,
         shape: &Shape,
@@ -121,7 +123,8 @@ impl Partitioner {
         }
     }
 
-    /// The same in the classic form, the number of parts along each axis: all 1 but the first.
+    /// Returns the number of parts along each axis, as TensorFlow does: 1 for all axes but the
+    /// first.
     pub fn parts_per_axis(&self, shape: &Shape, dtype: DType) -> Result<Vec<u32>, PartitionError> {
         let first = self.parts(shape, dtype)?;
         Ok((0..shape.rank()).map(|axis| if axis == 0 { first } else { 1 }).collect())
@@ -155,18 +158,18 @@ impl fmt::Debug for CustomPartitioner {
     }
 }
 
-/// Equal when they are one and the same function value.
+/// Two partitioners are equal only if they share one function value.
 impl PartialEq for CustomPartitioner {
     fn eq(&self, other: &CustomPartitioner) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-/// How many parts of at least `bytes_min` a variable makes, at most `shards_max`.
+/// Returns the number of parts of at least `bytes_min` that a variable makes, at most `shards_max`.
 ///
-/// The classic rule divides the whole size and rounds up, so a variable of 1000 bytes with a
-/// minimum of 999 becomes two parts of 500. `strict` counts in whole rows and rounds down, so
-/// that no part is below the minimum unless the whole variable is.
+/// TensorFlow's rule divides the whole size and rounds up, so a variable of 1000 bytes with a
+/// minimum of 999 becomes two parts of 500. `strict` counts whole rows and rounds down, so no part
+/// is below the minimum unless the whole variable is.
 pub fn min_size_parts(
     rows: u64,
     row_bytes: u64,
@@ -182,20 +185,20 @@ pub fn min_size_parts(
     parts.min(u64::from(shards_max)).min(rows).max(1)
 }
 
-/// How many parts of at most `bytes_max` a variable needs, at most `shards_max`.
+/// Returns the number of parts of at most `bytes_max` that a variable needs, at most `shards_max`.
 ///
-/// A part has at least one row, and `shards_max` wins, so a part may be larger than asked.
+/// A part has at least one row, and `shards_max` takes precedence, so a part may be larger.
 pub fn max_size_parts(rows: u64, row_bytes: u64, bytes_max: u64, shards_max: Option<u32>) -> u64 {
-    // A row of no bytes fits any part: then one part holds them all.
+    // Rows of zero bytes all fit into one part.
     let rows_per_part = bytes_max.checked_div(row_bytes).unwrap_or(u64::MAX).max(1);
     let parts = rows.div_ceil(rows_per_part);
     parts.min(shards_max.map_or(u64::MAX, u64::from)).max(1)
 }
 
-/// Cuts `rows` into `parts` ranges: the first `rows mod parts` have one row more.
+/// Cuts `rows` into `parts` ranges: the first `rows mod parts` have one more row.
 ///
-/// The ranges are in order, cover all rows and are never empty, except that no rows at all make
-/// one empty range. So more parts than rows are clipped, and zero parts are one.
+/// The ranges are in order and cover all rows. None is empty, except that zero rows make one empty
+/// range. The number of parts is clipped to the number of rows, and zero parts become one.
 pub fn split_rows(rows: u64, parts: u32) -> Vec<Range<u64>> {
     let parts = u64::from(parts).min(rows).max(1);
     let (base, more) = (rows / parts, rows % parts);
@@ -218,13 +221,13 @@ mod tests {
         let size = |bytes_min, strict| Partitioner::MinSize { bytes_min, shards_max: 10, strict };
         assert_eq!(parts(size(999, false), &[10, 25]), Ok(2));
         assert_eq!(parts(size(999, true), &[10, 25]), Ok(1));
-        // Four parts of 250 bytes would be two of 300 and two of 200: rows are never cut.
+        // Rows are never cut, so four parts would have 300, 300, 200 and 200 bytes.
         assert_eq!(parts(size(250, true), &[10, 25]), Ok(3));
         assert_eq!(parts(size(5000, true), &[10, 25]), Ok(1));
     }
 
     #[test]
-    fn odd_shapes_are_one_part() {
+    fn unusual_shapes_are_partitioned() {
         let fixed = || Partitioner::Fixed { shards: 4 };
         let small = || Partitioner::MaxSize { bytes_max: 1, shards_max: None };
         assert_eq!(parts(fixed(), &[]), Ok(1));
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_custom_function_is_clipped_to_rows() {
+    fn a_custom_result_is_clipped_to_the_rows() {
         let custom = |n: u32| Partitioner::custom(move |_, _| n);
         assert_eq!(parts(custom(3), &[10]), Ok(3));
         assert_eq!(parts(custom(30), &[10]), Ok(10));

@@ -1,8 +1,8 @@
-//! Placement: which shard holds which variable, or which rows of it.
+//! Placement: assigns variables, or row ranges of them, to shards.
 //!
-//! [`Placement::plan`] is what the servers and the workers use: both compute it from the same
-//! variables, [`ShardMap`] and [`PlacementStrategy`], and arrive at the same answer. [`DeviceSetter`] is
-//! the classic way to ask the same question, one operation at a time.
+//! Servers and workers use [`Placement::plan`]. Both compute it from the same variables,
+//! [`ShardMap`] and [`PlacementStrategy`], and get the same result. [`DeviceSetter`] is
+//! TensorFlow's interface to the same decision, one operation at a time.
 
 mod device_setter;
 mod error;

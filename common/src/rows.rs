@@ -1,13 +1,18 @@
-//! Rows of sparse variables, as they are pushed.
+//! The wire form of rows of sparse variables in a push.
 //!
-//! A push has two stretches for a sparse partition. The **index** lies behind the shard's variables,
-//! where [`Partition::index`] says: how many rows there are (`u64`), then their numbers, rising, padded
-//! to whole words. The **values** lie where the partition does, one row behind the other without gaps,
-//! padded to whole words. So a push of every row is no longer than twice the partition, and what is
-//! received needs no other place than a dense push has.
+//! A push has two ranges for a sparse partition:
 //!
-//! The number of a row of a table that grows is its id (`u64`); of any other partition, its number
-//! within that (`u32`).
+//! - The **index** is behind the shard's values, at [`Partition::index`]: the number of rows
+//!   (`u64`), then the ascending row numbers, padded to whole words.
+//! - The **values** start at the partition's own offset: the rows back to back, padded to whole
+//!   words.
+//!
+//! A row number takes no more bytes than an element of a stored type, except in a table. A push of
+//! every row is therefore at most about twice as long as the partition, and sparse pushes use the
+//! same push slots as dense ones.
+//!
+//! The number of a row of a growing table is its id (`u64`). For any other partition it is the
+//! row's index within the partition (`u32`).
 //!
 //! [`Partition::index`]: crate::catalogue::Partition::index
 
@@ -15,28 +20,28 @@ use crate::catalogue::Partition;
 use crate::protocol::Refusal;
 use crate::table;
 
-/// The bytes of a number of a row of this partition.
+/// Returns the bytes of one row number of this partition.
 pub const fn number_bytes(partition: &Partition) -> u64 {
     if partition.rows_at_once.is_some() { 8 } else { 4 }
 }
 
-/// The bytes of the index of so many rows of a partition.
+/// Returns the bytes of the index of `rows` rows of a partition.
 pub const fn index_bytes(partition: &Partition, rows: u64) -> u64 {
     8 + (number_bytes(partition) * rows).next_multiple_of(8)
 }
 
-/// The bytes of the values of so many rows of a partition.
+/// Returns the bytes of the values of `rows` rows of a partition.
 pub fn values_bytes(partition: &Partition, rows: u64) -> u64 {
     (rows * partition.row_bytes()).next_multiple_of(8)
 }
 
-/// Appends the index of these rows of a partition, which must rise.
+/// Appends the index of these rows of a partition, which must ascend.
 pub fn encode_index(
     partition: &Partition,
     rows: impl ExactSizeIterator<Item = u64> + Clone,
     out: &mut Vec<u8>,
 ) {
-    debug_assert!(rows.clone().is_sorted_by(|a, b| a < b), "rows rise");
+    debug_assert!(rows.clone().is_sorted_by(|a, b| a < b), "rows ascend");
     let count = rows.len() as u64;
     let end = out.len() + index_bytes(partition, count) as usize;
     out.reserve(end - out.len());
@@ -45,20 +50,20 @@ pub fn encode_index(
     out.resize(end, 0);
 }
 
-/// How many rows an index is of, by its first word; the bytes may be anybody's.
+/// Returns the number of rows in an index, from its first word; the bytes may be hostile.
 pub fn count(index: &[u8], partition: &Partition) -> Result<u64, Refusal> {
     let word = index.first_chunk().copied().map_or(u64::MAX, u64::from_le_bytes);
     let (variable, limit) = (partition.variable, partition.row_count());
     if word > limit { Err(Refusal::Rows { variable, rows: word, limit }) } else { Ok(word) }
 }
 
-/// The numbers in the index of so many rows, which need not rise or exist.
+/// Returns the row numbers in an index of `rows` rows; they are not checked.
 pub fn numbers<'a>(index: &'a [u8], partition: &Partition, rows: u64) -> Numbers<'a> {
     let bytes = number_bytes(partition) as usize * rows as usize;
     Numbers::of(partition, index.get(8..8 + bytes).unwrap_or_default())
 }
 
-/// Appends the numbers of rows as they travel: in an index, and in what asks for rows.
+/// Appends row numbers in their wire form, as used by an index and by a request for rows.
 pub fn encode_numbers(partition: &Partition, rows: impl Iterator<Item = u64>, out: &mut Vec<u8>) {
     match number_bytes(partition) {
         8 => rows.for_each(|row| out.extend_from_slice(&row.to_le_bytes())),
@@ -66,7 +71,7 @@ pub fn encode_numbers(partition: &Partition, rows: impl Iterator<Item = u64>, ou
     }
 }
 
-/// The numbers of rows, read from bytes that may be anybody's.
+/// Iterates over row numbers in their wire form; the bytes may be hostile.
 #[derive(Clone, Debug)]
 pub struct Numbers<'a> {
     bytes: &'a [u8],
@@ -74,15 +79,15 @@ pub struct Numbers<'a> {
 }
 
 impl<'a> Numbers<'a> {
-    /// The reverse of [`encode_numbers`]; what is no whole number at the end is passed over.
+    /// Reads numbers written by [`encode_numbers`]; an incomplete number at the end is ignored.
     pub fn of(partition: &Partition, bytes: &'a [u8]) -> Numbers<'a> {
         Numbers { bytes, wide: number_bytes(partition) == 8 }
     }
 
-    /// The number at a place.
+    /// Returns the number at a position.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer numbers.
     pub fn at(&self, place: usize) -> u64 {
         match self.wide {
             true => {
@@ -123,9 +128,9 @@ impl Iterator for Numbers<'_> {
 
 impl ExactSizeIterator for Numbers<'_> {}
 
-/// Checks that rows are the partition's, and rise.
+/// Checks that rows belong to the partition and ascend strictly.
 pub fn check(rows: impl Iterator<Item = u64>, partition: &Partition) -> Result<(), Refusal> {
-    // The least that may come next; `None` behind the last number there is.
+    // The smallest row that may come next; `None` after the largest number.
     let mut least = Some(0);
     for (place, row) in rows.enumerate() {
         check_place(row, place as u64, least, partition)?;
@@ -134,12 +139,13 @@ pub fn check(rows: impl Iterator<Item = u64>, partition: &Partition) -> Result<(
     Ok(())
 }
 
-/// Checks that rows are the partition's, in any order.
+/// Checks that rows belong to the partition, in any order.
 pub fn check_any(rows: impl Iterator<Item = u64>, partition: &Partition) -> Result<(), Refusal> {
     rows.enumerate().try_for_each(|(place, row)| check_place(row, place as u64, Some(0), partition))
 }
 
-/// Checks that a row, which stands at this place of a request, is the partition's and not below this.
+/// Checks that the row at position `place` of a request belongs to the partition and is at least
+/// `least`.
 fn check_place(
     row: u64,
     place: u64,
@@ -147,7 +153,7 @@ fn check_place(
     partition: &Partition,
 ) -> Result<(), Refusal> {
     let variable = partition.variable;
-    // Whoever pushes rows of what is no table has numbered them by 32 bits.
+    // Row numbers of a partition that is not a table have 32 bits.
     let last = match partition.is_table() {
         true => u64::MAX,
         false => partition.row_count().min(u32::MAX.into()).saturating_sub(1),
@@ -194,9 +200,9 @@ mod tests {
     }
 
     #[test]
-    fn indices_lie_behind_the_values() {
+    fn row_indexes_follow_the_values() {
         let layout = layout();
-        // a: 2 and 1 rows of 12 bytes; b: 20 bytes; c: 16. Then indices of 2, 1 and 4 rows.
+        // a: 2 and 1 rows of 12 bytes; b: 20 bytes; c: 16. Then indexes of 2, 1 and 4 rows.
         let offsets: Vec<u64> = layout.partitions().iter().map(|p| p.offset).collect();
         assert_eq!((offsets, layout.bytes()), (vec![0, 24, 40, 64], 80));
         let indices: Vec<Option<u64>> = layout.partitions().iter().map(|p| p.index).collect();
@@ -209,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_tables_have_ids_and_lie_behind_the_values() {
+    fn rows_of_tables_have_ids_and_follow_the_values() {
         let table = TableSpec::new(1 << 20).rows_at_once(5);
         let cut = Partitioner::Fixed { shards: 2 };
         let variables = vec![
@@ -246,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_read_as_it_was_written_and_checked() {
+    fn an_index_round_trips_and_is_checked() {
         let layout = layout();
         let partition = layout.sparse().next_back().unwrap();
         for rows in [&[][..], &[3], &[0, 1, 3], &[0, 1, 2, 3]] {
@@ -267,7 +273,7 @@ mod tests {
         assert_eq!(
             numbers(&[0; 12], partition, 2).len(),
             0,
-            "an index that is cut off has no rows"
+            "a truncated index has no rows"
         );
     }
 }

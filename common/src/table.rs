@@ -1,67 +1,71 @@
-//! Embedding tables that grow: what a variable is whose rows have 64-bit ids and come as they are
+//! Growing embedding tables: variables whose rows have 64-bit ids and are created when they are
 //! used.
 //!
-//! A table has no extent of rows. Its ids are spread over [`BUCKETS`] buckets by a hash, and its
-//! partitions are ranges of buckets, so that everything that knows ranges of rows can cut, place and
-//! move tables too. Which row an id has is known to the shard that holds its bucket alone.
+//! A table has no fixed number of rows. A hash spreads its ids over [`BUCKETS`] buckets, and its
+//! partitions are ranges of buckets. All code that handles ranges of rows can therefore partition,
+//! place and move tables too. Only the shard that holds a bucket knows the rows of its ids.
 
 use thiserror::Error;
 
 use crate::initializer::Initializer;
 
-/// How many buckets the ids of a table are spread over: its nominal extent of rows.
+/// The number of buckets that the ids of a table are spread over: its nominal extent of rows.
 pub const BUCKETS: u64 = 1 << 16;
 
-/// The bucket of an id: the upper 16 bits of [`scatter`].
+/// Returns the bucket of an id: the upper 16 bits of [`scatter`].
 pub fn bucket(id: u64) -> u64 {
     scatter(id) >> 48
 }
 
-/// A bijection of 64 bits that changes half of them when any one changes: the finalizer of
-/// MurmurHash3 (Appleby, 2011). Equal on every machine, as workers and servers must agree.
+/// Applies the 64-bit finalizer of MurmurHash3 (Appleby, 2011), a bijection.
+///
+/// Changing one bit of the input changes half of the output bits on average. Equal on every
+/// machine, because workers and servers must agree.
 pub fn scatter(id: u64) -> u64 {
     let id = (id ^ (id >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let id = (id ^ (id >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     id ^ (id >> 33)
 }
 
-/// When an id is given a row of its own. Until then its gradients are dropped (and counted), and a
-/// pull gives its first values.
+/// The rule by which an id gets a row of its own.
+///
+/// Gradients of an id without a row are dropped and counted; a pull returns its initial values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum RowAdmission {
-    /// With the first push that has it.
+    /// At the first push of the id.
     #[default]
     Always,
-    /// With this push that has it. In synchronous mode a step counts as one. The counts of ids that
-    /// have no row yet are kept in 8 bytes each, for as many as the table may have rows; those of the
-    /// rarest are forgotten first.
+    /// At the N-th push of the id; in synchronous mode a step counts as one push.
+    ///
+    /// The count of an id without a row takes 8 bytes. There are at most as many counts as the
+    /// table may have rows; the lowest counts are forgotten first.
     After {
-        /// Which: 1 is [`RowAdmission::Always`].
+        /// N; 1 is the same as [`RowAdmission::Always`].
         pushes: u32,
     },
-    /// With each push that has it by this probability, which is drawn from the id and the number of
-    /// the push.
+    /// At each push of the id with this probability, drawn by a hash of the id and the push's
+    /// version.
     Chance {
-        /// Above 0, and at most 1.
+        /// The probability, above 0 and at most 1.
         probability: f64,
     },
 }
 
-/// What becomes of a row that a full table has no room for.
+/// The rule for a new row of a full table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Eviction {
-    /// The push is refused, and changes nothing.
+    /// The push is refused and changes nothing.
     #[default]
     Refuse,
-    /// It takes the place of the row that was not pushed for longest, among some that are looked at.
+    /// The new row replaces the least recently pushed row of a sample.
     LeastRecent,
-    /// It takes the place of the row that was pushed least often, among some that are looked at.
+    /// The new row replaces the least frequently pushed row of a sample.
     LeastFrequent,
 }
 
-/// What a table that grows is, beside the name, type and shape of its rows.
+/// The settings of a growing table, apart from name, type and row shape.
 ///
 /// ```
 /// use pushpull_common::table::{RowAdmission, Eviction, TableSpec};
@@ -73,57 +77,59 @@ pub enum Eviction {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TableSpec {
-    /// What its rows may take, on all shards together, in bytes: values and slots as servers keep them
-    /// (of `f16` and `bf16` in `f32`, each stream in whole words of 8 bytes), and
-    /// [`TableSpec::ROW_OVERHEAD_BYTES`] for each row. Beside that each shard has memory for the
-    /// rows of one push or, in synchronous mode, of one step.
+    /// The memory limit of the rows on all shards together, in bytes.
+    ///
+    /// It covers values and optimizer slots as servers store them: `f16` and `bf16` as `f32`, each
+    /// padded to 8 bytes. It also covers [`TableSpec::ROW_OVERHEAD_BYTES`] for each row. In
+    /// addition, each shard reserves memory for the rows of one push or, in synchronous mode, of
+    /// one step.
     pub bytes_max: u64,
-    /// The most rows of one shard in one push. Each room of the inbox has room for so many.
+    /// The most rows of one shard in one push. Each push slot reserves memory for that many.
     pub rows_at_once: u32,
-    /// When an id is given a row.
+    /// The rule by which an id gets a row.
     pub admission: RowAdmission,
-    /// What becomes of rows that a full table has no room for.
+    /// The rule for a new row of a full table.
     pub eviction: Eviction,
-    /// Rows that no push had for so many global steps are evicted soon after, whether the table is
-    /// full or not.
+    /// The number of global steps without a push after which a row is evicted, even from a table
+    /// that is not full. Eviction follows soon after, not at once.
     pub expire_after_steps: Option<u64>,
 }
 
-/// Why a table cannot be.
+/// The reason why a table is invalid.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// It has room for no row.
-    #[error("{bytes_max} bytes are room for no row: the least is {least}")]
+    /// The memory limit is too small for one row.
+    #[error("{bytes_max} bytes cannot hold one row: it needs {least}")]
     Bytes {
-        /// Its bytes.
+        /// The memory limit in bytes.
         bytes_max: u64,
-        /// What a row takes, without slots.
+        /// The bytes of one row, without optimizer slots.
         least: u64,
     },
-    /// A push could have no rows, or more than 2^24.
-    #[error("{rows} rows at once are not 1 to {}", TableSpec::ROWS_AT_ONCE_MAX)]
+    /// The limit of rows in one push is 0 or above 2^24.
+    #[error("cannot limit a push to {rows} rows: use 1 to {}", TableSpec::ROWS_AT_ONCE_MAX)]
     RowsAtOnce {
-        /// How many rows.
+        /// The limit of rows.
         rows: u32,
     },
-    /// Admission after no push, or after more than can be counted.
-    #[error("rows are admitted after 1 to {} pushes, not after {pushes}", TableSpec::PUSHES_MAX)]
+    /// The number of pushes before admission is 0 or too large to count.
+    #[error("cannot admit rows after {pushes} pushes: use 1 to {}", TableSpec::PUSHES_MAX)]
     Pushes {
-        /// How many pushes.
+        /// The number of pushes.
         pushes: u32,
     },
-    /// What is no probability.
-    #[error("{probability} is no probability above 0")]
+    /// The probability of admission is not above 0 and at most 1.
+    #[error("cannot admit rows with probability {probability}: it must be above 0 and at most 1")]
     Probability {
-        /// What it is.
+        /// The probability.
         probability: f64,
     },
-    /// Rows that expire at once.
-    #[error("rows that expire after 0 steps cannot be trained")]
+    /// Rows would expire at once.
+    #[error("cannot train rows that expire after 0 steps")]
     ExpireAtOnce,
-    /// First values that depend on how many rows there are.
-    #[error("{initializer} depends on the number of rows, which a table has not")]
+    /// The initializer depends on the number of rows.
+    #[error("cannot use {initializer}: it depends on the number of rows, which a table lacks")]
     Initializer {
         /// The initializer.
         initializer: Initializer,
@@ -131,15 +137,16 @@ pub enum TableError {
 }
 
 impl TableSpec {
-    /// The most rows of one shard in one push.
+    /// The highest limit of rows of one shard in one push.
     pub const ROWS_AT_ONCE_MAX: u32 = 1 << 24;
-    /// The most pushes that [`RowAdmission::After`] counts.
+    /// The most pushes that [`RowAdmission::After`] can count.
     pub const PUSHES_MAX: u32 = 1 << 24;
-    /// What a row takes beside its values and slots: 24 bytes for its id and its age, and its entry of
-    /// the index, 21.3 on the average.
+    /// The bytes of a row besides values and optimizer slots: 24 for its id and age, and 21.3 on
+    /// average for its index entry.
     pub const ROW_OVERHEAD_BYTES: u64 = 48;
 
-    /// A table of so many bytes: 65,536 rows at once, every id admitted, no row evicted.
+    /// Creates a table of `bytes_max` bytes: 65,536 rows in a push, every id admitted, no row
+    /// evicted.
     pub const fn new(bytes_max: u64) -> TableSpec {
         TableSpec {
             bytes_max,
@@ -156,38 +163,39 @@ impl TableSpec {
         self
     }
 
-    /// Sets when an id is given a row.
+    /// Sets the rule by which an id gets a row.
     pub fn admission(mut self, admission: RowAdmission) -> TableSpec {
         self.admission = admission;
         self
     }
 
-    /// Sets what becomes of rows that a full table has no room for.
+    /// Sets the rule for a new row of a full table.
     pub fn eviction(mut self, eviction: Eviction) -> TableSpec {
         self.eviction = eviction;
         self
     }
 
-    /// Has rows evicted that no push had for so many global steps.
+    /// Evicts rows that no push contained for this number of global steps.
     pub fn expire_after(mut self, steps: u64) -> TableSpec {
         self.expire_after_steps = Some(steps);
         self
     }
 
-    /// The share of `bytes_max` of so many of the buckets.
+    /// Returns the share of `bytes_max` that this number of buckets may use.
     pub(crate) fn bytes_of(&self, buckets: u64) -> u64 {
         (u128::from(self.bytes_max) * u128::from(buckets) / u128::from(BUCKETS)) as u64
     }
 
-    /// The most rows of a partition that has so many of the buckets, each of so many bytes with its
-    /// slots: at least one.
+    /// Returns the most rows of a partition with `buckets` buckets: at least one.
+    ///
+    /// `row_bytes` is the length of a row with its optimizer slots.
     pub fn rows_max(&self, buckets: u64, row_bytes: u64) -> u64 {
         let each = row_bytes.saturating_add(TableSpec::ROW_OVERHEAD_BYTES);
         let all = u128::from(self.bytes_max / each.max(1));
         ((all * u128::from(buckets)).div_ceil(BUCKETS.into()) as u64).max(1)
     }
 
-    /// Whether it can be the table of a variable with such rows.
+    /// Checks that the table can hold rows of this length with this initializer.
     pub(crate) fn validate(
         &self,
         row_bytes: u64,
@@ -244,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_tables_are_rejected() {
         let table = TableSpec::new(1 << 20);
         let zeros = |table: TableSpec| table.validate(16, Initializer::Zeros);
         assert_eq!(zeros(table), Ok(()));

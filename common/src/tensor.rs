@@ -1,4 +1,4 @@
-//! Element types and shapes whose counts cannot overflow.
+//! Element types and shapes whose element counts cannot overflow.
 
 use std::fmt;
 
@@ -15,9 +15,9 @@ pub enum DType {
     F64,
     /// Two's complement 64-bit integer; for counters (`assign_add`), not trainable.
     I64,
-    /// IEEE 754 half precision, 2 bytes: [`half::f16`]. Servers keep `f32`: [`DType::master`].
+    /// IEEE 754 half precision, 2 bytes: [`half::f16`]. Servers store `f32`: [`DType::master`].
     F16,
-    /// The upper half of an `f32`, 2 bytes: [`half::bf16`]. Servers keep `f32`: [`DType::master`].
+    /// The upper half of an `f32`, 2 bytes: [`half::bf16`]. Servers store `f32`: [`DType::master`].
     Bf16,
 }
 
@@ -25,7 +25,7 @@ impl DType {
     /// Every type, in the order of their codes.
     pub const ALL: [DType; 5] = [DType::F32, DType::F64, DType::I64, DType::F16, DType::Bf16];
 
-    /// The width of one element in bytes.
+    /// Returns the size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             DType::F16 | DType::Bf16 => 2,
@@ -34,13 +34,16 @@ impl DType {
         }
     }
 
-    /// Whether an optimizer can train it and NaN can occur in it.
+    /// Returns whether an optimizer can train this type; only such types have NaN.
     pub const fn is_float(self) -> bool {
         !matches!(self, DType::I64)
     }
 
-    /// The type that servers keep such elements in: `f32` for those of 2 bytes, which are too coarse for
-    /// many small updates to add up in; all others as they are. Holds every element exactly.
+    /// Returns the type in which servers store elements of this type; it holds every element
+    /// exactly.
+    ///
+    /// It is `f32` for types of 2 bytes, which are too coarse to accumulate many small updates, and
+    /// the type itself for all others.
     pub const fn master(self) -> DType {
         match self {
             DType::F16 | DType::Bf16 => DType::F32,
@@ -48,7 +51,7 @@ impl DType {
         }
     }
 
-    /// The code on the wire and in files.
+    /// Returns the code on the wire and in files.
     pub const fn code(self) -> u8 {
         match self {
             DType::F32 => 1,
@@ -59,7 +62,7 @@ impl DType {
         }
     }
 
-    /// The type a code stands for; `None` for a code this version does not know.
+    /// Returns the type of a code; `None` for a code that this version does not know.
     pub fn from_code(code: u8) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
@@ -77,13 +80,12 @@ impl fmt::Display for DType {
     }
 }
 
-/// The elements that bytes are of, wherever those lie; what is no whole element at the end is passed
-/// over.
+/// Copies the elements out of bytes of any alignment; an incomplete element at the end is ignored.
 pub fn elements_of<T: Element>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
 }
 
-/// A plain number that may be an element: ties a Rust type to its [`DType`].
+/// A number type that can be an element: ties a Rust type to its [`DType`].
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug {
     /// The element type.
     const DTYPE: DType;
@@ -111,25 +113,25 @@ impl Element for bf16 {
 
 /// The extent of a tensor along each axis; a scalar has none.
 ///
-/// A `Shape` that exists has at most [`Shape::RANK_MAX`] axes and at most
-/// [`Shape::ELEMENTS_MAX`] elements, so its counts never overflow.
+/// A shape has at most [`Shape::RANK_MAX`] axes and at most [`Shape::ELEMENTS_MAX`] elements, so
+/// its counts never overflow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shape(Vec<u64>);
 
-/// Why a list of extents is not a [`Shape`].
+/// The reason why a list of extents is not a [`Shape`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ShapeError {
-    /// More axes than [`Shape::RANK_MAX`].
-    #[error("cannot use a shape of rank {rank}: the largest is {}", Shape::RANK_MAX)]
+    /// There are more axes than [`Shape::RANK_MAX`].
+    #[error("cannot use a shape of rank {rank}: the limit is {}", Shape::RANK_MAX)]
     Rank {
-        /// The number of axes asked for.
+        /// The number of axes.
         rank: usize,
     },
-    /// More elements than [`Shape::ELEMENTS_MAX`].
+    /// There are more elements than [`Shape::ELEMENTS_MAX`].
     #[error("cannot use the shape {extents:?}: it has more than {} elements", Shape::ELEMENTS_MAX)]
     TooLarge {
-        /// The extents asked for.
+        /// The extents.
         extents: Vec<u64>,
     },
 }
@@ -137,10 +139,10 @@ pub enum ShapeError {
 impl Shape {
     /// The largest number of axes.
     pub const RANK_MAX: usize = 8;
-    /// The largest number of elements: 2^48, so that a byte count fits every later sum.
+    /// The largest number of elements: 2^48, so that sums of byte counts cannot overflow.
     pub const ELEMENTS_MAX: u64 = 1 << 48;
 
-    /// Checks the extents and makes them a shape.
+    /// Creates a shape after checking the extents.
     pub fn new(extents: impl Into<Vec<u64>>) -> Result<Shape, ShapeError> {
         let extents = extents.into();
         if extents.len() > Shape::RANK_MAX {
@@ -149,8 +151,8 @@ impl Shape {
         let elements = extents.iter().try_fold(1u64, |product, &extent| {
             product.checked_mul(extent).filter(|&elements| elements <= Shape::ELEMENTS_MAX)
         });
-        // A zero extent hides a later overflow in the product, never an element; but the row
-        // width must be bounded too, so the non-zero extents are checked on their own.
+        // The width of a row must be bounded too. A zero extent would hide it in the product, so
+        // the non-zero extents are also checked on their own.
         let widths = extents.iter().filter(|&&extent| extent > 0).try_fold(1u64, |product, &e| {
             product.checked_mul(e).filter(|&elements| elements <= Shape::ELEMENTS_MAX)
         });
@@ -160,32 +162,32 @@ impl Shape {
         }
     }
 
-    /// The shape of a single number.
+    /// Returns the shape of a single number.
     pub fn scalar() -> Shape {
         Shape(Vec::new())
     }
 
-    /// The extents, outermost first.
+    /// Returns the extents, outermost first.
     pub fn extents(&self) -> &[u64] {
         &self.0
     }
 
-    /// The number of axes.
+    /// Returns the number of axes.
     pub fn rank(&self) -> usize {
         self.0.len()
     }
 
-    /// The number of elements; 1 for a scalar.
+    /// Returns the number of elements; 1 for a scalar.
     pub fn elements(&self) -> u64 {
         self.0.iter().product()
     }
 
-    /// The extent of the first axis, along which a variable is partitioned; 1 for a scalar.
+    /// Returns the extent of the first axis, along which a variable is partitioned; 1 for a scalar.
     pub fn rows(&self) -> u64 {
         self.0.first().copied().unwrap_or(1)
     }
 
-    /// The number of elements in one row; 1 for a scalar or a vector.
+    /// Returns the number of elements in one row; 1 for a scalar or a vector.
     pub fn row_elements(&self) -> u64 {
         self.0.iter().skip(1).product()
     }
@@ -202,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_checked_at_the_border() {
+    fn counts_are_checked_at_their_limits() {
         let shape = Shape::new([10, 3, 2]).unwrap();
         assert_eq!((shape.elements(), shape.rows(), shape.row_elements()), (60, 10, 6));
         assert_eq!(Shape::scalar().elements(), 1);

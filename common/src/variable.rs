@@ -1,4 +1,4 @@
-//! `VariableSpec`: what a variable is, before it lives anywhere.
+//! [`VariableSpec`]: the declaration of a variable.
 
 use thiserror::Error;
 
@@ -9,12 +9,12 @@ use crate::protocol::limits::PART_BYTES_MAX;
 use crate::table::{BUCKETS, TableError, TableSpec};
 use crate::tensor::{DType, Shape, ShapeError};
 
-/// A named tensor that the servers shall hold.
+/// The declaration of a named tensor that the servers hold.
 ///
-/// Its name, type and shape are correct once it exists. What may be chosen freely is in public
-/// fields, each with a method of the same name for chaining; [`VariableSpec::validate`] checks the
-/// initializer and the partitioner, and whoever places or catalogues variables calls it. That
-/// names differ is for the catalogue to check.
+/// Name, type and shape are validated on creation. The other choices are public fields, each with a
+/// chaining method of the same name. [`VariableSpec::validate`] checks initializer, partitioner and
+/// rows; planning a placement and building a catalogue call it. The catalogue checks that names
+/// differ.
 ///
 /// ```
 /// use pushpull_common::initializer::Initializer;
@@ -33,17 +33,17 @@ pub struct VariableSpec {
     trainable: bool,
     sparse: bool,
     table: Option<TableSpec>,
-    /// How its first values are chosen.
+    /// The distribution of the initial values.
     pub initializer: Initializer,
-    /// The seed of its first values.
+    /// The seed of the initial values.
     pub seed: u64,
-    /// How it is cut into row ranges.
+    /// The rule by which the variable is cut into row ranges.
     pub partitioner: Partitioner,
-    /// The ps task it is pinned to, if it names one.
+    /// The ps task that the variable is pinned to, if it names one.
     pub device: DeviceSpec,
 }
 
-/// Why a variable cannot be declared. Always the fault of the caller's configuration.
+/// The reason why a variable cannot be declared. The caller's configuration is at fault.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum VariableError {
@@ -72,31 +72,31 @@ pub enum VariableError {
         /// The first control character.
         character: char,
     },
-    /// The extents are no shape.
+    /// The extents are not a valid shape.
     #[error("cannot declare the variable {name:?}: {source}")]
     Shape {
         /// The variable's name.
         name: String,
-        /// What is wrong with the extents.
+        /// The fault in the extents.
         source: ShapeError,
     },
-    /// The initializer cannot be used.
+    /// The initializer is invalid.
     #[error("cannot declare the variable {name:?}: {source}")]
     Initializer {
         /// The variable's name.
         name: String,
-        /// What is wrong with the initializer.
+        /// The fault in the initializer.
         source: InitializerError,
     },
-    /// The partitioner cannot cut it.
+    /// The partitioner cannot partition the variable.
     #[error("cannot declare the variable {name:?}: {source}")]
     Partitioner {
         /// The variable's name.
         name: String,
-        /// What is wrong with the partitioner.
+        /// The fault in the partitioner.
         source: PartitionError,
     },
-    /// It is sparse, and its rows cannot travel.
+    /// The variable is sparse and its rows are empty or too long for a part.
     #[error(
         "cannot declare the variable {name:?} sparse: its rows have {bytes} bytes each, and may \
          have 1 to {PART_BYTES_MAX}"
@@ -104,10 +104,10 @@ pub enum VariableError {
     RowBytes {
         /// The variable's name.
         name: String,
-        /// The bytes of a row, as servers keep it.
+        /// The bytes of a row as servers store it.
         bytes: u64,
     },
-    /// It is sparse, and has no rows, or more than can be numbered.
+    /// The variable is sparse and has no rows, or more than 32 bits can number.
     #[error(
         "cannot declare the variable {name:?} sparse: it has {rows} rows, and may have 1 to {}",
         u32::MAX
@@ -115,15 +115,15 @@ pub enum VariableError {
     Rows {
         /// The variable's name.
         name: String,
-        /// Its rows.
+        /// The number of rows.
         rows: u64,
     },
-    /// It is a table that cannot be.
+    /// The table is invalid.
     #[error("cannot declare the table {name:?}: {source}")]
     Table {
         /// The variable's name.
         name: String,
-        /// What is wrong with it.
+        /// The fault in the table.
         source: TableError,
     },
 }
@@ -134,8 +134,8 @@ impl VariableSpec {
 
     /// Declares a variable of zeros: seed 0, one part, on any ps task.
     ///
-    /// A float variable is trainable; an `i64` is plain, as no optimizer can train it. The name
-    /// has 1 to [`VariableSpec::NAME_BYTES_MAX`] bytes without control characters.
+    /// A float variable is trainable. An `i64` is plain, because no optimizer can train it. The
+    /// name has 1 to [`VariableSpec::NAME_BYTES_MAX`] bytes and no control characters.
     pub fn new(
         name: impl Into<String>,
         dtype: DType,
@@ -156,7 +156,7 @@ impl VariableSpec {
         })
     }
 
-    /// Declares a trainable variable of `f32` with these extents; as [`VariableSpec::new`].
+    /// Declares a trainable variable of `f32` with these extents; see [`VariableSpec::new`].
     pub fn f32(
         name: impl Into<String>,
         extents: impl Into<Vec<u64>>,
@@ -164,11 +164,13 @@ impl VariableSpec {
         VariableSpec::of(name.into(), DType::F32, extents.into())
     }
 
-    /// Declares a trainable variable of [`half::f16`] with these extents; as [`VariableSpec::new`].
+    /// Declares a trainable variable of [`half::f16`] with these extents; see
+    /// [`VariableSpec::new`].
     ///
-    /// Servers keep it in `f32`, with its slots: they round what is pulled and lose nothing of what is
-    /// pushed, so updates too small for an `f16` add up. Workers hold and send 2 bytes an element.
-    /// Gradients and values beyond 65504 are infinite; see `docs/codecs.md`.
+    /// Servers store it and its optimizer slots in `f32`, so updates too small for an `f16`
+    /// accumulate: they round values that are pulled, and lose nothing of pushed gradients. Workers
+    /// hold and send 2 bytes an element. Gradients and values beyond 65504 become infinite; see
+    /// `docs/codecs.md`.
     pub fn f16(
         name: impl Into<String>,
         extents: impl Into<Vec<u64>>,
@@ -176,8 +178,10 @@ impl VariableSpec {
         VariableSpec::of(name.into(), DType::F16, extents.into())
     }
 
-    /// Declares a trainable variable of [`half::bf16`] with these extents; as [`VariableSpec::f16`], with
-    /// the range of an `f32` and three bits less of precision.
+    /// Declares a trainable variable of [`half::bf16`] with these extents; see
+    /// [`VariableSpec::f16`].
+    ///
+    /// A `bf16` has the range of an `f32` and three bits less precision than an `f16`.
     pub fn bf16(
         name: impl Into<String>,
         extents: impl Into<Vec<u64>>,
@@ -193,12 +197,13 @@ impl VariableSpec {
         }
     }
 
-    /// Declares an embedding table that grows: a trainable variable whose rows have any 64-bit ids and
-    /// come as they are pushed. `row` are the extents of one row; none are a row of one element.
+    /// Declares a growing embedding table: a trainable variable whose rows have 64-bit ids.
     ///
-    /// It is pulled and pushed by rows, as what is [`VariableSpec::sparse`]. A row's first values
-    /// depend on the seed, the name and the id alone; initializers that need fans are refused. Its
-    /// shape has [`BUCKETS`] rows, by which it is cut and placed.
+    /// Rows are created when they are pushed. `row` has the extents of one row; no extents make a
+    /// row of one element. A table is pulled and pushed by rows, as a [`VariableSpec::sparse`]
+    /// variable is. The initial values of a row depend only on the seed, the name and the id;
+    /// initializers that need fans are rejected. The shape has [`BUCKETS`] rows, by which the table
+    /// is partitioned and placed.
     pub fn table(
         name: impl Into<String>,
         dtype: DType,
@@ -216,50 +221,50 @@ impl VariableSpec {
         }
     }
 
-    /// Sets how its first values are chosen.
+    /// Sets the distribution of the initial values.
     pub fn initializer(mut self, initializer: Initializer) -> VariableSpec {
         self.initializer = initializer;
         self
     }
 
-    /// Sets the seed of its first values; the name counts too, so one seed serves all variables.
+    /// Sets the seed of the initial values. The name counts too, so one seed serves all variables.
     pub fn seed(mut self, seed: u64) -> VariableSpec {
         self.seed = seed;
         self
     }
 
-    /// Makes it plain: no optimizer touches it, only `assign` and `assign_add` change it, or
-    /// `assign_rows` if it is sparse.
+    /// Makes the variable plain: no optimizer updates it. Only `assign` and `assign_add` change it,
+    /// or `assign_rows` if it is sparse.
     pub fn plain(mut self) -> VariableSpec {
         self.trainable = false;
         self
     }
 
-    /// Makes it sparse: it is pulled and pushed by rows, as embeddings are, and no replica has a copy
-    /// of all of it. A row is what has one index in the first extent; it has at most 1 MiB where servers
-    /// keep it, and there are 1 to 2^32 - 1 of them.
+    /// Makes the variable sparse: it is pulled and pushed by rows, as embeddings are.
     ///
-    /// Its first values are those of the initializer. Shards keep 4 bytes for each row in every room
-    /// of their inbox, beside the values that it may hold.
+    /// No replica holds a full copy. A row is the elements with one index along the first axis. A
+    /// row has at most 1 MiB as stored on the servers, and there are 1 to 2^32 - 1 rows. The
+    /// initial values are those of the initializer. Each push slot reserves 4 bytes for each row,
+    /// in addition to the values.
     pub fn sparse(mut self) -> VariableSpec {
         self.sparse = true;
         self
     }
 
-    /// Sets how it is cut into row ranges.
+    /// Sets the rule by which the variable is cut into row ranges.
     pub fn partitioner(mut self, partitioner: Partitioner) -> VariableSpec {
         self.partitioner = partitioner;
         self
     }
 
-    /// Pins it, with all its parts, to a ps task by naming the task. The device type is not
-    /// looked at.
+    /// Pins the variable, with all its parts, to the ps task that `device` names. The device type
+    /// is ignored.
     pub fn device(mut self, device: DeviceSpec) -> VariableSpec {
         self.device = device;
         self
     }
 
-    /// Whether its initializer and partitioner can be used, and its rows travel if it is sparse.
+    /// Checks the initializer and the partitioner, the rows if sparse, and the settings of a table.
     pub fn validate(&self) -> Result<(), VariableError> {
         let name = || self.name.clone();
         if self.sparse {
@@ -282,17 +287,17 @@ impl VariableSpec {
         self.parts().map(|_| ())
     }
 
-    /// Into how many parts the partitioner cuts it. Calls a custom partitioner.
+    /// Returns the number of parts that the partitioner makes. Calls a custom partitioner.
     pub fn parts(&self) -> Result<u32, VariableError> {
         let parts = match self.table {
-            // What it may take, byte by byte, and not what a row for each bucket would.
+            // A table is partitioned by its memory limit, not by the nominal size of its buckets.
             Some(table) => self.partitioner.parts_of(&self.shape, self.dtype, (table.bytes_max, 1)),
             None => self.partitioner.parts(&self.shape, self.dtype),
         };
         parts.map_err(|source| VariableError::Partitioner { name: self.name.clone(), source })
     }
 
-    /// The bytes of so many of its rows as servers keep them; of a table, what so many buckets may take.
+    /// Returns the stored bytes of `rows` rows; for a table, the memory limit of that many buckets.
     pub(crate) fn bytes_of_rows(&self, rows: u64) -> u64 {
         match self.table {
             Some(table) => table.bytes_of(rows),
@@ -300,13 +305,13 @@ impl VariableSpec {
         }
     }
 
-    /// The bytes of all its elements, as workers hold them; of a table, what its rows may take.
+    /// Returns the bytes of all elements as workers hold them; for a table, its memory limit.
     pub fn bytes(&self) -> u64 {
         self.bytes_of(self.dtype)
     }
 
-    /// The bytes of all its elements as servers keep them: twice [`VariableSpec::bytes`] for `f16` and
-    /// `bf16`. Each slot of its optimizer has as many.
+    /// Returns the bytes of all elements as servers store them; each optimizer slot has as many.
+    /// Twice [`VariableSpec::bytes`] for `f16` and `bf16`.
     pub fn master_bytes(&self) -> u64 {
         self.bytes_of(self.dtype.master())
     }
@@ -315,47 +320,47 @@ impl VariableSpec {
         if let Some(table) = self.table {
             return table.bytes_max;
         }
-        // A shape has at most 2^48 elements of at most 8 bytes.
+        // Cannot overflow: a shape has at most 2^48 elements of at most 8 bytes.
         self.shape.elements() * dtype.size() as u64
     }
 
-    /// The bytes of the elements of one row, as workers hold them.
+    /// Returns the bytes of one row as workers hold it.
     pub fn row_bytes(&self) -> u64 {
         self.shape.row_elements() * self.dtype.size() as u64
     }
 
-    /// The bytes of the elements of one row as servers keep them: twice [`VariableSpec::row_bytes`] for
-    /// `f16` and `bf16`. Each slot of its optimizer has as many.
+    /// Returns the bytes of one row as servers store it; each optimizer slot has as many. Twice
+    /// [`VariableSpec::row_bytes`] for `f16` and `bf16`.
     pub fn master_row_bytes(&self) -> u64 {
         self.shape.row_elements() * self.dtype.master().size() as u64
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The type of its elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The shape of the whole variable.
+    /// Returns the shape of the whole variable.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Whether an optimizer updates it; never so for an `i64`.
+    /// Returns whether an optimizer updates the variable; never for an `i64`.
     pub fn is_trainable(&self) -> bool {
         self.trainable
     }
 
-    /// Whether it is pulled and pushed by rows: so is a table.
+    /// Returns whether the variable is pulled and pushed by rows; true for a table.
     pub fn is_sparse(&self) -> bool {
         self.sparse
     }
 
-    /// If it is a table that grows, what is said of it.
+    /// Returns the settings of a growing table; `None` for any other variable.
     pub fn as_table(&self) -> Option<&TableSpec> {
         self.table.as_ref()
     }
@@ -408,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn the_free_choices_are_validated() {
+    fn initializer_and_partitioner_are_validated() {
         let variable = VariableSpec::f32("w", [10, 3]).unwrap();
         let cut = variable.clone().partitioner(Partitioner::Fixed { shards: 4 }).seed(3);
         assert_eq!((cut.parts(), cut.seed, cut.validate()), (Ok(4), 3, Ok(())));
@@ -423,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_rows_of_any_id() {
+    fn a_table_is_sparse_and_validated() {
         let spec = TableSpec::new(1 << 20);
         let table = |row: &[u64], spec| VariableSpec::table("t", DType::F32, row, spec).unwrap();
         let users = table(&[4], spec);
@@ -437,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_sparse_variables_can_travel() {
+    fn rows_of_sparse_variables_fit_a_part() {
         let sparse = |extents: &[u64]| VariableSpec::f32("e", extents).unwrap().sparse().validate();
         assert_eq!(sparse(&[5, 16]), Ok(()));
         assert_eq!(sparse(&[5]), Ok(()));
@@ -452,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_kept_in_f32_and_limited_as_that() {
+    fn half_floats_are_stored_and_limited_as_f32() {
         let kinds = [
             (VariableSpec::f16("h", [5, 3]).unwrap(), DType::F16),
             (VariableSpec::bf16("h", [5, 3]).unwrap(), DType::Bf16),
@@ -463,7 +468,7 @@ mod tests {
             assert_eq!(variable.validate(), Ok(()));
             assert_eq!((variable.row_bytes(), variable.master_row_bytes()), (6, 12));
             assert_eq!(variable.sparse().validate(), Ok(()));
-            // Fits a part as halves, and not as masters.
+            // Half floats of this width fit into a part, but the stored `f32` elements do not.
             let table = |width: u64, bytes| {
                 let table =
                     VariableSpec::table("h", dtype, [width], TableSpec::new(bytes)).unwrap();

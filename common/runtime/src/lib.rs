@@ -1,7 +1,8 @@
-//! What the runtimes of servers and workers share.
+//! Runtime pieces that servers and workers share.
 //!
-//! [`QuietUnixStream`] is a Unix socket whose peer's reads wake nobody; [`Processors`] says whether there is a processor to spare.
-//! An internal crate of pushpull: what it offers may change with any version.
+//! [`QuietUnixStream`] is a Unix socket that does not wake a task each time its peer reads.
+//! [`Processors`] tells whether a processor is idle. An internal crate of pushpull: its API may
+//! change with any version.
 
 mod processors;
 mod quiet_unix_stream;

@@ -1,14 +1,14 @@
-//! Whether there is a processor to spare.
+//! Detects whether a processor is idle.
 
 use std::fs::File;
 use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 use std::thread::available_parallelism;
 
-/// Where Linux says, among other things, how many threads run or wait for a processor: `0.61 0.52 0.48 2/143 901`.
+/// The file in which Linux reports the number of runnable threads: `0.61 0.52 0.48 2/143 901`.
 const LOAD: &str = "/proc/loadavg";
 
-/// The processors of this machine, as far as this process may use them.
+/// The processors of this machine that this process may use.
 #[derive(Debug)]
 pub struct Processors {
     count: usize,
@@ -16,19 +16,19 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// Those of this machine, as many as this process may use now.
+    /// Returns the processors that this process may use now.
     pub fn here() -> Processors {
         let count = available_parallelism().map_or(1, NonZero::get);
         Processors { count, load: File::open(LOAD).ok() }
     }
 
-    /// Whether more threads want a processor than there are, this one among them; they do where the system does not tell.
-    /// Takes some 2 us.
+    /// Returns whether more threads are runnable than there are processors, this thread included.
+    /// True if the system does not report the number. Takes about 2 us.
     pub fn are_wanted(&self) -> bool {
         self.running().is_none_or(|running| running > self.count)
     }
 
-    /// How many threads run or wait for a processor.
+    /// Returns the number of runnable threads.
     fn running(&self) -> Option<usize> {
         let mut text = [0; 64];
         let length = self.load.as_ref()?.read_at(&mut text, 0).ok()?;
@@ -36,10 +36,10 @@ impl Processors {
     }
 }
 
-/// The same by what [`LOAD`] says.
+/// Parses the number of runnable threads from the content of [`LOAD`].
 fn running(text: &[u8]) -> Option<usize> {
     let threads = std::str::from_utf8(text).ok()?.split_whitespace().nth(3)?;
-    // Who asks runs: where none is said to, it is not told.
+    // The calling thread is runnable, so a count of 0 means that the system does not report it.
     threads.split_once('/')?.0.parse().ok().filter(|&running| running > 0)
 }
 
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_threads_that_run_are_read_from_what_the_system_says() {
+    fn runnable_threads_are_parsed() {
         assert_eq!(running(b"0.61 0.52 0.48 2/143 901\n"), Some(2));
         assert_eq!(running(b"0.61 0.52 0.48 1200/3143 90144\n"), Some(1200));
         for strange in [
@@ -64,20 +64,20 @@ mod tests {
     }
 
     #[test]
-    fn they_are_wanted_while_more_threads_run_than_there_are() {
+    fn processors_are_wanted_if_more_threads_are_runnable() {
         let file = tempfile::tempfile().unwrap();
         let processors = Processors { count: 2, load: Some(file.try_clone().unwrap()) };
-        assert!(processors.are_wanted(), "nothing is told");
+        assert!(processors.are_wanted(), "an empty file");
         for (running, wanted) in [(1, false), (2, false), (3, true), (12, true), (2, false)] {
             file.write_all_at(format!("0.61 0.52 0.48 {running}/143 901\n").as_bytes(), 0).unwrap();
-            assert_eq!(processors.are_wanted(), wanted, "where {running} run");
+            assert_eq!(processors.are_wanted(), wanted, "{running} runnable threads");
         }
-        assert!(Processors { count: 2, load: None }.are_wanted(), "nobody tells");
+        assert!(Processors { count: 2, load: None }.are_wanted(), "no file");
     }
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn this_machine_tells() {
+    fn linux_reports_runnable_threads() {
         let here = Processors::here();
         assert!(here.count > 0);
         assert!(here.running().is_some_and(|running| running > 0), "{here:?}");

@@ -1,9 +1,9 @@
-//! What two declarations of a variable differ in, in words.
+//! Describes how two declarations of a variable differ.
 
 use crate::table::TableSpec;
 use crate::variable::VariableSpec;
 
-/// The first difference, `ours` first.
+/// Describes the first difference in words, `ours` first; `None` if the declarations are equal.
 pub(super) fn of_variables(ours: &VariableSpec, theirs: &VariableSpec) -> Option<String> {
     let (name, other) = (ours.name(), theirs.name());
     if name != other {

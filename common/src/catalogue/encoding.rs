@@ -1,6 +1,6 @@
-//! A catalogue as bytes, one encoding for each.
+//! The canonical byte encoding of a catalogue.
 
-use super::{CatalogueError, Place};
+use super::{CatalogueError, PartitionPlacement};
 use crate::ids::{ShardId, VariableId};
 use crate::initializer::Initializer;
 use crate::protocol::ProtocolError;
@@ -10,12 +10,12 @@ use crate::table::{BUCKETS, Eviction, RowAdmission, TableSpec};
 use crate::tensor::{DType, Shape, ShapeError};
 use crate::variable::VariableSpec;
 
-pub(super) fn encode(variables: &[VariableSpec], places: &[Place]) -> Vec<u8> {
+pub(super) fn encode(variables: &[VariableSpec], places: &[PartitionPlacement]) -> Vec<u8> {
     let mut out = Vec::new();
     FORMAT.put(&mut out);
     (variables.len() as u32).put(&mut out);
     for variable in variables {
-        // A variable's name is never too long to travel: both limits are the same.
+        // Never clips: the name limit of a variable is the same as on the wire (asserted below).
         Text::<NAME_BYTES_MAX>::clipped(variable.name()).put(&mut out);
         variable.dtype().code().put(&mut out);
         out.push(variable.shape().rank() as u8);
@@ -55,15 +55,15 @@ fn take_variable(reader: &mut Reader<'_>) -> Result<VariableSpec, CatalogueError
     let initializer = take_initializer(reader)?;
     let seed = u64::take(reader)?;
     let mut variable = match rows {
-        Rows::Table(table) => {
+        RowKind::Table(table) => {
             let Some((&BUCKETS, row)) = extents.split_first() else {
                 let rows = extents.first().copied().unwrap_or(0);
                 return Err(reader.invalid("buckets", rows).into());
             };
             VariableSpec::table(name.as_str(), dtype, row, table)?
         }
-        Rows::Sparse => VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?.sparse(),
-        Rows::Dense => VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?,
+        RowKind::Sparse => VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?.sparse(),
+        RowKind::Dense => VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?,
     };
     variable = variable.initializer(initializer).seed(seed);
     if !trainable {
@@ -73,8 +73,8 @@ fn take_variable(reader: &mut Reader<'_>) -> Result<VariableSpec, CatalogueError
     Ok(variable)
 }
 
-/// What the rows of a variable are.
-enum Rows {
+/// The kind of rows that a variable has.
+enum RowKind {
     Dense,
     Sparse,
     Table(TableSpec),
@@ -101,14 +101,14 @@ fn put_rows(variable: &VariableSpec, out: &mut Vec<u8>) {
         Eviction::LeastFrequent => 2,
     };
     eviction.put(out);
-    // No table's rows expire after 0 steps.
+    // 0 stands for `None`: no table's rows expire after 0 steps.
     table.expire_after_steps.unwrap_or(0).put(out);
 }
 
-fn take_rows(reader: &mut Reader<'_>) -> Result<Rows, ProtocolError> {
+fn take_rows(reader: &mut Reader<'_>) -> Result<RowKind, ProtocolError> {
     match u8::take(reader)? {
-        0 => return Ok(Rows::Dense),
-        1 => return Ok(Rows::Sparse),
+        0 => return Ok(RowKind::Dense),
+        1 => return Ok(RowKind::Sparse),
         2 => {}
         other => return Err(reader.invalid("rows", other.into())),
     }
@@ -128,7 +128,7 @@ fn take_rows(reader: &mut Reader<'_>) -> Result<Rows, ProtocolError> {
     };
     let expire_after_steps = Some(u64::take(reader)?).filter(|&steps| steps > 0);
     let table = TableSpec { rows_at_once, admission, eviction, ..TableSpec::new(bytes_max) };
-    Ok(Rows::Table(TableSpec { expire_after_steps, ..table }))
+    Ok(RowKind::Table(TableSpec { expire_after_steps, ..table }))
 }
 
 fn put_initializer(initializer: Initializer, out: &mut Vec<u8>) {
@@ -166,8 +166,8 @@ fn take_initializer(reader: &mut Reader<'_>) -> Result<Initializer, ProtocolErro
     })
 }
 
-/// Reads variables and places; what they make is for the caller to check.
-pub(super) fn decode(bytes: &[u8]) -> Result<(Vec<VariableSpec>, Vec<Place>), CatalogueError> {
+/// Decodes variables and placements; the caller must check that they form a catalogue.
+pub(super) fn decode(bytes: &[u8]) -> Result<(Vec<VariableSpec>, Vec<PartitionPlacement>), CatalogueError> {
     let mut reader = Reader::new("Catalogue", bytes);
     let format = u16::take(&mut reader)?;
     if format != FORMAT {
@@ -183,18 +183,18 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(Vec<VariableSpec>, Vec<Place>), Ca
     for _ in 0..count {
         let variable = VariableId::take(&mut reader)?;
         let rows = u64::take(&mut reader)?..u64::take(&mut reader)?;
-        places.push(Place { variable, rows, shard: ShardId::take(&mut reader)? });
+        places.push(PartitionPlacement { variable, rows, shard: ShardId::take(&mut reader)? });
     }
     reader.finish()?;
     Ok((variables, places))
 }
 
-/// What decodes but is not what encoding it again makes.
+/// The error for bytes that decode but are not the canonical encoding.
 pub(super) fn not_canonical() -> CatalogueError {
     Reader::new("Catalogue", &[]).invalid("unused bytes of an initializer", 0).into()
 }
 
 const FORMAT: u16 = 2;
 
-// Every name that a variable can have can travel.
+// Every valid variable name fits the wire format.
 const _: () = assert!(VariableSpec::NAME_BYTES_MAX == NAME_BYTES_MAX);

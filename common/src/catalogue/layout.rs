@@ -1,77 +1,78 @@
-//! Where each partition lies: the layouts of the shards.
+//! The layout of each shard: the byte offset of every partition on it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{CatalogueError, Place, too_large};
+use super::{CatalogueError, PartitionPlacement, too_large};
 use crate::codec::{Blocks, Encoding};
 use crate::ids::{PartitionId, ShardId, VariableId};
 use crate::rows;
 use crate::tensor::DType;
 use crate::variable::VariableSpec;
 
-/// A row range of a variable, on the shard that holds it.
+/// A row range of a variable, held by one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Partition {
-    /// Its index in the catalogue.
+    /// The partition's index in the catalogue.
     pub id: PartitionId,
-    /// The variable it is a part of.
+    /// The variable that the partition belongs to.
     pub variable: VariableId,
-    /// Its rows within the variable.
+    /// The rows of the variable that the partition holds.
     pub rows: Range<u64>,
-    /// Its elements within the variable, in row-major order.
+    /// The elements of the variable that the partition holds, in row-major order.
     pub elements: Range<u64>,
-    /// The type that its elements are kept in: [`DType::master`] of the variable's.
+    /// The type in which the shard stores the elements: [`DType::master`] of the variable's type.
     pub dtype: DType,
-    /// If that is not the variable's own type, what its elements travel as.
+    /// The wire encoding of the elements if the variable's own type is not the stored type.
     pub own: Option<Encoding>,
-    /// Whether the optimizer updates it.
+    /// Whether the optimizer updates the partition.
     pub trainable: bool,
-    /// The shard that holds it.
+    /// The shard that holds the partition.
     pub shard: ShardId,
-    /// Where it starts in the shard's layout, in bytes; a multiple of 8. That of a table lies behind
-    /// the layout, where what is pushed has its rows.
+    /// The byte offset in the shard's layout, a multiple of 8. The offset of a table is beyond the
+    /// layout's end: its rows occupy space only in pushes.
     pub offset: u64,
-    /// Its length in bytes, without padding; of a table, the length of the rows of one push.
+    /// The length in bytes, without padding; for a table, the length of the rows of one push.
     pub bytes: u64,
-    /// If it is of a table that grows, the most rows of one push.
+    /// The row limit of one push, if the partition belongs to a growing table.
     pub rows_at_once: Option<u32>,
-    /// If it is sparse, where the numbers of its rows are in what is pushed to the shard: behind all
-    /// values. See [`crate::rows`].
+    /// The byte offset of the row index in a push, if the partition is sparse. All row indexes
+    /// follow all values. See [`crate::rows`].
     pub index: Option<u64>,
 }
 
 impl Partition {
-    /// Where the next partition of the shard's layout starts.
+    /// Returns the offset at which the next partition of the shard starts.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes.next_multiple_of(ALIGN)
     }
 
-    /// Whether it is pulled and pushed by rows.
+    /// Returns whether the partition is pulled and pushed by rows.
     pub fn is_sparse(&self) -> bool {
         self.index.is_some()
     }
 
-    /// Whether it is of a table that grows.
+    /// Returns whether the partition belongs to a growing table.
     pub fn is_table(&self) -> bool {
         self.rows_at_once.is_some()
     }
 
-    /// How many rows it has; of a table, how many a push may have of it.
+    /// Returns the number of rows; for a table, the most rows that one push may have.
     pub fn row_count(&self) -> u64 {
         self.rows_at_once.map_or(self.rows.end - self.rows.start, u64::from)
     }
 
-    /// The bytes of one of its rows; 0 if it has none.
+    /// Returns the bytes of one row; 0 if the partition has no rows.
     pub fn row_bytes(&self) -> u64 {
         self.bytes.checked_div(self.row_count()).unwrap_or(0)
     }
 
-    /// How the elements from this byte of its values on are encoded: those of rows by rows.
+    /// Returns how elements are grouped into codec blocks from byte `offset` on: within each row if
+    /// the partition is sparse.
     ///
     /// # Panics
-    /// If the byte lies before the partition.
+    /// If `offset` is before the start of a sparse partition.
     pub fn blocks_from(&self, offset: u64) -> Blocks {
         if !self.is_sparse() {
             return Blocks::THROUGH;
@@ -82,88 +83,91 @@ impl Partition {
     }
 }
 
-/// The partitions of one shard, one behind the other in order of their ids; those of tables behind
-/// the others, where only pushes have something.
+/// The partitions of one shard, back to back in order of their ids.
+///
+/// The layout proper covers dense and sparse partitions, which the shard stores. A push addresses
+/// more than that: the rows of tables follow the layout, and the row indexes of sparse partitions
+/// follow those.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardLayout {
     partitions: Vec<Partition>,
-    /// How many of them are not of tables: they come first.
+    /// The number of partitions that are not of tables; they come first.
     stored: usize,
-    /// Which of them are sparse.
+    /// The indices of the sparse partitions.
     sparse: Vec<usize>,
     /// See [`ShardLayout::dense`].
     dense: Vec<Range<u64>>,
 }
 
 impl ShardLayout {
-    /// The partitions that have a place in the layout: all but those of tables.
+    /// Returns the partitions in the layout proper: all but those of tables.
     pub fn partitions(&self) -> &[Partition] {
         &self.partitions[..self.stored]
     }
 
-    /// The partitions of tables that grow.
+    /// Returns the partitions of growing tables.
     pub fn tables(&self) -> &[Partition] {
         &self.partitions[self.stored..]
     }
 
-    /// The partitions, those of tables last.
+    /// Returns all partitions, those of tables last.
     pub fn all(&self) -> &[Partition] {
         &self.partitions
     }
 
-    /// The length of the layout in bytes, with padding.
+    /// Returns the length of the layout in bytes, with padding.
     pub fn bytes(&self) -> u64 {
         self.partitions().last().map_or(0, Partition::end)
     }
 
-    /// Where what can be pushed of values ends: behind the rows of tables.
+    /// Returns the end offset of the values in a push: behind the rows of tables.
     pub fn values_end(&self) -> u64 {
         self.partitions.last().map_or(0, Partition::end)
     }
 
-    /// The length of what can be pushed to the shard: the layout, and behind it the rows of tables
-    /// and the numbers of the rows of its sparse partitions.
+    /// Returns the length of a whole push: the layout, then the rows of tables, then the row
+    /// indexes of sparse partitions.
     pub fn push_bytes(&self) -> u64 {
         self.sparse().next_back().map_or(self.bytes(), index_end)
     }
 
-    /// The partitions that are pulled and pushed by rows, those of tables last.
+    /// Returns the partitions that are pulled and pushed by rows, those of tables last.
     pub fn sparse(&self) -> impl DoubleEndedIterator<Item = &Partition> + ExactSizeIterator {
         self.sparse.iter().map(|&index| &self.partitions[index])
     }
 
-    /// The ranges of the partitions that are not sparse and have elements, as far as they follow each
-    /// other in one.
+    /// Returns the byte ranges of the partitions that are dense and not empty; adjacent ones are
+    /// merged.
     pub fn dense(&self) -> &[Range<u64>] {
         &self.dense
     }
 
-    /// Whether a partition starts at this byte.
+    /// Returns whether a partition starts at this byte.
     pub fn starts_at(&self, offset: u64) -> bool {
         let index = self.partitions.partition_point(|partition| partition.offset < offset);
         self.partitions.get(index).is_some_and(|partition| partition.offset == offset)
     }
 
-    /// Whether the numbers of a sparse partition's rows start at this byte of what is pushed.
+    /// Returns whether the row index of a sparse partition starts at this byte of a push.
     pub fn index_starts_at(&self, offset: u64) -> bool {
         offset >= self.values_end()
             && self.sparse().any(|partition| partition.index == Some(offset))
     }
 
-    /// The partition that lies on both sides of this byte.
+    /// Returns the partition that a cut at byte `end` would split; `None` between two partitions.
     pub fn cut_at(&self, end: u64) -> Option<&Partition> {
         self.partitions.get(self.first_beyond(end)).filter(|partition| partition.offset < end)
     }
 
-    /// The partition that holds this byte, or its padding does.
+    /// Returns the partition that contains this byte, padding included.
     ///
     /// # Panics
-    /// If the byte lies beyond the layout.
+    /// If `offset` is not below [`ShardLayout::values_end`].
     pub fn at(&self, offset: u64) -> &Partition {
         &self.partitions[self.first_beyond(offset)]
     }
 
-    /// The partitions that a range touches, without those that have no elements.
+    /// Returns the partitions that a range of values touches, without empty ones.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = &Partition> {
         self.partitions[self.first_beyond(range.start)..]
             .iter()
@@ -171,13 +175,14 @@ impl ShardLayout {
             .filter(|partition| partition.bytes > 0)
     }
 
-    /// The partitions that a range of what is pushed touches: by their values or by their index.
+    /// Returns the partitions that a range of a push touches, by their values or by their row
+    /// index.
     pub fn touched(&self, range: Range<u64>) -> impl Iterator<Item = &Partition> {
         let values = range.start..range.end.min(self.values_end());
         self.within(values).chain(self.touched_by_index(range))
     }
 
-    /// The sparse partitions whose index a range of what is pushed touches.
+    /// Returns the sparse partitions whose row index a range of a push touches.
     pub fn touched_by_index(&self, range: Range<u64>) -> impl Iterator<Item = &Partition> {
         self.sparse().filter(move |partition| {
             let start = partition.index.unwrap_or(0);
@@ -190,11 +195,11 @@ impl ShardLayout {
     }
 }
 
-/// Checks that the partitions of each variable follow each other and cover it; returns where
-/// those of each variable start.
+/// Checks that the partitions of each variable cover its rows in order. Returns the index of each
+/// variable's first partition.
 pub(super) fn check_coverage(
     variables: &[VariableSpec],
-    places: &[Place],
+    places: &[PartitionPlacement],
 ) -> Result<Vec<usize>, CatalogueError> {
     let mut starts = Vec::with_capacity(variables.len());
     let mut next = 0;
@@ -232,17 +237,17 @@ pub(super) fn check_coverage(
     }
 }
 
-/// Gives each partition its place on its shard.
+/// Assigns each partition its offset on its shard, and builds the layouts.
 pub(super) fn lay_out(
     variables: &[VariableSpec],
-    places: Vec<Place>,
+    places: Vec<PartitionPlacement>,
 ) -> Result<(Vec<Partition>, BTreeMap<ShardId, ShardLayout>), CatalogueError> {
     let mut partitions = Vec::with_capacity(places.len());
     let mut layouts: BTreeMap<ShardId, ShardLayout> = BTreeMap::new();
     for (id, place) in places.into_iter().enumerate() {
         let variable = &variables[place.variable.0 as usize];
         let width = variable.shape().row_elements();
-        // A shape bounds its elements to 2^48, so the byte counts of its rows cannot overflow.
+        // A shape has at most 2^48 elements, so byte counts cannot overflow.
         let elements = place.rows.start * width..place.rows.end * width;
         let layout = layouts.entry(place.shard).or_default();
         let partition = Partition {
@@ -260,7 +265,8 @@ pub(super) fn lay_out(
             },
             elements,
             rows_at_once: variable.as_table().map(|table| table.rows_at_once),
-            // Known once the layout is: what matters until then is whether there will be one.
+            // A placeholder until all values are laid out; only `Some` or `None` matters before
+            // that.
             index: variable.is_sparse().then_some(0),
         };
         layout.stored += usize::from(!partition.is_table());
@@ -268,7 +274,7 @@ pub(super) fn lay_out(
         partitions.push(partition);
     }
     for (shard, layout) in &mut layouts {
-        // A stable sort: both kinds stay in the order of their ids.
+        // The sort is stable, so both kinds stay in order of their ids.
         layout.partitions.sort_by_key(Partition::is_table);
         let mut next = 0;
         for partition in &mut layout.partitions {
@@ -302,13 +308,13 @@ fn dense_ranges(partitions: &[Partition]) -> Vec<Range<u64>> {
     ranges
 }
 
-/// Where the numbers of a sparse partition's rows end, if all of them are pushed.
+/// The end offset of a partition's row index in a push of all its rows.
 fn index_end(partition: &Partition) -> u64 {
-    // A sparse partition has fewer than 2^32 rows, and a layout at most 2^48 bytes.
+    // Cannot overflow: a sparse partition has fewer than 2^32 rows, a layout at most 2^48 bytes.
     partition.index.unwrap_or(0) + rows::index_bytes(partition, partition.row_count())
 }
 
-/// Partitions start at multiples of this, so that every element is aligned.
+/// The alignment of partitions in bytes, so that every element is aligned.
 const ALIGN: u64 = 8;
-/// The bytes of one shard's layout: far below where a sum of a few such could overflow.
+/// The limit of one shard's layout in bytes; sums of a few such lengths cannot overflow.
 const LAYOUT_BYTES_MAX: u64 = 1 << 48;

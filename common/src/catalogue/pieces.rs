@@ -1,4 +1,4 @@
-//! A range of a shard's layout piece by piece, and in a shorter form.
+//! Splits a range of a shard's layout into pieces and encodes values into shorter forms.
 
 use std::ops::Range;
 
@@ -6,22 +6,23 @@ use super::layout::ShardLayout;
 use crate::codec::{Blocks, DecodeError, EncodeError, Encoding};
 use crate::tensor::DType;
 
-/// A form of values that is shorter than that in which servers keep them. In each of them, the values of
-/// a variable of `f16` or `bf16` are of that type; those of other variables that are not trained are
-/// as they are kept.
+/// A form in which values travel, which may be shorter than the stored form.
+///
+/// In every form, variables of type `f16` or `bf16` travel in that type. Other variables that are
+/// not trainable travel as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ValueEncoding {
-    /// All others are as they are kept.
+    /// Trainable variables travel as stored.
     Own,
-    /// Others that are trained are of [`Encoding::F16`].
+    /// Trainable variables travel as [`Encoding::F16`].
     F16,
-    /// Others that are trained are of [`Encoding::Bf16`].
+    /// Trainable variables travel as [`Encoding::Bf16`].
     Bf16,
 }
 
 impl ValueEncoding {
-    /// The form in which trained values are encoded so; `None` if they never are.
+    /// Returns the form in which trainable values have this encoding; `None` if there is none.
     pub const fn of(encoding: Encoding) -> Option<ValueEncoding> {
         match encoding {
             Encoding::F16 => Some(ValueEncoding::F16),
@@ -30,7 +31,7 @@ impl ValueEncoding {
         }
     }
 
-    /// The code on the wire: that of the encoding, or 0.
+    /// Returns the code on the wire: the code of the encoding, or 0 for [`ValueEncoding::Own`].
     pub const fn code(self) -> u8 {
         match self.encoding() {
             Some(encoding) => encoding.code(),
@@ -38,7 +39,7 @@ impl ValueEncoding {
         }
     }
 
-    /// The form a code stands for; `None` for a code this version does not know.
+    /// Returns the form of a code; `None` for a code that this version does not know.
     pub fn from_code(code: u8) -> Option<ValueEncoding> {
         match code {
             0 => Some(ValueEncoding::Own),
@@ -46,7 +47,7 @@ impl ValueEncoding {
         }
     }
 
-    /// What trained values of variables are encoded as that are kept as they are.
+    /// The encoding of trainable values whose variable type is the stored type.
     const fn encoding(self) -> Option<Encoding> {
         match self {
             ValueEncoding::Own => None,
@@ -56,29 +57,29 @@ impl ValueEncoding {
     }
 }
 
-/// What of a range belongs to one partition.
+/// The part of a layout range that belongs to one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Piece {
-    /// Where it lies in the layout, with its padding.
+    /// The byte range in the layout, padding included.
     pub range: Range<u64>,
-    /// Its elements.
+    /// The number of elements.
     pub elements: usize,
-    /// The type they are kept in.
+    /// The stored type of the elements.
     pub dtype: DType,
-    /// What they travel as, if that is not the variable's own type.
+    /// The wire encoding if the variable's own type is not the stored type.
     pub own: Option<Encoding>,
-    /// Whether the optimizer updates them: only then do the values of others travel encoded.
+    /// Whether the optimizer updates the elements. Others have no shorter form unless `own` is set.
     pub trainable: bool,
 }
 
 impl Piece {
-    /// What its values travel as in this form, if not as they are kept.
+    /// The encoding of the values in this form; `None` if they travel as stored.
     fn encoding(&self, form: ValueEncoding) -> Option<Encoding> {
         self.own.or(form.encoding().filter(|_| self.trainable))
     }
 
-    /// The bytes it has in this form: whole words.
+    /// Returns the bytes of the piece in this form, a multiple of 8.
     pub fn encoded_bytes(&self, form: ValueEncoding) -> usize {
         match self.encoding(form) {
             Some(encoding) => encoding.bytes_max(self.dtype, self.elements),
@@ -86,12 +87,12 @@ impl Piece {
         }
     }
 
-    /// The bytes of its elements where they are kept.
+    /// Returns the bytes of the elements in their stored type, without padding.
     pub fn element_bytes(&self) -> usize {
         self.elements * self.dtype.size()
     }
 
-    /// Decodes it into memory of elements of the variable's type, aligned for it.
+    /// Decodes the piece into `target`: elements of the variable's own type, aligned for it.
     pub fn decode(
         &self,
         form: ValueEncoding,
@@ -106,7 +107,7 @@ impl Piece {
         if let Some(own) = self.own {
             return if found == 2 * self.elements { own.take(bytes, target) } else { Err(unfit) };
         }
-        // As it came, without what pads it.
+        // Values as stored: copy them without the padding.
         let expected = self.element_bytes();
         let values = bytes.get(..found).filter(|_| found == expected).ok_or(unfit)?;
         target.copy_from_slice(values);
@@ -115,8 +116,8 @@ impl Piece {
 }
 
 impl ShardLayout {
-    /// The pieces of a range that starts and ends on multiples of 8, in order; they cover it, if it
-    /// lies within the layout.
+    /// Splits a range that starts and ends on multiples of 8 into pieces, in order. The pieces
+    /// cover the range if it is within the layout.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> + '_ {
         self.within(range.clone()).map(move |partition| {
             let (start, end) = (partition.offset.max(range.start), partition.end().min(range.end));
@@ -131,13 +132,13 @@ impl ShardLayout {
         })
     }
 
-    /// The bytes of a range in this form.
+    /// Returns the bytes of a range in this form.
     pub fn encoded_bytes(&self, form: ValueEncoding, range: Range<u64>) -> u64 {
         self.pieces(range).map(|piece| piece.encoded_bytes(form) as u64).sum()
     }
 
-    /// Appends the values of a range, which lie in `words`, to `out`: piece by piece, as a stretch each
-    /// if they are encoded in this form, others as they are.
+    /// Appends the values of `range`, stored in `words`, to `out`. Each piece is one stretch if it
+    /// is encoded in this form; other pieces are copied as stored.
     pub fn encode_values(
         &self,
         form: ValueEncoding,
@@ -174,7 +175,7 @@ mod tests {
     use crate::tensor::Shape;
     use crate::variable::VariableSpec;
 
-    /// Decodes a piece as a worker does, and puts its elements where they were kept.
+    /// Decodes a piece as a worker does, then converts its elements back to the stored type.
     fn put_back(piece: &Piece, form: ValueEncoding, encoded: &[u8], kept: &mut [u8]) {
         let Some(own) = piece.own else {
             return piece.decode(form, encoded, kept).unwrap();
@@ -190,10 +191,10 @@ mod tests {
         }
     }
 
-    /// Encoded range by range and decoded piece by piece, values are what they were, those that are
-    /// encoded but for the rounding.
+    /// Values that are encoded over any range and decoded piece by piece come back, up to rounding
+    /// if they were encoded.
     #[test]
-    fn values_survive_their_short_form_wherever_they_are_cut() {
+    fn values_survive_encoding_for_every_range() {
         let variables = vec![
             VariableSpec::f32("w", [5]).unwrap(),
             VariableSpec::f32("ledger", [3]).unwrap().plain(),
@@ -208,7 +209,7 @@ mod tests {
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let layout = catalogue.layout(catalogue.shards().next().unwrap());
-        // 24 + 16 + 32 + 16 + 8 + 24 + 16 bytes; each float is one that half of its bits are enough for.
+        // 24 + 16 + 32 + 16 + 8 + 24 + 16 bytes. Every float fits 16 bits, up to rounding.
         let floats = |values: &[f32]| bytemuck::cast_slice::<f32, u8>(values).to_vec();
         let mut plain = floats(&[1.0, -2.5, 0.0, 3e4, 7.0, 0.0, 1.1, 2.2, 3.3, 0.0]);
         plain.extend(bytemuck::cast_slice::<f64, u8>(&[0.5, -1.0, 1e-3 + 0.25, 9.0]));
@@ -240,22 +241,22 @@ mod tests {
                 }
                 assert!(rest.is_empty());
                 for (found, &word) in found.iter().zip(words) {
-                    // Those that are not short, by the last bits of theirs.
-                    let near = |a: f32, b: f32| a == b || (a - b).abs() <= 4e-3 * b.abs() + 1e-7;
+                    // Encoded values may differ in the bits that the shorter form drops.
+                    let is_close = |a: f32, b: f32| a == b || (a - b).abs() <= 4e-3 * b.abs() + 1e-7;
                     let floats = |word: u64| bytemuck::cast::<u64, [f32; 2]>(word);
-                    let wide = |a: f64, b: f64| form != ValueEncoding::Own && (a - b).abs() < 1e-3;
-                    let is_it = std::iter::zip(floats(*found), floats(word))
-                        .all(|(a, b)| near(a, b))
-                        || wide(f64::from_bits(*found), f64::from_bits(word));
-                    assert!(*found == word || is_it, "{found:x} is not {word:x}");
+                    let is_close_f64 = |a: f64, b: f64| form != ValueEncoding::Own && (a - b).abs() < 1e-3;
+                    let survived = std::iter::zip(floats(*found), floats(word))
+                        .all(|(a, b)| is_close(a, b))
+                        || is_close_f64(f64::from_bits(*found), f64::from_bits(word));
+                    assert!(*found == word || survived, "{found:x} is not {word:x}");
                 }
             }
         }
     }
 
-    /// A shard may send anything.
+    /// A shard may send any bytes.
     #[test]
-    fn halves_that_are_none_are_refused() {
+    fn malformed_half_floats_are_rejected() {
         let variables = vec![VariableSpec::bf16("h", [5]).unwrap()];
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();

@@ -1,4 +1,4 @@
-//! What a task's address may look like.
+//! The syntax of a task's address.
 
 use core::net::Ipv6Addr;
 
@@ -6,41 +6,41 @@ use thiserror::Error;
 
 use super::ClusterSpec;
 
-/// Why a text is not an address.
+/// The reason why a text is not an address.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AddressProblem {
-    /// Longer than [`ClusterSpec::ADDRESS_BYTES_MAX`].
-    #[error("it has {bytes} bytes, the most is {}", ClusterSpec::ADDRESS_BYTES_MAX)]
+    /// The text is longer than [`ClusterSpec::ADDRESS_BYTES_MAX`].
+    #[error("it has {bytes} bytes, the limit is {}", ClusterSpec::ADDRESS_BYTES_MAX)]
     TooLong {
-        /// The length found.
+        /// The length of the text.
         bytes: usize,
     },
-    /// No `:port` at the end.
+    /// The text does not end in `:port`.
     #[error("it is neither host:port, [v6]:port nor unix:/path")]
     NoPort,
-    /// Nothing before the port.
+    /// The host before the port is empty.
     #[error("its host is empty")]
     EmptyHost,
-    /// A character that no host name has.
+    /// The host has a character that no host name has.
     #[error("its host has the character {character:?}")]
     Host {
         /// The first such character.
         character: char,
     },
-    /// What is between the brackets is no IPv6 address.
+    /// The text between the brackets is not an IPv6 address.
     #[error("it has no IPv6 address between its brackets")]
     Ipv6,
-    /// Nothing after the last colon.
+    /// The port after the last colon is empty.
     #[error("its port is empty")]
     EmptyPort,
-    /// Not a number from 1 to 65535 in plain decimal digits.
+    /// The port is not a number from 1 to 65535 in plain decimal digits.
     #[error("its port is not a number from 1 to 65535")]
     Port,
-    /// Not an absolute path, or longer than a socket's name may be.
+    /// The path is not absolute, or is longer than a socket's name may be.
     #[error("its path is not absolute with at most {UNIX_PATH_BYTES_MAX} bytes")]
     UnixPath,
-    /// A character that the text or JSON form of a cluster could not carry.
+    /// The path has a character that the text or JSON form of a cluster cannot carry.
     #[error("its path has the character {character:?}")]
     UnixCharacter {
         /// The first such character.
@@ -48,7 +48,7 @@ pub enum AddressProblem {
     },
 }
 
-/// Checks an address; the result is equal for two spellings of the same address.
+/// Checks an address and returns its canonical spelling, equal for all spellings of one address.
 ///
 /// Host names are compared without case and IPv6 addresses by value. Names are not resolved.
 pub(super) fn canonical(address: &str) -> Result<String, AddressProblem> {
@@ -56,7 +56,7 @@ pub(super) fn canonical(address: &str) -> Result<String, AddressProblem> {
         return Err(AddressProblem::TooLong { bytes: address.len() });
     }
     if let Some(path) = address.strip_prefix("unix:") {
-        // `unix:1234` is a host called "unix": only a slash makes it a path.
+        // `unix:1234` is the port of a host called "unix". Any other suffix is a path.
         if path.parse::<u16>().is_err() {
             return check_path(path).map(|()| address.to_owned());
         }
@@ -81,12 +81,12 @@ fn canonical_host(host: &str) -> Result<String, AddressProblem> {
     }
 }
 
-/// Port 0 is refused: it asks the machine for any port, so no other task could dial it.
+/// Parses a port. Port 0 is rejected: it asks the system for any port, so no task could dial it.
 fn check_port(port: &str) -> Result<u16, AddressProblem> {
     if port.is_empty() {
         return Err(AddressProblem::EmptyPort);
     }
-    // A leading zero or sign would make two spellings of one address.
+    // A leading zero or a sign would be a second spelling of the same address.
     let plain = port.bytes().all(|byte| byte.is_ascii_digit()) && !port.starts_with('0');
     match port.parse() {
         Ok(number) if plain => Ok(number),
@@ -104,7 +104,7 @@ fn check_path(path: &str) -> Result<(), AddressProblem> {
     }
 }
 
-/// `sun_path` has 108 bytes on Linux, one of them the final zero.
+/// `sun_path` has 108 bytes on Linux, including the final zero.
 const UNIX_PATH_BYTES_MAX: usize = 107;
 
 #[cfg(test)]
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn good_addresses() {
+    fn valid_addresses_become_canonical() {
         let table = [
             ("a:1", "a:1"),
             ("Host-1.example_x:65535", "host-1.example_x:65535"),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_addresses() {
+    fn invalid_addresses_are_rejected() {
         use AddressProblem::*;
         let table = [
             ("", NoPort),

@@ -1,4 +1,4 @@
-//! `ClusterSpecBuilder`: collects jobs, and checks them all at the end.
+//! [`ClusterSpecBuilder`]: collects jobs and validates them in `build`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,8 +8,7 @@ use super::error::clip;
 use super::{ClusterError, ClusterSpec, Job, is_job_name};
 use crate::ids::TaskId;
 
-/// A cluster in the making. Nothing is checked before [`ClusterSpecBuilder::build`], so calls
-/// chain.
+/// Collects the jobs of a cluster. Only [`ClusterSpecBuilder::build`] validates, so calls chain.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterSpecBuilder {
     jobs: Vec<(String, Vec<(u32, String)>)>,
@@ -25,19 +24,19 @@ impl ClusterSpecBuilder {
         self.sparse_job(name, (0u32..).zip(addresses))
     }
 
-    /// Adds a job whose tasks bring their own indices, in any order.
+    /// Adds a job whose tasks have explicit indices, in any order.
     pub fn sparse_job(
         mut self,
         name: impl Into<String>,
         tasks: impl IntoIterator<Item = (u32, impl Into<String>)>,
     ) -> Self {
-        // One more than allowed is enough to be refused, whatever the iterator holds.
+        // One task over the limit is enough for `build` to fail, even if the iterator is endless.
         let tasks = tasks.into_iter().take(ClusterSpec::TASKS_MAX + 1);
         self.jobs.push((name.into(), tasks.map(|(index, a)| (index, a.into())).collect()));
         self
     }
 
-    /// Checks everything and makes it a cluster; the error names the first task at fault.
+    /// Validates all jobs and returns the cluster. The error names the first task at fault.
     pub fn build(self) -> Result<ClusterSpec, ClusterError> {
         if self.jobs.len() > ClusterSpec::JOBS_MAX {
             return Err(ClusterError::TooManyJobs { jobs: self.jobs.len() });
@@ -79,8 +78,8 @@ fn check_job(
                 return Err(ClusterError::Address { task, address: clip(&address), problem });
             }
         };
-        // The index comes first: naming one task twice is the likelier slip, and gives it twice
-        // the same address as often as not.
+        // Check the index first: a task that is listed twice often has the same address twice, and
+        // the duplicate index is the better error.
         if job.insert(index, address.as_str().into()).is_some() {
             return Err(ClusterError::DuplicateIndex { task });
         }
@@ -91,7 +90,7 @@ fn check_job(
     Ok(job)
 }
 
-/// Whatever is accepted must be readable again in both text forms, so their size is bounded here.
+/// Bounds the size of both text forms, so that every accepted cluster can be read back.
 fn check_size(jobs: &BTreeMap<Arc<str>, Job>) -> Result<(), ClusterError> {
     // A JSON task is at most `"1048575":"ADDRESS",`, a JSON job `"NAME":{},`.
     let tasks = |job: &Job| job.values().map(|address| address.len() + 13).sum::<usize>();
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bound_is_reached() {
+    fn every_bound_is_enforced() {
         let tasks = |n: u32| (0..n).map(|i| format!("h{}:{}", i / 60_000, i % 60_000 + 1));
         assert!(ClusterSpec::builder().job("ps", tasks(1 << 16)).build().is_ok());
         let error = ClusterSpec::builder().job("ps", tasks((1 << 16) + 1)).build();

@@ -1,33 +1,34 @@
-//! Why a cluster, or a task in it, is not what was asked for.
+//! The errors of parsing, building and querying a cluster.
 
 use thiserror::Error;
 
 use super::{AddressProblem, ClusterSpec};
 use crate::ids::TaskId;
 
-/// Why something is not a cluster, or not in it. Always the fault of the caller's configuration.
+/// An invalid cluster, or a query for a job or task that it lacks. The caller's configuration is at
+/// fault.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ClusterError {
     /// The cluster has no such job.
     #[error("cannot find the job {job:?}: the cluster has {known}")]
     UnknownJob {
-        /// The job asked for.
+        /// The requested job.
         job: String,
-        /// The jobs there are, in words.
+        /// The jobs of the cluster, in words.
         known: String,
     },
-    /// The job exists, but has no task with this index.
+    /// The job exists but has no task with this index.
     #[error("cannot find /job:{job}/task:{index}: no task with this index, only {known}")]
     UnknownTask {
-        /// The job asked for.
+        /// The requested job.
         job: String,
-        /// The index asked for.
+        /// The requested index.
         index: u32,
-        /// The indices there are, such as `0-3, 5`.
+        /// The indices of the job, such as `0-3, 5`.
         known: String,
     },
-    /// A job name is a letter followed by letters, digits and underscores.
+    /// A job name is not a letter followed by letters, digits and underscores, or is too long.
     #[error(
         "cannot name a job {job:?}: a name is a letter, then letters, digits or underscores, at \
          most {} bytes",
@@ -49,39 +50,39 @@ pub enum ClusterError {
         /// The task.
         task: TaskId,
     },
-    /// Two tasks with one address.
+    /// Two tasks have the same address.
     #[error("cannot give {address} to {second}: {first} has it already")]
     DuplicateAddress {
         /// The address as the second task spells it.
         address: String,
-        /// The task that has it.
+        /// The task that has the address.
         first: TaskId,
-        /// The task that wants it too.
+        /// The second task with the address.
         second: TaskId,
     },
-    /// Not an address.
+    /// The address of a task is malformed.
     #[error("cannot use the address {address:?} of {task}: {problem}")]
     Address {
-        /// The task it was given to.
+        /// The task.
         task: TaskId,
         /// The address, clipped.
         address: String,
-        /// What is wrong with it.
+        /// The fault in the address.
         problem: AddressProblem,
     },
-    /// More jobs than [`ClusterSpec::JOBS_MAX`].
-    #[error("cannot use {jobs} jobs: the most is {}", ClusterSpec::JOBS_MAX)]
+    /// There are more jobs than [`ClusterSpec::JOBS_MAX`].
+    #[error("cannot use {jobs} jobs: the limit is {}", ClusterSpec::JOBS_MAX)]
     TooManyJobs {
-        /// How many were given.
+        /// The number of jobs.
         jobs: usize,
     },
-    /// More tasks in one job than [`ClusterSpec::TASKS_MAX`].
+    /// One job has more tasks than [`ClusterSpec::TASKS_MAX`].
     #[error("cannot use the tasks of job {job}: there are more than {}", ClusterSpec::TASKS_MAX)]
     TooManyTasks {
         /// The job's name.
         job: String,
     },
-    /// Not a task index below [`ClusterSpec::INDEX_LIMIT`].
+    /// A task index is not a number below [`ClusterSpec::INDEX_LIMIT`].
     #[error(
         "cannot number a task of job {job} {index:?}: an index is a number below {}",
         ClusterSpec::INDEX_LIMIT
@@ -89,32 +90,32 @@ pub enum ClusterError {
     Index {
         /// The job's name.
         job: String,
-        /// What stands in the place of the index, clipped.
+        /// The text given as the index, clipped.
         index: String,
     },
-    /// More text than [`ClusterSpec::TEXT_BYTES_MAX`].
-    #[error("cannot use a cluster of {bytes} bytes: the most is {}", ClusterSpec::TEXT_BYTES_MAX)]
+    /// The text is longer than [`ClusterSpec::TEXT_BYTES_MAX`].
+    #[error("cannot use a cluster of {bytes} bytes: the limit is {}", ClusterSpec::TEXT_BYTES_MAX)]
     TooLong {
-        /// The length of the text, or a bound of it.
+        /// The length of the text, or an upper bound of it.
         bytes: usize,
     },
-    /// Not JSON at all.
+    /// The text is not JSON.
     #[error("cannot read the cluster as JSON: {reason}")]
     Json {
         /// The line of the first fault, from 1.
         line: usize,
         /// The column of the first fault.
         column: usize,
-        /// The parser's words, with the position.
+        /// The parser's message, with the position.
         reason: String,
     },
-    /// JSON, but not of jobs.
+    /// The JSON value is not a map of jobs.
     #[error("cannot read the cluster: expected a map of jobs, found {found}")]
     NotJobs {
         /// The kind of value found.
         found: &'static str,
     },
-    /// A job that is neither a list nor a map of addresses.
+    /// A job is neither a list nor a map of addresses.
     #[error("cannot read the job {job:?}: expected a list or map of addresses, found {found}")]
     NotTasks {
         /// The job's name, clipped.
@@ -122,7 +123,7 @@ pub enum ClusterError {
         /// The kind of value found.
         found: &'static str,
     },
-    /// A task whose address is not a text.
+    /// The address of a task is not a JSON string.
     #[error("cannot read the job {job:?}: expected an address for task {index}, found {found}")]
     NotAddress {
         /// The job's name, clipped.
@@ -132,15 +133,15 @@ pub enum ClusterError {
         /// The kind of value found.
         found: &'static str,
     },
-    /// Text that is not `job=addresses`.
+    /// A part of the text is not `job=addresses`.
     #[error("cannot read the cluster at byte {position}: expected job=address,..., found {text:?}")]
     Text {
-        /// Where the job starts.
+        /// The byte offset of that part.
         position: usize,
-        /// The text of the job, clipped.
+        /// The text of that part, clipped.
         text: String,
     },
-    /// Some tasks of a job have an index and some have not.
+    /// Some tasks of a job have an index and some have none.
     #[error("cannot read the job {job:?}: either every task has an index or none has")]
     Mixed {
         /// The job's name, clipped.
@@ -148,7 +149,7 @@ pub enum ClusterError {
     },
 }
 
-/// The first 80 characters: an error about hostile text must not carry all of it.
+/// Returns the first 80 characters: an error about hostile text must not carry all of it.
 pub(super) fn clip(text: &str) -> String {
     match text.char_indices().nth(CLIP_CHARS) {
         None => text.to_owned(),
@@ -156,8 +157,8 @@ pub(super) fn clip(text: &str) -> String {
     }
 }
 
-/// Ascending indices as ranges, such as `0-3, 5`; at most eight ranges, so that the text is short
-/// however many there are.
+/// Formats ascending indices as ranges, such as `0-3, 5`. Shows at most eight ranges, so the text
+/// stays short.
 pub(crate) fn index_list(indices: impl IntoIterator<Item = u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for index in indices {

@@ -1,4 +1,4 @@
-//! The JSON form of a cluster, as in `TF_CONFIG`: job to a list, or to a map by index.
+//! The JSON form of a cluster, as in `TF_CONFIG`: each job is a list or a map by index.
 
 use serde_json::{Map, Value};
 
@@ -6,11 +6,12 @@ use super::error::clip;
 use super::{ClusterError, ClusterSpec, Job, is_dense};
 
 impl ClusterSpec {
-    /// Reads `{"ps": ["a:1", "b:1"], "worker": {"3": "c:1"}}`.
+    /// Reads a cluster such as `{"ps": ["a:1", "b:1"], "worker": {"3": "c:1"}}`.
     ///
-    /// A job is a list of addresses or a map from index to address; anything else is an error
-    /// that names the job. Text that is not JSON is an error with its line and column. A key
-    /// repeated word for word keeps its last value, as usual for JSON; `"1"` and `"01"` clash.
+    /// A job is a list of addresses or a map from index to address. Any other value is an error
+    /// that names the job. Text that is not JSON is an error with its line and column. If a key is
+    /// repeated word for word, its last value counts, as usual for JSON; `"1"` and `"01"` are
+    /// duplicates.
     pub fn from_json(text: &str) -> Result<ClusterSpec, ClusterError> {
         if text.len() > ClusterSpec::TEXT_BYTES_MAX {
             return Err(ClusterError::TooLong { bytes: text.len() });
@@ -35,8 +36,7 @@ impl ClusterSpec {
         builder.build()
     }
 
-    /// Writes what [`ClusterSpec::from_json`] reads, in one line: a list for a dense job, a map
-    /// for a sparse or empty one.
+    /// Writes the JSON form in one line: a list for a dense job, a map for a sparse or empty one.
     pub fn to_json(&self) -> String {
         let jobs = self.jobs.iter().map(|(name, job)| (name.to_string(), write_tasks(job)));
         Value::Object(jobs.collect()).to_string()
@@ -57,7 +57,7 @@ fn read_tasks<'a>(name: &str, job: &'a Value) -> Result<Vec<(u32, &'a str)>, Clu
     }
 }
 
-/// The index a text stands for: decimal digits only.
+/// Parses a task index: decimal digits only.
 pub(super) fn read_index(job: &str, text: &str) -> Result<u32, ClusterError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {

@@ -1,7 +1,7 @@
 //! The text form of a cluster: `ps=host:port,host:port;worker=1@host:port,3@host:port`.
 //!
 //! Jobs are separated by `;`, tasks by `,`. In a sparse job each task is `index@address`. The
-//! canonical text has jobs sorted by name and tasks by index, and writes dense jobs dense.
+//! canonical text sorts jobs by name and tasks by index, and writes a dense job without indices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,7 +29,7 @@ impl fmt::Display for ClusterSpec {
     }
 }
 
-/// Reads the text form, in any order of jobs and of indexed tasks.
+/// Reads the text form. Jobs and indexed tasks may be in any order.
 impl FromStr for ClusterSpec {
     type Err = ClusterError;
 
@@ -60,14 +60,14 @@ fn read_tasks<'a>(job: &str, text: &'a str) -> Result<Vec<(u32, &'a str)>, Clust
     }
     (0u32..)
         .zip(entries)
-        .map(|(place, (index, address))| match index {
+        .map(|(position, (index, address))| match index {
             Some(index) => Ok((read_index(job, index)?, address)),
-            None => Ok((place, address)),
+            None => Ok((position, address)),
         })
         .collect()
 }
 
-/// Splits `3@host:port`. Only digits make an index: a socket's path may have an `@` of its own.
+/// Splits `3@host:port`. Only digits make an index, because a socket's path may contain an `@`.
 fn split_index(entry: &str) -> (Option<&str>, &str) {
     match entry.split_once('@') {
         Some((index, address)) if index.bytes().all(|byte| byte.is_ascii_digit()) => {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_have_a_place() {
+    fn faults_name_a_position_or_a_job() {
         let table = [
             (
                 "ps=a:1;worker",

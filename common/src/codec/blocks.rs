@@ -2,32 +2,34 @@
 
 use super::BLOCK;
 
-/// Where the blocks of a stretch lie: [`BLOCK`] elements each, through all of it or within each row.
+/// The block boundaries in a stretch: every [`BLOCK`] elements, or every [`BLOCK`] within each row.
 ///
-/// Rows of embeddings differ much in size, so none shares its scale with another. Of the encodings
-/// that rows have, [`Encoding::Int8`] alone has blocks.
+/// Rows of embeddings differ much in size, so two rows never share a scale. Of the encodings for
+/// rows, only [`Encoding::Int8`] has blocks.
 ///
 /// [`Encoding::Int8`]: super::Encoding::Int8
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// The elements of a row; at least 1.
+    /// The number of elements in a row; at least 1.
     width: usize,
-    /// How many of the first row the stretch leaves out.
+    /// The number of elements of the first row that precede the stretch.
     before: usize,
 }
 
 impl Blocks {
-    /// Of elements that are no rows: only the last block may be shorter.
+    /// The blocks of elements without rows: only the last block may be shorter.
     pub const THROUGH: Blocks = Blocks { width: usize::MAX, before: 0 };
 
-    /// Of rows of so many elements, `before` of the first of which lie before the stretch; the last
-    /// row need not be whole either. Each row has blocks of its own.
+    /// The blocks of rows of `width` elements; each row has its own.
+    ///
+    /// The first `before` elements of the first row precede the stretch. The last row may be
+    /// incomplete.
     pub const fn of_rows(width: usize, before: usize) -> Blocks {
         let width = if width == 0 { 1 } else { width };
         Blocks { width, before: before % width }
     }
 
-    /// The lengths of the blocks of so many elements.
+    /// Returns the lengths of the blocks of `elements` elements.
     pub(super) fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
         let (mut row, mut left) = (self.width - self.before, elements);
         std::iter::from_fn(move || {
@@ -41,7 +43,7 @@ impl Blocks {
         })
     }
 
-    /// How many blocks so many elements have.
+    /// Returns the number of blocks of `elements` elements.
     pub(super) const fn count(self, elements: usize) -> usize {
         let first = self.width - self.before;
         if elements <= first {
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_end_with_their_rows() {
+    fn blocks_end_at_row_boundaries() {
         let lengths = |blocks: Blocks, elements| blocks.lengths(elements).collect::<Vec<_>>();
         assert_eq!(lengths(Blocks::THROUGH, 600), [256, 256, 88]);
         assert_eq!(lengths(Blocks::of_rows(3, 0), 7), [3, 3, 1]);

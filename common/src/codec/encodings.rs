@@ -1,19 +1,20 @@
-//! Which encodings a side knows.
+//! The set of encodings that one side knows.
 
 use super::Encoding;
 
-/// A set of encodings, as the bits with the numbers of their codes: those that a peer knows and this
-/// side does not are kept and never asked for.
+/// A set of encodings: bit N stands for the encoding with code N.
+///
+/// Bits that this version does not know are kept and never requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encodings(pub u64);
 
 impl Encodings {
-    /// All that this version knows.
+    /// Returns all encodings that this version knows.
     pub fn all() -> Encodings {
         Encodings(Encoding::ALL.iter().fold(0, |bits, encoding| bits | 1 << encoding.code()))
     }
 
-    /// Whether an encoding is among them.
+    /// Returns whether an encoding is in the set.
     pub fn contain(self, encoding: Encoding) -> bool {
         self.0 >> encoding.code() & 1 == 1
     }
@@ -24,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_has_its_encodings_and_no_others() {
+    fn a_set_contains_exactly_its_encodings() {
         assert!(Encoding::ALL.into_iter().all(|encoding| Encodings::all().contain(encoding)));
         let set = Encodings(1 << 63 | 1 << Encoding::Int8.code());
         let found: Vec<_> = Encoding::ALL.into_iter().filter(|&e| set.contain(e)).collect();

@@ -1,15 +1,15 @@
-//! What can be wrong with a codec, with what it is given to encode, and with what it is to decode.
+//! The errors of configuring a codec, of encoding and of decoding.
 
 use thiserror::Error;
 
 use super::{Codec, Encoding, STRETCH_ELEMENTS_MAX};
 use crate::tensor::DType;
 
-/// A codec that cannot be. Always the fault of the caller's configuration.
+/// An invalid codec. The caller's configuration is at fault.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CodecError {
-    /// Its parameter is out of range.
+    /// A parameter is out of range.
     #[error(
         "cannot use the codec {codec}: the fraction of topk is above 0 and at most 1, the \
          magnitude of threshold is above 0 and finite"
@@ -18,7 +18,7 @@ pub enum CodecError {
         /// The codec.
         codec: Codec,
     },
-    /// The text names none.
+    /// The text is not a codec.
     #[error(
         "cannot read {text:?} as a codec: expected f16, bf16, int8, onebit, topk(FRACTION) or \
          threshold(MAGNITUDE)"
@@ -29,83 +29,83 @@ pub enum CodecError {
     },
 }
 
-/// Elements that cannot be encoded. Always the fault of the caller.
+/// Elements that cannot be encoded. The caller is at fault.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// An element is NaN or infinite, and the codec has no room for that.
+    /// An element is NaN or infinite, which the codec cannot express.
     #[error("cannot encode element {element} as {codec}: it is {value}")]
     NonFinite {
         /// The codec.
         codec: Codec,
-        /// The first such element, counted from the start of the stretch.
+        /// The index of the first such element in the stretch.
         element: usize,
-        /// It.
+        /// The element's value.
         value: f64,
     },
-    /// More elements than a stretch may have.
-    #[error("cannot encode {elements} elements at once: {STRETCH_ELEMENTS_MAX} are the most")]
+    /// A stretch has too many elements.
+    #[error("cannot encode {elements} elements at once: the limit is {STRETCH_ELEMENTS_MAX}")]
     TooLong {
-        /// How many there are.
+        /// The number of elements.
         elements: usize,
     },
 }
 
-/// Bytes that are no encoded stretch. Always the peer's fault.
+/// Bytes that are not a valid encoded stretch. The peer is at fault, except for `Target`.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// Another number of bytes than so many elements need.
+    /// The number of bytes does not match the number of elements.
     #[error(
         "cannot decode {elements} elements from {bytes} bytes of {encoding}: {expected} are needed"
     )]
     Length {
-        /// What the bytes should be.
+        /// The expected encoding.
         encoding: Encoding,
-        /// How many elements they should be.
+        /// The number of elements to decode.
         elements: usize,
-        /// How many bytes there are.
+        /// The number of bytes found.
         bytes: usize,
-        /// How many there should be.
+        /// The number of bytes expected.
         expected: usize,
     },
-    /// The scale or the mean of a block is none: it is not finite, or has the wrong sign.
-    #[error("cannot decode block {block}: {value} is not its scale or mean")]
+    /// The scale or a mean of a block is not finite or has the wrong sign.
+    #[error("cannot decode block {block}: {value} is not a valid scale or mean")]
     Scale {
-        /// The block.
+        /// The index of the block.
         block: usize,
-        /// What stands there.
+        /// The value found.
         value: f64,
     },
-    /// More pairs than elements.
+    /// There are more pairs than elements.
     #[error("cannot decode {pairs} pairs of index and value: there are {elements} elements")]
     Count {
-        /// How many pairs are announced.
+        /// The number of pairs that the stretch announces.
         pairs: u32,
-        /// How many elements there are.
+        /// The number of elements to decode.
         elements: usize,
     },
-    /// An index that is not above the one before it, or beyond the elements.
+    /// An index is not above the one before it, or not below the number of elements.
     #[error(
         "cannot decode pair {pair}: the index {index} is not above the one before it, or not below {elements}"
     )]
     Index {
-        /// The pair.
+        /// The index of the pair.
         pair: usize,
-        /// Its index.
+        /// The element index of the pair.
         index: u32,
-        /// How many elements there are.
+        /// The number of elements to decode.
         elements: usize,
     },
-    /// Padding that is not zero.
+    /// The padding is not zero.
     #[error("cannot decode a stretch: its padding is not zero")]
     Padding,
-    /// The memory is not that of whole, aligned elements of a float type.
-    #[error("cannot decode into {bytes} bytes of {dtype}: they are no whole, aligned floats")]
+    /// The target memory does not hold whole, aligned elements of a float type.
+    #[error("cannot decode into {bytes} bytes of {dtype}: they are not whole, aligned floats")]
     Target {
         /// The type of the elements.
         dtype: DType,
-        /// The length of the memory.
+        /// The length of the memory in bytes.
         bytes: usize,
     },
 }

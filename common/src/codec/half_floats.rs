@@ -1,14 +1,14 @@
-//! Floats of 2 bytes: f16 and bf16, one behind the other, rounded to nearest, ties to even.
+//! The encodings f16 and bf16: 2 bytes an element, rounded to nearest, ties to even.
 //!
-//! A finite element beyond the largest finite number becomes that; NaN and infinities stay what
-//! they are.
+//! A finite element beyond the largest finite number becomes that number. NaN and infinities are
+//! kept.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::{DecodeError, Real, padding};
 
-/// Elements that are converted at a time, on the stack.
+/// Elements converted at a time, on the stack.
 const CHUNK: usize = 256;
 
 pub(super) fn encode_f16<T: Real>(values: &[T], out: &mut [u8]) {
@@ -58,7 +58,7 @@ pub(super) fn decode_bf16<T: Real>(bytes: &[u8], target: &mut [T]) -> Result<(),
     padding(&bytes[2 * target.len()..])
 }
 
-/// Without branches, so that the loop over elements is made wide.
+/// Rounds to bf16 without branches, so that the compiler vectorizes the loop over elements.
 #[inline]
 fn to_bf16(value: f32) -> u16 {
     const INFINITY: u32 = 0x7f80_0000;
@@ -79,9 +79,10 @@ mod tests {
 
     use super::*;
 
-    /// The crate's own conversion rounds alike, but to infinity.
+    /// The conversion of the crate `half` rounds the same way, except that it overflows to
+    /// infinity.
     #[test]
-    fn bf16_is_rounded_as_it_should_be() {
+    fn bf16_rounds_to_nearest_and_saturates() {
         for upper in 0..=u16::MAX {
             for lower in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let value = f32::from_bits(u32::from(upper) << 16 | lower);

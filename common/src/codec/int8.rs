@@ -1,8 +1,8 @@
-//! A byte an element: for each block its scale, then an `i8` for each element, which is its multiple
-//! of the scale. Padded with zeros to a multiple of 8 bytes.
+//! The encoding int8: for each block its scale, then one `i8` for each element, its multiple of the
+//! scale. Zeros pad the stretch to a multiple of 8 bytes.
 //!
-//! The scale is the largest magnitude over 127. A block whose scale is too small to have its full
-//! precision is of zeros.
+//! The scale is the block's largest magnitude over 127. A block whose scale would be subnormal is
+//! encoded as zeros.
 
 use super::{Blocks, DecodeError, Real, padding};
 
@@ -46,7 +46,7 @@ fn scale<T: Real>(values: &[T]) -> T {
     if scale < T::NORMAL_MIN {
         return T::ZERO;
     }
-    // Rounded up, the largest number would decode as infinite.
+    // A scale that was rounded up would decode the largest number as infinity.
     if (scale * T::from_i8(LEVELS)).is_finite() { scale } else { scale.next_down() }
 }
 

@@ -1,15 +1,17 @@
-//! A bit an element: for each block of 256 the mean of the elements that are not negative, the
-//! mean of those that are, and words of 64 bits, the lowest first: 1 for not negative. The bits
-//! beyond the last element are 0.
+//! The encoding onebit: for each block of 256 elements two means and one bit an element.
+//!
+//! A block starts with the mean of the elements that are not negative, then the mean of the
+//! negative ones. Words of 64 bits follow, lowest bit first; 1 is not negative. Bits beyond the
+//! last element are 0.
 //!
 //! F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-Bit Stochastic Gradient Descent and its Application
-//! to Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014, with blocks in the place
-//! of columns. It needs its residual: without one it does not train.
+//! to Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014, with blocks instead of
+//! columns. Training does not converge without the residual.
 
 use super::{BLOCK, DecodeError, Real};
 
 const WORD: usize = 64;
-/// Elements that are looked at side by side.
+/// Elements processed side by side.
 const LANES: usize = 8;
 
 pub(super) const fn bytes(width: usize, elements: usize) -> usize {
@@ -31,14 +33,14 @@ pub(super) fn encode<T: Real>(values: &[T], out: &mut [u8]) {
         for (head, (share, count)) in
             head.chunks_mut(width).zip([(sum_above, above), (sum_below, below)])
         {
-            // No element is counted in a sum of none: it is 0, and so is its mean.
+            // The sum of no elements is 0, and so is its mean.
             let mean = T::saturating_from(share * (BLOCK as f64 / count.max(1) as f64));
             head.copy_from_slice(mean.to_bytes().as_ref());
         }
     }
 }
 
-/// Which of at most 64 elements are not negative.
+/// Returns a bit mask of the elements that are not negative; at most 64 elements.
 fn bits<T: Real>(values: &[T]) -> u64 {
     let (bytes, rest) = values.as_chunks::<LANES>();
     let byte = |values: &[T; LANES]| {
@@ -54,8 +56,9 @@ fn bits<T: Real>(values: &[T]) -> u64 {
         .fold(word, |word, (&value, at)| word | u64::from(value >= T::ZERO) << at)
 }
 
-/// The sum of the elements of a block that are not negative, and of those that are, over
-/// [`BLOCK`]: so no sum is larger than the largest element. The lanes are always summed in one order.
+/// Returns the sums of the non-negative and of the negative elements of a block, over [`BLOCK`].
+///
+/// The division keeps each sum within the largest element. The order of summation is fixed.
 fn shares<T: Real>(values: &[T]) -> [f64; 2] {
     const SHARE: f64 = 1.0 / BLOCK as f64;
     let (mut above, mut below) = ([0f64; LANES], [0f64; LANES]);

@@ -1,10 +1,11 @@
-//! Elements with their indices, for codecs that leave most out: the number of pairs as a `u32`, 4
-//! zeros, the indices as rising `u32`, zeros up to a multiple of 8, the values as they are, zeros
-//! up to a multiple of 8.
+//! The encoding of pairs: elements with their indices, for codecs that omit most elements.
 //!
-//! Which elements are sent: those beyond a threshold (N. Strom, "Scalable Distributed DNN Training
-//! Using Commodity GPU Cloud Computing", Interspeech 2015), or the largest (A. F. Aji, K. Heafield,
-//! "Sparse Communication for Distributed Gradient Descent", EMNLP 2017), chosen exactly.
+//! The format: the number of pairs as a `u32`, 4 zero bytes, the indices as ascending `u32`, zeros
+//! up to a multiple of 8, the values unchanged, zeros up to a multiple of 8.
+//!
+//! A codec sends the elements beyond a threshold (N. Strom, "Scalable Distributed DNN Training
+//! Using Commodity GPU Cloud Computing", Interspeech 2015). Or it sends the largest (A. F. Aji, K.
+//! Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017), chosen exactly.
 
 use super::{DecodeError, Encoding, Real, length, padding};
 
@@ -15,15 +16,15 @@ pub(super) const fn bytes(width: usize, pairs: usize) -> usize {
     HEAD + (pairs * INDEX).next_multiple_of(8) + (pairs * width).next_multiple_of(8)
 }
 
-/// Encodes those of at least this magnitude.
+/// Encodes the elements of at least this magnitude.
 pub(super) fn encode_beyond<T: Real>(values: &[T], magnitude: f64, out: &mut Vec<u8>) {
     let is_sent = |value: T| value.to_f64().abs() >= magnitude;
     let count = values.iter().filter(|&&value| is_sent(value)).count();
     put(values, count, is_sent, out);
 }
 
-/// Encodes this share of the largest, without zeros. Of equal ones the first go. `order` is memory for
-/// the magnitudes.
+/// Encodes the given fraction of elements with the largest magnitudes, without zeros. Of equal
+/// magnitudes the first are sent. `order` is scratch memory for the magnitudes.
 pub(super) fn encode_top<T: Real>(
     values: &[T],
     fraction: f64,
@@ -39,7 +40,7 @@ pub(super) fn encode_top<T: Real>(
     let order: &mut [T::Magnitude] = bytemuck::cast_slice_mut(order);
     order.iter_mut().zip(values).for_each(|(magnitude, value)| *magnitude = value.magnitude());
     let (_, &mut smallest, larger) = order.select_nth_unstable(values.len() - count);
-    // As many of the smallest that are sent as there is room for beside those that are larger.
+    // The larger ones are all sent; elements equal to `smallest` fill the rest of `count`.
     let larger = larger.iter().filter(|&&magnitude| magnitude > smallest).count();
     let mut ties = count - larger;
     let zero = T::Magnitude::default();
@@ -55,24 +56,24 @@ pub(super) fn encode_top<T: Real>(
     put(values, count, is_sent, out);
 }
 
-/// Encodes those that are sent, which are so many.
+/// Encodes the `count` elements for which `is_sent` holds.
 fn put<T: Real>(values: &[T], count: usize, mut is_sent: impl FnMut(T) -> bool, out: &mut Vec<u8>) {
     let start = out.len();
     let indices = start + HEAD;
     let end = indices + INDEX * count;
-    // One more than there are, which is zero again in the end.
+    // The loop below may write one index more than is kept; it is truncated afterwards.
     out.resize(end + INDEX, 0);
-    // A stretch has no more elements than a u32 counts.
+    // Fits: a stretch has at most `u32::MAX` elements.
     out[start..start + INDEX].copy_from_slice(&(count as u32).to_le_bytes());
-    // Written for every element and kept for those that are sent: a branch that cannot be foreseen
-    // costs more.
+    // Every index is written, and kept only if its element is sent: an unpredictable branch would
+    // cost more.
     let slots = out[indices..].as_chunks_mut::<INDEX>().0;
     let mut sent = 0;
     for (index, &value) in values.iter().enumerate() {
         slots[sent] = (index as u32).to_le_bytes();
         sent += usize::from(is_sent(value));
     }
-    debug_assert_eq!(sent, count, "they were counted");
+    debug_assert_eq!(sent, count, "`count` is exact");
     out.truncate(end);
     pad(start, out);
     for at in (indices..end).step_by(INDEX) {
@@ -97,7 +98,7 @@ pub(super) fn decode<T: Real>(bytes: &[u8], target: &mut [T]) -> Result<(), Deco
     };
     let pairs = index(head);
     padding(&head[INDEX..])?;
-    // Before a length is made of it.
+    // Check the count before a length is computed from it.
     if pairs as usize > elements {
         return Err(DecodeError::Count { pairs, elements });
     }

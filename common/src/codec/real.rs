@@ -1,10 +1,10 @@
-//! The numbers that can be encoded.
+//! The float types that can be encoded.
 
 use std::ops::{Add, Div, Mul, Sub};
 
 use crate::tensor::Element;
 
-/// An element of a gradient: `f32` or `f64`. No other type can be one.
+/// The type of a gradient element: `f32` or `f64`. The trait is sealed.
 pub trait Real:
     Element
     + PartialOrd
@@ -20,42 +20,42 @@ impl Real for f32 {}
 impl Real for f64 {}
 
 pub(super) mod sealed {
-    /// What the codecs need of a number, and nobody else.
+    /// The operations that the codecs need.
     pub trait Sealed: Copy {
-        /// As bytes, little-endian.
+        /// The little-endian bytes of a number.
         type Bytes: AsRef<[u8]>;
-        /// A magnitude as an integer, of the same order.
+        /// The magnitude as an integer, in the same order.
         type Magnitude: Copy + Ord + Default + bytemuck::Pod;
 
         /// 0.
         const ZERO: Self;
         /// The largest finite number.
         const MAX: Self;
-        /// The smallest number of full precision.
+        /// The smallest normal number, that is, of full precision.
         const NORMAL_MIN: Self;
 
         fn to_bytes(self) -> Self::Bytes;
-        /// Reads the first bytes of a slice that has enough.
+        /// Reads a number from the first bytes of a slice that is long enough.
         fn from_bytes(bytes: &[u8]) -> Self;
-        /// The nearest number; beyond the largest finite one that.
+        /// Returns the nearest number, or the largest finite one if `value` is beyond it.
         fn saturating_from(value: f64) -> Self;
-        /// Exact.
+        /// Converts exactly.
         fn to_f64(self) -> f64;
-        /// Exact.
+        /// Converts exactly.
         fn from_f32(value: f32) -> Self;
-        /// As an f32 that rounds to any shorter float as the number itself would. What is finite
-        /// stays so.
+        /// Rounds to odd, to an f32 that rounds to any shorter float exactly as the number itself
+        /// would. Finite numbers stay finite.
         fn to_odd_f32(self) -> f32;
         fn abs(self) -> Self;
         fn is_finite(self) -> bool;
-        /// The magnitude of a number that is not NaN.
+        /// Returns the magnitude of a number that is not NaN.
         fn magnitude(self) -> Self::Magnitude;
-        /// The number, if it is finite, or the largest finite one of its sign.
+        /// Returns the number if it is finite, otherwise the largest finite number of its sign.
         fn saturated(self) -> Self;
-        /// The next smaller number.
+        /// Returns the next smaller number.
         fn next_down(self) -> Self;
         fn from_i8(value: i8) -> Self;
-        /// The nearest integer, ties to even, of a number of at most 127.5 in magnitude.
+        /// Returns the nearest integer, ties to even; the magnitude must be at most 127.5.
         fn to_i8(self) -> i8;
     }
 
@@ -133,9 +133,9 @@ pub(super) mod sealed {
 
                 #[inline]
                 fn to_i8(self) -> i8 {
-                    // In the sum the unit is the last place: the addition rounds, and the integer
-                    // stands in the lowest bits. Other ways are a call for each element where the
-                    // processor is only known to have SSE2.
+                    // The unit in the last place of the sum is 1: the addition rounds and leaves
+                    // the integer in the lowest bits. Other ways call a function for each element
+                    // on targets with only SSE2.
                     const SHIFT: $float = 1.5 / $float::EPSILON;
                     (self + SHIFT).to_bits() as i8
                 }
@@ -145,9 +145,9 @@ pub(super) mod sealed {
     real!(f32, u32, std::convert::identity);
     real!(f64, u64, odd);
 
-    /// Rounds towards zero, and sets the last bit if that was not exact ("round to odd"): so a tie that
-    /// is none is not taken for one when it is rounded again. S. Boldo, G. Melquiond, "Emulation of
-    /// FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.
+    /// Rounds towards zero and sets the last bit if that was inexact ("round to odd"). A second
+    /// rounding then never sees a false tie. S. Boldo, G. Melquiond, "Emulation of FMA and
+    /// correctly rounded sums: proved algorithms using rounding to odd", 2008.
     #[inline]
     fn odd(value: f64) -> f32 {
         let largest = f64::from(f32::MAX);
@@ -155,7 +155,7 @@ pub(super) mod sealed {
         let nearest = bounded as f32;
         let wide = f64::from(nearest);
         let down = nearest.to_bits().wrapping_sub(u32::from(wide.abs() > bounded.abs()));
-        // A NaN is unequal to itself, and stays one with its last bit set.
+        // A NaN is unequal to itself, and remains NaN with its last bit set.
         let inexact = u32::from(wide != bounded);
         f32::from_bits(down | inexact)
     }
@@ -165,10 +165,11 @@ pub(super) mod sealed {
         use super::*;
 
         #[test]
-        fn what_is_rounded_to_odd_rounds_right() {
-            // Between the f16 1 and 1 + 2^-10, a little above the middle: less than f32 can tell.
+        fn rounding_to_odd_avoids_double_rounding() {
+            // Above the midpoint of the f16 numbers 1 and 1 + 2^-10, by less than an f32 can
+            // express.
             let above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
-            assert_eq!(above as f32, 1.0 + 2f32.powi(-11), "the nearest f32 is the middle");
+            assert_eq!(above as f32, 1.0 + 2f32.powi(-11), "the nearest f32 is the midpoint");
             assert_eq!(odd(above), 1.0 + 2f32.powi(-11) + f32::EPSILON);
             assert_eq!(odd(-above), -odd(above));
             assert_eq!(odd(2f64.powi(-300)), f32::from_bits(1));

@@ -1,55 +1,55 @@
-//! Error feedback: what an encoding leaves out is added to what is encoded next.
+//! Error feedback: the error of one encoding is added to the next gradient.
 
 use super::{Blocks, Codec, EncodeError, Real};
 
-/// What has been left out of a variable's gradients so far and not been made good yet.
+/// The accumulated encoding error of a variable's gradients, one element for each of the
+/// variable's.
 ///
-/// Each stretch is encoded of the sum of its elements and what is left of them, and what that leaves
-/// out is left for the next time (Seide et al. 2014; S. P. Karimireddy, Q. Rebjock, S. Stich,
-/// M. Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019). So the
-/// sum of all that was decoded is the sum of all that was given, less what is left now, but for the
-/// rounding of one addition and one subtraction each time: however many steps there were, it is off
-/// by the error of one.
+/// A stretch is encoded from the sum of its elements and their residual; the error of that encoding
+/// is the new residual (Seide et al. 2014; S. P. Karimireddy, Q. Rebjock, S. Stich, M. Jaggi,
+/// "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019). The sum of
+/// all decoded gradients is therefore the sum of all given gradients less the current residual, up
+/// to the rounding of one addition and one subtraction each time. The error does not grow with the
+/// number of steps.
 ///
-/// It belongs to whoever encodes, and holds one element for each of the variable's. It depends on
-/// what it was given alone.
+/// The encoding side owns the residual. It depends only on the gradients it was given.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Residual<T> {
     left: Vec<T>,
-    /// What the other side makes of a stretch, and memory to encode it with.
+    /// The decoded form of a stretch; also scratch memory for the encoder.
     decoded: Vec<T>,
 }
 
 impl<T: Real> Residual<T> {
-    /// Nothing is left of so many elements.
+    /// Creates a residual of zeros.
     pub fn new(elements: usize) -> Residual<T> {
         Residual::from_left(vec![T::ZERO; elements])
     }
 
-    /// This is left.
+    /// Creates a residual from stored values.
     pub fn from_left(left: Vec<T>) -> Residual<T> {
         Residual { left, decoded: Vec::new() }
     }
 
-    /// Puts what is left of other elements in place of what is left of these, and the other way round:
-    /// for whoever keeps it elsewhere between two stretches. Costs nothing.
+    /// Swaps the residual values with `left`, for callers that keep them elsewhere between two
+    /// stretches. Costs nothing.
     pub fn swap_left(&mut self, left: &mut Vec<T>) {
         std::mem::swap(&mut self.left, left);
     }
 
-    /// What is left of each element.
+    /// Returns the residual of each element.
     pub fn left(&self) -> &[T] {
         &self.left
     }
 
-    /// Appends a stretch, with what is left of it, encoded, to `out`, as [`Codec::encode_rows`]. On an
-    /// error nothing has changed. Takes four passes over the stretch.
+    /// Encodes the sum of a stretch and its residual and appends it to `out`, as
+    /// [`Codec::encode_rows`]. On an error nothing has changed. Takes four passes over the stretch.
     ///
-    /// A sum beyond the largest finite number becomes that. Nothing is left of an element that is
-    /// NaN or infinite, where the codec takes it.
+    /// A sum beyond the largest finite number becomes that number. An element that is NaN or
+    /// infinite leaves no residual, where the codec accepts it.
     ///
     /// # Panics
-    /// If the stretch, from element `first` on, reaches beyond the elements.
+    /// If the stretch, starting at element `first`, exceeds the residual.
     pub fn encode(
         &mut self,
         codec: &Codec,
@@ -70,7 +70,7 @@ impl<T: Real> Residual<T> {
         codec
             .encoding()
             .decode_rows(blocks, &out[start..], &mut self.decoded)
-            .expect("what has just been encoded is decoded");
+            .expect("an encoded stretch decodes");
         for (left, &decoded) in left.iter_mut().zip(&self.decoded) {
             let rest = *left - decoded;
             *left = if rest.is_finite() { rest } else { T::ZERO };

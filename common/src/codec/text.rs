@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::{Codec, CodecError, Encoding};
 
-/// Writes the shortest text that is read back as the same codec.
+/// Writes the shortest text that parses to the same codec.
 impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -28,7 +28,7 @@ impl fmt::Display for Encoding {
     }
 }
 
-/// Reads a name, with its argument in parentheses where it has one, and validates it.
+/// Parses a name, with its argument in parentheses if it has one, and validates it.
 impl FromStr for Codec {
     type Err = CodecError;
 
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codecs_are_read_back() {
+    fn codec_texts_round_trip() {
         for text in ["f16", "bf16", "int8", "onebit", "topk(0.01)", "threshold(0.0001)"] {
             assert_eq!(text.parse::<Codec>().unwrap().to_string(), text);
         }

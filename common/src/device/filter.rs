@@ -1,24 +1,24 @@
-//! `DeviceFilters`: which tasks a task may see.
+//! [`DeviceFilters`]: the tasks that a task may see.
 
 use super::{DeviceError, DeviceSpec};
 use crate::ids::TaskId;
 
-/// The devices a task is allowed to see, as partial names; an empty list means all of them.
+/// The devices that a task may see, as partial names; an empty list means all devices.
 ///
-/// A worker that trains between graphs needs `/job:ps` and itself only, so that a lost worker
-/// never holds up another.
+/// A worker of between-graph replication needs only `/job:ps` and itself, so a lost worker never
+/// delays another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFilters {
     filters: Vec<DeviceSpec>,
 }
 
 impl DeviceFilters {
-    /// Takes filters that were read before.
+    /// Creates filters from parsed names.
     pub fn new(filters: impl Into<Vec<DeviceSpec>>) -> DeviceFilters {
         DeviceFilters { filters: filters.into() }
     }
 
-    /// Reads each filter strictly; one that cannot be read is an error, never ignored.
+    /// Parses each filter strictly; a malformed filter is an error, never ignored.
     pub fn parse<'a>(
         filters: impl IntoIterator<Item = &'a str>,
     ) -> Result<DeviceFilters, DeviceError> {
@@ -26,13 +26,13 @@ impl DeviceFilters {
         Ok(DeviceFilters { filters: filters.collect::<Result<_, _>>()? })
     }
 
-    /// The filters, in the order given.
+    /// Returns the filters in the order given.
     pub fn filters(&self) -> &[DeviceSpec] {
         &self.filters
     }
 
-    /// Whether the task `local` sees the task `other`: it intersects some filter, or there is no
-    /// filter, or it is the task itself.
+    /// Returns whether the task `local` sees the task `other`. It does if there is no filter, if
+    /// `other` intersects a filter, or if both are the same task.
     pub fn sees(&self, local: &TaskId, other: &TaskId) -> bool {
         let device = DeviceSpec::of_task(other);
         self.filters.is_empty()
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn no_filter_hides_nothing_and_none_hides_oneself() {
+    fn filters_never_hide_the_task_itself() {
         let (me, other) = (TaskId::worker(0), TaskId::worker(1));
         assert!(DeviceFilters::default().sees(&me, &other));
         let filters = DeviceFilters::parse(["/job:ps"]).unwrap();

@@ -1,4 +1,4 @@
-//! Reading device names: leniently as the classic client does, or strictly as its runtime does.
+//! Parsers of device names: lenient as TensorFlow's Python client, or strict as its C++ runtime.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use thiserror::Error;
 use super::DeviceSpec;
 use crate::cluster::is_job_name;
 
-/// Why a text is not the name of a device. Texts are at most [`DeviceSpec::TEXT_BYTES_MAX`] long.
+/// A text that is not the name of a device. Texts are at most [`DeviceSpec::TEXT_BYTES_MAX`] long.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// Longer than [`DeviceSpec::TEXT_BYTES_MAX`].
+    /// The text is longer than [`DeviceSpec::TEXT_BYTES_MAX`].
     #[error(
-        "cannot read a device name of {bytes} bytes: the most is {}",
+        "cannot read a device name of {bytes} bytes: the limit is {}",
         DeviceSpec::TEXT_BYTES_MAX
     )]
     TooLong {
-        /// The length found.
+        /// The length of the text.
         bytes: usize,
     },
-    /// A part between slashes that is no field. Keys are lower case.
+    /// A part between slashes is not a field. Keys are lower case.
     #[error("cannot read the device name {text:?}: {part:?} is not a field")]
     Field {
         /// The whole text.
@@ -29,7 +29,7 @@ pub enum DeviceError {
         /// The part at fault.
         part: String,
     },
-    /// A number that is not one, or is too large.
+    /// An index is not a number, or is too large.
     #[error("cannot read the device name {text:?}: {part:?} does not end in a number below 2^32")]
     Number {
         /// The whole text.
@@ -37,7 +37,7 @@ pub enum DeviceError {
         /// The part at fault.
         part: String,
     },
-    /// A second device type; and, strictly, any field given twice.
+    /// A second device type or, in the strict form, a second value of any field.
     #[error("cannot read the device name {text:?}: {part:?} gives a field a second time")]
     Twice {
         /// The whole text.
@@ -45,7 +45,8 @@ pub enum DeviceError {
         /// The part at fault.
         part: String,
     },
-    /// Strictly, a job name is a letter followed by letters, digits and underscores.
+    /// In the strict form, a job or type name that is not a letter followed by letters, digits and
+    /// underscores.
     #[error("cannot read the device name {text:?}: {part:?} has no well-formed name")]
     Name {
         /// The whole text.
@@ -53,7 +54,7 @@ pub enum DeviceError {
         /// The part at fault.
         part: String,
     },
-    /// Strictly, every part starts with a slash.
+    /// In the strict form, a text that does not start with a slash.
     #[error("cannot read the device name {text:?}: it does not start with a slash")]
     NoSlash {
         /// The whole text.
@@ -61,7 +62,7 @@ pub enum DeviceError {
     },
 }
 
-/// Reads leniently; the same as [`DeviceSpec::parse`].
+/// Parses leniently, as [`DeviceSpec::parse`].
 impl FromStr for DeviceSpec {
     type Err = DeviceError;
 
@@ -71,11 +72,11 @@ impl FromStr for DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// Reads a device name as the classic client does.
+    /// Parses a device name leniently, as TensorFlow's client does.
     ///
-    /// Fields come in any order and empty parts are ignored, so a leading slash may be missing. A
-    /// repeated job, replica or task keeps the last. A bare type (`cpu`, `gpu:1`, `tpu:*`) is one
-    /// of CPU, GPU, TPU, CUSTOM and EPU in any case; `device:TYPE:INDEX` takes any type. Job
+    /// Fields come in any order and empty parts are ignored, so a leading slash is optional. Of a
+    /// repeated job, replica or task the last counts. A bare type (`cpu`, `gpu:1`, `tpu:*`) is one
+    /// of CPU, GPU, TPU, CUSTOM and EPU in any case; `device:TYPE:INDEX` accepts any type. Job
     /// names are not checked.
     pub fn parse(text: &str) -> Result<DeviceSpec, DeviceError> {
         let mut reader = Reader::new(text)?;
@@ -85,10 +86,11 @@ impl DeviceSpec {
         Ok(reader.spec)
     }
 
-    /// Reads a device name as the classic runtime does, for names that come from elsewhere.
+    /// Parses a device name strictly, as TensorFlow's runtime does; for names from untrusted
+    /// sources.
     ///
-    /// Every part starts with a slash, no field is given twice, job and type are well-formed
-    /// names, and `*` leaves a field open.
+    /// Every part starts with a slash, no field is given twice, job and type are well-formed names,
+    /// and `*` leaves a field open.
     pub fn parse_strict(text: &str) -> Result<DeviceSpec, DeviceError> {
         let mut reader = Reader::new(text)?;
         if text.is_empty() || text == "/" {
@@ -100,7 +102,7 @@ impl DeviceSpec {
         for part in parts.split('/') {
             let field = reader.strict(part)?;
             if seen.contains(&field) {
-                return Err(reader.twice(part));
+                return Err(reader.duplicate(part));
             }
             seen.push(field);
         }
@@ -108,7 +110,7 @@ impl DeviceSpec {
     }
 }
 
-/// A name read so far, and the whole text for the errors.
+/// The fields parsed so far, and the whole text for error messages.
 struct Reader<'a> {
     text: &'a str,
     spec: DeviceSpec,
@@ -136,7 +138,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads a part and says which field it is, for the caller to refuse a second one.
+    /// Parses a part and returns the name of its field, so that the caller can reject a second one.
     fn strict(&mut self, part: &str) -> Result<&'static str, DeviceError> {
         let words: Vec<&str> = part.split(':').collect();
         match words[..] {
@@ -168,8 +170,8 @@ impl<'a> Reader<'a> {
         kind: &str,
         index: &str,
     ) -> Result<&'static str, DeviceError> {
-        // The type has the syntax of a job name. A `*` with an index would leave the index
-        // without a type, which no name has.
+        // The type has the syntax of a job name. A `*` with an index would leave an index without a
+        // type.
         if !is_job_name(kind) {
             return Err(self.name(part));
         }
@@ -179,7 +181,7 @@ impl<'a> Reader<'a> {
 
     fn set_type(&mut self, part: &str, kind: Arc<str>, index: &str) -> Result<(), DeviceError> {
         if self.spec.device_type.is_some() {
-            return Err(self.twice(part));
+            return Err(self.duplicate(part));
         }
         self.spec.device_index = self.number_or_open(part, index)?;
         self.spec.device_type = Some(kind);
@@ -205,7 +207,7 @@ impl<'a> Reader<'a> {
         DeviceError::Field { text: self.text.to_owned(), part: part.to_owned() }
     }
 
-    fn twice(&self, part: &str) -> DeviceError {
+    fn duplicate(&self, part: &str) -> DeviceError {
         DeviceError::Twice { text: self.text.to_owned(), part: part.to_owned() }
     }
 
@@ -222,7 +224,7 @@ fn upper(kind: &str) -> Arc<str> {
     kind.to_ascii_uppercase().into()
 }
 
-/// In the long form only the two oldest types may be written in lower case.
+/// In the long form, only the two oldest types may be written in lower case.
 fn upper_legacy(kind: &str) -> Arc<str> {
     match kind {
         "cpu" | "gpu" => upper(kind),
@@ -230,7 +232,7 @@ fn upper_legacy(kind: &str) -> Arc<str> {
     }
 }
 
-/// The types that need no `device:` before them.
+/// The types that may be written without `device:`.
 const BARE_TYPES: [&str; 5] = ["CPU", "GPU", "TPU", "CUSTOM", "EPU"];
 
 #[cfg(test)]
@@ -240,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lenient_reader_takes_odd_names() {
+    fn lenient_parsing_accepts_odd_names() {
         let table = [
             ("/task:1/task:2", "/task:2"),
             ("custom", "/device:CUSTOM:*"),
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_strict_reader_takes_stars() {
+    fn strict_parsing_accepts_stars() {
         let table = [
             ("", ""),
             ("/", ""),
@@ -301,7 +303,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_read_again(
+        fn parsed_names_round_trip(
             parts in proptest::collection::vec(
                 "job:[a-c]{0,2}|task:[0-9]{1,2}|replica:1|cpu:1|GPU|device:X:\\*|x",
                 0..4,

@@ -1,11 +1,11 @@
-//! The random numbers behind the initializers: a hash of (seed, name, index), so no state.
+//! The random numbers of the initializers: a stateless hash of (seed, name, index).
 
 use sha2::{Digest, Sha256};
 
-/// Stands for a seed and a variable's name.
+/// The key of a variable's random numbers, derived from a seed and the variable's name.
 ///
-/// The words are cut from SHA-256 over a version, the seed and the name, so that near seeds and
-/// names share nothing.
+/// The words are cut from the SHA-256 of a version, the seed and the name, so similar seeds and
+/// names give unrelated keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InitialKey {
     start: u64,
@@ -24,18 +24,19 @@ impl InitialKey {
         InitialKey { start: word(0), mask: word(8) }
     }
 
-    /// 64 random bits for an index.
+    /// Returns 64 random bits for an index.
     ///
     /// The first mixing is SplitMix64 (Steele, Lea and Flood, 2014). On its own, all keys would
-    /// share one sequence of 2^64 numbers and differ in where they start; two large variables
-    /// could overlap. The mask and the second mixing give each key a sequence of its own.
+    /// share one sequence of 2^64 numbers with different starts, and two large variables could
+    /// overlap. The mask and the second mixing give each key its own sequence.
     pub(super) fn bits(self, index: u64) -> u64 {
         mix(mix(self.start.wrapping_add(index.wrapping_mul(GOLDEN))) ^ self.mask)
     }
 
-    /// A number evenly spread over (0, 1), without either end.
+    /// Returns a number uniformly distributed over (0, 1), without either end.
     ///
-    /// 52 bits and a half: the largest is 1 - 2^-53, which a 53rd bit would round up to 1.
+    /// It has 52 random bits plus one half: the largest is 1 - 2^-53, which a 53rd bit would round
+    /// to 1.
     pub(super) fn unit(self, index: u64) -> f64 {
         ((self.bits(index) >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64)
     }
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_inside_and_even() {
+    fn units_are_uniform_and_exclude_the_ends() {
         let key = InitialKey::new(1, "w");
         let mut counts = [0u32; 16];
         for index in 0..160_000 {
@@ -71,14 +72,14 @@ mod tests {
             assert!(unit > 0.0 && unit < 1.0);
             counts[(unit * 16.0) as usize] += 1;
         }
-        // 10,000 each; five standard deviations are 484.
+        // 10,000 expected in each; five standard deviations are 484.
         assert!(counts.iter().all(|&n| n.abs_diff(10_000) < 484), "{counts:?}");
         let largest = ((u64::MAX >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64);
         assert_eq!(largest, 1.0 - f64::EPSILON / 2.0);
     }
 
     #[test]
-    fn a_shared_start_is_not_a_shared_sequence() {
+    fn keys_with_related_starts_have_distinct_sequences() {
         let one = InitialKey { start: 5, mask: 1 };
         let two = InitialKey { start: 5u64.wrapping_add(GOLDEN), mask: 2 };
         assert!((0..1000).all(|index| one.bits(index + 1) != two.bits(index)));

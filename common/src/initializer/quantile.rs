@@ -1,10 +1,10 @@
 //! The quantile function of the normal distribution.
 //!
 //! Algorithm AS 241, PPND16: M. J. Wichura, "The percentage points of the normal distribution",
-//! Applied Statistics 37 (1988), 477-484. Its relative error is about 1e-16. It needs one draw
-//! an element and, for 85 of 100 elements, no function but a quotient of polynomials.
+//! Applied Statistics 37 (1988), 477-484. Its relative error is about 1e-16. It needs one draw an
+//! element and, for 85 of 100 elements, only a quotient of polynomials.
 
-/// The number that a normal deviate is below with probability `p`, for `p` within (0, 1).
+/// Returns the number that a normal deviate is below with probability `p`, for `p` within (0, 1).
 pub(super) fn normal_quantile(p: f64) -> f64 {
     let q = p - 0.5;
     if q.abs() <= 0.425 {
@@ -23,14 +23,14 @@ struct Quotient {
 }
 
 impl Quotient {
-    /// The quotient at `r`, times a factor that is multiplied in before the division.
+    /// Returns the quotient at `r`, times a factor that is applied before the division.
     fn at(&self, r: f64, factor: f64) -> f64 {
         let polynomial = |terms: &[f64; 8]| terms.iter().fold(0.0, |sum, term| sum * r + term);
         polynomial(&self.above) * factor / polynomial(&self.below)
     }
 }
 
-/// For probabilities from 0.075 to 0.925.
+/// The quotient for probabilities from 0.075 to 0.925.
 const CENTRE: Quotient = Quotient {
     above: [
         2_509.080_928_730_122_7,
@@ -53,7 +53,7 @@ const CENTRE: Quotient = Quotient {
         1.0,
     ],
 };
-/// For those beyond, down to e^-25.
+/// The quotient for probabilities outside that range, down to e^-25.
 const MIDDLE: Quotient = Quotient {
     above: [
         0.000_774_545_014_278_341_4,
@@ -76,7 +76,7 @@ const MIDDLE: Quotient = Quotient {
         1.0,
     ],
 };
-/// For the rest.
+/// The quotient for the far tails.
 const TAIL: Quotient = Quotient {
     above: [
         2.010_334_399_292_288_1e-7,
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_quantiles() {
+    fn quantiles_match_published_values() {
         let table = [
             (0.5, 0.0),
             (0.6, 0.2533471031357998),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_odd_and_rises_across_the_seams() {
+    fn the_quantile_is_odd_and_monotonic() {
         for p in [0.001, 0.0749, 0.075, 0.3] {
             let sum = normal_quantile(p) + normal_quantile(1.0 - p);
             assert!(sum.abs() < 1e-13, "{p}: {sum}");

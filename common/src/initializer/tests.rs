@@ -1,4 +1,4 @@
-//! What the initializers promise: pinned values, independence of the layout, right moments.
+//! Tests of initializers: golden values, independence of the layout, and moments.
 
 use proptest::prelude::*;
 
@@ -79,9 +79,9 @@ fn arguments_are_checked() {
     assert!(matches!(error, InitializerError::NegativeStddev { .. }));
 }
 
-/// A change of any of these numbers changes every model that was ever initialised: do not. They
-/// were checked against an independent program with another library's quantile function: equal
-/// but for one last digit, where the logarithms differ.
+/// Must not change: it would change every model that was ever initialized. The numbers were checked
+/// against an independent program with another library's quantile function. They were equal except
+/// for one last digit, where the logarithms differ.
 #[test]
 fn golden_values() {
     let table = [
@@ -144,7 +144,7 @@ fn moments_and_bounds() {
 
 proptest! {
     #[test]
-    fn any_cut_gives_the_same_values(
+    fn any_range_gives_the_same_values(
         which in 0..RANDOM.len(),
         start in 0usize..600,
         len in 0usize..600,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::{Initializer, InitializerError};
 
-/// Writes the shortest text that is read back as the same initializer.
+/// Writes the shortest text that parses to the same initializer.
 impl fmt::Display for Initializer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -25,7 +25,7 @@ impl fmt::Display for Initializer {
     }
 }
 
-/// Reads a name, with arguments in parentheses where it has any, and validates them.
+/// Parses a name, with arguments in parentheses if it has any, and validates them.
 impl FromStr for Initializer {
     type Err = InitializerError;
 
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_arguments() {
+    fn texts_are_parsed_and_validated() {
         let table = [
             ("zeros", "zeros"),
             ("constant( 1 )", "constant(1.0)"),

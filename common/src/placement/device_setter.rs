@@ -1,16 +1,17 @@
-//! `DeviceSetter`: the classic replica device setter, which gives each operation its device.
+//! [`DeviceSetter`]: assigns a device to each operation, as TensorFlow's replica device setter
+//! does.
 
 use super::picker::{Picker, name_hashes};
 use super::{PlacementError, PlacementStrategy};
 use crate::cluster::ClusterSpec;
 use crate::device::DeviceSpec;
 
-/// Gives variables to ps tasks and all else to a worker, as `replica_device_setter` does.
+/// Assigns variables to ps tasks and everything else to a worker, as `replica_device_setter` does.
 ///
-/// It merges by the classic rule ([`DeviceSpec::merge_tf`]) and takes one slot of its strategy for
-/// every variable of the ps job in order of creation, also for one that names its task already.
-/// Unlike the classic one it numbers the ps tasks as the cluster does: a sparse job {1, 3} gets 1,
-/// 3, 1, 3 and never a task 0 that is not there.
+/// It merges by TensorFlow's rule ([`DeviceSpec::merge_tf`]). Each variable of the ps job draws
+/// once from the strategy, in order of creation, even if it already names its task. Unlike
+/// TensorFlow, it uses the cluster's task indices: a sparse job {1, 3} gets 1, 3, 1, 3, never an
+/// absent task 0.
 #[derive(Clone, Debug)]
 pub struct DeviceSetter {
     tasks: Vec<u32>,
@@ -21,8 +22,7 @@ pub struct DeviceSetter {
 }
 
 impl DeviceSetter {
-    /// Starts with the ps tasks in the order of their turns, or `None` if there are none: then
-    /// nothing is to be decided.
+    /// Creates a setter for these ps tasks in drawing order; `None` if there are none.
     ///
     /// Defaults: `/job:ps`, `/job:worker`, merging, round robin.
     pub fn new(tasks: impl Into<Vec<u32>>) -> Option<DeviceSetter> {
@@ -36,33 +36,33 @@ impl DeviceSetter {
         })
     }
 
-    /// Starts with the tasks of the job that `ps_device` names; `None` if it names none, or the
-    /// cluster has no such job, or the job has no task.
+    /// Creates a setter for the tasks of the job that `ps_device` names. Returns `None` if it names
+    /// no job, or a job that is unknown or has no tasks.
     pub fn of_cluster(cluster: &ClusterSpec, ps_device: DeviceSpec) -> Option<DeviceSetter> {
         let tasks = cluster.task_indices(ps_device.job()?).ok()?;
         DeviceSetter::new(tasks).map(|setter| setter.ps_device(ps_device))
     }
 
-    /// Sets the device of variables; the task is filled in. Without a job, no task is drawn.
+    /// Sets the device of variables; the task is added. Without a job, no task is drawn.
     pub fn ps_device(mut self, device: DeviceSpec) -> DeviceSetter {
         self.ps_device = device;
         self
     }
 
-    /// Sets the device of all that is no variable.
+    /// Sets the device of operations that are not variables.
     pub fn worker_device(mut self, device: DeviceSpec) -> DeviceSetter {
         self.worker_device = device;
         self
     }
 
-    /// Whether a device that is set already is completed (the default) or left as it is.
+    /// Sets whether a device that is already set is completed (the default) or kept as it is.
     pub fn merge_devices(mut self, merge: bool) -> DeviceSetter {
         self.merge_devices = merge;
         self
     }
 
-    /// Sets the strategy and starts it anew. A custom one is refused, as there is no whole
-    /// variable here to show it: use [`super::Placement::plan`].
+    /// Sets the strategy and restarts it. Rejects a custom one, which needs a whole variable: use
+    /// [`super::Placement::plan`].
     pub fn strategy(mut self, strategy: PlacementStrategy) -> Result<DeviceSetter, PlacementError> {
         if let PlacementStrategy::Custom(_) = strategy {
             return Err(PlacementError::CustomSetter);
@@ -71,7 +71,7 @@ impl DeviceSetter {
         Ok(self)
     }
 
-    /// The device of a variable of this name and size, whose inner scope is `current`.
+    /// Returns the device of a variable of this name and size, with the inner scope `current`.
     pub fn variable(&mut self, name: &str, bytes: u64, current: &DeviceSpec) -> DeviceSpec {
         if !self.merge_devices && !current.is_empty() {
             return current.clone();
@@ -87,7 +87,7 @@ impl DeviceSetter {
         drawn.merge_tf(current)
     }
 
-    /// The device of an operation that is no variable, whose inner scope is `current`.
+    /// Returns the device of an operation that is not a variable, with the inner scope `current`.
     pub fn operation(&self, current: &DeviceSpec) -> DeviceSpec {
         if !self.merge_devices && !current.is_empty() {
             return current.clone();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn names_choose_in_any_order() {
+    fn hashed_names_do_not_depend_on_order() {
         let setter =
             || DeviceSetter::new([0, 1, 2]).unwrap().strategy(PlacementStrategy::HashName).unwrap();
         let place = |names: &[&str]| {

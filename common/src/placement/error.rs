@@ -1,4 +1,4 @@
-//! Why variables cannot be placed as asked.
+//! The error of an impossible placement.
 
 use thiserror::Error;
 
@@ -6,17 +6,17 @@ use super::{Placement, ShardMap};
 use crate::cluster::ClusterError;
 use crate::variable::VariableError;
 
-/// Why variables cannot be placed. Always the fault of the caller's configuration.
+/// The reason why variables cannot be placed. The caller's configuration is at fault.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum PlacementError {
-    /// No ps task to place anything on.
+    /// There is no ps task.
     #[error("cannot place variables: there is no ps task")]
     NoTasks,
     /// The cluster has no job `ps`.
     #[error("cannot place variables: {source}")]
     Cluster {
-        /// What is wrong with the cluster.
+        /// The cluster's error.
         source: ClusterError,
     },
     /// A ps task is listed twice.
@@ -25,25 +25,25 @@ pub enum PlacementError {
         /// The task's index.
         task: u32,
     },
-    /// Tasks without shards, or more shards than [`ShardMap::SHARDS_MAX`].
+    /// There are no shards, or more than [`ShardMap::SHARDS_MAX`].
     #[error(
         "cannot place variables on {tasks} tasks of {shards_per_task} shards: the cluster has 1 \
          to {} shards",
         ShardMap::SHARDS_MAX
     )]
     Shards {
-        /// How many tasks there are.
+        /// The number of tasks.
         tasks: usize,
-        /// How many shards each has.
+        /// The number of shards of each task.
         shards_per_task: u16,
     },
-    /// A variable whose initializer or partitioner cannot be used.
+    /// A variable's declaration is invalid.
     #[error("cannot place variables: {source}")]
     Variable {
-        /// What is wrong with the variable.
+        /// The variable's error.
         source: VariableError,
     },
-    /// A variable pinned to a job other than `ps`.
+    /// A variable is pinned to a job other than `ps`.
     #[error(
         "cannot place the variable {variable:?} on {device}: only the ps tasks {tasks} hold \
          variables"
@@ -51,19 +51,19 @@ pub enum PlacementError {
     PinnedJob {
         /// The variable's name.
         variable: String,
-        /// The device it is pinned to.
+        /// The device that it is pinned to.
         device: String,
-        /// The ps tasks there are, such as `0-3, 5`.
+        /// The ps tasks of the cluster, such as `0-3, 5`.
         tasks: String,
     },
-    /// A variable pinned to a ps task that does not exist.
+    /// A variable is pinned to a ps task that does not exist.
     #[error("cannot place the variable {variable:?} on ps task {task}: there are only {tasks}")]
     PinnedTask {
         /// The variable's name.
         variable: String,
-        /// The task it is pinned to.
+        /// The task that it is pinned to.
         task: u32,
-        /// The ps tasks there are, such as `0-3, 5`.
+        /// The ps tasks of the cluster, such as `0-3, 5`.
         tasks: String,
     },
     /// A custom strategy chose a ps task that does not exist.
@@ -76,15 +76,15 @@ pub enum PlacementError {
         variable: String,
         /// The part's index.
         part: u32,
-        /// The task it chose.
+        /// The chosen task.
         task: u32,
-        /// The ps tasks there are, such as `0-3, 5`.
+        /// The ps tasks of the cluster, such as `0-3, 5`.
         tasks: String,
     },
-    /// A custom strategy where no variable is at hand to show it.
+    /// A device setter cannot use a custom strategy, which needs the whole variable.
     #[error("cannot set devices by a custom strategy: it chooses by the whole variable")]
     CustomSetter,
-    /// More partitions than [`Placement::PARTITIONS_MAX`].
+    /// There are more partitions than [`Placement::PARTITIONS_MAX`].
     #[error(
         "cannot place the variable {variable:?}: there are more than {} partitions with it",
         Placement::PARTITIONS_MAX
@@ -93,7 +93,7 @@ pub enum PlacementError {
         /// The variable's name.
         variable: String,
     },
-    /// All variables together have more bytes than 64 bits can count.
+    /// The bytes of all variables together exceed 64 bits.
     #[error("cannot place the variable {variable:?}: with it the bytes exceed 64 bits")]
     TooManyBytes {
         /// The variable's name.

@@ -1,4 +1,4 @@
-//! The running state of a strategy: whose turn it is, and how much each place holds.
+//! The state of a placement strategy: the next turn, and the load of each bin.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::PlacementStrategy;
 
-/// Draws positions from a fixed number of places by one of the built-in strategies.
+/// Draws bins (tasks, or shards of a task) by one of the built-in strategies.
 #[derive(Clone, Debug)]
 pub(super) struct Picker {
     strategy: PlacementStrategy,
@@ -15,34 +15,34 @@ pub(super) struct Picker {
 }
 
 impl Picker {
-    /// Starts with empty places; there is at least one.
-    pub(super) fn new(strategy: PlacementStrategy, places: usize) -> Picker {
-        Picker { strategy, drawn: 0, loads: Loads::new(places) }
+    /// Creates a picker for a number of empty bins, at least one.
+    pub(super) fn new(strategy: PlacementStrategy, bins: usize) -> Picker {
+        Picker { strategy, drawn: 0, loads: Loads::new(bins) }
     }
 
-    /// Takes the next slot. The position is below the number of places.
+    /// Draws the next bin; the result is below the number of bins.
     ///
-    /// A custom strategy chooses elsewhere; here it only takes a slot, as in a round robin.
+    /// A custom strategy chooses by itself; here it only takes a turn, as in a round robin.
     pub(super) fn draw(&mut self, hash: u64) -> usize {
-        let places = self.loads.bytes.len() as u64;
+        let bins = self.loads.bytes.len() as u64;
         let position = match self.strategy {
             PlacementStrategy::GreedyBytes => return self.loads.lightest(),
-            PlacementStrategy::HashName => hash % places,
-            PlacementStrategy::RoundRobin | PlacementStrategy::Custom(_) => self.drawn % places,
+            PlacementStrategy::HashName => hash % bins,
+            PlacementStrategy::RoundRobin | PlacementStrategy::Custom(_) => self.drawn % bins,
         };
         self.drawn = self.drawn.wrapping_add(1);
         position as usize
     }
 
-    /// Counts what was put there.
+    /// Adds the bytes of a part to a bin.
     pub(super) fn add(&mut self, position: usize, bytes: u64) {
         self.loads.add(position, bytes);
     }
 }
 
-/// The bytes at each place, and the places in order of bytes.
+/// The bytes of each bin, and the bins in order of bytes.
 ///
-/// The order makes finding the lightest cheap even with thousands of places and partitions.
+/// The order makes it cheap to find the lightest of thousands of bins.
 #[derive(Clone, Debug)]
 struct Loads {
     bytes: Vec<u64>,
@@ -50,25 +50,25 @@ struct Loads {
 }
 
 impl Loads {
-    fn new(places: usize) -> Loads {
-        Loads { bytes: vec![0; places], order: (0..places).map(|place| (0, place)).collect() }
+    fn new(bins: usize) -> Loads {
+        Loads { bytes: vec![0; bins], order: (0..bins).map(|bin| (0, bin)).collect() }
     }
 
     fn lightest(&self) -> usize {
-        self.order.first().map_or(0, |&(_, place)| place)
+        self.order.first().map_or(0, |&(_, bin)| bin)
     }
 
-    fn add(&mut self, place: usize, bytes: u64) {
-        let Some(load) = self.bytes.get_mut(place) else {
+    fn add(&mut self, bin: usize, bytes: u64) {
+        let Some(load) = self.bytes.get_mut(bin) else {
             return;
         };
-        self.order.remove(&(*load, place));
+        self.order.remove(&(*load, bin));
         *load = load.saturating_add(bytes);
-        self.order.insert((*load, place));
+        self.order.insert((*load, bin));
     }
 }
 
-/// Two independent hashes of a part: one to choose the task, one the shard within it.
+/// Returns two independent hashes of a part: one to choose the task, one the shard within it.
 pub(super) fn name_hashes(name: &str, part: u32) -> (u64, u64) {
     let mut hasher = Sha256::new();
     hasher.update(b"pushpull placement 1\0");
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_go_round() {
+    fn round_robin_and_hashes_wrap_around() {
         let mut picker = Picker::new(PlacementStrategy::RoundRobin, 3);
         assert_eq!([0; 4].map(|hash| picker.draw(hash)), [0, 1, 2, 0]);
         let mut picker = Picker::new(PlacementStrategy::HashName, 3);
@@ -92,20 +92,20 @@ mod tests {
     }
 
     #[test]
-    fn the_lightest_place_is_found() {
+    fn greedy_bytes_draws_the_lightest_bin() {
         let mut picker = Picker::new(PlacementStrategy::GreedyBytes, 3);
-        let mut places = Vec::new();
+        let mut bins = Vec::new();
         for bytes in [10, 3, 5, 0, 1, 9, 2] {
-            places.push(picker.draw(0));
-            picker.add(places[places.len() - 1], bytes);
+            bins.push(picker.draw(0));
+            picker.add(bins[bins.len() - 1], bytes);
         }
-        assert_eq!(places, [0, 1, 2, 1, 1, 1, 2]);
+        assert_eq!(bins, [0, 1, 2, 1, 1, 1, 2]);
         picker.add(2, u64::MAX);
         assert_eq!(picker.loads.bytes[2], u64::MAX);
         picker.add(9, 1);
     }
 
-    /// A change of these numbers moves the variables of every cluster placed by name: do not.
+    /// Must not change: it would move the variables of every cluster placed by name.
     #[test]
     fn hashes_are_stable() {
         let expected = (4_222_708_473_782_727_499, 12_153_217_713_332_493_379);

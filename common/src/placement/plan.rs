@@ -1,4 +1,4 @@
-//! `Placement`: every partition of every variable on its shard.
+//! [`Placement`]: every partition of every variable on its shard.
 
 use std::ops::Range;
 
@@ -12,21 +12,21 @@ use crate::variable::VariableSpec;
 /// A row range of a variable and the shard that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedPartition {
-    /// The variable, by its place in the list that was planned.
+    /// The variable's index in the planned list.
     pub variable: VariableId,
-    /// Which part it is, from 0.
+    /// The index of the part, from 0.
     pub part: u32,
-    /// Into how many parts the variable is cut.
+    /// The number of parts of the variable.
     pub parts: u32,
-    /// Its rows; a scalar has the one row 0.
+    /// The rows of the part; a scalar has the one row 0.
     pub rows: Range<u64>,
-    /// Who holds it.
+    /// The shard that holds the part.
     pub shard: ShardId,
-    /// The bytes of its elements.
+    /// The bytes of the part's elements as stored; for a table, its share of the limit.
     pub bytes: u64,
 }
 
-/// Where everything lives: all partitions in order of creation.
+/// The shard of every partition, in order of creation.
 ///
 /// The row ranges of a variable's partitions are in order and cover each of its rows once.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,14 +42,16 @@ impl Placement {
 
     /// Places the variables, in this order, on the shards of `map`.
     ///
-    /// Every part takes its own slot of the strategy, also one that is pinned by its variable's
-    /// device to a ps task, except that [`PlacementStrategy::GreedyBytes`] counts a pinned part where it
-    /// is and a custom strategy is not asked about it. Within a task a part goes to the shard
-    /// with the fewest bytes so far, the lowest on ties; [`PlacementStrategy::HashName`] hashes there too,
-    /// so that the order of creation does not matter.
+    /// Each part draws once from the strategy, even if its variable's device pins it to a ps task.
+    /// For pinned parts, [`PlacementStrategy::GreedyBytes`] counts their bytes where they are, and
+    /// a custom strategy is not called.
     ///
-    /// Fails if a variable is invalid, is pinned to what is no ps task of the map, or is placed
-    /// there by a custom strategy, and beyond [`Placement::PARTITIONS_MAX`].
+    /// Within a task a part goes to the shard with the fewest bytes so far, the lowest index on
+    /// ties. [`PlacementStrategy::HashName`] hashes there too, so that the order of creation does
+    /// not matter.
+    ///
+    /// Fails if a variable is invalid, if a pin or a custom strategy names a ps task outside the
+    /// map, and beyond [`Placement::PARTITIONS_MAX`].
     pub fn plan(
         variables: &[VariableSpec],
         map: &ShardMap,
@@ -63,40 +65,40 @@ impl Placement {
         Ok(Placement { partitions, map: map.clone(), strategy })
     }
 
-    /// All partitions: by variable, then by part.
+    /// Returns all partitions: by variable, then by part.
     pub fn partitions(&self) -> &[PlacedPartition] {
         &self.partitions
     }
 
-    /// The partitions of one variable, by part; none if there is no such variable.
+    /// Returns the partitions of one variable, by part; empty if there is no such variable.
     pub fn of_variable(&self, variable: VariableId) -> &[PlacedPartition] {
         let start = self.partitions.partition_point(|placed| placed.variable < variable);
         let end = self.partitions.partition_point(|placed| placed.variable <= variable);
         &self.partitions[start..end]
     }
 
-    /// The partitions that a shard holds, in order of creation.
+    /// Returns the partitions that a shard holds, in order of creation.
     pub fn of_shard(&self, shard: ShardId) -> impl Iterator<Item = &PlacedPartition> {
         self.partitions.iter().filter(move |placed| placed.shard == shard)
     }
 
-    /// The shards that were planned for.
+    /// Returns the shards of the plan.
     pub fn map(&self) -> &ShardMap {
         &self.map
     }
 
-    /// The name of the strategy; see [`PlacementStrategy::name`].
+    /// Returns the name of the strategy; see [`PlacementStrategy::name`].
     pub fn strategy(&self) -> &'static str {
         self.strategy
     }
 }
 
-/// A plan in the making.
+/// A placement under construction.
 struct Planner<'a> {
     map: &'a ShardMap,
     strategy: &'a PlacementStrategy,
     tasks: Picker,
-    /// One for each task, by its position in the map.
+    /// One picker for each task, by its position in the map.
     shards: Vec<Picker>,
     partitions: Vec<PlacedPartition>,
     bytes: u64,
@@ -141,8 +143,8 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// The position of the task that the variable's device names. An open job means the ps job:
-    /// nothing else holds variables.
+    /// Returns the position of the task that the variable's device names. An open job means the ps
+    /// job, because only ps tasks hold variables.
     fn pinned(&self, variable: &VariableSpec) -> Result<Option<usize>, PlacementError> {
         let device = &variable.device;
         if device.job().is_some_and(|job| job != "ps") {
@@ -186,7 +188,7 @@ impl<'a> Planner<'a> {
         let shards = &mut self.shards[position];
         let shard = shards.draw(shard_hash);
         shards.add(shard, bytes);
-        // A picker's position is below its number of places, here a u16.
+        // Fits: a picker's result is below its number of bins, here a u16.
         Ok(ShardId { task: self.map.tasks()[position], shard: shard as u16 })
     }
 

@@ -1,11 +1,12 @@
-//! `ShardMap`: the shards there are to place variables on.
+//! [`ShardMap`]: the shards that variables can be placed on.
 
 use super::PlacementError;
 use crate::cluster::ClusterSpec;
 use crate::ids::ShardId;
 
-/// The ps tasks and how many shards each has. One that exists has at least one shard and at most
-/// [`ShardMap::SHARDS_MAX`], and its tasks ascend.
+/// The ps tasks and the number of shards of each.
+///
+/// A map has at least one shard and at most [`ShardMap::SHARDS_MAX`]. Its tasks ascend.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShardMap {
     tasks: Vec<u32>,
@@ -16,7 +17,8 @@ impl ShardMap {
     /// The largest number of shards in a cluster.
     pub const SHARDS_MAX: usize = 1 << 16;
 
-    /// Takes the indices of the ps tasks, in any order, and the number of shards in each.
+    /// Creates a map from the indices of the ps tasks, in any order, and the number of shards of
+    /// each.
     pub fn new(
         tasks: impl Into<Vec<u32>>,
         shards_per_task: u16,
@@ -36,7 +38,7 @@ impl ShardMap {
         }
     }
 
-    /// The shards of a cluster's job `ps`.
+    /// Creates the map of a cluster's job `ps`.
     pub fn of_cluster(
         cluster: &ClusterSpec,
         shards_per_task: u16,
@@ -45,24 +47,24 @@ impl ShardMap {
         ShardMap::new(tasks.map_err(|source| PlacementError::Cluster { source })?, shards_per_task)
     }
 
-    /// The indices of the ps tasks, ascending.
+    /// Returns the indices of the ps tasks, ascending.
     pub fn tasks(&self) -> &[u32] {
         &self.tasks
     }
 
-    /// How many shards each task has.
+    /// Returns the number of shards of each task.
     pub fn shards_per_task(&self) -> u16 {
         self.shards_per_task
     }
 
-    /// Every shard: by task, then by shard.
+    /// Returns every shard: by task, then by shard.
     pub fn shards(&self) -> impl Iterator<Item = ShardId> {
         self.tasks
             .iter()
             .flat_map(|&task| (0..self.shards_per_task).map(move |shard| ShardId { task, shard }))
     }
 
-    /// The position of a task among the ascending tasks.
+    /// Returns the position of a task among the ascending tasks.
     pub(super) fn position(&self, task: u32) -> Option<usize> {
         self.tasks.binary_search(&task).ok()
     }
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_map_has_shards() {
+    fn a_map_lists_its_shards_and_checks_its_limits() {
         let map = ShardMap::new([3, 1], 2).unwrap();
         assert_eq!((map.tasks(), map.shards_per_task()), (&[1, 3][..], 2));
         let shards: Vec<_> = map.shards().map(|s| (s.task, s.shard)).collect();
@@ -89,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_has_a_map() {
+    fn a_map_is_made_from_a_cluster() {
         let cluster: ClusterSpec = "ps=1@a:1,3@b:1".parse().unwrap();
         assert_eq!(ShardMap::of_cluster(&cluster, 1), ShardMap::new([1, 3], 1));
         let error = ShardMap::of_cluster(&ClusterSpec::default(), 1).unwrap_err();

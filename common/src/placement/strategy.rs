@@ -1,24 +1,24 @@
-//! `PlacementStrategy`: the rule by which a ps task is chosen.
+//! [`PlacementStrategy`]: the rule that chooses a ps task.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::variable::VariableSpec;
 
-/// The rule by which a ps task is chosen for a variable or a part of one.
+/// The rule that chooses a ps task for a variable or a part of one.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum PlacementStrategy {
-    /// One after the other, in the order of creation, whatever the size; the classic default.
+    /// Task after task in the order of creation, regardless of size; TensorFlow's default.
     #[default]
     RoundRobin,
-    /// Where the fewest bytes are so far, the lowest index on ties. Depends on the order of
-    /// creation: large variables are best created first.
+    /// The task with the fewest bytes so far, the lowest index on ties. Depends on the order of
+    /// creation: create large variables first.
     GreedyBytes,
-    /// By a hash of name and part, so that the order of creation does not matter and a variable
-    /// stays where it is when others come and go. Balances only in large numbers.
+    /// A hash of name and part. The order of creation does not matter, and a variable stays in
+    /// place when others are added or removed. Balances only large numbers of parts.
     HashName,
-    /// Any function; see [`PlacementStrategy::custom`].
+    /// A user-defined function; see [`PlacementStrategy::custom`].
     Custom(CustomStrategy),
 }
 
@@ -29,16 +29,16 @@ pub struct CustomStrategy(Arc<Choice>);
 type Choice = dyn Fn(&VariableSpec, u32, &[u32]) -> u32 + Send + Sync;
 
 impl PlacementStrategy {
-    /// Chooses by a function of the variable, the part's index and the ascending indices of the
-    /// ps tasks. It must choose one of those, and the same one on every machine.
+    /// Creates a strategy from a function of the variable, the part's index and the ps task
+    /// indices, ascending. It must return one of those indices, the same one on every machine.
     pub fn custom(
         choice: impl Fn(&VariableSpec, u32, &[u32]) -> u32 + Send + Sync + 'static,
     ) -> PlacementStrategy {
         PlacementStrategy::Custom(CustomStrategy(Arc::new(choice)))
     }
 
-    /// A name that never changes, for comparing configurations. All custom strategies share
-    /// one: whether they agree is theirs to see to.
+    /// Returns a stable name, for comparing configurations. All custom strategies share one name;
+    /// the caller must ensure that they agree.
     pub fn name(&self) -> &'static str {
         match self {
             PlacementStrategy::RoundRobin => "round_robin",

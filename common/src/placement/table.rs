@@ -1,4 +1,4 @@
-//! The table that shows people what a placement puts where.
+//! The text table of a placement, with its skew.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::{PlacedPartition, Placement};
 use crate::ids::ShardId;
 
 impl Placement {
-    /// The bytes on each ps task, by ascending index.
+    /// Returns the bytes on each ps task, by ascending index.
     pub fn task_bytes(&self) -> Vec<(u32, u64)> {
         let (tasks, per_task) = (self.map.tasks(), usize::from(self.map.shards_per_task()));
         let loads = self.loads();
@@ -14,8 +14,10 @@ impl Placement {
         tasks.iter().copied().zip(sums).collect()
     }
 
-    /// The bytes on the fullest ps task over the mean of all tasks: 1 is even, and the number of
-    /// tasks is all on one. 1 if there are no bytes.
+    /// Returns the bytes on the fullest ps task over the mean of all tasks.
+    ///
+    /// 1 is even; the number of tasks means that one task holds everything. 1 if there are no
+    /// bytes.
     pub fn skew(&self) -> f64 {
         let tasks = self.task_bytes();
         let sum: u64 = tasks.iter().map(|&(_, bytes)| bytes).sum();
@@ -26,7 +28,7 @@ impl Placement {
         }
     }
 
-    /// A table of partitions and bytes for each shard, the skew, and a warning if the skew is
+    /// Formats a table of partitions and bytes for each shard, with the skew. Warns if the skew is
     /// above [`Placement::SKEW_WARNING`].
     pub fn table(&self) -> String {
         let shards_per_task = self.map.shards_per_task();
@@ -68,14 +70,14 @@ impl Placement {
         ))
     }
 
-    /// What each shard of the map holds, in the map's order.
+    /// Returns the load of each shard of the map, in the map's order.
     fn loads(&self) -> Vec<Load> {
         let per_task = usize::from(self.map.shards_per_task());
         let mut loads = vec![Load::default(); self.map.tasks().len() * per_task];
         for placed in &self.partitions {
             let ShardId { task, shard } = placed.shard;
-            let place = self.map.position(task).map(|task| task * per_task + usize::from(shard));
-            if let Some(load) = place.and_then(|place| loads.get_mut(place)) {
+            let index = self.map.position(task).map(|task| task * per_task + usize::from(shard));
+            if let Some(load) = index.and_then(|index| loads.get_mut(index)) {
                 load.partitions += 1;
                 load.bytes += placed.bytes;
             }
@@ -153,7 +155,7 @@ skew 1.33: the fullest task over the mean
     }
 
     #[test]
-    fn nothing_is_even() {
+    fn an_empty_placement_is_even() {
         let placement = plan(&[], 1, PlacementStrategy::HashName);
         assert_eq!(placement.skew(), 1.0);
         assert!(!placement.table().contains("warning"));

@@ -1,8 +1,8 @@
-//! From a stream of bytes to frames, without a copy of any body.
+//! Reads frames from a byte stream without copying bodies.
 //!
-//! [`FrameReader`] is given a function that reads as much as is there, like a non-blocking
-//! socket's. Headers and metas go through a small buffer; a body goes straight to the slice its
-//! owner lends, and only its first bytes, if they came with the header, are copied.
+//! [`FrameReader`] reads through a function that behaves like a non-blocking socket. Headers and
+//! metas go through a small buffer. A body goes directly into its target; only the first bytes, if
+//! they arrived with the header, are copied.
 
 use std::io::{self, IoSliceMut};
 
@@ -11,7 +11,7 @@ use super::header::{FLAG_BODY_CRC, Header, bound};
 use super::limits;
 use super::message::Message;
 
-/// Why reading stopped: the stream failed, or the peer broke the protocol.
+/// The reason why reading stopped: the stream failed, or the peer broke the protocol.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
@@ -23,37 +23,38 @@ pub enum ReadError {
     Protocol(#[from] ProtocolError),
 }
 
-/// What [`FrameReader::poll`] found.
+/// The result of [`FrameReader::poll`].
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for one call")]
 pub enum Poll {
-    /// Nothing more is there for now.
+    /// No whole frame is available yet.
     Pending,
     /// The peer closed the stream between two frames.
     Closed,
-    /// A header and its message. If `header.body_bytes` is not 0, the body must be taken with
+    /// A header and its message. If `header.body_bytes` is not 0, the body must be read with
     /// [`FrameReader::poll_body`] or [`FrameReader::skip_body`] before the next poll.
     Frame(Header, Message),
 }
 
-/// What became of a body.
+/// The progress of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyPoll {
-    /// More is to come.
+    /// More bytes are outstanding.
     Pending,
-    /// It is whole, and its checksum, if it carries one, is right.
+    /// The body is whole, and its checksum, if present, is correct.
     Done,
 }
 
-/// A function that reads into the buffers in order, and returns how many bytes it read; 0 at the
-/// end, [`io::ErrorKind::WouldBlock`] when nothing is there.
+/// A function that reads into the buffers in order and returns the number of bytes read.
+///
+/// It returns 0 at the end of the stream and [`io::ErrorKind::WouldBlock`] if nothing is available.
 pub trait Source: FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize> {}
 impl<F: FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>> Source for F {}
 
-/// Takes frames off a byte stream.
+/// Reads frames from a byte stream.
 ///
-/// Invariants: `start <= end <= buffer.len()`; the buffer never grows beyond a header and the
-/// largest meta allowed; while a body is being taken, `body` holds its header.
+/// Invariants: `start <= end <= buffer.len()`. The buffer never grows beyond a header and the
+/// largest meta allowed. While a body is read, `body` holds its header.
 #[derive(Debug)]
 pub struct FrameReader {
     buffer: Vec<u8>,
@@ -72,7 +73,7 @@ struct BodyProgress {
 }
 
 impl FrameReader {
-    /// A reader for a stream whose peer is not known yet: metas are bounded by
+    /// Creates a reader for an unauthenticated client: metas are limited to
     /// [`limits::HANDSHAKE_META_BYTES_MAX`].
     pub fn new() -> Self {
         FrameReader {
@@ -86,27 +87,29 @@ impl FrameReader {
         }
     }
 
-    /// Allows metas of any length the protocol knows: the handshake is done.
+    /// Raises the limit of metas to [`limits::META_BYTES_MAX`], once the handshake is done.
     pub fn open(&mut self) {
         self.meta_bytes_max = limits::META_BYTES_MAX;
     }
 
-    /// How many bytes have come in all; every one of them renews a lease.
+    /// Returns the number of bytes received in total; each of them renews a lease.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether a frame is half here: its header or meta has begun, or its body is being taken.
+    /// Returns whether a frame is incomplete: part of its header or meta has arrived, or its body
+    /// is being read.
     pub fn has_begun(&self) -> bool {
         self.body.is_some() || self.end > self.start
     }
 
-    /// The next frame, as far as `source` has it.
+    /// Returns the next frame, if `source` has all of its header and meta.
     ///
     /// # Panics
-    /// Never on anything the peer sent; only if the caller has left a body untaken.
+    /// If the caller has not read the body of the last frame. Bytes from the peer never cause a
+    /// panic.
     pub fn poll(&mut self, source: &mut impl Source) -> Result<Poll, ReadError> {
-        assert!(self.body.is_none(), "the body of the last frame is taken before the next poll");
+        assert!(self.body.is_none(), "the last frame's body must be read before the next poll");
         loop {
             if let Some((header, message)) = self.parse()? {
                 if header.body_bytes > 0 {
@@ -126,11 +129,11 @@ impl FrameReader {
         }
     }
 
-    /// Takes as much of the body as is there into `target`, the whole of which the body will
-    /// fill. The same target must be lent each time until the body is done.
+    /// Reads the available bytes of the body into `target`, which must have the length of the body.
+    /// Pass the same target on each call until the body is done.
     ///
     /// # Panics
-    /// If the target is not as long as the body, or no body is being taken.
+    /// If the target has another length than the body, or if no body is being read.
     pub fn poll_body(
         &mut self,
         source: &mut impl Source,
@@ -139,11 +142,11 @@ impl FrameReader {
         self.poll_body_scattered(source, &mut [target])
     }
 
-    /// As [`FrameReader::poll_body`], into several targets one after the other, which together
-    /// are as long as the body.
+    /// Reads the available bytes of the body into several targets, one after the other; see
+    /// [`FrameReader::poll_body`]. The targets together must have the length of the body.
     ///
     /// # Panics
-    /// As [`FrameReader::poll_body`].
+    /// If the targets have another length than the body, or if no body is being read.
     pub fn poll_body_scattered(
         &mut self,
         source: &mut impl Source,
@@ -151,7 +154,7 @@ impl FrameReader {
     ) -> Result<BodyPoll, ReadError> {
         let (header, mut taken) = self.progress();
         let length: usize = targets.iter().map(|target| target.len()).sum();
-        assert_eq!(length as u64, header.body_bytes, "the targets are as long as the body");
+        assert_eq!(length as u64, header.body_bytes, "the targets must be as long as the body");
         while taken < length && self.end > self.start {
             let rest = first_unfilled(targets, taken);
             let count = rest.len().min(self.end - self.start);
@@ -160,12 +163,12 @@ impl FrameReader {
             taken += count;
         }
         while taken < length {
-            // Whatever follows the body, usually the next header, comes in the same call.
-            self.make_room(limits::READ_BUFFER_BYTES);
+            // The same call also reads the bytes that follow the body, usually the next header.
+            self.reserve(limits::READ_BUFFER_BYTES);
             let mut slices = [(); SLICES_MAX + 1].map(|()| IoSliceMut::new(&mut []));
             let mut listed = unfilled(targets, taken, &mut slices[..SLICES_MAX]);
-            let wanted: usize = slices[..listed].iter().map(|slice| slice.len()).sum();
-            if wanted == length - taken {
+            let required: usize = slices[..listed].iter().map(|slice| slice.len()).sum();
+            if required == length - taken {
                 slices[listed] = IoSliceMut::new(&mut self.buffer[self.end..]);
                 listed += 1;
             }
@@ -178,17 +181,17 @@ impl FrameReader {
                 Some(count) => count,
             };
             self.bytes += count as u64;
-            let into_targets = count.min(wanted);
+            let into_targets = count.min(required);
             taken += into_targets;
             self.end += count - into_targets;
         }
         self.advance(taken, header, |header| check_crc(header, targets))
     }
 
-    /// Reads past the body without keeping it. Its checksum is not looked at.
+    /// Reads past the body without keeping it. Its checksum is not checked.
     ///
     /// # Panics
-    /// If no body is being taken.
+    /// If no body is being read.
     pub fn skip_body(&mut self, source: &mut impl Source) -> Result<BodyPoll, ReadError> {
         let (header, mut taken) = self.progress();
         let length = header.body_bytes as usize;
@@ -233,7 +236,7 @@ impl FrameReader {
         ProtocolError::Cut { bytes: Header::BYTES as u64 + u64::from(header.meta_bytes) + taken }
     }
 
-    /// A whole header and meta off the buffer, if they are there.
+    /// Parses a header and meta from the buffer, if they are complete.
     fn parse(&mut self) -> Result<Option<(Header, Message)>, ProtocolError> {
         let Some(head) = self.buffer[self.start..self.end].first_chunk() else {
             return Ok(None);
@@ -255,9 +258,9 @@ impl FrameReader {
         Ok(Some((header, message)))
     }
 
-    /// Reads once into the buffer; false when nothing is there.
+    /// Reads once into the buffer; returns false if nothing is available.
     fn fill(&mut self, source: &mut impl Source) -> Result<bool, ReadError> {
-        self.make_room(self.wanted());
+        self.reserve(self.required());
         let mut slices = [IoSliceMut::new(&mut self.buffer[self.end..])];
         match read_once(source, &mut slices)? {
             None => return Ok(false),
@@ -270,9 +273,9 @@ impl FrameReader {
         Ok(true)
     }
 
-    /// How much the buffer must hold for the frame at its front. The header there has been
-    /// checked by `parse`, which runs before every `fill`.
-    fn wanted(&self) -> usize {
+    /// Returns the bytes that the buffer must hold for its first frame. `parse` runs before every
+    /// `fill`, so that frame's header has been checked.
+    fn required(&self) -> usize {
         let meta = match self.buffer.get(self.start..self.end).and_then(|b| b.first_chunk()) {
             Some(head) if self.body.is_none() => Header::take(head).map_or(0, |h| h.meta_bytes),
             _ => 0,
@@ -280,9 +283,9 @@ impl FrameReader {
         (Header::BYTES + meta as usize).max(limits::READ_BUFFER_BYTES)
     }
 
-    /// Moves what is buffered to the front and makes the buffer `size` long, so that there is
-    /// room behind it; gives back what a large meta needed once it has been read.
-    fn make_room(&mut self, size: usize) {
+    /// Moves the buffered bytes to the front and resizes the buffer to `size`. Shrinks it again
+    /// after a large meta has been read.
+    fn reserve(&mut self, size: usize) {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
@@ -302,11 +305,11 @@ impl Default for FrameReader {
     }
 }
 
-/// How many slices one read is given; the system has a limit of its own far above.
+/// The most slices of one read; the limit of the system is far higher.
 const SLICES_MAX: usize = 64;
 
-/// Lists the rest of the targets behind the first `taken` bytes, as many as there is room for; how many
-/// those are.
+/// Lists the targets behind the first `taken` bytes, as far as `slices` suffices. Returns the
+/// number of slices listed.
 fn unfilled<'a>(
     targets: &'a mut [&mut [u8]],
     mut taken: usize,
@@ -324,7 +327,7 @@ fn unfilled<'a>(
     listed
 }
 
-/// The rest of the target in which the body's byte `taken` lies.
+/// Returns the rest of the target that contains byte `taken` of the body.
 fn first_unfilled<'a>(targets: &'a mut [&mut [u8]], mut taken: usize) -> &'a mut [u8] {
     for target in targets {
         if taken < target.len() {
@@ -335,7 +338,7 @@ fn first_unfilled<'a>(targets: &'a mut [&mut [u8]], mut taken: usize) -> &'a mut
     &mut []
 }
 
-/// One read, with "nothing there" as a value.
+/// Reads once; `None` if nothing is available.
 fn read_once(
     source: &mut impl Source,
     slices: &mut [IoSliceMut<'_>],
@@ -367,7 +370,7 @@ mod tests {
     use super::super::message::{Heartbeat, Pulled};
     use super::*;
 
-    /// Hands out `bytes` in reads of at most `step`, with a "would block" before each.
+    /// Returns `bytes` in reads of at most `step`, with a "would block" before each.
     fn drip(bytes: Vec<u8>, step: usize) -> impl Source {
         let mut rest = io::Cursor::new(bytes);
         let mut block = false;
@@ -396,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn any_chopping_of_the_stream_reads_the_same() {
+    fn frames_do_not_depend_on_read_sizes() {
         let body: Vec<u8> = (0..20_000_u32).map(|i| i as u8).collect();
         for step in [1, 7, 79, 80, 81, 4096, 1 << 20] {
             let mut source = drip(stream(&body), step);
@@ -426,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skipped_body_leaves_the_stream_in_step() {
+    fn a_skipped_body_keeps_the_stream_in_sync() {
         for step in [3, 100, 1 << 20] {
             let mut source = drip(stream(&[7; 9000]), step);
             let mut reader = FrameReader::new();
@@ -446,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_body_and_a_cut_stream_are_refused() {
+    fn damaged_bodies_and_truncated_streams_are_rejected() {
         let mut bytes = stream(&[1; 100]);
         let body_start = bytes.len() - Header::BYTES - 100;
         bytes[body_start + 50] ^= 1;

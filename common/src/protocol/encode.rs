@@ -1,31 +1,31 @@
-//! From a message to the bytes that go before its body.
+//! Encodes the header and meta of a frame.
 
 use super::header::{FLAG_BODY_CRC, Header};
 use super::message::Message;
 use super::version;
 use crate::ids::{ConfigEpoch, GlobalStep, RequestId, RestoreEpoch, Sequence};
 
-/// The fields of a header that the sender chooses. The rest follows from the message.
+/// The fields of a header that the sender chooses; the message determines the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Envelope {
     /// Correlates a response with its request.
     pub request: RequestId,
-    /// The restore epoch the sender lives in.
+    /// The restore epoch of the sender.
     pub restore_epoch: RestoreEpoch,
-    /// The global step the message belongs to.
+    /// The global step that the message belongs to.
     pub step: GlobalStep,
-    /// The push the message belongs to.
+    /// The push that the message belongs to.
     pub sequence: Sequence,
-    /// How long the requester will still wait, in milliseconds; 0 means no deadline.
+    /// The time in milliseconds that the requester will still wait; 0 means no deadline.
     pub deadline_ms: u32,
 }
 
-/// What the header says of a body that follows.
+/// The header's description of the body that follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BodyStamp {
-    /// Its length in bytes.
+    /// The length in bytes.
     pub bytes: u64,
-    /// Its CRC-32C, where checksums were agreed.
+    /// The CRC-32C, if checksums were agreed.
     pub crc: Option<u32>,
 }
 
@@ -33,13 +33,14 @@ impl BodyStamp {
     /// No body.
     pub const NONE: BodyStamp = BodyStamp { bytes: 0, crc: None };
 
-    /// A body of so many bytes without a checksum.
+    /// Describes a body of `bytes` bytes without a checksum.
     pub fn plain(bytes: u64) -> BodyStamp {
         BodyStamp { bytes, crc: None }
     }
 }
 
-/// Appends header and meta of a frame to `out`. The body, if any, is sent right behind them.
+/// Appends the header and meta of a frame to `out`. The body, if any, must be sent right after
+/// them.
 pub fn encode(out: &mut Vec<u8>, envelope: &Envelope, message: &Message, body: BodyStamp) {
     let start = out.len();
     out.resize(start + Header::BYTES, 0);
@@ -48,7 +49,7 @@ pub fn encode(out: &mut Vec<u8>, envelope: &Envelope, message: &Message, body: B
     let header = Header {
         version: version::of(message),
         kind: message.kind(),
-        // Every message is bounded by its types, far below 4 GiB.
+        // Fits: the types of every message bound it far below 4 GiB.
         meta_bytes: meta.len() as u32,
         flags: if body.crc.is_some() { FLAG_BODY_CRC } else { 0 },
         body_bytes: body.bytes,
@@ -62,8 +63,8 @@ pub fn encode(out: &mut Vec<u8>, envelope: &Envelope, message: &Message, body: B
         auth: 0,
         meta_crc: crc32c::crc32c(meta),
     };
-    // Behind the meta, whose length and checksum it has, and from there to its place: a list of its own
-    // would be made for every frame.
+    // The header holds the meta's length and checksum, so it is appended behind the meta and then
+    // moved to the front. A separate buffer would be an allocation for every frame.
     let end = out.len();
     header.put(out);
     out.copy_within(end.., start);

@@ -1,8 +1,8 @@
-//! What a peer did wrong on the wire. It is always the peer's fault, and always ends the connection.
+//! Protocol errors: faults of the peer, each of which ends the connection.
 
 use thiserror::Error;
 
-/// Bytes that are not a frame of this protocol.
+/// Bytes that are not a valid frame of this protocol. The peer is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
@@ -12,70 +12,70 @@ pub enum ProtocolError {
         /// The four bytes, little-endian.
         found: u32,
     },
-    /// The header says another version than the one agreed.
+    /// The header has an unsupported version.
     #[error("cannot read a frame of version {found}: this side speaks {oldest} to {newest}")]
     Version {
         /// The version in the header.
         found: u16,
-        /// The oldest version this side speaks.
+        /// The oldest version that this side speaks.
         oldest: u16,
-        /// The newest version this side speaks.
+        /// The newest version that this side speaks.
         newest: u16,
     },
-    /// A flag that this version does not know.
+    /// The header has a flag that this version does not know.
     #[error("cannot read a frame: unknown flags {found:#x}")]
     Flags {
         /// The unknown bits.
         found: u32,
     },
-    /// A message kind that this version does not know.
+    /// The header has a message kind that this version does not know.
     #[error("cannot read a frame: unknown message kind {found}")]
     Kind {
         /// The kind in the header.
         found: u16,
     },
-    /// A length above its limit. Nothing was allocated for it.
+    /// A length is above its limit. Nothing was allocated for it.
     #[error("cannot read a frame: {what} is {found} bytes, the limit is {limit}")]
     TooLong {
-        /// Which length.
+        /// The part of the frame.
         what: &'static str,
         /// The length in the header.
         found: u64,
-        /// The largest allowed.
+        /// The limit.
         limit: u64,
     },
-    /// A checksum that does not match.
+    /// A checksum does not match.
     #[error(
         "cannot read a frame: the {what} has CRC {found:#010x}, its bytes make {computed:#010x}"
     )]
     Crc {
-        /// What the checksum covers.
+        /// The part of the frame that the checksum covers.
         what: &'static str,
         /// The checksum in the header.
         found: u32,
         /// The checksum of the bytes received.
         computed: u32,
     },
-    /// The meta ended before the field did.
+    /// The meta ends inside a field.
     #[error("cannot read the {message} message: it ends inside {field}")]
     Truncated {
-        /// The message being read.
+        /// The message.
         message: &'static str,
-        /// The type of the field that was cut.
+        /// The type of the incomplete field.
         field: &'static str,
     },
     /// The meta has bytes after its last field.
     #[error("cannot read the {message} message: {bytes} bytes follow its last field")]
     Trailing {
-        /// The message being read.
+        /// The message.
         message: &'static str,
-        /// How many bytes are left over.
+        /// The number of extra bytes.
         bytes: usize,
     },
-    /// A field with a value it cannot have.
+    /// A field has an invalid value.
     #[error("cannot read the {message} message: {field} cannot be {found}")]
     Invalid {
-        /// The message being read.
+        /// The message.
         message: &'static str,
         /// The type of the field.
         field: &'static str,
@@ -85,15 +85,15 @@ pub enum ProtocolError {
     /// The stream ended in the middle of a frame.
     #[error("cannot read a frame: the stream ended after {bytes} bytes of it")]
     Cut {
-        /// How many bytes of the frame had arrived.
+        /// The number of bytes of the frame that arrived.
         bytes: u64,
     },
-    /// A message that does not belong here, such as a response nobody asked for.
+    /// A message is not valid in the current state, for example an answer without a request.
     #[error("cannot accept a {found} message {when}")]
     Unexpected {
         /// The message's name.
         found: &'static str,
-        /// The state in which it came.
+        /// The state in which it arrived.
         when: &'static str,
     },
 }

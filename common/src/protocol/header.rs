@@ -10,47 +10,47 @@ use crate::ids::{ConfigEpoch, GlobalStep, RequestId, RestoreEpoch, Sequence};
 /// The first four bytes of every frame: `ppsh`, read little-endian.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"ppsh");
 
-/// Set when [`Header::body_crc`] holds the CRC-32C of the body.
+/// The flag that says that [`Header::body_crc`] holds the CRC-32C of the body.
 pub const FLAG_BODY_CRC: u32 = 1;
 
 /// The header of a frame. Fields that a message does not use are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The protocol version the frame is written in.
+    /// The protocol version of the frame.
     pub version: u16,
-    /// Which message the meta holds.
+    /// The kind of message in the meta.
     pub kind: u16,
-    /// Bytes of meta that follow the header.
+    /// The bytes of meta that follow the header.
     pub meta_bytes: u32,
-    /// A sum of the `FLAG_` constants.
+    /// The sum of the `FLAG_` constants that apply.
     pub flags: u32,
-    /// Bytes of body that follow the meta.
+    /// The bytes of body that follow the meta.
     pub body_bytes: u64,
     /// Correlates a response with its request.
     pub request: RequestId,
-    /// The restore epoch the sender lives in.
+    /// The restore epoch of the sender.
     pub restore_epoch: RestoreEpoch,
-    /// Reserved for replication, the sender's configuration epoch; 0.
+    /// Reserved for replication: the sender's configuration epoch; 0.
     pub config_epoch: ConfigEpoch,
-    /// The global step the message belongs to.
+    /// The global step that the message belongs to.
     pub step: GlobalStep,
-    /// The push the message belongs to.
+    /// The push that the message belongs to.
     pub sequence: Sequence,
-    /// How long the requester will still wait, in milliseconds; 0 means no deadline.
+    /// The time in milliseconds that the requester will still wait; 0 means no deadline.
     pub deadline_ms: u32,
-    /// CRC-32C of the body where [`FLAG_BODY_CRC`] is set, else 0.
+    /// The CRC-32C of the body if [`FLAG_BODY_CRC`] is set, otherwise 0.
     pub body_crc: u32,
     /// Reserved for an authentication tag; 0.
     pub auth: u64,
-    /// CRC-32C of the meta.
+    /// The CRC-32C of the meta.
     pub meta_crc: u32,
 }
 
 impl Header {
-    /// The size of every header.
+    /// The bytes of every header.
     pub const BYTES: usize = 80;
 
-    /// Appends the header, with its own CRC-32C as its last field.
+    /// Appends the header, with its own CRC-32C as the last field.
     pub fn put(&self, out: &mut Vec<u8>) {
         let start = out.len();
         MAGIC.put(out);
@@ -72,10 +72,10 @@ impl Header {
         crc.put(out);
     }
 
-    /// Reads a header, and checks all that can be checked before its meta has come.
+    /// Decodes a header and checks everything that does not need the meta.
     ///
-    /// Magic and checksum come first, so that a stray peer is told apart from a damaged frame;
-    /// lengths come before anything is reserved for them.
+    /// Magic and checksum come first, to tell a peer with another protocol from a damaged frame.
+    /// Lengths are checked before anything is reserved for them.
     pub fn take(bytes: &[u8; Header::BYTES]) -> Result<Header, ProtocolError> {
         let mut reader = Reader::new("header", bytes);
         let magic = u32::take(&mut reader)?;
@@ -116,7 +116,7 @@ impl Header {
         if unknown != 0 {
             return Err(ProtocolError::Flags { found: unknown });
         }
-        // What this version does not use is zero, so that no sender believes it was understood.
+        // Unused fields must be zero, so that no sender believes that it was understood.
         let body_crc_unused = self.flags & FLAG_BODY_CRC == 0;
         zero("config epoch", self.config_epoch.0.into())?;
         zero("auth", self.auth)?;
@@ -127,14 +127,14 @@ impl Header {
         bound("its body", self.body_bytes, body_limit)
     }
 
-    /// The bytes of the whole frame.
+    /// Returns the bytes of the whole frame.
     pub fn frame_bytes(&self) -> u64 {
-        // Both lengths are bounded by `check`, far below where this sum could overflow.
+        // Cannot overflow: `check` bounds both lengths.
         Header::BYTES as u64 + u64::from(self.meta_bytes) + self.body_bytes
     }
 }
 
-/// Refuses a value in a field that must be zero.
+/// Rejects a value in a field that must be zero.
 fn zero(field: &'static str, found: u64) -> Result<(), ProtocolError> {
     match found {
         0 => Ok(()),
@@ -142,7 +142,7 @@ fn zero(field: &'static str, found: u64) -> Result<(), ProtocolError> {
     }
 }
 
-/// Refuses a length above its limit.
+/// Rejects a length above its limit.
 pub(super) fn bound(what: &'static str, found: u64, limit: u64) -> Result<(), ProtocolError> {
     if found > limit { Err(ProtocolError::TooLong { what, found, limit }) } else { Ok(()) }
 }

@@ -1,9 +1,11 @@
-//! Every bound of the protocol in one place, as sums with a reason per term.
+//! Every limit of the protocol, with its reason.
 
 use super::header::Header;
 
-/// The largest body of a tensor frame. Large tensors travel in parts of this size: small enough
-/// that a heartbeat between two parts is never late, large enough that a header per part is noise.
+/// The largest body of a tensor frame; larger tensors travel in parts.
+///
+/// A part is small enough that a heartbeat between two parts is never late, and large enough that
+/// the cost of a header per part is negligible.
 pub const PART_BYTES_MAX: u64 = 1 << 20;
 
 /// The largest encoded catalogue: 100,000 variables with names of ordinary length and a partition
@@ -12,41 +14,41 @@ pub const CATALOGUE_BYTES_MAX: u64 = 16 << 20;
 
 /// The largest meta of a frame.
 pub const META_BYTES_MAX: u32 = {
-    // The largest is a pull of named partitions: 4 bytes each,
+    // The largest meta is a pull of named partitions, 4 bytes each,
     let partitions = 4 * SELECTION_MAX;
-    // beside its few fixed fields.
+    // plus its few fixed fields.
     (partitions + 64) as u32
 };
 
-/// The largest meta before the handshake is done, so that a peer nobody has spoken to yet
-/// cannot make the server hold more than this for it.
+/// The largest meta before the handshake is done. It bounds the memory that an unauthenticated
+/// client can make the server hold.
 pub const HANDSHAKE_META_BYTES_MAX: u32 = 4096 - Header::BYTES as u32;
 
-/// Partitions that one pull may name; a pull of more asks for all.
+/// The most partitions that one pull may name; a pull of more requests all.
 pub const SELECTION_MAX: usize = 16_384;
 
-/// Pushes that one client may have unacknowledged on one shard: what the dedupe window remembers.
+/// The size of the push window: pushes that one client may have unacknowledged on one shard.
 pub const WINDOW: u64 = 64;
 
-/// Requests that one connection may have parked on a shard: the window of pushes, and as many
-/// waits (tokens, pulls, readiness) again.
+/// The most requests that one connection may have parked on a shard: the push window, and as many
+/// waits (tokens, pulls, readiness).
 pub const PARKED_PER_CONNECTION_MAX: usize = 2 * WINDOW as usize;
 
-/// Tokens that one client may hold: one for each push it may have unacknowledged would be more than
-/// any training loop asks for, and each is kept across a restart of the server.
+/// The most tokens that one client may hold. Each is kept across a restart of the server, and no
+/// training loop needs one for each push in its window.
 pub const TOKENS_PER_CLIENT_MAX: usize = 16;
 
-/// Pushes that a synchronous step may be made of: each lies whole in a room of its own on every
-/// shard, and a shard has no more rooms than this.
+/// The most pushes in a synchronous step. Each occupies a push slot on every shard, and a shard has
+/// no more slots than this.
 pub const STEP_PUSHES_MAX: usize = 1024;
 
 /// The longest name of a job, as in host names.
 pub const JOB_BYTES_MAX: usize = 64;
 /// The longest name of a checkpoint's folder.
 pub const CHECKPOINT_NAME_BYTES_MAX: usize = 64;
-/// What a checkpoint may keep for its user: positions of data readers, not data.
+/// The most bytes that a checkpoint keeps for its user: positions of data readers, not data.
 pub const USER_BLOB_BYTES_MAX: u64 = 1 << 20;
-/// The most checkpoints that one answer names as passed over, newest first: as many as anybody reads.
+/// The most corrupt checkpoints that one answer names, newest first.
 pub const PASSED_OVER_MAX: usize = 16;
 /// The longest name of a variable.
 pub const NAME_BYTES_MAX: usize = 256;
@@ -54,33 +56,37 @@ pub const NAME_BYTES_MAX: usize = 256;
 pub const IDENTITY_NAME_BYTES_MAX: usize = 32;
 /// The longest value of an identity field; a longer one is replaced by its hash.
 pub const IDENTITY_VALUE_BYTES_MAX: usize = 160;
-/// Fields of an identity: with both maxima above they fit a handshake's meta.
+/// The most fields of an identity: with both maxima above they fit a handshake's meta.
 pub const IDENTITY_FIELDS_MAX: usize = 16;
-/// The longest address of a Unix socket: the 107 bytes that its path may have, behind `unix:`.
+/// The longest address of a Unix socket: the 107 bytes of a path, after `unix:`.
 pub const UNIX_ADDRESS_BYTES_MAX: usize = 112;
-/// How often one connection is lent memory: once for each declaration of variables it lives through, and
-/// some to spare.
+/// The most requests for shared memory on one connection: one for each declaration of variables,
+/// with a margin.
 pub const SHARE_REQUESTS_MAX: u32 = 8;
-/// Rooms of a tray: one is filled while what lies in the other is applied.
+/// The push slots of a push buffer: the client fills one while the shard applies the other.
 pub const BUFFER_SLOTS_MAX: usize = 2;
-/// Trays that a shard has lent at a time: one for each worker of its host, of which there are no more than
-/// there are cores. Each is memory for two pushes, and a descriptor.
+/// The most push buffers that a shard shares at a time: one for each worker of its host.
+///
+/// A host has no more workers than cores. Each buffer takes memory for two pushes and one
+/// descriptor.
 pub const PUSH_BUFFERS_MAX: usize = 64;
-/// Stretches that one message may name of a tray. One message is enough for a shard's variables that
-/// follow each other, with some that travel otherwise between them; a push of more takes several.
+/// The most ranges of a push buffer that one message may name.
+///
+/// One message is enough for adjacent variables of a shard with some between them that travel
+/// otherwise; a push with more ranges takes several messages.
 pub const PUSH_SHARED_RANGES_MAX: usize = 1024;
 
-/// How many of them lie in the message itself, and need no memory beside it.
+/// The number of those ranges stored inline in the message, without an allocation.
 pub const PUSH_SHARED_RANGES_FEW: usize = 6;
-/// Authentication bytes in a handshake: a nonce and a MAC with room to spare.
+/// The most authentication bytes in a handshake: a nonce and a MAC, with a margin.
 pub const AUTH_BYTES_MAX: usize = 256;
 /// The longest explanation in a refusal.
 pub const DETAIL_BYTES_MAX: usize = 512;
 
 const _: () = assert!(16 * PUSH_SHARED_RANGES_MAX + 64 <= META_BYTES_MAX as usize);
 
-/// Bytes a connection buffers while it reads headers and metas: a few small frames at once. A
-/// larger meta grows it to [`META_BYTES_MAX`] for as long as that meta is read.
+/// The bytes that a connection buffers for headers and metas: a few small frames. A larger meta
+/// grows the buffer to [`META_BYTES_MAX`] while that meta is read.
 pub const READ_BUFFER_BYTES: usize = 8 << 10;
 
 const _: () = {

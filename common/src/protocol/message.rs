@@ -1,4 +1,4 @@
-//! The sum of everything that can be said, one struct per message.
+//! The messages of the protocol: one struct for each kind, and the enum of all kinds.
 
 use super::error::ProtocolError;
 use super::limits;
@@ -10,7 +10,7 @@ use crate::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RestoreEpoch, ShardId, TokenId,
 };
 
-/// An identity as it travels: names and values in order of names.
+/// An identity on the wire: names and values, in order of names.
 pub type IdentityFields = List<
     (Text<{ limits::IDENTITY_NAME_BYTES_MAX }>, Text<{ limits::IDENTITY_VALUE_BYTES_MAX }>),
     { limits::IDENTITY_FIELDS_MAX },
@@ -24,7 +24,7 @@ wire_enum! {
         1 => Worker {},
         /// A worker that also declares and initializes the variables and ends training.
         2 => Chief {},
-        /// Pulls only, without tokens; holds no lease.
+        /// Only pulls, without tokens; holds no lease.
         3 => Reader {},
         /// Stops and saves; reserved.
         4 => Admin {},
@@ -34,7 +34,7 @@ wire_enum! {
 }
 
 impl Role {
-    /// The role's code on the wire.
+    /// Returns the role's code on the wire.
     pub fn code(self) -> u8 {
         match self {
             Role::Worker {} => 1,
@@ -45,19 +45,19 @@ impl Role {
         }
     }
 
-    /// Whether the role is a member of the training: holds a lease, and may push.
+    /// Returns whether the role is a member: it holds a lease and may push.
     pub fn is_member(self) -> bool {
         matches!(self, Role::Worker {} | Role::Chief {})
     }
 }
 
 wire_enum! {
-    /// Whether bodies carry a checksum.
+    /// Whether bodies have a checksum.
     #[derive(Copy, Eq)]
     BodyCrc {
-        /// Every body is covered.
+        /// Every body has one.
         1 => On {},
-        /// Bodies are not covered.
+        /// Bodies have none.
         2 => Off {},
         /// In a request: the server decides by the transport.
         3 => Auto {},
@@ -65,50 +65,50 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// How updates are taken.
+    /// The update mode of a shard.
     #[derive(Copy, Eq)]
     ModeIs {
         /// Each push is applied at once.
         1 => Asynchronous {
-            /// Whether the step owner drops gradients that are too old: the other shards are told that
-            /// they are whole only when the owner has applied them.
+            /// Whether the step owner drops stale gradients. A client then sends the last part to
+            /// the other shards only after the owner has applied the push.
             owner_first: bool,
         },
-        /// Steps are made of several pushes.
+        /// A step combines several pushes.
         2 => Synchronous {
-            /// Gradients that make a step.
+            /// The number of gradients in a step.
             replicas_to_aggregate: u32,
-            /// Replicas that are expected, with the backups.
+            /// The expected number of replicas, backup replicas included.
             total_num_replicas: u32,
         },
     }
 }
 
 wire_enum! {
-    /// What happens to a NaN or an infinity in a push.
+    /// The handling of NaN and infinities in a push.
     #[derive(Copy, Eq)]
     NonFinitePolicy {
-        /// The push is refused, on the worker before a byte is sent and again on the server.
+        /// The push is refused: by the worker before a byte is sent, and again by the server.
         1 => Reject {},
-        /// The push is taken and the server counts it.
+        /// The push is applied and the server counts it.
         2 => Count {},
-        /// Nobody looks.
+        /// No check.
         3 => Allow {},
     }
 }
 
 wire_enum! {
-    /// How far the variables of a shard are.
+    /// The state of a shard's variables.
     #[derive(Copy, Eq)]
     CatalogueState {
-        /// Nobody has declared any.
+        /// No variables are declared.
         1 => Absent {},
-        /// Declared, without values.
+        /// The variables are declared but have no values.
         2 => Declared {
             /// SHA-256 of the catalogue.
             digest: [u8; 32],
         },
-        /// Declared and initialized.
+        /// The variables are declared and initialized.
         3 => Ready {
             /// SHA-256 of the catalogue.
             digest: [u8; 32],
@@ -117,38 +117,38 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// What a push does to the variables it covers.
+    /// The effect of a push on the variables that it covers.
     #[derive(Copy, Eq)]
     Operation {
-        /// A gradient for the optimizer, with a token.
+        /// Applies a gradient with the optimizer; spends a token.
         1 => Gradient {},
-        /// New values.
+        /// Replaces the values.
         2 => Assign {},
-        /// Added to plain variables.
+        /// Adds to the values of plain variables.
         3 => AssignAdd {},
     }
 }
 
 wire_enum! {
-    /// Which partitions of a shard a pull wants.
+    /// The partitions of a shard that a pull requests.
     Selection {
-        /// All of them.
+        /// All partitions.
         1 => All {},
-        /// The ones named, in rising order.
+        /// The named partitions, in ascending order.
         2 => Partitions {
             /// Their indices in the catalogue.
             partitions: List<PartitionId, { limits::SELECTION_MAX }>,
         },
-        /// All that are not sparse.
+        /// All partitions that are not sparse.
         3 => Dense {},
     }
 }
 
 wire_enum! {
-    /// Why no more tokens are granted.
+    /// The reason why no more tokens are granted.
     #[derive(Copy, Eq)]
     EndReason {
-        /// The last step is reached, or promised to tokens that are out.
+        /// The last step is reached, or reserved for tokens that are granted.
         1 => LastStep {},
         /// The chief has finished the training.
         2 => Finished {},
@@ -156,57 +156,57 @@ wire_enum! {
 }
 
 wire_struct! {
-    /// A checkpoint, by name.
+    /// The identity of a checkpoint.
     #[derive(Eq)]
     CheckpointId {
         /// The name of its folder.
         name: Text<{ limits::CHECKPOINT_NAME_BYTES_MAX }>,
-        /// The restore epoch it was saved in.
+        /// The restore epoch in which it was saved.
         epoch: RestoreEpoch,
-        /// The global step it holds.
+        /// The global step that it holds.
         step: GlobalStep,
     }
 }
 
 wire_struct! {
-    /// A checkpoint that is not sound, and was passed over for an older one.
+    /// A corrupt checkpoint that was passed over for an older one.
     #[derive(Eq)]
     PassedOver {
         /// The name of its folder.
         name: Text<{ limits::CHECKPOINT_NAME_BYTES_MAX }>,
-        /// What is wrong with it.
+        /// The fault in it.
         cause: Detail,
     }
 }
 
 wire_struct! {
-    /// Opens a conversation with one shard.
+    /// Opens a session with one shard.
     Hello {
-        /// The oldest protocol version the client speaks.
+        /// The oldest protocol version that the client speaks.
         version_oldest: u16,
-        /// The newest protocol version the client speaks.
+        /// The newest protocol version that the client speaks.
         version_newest: u16,
-        /// What the client wants to be.
+        /// The role that the client requests.
         role: Role,
         /// The client's job.
         job: Text<{ limits::JOB_BYTES_MAX }>,
         /// The client's task index.
         task: u32,
-        /// The shard the conversation is for.
+        /// The shard that the session is for.
         shard: ShardId,
-        /// Chosen anew by every start of the client.
+        /// Chosen by the client at each start.
         incarnation: Incarnation,
-        /// The epoch minted for this incarnation; 0 asks the step owner for one.
+        /// The epoch assigned to this incarnation; 0 requests one from the step owner.
         client_epoch: ClientEpoch,
-        /// The newest restore epoch the client has seen.
+        /// The restore epoch that the client has joined on this shard; 0 before.
         seen_epoch: RestoreEpoch,
-        /// The newest global step the client has seen.
+        /// The newest global step known to the client.
         seen_step: GlobalStep,
         /// SHA-256 of the client's catalogue; absent before it has joined.
         catalogue: Option<[u8; 32]>,
-        /// Whether the client wants checksums over bodies.
+        /// Whether the client requests checksums for bodies.
         body_crc: BodyCrc,
-        /// What must agree, as far as the client knows it.
+        /// The facts that must agree, as known to the client.
         identity: IdentityFields,
         /// Reserved for authentication; empty in this version.
         auth: List<u8, { limits::AUTH_BYTES_MAX }>,
@@ -214,38 +214,38 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Accepts a conversation.
+    /// Accepts a session.
     Welcome {
-        /// The version both will speak.
+        /// The protocol version of the session.
         version: u16,
-        /// How many shards each ps task has.
+        /// The number of shards of each ps task.
         shards: u16,
-        /// The client's epoch, minted by the step owner or repeated by another shard.
+        /// The client's epoch, assigned by the step owner or repeated by another shard.
         client_epoch: ClientEpoch,
-        /// How updates are taken.
+        /// The update mode.
         mode: ModeIs,
-        /// A member that is silent for so long is lost.
+        /// The lease: a member that is silent for this long is lost.
         lease_ms: u32,
-        /// The largest part the shard takes.
+        /// The largest part that the shard accepts.
         part_bytes_max: u32,
-        /// Whether bodies carry checksums in this conversation: `On` or `Off`.
+        /// Whether bodies have checksums in this session: `On` or `Off`.
         body_crc: BodyCrc,
-        /// What happens to non-finite values.
+        /// The handling of non-finite values.
         non_finite: NonFinitePolicy,
-        /// The encodings that the shard can decode, and, of values, encode.
+        /// The encodings that the shard can decode; those of values it can also encode.
         encodings: Encodings,
-        /// How far the variables are.
+        /// The state of the variables.
         catalogue: CatalogueState,
-        /// The restore epoch: goes up each time the cluster goes back to a checkpoint, or begins
-        /// anew; 0 before the variables have ever had values here.
+        /// The restore epoch. It rises when the cluster restores a checkpoint or is initialized
+        /// again; 0 before the variables of this shard have had values.
         restore_epoch: RestoreEpoch,
         /// The global step at which that epoch began.
         restored_step: GlobalStep,
-        /// A Unix socket of the same server, where it lends memory to clients of its host and user, as an
-        /// address in a cluster is written; empty if there is none. A client that has come another
-        /// way may come that way instead.
+        /// The address of a Unix socket of the same server, in the form of a cluster's addresses;
+        /// empty if there is none. There the server shares memory with clients of its host and
+        /// user. A client that is connected in another way may connect there instead.
         unix_address: Text<{ limits::UNIX_ADDRESS_BYTES_MAX }>,
-        /// What must agree, as the server knows it.
+        /// The facts that must agree, as known to the server.
         identity: IdentityFields,
         /// Reserved for authentication; empty in this version.
         auth: List<u8, { limits::AUTH_BYTES_MAX }>,
@@ -253,79 +253,88 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Answers any request with a typed no.
+    /// Answers any request with a refusal.
     Refused {
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     }
 }
 
 wire_struct! {
-    /// Renews a lease. Every byte does; this is for when there is nothing else to say.
+    /// Renews a lease. Any byte does; a heartbeat is for times without other traffic.
     Heartbeat {}
 }
 wire_struct! {
-    /// Answers a heartbeat, so that the client knows the server lives.
+    /// Answers a heartbeat, so that the client knows that the server is alive.
     HeartbeatAnswer {}
 }
 
 wire_struct! {
-    /// Asks for memory of the shard that the client may map, over a Unix socket of the same host, once
-    /// the variables have values (worker, chief, reader). Nothing else waits for an answer meanwhile. A
-    /// refusal changes nothing: everything can be said over the connection as before.
+    /// Requests shared memory of the shard for the client to map (worker, chief, reader).
+    ///
+    /// It needs a Unix socket of the same host, and variables that have values. The client sends
+    /// nothing else while it waits for the answer. After a refusal everything still works over the
+    /// connection.
     ShareValues {
-        /// What the client would use, as bits: 1 for values, which it then reads by itself. Others
-        /// are passed over.
+        /// The kinds of memory requested, as bits: 1 for values, which the client then reads in
+        /// place. Other bits are ignored.
         wants: u64,
     }
 }
 wire_struct! {
-    /// What is lent. With the first byte of the frame come three descriptors: the board, the desk, the
-    /// values, in this order. `pushpull_common::shared_values` is what both sides do with them. They are
-    /// lent for as long as the connection lasts, or the restore epoch.
+    /// Describes the shared values of a shard.
+    ///
+    /// The first byte of the frame carries three descriptors: block table, reader slot, values, in
+    /// this order. `pushpull_common::shared_values` says how both sides use them. They are valid
+    /// for as long as the connection and the restore epoch last.
     SharedValues {
-        /// What is lent of what was wanted, as bits.
+        /// The kinds of memory that are shared, as bits.
         shares: u64,
-        /// Which process has the values, counted.
+        /// The generation of the process that owns the values.
         owner_generation: u64,
-        /// The bytes of the board, which is read only.
+        /// The bytes of the block table, which is read only.
         block_table_bytes: u64,
-        /// The bytes of the desk.
+        /// The bytes of the reader slot.
         reader_slot_bytes: u64,
         /// The bytes of the values, which are read only.
         values_bytes: u64,
-        /// Where the first block starts in the values, in bytes.
+        /// The byte offset of the first block in the values.
         offset: u64,
         /// The bytes of a block: a power of two.
         block_bytes: u64,
-        /// From the start of a block to that of the next, in bytes.
+        /// The bytes from the start of a block to the start of the next.
         stride: u64,
-        /// How many blocks there are.
+        /// The number of blocks.
         blocks: u32,
-        /// How many of them hold the shard's variables, one behind the other: the places of the board.
+        /// The number of logical blocks, which hold the shard's variables in order: the entries of
+        /// the block table.
         logical_blocks: u32,
     }
 }
 
 wire_struct! {
-    /// Asks for memory of the shard into which the client writes what it pushes, over a Unix socket of the
-    /// same user, once the variables have values (worker, chief): a *tray*. A connection has one. Nothing
-    /// else waits for an answer meanwhile. A refusal changes nothing: pushes go over the connection
-    /// as before.
+    /// Requests a *push buffer*: shared memory into which the client writes its pushes (worker,
+    /// chief).
+    ///
+    /// It needs a Unix socket of the same user, and variables that have values. A connection has at
+    /// most one push buffer. The client sends nothing else while it waits for the answer. After a
+    /// refusal pushes still go over the connection.
     SharePushBuffer {}
 }
 wire_struct! {
-    /// A tray. With the first byte of the frame comes a descriptor, to read and to write it. It is lent for
-    /// as long as the connection lasts, or the restore epoch.
+    /// Describes the push buffer of a client.
+    ///
+    /// The first byte of the frame carries a descriptor for reading and writing. The buffer is
+    /// valid for as long as the connection and the restore epoch last.
     SharedPushBuffer {
         /// The bytes of the memory.
         bytes: u64,
-        /// Where the first room starts in it, in bytes: a multiple of 4096.
+        /// The byte offset of the first push slot: a multiple of 4096.
         first: u64,
-        /// From the start of a room to that of the next, in bytes: a multiple of 4096.
+        /// The bytes from the start of a push slot to the start of the next: a multiple of 4096.
         stride: u64,
-        /// What names its rooms, one behind the other, in pushes. They are this client's until the
-        /// connection ends. In each the shard's variables have their places, as the layout says.
+        /// The numbers of the push slots, in order, as used in pushes. They are this client's until
+        /// the connection ends. Each is laid out as the shard's layout.
         push_slots: List<u32, { limits::BUFFER_SLOTS_MAX }>,
     }
 }
@@ -340,48 +349,49 @@ wire_struct! {
 wire_struct! {
     /// The variables are declared and their memory is reserved.
     Declared {
-        /// How far they are now.
+        /// The state of the variables.
         state: CatalogueState,
         /// The restore epoch of this shard, as in [`Welcome`].
         restore_epoch: RestoreEpoch,
-        /// Whether something has been made of the values, on the step owner: a step, or in synchronous
-        /// mode a gradient that was accepted for one. 1 if so.
+        /// Whether the values have been trained, as known to the step owner: by a step or, in
+        /// synchronous mode, a gradient accepted for one.
         trained: bool,
     }
 }
 wire_struct! {
-    /// Gives every variable nobody assigned its initial value, and opens the shard (chief).
+    /// Gives every unassigned variable its initial value and opens the shard (chief).
     Initialize {
         /// The restore epoch that begins: higher than that of every shard.
         epoch: RestoreEpoch,
     }
 }
 wire_struct! {
-    /// Asks the step owner for the newest checkpoint that is sound (chief).
+    /// Requests the newest valid checkpoint from the step owner (chief).
     FindCheckpoint {}
 }
 wire_struct! {
-    /// The newest checkpoint that is sound.
+    /// The newest valid checkpoint.
     CheckpointFound {
-        /// It; nothing if there is none, or the servers keep no checkpoints.
+        /// The checkpoint; absent if there is none, or if the servers keep no checkpoints.
         checkpoint: Option<CheckpointId>,
     }
 }
 wire_struct! {
-    /// Asks the step owner which checkpoints were passed over when the newest sound one was looked for last
-    /// (chief).
+    /// Requests the corrupt checkpoints that the last search for the newest valid one passed over
+    /// (chief, to the step owner).
     PassedOverQuery {}
 }
 wire_struct! {
-    /// The checkpoints that are newer than the newest sound one and were passed over.
+    /// The corrupt checkpoints that are newer than the newest valid one.
     PassedOverAre {
         /// The newest of them, newest first.
         checkpoints: List<PassedOver, { limits::PASSED_OVER_MAX }>,
     }
 }
 wire_struct! {
-    /// Gives every variable, and every slot, its value in a checkpoint, and opens the shard under a
-    /// new restore epoch (chief). What belongs to older epochs is dropped. Answered with `Ready`.
+    /// Restores every variable and optimizer slot from a checkpoint and opens the shard (chief).
+    ///
+    /// A new restore epoch begins, and messages of older epochs are dropped. The answer is `Ready`.
     Restore {
         /// The checkpoint.
         checkpoint: CheckpointId,
@@ -390,26 +400,26 @@ wire_struct! {
     }
 }
 wire_struct! {
-    /// Asks the step owner to save a checkpoint of all shards (chief, admin). The body is kept in it
-    /// for whoever restores it, such as the positions of the data readers.
+    /// Requests a checkpoint of all shards from the step owner (chief, admin). The checkpoint keeps
+    /// the body for the user, for example the positions of the data readers.
     Save {}
 }
 wire_struct! {
     /// A checkpoint is saved, verified and published.
     Saved {
-        /// It.
+        /// The checkpoint.
         checkpoint: CheckpointId,
     }
 }
 wire_struct! {
-    /// Asks a shard to write its part of a checkpoint (peer: the step owner's task).
+    /// Requests that a shard write its part of a checkpoint (peer: the step owner's task).
     SaveShard {
-        /// The name of the checkpoint that is being written.
+        /// The name of the checkpoint.
         name: Text<{ limits::CHECKPOINT_NAME_BYTES_MAX }>,
     }
 }
 wire_struct! {
-    /// A shard's part is written and verified. The body is what the manifest says of it.
+    /// A shard's part is written and verified. The body is its entry in the manifest.
     ShardSaved {}
 }
 wire_struct! {
@@ -424,11 +434,11 @@ wire_struct! {
     }
 }
 wire_struct! {
-    /// Asks for the catalogue.
+    /// Requests the catalogue.
     FetchCatalogue {}
 }
 wire_struct! {
-    /// The body is the encoded catalogue.
+    /// Returns the catalogue: the body is its encoding.
     CatalogueIs {
         /// SHA-256 of the body.
         digest: [u8; 32],
@@ -436,176 +446,180 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Asks the step owner for a token; waits until there is one or training has ended.
+    /// Requests a token from the step owner; waits until there is one or training has ended.
     TokenRequest {
-        /// The newest token this client has been given; 0 for none. If the owner has given it a
-        /// newer one, the answer with that was lost, and it is given again.
+        /// The newest token that this client has received; 0 for none. If the owner has granted it
+        /// a newer one, that answer was lost and the token is granted again.
         newest: TokenId,
     }
 }
 wire_struct! {
-    /// A token.
+    /// Grants a token.
     Granted {
-        /// The token and its room.
+        /// The token and its push slot.
         grant: Grant,
     }
 }
 wire_struct! {
-    /// There will be no more tokens.
+    /// No more tokens will be granted.
     Ended {
-        /// Why.
+        /// The reason.
         reason: EndReason,
     }
 }
 wire_struct! {
-    /// Gives a token back unspent.
+    /// Returns an unspent token.
     ReturnToken {
         /// The token.
         token: TokenId,
-        /// Its generation.
+        /// The token's generation.
         generation: u32,
     }
 }
 wire_struct! {
-    /// The token is back in the queue.
+    /// Confirms that a token is returned; its number is not granted again.
     Returned {}
 }
 
 wire_struct! {
-    /// Asks for room for one whole push; waits until there is some.
+    /// Requests a push slot for one whole push; waits until one is free.
     Reserve {}
 }
 wire_struct! {
     /// A push slot, reserved for one whole push.
     Reserved {
-        /// Names the room in the push that uses it.
+        /// The number of the slot, as used in the push.
         push_slot: u32,
     }
 }
 wire_struct! {
-    /// One part of a push. The body is a range of the shard's variables, laid out as the
-    /// catalogue says. Sequence, step and epoch stand in the header.
+    /// One part of a push. The body is a range of the shard's layout. Sequence, step and restore
+    /// epoch are in the header.
     PushPart {
-        /// What the push does.
+        /// The effect of the push.
         operation: Operation,
-        /// The token it spends; 0 for none.
+        /// The token that it spends; 0 for none.
         token: TokenId,
         /// The token's generation.
         generation: u32,
-        /// The room it uses.
+        /// The push slot that it uses.
         push_slot: u32,
-        /// Where the body starts in the shard's variables, in bytes.
+        /// The byte offset of the body in the shard's layout.
         offset: u64,
-        /// On the last part, the bytes of all parts: the push is whole. Only the answer to the
-        /// last part is sent; a refusal answers the first part that deserves it.
+        /// On the last part, the total bytes of all parts: the push is whole.
+        ///
+        /// Only the last part is answered; a refusal answers the first part at fault.
         whole: Option<u64>,
         /// On the last part: whether the answer should carry the next token.
         next: bool,
-        /// Of which of the shard's values the push was computed: what [`Pulled::gradients`] of them
-        /// was. None if the client does not know, and for pushes that are not gradients.
+        /// The values that the gradient was computed from: their [`Pulled::gradients`]. None if
+        /// unknown, and for pushes that are not gradients.
         read: Option<u64>,
     }
 }
 wire_struct! {
-    /// One part of a gradient whose body is encoded: elements of one partition, or of rows of it, as a
-    /// stretch of `docs/codecs.md`. They are where the part says, and with the last ones goes the
-    /// padding behind them. The bytes of all parts are counted as those of the elements.
+    /// One part of a gradient with an encoded body: elements of one partition or of its rows.
+    ///
+    /// The body is a stretch of `docs/codecs.md`. The part gives its position; the partition's last
+    /// elements include the padding behind them. The bytes of all parts count decoded elements.
     PushEncoded {
-        /// The part, but for the form of its body.
+        /// The part, apart from the form of its body.
         part: PushPart,
         /// The code of the encoding.
         encoding: u8,
-        /// How many elements there are.
+        /// The number of elements.
         elements: u32,
-        /// What each is multiplied with once it is decoded: 1 but for gradients of `f16` and `bf16`,
-        /// whose product may be no number of that type.
+        /// The factor for each element after decoding: 1 except for gradients of `f16` and `bf16`,
+        /// whose product may not be a number of that type.
         factor: f64,
     }
 }
 wire_struct! {
-    /// A stretch of a shard's variables.
+    /// A byte range of a shard's layout.
     #[derive(Copy, Default, Eq)]
     Stretch {
-        /// Where it starts, in bytes.
+        /// The first byte.
         start: u64,
-        /// Where it ends.
+        /// The end, exclusive.
         end: u64,
     }
 }
 wire_struct! {
-    /// Parts of a push that lie in a room of the client's tray already. They are values of variables
-    /// that are neither sparse nor tables; such parts of the same push come as [`PushPart`] or
-    /// [`PushEncoded`], into the same room. Sequence, step and epoch stand in the header. From its
-    /// last part on and until it is answered, a client that changes what lies there changes its push.
+    /// Parts of a push that are already in a push slot of the client's push buffer.
+    ///
+    /// They cover dense variables only. The same push sends parts of sparse variables and tables as
+    /// [`PushPart`] or [`PushEncoded`] into the same slot. Sequence, step and restore epoch are in
+    /// the header. A client that writes the slot between its last part and the answer changes its
+    /// push.
     PushShared {
-        /// What the push does.
+        /// The effect of the push.
         operation: Operation,
-        /// The token it spends; 0 for none.
+        /// The token that it spends; 0 for none.
         token: TokenId,
         /// The token's generation.
         generation: u32,
-        /// The room it uses, which is one of the tray.
+        /// The push slot that it uses, one of the push buffer.
         push_slot: u32,
-        /// As in [`PushPart`].
+        /// The total bytes on the last part, as in [`PushPart`].
         whole: Option<u64>,
-        /// As in [`PushPart`].
+        /// The request for the next token, as in [`PushPart`].
         next: bool,
-        /// As in [`PushPart`].
+        /// The version that was read, as in [`PushPart`].
         read: Option<u64>,
-        /// Where the parts lie in the shard's variables.
+        /// The ranges of the parts in the shard's layout.
         ranges: List<Stretch, { limits::PUSH_SHARED_RANGES_MAX }, { limits::PUSH_SHARED_RANGES_FEW }>,
     }
 }
 wire_struct! {
-    /// What became of a push.
+    /// The outcome of a push.
     PushAnswer {
-        /// What.
+        /// The outcome.
         outcome: Outcome,
         /// Whether this repeats the answer to an earlier arrival of the same push.
         duplicate: bool,
         /// The next token (step owner only; never in synchronous mode).
         next: Option<Grant>,
-        /// Why there is no next token, once training has ended.
+        /// The reason why there is no next token, once training has ended.
         ended: Option<EndReason>,
-        /// The room reserved for this client's next push; 0 for none.
+        /// The push slot reserved for this client's next push; 0 for none.
         push_slot: u32,
     }
 }
 wire_struct! {
-    /// Withdraws a push that is not whole yet; answered with what became of it.
+    /// Withdraws a push that is not whole yet; the answer is its outcome.
     Withdraw {}
 }
 wire_struct! {
-    /// Asks what became of a push.
+    /// Requests the outcome of a push.
     OutcomeQuery {}
 }
 wire_struct! {
-    /// What became of a push that was asked about.
+    /// The state of the push that was queried.
     OutcomeIs {
-        /// What.
+        /// The state.
         state: PushState,
     }
 }
 
 wire_struct! {
-    /// Asks for values of at least the step in the header.
+    /// Requests values of at least the step in the header.
     ///
-    /// In synchronous mode every shard waits for that step, and the step in the header of its answer
-    /// is how many steps the shard has applied.
+    /// In synchronous mode every shard waits for that step, and the step in the header of its
+    /// answer is the number of steps that the shard has applied.
     Pull {
-        /// Which.
+        /// The partitions to pull.
         selection: Selection,
     }
 }
 wire_struct! {
-    /// One part of the answer to a pull. The body is a range of the shard's variables. All parts
-    /// of an answer are of one version.
+    /// One part of the answer to a pull. The body is a range of the shard's layout. All parts of an
+    /// answer are of one version.
     Pulled {
-        /// The version: how many pushes the shard had applied.
+        /// The version: the number of pushes that the shard had applied.
         version: u64,
-        /// How many of them were gradients.
+        /// The number of gradients among them.
         gradients: u64,
-        /// Where the body starts in the shard's variables, in bytes.
+        /// The byte offset of the body in the shard's layout.
         offset: u64,
         /// Whether this is the last part.
         last: bool,
@@ -613,47 +627,48 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Asks for rows of a sparse partition, of at least the step in the header as a pull does. The body
-    /// is the rows' numbers within the partition, a u32 each, in any order.
+    /// Requests rows of a sparse partition, of at least the step in the header. The body is the row
+    /// numbers within the partition, in any order: a u32 each, or a u64 id each for a table.
     PullRows {
         /// The partition's index in the catalogue.
         partition: PartitionId,
     }
 }
 wire_struct! {
-    /// The rows that were asked for. The body is one behind the other, in the order of their numbers
-    /// in the request; all as one stretch, if they were asked for encoded. All are of one version.
+    /// Returns the requested rows, all of one version. The body is the rows back to back, in the
+    /// order of the request; if they were requested encoded, all of them are one stretch.
     Rows {
-        /// The version: how many pushes the shard had applied.
+        /// The version: the number of pushes that the shard had applied.
         version: u64,
-        /// How many of them were gradients.
+        /// The number of gradients among them.
         gradients: u64,
     }
 }
 wire_struct! {
-    /// As [`Pull`], for values in a shorter form. Answered with [`PulledEncoded`].
+    /// Requests values as [`Pull`] does, in a shorter form. The answer is [`PulledEncoded`].
     PullEncoded {
-        /// Which.
+        /// The request, apart from the form.
         pull: Pull,
         /// The code of the encoding: one of values.
         encoding: u8,
     }
 }
 wire_struct! {
-    /// One part of the answer to [`PullEncoded`]. The body is a range of the shard's variables,
-    /// partition by partition: the elements of trained ones as a stretch each, others as they are.
+    /// One part of the answer to [`PullEncoded`]. The body is a range of the shard's layout,
+    /// partition by partition: a stretch each if trainable, otherwise as stored.
     PulledEncoded {
-        /// The part, but for the form of its body.
+        /// The part, apart from the form of its body.
         part: Pulled,
-        /// The length of the range.
+        /// The length of the range in bytes.
         bytes: u64,
     }
 }
 
 wire_struct! {
-    /// As [`PullRows`], of a trained variable, for rows in a shorter form. Answered with [`Rows`].
+    /// Requests rows of a trainable variable as [`PullRows`] does, in a shorter form. The answer is
+    /// [`Rows`].
     PullRowsEncoded {
-        /// Which, beside the body.
+        /// The request, apart from the form.
         pull: PullRows,
         /// The code of the encoding: one of values.
         encoding: u8,
@@ -661,7 +676,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Ends the training: no more tokens for anybody (chief).
+    /// Ends the training: no client gets another token (chief).
     Finish {}
 }
 wire_struct! {
@@ -669,7 +684,7 @@ wire_struct! {
     Finished {}
 }
 wire_struct! {
-    /// Leaves the training: the tokens of this client go back.
+    /// Leaves the training and returns this client's tokens.
     Leave {}
 }
 wire_struct! {
@@ -678,33 +693,36 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Shard to step owner: it holds the push of this token whole (synchronous mode). Said again
-    /// after a reconnect. If the token is over, [`Over`] is said.
+    /// Shard to step owner: it holds the push of this token whole (synchronous mode).
+    ///
+    /// Sent again after a reconnect. If the token is over, the answer is [`Over`].
     Held {
         /// The token that the push spends.
         token: TokenId,
-        /// The epoch of the client whose push it is: only its holder may spend a token.
+        /// The epoch of the pushing client: only its holder may spend a token.
         client: ClientEpoch,
         /// The shard.
         shard: ShardId,
-        /// What the squares of the gradient's elements there add up to, where gradients are clipped by
-        /// their global norm; 0 elsewhere.
+        /// The sum of the squares of the gradient's elements on the shard, if gradients are clipped
+        /// by their global norm; otherwise 0.
         squares: f64,
     }
 }
 wire_struct! {
-    /// Shard to step owner: it takes part, and has applied as many steps as the header's step says (in
-    /// synchronous mode). Said again after a reconnect, and from time to time.
+    /// Shard to step owner: it takes part and has applied the number of steps in the header
+    /// (synchronous mode). Sent again after a reconnect, and periodically.
     StepApplied {
         /// The shard.
         shard: ShardId,
     }
 }
 wire_struct! {
-    /// Step owner to shard: the step in the header, counted from 0, is made of these pushes in this
-    /// order (synchronous mode). For good, and may be said again.
+    /// Step owner to shard: these pushes make the step in the header, counted from 0 (synchronous
+    /// mode).
+    ///
+    /// The order is part of the decision. The decision is final and may be sent again.
     Commit {
-        /// The tokens that the pushes spend, and what each gradient is multiplied by.
+        /// The tokens that the pushes spend, and the factor of each gradient.
         pushes: List<(TokenId, f64), { limits::STEP_PUSHES_MAX }, 8>,
     }
 }
@@ -716,15 +734,16 @@ wire_struct! {
     }
 }
 wire_struct! {
-    /// Step owner to shard: keep what is here after the step in the header, for a checkpoint of which
-    /// it will be asked for its part (synchronous mode).
+    /// Step owner to shard: keep the values after the step in the header, for a checkpoint that
+    /// will be requested (synchronous mode).
     KeepCut {}
 }
 
 wire_struct! {
-    /// Step owner to shard: it wants this token back (asynchronous mode). A shard that has not applied its
-    /// push closes the client's connection, so that nothing that is under way there arrives. May be
-    /// said again.
+    /// Step owner to shard: it takes this token back (asynchronous mode).
+    ///
+    /// A shard that has not applied the push closes the client's connection, so that nothing in
+    /// flight arrives. May be sent again.
     Recall {
         /// The token.
         token: TokenId,
@@ -733,28 +752,29 @@ wire_struct! {
     }
 }
 wire_struct! {
-    /// Shard to step owner: the answer to [`Recall`].
+    /// Answers [`Recall`], shard to step owner.
     Recalled {
         /// The token.
         token: TokenId,
         /// The shard.
         shard: ShardId,
-        /// Whether the push of the token has been applied here, or lies whole and will be. If not, it
-        /// is applied only once the step owner has told its client that it has.
+        /// Whether this shard has applied the push of the token, or holds it whole and will. If
+        /// not, the shard applies it only after the step owner has answered its client that it is
+        /// applied.
         applied: bool,
     }
 }
 wire_struct! {
-    /// Step owner to shard: the newest chief has this epoch; 0 if there has been none.
+    /// Step owner to shard: the client epoch of the newest chief; 0 if there has been none.
     ChiefIs {
-        /// The epoch of the client.
+        /// The client epoch.
         client: ClientEpoch,
     }
 }
 
 macro_rules! messages {
     ($($kind:literal => $name:ident, body $limit:expr;)*) => {
-        /// Everything that can be said.
+        /// Any message of the protocol.
         #[derive(Clone, Debug, PartialEq)]
         #[allow(missing_docs, reason = "each variant is the struct of the same name")]
         #[non_exhaustive]
@@ -763,24 +783,24 @@ macro_rules! messages {
         }
 
         impl Message {
-            /// Every kind that exists, in rising order.
+            /// Every kind that exists, in ascending order.
             pub const KINDS: &'static [u16] = &[$($kind),*];
 
-            /// The code of the message in the header.
+            /// Returns the code of the message in the header.
             pub fn kind(&self) -> u16 {
                 match self {
                     $(Message::$name(_) => $kind,)*
                 }
             }
 
-            /// The name of the message.
+            /// Returns the name of the message.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Message::$name(_) => stringify!($name),)*
                 }
             }
 
-            /// The largest body a message of this kind may have; `None` for an unknown kind.
+            /// Returns the largest body of a message of this kind; `None` for an unknown kind.
             pub fn body_limit(kind: u16) -> Option<u64> {
                 match kind {
                     $($kind => Some($limit),)*
@@ -795,7 +815,7 @@ macro_rules! messages {
                 }
             }
 
-            /// Reads the meta of a message of this kind.
+            /// Decodes the meta of a message of this kind.
             pub fn take(kind: u16, meta: &[u8]) -> Result<Message, ProtocolError> {
                 match kind {
                     $($kind => {

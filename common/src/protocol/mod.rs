@@ -1,8 +1,8 @@
-//! What the two sides say to each other: one header, a small typed meta, and bulk body bytes.
+//! The wire protocol between clients and shards: a header, a small typed meta and a bulk body.
 //!
 //! A frame is an 80-byte [`header::Header`], a meta of at most [`limits::META_BYTES_MAX`] bytes
-//! that encodes one [`message::Message`], and a body that is never parsed: it is received
-//! straight to where it is used. `docs/protocol.md` draws every field.
+//! that encodes one [`message::Message`], and a body. The body is never parsed: it is received
+//! directly into its destination. `docs/protocol.md` shows every field.
 
 pub mod decode;
 pub mod encode;

@@ -1,60 +1,60 @@
-//! What became of a push, and the right to make the next one.
+//! The outcome of a push, and the grant of a token.
 
 use super::wire::{wire_enum, wire_struct};
 use crate::ids::{GlobalStep, TokenId};
 
 wire_enum! {
-    /// What became of a push on one shard. A value, never an error: each of these is settled.
+    /// The final outcome of a push on one shard; a value, never an error.
     ///
-    /// In synchronous mode the step owner's is what became of the push as a whole.
+    /// In synchronous mode the step owner's outcome is that of the push as a whole.
     #[derive(Copy, Eq)]
     Outcome {
         /// Applied to the variables (asynchronous mode, and plain variables in every mode).
         1 => Applied {
-            /// The shard's version after the push: how many pushes it has applied.
+            /// The shard's version after the push: the number of pushes that it has applied.
             version: u64,
             /// The global step after the push; known to the step owner, 0 elsewhere.
             step: GlobalStep,
-            /// How many global steps were made since the gradient's values were pulled, or its token was
+            /// The number of global steps since the gradient's values were pulled or its token was
             /// granted; known to the step owner, 0 elsewhere.
             staleness: u64,
         },
-        /// Admitted to a step for good (synchronous mode); said by the step owner alone.
+        /// Admitted to a step for good (synchronous mode); answered only by the step owner.
         2 => Accepted {
-            /// The step that takes the gradient.
+            /// The step that the gradient is part of.
             step: GlobalStep,
         },
-        /// Dropped, because its step has passed, or its values were too old.
+        /// Dropped, because its step has passed or its values were stale.
         3 => Stale {
-            /// The step that is current now.
+            /// The current step.
             current: GlobalStep,
         },
-        /// Dropped at the client's own wish, before it was whole.
+        /// Withdrawn by the client before it was whole.
         4 => Withdrawn {},
-        /// Whole on this shard, and kept (synchronous mode): whether it becomes a part of the step is
-        /// the step owner's answer, who never says this.
+        /// Whole on this shard and kept (synchronous mode). The step owner, which never answers
+        /// this, decides whether it becomes part of a step.
         5 => Held {},
     }
 }
 
 wire_enum! {
-    /// What a shard knows of a push that a client asks about.
+    /// The state of a push that a client queries.
     PushState {
-        /// No part of it has come, or what came was given up with its connection.
+        /// No part has arrived, or the parts were dropped with their connection.
         1 => Unknown {},
-        /// It is being received.
+        /// The push is being received.
         2 => Receiving {
-            /// How many of its bytes are here.
+            /// The number of bytes received.
             bytes: u64,
         },
-        /// It is settled.
+        /// The push is settled.
         3 => Settled {
-            /// How.
+            /// Its outcome.
             outcome: Outcome,
         },
-        /// It is older than what the window remembers: it was settled, but how is forgotten.
+        /// The push is older than the push window: it was settled, but its outcome is forgotten.
         4 => TooOld {
-            /// The oldest sequence number still remembered.
+            /// The oldest sequence number in the window.
             oldest: u64,
         },
     }
@@ -66,11 +66,12 @@ wire_struct! {
     Grant {
         /// The token; never reused.
         token: TokenId,
-        /// Goes up each time the token is taken back and given out again.
+        /// A check value that every shard derives from the token and the client epoch that holds
+        /// it; not 0.
         generation: u32,
         /// The global step at which it was granted.
         step: GlobalStep,
-        /// The room reserved on this shard for the push that spends it; 0 for none.
+        /// The push slot reserved on this shard for the push that spends it; 0 for none.
         push_slot: u32,
     }
 }

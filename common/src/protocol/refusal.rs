@@ -1,4 +1,4 @@
-//! The typed no: why a request was not done, naming the culprit and the value.
+//! Refusals: typed reasons why a request was not done, with the value at fault.
 
 use super::limits::{DETAIL_BYTES_MAX, JOB_BYTES_MAX};
 use super::wire::{Text, wire_enum};
@@ -10,122 +10,122 @@ use crate::ids::{
 pub type Detail = Text<DETAIL_BYTES_MAX>;
 
 wire_enum! {
-    /// Why a request was refused. A refusal changes nothing on the server.
+    /// The reason why a request was refused. A refused request has changed nothing on the server.
     #[non_exhaustive]
     Refusal {
-        /// No protocol version is spoken by both sides.
+        /// Client and server have no protocol version in common.
         1 => Version {
-            /// The oldest version the server speaks.
+            /// The oldest version that the server speaks.
             oldest: u16,
-            /// The newest version the server speaks.
+            /// The newest version that the server speaks.
             newest: u16,
         },
-        /// The peer belongs to another cluster, or is configured differently.
+        /// The client belongs to another cluster or has another configuration.
         2 => Identity {
             /// The first field that differs.
             field: Detail,
             /// Its value on the server.
             server: Detail,
-            /// Its value in the peer's handshake.
+            /// Its value in the client's handshake.
             client: Detail,
             /// SHA-256 of the server's identity.
             server_hash: [u8; 32],
-            /// SHA-256 of the peer's identity.
+            /// SHA-256 of the client's identity.
             client_hash: [u8; 32],
         },
-        /// The peer declares other variables than the ones the server holds.
+        /// The client declares other variables than the server holds.
         3 => Catalogue {
             /// SHA-256 of the server's catalogue.
             server: [u8; 32],
-            /// SHA-256 of the peer's catalogue.
+            /// SHA-256 of the client's catalogue.
             client: [u8; 32],
             /// The first difference, in words.
             differs: Detail,
         },
         /// The connection is for another shard than the one that answered.
         4 => WrongShard {
-            /// The shard asked for.
+            /// The requested shard.
             wanted: ShardId,
             /// The ps task that answered.
             task: u32,
-            /// How many shards it has.
+            /// The number of its shards.
             shards: u16,
         },
         /// The variables have no values yet.
         5 => NotInitialized {},
-        /// A newer incarnation of this client has taken its place, or a newer chief that of this one.
+        /// A newer incarnation of this client, or a newer chief, has fenced the sender.
         6 => Fenced {
             /// The epoch in the request.
             epoch: ClientEpoch,
-            /// The epoch that is current.
+            /// The current epoch.
             current: ClientEpoch,
         },
-        /// The peer's role may not do this.
+        /// The client's role may not send this message.
         7 => Role {
             /// The role's code.
             role: u8,
-            /// The message kind refused.
+            /// The message kind.
             kind: u16,
         },
-        /// The variables, slots and inbox need more memory than the server may use.
+        /// The variables, optimizer slots and inbox need more memory than the server may use.
         8 => DoesNotFit {
-            /// Bytes needed on this shard.
+            /// The bytes needed on this shard.
             need: u64,
-            /// Bytes this shard may use.
+            /// The bytes that this shard may use.
             limit: u64,
         },
         /// The shard holds no such partition.
         9 => UnknownPartition {
-            /// The partition asked for.
+            /// The requested partition.
             partition: PartitionId,
         },
-        /// A part that does not lie within the shard's variables, or not where it must start.
+        /// A part is not within the shard's layout, or does not start at a valid offset.
         10 => Range {
-            /// Where the part starts, in bytes.
+            /// The byte offset of the part.
             offset: u64,
-            /// Its length in bytes.
+            /// The length of the part in bytes.
             bytes: u64,
-            /// Where it had to start, or the end of the shard's variables.
+            /// The offset at which it had to start, or the end of the shard's layout.
             limit: u64,
         },
-        /// A gradient or a value that is NaN or infinite, with the policy `reject`.
+        /// A gradient or a value is NaN or infinite, under the policy `reject`.
         11 => NonFinite {
             /// The variable.
             variable: VariableId,
-            /// The first bad element, counted over the whole variable.
+            /// The index of the first such element in the whole variable.
             element: u64,
-            /// The element's bits as an f64.
+            /// The element's value, as an f64.
             value: f64,
         },
-        /// The room the client counted on has been given to another; it asks again.
+        /// The push slot has been given to another push; the client requests one again.
         12 => PushSlotTaken {
-            /// The room in the request.
+            /// The slot in the request.
             push_slot: u32,
         },
         /// The deadline of a wait has passed.
         13 => Deadline {
-            /// How long the request waited, in milliseconds.
+            /// The time that the request waited, in milliseconds.
             waited_ms: u64,
-            /// What, or whom, it waited for.
+            /// The thing or the tasks that it waited for.
             awaited: Detail,
         },
-        /// A bound is reached.
+        /// A limit is reached.
         14 => Busy {
-            /// What there are too many of.
+            /// The kind of thing that is limited.
             what: Detail,
-            /// How many there may be.
+            /// The limit.
             limit: u64,
         },
-        /// The server does not do this in its mode or version.
+        /// The server does not support the message in its mode or version.
         15 => Unsupported {
-            /// The message kind refused.
+            /// The message kind.
             kind: u16,
-            /// Why.
+            /// The reason.
             detail: Detail,
         },
         /// The server is stopping.
         16 => Stopping {},
-        /// The token is not held by this client.
+        /// The client does not hold the token.
         17 => Token {
             /// The token in the request.
             token: TokenId,
@@ -136,7 +136,7 @@ wire_enum! {
         18 => RestoreEpoch {
             /// The epoch in the request.
             found: RestoreEpoch,
-            /// The epoch that is current.
+            /// The current epoch.
             current: RestoreEpoch,
             /// The global step at which the current epoch began.
             step: GlobalStep,
@@ -146,128 +146,131 @@ wire_enum! {
             /// The failure, in words.
             detail: Detail,
         },
-        /// The sequence number lies outside the client's window.
+        /// The sequence number is outside the client's push window.
         20 => Window {
             /// The sequence number in the request.
             sequence: Sequence,
-            /// The oldest one remembered.
+            /// The oldest sequence number in the window.
             oldest: Sequence,
-            /// The newest one allowed.
+            /// The newest sequence number allowed.
             newest: Sequence,
         },
-        /// A push that covers a partition only in part.
+        /// A push covers a partition only partly.
         21 => Incomplete {
             /// The partition.
             partition: PartitionId,
-            /// Bytes received for it.
+            /// The bytes received for it.
             bytes: u64,
-            /// Bytes it has.
+            /// The bytes that it has.
             expected: u64,
         },
-        /// A gradient for a plain variable, or `assign_add` on a trainable one.
+        /// The operation does not suit the variable: a gradient for a plain variable, or
+        /// `assign_add` to a trainable one.
         22 => Operation {
             /// The variable.
             variable: VariableId,
-            /// What was tried.
+            /// The attempted operation.
             tried: Detail,
         },
         /// Authentication failed.
         23 => Denied {},
-        /// A push whose last part says another length than the parts have.
+        /// The last part of a push announces another length than was received.
         24 => Length {
-            /// Bytes the last part names.
+            /// The bytes that the last part announces.
             named: u64,
-            /// Bytes received.
+            /// The bytes received.
             received: u64,
         },
-        /// The number of a row that the partition has not, or that is out of order in a push.
+        /// The partition lacks a row of the request, or the row is out of order in a push.
         25 => Row {
             /// The variable.
             variable: VariableId,
-            /// The row's place among those in the request.
+            /// The row's position in the request.
             place: u64,
-            /// Its number within the partition, or its id.
+            /// The row's number within the partition, or its id.
             row: u64,
-            /// The first that may stand there.
+            /// The first row that would be valid there.
             from: u64,
-            /// The last that may.
+            /// The last row that would be valid there.
             last: u64,
         },
-        /// More rows than one request may be about.
+        /// A request has too many rows.
         26 => Rows {
             /// The variable.
             variable: VariableId,
-            /// How many rows it is about.
+            /// The number of rows.
             rows: u64,
-            /// How many it may be about.
+            /// The limit.
             limit: u64,
         },
-        /// A part in an encoding that the server does not know, or that is not what it says.
+        /// A part has an encoding that the server does not know, or invalid encoded values.
         27 => Encoding {
             /// The variable.
             variable: VariableId,
             /// The code of the encoding.
             encoding: u8,
-            /// What is wrong.
+            /// The fault.
             detail: Detail,
         },
-        /// A row of a table that lies in another partition: see [`crate::table::bucket`].
+        /// A row of a table belongs to another partition: see [`crate::table::bucket`].
         28 => Bucket {
             /// The variable.
             variable: VariableId,
-            /// The row's place among those in the request.
+            /// The row's position in the request.
             place: u64,
-            /// Its id.
+            /// The row's id.
             row: u64,
-            /// The bucket of that.
+            /// The bucket of the id.
             bucket: u64,
             /// The first bucket of the partition.
             from: u64,
-            /// The first behind it.
+            /// The end of the partition's buckets, exclusive.
             to: u64,
         },
-        /// More rows of a table than there may be: new ones of one that evicts none, or such as are given
-        /// values. The push has changed nothing on this shard.
+        /// A table cannot hold the new rows of a push, or the rows of an assignment.
+        ///
+        /// A push is refused only by a table that evicts no rows. It has changed nothing on this
+        /// shard.
         29 => TableFull {
             /// The variable.
             variable: VariableId,
-            /// How many rows this shard has of it.
+            /// The number of the table's rows on this shard.
             rows: u64,
-            /// How many more the push has.
+            /// The number of rows that the push would add.
             more: u64,
-            /// How many there may be.
+            /// The limit of rows on this shard.
             limit: u64,
         },
-        /// A variable that the server cannot train as it is configured.
+        /// The server's configuration cannot train a variable.
         30 => Untrainable {
-            /// The variable's name, or names that the server has a rule for and nobody has.
+            /// The variable's name, or a name pattern of a server rule that matches no variable.
             variable: Detail,
-            /// Why not.
+            /// The reason.
             detail: Detail,
         },
-        /// A client epoch that the step owner cannot have given to this client.
+        /// The step owner cannot have assigned this client epoch to this client.
         31 => UnknownEpoch {
             /// The epoch in the hello.
             epoch: ClientEpoch,
-            /// The newest that this client can have; 0 if it has none.
+            /// The newest epoch that this client can have; 0 if it has none.
             newest: ClientEpoch,
         },
-        /// A job or a task that the cluster of the server does not have, or not in this role.
+        /// The server's cluster lacks the job or task, or does not have it in this role.
         32 => UnknownTask {
             /// The job in the hello.
             job: Text<JOB_BYTES_MAX>,
             /// The task's index in the hello.
             task: u32,
-            /// What the cluster has.
+            /// The jobs or tasks of the cluster.
             detail: Detail,
         },
-        /// A push of finite elements that would make a value NaN or infinite, with the policy `reject`.
+        /// A push of finite elements would make a value NaN or infinite, under the policy `reject`.
         33 => Overflow {
             /// The variable.
             variable: VariableId,
-            /// The first such element, counted over the whole variable.
+            /// The index of the first such element in the whole variable.
             element: u64,
-            /// What it would become.
+            /// The value that it would get.
             value: f64,
         },
     }
@@ -295,7 +298,7 @@ impl std::fmt::Display for Refusal {
                 short_hash(client)
             ),
             Refusal::WrongShard { wanted, task, shards } => {
-                write!(f, "{wanted} is not here: this is ps task {task} with {shards} shards")
+                write!(f, "cannot serve {wanted}: this is ps task {task} with {shards} shards")
             }
             Refusal::NotInitialized {} => f.write_str("the variables are not initialized yet"),
             Refusal::Fenced { epoch, current } => {
@@ -341,32 +344,32 @@ impl std::fmt::Display for Refusal {
                 write!(f, "sequence {sequence} is outside the window {oldest} to {newest}")
             }
             Refusal::Incomplete { partition, bytes, expected } => {
-                write!(f, "partition {partition} was pushed in part: {bytes} of {expected} bytes")
+                write!(f, "partition {partition} is incomplete: {bytes} of {expected} bytes")
             }
             Refusal::Operation { variable, tried } => {
-                write!(f, "variable {variable} does not take {tried}")
+                write!(f, "variable {variable} does not accept {tried}")
             }
             Refusal::Denied {} => f.write_str("denied"),
             Refusal::Length { named, received } => {
-                write!(f, "the push names {named} bytes, {received} were received")
+                write!(f, "the last part announces {named} bytes, {received} were received")
             }
             Refusal::Row { variable, place, row, from, last } => write!(
                 f,
-                "row {row} of variable {variable}, at place {place} of the request, is none of the \
-                 rows {from} to {last} that may stand there"
+                "row {row} of variable {variable}, at position {place} of the request, must be \
+                 {from} to {last}"
             ),
             Refusal::Rows { variable, rows, limit } => {
-                write!(f, "{rows} rows of variable {variable} are more than {limit}")
+                write!(f, "{rows} rows of variable {variable} exceed the limit of {limit}")
             }
             Refusal::Bucket { variable, place, row, bucket, from, to } => write!(
                 f,
-                "row {row} of table {variable}, at place {place} of the request, is of bucket \
-                 {bucket}, and here are {from} to {to}"
+                "row {row} of table {variable}, at position {place} of the request, is in bucket \
+                 {bucket}, but this partition has {from}..{to}"
             ),
             Refusal::TableFull { variable, rows, more, limit } => write!(
                 f,
-                "table {variable} has {rows} rows on this shard and has no room for {more} more: there \
-                 may be {limit}"
+                "table {variable} has {rows} rows on this shard and cannot hold {more} more: \
+                 the limit is {limit}"
             ),
             Refusal::Untrainable { variable, detail } => {
                 write!(
@@ -377,19 +380,19 @@ impl std::fmt::Display for Refusal {
             }
             Refusal::UnknownEpoch { epoch, newest } => write!(
                 f,
-                "client epoch {epoch} was not given to this client, whose epoch is at most {newest}"
+                "client epoch {epoch} was not assigned to this client: its newest is {newest}"
             ),
             Refusal::UnknownTask { job, task, detail } => {
-                write!(f, "task {task} of job {:?} does not belong here: {detail}", job.as_str())
+                write!(f, "task {task} of job {:?} is not accepted: {detail}", job.as_str())
             }
             Refusal::Encoding { variable, encoding, detail } => {
-                write!(f, "encoding {encoding} of variable {variable} is not taken: {detail}")
+                write!(f, "encoding {encoding} of variable {variable} is not accepted: {detail}")
             }
         }
     }
 }
 
-/// The first eight bytes of a hash in hexadecimal: enough to tell two apart by eye.
+/// Returns the first eight bytes of a hash in hexadecimal: enough to compare two by eye.
 pub fn short_hash(hash: &[u8; 32]) -> String {
     hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }

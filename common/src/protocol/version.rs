@@ -4,25 +4,26 @@ use std::ops::RangeInclusive;
 
 use super::message::Message;
 
-/// The first version that was given out. Its bytes stand in `common/tests/golden/frames_v1.txt` and do not
-/// change any more; what there was before, numbered 0, is not spoken.
+/// The first released version. `common/tests/golden/frames_v1.txt` has its bytes, which do not
+/// change. The unreleased versions before it, numbered 0, are not supported.
 pub const V1: u16 = 1;
 
-/// The oldest version this side still speaks.
+/// The oldest version that this side speaks.
 pub const OLDEST: u16 = V1;
 
-/// The newest version this side speaks.
+/// The newest version that this side speaks.
 pub const NEWEST: u16 = V1;
 
-/// The version that the handshake is written in, whatever is spoken after it: so two sides whose versions
-/// do not meet can still say so. The header, `Hello`, `Welcome` and `Refused` keep these bytes for ever;
-/// what a later version has to say beside them goes into the lists that they have.
+/// The version of the handshake frames, independent of the agreed version.
+///
+/// Two sides without a common version can therefore still exchange a refusal. The header, `Hello`,
+/// `Welcome` and `Refused` never change; a later version puts additional fields into their lists.
 pub const HANDSHAKE: u16 = V1;
 
-// Once there are two, the version that was agreed on is an argument of `encode`.
+// Once there are two versions, the agreed version must be an argument of `encode`.
 const _: () = assert!(OLDEST == NEWEST);
 
-/// The version that a frame with this message is written in.
+/// Returns the version of a frame with this message.
 pub fn of(message: &Message) -> u16 {
     match message {
         Message::Hello(_) | Message::Welcome(_) | Message::Refused(_) => HANDSHAKE,
@@ -30,7 +31,7 @@ pub fn of(message: &Message) -> u16 {
     }
 }
 
-/// The version two sides agree on, given the range the peer speaks: the newest both know.
+/// Returns the newest version that both sides speak, given the range of the peer.
 pub fn agree(peer_oldest: u16, peer_newest: u16) -> Option<u16> {
     agree_within(OLDEST..=NEWEST, peer_oldest..=peer_newest)
 }
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_that_do_not_meet_do_not_agree() {
+    fn disjoint_ranges_do_not_agree() {
         assert_eq!(agree(1, 1), Some(1));
         assert_eq!(agree(0, 7), Some(1));
         assert_eq!(agree(0, 0), None);

@@ -1,13 +1,13 @@
-//! The only code that touches bytes: a bounded reader, a writer, and the types fields are made of.
+//! The byte encoding of fields: a bounded reader, a writer, and the types of fields.
 //!
-//! Every integer is little-endian with an explicit width. Text and lists carry their largest
-//! length in their type, so that no field can be read without its bound.
+//! Every integer is little-endian with an explicit width. Text and lists have their largest length
+//! in their type, so that no field can be read without its limit.
 
 use smallvec::SmallVec;
 
 use super::error::ProtocolError;
 
-/// Reads fields off the front of a meta. A field either fits or the whole meta is refused.
+/// Reads fields from the front of a meta. If one field does not fit, the whole meta is rejected.
 #[derive(Debug)]
 pub struct Reader<'a> {
     message: &'static str,
@@ -15,7 +15,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads the meta of the message of this name.
+    /// Creates a reader for the meta of the message with this name.
     pub fn new(message: &'static str, bytes: &'a [u8]) -> Self {
         Reader { message, rest: bytes }
     }
@@ -36,17 +36,17 @@ impl<'a> Reader<'a> {
         Ok(array)
     }
 
-    /// How many bytes are left.
+    /// Returns the number of bytes left.
     pub fn left(&self) -> usize {
         self.rest.len()
     }
 
-    /// A value that this field cannot have.
+    /// Returns the error for a field with an invalid value.
     pub fn invalid(&self, field: &'static str, found: u64) -> ProtocolError {
         ProtocolError::Invalid { message: self.message, field, found }
     }
 
-    /// Checks that nothing is left.
+    /// Checks that no bytes are left.
     pub fn finish(self) -> Result<(), ProtocolError> {
         match self.rest.len() {
             0 => Ok(()),
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
 pub trait Wire: Sized {
     /// Appends the field.
     fn put(&self, out: &mut Vec<u8>);
-    /// Takes the field off the front.
+    /// Takes the field from the front.
     fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError>;
 }
 
@@ -172,18 +172,18 @@ impl Wire for crate::ids::ShardId {
     }
 }
 
-/// UTF-8 of at most `MAX` bytes, written as a `u16` length and the bytes.
+/// UTF-8 text of at most `MAX` bytes, encoded as a `u16` length and the bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Text<const MAX: usize>(String);
 
 impl<const MAX: usize> Text<MAX> {
-    /// The text, if it is short enough.
+    /// Creates a text; `None` if it is too long.
     pub fn new(text: impl Into<String>) -> Option<Self> {
         let text = text.into();
         (text.len() <= MAX).then_some(Text(text))
     }
 
-    /// The text, cut at a character's border where it is too long; for explanations.
+    /// Creates a text, cut at a character boundary if it is too long; for explanations.
     pub fn clipped(text: impl Into<String>) -> Self {
         let mut text = text.into();
         while text.len() > MAX {
@@ -192,7 +192,7 @@ impl<const MAX: usize> Text<MAX> {
         Text(text)
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -206,7 +206,7 @@ impl<const MAX: usize> std::fmt::Display for Text<MAX> {
 
 impl<const MAX: usize> Wire for Text<MAX> {
     fn put(&self, out: &mut Vec<u8>) {
-        // A `Text` that exists is at most MAX bytes, and every MAX is below 2^16.
+        // Fits: a `Text` has at most MAX bytes, and every MAX is below 2^16.
         (self.0.len() as u16).put(out);
         out.extend_from_slice(self.0.as_bytes());
     }
@@ -223,23 +223,24 @@ impl<const MAX: usize> Wire for Text<MAX> {
     }
 }
 
-/// At most `MAX` items, written as a `u32` count and the items; up to `FEW` take no memory of their own.
+/// A list of at most `MAX` items, encoded as a `u32` count and the items; up to `FEW` are stored
+/// inline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct List<T, const MAX: usize, const FEW: usize = 0>(SmallVec<[T; FEW]>);
 
 impl<T, const MAX: usize, const FEW: usize> List<T, MAX, FEW> {
-    /// The items, if they are few enough.
+    /// Creates a list from a vector; `None` if there are too many items.
     pub fn new(items: Vec<T>) -> Option<Self> {
         List::of(items)
     }
 
-    /// The same of items that need not lie in memory of their own.
+    /// Creates a list from any items, without a vector; `None` if there are too many.
     pub fn of(items: impl IntoIterator<Item = T>) -> Option<Self> {
         let items: SmallVec<[T; FEW]> = items.into_iter().collect();
         (items.len() <= MAX).then_some(List(items))
     }
 
-    /// The items.
+    /// Returns the items.
     pub fn items(&self) -> &[T] {
         &self.0
     }
@@ -255,7 +256,7 @@ impl<T: Wire, const MAX: usize, const FEW: usize> Wire for List<T, MAX, FEW> {
 
     fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
         let count = u32::take(reader)? as usize;
-        // Every item is at least a byte, so a count above the bytes left is a lie; nothing is
+        // Every item has at least one byte, so a count above the bytes left is invalid. Nothing is
         // allocated for it.
         if count > MAX || count > reader.left() {
             return Err(reader.invalid("list length", count as u64));
@@ -279,7 +280,7 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
     }
 }
 
-/// Declares a struct of public fields that is written field by field in the order given.
+/// Declares a struct of public fields that are encoded in the order given.
 macro_rules! wire_struct {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -304,7 +305,7 @@ macro_rules! wire_struct {
     };
 }
 
-/// Declares a sum type written as a one-byte tag and the fields of its variant.
+/// Declares a sum type that is encoded as a one-byte tag and the fields of its variant.
 macro_rules! wire_enum {
     ($(#[$doc:meta])* $name:ident {
         $($(#[$variant_doc:meta])* $tag:literal => $variant:ident {
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_before_anything_is_allocated() {
+    fn limits_are_checked_before_allocation() {
         let mut list = Reader::new("test", &[0xff, 0xff, 0xff, 0xff]);
         assert!(List::<u64, { usize::MAX }>::take(&mut list).is_err());
         let mut text = Reader::new("test", &[9, 0, b'x']);
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn trailing_bytes_are_refused() {
+    fn trailing_bytes_are_rejected() {
         let reader = Reader::new("test", &[1]);
         assert_eq!(reader.finish(), Err(ProtocolError::Trailing { message: "test", bytes: 1 }));
     }

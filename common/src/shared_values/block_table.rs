@@ -1,8 +1,8 @@
-//! The board: which block holds which place, at which turn, and what it is of.
+//! The block table: the block of each logical block, the sequence, and the counts of the values.
 
 use super::AtomicWords;
 
-/// Where the words stand. There is room for more of them before the homes.
+/// Word indices. Words between `EPOCH` and `BLOCKS` are reserved.
 pub(super) const SEQUENCE: usize = 0;
 const VERSION: usize = 1;
 const GRADIENTS: usize = 2;
@@ -11,26 +11,27 @@ const SERVES: usize = 4;
 const EPOCH: usize = 5;
 pub(super) const BLOCKS: usize = 16;
 
-/// The turn of a board that is no longer kept: odd, so that nobody reads by it.
-pub(super) const OVER: u64 = u64::MAX;
+/// The sequence of a closed block table: odd, so that no reader uses it.
+pub(super) const CLOSED: u64 = u64::MAX;
 
-/// How many words a board for so many places has.
+/// Returns the words of a block table with `logical_blocks` entries.
 pub fn block_table_words(logical_blocks: usize) -> usize {
     BLOCKS + logical_blocks
 }
 
-/// What the values on a board are of: what an answer to a pull says of them.
+/// The version and counters of the values in a block table, as in an answer to a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Counts {
-    /// How many pushes the shard has applied.
+    /// The number of pushes that the shard has applied.
     pub version: u64,
-    /// How many of them were gradients.
+    /// The number of gradients among them.
     pub gradients: u64,
-    /// The global step, as far as the shard knows it; in synchronous mode the steps it has applied.
+    /// The global step known to the shard; in synchronous mode the number of steps that it has
+    /// applied.
     pub step: u64,
-    /// The shard answers pulls of at least this step and less without a wait.
+    /// The highest step for which the shard answers pulls without a wait.
     pub serves: u64,
-    /// The restore epoch that it lives in.
+    /// The restore epoch of the shard.
     pub epoch: u64,
 }
 
@@ -49,9 +50,9 @@ impl Counts {
     }
 }
 
-/// The board as its shard sees it: what it says is changed by turns.
+/// The shard's side of a block table.
 ///
-/// Invariant: the word of the turn is `sequence`, or one more while a change is made.
+/// Invariant: the sequence word is `sequence`, or one more while a change is in progress.
 #[derive(Debug)]
 pub struct BlockTable<W: AtomicWords> {
     words: W,
@@ -61,11 +62,13 @@ pub struct BlockTable<W: AtomicWords> {
 }
 
 impl<W: AtomicWords> BlockTable<W> {
-    /// A board on words that nobody else sees yet, [`block_table_words`] of them: it shows that these
-    /// blocks hold the places, one after the other.
+    /// Initializes a block table in words that no reader has mapped yet; it needs
+    /// [`block_table_words`].
+    ///
+    /// `blocks` gives the block of each logical block, in order.
     ///
     /// # Panics
-    /// If the words are too few.
+    /// If there are too few words.
     pub fn new(words: W, counts: Counts, blocks: impl Iterator<Item = u32>) -> BlockTable<W> {
         for (logical, block) in blocks.enumerate() {
             words.store(BLOCKS + logical, block.into());
@@ -76,36 +79,38 @@ impl<W: AtomicWords> BlockTable<W> {
         block_table
     }
 
-    /// The words.
+    /// Returns the words.
     pub fn words(&self) -> &W {
         &self.words
     }
 
-    /// The number that stands on the board for a place.
+    /// Returns the block number stored for a logical block.
     ///
     /// # Panics
-    /// If the board has no such place.
+    /// If there is no such logical block.
     pub fn block(&self, logical: usize) -> u64 {
         self.words.load(BLOCKS + logical)
     }
 
-    /// Whether a change is begun.
+    /// Returns whether a change is in progress.
     pub fn is_changing(&self) -> bool {
         self.changing
     }
 
-    /// The turn that whoever pins now may pin, or the last there was while a change is made.
+    /// Returns the sequence that readers can pin; during a change, the last one before it.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// What the board says its values are of.
+    /// Returns the counts published in the table.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Begins a change, unless one is begun: nobody who comes from now on reads anything before
-    /// [`BlockTable::publish`]. Who has come before is seen on its desk when this returns.
+    /// Begins a change, unless one is in progress.
+    ///
+    /// Readers that start later read nothing before [`BlockTable::publish`]. The pins of readers
+    /// that started earlier are visible in their reader slots when this returns.
     pub fn begin(&mut self) {
         if !self.changing {
             self.changing = true;
@@ -114,19 +119,19 @@ impl<W: AtomicWords> BlockTable<W> {
         }
     }
 
-    /// A block holds a place from the next turn on; a change is begun.
+    /// Sets the block of a logical block from the next sequence on; a change must be in progress.
     ///
     /// # Panics
-    /// If the board has no such place.
+    /// If there is no such logical block.
     pub fn set_block(&mut self, logical: usize, block: u32) {
-        debug_assert!(self.changing, "a change is begun before homes change");
+        debug_assert!(self.changing, "begin a change before setting blocks");
         self.words.store(BLOCKS + logical, block.into());
     }
 
-    /// Ends the change that was begun, and returns the turn that shows it. Who has come to an earlier
-    /// one has been seen on its desk since [`BlockTable::begin`].
+    /// Ends the change and returns the new sequence. Pins of earlier sequences have been visible in
+    /// their reader slots since [`BlockTable::begin`].
     pub fn publish(&mut self, counts: Counts) -> u64 {
-        debug_assert!(self.changing, "a change is begun before it is published");
+        debug_assert!(self.changing, "begin a change before publishing it");
         for ((word, value), (_, old)) in counts.words().zip(self.counts.words()) {
             if value != old {
                 self.words.store(word, value);
@@ -141,9 +146,9 @@ impl<W: AtomicWords> BlockTable<W> {
 }
 
 impl<W: AtomicWords> Drop for BlockTable<W> {
-    /// Nobody reads by a board that is not kept.
+    /// Closes the table, so that no reader uses it.
     fn drop(&mut self) {
-        self.words.store(SEQUENCE, OVER);
+        self.words.store(SEQUENCE, CLOSED);
         self.words.fence();
     }
 }

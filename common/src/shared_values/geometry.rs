@@ -1,35 +1,35 @@
-//! Where blocks lie in the values that are lent.
+//! The geometry of shared values: the position of each block.
 
 use std::ops::Range;
 
-/// What a side says of its memory that cannot be.
+/// A number in a peer's description of shared values that is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} of shared values cannot be {found}")]
 pub struct Unsound {
-    /// Which number.
+    /// The name of the number.
     pub what: &'static str,
-    /// What it is.
+    /// The value.
     pub found: u64,
 }
 
-/// Where blocks lie, and how many there are. All numbers are of bytes but those of blocks and places.
+/// The positions and the number of blocks. Lengths and offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Geometry {
-    /// Where the first block starts.
+    /// The offset of the first block.
     pub offset: u64,
-    /// The length of a block, which is that of a place of the shard's layout: a power of two.
+    /// The length of a block, which is the length of a logical block: a power of two.
     pub block_bytes: u64,
-    /// From the start of a block to that of the next: at least a word more than its length.
+    /// The distance between the starts of two blocks: at least one word more than a block's length.
     pub stride: u64,
-    /// How many blocks there are.
+    /// The number of blocks.
     pub blocks: u32,
-    /// How many places of the layout they hold.
+    /// The number of logical blocks.
     pub logical_blocks: u32,
 }
 
 impl Geometry {
-    /// Whether so many bytes hold these blocks, and all in them lies where words do; the first number
-    /// that is wrong otherwise.
+    /// Checks that `bytes` bytes hold these blocks and that all offsets are word-aligned. Fails
+    /// with the first number that is wrong.
     pub fn check(&self, bytes: u64) -> Result<(), Unsound> {
         let Geometry { offset, block_bytes, stride, blocks, logical_blocks } = *self;
         let fits = u64::from(blocks)
@@ -43,7 +43,7 @@ impl Geometry {
             ("the stride", stride, stride.is_multiple_of(8)),
             ("the stride", stride, stride.checked_sub(block_bytes).is_some_and(|gap| gap >= 8)),
             ("the number of blocks", blocks.into(), blocks > 0 && fits),
-            ("the number of places", logical_blocks.into(), logical_blocks <= blocks),
+            ("the number of logical blocks", logical_blocks.into(), logical_blocks <= blocks),
         ];
         match numbers.into_iter().find(|(_, _, sound)| !sound) {
             Some((what, found, _)) => Err(Unsound { what, found }),
@@ -51,20 +51,22 @@ impl Geometry {
         }
     }
 
-    /// Where a block starts.
+    /// Returns the offset of a block.
     pub fn start(&self, block: u32) -> u64 {
         self.offset + u64::from(block) * self.stride
     }
 
-    /// The word of the values that counts the processes which have had them: right behind the first
-    /// block, in the gap before the next. One that takes them over from another, as a server does
-    /// that goes on after a kill, raises it before it writes anything.
+    /// Returns the index of the owner generation's word: in the gap behind the first block.
+    ///
+    /// It counts the processes that have owned the values. A process that takes them over from
+    /// another, for example a server that recovers after a kill, raises it before it writes
+    /// anything.
     pub fn owner_generation_word(&self) -> usize {
         ((self.offset + self.block_bytes) / 8) as usize
     }
 
-    /// What a range of the layout is of each place that it lies in, in order: the place, and where in
-    /// it.
+    /// Splits a range of the layout at the ends of logical blocks: returns each logical block and
+    /// the range within it, in order.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (u32, Range<u64>)> + use<> {
         let (block_bytes, mut start) = (self.block_bytes, range.start);
         std::iter::from_fn(move || {
@@ -72,7 +74,7 @@ impl Geometry {
                 let (logical, within) = (start / block_bytes, start % block_bytes);
                 let bytes = (block_bytes - within).min(range.end - start);
                 start += bytes;
-                // Of a layout whose places are numbered by 32 bits.
+                // Fits: logical blocks are numbered by 32 bits.
                 (logical as u32, within..within + bytes)
             })
         })
@@ -87,7 +89,7 @@ mod tests {
         Geometry { offset: 4096, block_bytes: 64, stride: 72, blocks: 10, logical_blocks: 4 };
 
     #[test]
-    fn numbers_that_cannot_be_are_named() {
+    fn impossible_numbers_are_named() {
         assert_eq!(SOUND.check(4096 + 720), Ok(()));
         assert_eq!((SOUND.start(9), SOUND.owner_generation_word()), (4096 + 648, 520));
         let cases = [
@@ -101,7 +103,7 @@ mod tests {
             (Geometry { stride: u64::MAX - 7, ..SOUND }, "the number of blocks"),
             (Geometry { blocks: 0, ..SOUND }, "the number of blocks"),
             (Geometry { blocks: 11, ..SOUND }, "the number of blocks"),
-            (Geometry { logical_blocks: 11, ..SOUND }, "the number of places"),
+            (Geometry { logical_blocks: 11, ..SOUND }, "the number of logical blocks"),
         ];
         for (geometry, what) in cases {
             assert_eq!(geometry.check(4096 + 720).unwrap_err().what, what, "{geometry:?}");
@@ -109,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_cut_where_places_end() {
+    fn a_range_is_split_at_block_boundaries() {
         let pieces = |range| SOUND.pieces(range).collect::<Vec<_>>();
         assert_eq!(pieces(8..136), [(0, 8..64), (1, 0..64), (2, 0..8)]);
         assert_eq!(pieces(64..128), [(1, 0..64)]);

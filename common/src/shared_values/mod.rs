@@ -1,34 +1,38 @@
-//! Values that workers of the same host read where a shard keeps them, without a thread of the shard:
-//! what both sides store and load, and in which order.
+//! Shared values: a shard's values that workers of the same host read in place, under a seqlock.
 //!
-//! Three memories are mapped on both sides. In the *values* lie the blocks, which only the shard writes.
-//! On the *board*, which only the shard writes, stands which block holds which place, and of which
-//! version that is. On the *desk*, one for each connection, a reader says what it reads, so that it
-//! is not overwritten meanwhile.
+//! A read needs no thread of the shard. This module defines what both sides load and store, and in
+//! which order. Both sides map three memories:
 //!
-//! The board has a *turn*. It is even and rises with every change of what the board shows; it is odd
-//! while a change is made. A reader
+//! - The *values* hold the blocks. Only the shard writes them.
+//! - The *block table* says which block holds which logical block, and the version of the values.
+//!   Only the shard writes it.
+//! - A *reader slot*, one for each connection, holds the reader's pin. A pinned block is not
+//!   overwritten.
 //!
-//! 1. loads the turn, and goes away if it is odd;
-//! 2. *pins* it: stores it on its desk, and has that seen before it goes on ([`AtomicWords::fence`]);
-//! 3. loads from the board what it needs, and then the turn again. If that is another, it unpins and
-//!    begins anew. If not, all it has loaded is of one version, and the shard knows of the pin;
+//! The block table has a *sequence*. It is even and rises with every change of the table; it is odd
+//! while a change is in progress. A reader
+//!
+//! 1. loads the sequence, and stops if it is odd;
+//! 2. *pins* it: stores it in its reader slot, followed by a fence ([`AtomicWords::fence`]);
+//! 3. loads what it needs from the block table, then the sequence again. If the sequence differs,
+//!    the reader unpins and starts again. Otherwise everything it loaded is of one version, and the
+//!    shard sees the pin;
 //! 4. copies from the blocks;
-//! 5. asks whether its pin was honoured to the end: whether it was *revoked*, as a reader is that
-//!    has held updates up for too long, and whether the values are in the hands of the same
-//!    process still ([`Geometry::owner_generation_word`]). If so, unpins and has what it came for. If not,
-//!    it throws away what it has copied.
+//! 5. checks that its pin was valid to the end. The pin must not have been *revoked*, which happens
+//!    to a reader that delays updates for too long. The same process must still own the values
+//!    ([`Geometry::owner_generation_word`]). The reader then unpins. If a check failed, it discards
+//!    its copy.
 //!
-//! The shard, when it has committed a change, makes the turn odd, has that seen, stores what has
-//! changed, makes the turn even, and only then looks at the pins: a block that held a place from
-//! the turn `born` on and does not since the turn `freed` is written again when no pin
-//! [`holds`] it. Whoever pins too late for that look finds another turn in step 3. What is changed
-//! where it lies is changed while the turn is odd, and only if there is no pin at all once that is
-//! seen.
+//! After the shard has committed a change, it makes the sequence odd, followed by a fence. It
+//! stores the changes, makes the sequence even, and only then scans the pins. A block held a
+//! logical block from sequence `born` until sequence `freed`. The shard overwrites it only when no
+//! pin [`holds`] it. A reader that pins too late for that scan finds another sequence in step 3.
+//! Values that are changed in place are changed while the sequence is odd, and only if no pin is
+//! visible after the fence.
 //!
-//! So neither side waits for the other, and neither can harm the other: a reader that stores whatever
-//! it likes on its desk holds memory for changes until it is revoked, and a shard that dies in the
-//! middle of a change leaves an odd turn, which sends readers back to their connection.
+//! Neither side waits for the other, and neither can harm the other. A reader that stores arbitrary
+//! words in its slot holds memory until it is revoked. A shard that dies during a change leaves an
+//! odd sequence, and readers go back to their connection.
 
 mod block_table;
 mod geometry;
@@ -40,21 +44,21 @@ pub use geometry::{Geometry, Unsound};
 pub use reader::{NotNow, Reader};
 pub use reader_slot::{READER_SLOT_WORDS, ReaderSlot, holds};
 
-/// Memory that another process has mapped, too, as words of 8 bytes. All are little-endian.
+/// Memory that another process has mapped too, as 8-byte little-endian words.
 pub trait AtomicWords {
-    /// A word, by its number. What its storer had stored before it is seen by all loads behind this.
+    /// Loads a word with acquire ordering: stores that precede the loaded store are visible
+    /// afterwards.
     ///
     /// # Panics
     /// If there is no such word.
     fn load(&self, word: usize) -> u64;
 
-    /// Stores a word in one piece, behind all that was stored before.
+    /// Stores a word atomically with release ordering, after all earlier stores.
     ///
     /// # Panics
     /// If there is no such word.
     fn store(&self, word: usize, value: u64);
 
-    /// What was stored and read before is seen, and done, before anything behind this is loaded or
-    /// stored: a sequentially consistent fence.
+    /// Orders all earlier loads and stores before all later ones: a sequentially consistent fence.
     fn fence(&self);
 }

@@ -1,29 +1,29 @@
-//! A reader's side: pins what the board shows, and knows in the end whether that was honoured.
+//! The reader's side of shared values: pins a version and checks afterwards that the pin was valid.
 
-use super::block_table::{BLOCKS, Counts, OVER, SEQUENCE};
+use super::block_table::{BLOCKS, Counts, CLOSED, SEQUENCE};
 use super::reader_slot::ReaderSlot;
 use super::{AtomicWords, Geometry};
 
-/// Why nothing can be read directly now; the connection is there for it.
+/// The reason why values cannot be read in place now; the connection still serves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum NotNow {
-    /// A change is being made. Soon it will not be, unless the server was killed in the middle of it.
-    #[error("a change is being made")]
+    /// A change is in progress. It ends soon, unless the server was killed during it.
+    #[error("a change is in progress")]
     Changing,
-    /// The board is kept no longer, or the pin was revoked: nothing will be read here any more.
+    /// The block table is closed or the pin was revoked: no further read will succeed.
     #[error("the values are no longer shared")]
     Over,
-    /// The board names a block that does not exist.
-    #[error("place {logical} is said to be held by block {block}")]
+    /// The block table names a block that does not exist.
+    #[error("logical block {logical} cannot be in block {block}")]
     Unsound {
-        /// The place.
+        /// The logical block.
         logical: u32,
-        /// The block.
+        /// The block number.
         block: u64,
     },
 }
 
-/// One reader of what a shard lends. It has a pin, or none.
+/// A reader of a shard's values. It holds at most one pin.
 #[derive(Debug)]
 pub struct Reader<W: AtomicWords> {
     block_table: W,
@@ -34,8 +34,9 @@ pub struct Reader<W: AtomicWords> {
 }
 
 impl<W: AtomicWords> Reader<W> {
-    /// A reader of values that lie as the geometry says, in the hands of the process that has this
-    /// tenure. The geometry has been checked, and the board has as many words as its places need.
+    /// Creates a reader of values that are owned by the process with this owner generation.
+    ///
+    /// The caller must have checked the geometry, and that the block table has enough words.
     pub fn new(
         block_table: W,
         reader_slot: W,
@@ -52,24 +53,24 @@ impl<W: AtomicWords> Reader<W> {
         }
     }
 
-    /// The values, to be copied from while there is a pin.
+    /// Returns the values, to be copied from while a pin is held.
     pub fn values(&self) -> &W {
         &self.values
     }
 
-    /// Where blocks lie in them.
+    /// Returns the positions of the blocks in the values.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Tries to pin what the board shows: says what it is of, and for each of these places the number
-    /// of the block that holds it. Costs a fence, and a load for each place.
+    /// Tries to pin the current version. Returns its counts and, in `blocks`, the block of each of
+    /// the given logical blocks. Costs a fence and one load for each logical block.
     ///
-    /// What was pinned is to be given back by [`Reader::unpin`]; nothing is if this fails, and then
-    /// what stands in `blocks` means nothing.
+    /// A pin must be released by [`Reader::unpin`] or [`Reader::give_up`]. If this fails, nothing
+    /// is pinned and the content of `blocks` is meaningless.
     ///
     /// # Panics
-    /// If there is no such place.
+    /// If there is no such logical block.
     pub fn pin(
         &mut self,
         logical_blocks: impl Iterator<Item = u32>,
@@ -77,7 +78,7 @@ impl<W: AtomicWords> Reader<W> {
     ) -> Result<Counts, NotNow> {
         let sequence = self.block_table.load(SEQUENCE);
         match sequence {
-            OVER => return Err(NotNow::Over),
+            CLOSED => return Err(NotNow::Over),
             sequence if sequence % 2 == 1 => return Err(NotNow::Changing),
             sequence => self.reader_slot.pin(sequence),
         }
@@ -91,10 +92,11 @@ impl<W: AtomicWords> Reader<W> {
                 _ => wrong = Some(NotNow::Unsound { logical, block }),
             }
         }
-        // What was loaded is of one turn, and that its pin was seen in time, if nothing has begun since.
+        // If the sequence is unchanged, everything loaded is of one version and the pin was visible
+        // in time.
         let found = match self.block_table.load(SEQUENCE) {
             now if now == sequence => wrong.map_or(Ok(counts), Err),
-            OVER => Err(NotNow::Over),
+            CLOSED => Err(NotNow::Over),
             _ => Err(NotNow::Changing),
         };
         if found.is_err() {
@@ -103,22 +105,22 @@ impl<W: AtomicWords> Reader<W> {
         found
     }
 
-    /// Gives the pin back without having copied anything.
+    /// Releases the pin without having copied anything.
     pub fn give_up(&mut self) {
         self.reader_slot.unpin();
     }
 
-    /// Gives the pin back, after so many bytes of the values were copied. If it fails, they are of no
-    /// version.
+    /// Releases the pin after `bytes` bytes of the values were copied. If this fails, the copy is
+    /// of no version and must be discarded.
     pub fn unpin(&mut self, bytes: u64) -> Result<(), NotNow> {
-        // Whoever has copied a byte that was overwritten sees that it was revoked.
+        // After the fence, a reader that copied an overwritten byte sees that its pin was revoked.
         self.values.fence();
         let owner_generation = self.values.load(self.geometry.owner_generation_word());
-        let honoured = !self.reader_slot.is_revoked() && owner_generation == self.owner_generation;
-        if honoured {
+        let is_valid = !self.reader_slot.is_revoked() && owner_generation == self.owner_generation;
+        if is_valid {
             self.reader_slot.count(bytes);
         }
         self.reader_slot.unpin();
-        honoured.then_some(()).ok_or(NotNow::Over)
+        is_valid.then_some(()).ok_or(NotNow::Over)
     }
 }

@@ -1,46 +1,45 @@
-//! A desk: where one reader says what it reads, and is told that it has read for too long.
+//! The reader slot: holds one reader's pin and the shard's revocation of it.
 
 use super::AtomicWords;
 
-/// Where the words stand. There is room for more behind them.
+/// Word indices. Later words are reserved.
 const PIN: usize = 0;
 const PULLS: usize = 1;
 const BYTES: usize = 2;
-/// Of another cache line, as it is the shard that writes it.
+/// In another cache line, because the shard writes it.
 const REVOKED: usize = 8;
 
-/// How many words a desk has.
+/// The words of a reader slot.
 pub const READER_SLOT_WORDS: usize = 512;
 
-/// Whether a pin keeps a block as it is that held a place from the turn `born` on, and does not since
-/// the turn `freed`. A pin of 0 is none.
+/// Returns whether a pin holds a block that is in use from sequence `born` until before `freed`. A
+/// pin of 0 is none.
 pub fn holds(pin: u64, born: u64, freed: u64) -> bool {
     born <= pin && pin < freed && pin != 0
 }
 
-/// A desk. The words of a side are what it says: nothing that the other relies on.
+/// A reader slot. Each side writes its own words, and neither relies on the words of the other.
 #[derive(Debug)]
 pub struct ReaderSlot<W: AtomicWords>(W);
 
 impl<W: AtomicWords> ReaderSlot<W> {
-    /// A desk on [`READER_SLOT_WORDS`] words, all 0 at first.
+    /// Creates a slot on [`READER_SLOT_WORDS`] words, initially all 0.
     pub fn new(words: W) -> ReaderSlot<W> {
         ReaderSlot(words)
     }
 
-    /// The turn that the reader has pinned, or 0; whatever a hostile one has stored.
+    /// Returns the sequence that the reader has pinned, or 0. A hostile reader may store any value.
     pub fn pinned(&self) -> u64 {
         self.0.load(PIN)
     }
 
-    /// Tells the reader that its pin is honoured no longer: behind this, what it may be reading can be
-    /// overwritten.
+    /// Revokes the reader's pin: from now on, blocks that it reads may be overwritten.
     pub fn revoke(&self) {
         self.0.store(REVOKED, 1);
         self.0.fence();
     }
 
-    /// How many pulls the reader says to have made, and how many bytes they had.
+    /// Returns the pulls and bytes that the reader has counted, which are not verified.
     pub fn counted(&self) -> (u64, u64) {
         (self.0.load(PULLS), self.0.load(BYTES))
     }
@@ -69,12 +68,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pin_holds_what_was_there_at_its_turn_and_nothing_else() {
+    fn a_pin_holds_exactly_the_blocks_of_its_sequence() {
         assert!(holds(4, 4, 6) && holds(4, 0, 6) && holds(4, 2, 8));
-        assert!(!holds(4, 6, 8), "it came later");
-        assert!(!holds(4, 2, 4), "it had gone");
+        assert!(!holds(4, 6, 8), "published later");
+        assert!(!holds(4, 2, 4), "freed earlier");
         assert!(!holds(0, 0, 6), "there is no pin");
-        // A block that was never shown is held by nobody.
+        // A block that was never published is held by no pin.
         assert!(!holds(4, 0, 0) && !holds(u64::MAX, 0, 0));
     }
 }

@@ -1,6 +1,7 @@
-//! What a plan promises: pins, slots, typed refusals, full cover, and no order under HashName.
+//! Tests of plans: pins, draws, typed errors, full coverage, and independence of order under
+//! HashName.
 
-// By name: the prelude has a trait called Strategy.
+// Imported by name, because the prelude has a trait called Strategy.
 use proptest::prelude::{prop_assert, prop_assert_eq, prop_compose, proptest};
 
 use super::*;
@@ -28,7 +29,7 @@ fn tasks(variables: &[VariableSpec], on: &[u32], strategy: &PlacementStrategy) -
 }
 
 #[test]
-fn a_pinned_variable_takes_a_slot() {
+fn a_pinned_variable_draws_from_the_strategy() {
     let variables = [
         pinned("a", "/job:ps/task:3"),
         variable("b", &[10]),
@@ -86,16 +87,16 @@ fn shards_of_a_task_fill_evenly() {
     assert_eq!(held.map(|placed| placed.bytes).sum::<u64>(), 4 * 140);
 }
 
-/// A table counts as what it may come to take, not as its buckets' rows.
+/// A table counts with its memory limit, not with the rows of its buckets.
 #[test]
-fn tables_are_as_large_as_they_may_become() {
+fn tables_count_with_their_memory_limit() {
     let table = |name: &str, bytes| {
         VariableSpec::table(name, DType::F32, [4], TableSpec::new(bytes)).unwrap()
     };
     let large = || variable("large", &[1 << 21]);
     let greedy =
         |variables: &[VariableSpec]| tasks(variables, &[0, 1], &PlacementStrategy::GreedyBytes);
-    // 8 MiB of values beside tables of 64 MiB and 4 KiB, of which both have 1 MiB of buckets.
+    // 8 MiB of values beside tables of 64 MiB and 4 KiB; the buckets of both would be 1 MiB.
     assert_eq!(greedy(&[table("t", 64 << 20), large(), variable("w", &[8])]), [0, 1, 1]);
     assert_eq!(greedy(&[table("t", 4 << 10), large(), variable("w", &[8])]), [0, 1, 0]);
     let cut = Partitioner::MaxSize { bytes_max: 16 << 20, shards_max: None };
@@ -129,7 +130,7 @@ fn scalars_and_empty_variables_are_one_partition() {
 }
 
 #[test]
-fn bounds_are_reached() {
+fn bounds_are_enforced() {
     let cut = |name: &str| {
         variable(name, &[1 << 16])
             .partitioner(Partitioner::Fixed { shards: Partitioner::PARTS_MAX })
@@ -147,9 +148,9 @@ fn bounds_are_reached() {
     assert_eq!(error, PlacementError::TooManyBytes { variable: "huge".into() });
 }
 
-/// A change moves the variables of every cluster placed by name: do not.
+/// Must not change: it would move the variables of every cluster placed by name.
 #[test]
-fn hashed_places_are_stable() {
+fn hashed_placements_are_stable() {
     let variables = ["a", "b", "c", "d", "e", "f"].map(|name| variable(name, &[4]));
     assert_eq!(tasks(&variables, &[0, 1, 2], &PlacementStrategy::HashName), [0, 2, 1, 1, 1, 1]);
 }
@@ -217,21 +218,21 @@ proptest! {
     }
 
     #[test]
-    fn hashed_places_do_not_depend_on_order(
+    fn hashed_placements_do_not_depend_on_order(
         all in proptest::collection::vec(any_variable(), 0..8),
         keep in proptest::collection::vec(proptest::bool::ANY, 8),
     ) {
         let variables = declare(all);
-        let places = |variables: &[VariableSpec]| {
+        let shards_of = |variables: &[VariableSpec]| {
             let placement = Placement::plan(variables, &map(&[0, 1, 2], 2), &PlacementStrategy::HashName);
             let placed = placement.unwrap().partitions().to_vec();
             let name = |p: &PlacedPartition| variables[p.variable.0 as usize].name().to_owned();
             placed.iter().map(|p| (name(p), p.part, p.shard)).collect::<Vec<_>>()
         };
-        let all = places(&variables);
+        let all = shards_of(&variables);
         let kept = variables.iter().rev().zip(&keep).filter(|(_, keep)| **keep);
         let fewer: Vec<_> = kept.map(|(variable, _)| variable.clone()).collect();
-        for placed in places(&fewer) {
+        for placed in shards_of(&fewer) {
             prop_assert!(all.contains(&placed));
         }
     }
