@@ -1,6 +1,6 @@
-//! Codecs: their bounds, their bytes, and what hostile bytes do to them.
+//! Tests of the codecs: error bounds, golden bytes, residuals and hostile input.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap names its line")]
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use pushpull_common::codec::{
 };
 use pushpull_common::tensor::DType;
 
-/// One of each, with parameters that leave out some.
+/// One codec of each kind; top-k and threshold have parameters that leave some elements out.
 const CODECS: [Codec; 6] = [
     Codec::F16,
     Codec::Bf16,
@@ -30,7 +30,7 @@ fn codec() -> impl Strategy<Value = Codec> {
     ]
 }
 
-/// Elements as gradients are, with zeros and extremes among them.
+/// Elements distributed like those of a gradient, with zeros and extreme values among them.
 fn element() -> impl Strategy<Value = f64> {
     prop_oneof![
         8 => -1f64..1.0,
@@ -41,7 +41,7 @@ fn element() -> impl Strategy<Value = f64> {
     ]
 }
 
-/// A test for elements of either type.
+/// An element type of the tests: `f32` or `f64`.
 trait Float: Real + From<f32> + Into<f64> {
     const LARGEST: f64;
     const SMALLEST: f64;
@@ -69,7 +69,7 @@ fn elements<T: Float>() -> impl Strategy<Value = Vec<T>> {
 }
 
 fn decoded<T: Float>(encoding: Encoding, bytes: &[u8], elements: usize) -> Vec<T> {
-    // What stood there before must not show through.
+    // A decoder that skips an element leaves this value in it.
     let mut target = vec![T::of(7e7); elements];
     encoding.decode(bytes, &mut target).unwrap();
     target
@@ -79,7 +79,7 @@ fn largest<T: Float>(values: &[T]) -> f64 {
     values.iter().map(|&value| value.into().abs()).fold(0.0, f64::max)
 }
 
-/// How far each element may be off, at most.
+/// The largest error that the codec allows for each element.
 fn bounds<T: Float>(codec: Codec, values: &[T]) -> Vec<f64> {
     const ROUNDING: f64 = 1.0 + 1e-6;
     let blocks = |bound: &dyn Fn(f64) -> f64| {
@@ -113,12 +113,12 @@ fn bounds<T: Float>(codec: Codec, values: &[T]) -> Vec<f64> {
             vec![magnitudes.get(count).copied().unwrap_or(0.0); values.len()]
         }
         Codec::Threshold { magnitude } => vec![magnitude; values.len()],
-        other => panic!("{other} has a bound"),
+        other => panic!("the test has no bound for {other}"),
     }
 }
 
 fn keeps_its_bound<T: Float>(codec: Codec, values: &[T]) {
-    // Behind something else, which stays.
+    // Encoding appends: the bytes before it stay.
     let mut out = vec![0xee; 3];
     codec.encode(values, &mut out).unwrap();
     assert_eq!(out[..3], [0xee; 3]);
@@ -131,7 +131,7 @@ fn keeps_its_bound<T: Float>(codec: Codec, values: &[T]) {
     for (index, ((&value, &found), bound)) in values.iter().zip(&found).zip(bounds).enumerate() {
         let (value, found): (f64, f64) = (value.into(), found.into());
         let off = (value - found).abs();
-        assert!(off <= bound, "{codec}, {index}: {value:e} became {found:e}, beyond {bound:e}");
+        assert!(off <= bound, "{codec}, {index}: {value:e} decodes to {found:e}, bound {bound:e}");
         assert!(found.is_finite());
     }
     if let Codec::TopK { fraction } = codec {
@@ -144,7 +144,7 @@ fn keeps_its_bound<T: Float>(codec: Codec, values: &[T]) {
         for (values, found) in values.chunks(BLOCK).zip(found.chunks(BLOCK)) {
             let sum = |values: &[T]| values.iter().map(|&v| v.into() / 256.0).sum::<f64>();
             let off = (sum(values) - sum(found)).abs();
-            assert!(off <= largest(values) * 1e-6, "a block's sum is off by {off:e}");
+            assert!(off <= largest(values) * 1e-6, "the sum of a block is off by {off:e}");
         }
     }
 }
@@ -169,18 +169,18 @@ fn rows_keep_their_bounds<T: Float>(values: &[T], width: usize, before: usize) {
         let bounds = rows.iter().flat_map(|row| bounds(codec, row));
         for ((&value, &found), bound) in values.iter().zip(&found).zip(bounds) {
             let off = (value.into() - found.into()).abs();
-            assert!(off <= bound, "{codec}: off by {off:e}, beyond {bound:e}");
+            assert!(off <= bound, "{codec}: off by {off:e}, bound {bound:e}");
         }
     }
 }
 
-/// After every step, what was decoded so far and what is left make what was given so far.
+/// Checks after every step that the decoded values and the residual add up to the gradients.
 fn sums_stay<T: Float>(codec: Codec, steps: &[Vec<T>]) {
     let count = steps[0].len();
     let mut residual = Residual::<T>::new(count);
     let (mut given, mut arrived) = (vec![0f64; count], vec![0f64; count]);
     let mut scale = 0f64;
-    // In two stretches, as a large variable travels.
+    // In two stretches: a large variable is sent in several.
     let cut = count / 3;
     for values in steps {
         for (stretch, first) in [(&values[..cut], 0), (&values[cut..], cut)] {
@@ -199,7 +199,7 @@ fn sums_stay<T: Float>(codec: Codec, steps: &[Vec<T>]) {
         for index in 0..count {
             let left: f64 = residual.left()[index].into();
             let off = (given[index] - arrived[index] - left).abs();
-            assert!(off <= 4.0 * epsilon * scale, "{codec}: the sum is off by {off:e}");
+            assert!(off <= 4.0 * epsilon * scale, "{codec}: the running sum is off by {off:e}");
         }
     }
 }
@@ -215,10 +215,10 @@ proptest! {
         keeps_its_bound(codec, &values);
     }
 
-    /// Rows of any width, from the middle of one to the middle of another: each is as if it had been
-    /// encoded alone.
+    /// Rows of any width in a stretch that begins and ends within a row: each row decodes as if it
+    /// had been encoded alone.
     #[test]
-    fn rows_keep_bounds_of_their_own(
+    fn each_row_keeps_its_own_bound(
         values in elements::<f32>(),
         width in 1..600usize,
         before in 0..600usize,
@@ -244,9 +244,9 @@ proptest! {
         sums_stay(codec, &steps);
     }
 
-    /// Any bytes, and sound ones with a few of them changed, are decoded or refused.
+    /// Random bytes, and valid ones with a few bytes changed, decode or are refused.
     #[test]
-    fn hostile_bytes_do_nothing_worse(
+    fn hostile_bytes_decode_or_are_refused(
         codec in codec(),
         values in elements::<f32>(),
         changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
@@ -275,9 +275,9 @@ proptest! {
     }
 }
 
-/// What stays small is made good in the end: a gradient far below what a codec sends at once.
+/// A gradient far below the magnitudes that a codec sends at once arrives through the residual.
 #[test]
-fn nothing_is_lost_for_good() {
+fn the_residual_delivers_small_gradients_in_the_end() {
     let mut gradient = vec![1e-3f32; 1000];
     gradient[0] = 1.0;
     for codec in CODECS {
@@ -290,14 +290,15 @@ fn nothing_is_lost_for_good() {
                 *sum += f64::from(found);
             }
         }
-        // Given was 10. What is on its way is no more than a threshold, or a few blocks' largest.
-        let late = sum.iter().skip(1).map(|sum| (sum - 10.0).abs()).fold(0.0, f64::max);
-        assert!(late <= 1.0, "{codec}: {late}");
+        // Each element was given 10 in all. The residual holds at most a threshold, or the largest
+        // magnitudes of a few blocks.
+        let pending = sum.iter().skip(1).map(|sum| (sum - 10.0).abs()).fold(0.0, f64::max);
+        assert!(pending <= 1.0, "{codec}: {pending}");
     }
 }
 
 #[test]
-fn non_finite_elements_are_kept_or_named() {
+fn non_finite_elements_are_encoded_or_named_in_the_error() {
     let values = [1.0, -2.0, f32::NEG_INFINITY, f32::NAN, 5.0];
     for codec in CODECS {
         let mut residual = Residual::new(values.len());
@@ -318,7 +319,7 @@ fn non_finite_elements_are_kept_or_named() {
 }
 
 #[test]
-fn of_equal_magnitudes_the_first_are_sent() {
+fn top_k_sends_the_first_of_equal_magnitudes() {
     let values = [0f32, -2.0, 1.0, 2.0, 0.0, 2.0, -1.0, 0.5];
     let sent = |fraction| {
         let mut bytes = Vec::new();
@@ -331,7 +332,7 @@ fn of_equal_magnitudes_the_first_are_sent() {
 }
 
 #[test]
-fn decoding_says_what_is_wrong() {
+fn each_decode_error_names_the_fault() {
     let mut target = [0f32; 3];
     let mut decode = |encoding: Encoding, bytes: &[u8]| encoding.decode(bytes, &mut target);
     let length = |encoding, bytes, expected| {
@@ -367,7 +368,7 @@ fn decoding_says_what_is_wrong() {
     assert_eq!(Encoding::F16.decode_into(Blocks::THROUGH, DType::F32, &[0; 8], &mut [0; 7]), unfit);
 }
 
-/// The bytes of each encoding, which other versions must read.
+/// The bytes of each encoding. Other versions must read them.
 #[test]
 fn golden_bytes_of_each_codec() {
     let values = [1.0f32, -2.5, 0.0, 0.1, -1e9];

@@ -1,8 +1,8 @@
-//! The bytes of every message and of a catalogue, as a table that a change cannot pass unseen.
+//! Golden bytes of every message and of a catalogue.
 //!
-//! `PUSHPULL_BLESS=1 cargo test -p pushpull-common --test golden` writes the tables anew. What stands in
-//! that of the frames was given out with its version: it is only added to, and anything else is refused.
-//! Other bytes are another version, with a table of its own.
+//! `PUSHPULL_BLESS=1 cargo test -p pushpull-common --test golden` writes the tables again.
+//! The table of frames was released with its protocol version: entries may be added, and a changed
+//! or removed entry fails the test even then. Other bytes are another version, with its own table.
 
 mod samples;
 
@@ -21,40 +21,40 @@ use pushpull_common::variable::VariableSpec;
 
 use samples::{ENVELOPE, Sample, samples};
 
-/// The frames of the version that is spoken.
+/// The table of frames of the current protocol version.
 const FRAMES: &str = "frames_v1.txt";
 
-/// The entries of a table.
+/// Returns the entries of a table, without the `= ` that begins each.
 fn entries(table: &str) -> impl Iterator<Item = &str> {
     table.split("\n= ").skip(1).map(str::trim_end)
 }
 
-/// The first entry that a table no longer has as it was.
+/// Returns the first entry of `before` that `after` changes or lacks.
 fn changed<'a>(before: &'a str, after: &str) -> Option<&'a str> {
     let after: BTreeSet<&str> = entries(after).collect();
     entries(before).find(|entry| !after.contains(entry))
 }
 
-/// Compares with the table of this name, or writes it where that is asked for.
+/// Compares `found` with the table of this name. Writes the table first if `PUSHPULL_BLESS` is set.
 fn compare(name: &str, found: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if name == FRAMES
         && let Ok(before) = std::fs::read_to_string(&path)
     {
-        assert_eq!(changed(&before, found), None, "a frame that was given out has changed");
+        assert_eq!(changed(&before, found), None, "a released frame has changed");
     }
     if std::env::var_os("PUSHPULL_BLESS").is_some() {
-        println!("blessed {}: look at what has changed", path.display());
-        std::fs::write(&path, found).expect("the table can be written");
+        println!("blessed {}: check the difference", path.display());
+        std::fs::write(&path, found).expect("cannot write the table");
     }
-    let golden = std::fs::read_to_string(&path).expect("the table is there");
+    let golden = std::fs::read_to_string(&path).expect("cannot read the table");
     for (number, (golden, found)) in golden.lines().zip(found.lines()).enumerate() {
         assert_eq!(found, golden, "line {} of {name}", number + 1);
     }
-    assert_eq!(found.len(), golden.len(), "{name} ends early or late");
+    assert_eq!(found.len(), golden.len(), "{name} has another length");
 }
 
-/// Rows of eight bytes, each behind its offset.
+/// Formats bytes as rows of eight in hexadecimal, each after its offset.
 fn rows(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (index, row) in bytes.chunks(8).enumerate() {
@@ -64,11 +64,11 @@ fn rows(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes of one entry of a table.
+/// Parses the bytes of one entry of a table.
 fn bytes_of(entry: &str) -> Vec<u8> {
     let rows = entry.lines().filter_map(|line| line.split_once("  "));
     let hex = rows.flat_map(|(_, row)| row.split(' '));
-    hex.map(|byte| u8::from_str_radix(byte, 16).expect("a row is hexadecimal")).collect()
+    hex.map(|byte| u8::from_str_radix(byte, 16).expect("a row holds hexadecimal bytes")).collect()
 }
 
 fn entry(sample: &Sample) -> String {
@@ -82,7 +82,7 @@ fn every_message_has_its_golden_bytes() {
     let all: BTreeSet<u16> = Message::KINDS.iter().copied().collect();
     assert_eq!(kinds, all, "every kind has a sample");
     let names: BTreeSet<&str> = samples.iter().map(|sample| sample.name.as_str()).collect();
-    assert_eq!(names.len(), samples.len(), "every sample has a name of its own");
+    assert_eq!(names.len(), samples.len(), "two samples have one name");
     let head = "Header (ten rows) and meta of every message, under one envelope: request 0x101, \
                 restore epoch\n0x202, step 0x303, sequence 0x404, deadline 0x505 ms. Offsets and \
                 bytes are hexadecimal.\n\n";
@@ -91,7 +91,7 @@ fn every_message_has_its_golden_bytes() {
 }
 
 #[test]
-fn the_golden_bytes_decode_to_the_messages() {
+fn golden_bytes_decode_to_their_messages() {
     let table = include_str!("golden/frames_v1.txt");
     let mut entries = entries(table);
     for sample in samples() {
@@ -118,7 +118,7 @@ fn the_golden_bytes_decode_to_the_messages() {
 }
 
 #[test]
-fn what_was_given_out_is_only_added_to() {
+fn a_changed_or_removed_entry_of_a_released_table_is_found() {
     let before = "head\n\n= a\n# A\n0000  01\n\n= b\n# B\n0000  02\n";
     let added = "another\n\n= a\n# A\n0000  01\n\n= c\n# C\n0000  03\n\n= b\n# B\n0000  02\n";
     assert_eq!(changed(before, added), None);
@@ -126,7 +126,7 @@ fn what_was_given_out_is_only_added_to() {
     assert_eq!(changed(before, &before.replace("02", "03")), Some("b\n# B\n0000  02"));
 }
 
-/// Every type, every initializer, a split variable, an empty one and a scalar.
+/// A catalogue with every type and initializer, a partitioned variable, an empty one and a scalar.
 fn catalogue() -> Catalogue {
     let f32 = |name: &str, extents: &[u64], initializer| {
         VariableSpec::f32(name, extents).expect("a variable").initializer(initializer)

@@ -1,7 +1,7 @@
-//! Frames that no honest peer sends, kept as files: each is refused with its typed error.
+//! Frames that no correct peer sends, one file each. The reader refuses each with its typed error.
 //!
-//! The files lie in `hostile/`, with a table that says what is wrong with each. They are made by
-//! this test: `PUSHPULL_BLESS=1 cargo test -p pushpull-common --test hostile` writes them anew.
+//! The files are in `hostile/`, whose `README.md` has a table of the faults. This test makes them:
+//! `PUSHPULL_BLESS=1 cargo test -p pushpull-common --test hostile` writes files and table again.
 
 mod drip;
 
@@ -21,13 +21,13 @@ use pushpull_common::protocol::{
 
 use drip::{Drip, take_all};
 
-/// One file.
+/// One file, and the error that a reader reports for it.
 struct Case {
     name: &'static str,
     wrong: &'static str,
-    /// What the error looks like under `Debug`, up to where it names values.
+    /// The start of the error's `Debug` output, up to the first value.
     expected: &'static str,
-    /// The same once the handshake is done, where that differs.
+    /// The start of the error's output after the handshake, where it differs.
     opened: Option<&'static str>,
     bytes: Vec<u8>,
 }
@@ -37,7 +37,7 @@ fn case(name: &'static str, wrong: &'static str, expected: &'static str, bytes: 
 }
 
 fn cases() -> Vec<Case> {
-    let mut cases = strangers();
+    let mut cases = other_protocols();
     cases.extend(headers());
     cases.extend(checksums());
     cases.extend(cuts());
@@ -45,12 +45,12 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Peers that speak something else.
-fn strangers() -> Vec<Case> {
+/// Bytes of other protocols, and bytes of none.
+fn other_protocols() -> Vec<Case> {
     let magic = "Magic {";
     let http = b"GET / HTTP/1.1\r\nHost: localhost:2222\r\nUser-Agent: a browser\r\n\
                  Accept: */*\r\nConnection: keep-alive\r\n\r\n";
-    // Record, handshake and version of a TLS 1.2 client hello; what follows is never looked at.
+    // Record, handshake and version of a TLS 1.2 client hello. The reader does not get further.
     let mut tls = vec![0x16, 3, 1, 0, 0xc8, 1, 0, 0, 0xc4, 3, 3];
     tls.extend(noise(0x7a5, 192));
     vec![
@@ -58,7 +58,7 @@ fn strangers() -> Vec<Case> {
         case("tls_client_hello", "a TLS client hello", magic, tls),
         case("zeros", "160 zeros", magic, vec![0; 160]),
         case("garbage", "4 KiB of noise", magic, noise(0x9a5, 4096)),
-        case("bad_magic", "the magic of another byte order", magic, {
+        case("bad_magic", "the magic in big-endian order", magic, {
             let mut bytes = frame(&hello().into());
             bytes[..4].reverse();
             mend(bytes)
@@ -66,7 +66,7 @@ fn strangers() -> Vec<Case> {
     ]
 }
 
-/// Headers whose checksum is right and whose fields are not.
+/// Headers with a correct checksum and a wrong field.
 fn headers() -> Vec<Case> {
     let patched = |at: usize, bytes: &[u8]| {
         let mut frame = frame(&hello().into());
@@ -79,7 +79,7 @@ fn headers() -> Vec<Case> {
         case("version_unknown", "version 65535", "Version {", patched(4, &[0xff; 2])),
         case(
             "version_zero",
-            "version 0, before any was given out",
+            "version 0, which was never released",
             "Version {",
             patched(4, &[0; 2]),
         ),
@@ -101,7 +101,7 @@ fn headers() -> Vec<Case> {
             opened: cut,
             ..case(
                 "meta_too_long_for_a_stranger",
-                "a meta one byte above the handshake's limit",
+                "a meta one byte above the limit before the handshake",
                 "TooLong { what: \"its meta\"",
                 patched(8, &over)[..Header::BYTES].to_vec(),
             )
@@ -138,7 +138,7 @@ fn headers() -> Vec<Case> {
         ),
         case(
             "body_crc_without_flag",
-            "a checksum that no flag announces",
+            "a body checksum without the flag for it",
             "Invalid { message: \"header\", field: \"body CRC",
             patched(60, &[1]),
         ),
@@ -161,24 +161,24 @@ fn checksums() -> Vec<Case> {
     vec![
         case(
             "header_crc",
-            "a bit of the header's checksum",
+            "a flipped bit of the header's checksum",
             "Crc { what: \"header\"",
             flipped(hello.clone(), 76),
         ),
         case(
             "header_bit",
-            "a bit of the request id",
+            "a flipped bit of the request id",
             "Crc { what: \"header\"",
             flipped(hello.clone(), 24),
         ),
         case(
             "meta_crc",
-            "a bit of the meta's checksum",
+            "a flipped bit of the meta's checksum",
             "Crc { what: \"meta\"",
             mend_header(flipped(hello.clone(), 72)),
         ),
-        case("meta_bit", "a bit of the meta", "Crc { what: \"meta\"", flipped(hello, meta)),
-        case("body_bit", "a bit of a body", "Crc { what: \"body\"", flipped(declare, last)),
+        case("meta_bit", "a flipped bit of the meta", "Crc { what: \"meta\"", flipped(hello, meta)),
+        case("body_bit", "a flipped bit of a body", "Crc { what: \"body\"", flipped(declare, last)),
     ]
 }
 
@@ -200,7 +200,7 @@ fn cuts() -> Vec<Case> {
     ]
 }
 
-/// Frames whose checksums are right and whose metas are not.
+/// Frames with correct checksums and a wrong meta.
 fn metas() -> Vec<Case> {
     let kind = |message: &Message| message.kind();
     let (hello, pull) = (Message::from(hello()), Message::from(pull()));
@@ -212,7 +212,7 @@ fn metas() -> Vec<Case> {
     let (refused, push) = (Refused { refusal: Refusal::Denied {} }.into(), Message::from(part()));
     let mut trailing = meta(&hello);
     trailing.push(0);
-    // Where fields stand in this hello: role at 4, the job's text at 5.
+    // Offsets of fields in this hello: the role is at 4, the job's text at 5.
     let job = 5;
     let crc = meta(&hello).len() - 9;
     vec![
@@ -222,7 +222,7 @@ fn metas() -> Vec<Case> {
             "Trailing {",
             raw(kind(&hello), &trailing),
         ),
-        case("meta_empty", "a hello that says nothing", "Truncated {", raw(kind(&hello), &[])),
+        case("meta_empty", "a hello with an empty meta", "Truncated {", raw(kind(&hello), &[])),
         case(
             "meta_short",
             "a hello without its last byte",
@@ -260,7 +260,7 @@ fn metas() -> Vec<Case> {
         }),
         case(
             "option_two",
-            "a catalogue that is there twice",
+            "an option whose byte is 2: the catalogue of a hello",
             INVALID_OPTION,
             hello_with(crc - 1, 2),
         ),
@@ -278,7 +278,7 @@ fn metas() -> Vec<Case> {
         ),
         case(
             "enum_unknown",
-            "a body checksum that is neither on, off nor auto",
+            "a `body_crc` that is neither on, off nor auto",
             INVALID_CRC,
             hello_with(crc, 4),
         ),
@@ -303,7 +303,7 @@ fn hello() -> Hello {
         version_oldest: 1,
         version_newest: 1,
         role: Role::Chief {},
-        job: Text::new("worker").expect("it is short"),
+        job: Text::new("worker").expect("the name is short"),
         task: 0,
         shard: ShardId { task: 0, shard: 0 },
         incarnation: Incarnation(1),
@@ -350,7 +350,7 @@ fn meta(message: &Message) -> Vec<u8> {
     frame(message)[Header::BYTES..].to_vec()
 }
 
-/// A frame of this kind with this meta, whatever it says.
+/// Makes a frame of this kind with this meta, valid or not.
 fn raw(kind: u16, meta: &[u8]) -> Vec<u8> {
     let mut bytes = frame(&Heartbeat {}.into());
     bytes[6..8].copy_from_slice(&kind.to_le_bytes());
@@ -359,7 +359,7 @@ fn raw(kind: u16, meta: &[u8]) -> Vec<u8> {
     mend(bytes)
 }
 
-/// Makes both checksums of a frame without a body right.
+/// Corrects both checksums of a frame without a body.
 fn mend(mut frame: Vec<u8>) -> Vec<u8> {
     let crc = crc32c::crc32c(&frame[Header::BYTES..]);
     frame[72..76].copy_from_slice(&crc.to_le_bytes());
@@ -372,7 +372,7 @@ fn mend_header(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Bytes without a pattern, the same each time (xorshift64).
+/// Returns pseudo-random bytes, the same in every run (xorshift64).
 fn noise(mut seed: u64, count: usize) -> Vec<u8> {
     let next = || {
         seed ^= seed << 13;
@@ -390,13 +390,13 @@ fn folder() -> PathBuf {
 fn readme() -> String {
     let mut text = String::from(
         "# Hostile frames\n\n\
-         Bytes that no honest peer sends, one file each, made by `../hostile.rs`\n\
-         (`PUSHPULL_BLESS=1` writes them and this page). A server that is sent one of them as the\n\
-         first bytes of a connection, after which the sending side is shut down, closes the\n\
-         connection and goes on unharmed; it answers nothing.\n\n\
-         The error is the one of a reader that waits for a handshake. A reader whose handshake is\n\
-         done sees the same, but for the one in brackets. `body_bit` and `cut_body` begin with a\n\
-         right `Declare`, which a server refuses to read before a hello.\n\n\
+         Each file holds bytes that no correct peer sends. `../hostile.rs` makes the files and\n\
+         this page: `PUSHPULL_BLESS=1` writes them again.\n\n\
+         Send one file as the first bytes of a connection, then shut down the sending side. The\n\
+         server answers nothing, closes the connection and keeps running.\n\n\
+         The table names the error of a reader that waits for a handshake. After the handshake\n\
+         the reader reports the same error, or the one in brackets. `body_bit` and `cut_body`\n\
+         begin with a valid `Declare`, which a server does not read before a hello.\n\n\
          | file | what is wrong | error |\n| --- | --- | --- |\n",
     );
     for case in cases() {
@@ -409,7 +409,7 @@ fn readme() -> String {
 }
 
 #[test]
-fn the_files_are_what_this_test_makes() {
+fn the_files_match_the_generated_cases() {
     let mut expected: BTreeSet<String> = BTreeSet::from(["README.md".to_owned()]);
     let mut all = vec![("README.md".to_owned(), readme().into_bytes())];
     all.extend(cases().into_iter().map(|case| (format!("{}.bin", case.name), case.bytes)));
@@ -426,11 +426,11 @@ fn the_files_are_what_this_test_makes() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    assert_eq!(found, expected, "no file is there that nobody makes");
+    assert_eq!(found, expected, "a file has no case, or a case has no file");
 }
 
 #[test]
-fn each_is_refused_with_its_error_however_it_comes() {
+fn every_file_is_refused_with_its_error_in_reads_of_any_size() {
     for case in cases() {
         for opened in [false, true] {
             for steps in [&[1][..], &[7], &[79, 1, 3], &[usize::MAX]] {
@@ -447,15 +447,15 @@ fn each_is_refused_with_its_error_however_it_comes() {
                 assert!(found.starts_with(expected), "{name}: {found}, not {expected}");
                 let meta =
                     if opened { limits::META_BYTES_MAX } else { limits::HANDSHAKE_META_BYTES_MAX };
-                let push_slot = (Header::BYTES + meta as usize).max(limits::READ_BUFFER_BYTES);
-                assert!(drip.widest <= push_slot, "{name}: {} bytes at once", drip.widest);
+                let buffer_max = (Header::BYTES + meta as usize).max(limits::READ_BUFFER_BYTES);
+                assert!(drip.widest <= buffer_max, "{name}: a buffer of {} bytes", drip.widest);
             }
         }
     }
 }
 
 #[test]
-fn a_body_that_is_skipped_is_not_checked() {
+fn a_skipped_body_is_not_checked() {
     let case = cases().into_iter().find(|case| case.name == "body_bit").unwrap();
     let mut drip = Drip::new(&case.bytes, &[10]);
     let (taken, end) = take_all(&mut FrameReader::new(), &mut drip, |_| true);

@@ -1,5 +1,5 @@
-//! `docs/protocol.md` says what the code does: its tables have every message, field, refusal and limit
-//! that the code has, and none that it has not.
+//! Compares the tables of `docs/protocol.md` with the code. The page must have every message,
+//! field, sum, refusal, limit and header field of the code, and no other.
 
 mod page;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use page::{PAGE, code};
 
-/// A part of the page, what it says by its tables, and what the code says.
+/// The name of a part of the page, its lines on the page, and its lines in the code.
 type Part = (&'static str, fn(&str) -> BTreeSet<String>, fn() -> BTreeSet<String>);
 
 const PARTS: [Part; 7] = [
@@ -20,32 +20,32 @@ const PARTS: [Part; 7] = [
     ("limits", page::limits, code::limits),
 ];
 
-/// Where a page and the code differ, in lines for a reader.
+/// Returns the differences between a page and the code, one line each.
 fn differences(page: &str) -> Vec<String> {
-    let of_part = |(name, told, declared): &Part| {
-        let (told, declared) = (told(page), declared());
+    let of_part = |(name, listed, declared): &Part| {
+        let (listed, declared) = (listed(page), declared());
         let only = |of: &BTreeSet<String>, other: &BTreeSet<String>, where_: &str| {
             of.difference(other).map(|line| format!("{name}: only {where_}: {line}")).collect()
         };
-        let page: Vec<String> = only(&told, &declared, "on the page");
-        let code: Vec<String> = only(&declared, &told, "in the code");
+        let page: Vec<String> = only(&listed, &declared, "on the page");
+        let code: Vec<String> = only(&declared, &listed, "in the code");
         [page, code].concat()
     };
     PARTS.iter().flat_map(of_part).collect()
 }
 
 #[test]
-fn the_page_of_the_protocol_is_the_protocol() {
+fn the_protocol_page_matches_the_code() {
     let differences = differences(PAGE);
     assert!(differences.is_empty(), "docs/protocol.md differs:\n{}", differences.join("\n"));
-    for (name, told, _) in PARTS {
-        assert!(told(PAGE).len() > 3, "the page has {name}");
+    for (name, listed, _) in PARTS {
+        assert!(listed(PAGE).len() > 3, "the page has no {name}");
     }
 }
 
 #[test]
-fn a_page_that_differs_is_found() {
-    // What is changed on the page, and the part of it that is wrong then.
+fn every_difference_of_the_page_is_found() {
+    // A text of the page, its replacement, and the part that is wrong afterwards.
     let changes = [
         ("| 48 | 8 | `sequence` |", "| 40 | 8 | `sequence` |", "header"),
         ("| 60 | 4 | `body_crc` |", "| 60 | 8 | `body_crc` |", "header"),
@@ -64,16 +64,16 @@ fn a_page_that_differs_is_found() {
         ("row `u64`, from `u64`, last", "row `u32`, from `u64`, last", "refusals"),
         ("| 23 | `Denied` | |", "| 23 | `Denied` | kind `u16` |", "refusals"),
         ("| `WINDOW` | 64 |", "| `WINDOW` | 65 |", "limits"),
-        ("| `SHARE_REQUESTS_MAX` |", "| `LOANS_MAX` |", "limits"),
+        ("| `SHARE_REQUESTS_MAX` |", "| `SHARES_MAX` |", "limits"),
     ];
     for (is, was, part) in changes {
         let changed = PAGE.replacen(is, was, 1);
-        assert_ne!(changed, PAGE, "{is:?} stands on the page");
+        assert_ne!(changed, PAGE, "{is:?} is not on the page");
         let found = differences(&changed);
         let named = found.iter().any(|line| line.starts_with(&format!("{part}: ")));
-        assert!(named, "{is:?} as {was:?} is found: {found:?}");
+        assert!(named, "{was:?} in place of {is:?} is not found: {found:?}");
     }
-    // A row that is gone is found wherever it was.
+    // A missing row is found in every table.
     for row in [
         "| 14 | `Ready` |",
         "| 29 | `TableFull` |",
@@ -82,7 +82,7 @@ fn a_page_that_differs_is_found() {
     ] {
         let without: Vec<&str> = PAGE.lines().filter(|line| !line.starts_with(row)).collect();
         let without = without.join("\n");
-        assert!(without.len() + 1 < PAGE.len(), "{row:?} stands on the page");
-        assert_eq!(differences(&without).len(), 1, "{row:?} is missed");
+        assert!(without.len() + 1 < PAGE.len(), "{row:?} is not on the page");
+        assert_eq!(differences(&without).len(), 1, "the missing row {row:?} is not found");
     }
 }

@@ -1,4 +1,4 @@
-//! What holds for any bytes, any damage and any chopping of a stream.
+//! Properties of the frame reader for arbitrary bytes, damaged frames and reads of any size.
 
 mod drip;
 mod samples;
@@ -16,8 +16,8 @@ use pushpull_common::protocol::{
 use drip::{Drip, take_all};
 use samples::{Sample, samples};
 
-/// The most that a reader may have room for at once.
-const ROOM_MAX: usize = Header::BYTES + limits::META_BYTES_MAX as usize;
+/// The largest buffer that a reader may have, in bytes.
+const BUFFER_MAX: usize = Header::BYTES + limits::META_BYTES_MAX as usize;
 
 fn opened() -> FrameReader {
     let mut reader = FrameReader::new();
@@ -25,11 +25,11 @@ fn opened() -> FrameReader {
     reader
 }
 
-/// Reads a stream to its end; the room never grows beyond its bound.
+/// Reads a stream to its end, and checks that the buffer never grows beyond its bound.
 fn read_any(bytes: &[u8], steps: &[usize]) -> (usize, Result<(), ReadError>) {
     let mut drip = Drip::new(bytes, steps);
     let (taken, end) = take_all(&mut opened(), &mut drip, |index| index % 2 == 1);
-    assert!(drip.widest <= ROOM_MAX, "{} bytes at once", drip.widest);
+    assert!(drip.widest <= BUFFER_MAX, "a buffer of {} bytes", drip.widest);
     (taken.len(), end)
 }
 
@@ -37,7 +37,7 @@ fn steps() -> impl Strategy<Value = Vec<usize>> {
     vec(prop_oneof![Just(1), 1..100_usize, Just(1 << 20)], 1..4)
 }
 
-/// A sample with a body as long as it is allowed and wanted, and its bytes.
+/// Returns a sample's message and its frame. The body is cut to the limit of its kind.
 fn frame(sample: &Sample, envelope: &Envelope, body: &[u8], crc: bool) -> (Message, Vec<u8>) {
     let kind = sample.message.kind();
     let limit = Message::body_limit(kind).expect("samples have known kinds");
@@ -62,7 +62,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
 }
 
 #[test]
-fn every_flip_in_a_header_or_a_meta_is_found() {
+fn every_flipped_bit_of_a_header_or_a_meta_is_found() {
     for sample in samples() {
         let whole = sample.frame();
         for at in 0..whole.len() {
@@ -84,7 +84,7 @@ fn every_flip_in_a_header_or_a_meta_is_found() {
 }
 
 #[test]
-fn a_stream_that_ends_within_a_frame_is_cut_at_every_byte() {
+fn a_stream_that_ends_at_any_byte_of_a_frame_is_reported_as_cut() {
     for sample in samples() {
         let whole = sample.frame();
         for length in 1..whole.len() {
@@ -103,7 +103,7 @@ fn a_stream_that_ends_within_a_frame_is_cut_at_every_byte() {
 #[test]
 fn the_largest_meta_is_read_after_the_handshake_only() {
     let partitions = (0..limits::SELECTION_MAX as u32).map(PartitionId).collect();
-    let partitions = List::new(partitions).expect("as many as may be named");
+    let partitions = List::new(partitions).expect("the list has its largest length");
     let pull: Message = Pull { selection: Selection::Partitions { partitions } }.into();
     let mut bytes = Vec::new();
     encode(&mut bytes, &Envelope::default(), &pull, BodyStamp::NONE);
@@ -122,7 +122,7 @@ proptest! {
         prop_assert!(bytes.is_empty() || end.is_err());
     }
 
-    /// The checksums are made right, so that the fields behind them are reached.
+    /// Decodes metas without their checksums, so that random bytes reach the fields.
     #[test]
     fn any_meta_is_refused_or_is_the_only_encoding_of_its_message(
         kind in proptest::sample::select(Message::KINDS),
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_metas_are_refused_or_are_the_only_encoding(
+    fn a_damaged_meta_is_refused_or_is_the_only_encoding_of_its_message(
         which in any::<proptest::sample::Index>(),
         damage in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
         length in any::<proptest::sample::Index>(),
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn any_chopping_brings_the_same_frames(
+    fn reads_of_any_size_deliver_the_same_frames(
         chosen in vec((any::<proptest::sample::Index>(), envelope(), any::<bool>()), 1..8),
         body in vec(any::<u8>(), 0..20_000),
         skipped in any::<u8>(),
@@ -178,7 +178,7 @@ proptest! {
         let skip = |index: usize| skipped >> index & 1 == 1;
         let (taken, end) = take_all(&mut opened(), &mut drip, skip);
         prop_assert!(end.is_ok(), "{:?}", end);
-        prop_assert!(drip.widest <= ROOM_MAX);
+        prop_assert!(drip.widest <= BUFFER_MAX);
         prop_assert_eq!(taken.len(), expected.len());
         for (index, (taken, (message, envelope))) in taken.iter().zip(expected).enumerate() {
             prop_assert_eq!(&taken.message, &message);

@@ -1,5 +1,7 @@
-//! The tables of `vectors/semantics.json` about clusters, devices, placement and partitions: what
-//! the classic system was observed to do, except the fields that say where pushpull differs.
+//! Compares clusters, devices, placement and partitions with `vectors/semantics.json`.
+//!
+//! Its tables record the observed behaviour of the classic system, except for the fields that name
+//! a difference of pushpull.
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceSpec;
@@ -12,8 +14,8 @@ use serde_json::Value;
 
 fn vectors(section: &str) -> Value {
     let text = include_str!("vectors/semantics.json");
-    let all: Value = serde_json::from_str(text).expect("the vectors are JSON");
-    all.get(section).expect("the vectors have the section").clone()
+    let all: Value = serde_json::from_str(text).expect("the vectors are not JSON");
+    all.get(section).expect("the vectors lack the section").clone()
 }
 
 fn text(value: &Value) -> &str {
@@ -37,7 +39,7 @@ fn device(name: &str) -> DeviceSpec {
 }
 
 #[test]
-fn device_names() {
+fn device_names_parse_and_print() {
     let section = vectors("device_spec");
     for (name, expected) in map(&section["ok"]) {
         let spec = device(name);
@@ -50,7 +52,7 @@ fn device_names() {
 }
 
 #[test]
-fn device_merges() {
+fn an_inner_device_scope_overrides_the_outer() {
     let section = vectors("device_spec");
     let merges = list(&section["merge_outer_then_inner"]);
     assert_eq!(merges.len(), 2);
@@ -58,13 +60,13 @@ fn device_merges() {
         let (outer, inner) = (device(text(&merge[0])), device(text(&merge[1])));
         assert_eq!(outer.merge_tf(&inner).to_string(), text(&merge[2]), "{merge}");
     }
-    // Here pushpull differs: the type of the inner scope brings its own, open index.
+    // A difference of pushpull: the device type of an inner scope comes with its own open index.
     let (outer, inner) = (device(text(&merges[1][0])), device(text(&merges[1][1])));
     assert_eq!(outer.merge(&inner).to_string(), "/job:worker/task:1/device:CPU:*");
 }
 
 #[test]
-fn sparse_clusters() {
+fn a_sparse_cluster_keeps_its_task_indices() {
     let section = &vectors("cluster_spec")["sparse"];
     let cluster = ClusterSpec::from_json(&section["in"].to_string()).expect("a cluster");
     let tasks = cluster.num_tasks("worker").expect("a job");
@@ -79,9 +81,9 @@ fn sparse_clusters() {
 }
 
 #[test]
-fn equal_clusters() {
+fn equal_clusters_print_alike() {
     let section = &vectors("cluster_spec")["equal"];
-    // Here pushpull differs: an address without a port is refused, so the table's gets one.
+    // A difference of pushpull: it refuses an address without a port, so the test adds one.
     assert!(ClusterSpec::from_json(&section[0].to_string()).is_err());
     let with_port = |value: &Value| value.to_string().replace("\"x\"", "\"x:1\"");
     let clusters: Vec<_> = list(section)
@@ -100,7 +102,7 @@ fn setter(section: &Value) -> DeviceSetter {
 }
 
 #[test]
-fn plain_variables_go_round() {
+fn plain_variables_are_placed_round_robin() {
     let section = vectors("replica_device_setter");
     let mut setter = setter(&section);
     for row in list(&section["plain"]) {
@@ -110,7 +112,7 @@ fn plain_variables_go_round() {
 }
 
 #[test]
-fn nested_scopes_win() {
+fn nested_scopes_override_the_setter() {
     let section = vectors("replica_device_setter");
     let mut merging = setter(&section);
     for row in list(&section["nested"]) {
@@ -127,7 +129,8 @@ fn nested_scopes_win() {
     }
 }
 
-/// Slots lie with their variable and take no turn: only the variables themselves are asked about.
+/// Slots are placed with their variable and do not advance the round robin, so the test asks for
+/// variables only.
 #[test]
 fn slots_follow_their_variable() {
     let section = vectors("replica_device_setter");
@@ -144,7 +147,7 @@ fn slots_follow_their_variable() {
 }
 
 #[test]
-fn the_greedy_table() {
+fn greedy_placement_matches_the_table() {
     let section = vectors("replica_device_setter");
     let greedy = &section["greedy_bytes_2ps"];
     let mut setter = setter(&section).strategy(PlacementStrategy::GreedyBytes).expect("built in");
@@ -167,7 +170,7 @@ fn planned(variables: &[VariableSpec], tasks: &[u32], strategy: PlacementStrateg
 }
 
 #[test]
-fn parts_take_turns() {
+fn partitions_are_placed_round_robin() {
     let section = vectors("replica_device_setter");
     let variable = VariableSpec::f32("v", [8]).expect("a variable");
     let variable = variable.partitioner(Partitioner::Fixed { shards: 4 });
@@ -193,7 +196,7 @@ fn parts_take_turns() {
 }
 
 #[test]
-fn a_sparse_ps_job_has_no_other_tasks() {
+fn a_sparse_ps_job_places_variables_on_its_own_tasks() {
     let section = vectors("replica_device_setter");
     let cluster: ClusterSpec = "ps=1@a:1,3@b:1".parse().expect("a cluster");
     let mut setter = DeviceSetter::of_cluster(&cluster, device("/job:ps")).expect("ps tasks");
@@ -220,12 +223,12 @@ fn partitioner(kind: &str, params: &Value) -> Partitioner {
             bytes_max: number("max_shard_bytes").expect("a number"),
             shards_max: shards("max_shards"),
         },
-        _ => panic!("an unknown partitioner {kind}"),
+        _ => panic!("unknown partitioner {kind}"),
     }
 }
 
 #[test]
-fn partitioner_results() {
+fn partitioners_match_the_table() {
     let section = vectors("partitioners");
     let cases = list(&section["cases"]);
     assert_eq!(cases.len(), 15);
@@ -237,7 +240,7 @@ fn partitioner_results() {
             let parts = partitioner.parts_per_axis(&shape, DType::F32).expect("parts");
             assert_eq!(Value::from(parts), case[4], "{case}");
         }
-        // One case has elements of 16 bytes, which only the rules themselves can be asked about.
+        // One case has elements of 16 bytes, which no `DType` has: call the size rules directly.
         let (rows, row_bytes) = (shape.rows(), shape.row_elements() * element_bytes);
         let parts = match partitioner {
             Partitioner::MinSize { bytes_min, shards_max, strict } => {
@@ -253,7 +256,7 @@ fn partitioner_results() {
 }
 
 #[test]
-fn div_sizes() {
+fn row_ranges_match_the_table() {
     for (rows_over_parts, expected) in map(&vectors("partitioners")["div_sizes"]) {
         let (rows, parts) = rows_over_parts.split_once('/').expect("rows/parts");
         let ranges = split_rows(rows.parse().expect("rows"), parts.parse().expect("parts"));

@@ -1,29 +1,29 @@
-//! A stream that comes in pieces, and notes the widest read it was asked for.
+//! A stream that delivers its bytes in small reads and records the widest read.
 
 use std::io::{self, IoSliceMut};
 
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{BodyPoll, FrameReader, Header, Message, Poll};
 
-/// Bytes that come in reads of the given lengths, over and over, with a "would block" between.
+/// A source that returns reads of the given lengths in a cycle, each after a `WouldBlock`.
 pub(crate) struct Drip<'a> {
     rest: &'a [u8],
     steps: &'a [usize],
     sequence: usize,
-    /// The most bytes that one read had room for, beyond the body's own memory.
+    /// The largest buffer that a read was given, in bytes, without the memory of the body.
     pub(crate) widest: usize,
 }
 
 impl<'a> Drip<'a> {
     /// # Panics
-    /// If there is no step, or one is 0.
+    /// If `steps` is empty or contains 0.
     pub(crate) fn new(rest: &'a [u8], steps: &'a [usize]) -> Self {
-        assert!(!steps.is_empty() && !steps.contains(&0), "every read brings something");
+        assert!(!steps.is_empty() && !steps.contains(&0), "every read must deliver a byte");
         Drip { rest, steps, sequence: 0, widest: 0 }
     }
 
     fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        // The reader's own buffer is the last slice; before it comes the body's memory.
+        // The last slice is the reader's own buffer; the slices before it are the body's memory.
         self.widest = self.widest.max(slices.last().map_or(0, |slice| slice.len()));
         self.sequence += 1;
         if self.sequence % 2 == 1 {
@@ -40,7 +40,7 @@ impl<'a> Drip<'a> {
     }
 }
 
-/// A frame taken off a stream, with its body.
+/// A frame read from a stream, with its body.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Taken {
     pub(crate) header: Header,
@@ -48,8 +48,8 @@ pub(crate) struct Taken {
     pub(crate) body: Vec<u8>,
 }
 
-/// Takes frames off until the stream ends, and says how it ended. Skips the bodies that `skip`
-/// says, by the number of the frame; they count as empty.
+/// Reads frames until the stream ends, and returns them with the result at the end. Skips the body
+/// of each frame for whose index `skip` returns true; such a body is empty in the result.
 pub(crate) fn take_all(
     reader: &mut FrameReader,
     drip: &mut Drip<'_>,

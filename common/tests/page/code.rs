@@ -1,6 +1,5 @@
-//! What the code says of the same. What it declares is read off its source: there stand the names and
-//! types of fields in the order in which they are written. Codes, sizes and limits are those that are
-//! compiled.
+//! The lines of the code that the tables of the page are compared with. Names, types and order of
+//! fields are read from the source text. Kinds, sizes and limits are the compiled ones.
 
 use std::collections::BTreeSet;
 use std::mem::size_of;
@@ -19,7 +18,7 @@ macro_rules! values {
     ($($name:ident),*) => { [$((stringify!($name), limits::$name as u64)),*] };
 }
 
-/// The limits by their names.
+/// The limits with their names.
 const VALUES: &[(&str, u64)] = &values!(
     PART_BYTES_MAX,
     CATALOGUE_BYTES_MAX,
@@ -53,7 +52,7 @@ macro_rules! widths {
     ($($name:ident),*) => { [$((stringify!($name), size_of::<$name>())),*] };
 }
 
-/// The bytes of types that are an integer under a name of its own.
+/// Types that wrap an integer, and their sizes in bytes.
 const WIDTHS: [(&str, usize); 11] = widths!(
     VariableId,
     PartitionId,
@@ -68,13 +67,13 @@ const WIDTHS: [(&str, usize); 11] = widths!(
     Encodings
 );
 
-/// A declaration: `name { inner }`, without comments and attributes.
+/// The declaration `name { inner }`, without comments and attributes.
 struct Declared {
     name: String,
     inner: String,
 }
 
-/// What a source declares by a macro of this name.
+/// Returns the declarations of a source that use the macro `by`.
 fn declared(source: &str, by: &str) -> Vec<Declared> {
     let opening = format!("{by} {{");
     let calls = source.split("\n").enumerate().filter(|(_, line)| *line == opening);
@@ -86,15 +85,15 @@ fn declared(source: &str, by: &str) -> Vec<Declared> {
     calls.map(|call| braced(&call)).collect()
 }
 
-/// `name { inner }` in two.
+/// Splits `name { inner }`.
 fn braced(text: &str) -> Declared {
-    let (name, inner) = text.split_once('{').unwrap_or_else(|| panic!("{text:?} has braces"));
-    let inner = inner.trim().strip_suffix('}').unwrap_or_else(|| panic!("{text:?} has an end"));
+    let (name, inner) = text.split_once('{').unwrap_or_else(|| panic!("{text:?} has no braces"));
+    let inner = inner.trim().strip_suffix('}').unwrap_or_else(|| panic!("{text:?} has no end"));
     Declared { name: name.trim().to_owned(), inner: inner.trim().to_owned() }
 }
 
-/// What commas part, but for those within brackets.
-fn parted(text: &str) -> Vec<String> {
+/// Splits a text at its commas, except those within brackets.
+fn split_at_commas(text: &str) -> Vec<String> {
     let (mut parts, mut part, mut depth) = (Vec::new(), String::new(), 0);
     for character in text.chars() {
         match character {
@@ -113,32 +112,32 @@ fn parted(text: &str) -> Vec<String> {
     parts
 }
 
-/// Fields such as `token: TokenId, push_slot: u32,` as `token: u64, push_slot: u32`.
+/// Formats fields such as `token: TokenId, push_slot: u32,` as `token: u64, push_slot: u32`.
 fn fields(inner: &str) -> String {
     let field = |field: String| {
-        let (name, form) = field.split_once(':').unwrap_or_else(|| panic!("{field:?} has a type"));
+        let (name, form) = field.split_once(':').unwrap_or_else(|| panic!("{field:?} has no type"));
         format!("{}: {}", name.trim(), form_of(form.trim()))
     };
-    parted(inner).into_iter().map(field).collect::<Vec<String>>().join(", ")
+    split_at_commas(inner).into_iter().map(field).collect::<Vec<String>>().join(", ")
 }
 
-/// How a type stands on the page.
+/// Returns the page's name for a Rust type.
 fn form_of(rust: &str) -> String {
     if let Some((_, width)) = WIDTHS.iter().find(|(name, _)| *name == rust) {
         return format!("u{}", 8 * width);
     }
     if let Some(inner) = rust.strip_prefix('(').and_then(|rust| rust.strip_suffix(')')) {
-        let forms: Vec<String> = parted(inner).iter().map(|form| form_of(form)).collect();
+        let forms: Vec<String> = split_at_commas(inner).iter().map(|form| form_of(form)).collect();
         return format!("({})", forms.join(", "));
     }
     let generic = rust.strip_suffix('>').and_then(|rust| rust.split_once('<'));
     if let Some((outer, inner)) = generic {
-        let inner = parted(inner);
+        let inner = split_at_commas(inner);
         return match outer {
             "Option" => format!("option {}", form_of(&inner[0])),
             "Text" => format!("text({})", value_of(&inner[0])),
             "List" => format!("list({}) {}", value_of(&inner[1]), form_of(&inner[0])),
-            _ => panic!("the page has no form for {rust}"),
+            _ => panic!("the page has no name for the type {rust}"),
         };
     }
     match rust {
@@ -150,25 +149,25 @@ fn form_of(rust: &str) -> String {
     }
 }
 
-/// The type that another name stands for.
+/// Returns the type that a type alias names.
 fn alias(name: &str) -> String {
     let source = MESSAGE.to_owned() + REFUSAL;
     let opening = format!("pub type {name} =");
     let behind = source.split_once(&opening).map(|(_, behind)| behind);
-    let behind = behind.unwrap_or_else(|| panic!("{name} is declared"));
+    let behind = behind.unwrap_or_else(|| panic!("{name} is not declared"));
     let form = behind.split(';').next().unwrap_or_default();
     form.split_whitespace().collect::<Vec<&str>>().join(" ")
 }
 
-/// The value of a limit, as it stands in a type.
+/// Returns the value of a limit that a type names.
 fn value_of(text: &str) -> u64 {
     let name = text.trim_matches(['{', '}', ' ']);
     let name = name.strip_prefix("limits::").unwrap_or(name);
     let found = VALUES.iter().find(|(limit, _)| *limit == name);
-    found.unwrap_or_else(|| panic!("{text:?} is a limit")).1
+    found.unwrap_or_else(|| panic!("{text:?} is not a limit")).1
 }
 
-/// `NotReady` as `not_ready`.
+/// Converts `NotReady` to `not_ready`.
 fn snake(name: &str) -> String {
     let mut snake = String::new();
     for character in name.chars() {
@@ -180,12 +179,12 @@ fn snake(name: &str) -> String {
     snake
 }
 
-/// Kinds and names of all messages.
+/// Returns the kinds and names of all messages.
 fn kinds() -> Vec<(u16, String)> {
     let table = MESSAGE.split_once("\nmessages! {\n").expect("the messages have a table").1;
     let rows = table.lines().take_while(|line| *line != "}");
     let kinds = rows.map(|row| {
-        let (kind, rest) = row.split_once(" => ").unwrap_or_else(|| panic!("{row:?} is a kind"));
+        let (kind, rest) = row.split_once(" => ").unwrap_or_else(|| panic!("{row:?} has no kind"));
         let name = rest.split(',').next().unwrap_or_default();
         (kind.trim().parse().expect("a kind is a number"), name.to_owned())
     });
@@ -198,11 +197,11 @@ fn message_names() -> BTreeSet<String> {
 
 pub(crate) fn messages() -> BTreeSet<String> {
     let (kinds, structs) = (kinds(), declared(MESSAGE, "wire_struct!"));
-    assert!(kinds.iter().map(|(kind, _)| kind).eq(Message::KINDS), "all kinds were read");
+    assert!(kinds.iter().map(|(kind, _)| kind).eq(Message::KINDS), "some kinds were not read");
     let line = |(kind, name): &(u16, String)| {
         let fields_of = structs.iter().find(|it| it.name == *name);
-        let fields_of = fields_of.unwrap_or_else(|| panic!("{name} is declared"));
-        let body = Message::body_limit(*kind).expect("the kind is known");
+        let fields_of = fields_of.unwrap_or_else(|| panic!("{name} is not declared"));
+        let body = Message::body_limit(*kind).expect("the kind is unknown");
         format!("{kind} {name}({}), body of at most {body}", fields(&fields_of.inner))
     };
     kinds.iter().map(line).collect()
@@ -214,20 +213,20 @@ pub(crate) fn structs() -> BTreeSet<String> {
     let within = structs.into_iter().filter(|it| !names.contains(&it.name));
     let mut lines: BTreeSet<String> =
         within.map(|it| format!("{}({})", snake(&it.name), fields(&it.inner))).collect();
-    // The one that is no message's own, and written by hand.
+    // The one struct that another module declares by hand.
     let mut shard = Vec::new();
     ShardId { task: 0x0403_0201, shard: 0x0605 }.put(&mut shard);
-    assert_eq!(shard, [1, 2, 3, 4, 5, 6], "a task of four bytes, and then a shard of two");
+    assert_eq!(shard, [1, 2, 3, 4, 5, 6], "a task has four bytes and a shard two");
     lines.insert("shard_id(task: u32, shard: u16)".to_owned());
     lines
 }
 
-/// The variants that sums have in a source, with their tags: `1 Worker()`.
+/// Returns the variants of a sum with their tags, names and fields.
 fn variants_of(inner: &str) -> Vec<(String, String, String)> {
-    // The arrow has a bracket of its own.
-    let variants = parted(&inner.replace("=>", "=")).into_iter().map(|variant| {
+    // `=>` would count as a closing bracket.
+    let variants = split_at_commas(&inner.replace("=>", "=")).into_iter().map(|variant| {
         let Declared { name, inner } = braced(&variant);
-        let (tag, name) = name.split_once('=').unwrap_or_else(|| panic!("{name:?} has a tag"));
+        let (tag, name) = name.split_once('=').unwrap_or_else(|| panic!("{name:?} has no tag"));
         (tag.trim().to_owned(), name.trim().to_owned(), fields(&inner))
     });
     variants.collect()
@@ -253,7 +252,7 @@ pub(crate) fn limits() -> BTreeSet<String> {
     let named = LIMITS.lines().filter_map(|line| line.strip_prefix("pub const ")?.split_once(':'));
     let named: BTreeSet<&str> = named.map(|(name, _)| name).collect();
     let known: BTreeSet<&str> = VALUES.iter().map(|(name, _)| *name).collect();
-    assert_eq!(known, named, "the test knows all limits");
+    assert_eq!(known, named, "the list of limits differs from the source");
     VALUES.iter().map(|(name, value)| format!("{name} = {value}")).collect()
 }
 
@@ -300,13 +299,13 @@ pub(crate) fn header() -> BTreeSet<String> {
     assert_eq!(empty[crc..], crc32c::crc32c(&empty[..crc]).to_le_bytes());
     let mut lines = BTreeSet::from(["0: magic, 4 bytes".to_owned()]);
     lines.insert(format!("{crc}: header_crc, 4 bytes"));
-    let mut told = 8;
+    let mut covered = 8;
     for (name, header) in each {
         let bytes = put(&header);
         let changed: Vec<usize> = (0..crc).filter(|&at| bytes[at] != empty[at]).collect();
         lines.insert(format!("{}: {name}, {} bytes", changed[0], changed.len()));
-        told += changed.len();
+        covered += changed.len();
     }
-    assert_eq!(told, Header::BYTES, "every byte of the header is some field's");
+    assert_eq!(covered, Header::BYTES, "a byte of the header belongs to no field");
     lines
 }

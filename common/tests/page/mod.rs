@@ -1,10 +1,10 @@
-//! What `docs/protocol.md` says in its tables, as lines that can be compared with the code's.
+//! The tables of `docs/protocol.md`, as lines that can be compared with those of the code.
 
 pub(crate) mod code;
 
 use std::collections::BTreeSet;
 
-/// The page as it is in the tree.
+/// The page in the source tree.
 pub(crate) const PAGE: &str = include_str!("../../../docs/protocol.md");
 
 /// A table of the page: the names of its columns, and its rows.
@@ -14,7 +14,7 @@ struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// The cells of one column of a row.
+    /// Returns the cell of a row in the column of this name.
     fn cell(&self, row: &[&'a str], column: &str) -> &'a str {
         let place = self.columns.iter().position(|name| *name == column);
         let cell = place.and_then(|place| row.get(place));
@@ -22,7 +22,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// The tables whose first columns have these names.
+/// Returns the tables whose first columns have these names.
 fn tables<'a>(page: &'a str, columns: &[&str]) -> Vec<Table<'a>> {
     let mut tables = Vec::new();
     let mut lines = page.lines().peekable();
@@ -35,11 +35,11 @@ fn tables<'a>(page: &'a str, columns: &[&str]) -> Vec<Table<'a>> {
         while let Some(row) = lines.next_if(|line| line.starts_with('|')) {
             rows.push(cells(row));
         }
-        assert!(!rows.is_empty(), "the table {line} has a rule below its head");
+        assert!(!rows.is_empty(), "the table {line} has no rule below its head");
         rows.remove(0);
         if head.starts_with(columns) {
             let whole = rows.iter().all(|row| row.len() == head.len());
-            assert!(whole, "every row of the table {line} has all columns");
+            assert!(whole, "a row of the table {line} has another number of cells");
             tables.push(Table { columns: head, rows });
         }
     }
@@ -48,17 +48,17 @@ fn tables<'a>(page: &'a str, columns: &[&str]) -> Vec<Table<'a>> {
 
 fn cells(row: &str) -> Vec<&str> {
     let row = row.trim().trim_start_matches('|');
-    let row = row.strip_suffix('|').unwrap_or_else(|| panic!("the row {row} has an end"));
+    let row = row.strip_suffix('|').unwrap_or_else(|| panic!("the row {row} has no closing bar"));
     row.split('|').map(str::trim).collect()
 }
 
-/// A name or a type as it stands in a cell: between two accents.
+/// Returns the text of a cell between its two backticks: a name or a type.
 fn quoted(cell: &str) -> &str {
     let quoted = cell.strip_prefix('`').and_then(|cell| cell.strip_suffix('`'));
-    quoted.unwrap_or_else(|| panic!("{cell:?} stands between accents"))
+    quoted.unwrap_or_else(|| panic!("{cell:?} is not between backticks"))
 }
 
-/// Fields such as ``token `u64`, push_slot `u32` `` as `token: u64, room: u32`.
+/// Formats fields such as ``token `u64`, push_slot `u32` `` as `token: u64, push_slot: u32`.
 fn fields(cell: &str) -> String {
     let mut fields = Vec::new();
     let mut rest = cell;
@@ -66,7 +66,7 @@ fn fields(cell: &str) -> String {
         let mut pieces = rest.splitn(3, '`');
         let (name, form) = (pieces.next(), pieces.next());
         let (Some(name), Some(form), Some(behind)) = (name, form, pieces.next()) else {
-            panic!("{cell:?} has fields, each a name and a type");
+            panic!("{cell:?} has a field without a name or a type");
         };
         fields.push(format!("{}: {form}", name.trim_start_matches(',').trim()));
         rest = behind;
@@ -74,23 +74,23 @@ fn fields(cell: &str) -> String {
     fields.join(", ")
 }
 
-/// A number, with or without commas.
+/// Parses a number, with or without commas.
 fn number(cell: &str) -> u64 {
     let digits = cell.replace(',', "");
-    digits.parse().unwrap_or_else(|_| panic!("{cell:?} is a number"))
+    digits.parse().unwrap_or_else(|_| panic!("{cell:?} is not a number"))
 }
 
-/// Lines in an order of their own, each once.
+/// Collects lines into a sorted set. Panics if a line occurs twice.
 fn lines(all: impl Iterator<Item = String>) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     for line in all {
-        assert!(!lines.contains(&line), "{line:?} stands there twice");
+        assert!(!lines.contains(&line), "{line:?} occurs twice");
         lines.insert(line);
     }
     lines
 }
 
-/// The messages: `10 Declare(digest: digest), body of at most 16777216`.
+/// Returns the messages: `10 Declare(digest: digest), body of at most 16777216`.
 pub(crate) fn messages(page: &str) -> BTreeSet<String> {
     let tables = tables(page, &["kind", "message", "by", "fields"]);
     lines(tables.iter().flat_map(|table| {
@@ -103,14 +103,14 @@ pub(crate) fn messages(page: &str) -> BTreeSet<String> {
     }))
 }
 
-/// The structs that stand in messages: `grant(token: u64, ...)`.
+/// Returns the structs within messages: `grant(token: u64, ...)`.
 pub(crate) fn structs(page: &str) -> BTreeSet<String> {
     let tables = tables(page, &["struct", "fields"]);
     let rows = tables.iter().flat_map(|table| &table.rows);
     lines(rows.map(|row| format!("{}({})", quoted(row[0]), fields(row[1]))))
 }
 
-/// The variants of sums, but for those that have a table: `role 1 worker()`.
+/// Returns the variants of all sums but `refusal`, which has its own table: `role 1 worker()`.
 pub(crate) fn variants(page: &str) -> BTreeSet<String> {
     let tables = tables(page, &["sum", "variants"]);
     let rows = tables.iter().flat_map(|table| &table.rows);
@@ -118,34 +118,34 @@ pub(crate) fn variants(page: &str) -> BTreeSet<String> {
     lines(sums.flat_map(|row| row[1].split(';').map(|it| variant(quoted(row[0]), it.trim()))))
 }
 
-/// One of them, such as ``2 declared (digest `digest`)``.
+/// Formats one variant, such as ``2 declared (digest `digest`)``.
 fn variant(sum: &str, text: &str) -> String {
-    let (tag, rest) = text.split_once(' ').unwrap_or_else(|| panic!("{text:?} has a tag"));
+    let (tag, rest) = text.split_once(' ').unwrap_or_else(|| panic!("{text:?} has no tag"));
     let (name, inner) = rest.split_once(" (").unwrap_or((rest, ")"));
-    let inner = inner.strip_suffix(')').unwrap_or_else(|| panic!("{text:?} has an end"));
+    let inner = inner.strip_suffix(')').unwrap_or_else(|| panic!("{text:?} has no end"));
     format!("{sum} {} {name}({})", number(tag), fields(inner))
 }
 
-/// The refusals: `5 NotInitialized()`.
+/// Returns the refusals: `5 NotInitialized()`.
 pub(crate) fn refusals(page: &str) -> BTreeSet<String> {
-    let tables = tables(page, &["tag", "refusal", "fields", "said", "a client"]);
+    let tables = tables(page, &["tag", "refusal", "fields", "sent when", "the client"]);
     lines(tables.iter().flat_map(|table| {
         table.rows.iter().map(|row| {
             let explained = row[3..].iter().all(|cell| !cell.is_empty());
-            assert!(explained, "the page says when {} is said, and what a client does", row[1]);
+            assert!(explained, "the row of {} has an empty cell", row[1]);
             format!("{} {}({})", number(row[0]), quoted(row[1]), fields(row[2]))
         })
     }))
 }
 
-/// The limits: `WINDOW = 64`.
+/// Returns the limits: `WINDOW = 64`.
 pub(crate) fn limits(page: &str) -> BTreeSet<String> {
     let tables = tables(page, &["limit", "value"]);
     let rows = tables.iter().flat_map(|table| &table.rows);
     lines(rows.map(|row| format!("{} = {}", quoted(row[0]), number(row[1]))))
 }
 
-/// The fields of the header by its table: `4: version, 2 bytes`.
+/// Returns the fields of the header from its table: `4: version, 2 bytes`.
 pub(crate) fn header(page: &str) -> BTreeSet<String> {
     let tables = tables(page, &["offset", "bytes", "field"]);
     let rows = tables.iter().flat_map(|table| &table.rows);
@@ -154,7 +154,7 @@ pub(crate) fn header(page: &str) -> BTreeSet<String> {
     )
 }
 
-/// The same by the drawing, in which seven characters are a byte.
+/// Returns the fields of the header from its drawing, where a byte is seven characters wide.
 pub(crate) fn drawn_header(page: &str) -> BTreeSet<String> {
     let rows = page.lines().filter_map(|line| {
         let (offset, fields) = line.split_once("  |")?;

@@ -1,4 +1,4 @@
-//! Every message there is, each in all its variants, with the names they have in the golden table.
+//! A sample of every message and of every variant in it, named as in the golden table.
 
 mod variants;
 
@@ -13,7 +13,7 @@ use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Message, encode};
 
 use variants::{Variants as _, filled};
 
-/// A message, its name in the table, and what its header says of a body.
+/// A message, its name in the table, and the length and checksum of a body for its header.
 pub(crate) struct Sample {
     pub(crate) name: String,
     pub(crate) message: Message,
@@ -21,7 +21,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Header and meta under [`ENVELOPE`].
+    /// Encodes header and meta with [`ENVELOPE`].
     pub(crate) fn frame(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         encode(&mut bytes, &ENVELOPE, &self.message, self.body);
@@ -29,7 +29,7 @@ impl Sample {
     }
 }
 
-/// The envelope of every sample: each field another, so that no two can be swapped unseen.
+/// The envelope of every sample. No two fields are equal, so that a swap changes the bytes.
 pub(crate) const ENVELOPE: Envelope = Envelope {
     request: RequestId(0x0101),
     restore_epoch: RestoreEpoch(0x0202),
@@ -38,7 +38,7 @@ pub(crate) const ENVELOPE: Envelope = Envelope {
     deadline_ms: 0x0505,
 };
 
-/// Every message, and every variant of every sum type in one.
+/// Returns every message, and every variant of every sum type within a message.
 pub(crate) fn samples() -> Vec<Sample> {
     variants::check_complete();
     let mut list = Vec::new();
@@ -63,7 +63,7 @@ fn conversation(add: &mut impl FnMut(&str, Message)) {
     }
     let catalogue = Some(filled(0xa0));
     add("Hello again", Hello { catalogue, client_epoch: ClientEpoch(9), ..hello() }.into());
-    let auth = List::new(vec![1, 2, 3]).expect("3 bytes are few");
+    let auth = List::new(vec![1, 2, 3]).expect("the list is within its limit");
     add("Hello auth", Hello { identity: List::default(), auth, ..hello() }.into());
     for (name, mode) in ModeIs::named() {
         add(&format!("Welcome {name}"), Welcome { mode, ..welcome() }.into());
@@ -106,7 +106,7 @@ fn hello() -> Hello {
         seen_step: GlobalStep(5),
         catalogue: None,
         body_crc: BodyCrc::Auto {},
-        identity: List::new(identity).expect("2 fields are few"),
+        identity: List::new(identity).expect("the list is within its limit"),
         auth: List::default(),
     }
 }
@@ -147,7 +147,7 @@ fn shared() -> SharedValues {
 }
 
 fn shared_push_buffer() -> SharedPushBuffer {
-    let push_slots = List::new(vec![21, 22]).expect("2 are few");
+    let push_slots = List::new(vec![21, 22]).expect("the list is within its limit");
     SharedPushBuffer { bytes: 0x1009, first: 0x100a, stride: 0x100b, push_slots }
 }
 
@@ -165,7 +165,7 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
     add("PassedOverQuery", PassedOverQuery {}.into());
     let damaged = PassedOver { name: text("ckpt-4-18"), cause: text("cannot trust it") };
     for (name, checkpoints) in [("none", vec![]), ("one", vec![damaged])] {
-        let checkpoints = List::new(checkpoints).expect("one is few");
+        let checkpoints = List::new(checkpoints).expect("the list is within its limit");
         add(&format!("PassedOverAre {name}"), PassedOverAre { checkpoints }.into());
     }
     add("Restore", Restore { checkpoint: checkpoint(), epoch: RestoreEpoch(5) }.into());
@@ -265,7 +265,7 @@ fn encoded() -> PushEncoded {
 fn push_shared() -> PushShared {
     let PushPart { operation, token, generation, push_slot, whole, next, .. } = part();
     let ranges = [Stretch { start: 0, end: 4096 }, Stretch { start: 8192, end: 8200 }];
-    let ranges = List::new(ranges.to_vec()).expect("2 are few");
+    let ranges = List::new(ranges.to_vec()).expect("the list is within its limit");
     PushShared { operation, token, generation, push_slot, whole, next, read: Some(5), ranges }
 }
 
@@ -280,7 +280,7 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
     add("Held", Held { token, client, shard, squares: 0.25 }.into());
     add("StepApplied", StepApplied { shard }.into());
     let pushes = [(token, 1.0), (TokenId(9), 0.5), (TokenId(0x0102_0304_0506_0708), 0.25)];
-    let pushes = List::new(pushes.to_vec()).expect("3 are few");
+    let pushes = List::new(pushes.to_vec()).expect("the list is within its limit");
     add("Commit", Commit { pushes }.into());
     add("Over", Over { token }.into());
     add("KeepCut", KeepCut {}.into());
@@ -289,7 +289,7 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
     add("ChiefIs", ChiefIs { client }.into());
 }
 
-/// The kinds that may have a body, once without a checksum and once with one.
+/// Adds the kinds that may have a body, once without a body checksum and once with one.
 fn with_bodies(list: &mut Vec<Sample>) {
     let digest = filled(0xd0);
     let messages: [Message; 8] = [
@@ -314,5 +314,5 @@ fn with_bodies(list: &mut Vec<Sample>) {
 }
 
 fn text<const MAX: usize>(text: &str) -> Text<MAX> {
-    Text::new(text).expect("the samples' texts are short")
+    Text::new(text).expect("the text is within its limit")
 }

@@ -1,4 +1,4 @@
-//! Every variant of every sum type on the wire, and the check that none is missing.
+//! A sample of every variant of every sum type on the wire, and a check that none is missing.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use pushpull_common::protocol::refusal::{Detail, Refusal};
 use pushpull_common::protocol::wire::{List, Reader, Text, Wire};
 use pushpull_common::protocol::{Outcome, ProtocolError, PushState};
 
-/// A sum type whose variants can be listed.
+/// A sum type with a list of its variants.
 pub(crate) trait Variants: Wire {
-    /// Its name, as [`ProtocolError::Invalid`] gives it.
+    /// The name of the type in [`ProtocolError::Invalid`].
     const NAME: &'static str;
-    /// Each variant at least once.
+    /// Returns each variant at least once, with its name.
     fn named() -> Vec<(&'static str, Self)>;
 }
 
@@ -27,7 +27,7 @@ macro_rules! variants {
             }
         })*
 
-        /// Asserts that every tag that decodes has a sample.
+        /// Checks that every tag that decodes has a sample.
         pub(crate) fn check_complete() {
             $(check::<$type>();)*
         }
@@ -131,22 +131,22 @@ variants! {
         };
 }
 
-/// What `named` lists, for the types whose samples stand in other messages.
+/// Returns the samples of [`Refusal`], each with its name.
 pub(crate) fn refusals() -> Vec<(&'static str, Refusal)> {
     Refusal::named()
 }
 
-/// As [`refusals`].
+/// Returns the samples of [`Outcome`], each with its name.
 pub(crate) fn outcomes() -> Vec<(&'static str, Outcome)> {
     Outcome::named()
 }
 
-/// As [`refusals`].
+/// Returns the samples of [`PushState`], each with its name.
 pub(crate) fn push_states() -> Vec<(&'static str, PushState)> {
     PushState::named()
 }
 
-/// 32 bytes that count up from `first`.
+/// Returns 32 bytes that count up from `first`.
 pub(crate) fn filled(first: u8) -> [u8; 32] {
     std::array::from_fn(|index| first.wrapping_add(index as u8))
 }
@@ -156,11 +156,11 @@ fn settled(outcome: usize) -> PushState {
 }
 
 fn partitions<const MAX: usize>() -> List<PartitionId, MAX> {
-    List::new(vec![PartitionId(0), PartitionId(2), PartitionId(0x0102_0304)]).expect("3 are few")
+    List::new(vec![PartitionId(0), PartitionId(2), PartitionId(0x0102_0304)]).expect("a short list")
 }
 
 fn detail(text: &str) -> Detail {
-    Detail::new(text).expect("the samples' texts are short")
+    Detail::new(text).expect("the text is within its limit")
 }
 
 fn check<T: Variants>() {
@@ -173,7 +173,7 @@ fn check<T: Variants>() {
         })
         .collect();
     let known: BTreeSet<u8> = (0..=u8::MAX).filter(|&tag| is_known::<T>(tag)).collect();
-    assert_eq!(listed, known, "each tag of {} has a sample", T::NAME);
+    assert_eq!(listed, known, "the samples of {} do not cover its tags", T::NAME);
 }
 
 fn is_known<T: Variants>(tag: u8) -> bool {

@@ -1,12 +1,12 @@
-//! Two threads on memory whose stores are seen late, and every order in which they can go on.
+//! Two threads on memory with store buffers, and an explorer of every order of their steps.
 //!
-//! A thread has a queue of stores that are made and not seen yet: they come to memory one by one,
-//! in order, whenever the machine likes; it sees its own at once, and a fence waits for all.
-//! That is how an x86-64 processor is, and what loads that acquire and stores that release are
-//! at least as strict as.
+//! Each thread has a store buffer: its stores reach memory one by one, in order, at any later time.
+//! A thread's own loads see its buffered stores, and a fence waits until the buffer is empty. This
+//! is the memory model of x86-64 (total store order). Acquire loads and release stores are at least
+//! as strict.
 //!
-//! A program is a function. It is run from its start again for each of its steps, told what its
-//! loads have found so far; what it does behind the first step that is new counts for nothing.
+//! A program is a function. The machine runs it from the start for each of its steps and replays
+//! the values of its earlier loads. Its effects after the first new step are ignored.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
@@ -17,7 +17,7 @@ use pushpull_common::shared_values::AtomicWords;
 
 use super::program::{Ending, Fault};
 
-/// Which of the memories, and which word of it.
+/// A memory, and the number of a word in it.
 pub(crate) type Place = (Region, usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +27,7 @@ pub(crate) enum Region {
     Values,
 }
 
-/// AtomicWords of each region, as many as the programs use.
+/// The words of each region: as many as the programs use.
 const REGION_WORDS: usize = 24;
 
 fn index((region, word): Place) -> usize {
@@ -41,19 +41,19 @@ enum Step {
     Load(Place),
     Store(Place, u64),
     Fence,
-    /// The other may begin.
+    /// The other thread may begin.
     Ready,
     Done(Option<Ending>),
 }
 
-/// What a program runs on: tells it what it has found, and notes what it wants next.
+/// One run of a program: replays the values of its earlier steps and records its next step.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
     found: &'a [u64],
     at: Cell<usize>,
     next: Cell<Option<Step>>,
     fault: Fault,
-    /// What the first load of the turn has found, for [`Fault::SequenceNotLoadedAgain`].
+    /// The value of the first load of the sequence, for [`Fault::SequenceNotLoadedAgain`].
     sequence: Cell<Option<u64>>,
     pub(crate) scratch: RefCell<Vec<u32>>,
 }
@@ -71,7 +71,7 @@ impl Run<'_> {
         })
     }
 
-    /// The other program may begin.
+    /// Lets the other program begin.
     pub(crate) fn ready(&self) {
         self.step(Step::Ready);
     }
@@ -81,12 +81,12 @@ impl Run<'_> {
     }
 }
 
-/// One of the memories, as a program has it.
+/// One of the memories, as one of the programs maps it.
 #[derive(Debug)]
 pub(crate) struct View<'a> {
     run: &'a Run<'a>,
     region: Region,
-    /// Whether it is the reader's.
+    /// Whether the program is the reader.
     reads: bool,
 }
 
@@ -99,7 +99,7 @@ impl AtomicWords for View<'_> {
         let (logical, fault, run) = ((self.region, word), self.run.fault, self.run);
         match (logical, self.reads) {
             (PIN, false) if fault == Fault::PinIgnored => return 0,
-            (REVOKED, true) if fault == Fault::RevokedUnseen => return 0,
+            (REVOKED, true) if fault == Fault::RevocationIgnored => return 0,
             (SEQUENCE, true) if fault == Fault::SequenceNotLoadedAgain => {
                 if let Some(sequence) = run.sequence.get() {
                     return sequence;
@@ -137,9 +137,9 @@ pub(crate) type Program<'a> = dyn Fn(&Run<'_>) -> Option<Ending> + 'a;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Thread {
-    /// What each of its steps has found.
+    /// The value of each of its steps: what a load returned, or 0.
     found: Vec<u64>,
-    /// Stores that are not seen yet.
+    /// Stores that have not reached memory.
     queue: VecDeque<(usize, u64)>,
     done: bool,
 }
@@ -157,8 +157,9 @@ fn next(program: &Program<'_>, fault: Fault, found: &[u64]) -> Step {
     run.next.get().unwrap_or(Step::Done(ending))
 }
 
-/// Goes through every order in which the two can go on, the first alone until it is ready; tells how
-/// the second has ended, once for each state in which it can, until it is told to stop.
+/// Explores every order of the steps of both programs. The first runs alone until it is ready.
+/// Calls `ended` with the ending of the second, once for each state in which it ends, until `ended`
+/// breaks.
 pub(crate) fn explore(
     fault: Fault,
     first: &Program<'_>,
@@ -170,22 +171,23 @@ pub(crate) fn explore(
     let threads = [Thread::default(), Thread::default()];
     let mut state = State { memory: vec![0; 3 * REGION_WORDS], threads };
     while next(first, fault, &state.threads[0].found) != Step::Ready {
-        state = go_on(&state, 0, programs[0], fault, &mut ending).expect("it is not done");
-        while let Some(seen) = see(&state, 0) {
-            state = seen;
+        state = step(&state, 0, programs[0], fault, &mut ending).expect("it is not done");
+        while let Some(drained) = drain(&state, 0) {
+            state = drained;
         }
     }
     state.threads[0].found.push(0);
-    // So many states are told apart by a hash of 64 bits: that two share one is a chance in millions.
+    // States are known by a hash of 64 bits. With the number of states here, a collision has a
+    // probability of one in millions.
     let mut known = HashSet::from([hash_of(&state)]);
     let mut todo = vec![state];
     while let Some(state) = todo.pop() {
         for (thread, program) in programs.into_iter().enumerate() {
-            let went = go_on(&state, thread, program, fault, &mut ending);
+            let stepped = step(&state, thread, program, fault, &mut ending);
             if ending.take().is_some_and(|ending| ended(ending).is_break()) {
                 return;
             }
-            for after in [went, see(&state, thread)].into_iter().flatten() {
+            for after in [stepped, drain(&state, thread)].into_iter().flatten() {
                 if known.insert(hash_of(&after)) {
                     todo.push(after);
                 }
@@ -200,16 +202,16 @@ fn hash_of(state: &State) -> u64 {
     hasher.finish()
 }
 
-/// The oldest store of a thread that is not seen yet is seen.
-fn see(state: &State, thread: usize) -> Option<State> {
+/// Moves the oldest store in a thread's buffer to memory, if there is one.
+fn drain(state: &State, thread: usize) -> Option<State> {
     let mut state = state.clone();
     let (at, value) = state.threads[thread].queue.pop_front()?;
     state.memory[at] = value;
     Some(state)
 }
 
-/// A thread makes its next step, if it can.
-fn go_on(
+/// Makes the next step of a thread, if it has one. A fence needs an empty store buffer.
+fn step(
     state: &State,
     thread: usize,
     program: &Program<'_>,

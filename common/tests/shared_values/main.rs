@@ -1,5 +1,5 @@
-//! A reader beside the shard that changes what it reads: every order of their loads and stores, with
-//! stores that are seen late, and no torn values in any of them.
+//! Model checks the seqlock of the shared values. A reader pulls while the shard updates; every
+//! order of their loads and stores, with delayed stores, must return untorn values or none.
 
 mod machine;
 mod program;
@@ -11,7 +11,7 @@ use machine::explore;
 use program::{Ending, Fault, Script, programs};
 use pushpull_common::shared_values::NotNow;
 
-/// The endings that are reached, up to the first that is torn.
+/// Returns the endings that can be reached, up to the first torn one.
 fn endings(script: Script, fault: Fault) -> HashSet<Ending> {
     let (shard, reader) = programs(script, fault);
     let mut endings = HashSet::new();
@@ -30,9 +30,9 @@ fn is_torn(endings: &HashSet<Ending>) -> bool {
 }
 
 #[test]
-fn no_order_of_loads_and_stores_tears_what_is_read() {
+fn no_order_of_loads_and_stores_tears_a_read() {
     let found = endings(Script::Changes, Fault::None);
-    // Each of these can happen, or this would not show much.
+    // The exploration must reach each of these, or it would prove little.
     let expected = [
         Ending::Read(0),
         Ending::Read(1),
@@ -46,7 +46,7 @@ fn no_order_of_loads_and_stores_tears_what_is_read() {
 }
 
 #[test]
-fn values_that_another_process_has_taken_over_are_thrown_away() {
+fn a_read_is_discarded_after_another_process_took_the_values_over() {
     let found = endings(Script::TakenOver, Fault::None);
     let expected = [
         Ending::Read(0),
@@ -58,16 +58,16 @@ fn values_that_another_process_has_taken_over_are_thrown_away() {
 }
 
 #[test]
-fn every_planted_fault_tears() {
+fn every_planted_fault_tears_a_read() {
     for (script, fault) in [
         (Script::Changes, Fault::PinIgnored),
         (Script::Changes, Fault::PinNotFenced),
         (Script::Changes, Fault::SequenceNotFenced),
         (Script::Changes, Fault::SequenceNotLoadedAgain),
-        (Script::Changes, Fault::SequenceLate),
+        (Script::Changes, Fault::PinsCheckedTooEarly),
         (Script::Changes, Fault::SequenceNeverOdd),
-        (Script::Changes, Fault::RevokedUnseen),
-        (Script::TakenOver, Fault::OwnerGenerationUnseen),
+        (Script::Changes, Fault::RevocationIgnored),
+        (Script::TakenOver, Fault::OwnerGenerationIgnored),
     ] {
         assert!(is_torn(&endings(script, fault)), "{fault:?} is not found");
     }

@@ -1,5 +1,5 @@
-//! The two programs: a shard of two places and four blocks that changes both, and a reader that pulls
-//! both once.
+//! The two programs: a shard with two logical blocks on four blocks that updates both, and a reader
+//! that pulls both once.
 
 use pushpull_common::shared_values::{
     AtomicWords, BlockTable, Counts, Geometry, NotNow, Reader, ReaderSlot, holds,
@@ -7,68 +7,68 @@ use pushpull_common::shared_values::{
 
 use super::machine::{Program, Region, Run};
 
-/// How the reader has ended.
+/// The result of the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Ending {
-    /// It has read values of this version.
+    /// It read values of this version.
     Read(u64),
-    /// It knows that it has read nothing.
+    /// It read nothing, and knows why.
     Not(NotNow),
-    /// It takes these for values of this version.
+    /// It took these values for this version, and they are not.
     Torn { version: u64, values: [u64; 2] },
 }
 
-/// What happens beside the reader.
+/// The updates that the shard makes while the reader runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Script {
-    /// A change in other blocks; one where the values lie, unless somebody reads them; and two more in
-    /// other blocks, which revoke a pin that is in their way.
+    /// An update in shadow blocks, an update in place unless the reader has a pin, and two more
+    /// updates in shadow blocks. They revoke a pin that holds the blocks they need.
     Changes,
-    /// A change in other blocks; the shard is killed in the middle of one where the values lie; and
-    /// another process, which does not know of the reader, writes all blocks.
+    /// An update in shadow blocks; a kill of the shard in the middle of an update in place; and
+    /// another process, which does not know the reader, writes all blocks.
     TakenOver,
 }
 
-/// A fault that somebody could have made.
+/// A bug to plant in one of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// The shard does not look at the pin.
+    /// The shard ignores the pin.
     PinIgnored,
-    /// The reader does not wait until its pin is seen.
+    /// The reader does not fence its pin.
     PinNotFenced,
-    /// The shard does not wait until its turn is seen.
+    /// The shard does not fence its odd sequence.
     SequenceNotFenced,
-    /// The reader does not look whether the turn is still the same.
+    /// The reader does not load the sequence a second time.
     SequenceNotLoadedAgain,
-    /// The shard looks at the pin before it publishes.
-    SequenceLate,
-    /// The turn stays even while a change is made.
+    /// The shard checks the pin before it publishes.
+    PinsCheckedTooEarly,
+    /// The sequence stays even during an update.
     SequenceNeverOdd,
-    /// The reader does not look whether its pin was revoked.
-    RevokedUnseen,
-    /// The reader does not look whether the values are in other hands.
-    OwnerGenerationUnseen,
+    /// The reader does not check whether its pin was revoked.
+    RevocationIgnored,
+    /// The reader does not check the owner generation.
+    OwnerGenerationIgnored,
 }
 
-/// A word each; the tenure lies behind the first.
+/// Blocks of one word. The owner generation is behind the first block.
 const GEOMETRY: Geometry =
     Geometry { offset: 0, block_bytes: 8, stride: 16, blocks: 4, logical_blocks: 2 };
 
-/// A block's word in the values.
+/// Returns the number of a block's word in the values.
 fn word(block: u32) -> usize {
     (GEOMETRY.start(block) / 8) as usize
 }
 
-/// The blocks of a shard, as `store/pool.rs` of the server keeps them.
+/// The blocks of a shard, kept as the server's `ps/src/store/pool.rs` keeps them.
 struct Shard<'a, W: AtomicWords> {
     block_table: BlockTable<W>,
     reader_slot: Option<ReaderSlot<W>>,
     values: &'a W,
-    /// By place: the block, and since when.
+    /// For each logical block, its block and the sequence since which it has it.
     blocks: [(u32, u64); 2],
-    spare: Vec<u32>,
-    /// Blocks that were replaced while they were pinned: since when they held something, and until when.
+    free: Vec<u32>,
+    /// Blocks that were replaced while pinned, each with its sequences `born` and `freed`.
     retired: Vec<(u32, u64, u64)>,
     fault: Fault,
 }
@@ -80,43 +80,43 @@ impl<W: AtomicWords> Shard<'_, W> {
             .is_some_and(|reader_slot| holds(reader_slot.pinned(), born, freed))
     }
 
-    /// Both places become `version`, in other blocks.
+    /// Sets both logical blocks to `version`, in shadow blocks.
     fn change(&mut self, version: u64) {
-        while self.spare.len() < 2 {
+        while self.free.len() < 2 {
             let retired = std::mem::take(&mut self.retired);
             for (block, born, freed) in retired {
                 match self.is_held(born, freed) {
                     true => self.retired.push((block, born, freed)),
-                    false => self.spare.push(block),
+                    false => self.free.push(block),
                 }
             }
-            if self.spare.len() < 2
+            if self.free.len() < 2
                 && let Some(reader_slot) = self.reader_slot.take()
             {
                 reader_slot.revoke();
             }
         }
-        let shadows = [self.spare.remove(0), self.spare.remove(0)];
+        let shadows = [self.free.remove(0), self.free.remove(0)];
         shadows.iter().for_each(|&block| self.values.store(word(block), version));
         let next = self.block_table.sequence() + 2;
-        let late = self.fault == Fault::SequenceLate;
-        let seen_early = self.blocks.map(|(_, born)| late && !self.is_held(born, next));
+        let early = self.fault == Fault::PinsCheckedTooEarly;
+        let free_early = self.blocks.map(|(_, born)| early && !self.is_held(born, next));
         self.block_table.begin();
         for (logical, shadow) in shadows.into_iter().enumerate() {
             self.block_table.set_block(logical, shadow);
         }
         let sequence = self.block_table.publish(Counts { version, ..Counts::default() });
         assert_eq!(sequence, next);
-        for ((logical, shadow), early) in shadows.into_iter().enumerate().zip(seen_early) {
+        for ((logical, shadow), is_free) in shadows.into_iter().enumerate().zip(free_early) {
             let (block, born) = std::mem::replace(&mut self.blocks[logical], (shadow, sequence));
-            match !early && (late || self.is_held(born, sequence)) {
+            match !is_free && (early || self.is_held(born, sequence)) {
                 true => self.retired.push((block, born, sequence)),
-                false => self.spare.push(block),
+                false => self.free.push(block),
             }
         }
     }
 
-    /// Both places become `version` where they lie, unless somebody reads them.
+    /// Sets both logical blocks to `version` in place, unless the reader has a pin.
     fn change_in_place(&mut self, version: u64) {
         self.block_table.begin();
         let is_read =
@@ -129,7 +129,8 @@ impl<W: AtomicWords> Shard<'_, W> {
         self.block_table.publish(Counts { version, ..Counts::default() });
     }
 
-    /// The process is killed in the middle of a change in place; the next one writes everything.
+    /// Stops in the middle of an update in place, as a killed process does. The next owner raises
+    /// the owner generation and then writes every block.
     fn die(mut self) {
         self.block_table.begin();
         let is_read =
@@ -151,16 +152,16 @@ fn shard(run: &Run<'_>, script: Script, fault: Fault) -> Option<Ending> {
         BlockTable::new(words(Region::BlockTable), Counts::default(), [0, 1].into_iter());
     let reader_slot = Some(ReaderSlot::new(words(Region::ReaderSlot)));
     run.ready();
-    let (spare, retired) = (vec![2, 3], Vec::new());
+    let (free, retired) = (vec![2, 3], Vec::new());
     let mut shard =
-        Shard { block_table, reader_slot, values: &values, blocks, spare, retired, fault };
+        Shard { block_table, reader_slot, values: &values, blocks, free, retired, fault };
     shard.change(1);
     match script {
         Script::Changes => {
             shard.change_in_place(2);
             shard.change(3);
             shard.change(4);
-            // The board is kept: that it is not in the end is another story.
+            // Dropping the block table would close it, which this script does not cover.
             std::mem::forget(shard.block_table);
         }
         Script::TakenOver => shard.die(),
@@ -181,7 +182,7 @@ fn reader(run: &Run<'_>, fault: Fault) -> Option<Ending> {
     };
     let copied = [0, 1].map(|logical| reader.values().load(word(blocks[logical])));
     if let Err(not) = reader.unpin(16)
-        && fault != Fault::OwnerGenerationUnseen
+        && fault != Fault::OwnerGenerationIgnored
     {
         return Some(Ending::Not(not));
     }
@@ -191,7 +192,7 @@ fn reader(run: &Run<'_>, fault: Fault) -> Option<Ending> {
     })
 }
 
-/// The shard's program and the reader's.
+/// Returns the shard's program and the reader's.
 pub(crate) fn programs(
     script: Script,
     fault: Fault,
