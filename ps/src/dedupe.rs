@@ -1,4 +1,5 @@
-//! What a shard remembers of a client's pushes, so that a resend is answered and not applied.
+//! The push window: the outcomes of a client's last pushes on a shard, so that a resend is answered
+//! and not applied again.
 
 use pushpull_common::ids::{GlobalStep, Sequence, TokenId};
 use pushpull_common::protocol::limits::WINDOW;
@@ -6,17 +7,18 @@ use pushpull_common::protocol::{Outcome, PushState};
 
 use crate::planted::{Bug, PlantedBugs};
 
-/// The outcomes of the last pushes of one client epoch on one shard.
+/// The outcomes of the last [`WINDOW`] pushes of one client epoch on one shard.
 ///
-/// A client numbers its pushes from 1 and keeps the span from its oldest unacknowledged push to
-/// its newest below [`WINDOW`]; a shard sees only the pushes that touch it, so gaps are ordinary.
+/// A client numbers its pushes from 1, and keeps the span from its oldest unacknowledged push to
+/// its newest below [`WINDOW`]. A shard receives only the pushes that touch it, so gaps are normal.
 ///
-/// Invariants: every remembered sequence lies in `newest - WINDOW < sequence <= newest`, in the
-/// entry `sequence % WINDOW`; a sequence is settled at most once.
+/// Invariants: a sequence is stored in the entry `sequence % WINDOW` and is at most `newest`; it is
+/// settled at most once. An entry that has left the window stays until it is overwritten;
+/// [`Window::state`] and [`Window::settled`] ignore it.
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
     newest: u64,
-    entries: Box<[Option<Entry>]>,
+    entries: Box<[Option<SettledPush>]>,
     /// The entries that have changed since the last [`Window::save`], one bit each.
     unsaved: u64,
     planted: PlantedBugs,
@@ -24,20 +26,22 @@ pub(crate) struct Window {
 
 const _: () = assert!(WINDOW == u64::BITS as u64);
 
-/// A push that is settled.
+/// A settled push.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct SettledPush {
     sequence: u64,
     outcome: Outcome,
-    /// The token that it was applied under, on a shard that does not own the step; 0 for none.
+    /// The token that it was applied under, on a shard that does not own the step; 0 if there is
+    /// none.
     token: TokenId,
 }
 
-impl Entry {
+impl SettledPush {
     fn words(self) -> [u64; 4] {
-        let Entry { sequence, outcome, token } = self;
+        let SettledPush { sequence, outcome, token } = self;
         match outcome {
-            // Who counts the steps keeps no token, and the others count none.
+            // The step owner counts steps and stores no token; other shards store a token and no
+            // step.
             Outcome::Applied { version, .. } if token.0 != 0 => {
                 [sequence, 6 | token.0 << 8, version, 0]
             }
@@ -53,11 +57,11 @@ impl Entry {
 }
 
 impl Window {
-    /// The words that a window takes in the arena.
+    /// The number of words that a window occupies in the arena.
     pub(crate) const WORDS: usize = 1 + 4 * WINDOW as usize;
 
     pub(crate) fn new(planted: PlantedBugs) -> Self {
-        // The arena still holds another window's words.
+        // All entries are unsaved, because the arena may still hold the words of another window.
         Window {
             newest: 0,
             entries: vec![None; WINDOW as usize].into(),
@@ -66,7 +70,7 @@ impl Window {
         }
     }
 
-    /// What is known of a push; `Unknown` for one that may still come.
+    /// Returns the state of a push; `Unknown` for one that may still arrive.
     pub(crate) fn state(&self, sequence: Sequence) -> PushState {
         if sequence.0 < self.oldest() {
             return PushState::TooOld { oldest: self.oldest() };
@@ -79,61 +83,62 @@ impl Window {
         }
     }
 
-    /// The oldest sequence that is remembered if it was settled.
+    /// Returns the oldest sequence whose outcome is remembered if it was settled.
     pub(crate) fn oldest(&self) -> u64 {
         self.newest.saturating_sub(WINDOW - 1).max(1)
     }
 
-    /// Records what became of a push. One that newer pushes have moved out of the window while it
-    /// waited to be applied is not remembered: a resend is told that it is too old.
+    /// Records the outcome of a push. A push that newer ones have moved out of the window while it
+    /// waited to be applied is not recorded; a resend is answered with `TooOld`.
     ///
     /// # Panics
-    /// If the push is settled already: `state` is asked before a push is taken.
+    /// If the push is already settled: callers check `state` before they accept a push.
     pub(crate) fn settle(&mut self, sequence: Sequence, outcome: Outcome) {
         self.settle_under(TokenId(0), sequence, outcome);
     }
 
-    /// The same of a gradient that is applied under a token which this shard has not granted.
+    /// Records the outcome of a gradient that was applied under a token of another shard. Otherwise
+    /// like [`Window::settle`].
     pub(crate) fn settle_under(&mut self, token: TokenId, sequence: Sequence, outcome: Outcome) {
         match self.state(sequence) {
             PushState::TooOld { .. } => return,
             state => assert_eq!(state, PushState::Unknown {}, "push {sequence} settles once"),
         }
         self.newest = self.newest.max(sequence.0);
-        self.put(sequence.0, Some(Entry { sequence: sequence.0, outcome, token }));
+        self.put(sequence.0, Some(SettledPush { sequence: sequence.0, outcome, token }));
         if self.planted.has(Bug::EvictLiveOutcome) {
-            self.put(sequence.0.wrapping_sub(EVICTED), None);
+            self.put(sequence.0.wrapping_sub(EVICTED_DISTANCE), None);
         }
     }
 
-    fn put(&mut self, sequence: u64, entry: Option<Entry>) {
+    fn put(&mut self, sequence: u64, entry: Option<SettledPush>) {
         let index = sequence % WINDOW;
         self.entries[index as usize] = entry;
         self.unsaved |= 1 << index;
     }
 
     /// Passes each word that may have changed since the last call to `put`, with its index below
-    /// [`Window::WORDS`]: the newest sequence, then four words for each entry.
+    /// [`Window::WORDS`]. Word 0 is the newest sequence; four words follow for each entry.
     pub(crate) fn save(&mut self, mut put: impl FnMut(usize, u64)) {
         put(0, self.newest);
         let mut unsaved = std::mem::take(&mut self.unsaved);
         while unsaved != 0 {
             let index = unsaved.trailing_zeros() as usize;
             unsaved &= unsaved - 1;
-            let words = self.entries[index].map_or([0; 4], Entry::words);
+            let words = self.entries[index].map_or([0; 4], SettledPush::words);
             for (word, value) in words.into_iter().enumerate() {
                 put(1 + 4 * index + word, value);
             }
         }
     }
 
-    /// Passes each word that [`Window::save`] takes for saved, with its index.
+    /// Passes each word that [`Window::save`] considers saved to `put`, with its index.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn saved(&self, put: impl FnMut(usize, u64)) {
         Window { unsaved: !self.unsaved, ..self.clone() }.save(put);
     }
 
-    /// All words.
+    /// Returns all words.
     #[cfg(test)]
     pub(crate) fn words(&self) -> Vec<u64> {
         let mut words = vec![0; Window::WORDS];
@@ -141,7 +146,7 @@ impl Window {
         words
     }
 
-    /// A window from its words; `None` if they cannot be a window's.
+    /// Decodes a window from its words. Returns `None` if they are not valid.
     pub(crate) fn decode(words: &[u64], planted: PlantedBugs) -> Option<Window> {
         let (&newest, entries) = words.get(..Window::WORDS)?.split_first()?;
         let mut window = Window { newest, ..Window::new(planted) };
@@ -170,25 +175,25 @@ impl Window {
             if sequence % WINDOW != index as u64 || sequence > newest {
                 return None;
             }
-            // One that has left the window since is of no more use.
+            // An entry that has left the window since is not needed.
             if sequence >= oldest {
-                window.entries[index] = Some(Entry { sequence, outcome, token });
+                window.entries[index] = Some(SettledPush { sequence, outcome, token });
             }
         }
         Some(window)
     }
 
-    /// Whether a gradient was applied under this token, as far as is remembered.
+    /// Returns whether a gradient is remembered as applied under this token.
     pub(crate) fn has_applied(&self, token: TokenId) -> bool {
         token.0 != 0 && self.entries.iter().flatten().any(|entry| entry.token == token)
     }
 
-    /// The newest sequence that is settled; 0 if none is.
+    /// Returns the newest settled sequence; 0 if there is none.
     pub(crate) fn newest(&self) -> u64 {
         self.newest
     }
 
-    /// The outcomes that are remembered, in rising order of their sequences.
+    /// Returns the remembered outcomes, in ascending order of their sequences.
     pub(crate) fn settled(&self) -> impl Iterator<Item = (u64, Outcome)> {
         let oldest = self.oldest();
         let mut settled: Vec<(u64, Outcome)> =
@@ -198,13 +203,13 @@ impl Window {
         settled.into_iter()
     }
 
-    fn entry(&self, sequence: u64) -> Option<&Entry> {
+    fn entry(&self, sequence: u64) -> Option<&SettledPush> {
         self.entries[(sequence % WINDOW) as usize].as_ref()
     }
 }
 
-/// How many sequences back [`Bug::EvictLiveOutcome`] forgets.
-const EVICTED: u64 = 2;
+/// How many sequences before the newest one [`Bug::EvictLiveOutcome`] forgets.
+const EVICTED_DISTANCE: u64 = 2;
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -212,10 +217,10 @@ pub(crate) mod tests {
 
     const DONE: Outcome = Outcome::Withdrawn {};
 
-    /// What a window promises.
+    /// Checks the guarantees of a window.
     pub(crate) fn suite(planted: PlantedBugs) {
         a_settled_push_is_answered(planted);
-        every_outcome_is_known_as_long_as_its_push_may_come(planted);
+        outcomes_are_known_while_their_pushes_may_arrive(planted);
     }
 
     #[test]
@@ -223,12 +228,13 @@ pub(crate) mod tests {
         suite(PlantedBugs::default());
     }
 
-    /// Pushes settle in any order within the window, and now and then it is read anew.
-    fn every_outcome_is_known_as_long_as_its_push_may_come(planted: PlantedBugs) {
+    /// Settles pushes in any order within the window, and sometimes decodes the window from its
+    /// words.
+    fn outcomes_are_known_while_their_pushes_may_arrive(planted: PlantedBugs) {
         let (mut window, mut settled) = (Window::new(planted), std::collections::BTreeSet::new());
         let (mut newest, mut saved) = (0_u64, vec![0; Window::WORDS]);
         for round in 0..2000_u64 {
-            // Steps that visit a window of sequences in no order.
+            // Visits every sequence of a sliding window, out of order.
             let sequence = 1 + round / 2 + round * 37 % (WINDOW - 1);
             if window.state(Sequence(sequence)) == (PushState::Unknown {}) {
                 assert!(settled.insert(sequence), "push {sequence} is not new");
@@ -237,7 +243,7 @@ pub(crate) mod tests {
             }
             if round % 7 == 0 {
                 window.save(|word, value| saved[word] = value);
-                assert_eq!(saved, window.words(), "what has changed is all that differs");
+                assert_eq!(saved, window.words(), "every word that differs is passed");
             }
             if round % 97 == 0 {
                 window.save(|word, value| saved[word] = value);
@@ -264,14 +270,14 @@ pub(crate) mod tests {
         window.settle(Sequence(1000), DONE);
         assert_eq!(window.state(Sequence(64)), PushState::TooOld { oldest: 937 });
         assert_eq!(window.state(Sequence(999)), PushState::Unknown {});
-        // It was whole before the others came, and is applied after them.
+        // This push was whole before the others arrived, and is applied after them.
         window.settle(Sequence(500), DONE);
         assert_eq!(window.state(Sequence(500)), PushState::TooOld { oldest: 937 });
         assert_eq!(window.newest, 1000);
     }
 
     #[test]
-    fn a_window_reads_as_it_was_written() {
+    fn a_saved_window_decodes_to_the_same_outcomes() {
         let mut window = Window::new(PlantedBugs::default());
         let outcomes = [
             Outcome::Applied { version: 7, step: GlobalStep(9), staleness: 3 },
@@ -293,12 +299,12 @@ pub(crate) mod tests {
         wrong[1] += 1;
         assert!(
             Window::decode(&wrong, PlantedBugs::default()).is_none(),
-            "a sequence in another's entry"
+            "a sequence in the wrong entry"
         );
     }
 
     #[test]
-    fn the_last_sequence_there_is_is_a_sequence() {
+    fn the_largest_sequence_is_valid() {
         let mut window = Window::new(PlantedBugs::default());
         window.settle(Sequence(u64::MAX), DONE);
         assert_eq!(window.state(Sequence(u64::MAX)), PushState::Settled { outcome: DONE });
@@ -307,7 +313,7 @@ pub(crate) mod tests {
 
     #[test]
     #[should_panic(expected = "settles once")]
-    fn nothing_settles_twice() {
+    fn a_push_settles_only_once() {
         let mut window = Window::new(PlantedBugs::default());
         window.settle(Sequence(5), DONE);
         window.settle(Sequence(5), DONE);

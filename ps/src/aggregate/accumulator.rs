@@ -1,4 +1,4 @@
-//! The mean or the sum of enough fresh gradients of one variable.
+//! The dense accumulator: the mean or the sum of enough fresh gradients of one variable.
 
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::tensor::Shape;
@@ -7,36 +7,36 @@ use thiserror::Error;
 use super::real::{Real, add};
 use super::takers::{Applied, TakeError, Taken, Takers, Ticket};
 
-/// What becomes of the gradients that are taken together.
+/// How the gradients that are taken together are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {
-    /// Their sum divided by their number: however many there are, not however many were asked for.
+    /// Their sum divided by their actual number, which may exceed the number requested.
     #[default]
     Mean,
     /// Their sum.
     Sum,
 }
 
-/// Adds the fresh gradients of one variable until somebody takes enough of them.
+/// Sums the fresh gradients of one variable until a caller takes enough of them.
 ///
 /// The semantics are those of TensorFlow's conditional accumulators
-/// (`tf.compat.v1.ConditionalAccumulator`), with one difference: a gradient that is dropped is
-/// answered with [`Applied::Stale`], where TensorFlow says nothing.
+/// (`tf.compat.v1.ConditionalAccumulator`), with one difference: a dropped gradient is reported as
+/// [`Applied::Stale`], where TensorFlow drops it silently.
 ///
-/// An accumulator has a step, at first 0. A gradient says which step its values were of; one of an
-/// earlier step than the accumulator's is dropped, one of a later step is as good as one of this.
-/// Whoever calls [`take`](Self::take) gets a ticket, and when there are as many gradients as it
-/// asked for, [`poll_taken`](Self::poll_taken) gives their mean or sum. That empties the
-/// accumulator and raises its step by one, so a gradient that was computed before the taker has
-/// changed the variable is stale already.
+/// An accumulator has a step, initially 0. Each gradient names the step of the values it was
+/// computed from. A gradient of an earlier step than the accumulator's is dropped; one of a later
+/// step is accepted. A caller of [`take`](Self::take) gets a ticket. Once there are as many
+/// gradients as it requested, [`poll_taken`](Self::poll_taken) returns their mean or sum. Serving a
+/// ticket empties the accumulator and increments its step. A gradient that was computed before the
+/// taker has changed the variable is then stale already.
 ///
-/// Sums are made in `T` and in the order of arrival. NaN and infinity are numbers like others.
+/// Sums are computed in `T` and in the order of arrival. NaN and infinity get no special treatment.
 ///
-/// Memory: one gradient while there is any, and one for each that was taken and is not fetched.
+/// Memory: one gradient if the sum is not empty, and one for each result that was not fetched.
 ///
-/// Invariants: those of the waiters; the sum has the variable's length if there is a gradient in
-/// it, and is empty if not.
+/// Invariants: those of the waiters; the sum has the variable's length if it contains a gradient,
+/// and is empty otherwise.
 #[derive(Clone, Debug)]
 pub struct Accumulator<T> {
     shape: Shape,
@@ -45,66 +45,67 @@ pub struct Accumulator<T> {
     takers: Takers<Vec<T>>,
 }
 
-/// Why a gradient cannot be applied. The caller's doing; nothing has changed.
+/// The reason why a gradient cannot be applied. The caller is at fault; the accumulator is
+/// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ApplyError {
-    /// The gradient has another shape than the variable.
+    /// The gradient's shape differs from the variable's.
     #[error("cannot apply a gradient of shape {found}: the accumulator's is {expected}")]
     Shape {
         /// The accumulator's shape.
         expected: Shape,
-        /// The gradient's.
+        /// The gradient's shape.
         found: Shape,
     },
-    /// The values are fewer or more than the shape has elements.
+    /// The number of values differs from the number of elements in the shape.
     #[error("cannot apply a gradient of {found} values: its shape has {expected} elements")]
     Values {
-        /// The elements of the shape.
+        /// The number of elements in the shape.
         expected: u64,
-        /// The values given.
+        /// The number of values given.
         found: u64,
     },
 }
 
 impl<T: Real> Accumulator<T> {
-    /// An empty accumulator at step 0 for a variable of this shape. Allocates nothing.
+    /// Creates an empty accumulator at step 0 for a variable of this shape. Allocates nothing.
     pub fn new(shape: Shape, reduction: Reduction) -> Self {
         Accumulator { shape, reduction, sum: Vec::new(), takers: Takers::new() }
     }
 
-    /// The shape of the gradients.
+    /// Returns the shape of the gradients.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The step that gradients must be of at least.
+    /// Returns the earliest step whose gradients are accepted.
     pub fn step(&self) -> GlobalStep {
         self.takers.step()
     }
 
-    /// Sets the step, forwards or backwards. The gradients that are in the sum stay in it, even
-    /// those that would be stale now; so do the waiters.
+    /// Sets the step, forwards or backwards. Gradients in the sum stay there, even those that would
+    /// now be stale. Waiters stay too.
     pub fn set_step(&mut self, step: GlobalStep) {
         self.takers.set_step(step);
     }
 
-    /// The gradients in the sum.
+    /// Returns the number of gradients in the sum.
     pub fn count(&self) -> u64 {
         self.takers.count()
     }
 
-    /// Adds a gradient that was computed from the values of step `local_step`. Never waits.
+    /// Adds a gradient that was computed from the values of step `local_step`. Never blocks.
     ///
-    /// A stale gradient is dropped before anything else is looked at: it is [`Applied::Stale`]
-    /// whatever its shape.
+    /// The step is checked before anything else: a stale gradient is [`Applied::Stale`] even if its
+    /// shape is wrong.
     ///
-    /// Cost: one pass over the values; the first gradient after a take is copied into new memory.
+    /// Cost: one pass over the values. The first gradient after a take is copied into new memory.
     ///
     /// # Errors
     ///
-    /// [`ApplyError::Shape`] if the shape is not the accumulator's, [`ApplyError::Values`] if there
-    /// are not as many values as the shape has elements.
+    /// [`ApplyError::Shape`] if the shape is not the accumulator's, [`ApplyError::Values`] if the
+    /// number of values is not the number of elements in the shape.
     pub fn apply(
         &mut self,
         shape: &Shape,
@@ -130,28 +131,28 @@ impl<T: Real> Accumulator<T> {
         Ok(self.takers.added(reduce(&mut self.sum, self.reduction)))
     }
 
-    /// Waits for at least this many gradients. Callers are served strictly in the order of their
+    /// Requests at least this many gradients. Callers are served strictly in the order of their
     /// calls: one that wants few waits behind one that wants many.
     ///
-    /// If there are enough, [`poll_taken`](Self::poll_taken) has them when this returns. Cost of a
-    /// mean: one pass over the sum.
+    /// If there are enough, [`poll_taken`](Self::poll_taken) has the result when this returns. Cost
+    /// of a mean: one pass over the sum.
     ///
     /// # Errors
     ///
     /// [`TakeError::Zero`] for no gradients; [`TakeError::TooManyWaiters`] if
-    /// [`WAITERS_MAX`](super::WAITERS_MAX) callers wait or have not fetched what they got.
+    /// [`WAITERS_MAX`](super::WAITERS_MAX) callers wait or have not fetched their result.
     pub fn take(&mut self, gradients: u64) -> Result<Ticket, TakeError> {
         self.takers.take(gradients, reduce(&mut self.sum, self.reduction))
     }
 
-    /// The next caller that was served, with the values in row-major order; in the order of the
-    /// calls.
+    /// Returns the next result, with the values in row-major order. Results come in the order of
+    /// the calls.
     pub fn poll_taken(&mut self) -> Option<Taken<Vec<T>>> {
         self.takers.poll_taken()
     }
 
-    /// Ends a wait, so that the next in line may be served. False if the ticket does not wait: it
-    /// was cancelled, or it was served and its gradients are to be polled all the same.
+    /// Ends a wait, so that the next in line may be served. Returns false if the ticket does not
+    /// wait: it was cancelled, or it was served and its result must still be polled.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         self.takers.cancel(ticket, reduce(&mut self.sum, self.reduction))
     }
@@ -165,7 +166,7 @@ impl<T: Real> Accumulator<T> {
     }
 }
 
-/// What empties a sum of so many gradients into a value.
+/// Returns a function that empties the sum of N gradients into their sum or mean.
 fn reduce<T: Real>(sum: &mut Vec<T>, reduction: Reduction) -> impl FnOnce(u64) -> Vec<T> {
     move |count| {
         let mut value = std::mem::take(sum);
@@ -198,14 +199,14 @@ mod tests {
         (Accumulator::new(Shape::scalar(), Reduction::Mean), Shape::scalar())
     }
 
-    /// The number that a note of the script gives after the word "count".
+    /// Returns the number that a note of the script gives after the word "count".
     fn count_in(note: &str) -> Option<u64> {
         let (_, after) = note.split_once("count ")?;
         after.split(' ').find_map(|word| word.parse().ok())
     }
 
     #[test]
-    fn the_script_gives_what_tensorflow_gives() {
+    fn the_script_matches_tensorflow() {
         let vectors = vectors();
         let vector = &vectors["accumulator_dense"];
         let (mut accumulator, shape) = pairs(Reduction::Mean);
@@ -236,7 +237,7 @@ mod tests {
                     assert_eq!((accumulator.step().0, accumulator.count()), (from + 1, 0));
                 }
                 "set_global_step" => accumulator.set_step(step(number(&event[1]))),
-                other => panic!("no event {other}"),
+                other => panic!("unknown event {other}"),
             }
             if let Some(count) = count_in(note) {
                 assert_eq!(accumulator.count(), count, "{event}");
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_those_of_the_vectors_and_change_nothing() {
+    fn errors_match_the_vectors_and_change_nothing() {
         let vectors = vectors();
         let errors = &vectors["accumulator_dense"]["errors"];
         let (mut accumulator, shape) = pairs(Reduction::Mean);
@@ -264,8 +265,8 @@ mod tests {
             refused.to_string(),
             "cannot apply a gradient of shape [3]: the accumulator's is [2]"
         );
-        let turned = Shape::new([1, 2]).unwrap();
-        assert!(accumulator.apply(&turned, &[1.0; 2], step(0)).is_err(), "as many elements");
+        let reshaped = Shape::new([1, 2]).unwrap();
+        assert!(accumulator.apply(&reshaped, &[1.0; 2], step(0)).is_err(), "as many elements");
         let refused = accumulator.apply(&shape, &[1.0; 3], step(0));
         assert_eq!(refused, Err(ApplyError::Values { expected: 2, found: 3 }));
         assert_eq!((accumulator.count(), accumulator.step()), (0, step(0)));
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_wait_lets_the_next_be_served() {
+    fn a_cancelled_wait_lets_the_next_caller_be_served() {
         let (mut accumulator, shape) = scalars();
         let two = accumulator.take(2).unwrap();
         let one = accumulator.take(1).unwrap();
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_waiters_are_bounded_and_so_are_those_who_do_not_fetch() {
+    fn waiters_and_unfetched_results_are_bounded() {
         let (mut accumulator, shape) = scalars();
         let first = accumulator.take(1).unwrap();
         for _ in 1..WAITERS_MAX {
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_not_divided_and_a_mean_is_by_what_there_is() {
+    fn a_mean_is_divided_by_the_actual_count_and_a_sum_is_not() {
         for (reduction, expected) in [(Reduction::Sum, [12.0, 6.0]), (Reduction::Mean, [4.0, 2.0])]
         {
             let (mut accumulator, shape) = pairs(reduction);
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_and_infinity_are_numbers_like_others() {
+    fn nan_and_infinity_are_summed_like_other_numbers() {
         let (mut accumulator, shape) = pairs(Reduction::Mean);
         for gradient in [[f64::NAN, 1.0], [2.0, f64::INFINITY]] {
             let applied = accumulator.apply(&shape, &gradient, step(0)).unwrap();
@@ -351,14 +352,14 @@ mod tests {
         accumulator.take(1).unwrap();
         let taken = accumulator.poll_taken().unwrap();
         assert!(taken.value[0].is_nan() && taken.value[1] == f64::INFINITY);
-        // Nothing of it stays.
+        // The next sum starts without them.
         accumulator.apply(&shape, &[1.0, 1.0], step(1)).unwrap();
         accumulator.take(1).unwrap();
         assert_eq!(accumulator.poll_taken().unwrap().value, [1.0, 1.0]);
     }
 
     #[test]
-    fn a_variable_without_elements_counts_gradients_all_the_same() {
+    fn a_variable_without_elements_still_counts_gradients() {
         let shape = Shape::new([0, 3]).unwrap();
         let mut accumulator = Accumulator::<f32>::new(shape.clone(), Reduction::Mean);
         accumulator.apply(&shape, &[], step(0)).unwrap();
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_step_there_is_overflows_nothing() {
+    fn the_largest_step_does_not_overflow() {
         let (mut accumulator, shape) = scalars();
         accumulator.set_step(step(u64::MAX));
         accumulator.apply(&shape, &[1.0], step(u64::MAX)).unwrap();
@@ -382,7 +383,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_any_order_the_mean_is_the_sum_divided_by_the_count(
+        fn the_mean_is_accurate_in_any_order(
             (gradients, shuffled) in gradients()
                 .prop_flat_map(|g| (Just(g.clone()), Just(g).prop_shuffle())),
             reduction in prop::sample::select(vec![Reduction::Mean, Reduction::Sum]),

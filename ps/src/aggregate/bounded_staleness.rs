@@ -1,26 +1,27 @@
-//! How far replicas may run ahead of each other in asynchronous mode.
+//! Bounded staleness: a limit on how far replicas may run ahead of each other in asynchronous mode.
 //!
-//! The rule of stale synchronous parallel training (Ho et al. 2013, "More Effective Distributed ML
-//! via a Stale Synchronous Parallel Parameter Server"): whoever has made as many gradients more than
-//! the slowest as the bound says begins no other before the slowest has caught up.
+//! This is the rule of stale synchronous parallel training (Ho et al. 2013, "More Effective
+//! Distributed ML via a Stale Synchronous Parallel Parameter Server"). A replica that is `bound`
+//! gradients ahead of the slowest begins no other until the slowest has caught up.
 
 use std::collections::BTreeMap;
 
 use crate::shard::replicas::ClientKey;
 
-/// What a replica has made, as it is remembered across a restart.
+/// The progress of one replica; durable across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Gradients: those that were applied and those that came too late.
+    /// The number of gradients: those that were applied and those dropped as too stale.
     pub(crate) made: u64,
-    /// Whether others wait for it: it has asked for a token and is not gone.
+    /// Whether other replicas wait for it: it has requested a token and is not gone.
     pub(crate) counts: bool,
 }
 
-/// Who may begin another gradient.
+/// Decides which replicas may begin another gradient.
 ///
-/// Invariant: nobody who counts has made, with what it is making, more than the bound beyond the
-/// slowest of those who count; but for pushes that lay whole when it left and came back.
+/// Invariant: a counted replica has made and begun at most `bound` gradients more than the slowest
+/// counted replica has made. The exception is a push that was whole when its replica left and came
+/// back.
 #[derive(Debug)]
 pub(crate) struct BoundedStaleness {
     bound: u64,
@@ -42,7 +43,7 @@ impl BoundedStaleness {
         }
     }
 
-    /// What the slowest of those who count has made.
+    /// Returns the number of gradients that the slowest counted replica has made.
     pub(crate) fn slowest(&self) -> Option<u64> {
         self.replicas
             .values()
@@ -51,17 +52,19 @@ impl BoundedStaleness {
             .min()
     }
 
-    /// Those who have made no more than the slowest.
+    /// Returns the counted replicas that have made no more than the slowest.
     pub(crate) fn the_slowest(&self) -> impl Iterator<Item = ClientKey> {
         let slowest = self.slowest();
         let are = move |progress: &Progress| progress.counts && Some(progress.made) == slowest;
         self.replicas.iter().filter(move |(_, progress)| are(progress)).map(|(&replica, _)| replica)
     }
 
-    /// A replica asks for a token: from now on others wait for it. One that comes later, or back, is
-    /// at least as far as the slowest of the others, or nobody would go on before it had caught up;
-    /// and no further ahead than the bound, or it would wait for those who had come in its absence.
-    /// False if it counted before.
+    /// Counts a replica that requests a token: from now on, others wait for it. Returns false if it
+    /// was counted already.
+    ///
+    /// The progress of a new or returning replica is clamped. It is at least that of the slowest
+    /// other, or all would stop until it had caught up. It is at most `bound` more than that, or
+    /// the replica would wait for those that joined in its absence.
     pub(crate) fn enter(&mut self, replica: ClientKey) -> bool {
         let slowest = self.slowest();
         let progress = self.replicas.entry(replica).or_default();
@@ -74,25 +77,25 @@ impl BoundedStaleness {
         true
     }
 
-    /// Whether a replica that is making so many gradients may begin another.
+    /// Returns whether a replica that is computing `making` gradients may begin another.
     pub(crate) fn may_begin(&self, replica: ClientKey, making: usize) -> bool {
         let slowest = self.slowest().unwrap_or(0);
         self.of(replica).made + (making as u64) < slowest.saturating_add(self.bound)
     }
 
-    /// A replica has made a gradient.
+    /// Records that a replica has made a gradient.
     pub(crate) fn made_one(&mut self, replica: ClientKey) {
         self.replicas.entry(replica).or_default().made += 1;
     }
 
-    /// A replica has left or is lost: nobody waits for it.
+    /// Stops counting a replica that has left or is lost.
     pub(crate) fn leave(&mut self, replica: ClientKey) {
         if let Some(progress) = self.replicas.get_mut(&replica) {
             progress.counts = false;
         }
     }
 
-    /// Forgets everybody: other values have been restored. Who they were.
+    /// Forgets all replicas, because other values have been restored. Returns them.
     pub(crate) fn reset(&mut self) -> impl Iterator<Item = ClientKey> + use<> {
         std::mem::take(&mut self.replicas).into_keys()
     }
@@ -108,14 +111,14 @@ mod tests {
 
     fn bounded_staleness(bound: u64, made: &[(ClientKey, u64)]) -> BoundedStaleness {
         let mut bounded_staleness = BoundedStaleness::new(bound);
-        made.iter().for_each(|&(who, made)| {
-            bounded_staleness.restore(who, Progress { made, counts: true })
+        made.iter().for_each(|&(replica, made)| {
+            bounded_staleness.restore(replica, Progress { made, counts: true })
         });
         bounded_staleness
     }
 
     #[test]
-    fn nobody_begins_a_gradient_so_far_ahead() {
+    fn a_replica_at_the_bound_begins_no_gradient() {
         for (bound, a, making, b, may) in [
             (1, 0, 0, 0, true),
             (1, 0, 1, 0, false),
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_not_waited_for() {
+    fn an_absent_replica_is_not_waited_for() {
         let mut bounded_staleness = bounded_staleness(2, &[(A, 7), (B, 5)]);
         assert!(!bounded_staleness.may_begin(A, 0));
         assert_eq!(bounded_staleness.the_slowest().collect::<Vec<_>>(), [B]);
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_is_between_the_slowest_and_the_bound() {
+    fn a_joining_replica_starts_between_the_slowest_and_the_bound() {
         let mut bounded_staleness = bounded_staleness(2, &[(A, 7), (B, 5)]);
         assert!(bounded_staleness.enter(C));
         assert!(!bounded_staleness.enter(C));

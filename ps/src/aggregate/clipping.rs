@@ -1,6 +1,6 @@
-//! How much smaller a gradient is made whose global norm is above a bound, the same on every shard.
+//! Clipping by the global norm: the factor that scales a gradient down, the same on every shard.
 
-/// A number of states that are compared: equal if its bits are.
+/// An `f64` that is compared and hashed by its bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Exact(u64);
 
@@ -11,7 +11,7 @@ impl Exact {
         f64::from_bits(self.0)
     }
 
-    /// As a durable word.
+    /// Returns the bits, for a durable word.
     pub(crate) fn bits(self) -> u64 {
         self.0
     }
@@ -33,13 +33,13 @@ impl std::fmt::Debug for Exact {
     }
 }
 
-/// What a gradient is multiplied by, whose elements have squares of these sums on the shards: 1 if its
-/// norm is not above the bound, or not finite.
+/// Returns the clipping factor of a gradient, from the sums of its squares on the shards. The
+/// factor is 1 if the norm is at most `bound` or is not finite.
 pub(crate) fn factor(bound: Exact, squares: impl Iterator<Item = Exact>) -> Exact {
-    // In the order of the shards: each sum is rounded.
+    // The order of the shards matters: each sum is rounded.
     let norm = squares.fold(0.0, |sum, squares| sum + squares.get()).sqrt();
     match norm > bound.get() && norm.is_finite() {
-        // A factor of 0 would say that there is none.
+        // The durable record accepts only factors above 0.
         true => (bound.get() / norm).max(f64::MIN_POSITIVE).into(),
         false => Exact::ONE,
     }
@@ -59,8 +59,8 @@ mod tests {
         assert_eq!(factor(&[]), 1.0);
         let tiny = super::factor(1e-300.into(), [Exact::from(1e60)].into_iter());
         assert_eq!(tiny.get(), f64::MIN_POSITIVE);
-        for lost in [f64::INFINITY, f64::NAN] {
-            assert_eq!(factor(&[100.0, lost]), 1.0, "{lost}");
+        for not_finite in [f64::INFINITY, f64::NAN] {
+            assert_eq!(factor(&[100.0, not_finite]), 1.0, "{not_finite}");
         }
     }
 }

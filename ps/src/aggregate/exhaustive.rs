@@ -1,13 +1,14 @@
-//! Every state that a few replicas, shards and faults can reach: the rules of synchronous steps,
-//! driven as they are.
+//! Exhaustive exploration of the synchronous step rules: every state that a few replicas, shards
+//! and faults can reach.
 //!
-//! The step owner ([`StepCoordinator`]) is the real one, and so is a shard's part ([`StepFollower`]); beside it,
-//! a shard here has rooms with whole pushes. What one says to another may arrive at any time, and is said again after a
-//! restart; a process that is killed keeps what is durable. Everything that happens is either
-//! *due* (it happens sooner or later, unless something else makes it moot) or a *fault*, of which
-//! each setting allows a few. In every state in which nothing is due any more, training must have
-//! ended: that is the absence of deadlock, and because what is due always makes progress, of
-//! livelock.
+//! The step owner ([`StepCoordinator`]) and a shard's part ([`StepFollower`]) are the real code. A
+//! model shard adds push slots with whole pushes. A message may arrive at any time, and is sent
+//! again after a restart. A killed process keeps its durable state.
+//!
+//! Every event is either *due* (it happens eventually, unless another event makes it moot) or a
+//! *fault*, of which each setting allows a few. In every state without due events, training must
+//! have ended. This rules out deadlock. It also rules out livelock, because due events always make
+//! progress.
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,45 +18,46 @@ use super::step_follower::StepFollower;
 use crate::planted::PlantedBugs;
 use crate::shard::replicas::ClientKey;
 
-/// How often each fault may happen.
+/// The remaining number of each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Faults {
-    /// A replica is killed. It may be started again, and parts that it has sent still arrive.
+    /// A replica is killed. It may be restarted, and parts that it has sent may still arrive.
     kills: u8,
-    /// A replica that is alive is taken for lost.
+    /// A live replica is declared lost.
     losses: u8,
-    /// A replica has no more to do and leaves.
+    /// A replica has no more work and leaves.
     leaves: u8,
-    /// A token has been out for too long.
+    /// A token times out.
     timeouts: u8,
-    /// The step owner is killed, and started again.
+    /// The step owner is killed and restarted.
     owner_kills: u8,
-    /// Another shard is killed, and started again.
+    /// Another shard is killed and restarted.
     shard_kills: u8,
 }
 
-/// What is explored.
+/// A configuration to explore.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
+struct ModelSetting {
     name: &'static str,
     shards: usize,
-    /// Replicas that are there from the start, and that may come later.
+    /// The number of replicas at the start, and of those that may join later.
     replicas: usize,
-    late: usize,
+    late_replicas: usize,
     rule: Rule,
     faults: Faults,
-    /// Whether everything takes its time. Where not, what nobody could tell from happening later is
-    /// done at once, see [`World::settle`].
+    /// Whether every event may be delayed. If not, an event whose delay cannot be observed happens
+    /// at once; see [`ModelState::settle`].
     slow: bool,
     planted: PlantedBugs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Replica {
+enum ModelReplica {
     /// Not started yet.
     Absent,
     Idle,
-    /// Has a token, has sent its push to some shards, and may have heard what became of it.
+    /// Has a token, has sent its push to the shards of the bit set `sent`, and may have received
+    /// the push's outcome.
     Working {
         grant: Grant,
         step: u64,
@@ -66,73 +68,73 @@ enum Replica {
     Left,
 }
 
-/// A shard: what it keeps in its arena, and its round.
+/// A shard of the model: its durable pushes and its follower.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Shard {
-    /// The tokens of the pushes that lie whole here.
+struct ModelShard {
+    /// The tokens of the pushes that are whole on this shard.
     whole: BTreeSet<u64>,
     follower: StepFollower,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
+struct ModelState {
     owner: StepCoordinator,
-    shards: Vec<Shard>,
-    replicas: Vec<Replica>,
-    /// Parts that killed replicas have sent and that may still arrive.
-    ghosts: Vec<Ghost>,
-    /// The tokens whose pushes were accepted for a step that some shard has still to apply.
+    shards: Vec<ModelShard>,
+    replicas: Vec<ModelReplica>,
+    /// Parts of the pushes of killed replicas that may still arrive.
+    delayed_pushes: Vec<DelayedPush>,
+    /// The accepted pushes of steps that some shard has not applied yet, as step and token.
     accepted: BTreeSet<(u64, u64)>,
     push_slots: usize,
     faults: Faults,
     slow: bool,
 }
 
-/// Parts of the push of a killed replica, to these shards.
+/// Parts of the push of a killed replica, in transit to the shards of the bit set `left`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Ghost {
+struct DelayedPush {
     token: u64,
     step: u64,
     left: u32,
 }
 
-/// Something that can happen.
+/// An event that can happen in a state of the model.
 #[derive(Clone, Copy, Debug)]
-enum Event {
+enum ModelEvent {
     // Due.
     Ask(usize),
     Rejoin(usize),
     Push { replica: usize, shard: usize },
-    HearVerdict(usize),
-    SayHeld { shard: usize, token: u64 },
-    SayApplied(usize),
-    Learn(usize),
-    Work(usize),
+    ReceiveVerdict(usize),
+    ReportHeld { shard: usize, token: u64 },
+    ReportApplied(usize),
+    ReceiveCommit(usize),
+    ApplyStep(usize),
     LeaseEnds(usize),
     JoinTimeout,
     // Faults.
     Kill(usize),
     Start(usize),
-    LoseLiving(usize),
+    LoseLive(usize),
     Leave(usize),
     TokenTimeout(usize),
-    GhostPush { ghost: usize, shard: usize },
+    DeliverDelayed { delayed: usize, shard: usize },
     KillOwner,
     KillShard(usize),
 }
 
-impl Event {
+impl ModelEvent {
     fn is_due(self) -> bool {
         !matches!(
             self,
-            Event::Kill(_)
-                | Event::Start(_)
-                | Event::LoseLiving(_)
-                | Event::Leave(_)
-                | Event::TokenTimeout(_)
-                | Event::GhostPush { .. }
-                | Event::KillOwner
-                | Event::KillShard(_)
+            ModelEvent::Kill(_)
+                | ModelEvent::Start(_)
+                | ModelEvent::LoseLive(_)
+                | ModelEvent::Leave(_)
+                | ModelEvent::TokenTimeout(_)
+                | ModelEvent::DeliverDelayed { .. }
+                | ModelEvent::KillOwner
+                | ModelEvent::KillShard(_)
         )
     }
 }
@@ -141,178 +143,178 @@ fn key(replica: usize) -> ClientKey {
     ClientKey(replica as u32)
 }
 
-impl World {
-    fn new(setting: &Setting) -> World {
-        let Setting { shards, rule, planted, .. } = *setting;
+impl ModelState {
+    fn new(setting: &ModelSetting) -> ModelState {
+        let ModelSetting { shards, rule, planted, .. } = *setting;
         let mut owner = StepCoordinator::new(rule, shards, planted);
         for replica in 0..setting.replicas {
             owner.join(key(replica), replica as u32);
         }
-        let shard = Shard { whole: BTreeSet::new(), follower: StepFollower::new(0, planted) };
-        let mut replicas = vec![Replica::Idle; setting.replicas];
-        replicas.resize(setting.replicas + setting.late, Replica::Absent);
+        let shard = ModelShard { whole: BTreeSet::new(), follower: StepFollower::new(0, planted) };
+        let mut replicas = vec![ModelReplica::Idle; setting.replicas];
+        replicas.resize(setting.replicas + setting.late_replicas, ModelReplica::Absent);
         let (faults, slow, push_slots) = (setting.faults, setting.slow, rule.push_slots);
-        let (shards, ghosts, accepted) = (vec![shard; shards], Vec::new(), BTreeSet::new());
-        World { owner, shards, replicas, ghosts, accepted, push_slots, faults, slow }
+        let (shards, delayed_pushes, accepted) = (vec![shard; shards], Vec::new(), BTreeSet::new());
+        ModelState { owner, shards, replicas, delayed_pushes, accepted, push_slots, faults, slow }
     }
 
-    /// What can happen here.
-    fn events(&self) -> Vec<Event> {
+    /// Returns the events that can happen in this state.
+    fn events(&self) -> Vec<ModelEvent> {
         let mut events = Vec::new();
         for (index, replica) in self.replicas.iter().enumerate() {
             let live = self.owner.is_live(key(index));
             match *replica {
-                Replica::Absent => events.push(Event::Start(index)),
-                Replica::Left => {}
-                Replica::Killed => {
-                    events.push(Event::Start(index));
+                ModelReplica::Absent => events.push(ModelEvent::Start(index)),
+                ModelReplica::Left => {}
+                ModelReplica::Killed => {
+                    events.push(ModelEvent::Start(index));
                     if live {
-                        events.push(Event::LeaseEnds(index));
+                        events.push(ModelEvent::LeaseEnds(index));
                     }
                 }
-                Replica::Idle => {
-                    events.push(if live { Event::Ask(index) } else { Event::Rejoin(index) });
+                ModelReplica::Idle => {
+                    events.push(if live { ModelEvent::Ask(index) } else { ModelEvent::Rejoin(index) });
                     if live && self.faults.leaves > 0 {
-                        events.push(Event::Leave(index));
+                        events.push(ModelEvent::Leave(index));
                     }
                 }
-                Replica::Working { sent, verdict, .. } => {
+                ModelReplica::Working { sent, verdict, .. } => {
                     for shard in 0..self.shards.len() {
-                        if sent & 1 << shard == 0 && self.has_room(shard) {
-                            events.push(Event::Push { replica: index, shard });
+                        if sent & 1 << shard == 0 && self.has_free_slot(shard) {
+                            events.push(ModelEvent::Push { replica: index, shard });
                         }
                     }
                     if verdict.is_some() {
-                        events.push(Event::HearVerdict(index));
+                        events.push(ModelEvent::ReceiveVerdict(index));
                     } else if self.faults.timeouts > 0 {
-                        events.push(Event::TokenTimeout(index));
+                        events.push(ModelEvent::TokenTimeout(index));
                     }
                 }
             }
-            if matches!(replica, Replica::Idle | Replica::Working { .. }) {
+            if matches!(replica, ModelReplica::Idle | ModelReplica::Working { .. }) {
                 if self.faults.kills > 0 {
-                    events.push(Event::Kill(index));
+                    events.push(ModelEvent::Kill(index));
                 }
                 if self.faults.losses > 0 && live {
-                    events.push(Event::LoseLiving(index));
+                    events.push(ModelEvent::LoseLive(index));
                 }
             }
         }
         for (index, shard) in self.shards.iter().enumerate() {
-            events.extend(shard.whole.iter().map(|&token| Event::SayHeld { shard: index, token }));
-            events.extend([Event::SayApplied(index), Event::Learn(index)]);
+            events.extend(shard.whole.iter().map(|&token| ModelEvent::ReportHeld { shard: index, token }));
+            events.extend([ModelEvent::ReportApplied(index), ModelEvent::ReceiveCommit(index)]);
             if shard.follower.due().is_some() {
-                events.push(Event::Work(index));
+                events.push(ModelEvent::ApplyStep(index));
             }
             if self.faults.shard_kills > 0 {
-                events.push(Event::KillShard(index));
+                events.push(ModelEvent::KillShard(index));
             }
         }
-        for (ghost, Ghost { left, .. }) in self.ghosts.iter().enumerate() {
+        for (delayed, DelayedPush { left, .. }) in self.delayed_pushes.iter().enumerate() {
             let shards = 0..self.shards.len();
-            let shards = shards.filter(|&shard| left & 1 << shard != 0 && self.has_room(shard));
-            events.extend(shards.map(|shard| Event::GhostPush { ghost, shard }));
+            let shards = shards.filter(|&shard| left & 1 << shard != 0 && self.has_free_slot(shard));
+            events.extend(shards.map(|shard| ModelEvent::DeliverDelayed { delayed, shard }));
         }
         if self.owner.expects() > 0 {
-            events.push(Event::JoinTimeout);
+            events.push(ModelEvent::JoinTimeout);
         }
         if self.faults.owner_kills > 0 {
-            events.push(Event::KillOwner);
+            events.push(ModelEvent::KillOwner);
         }
         events
     }
 
-    /// The world after an event; an error if a promise is broken by it.
-    fn after(&self, event: Event) -> Result<World, String> {
-        let mut world = self.clone();
+    /// Returns the state after an event, or an error if the event violates an invariant.
+    fn after(&self, event: ModelEvent) -> Result<ModelState, String> {
+        let mut state = self.clone();
         match event {
-            Event::Ask(replica) => match world.owner.ask(key(replica)) {
+            ModelEvent::Ask(replica) => match state.owner.ask(key(replica)) {
                 Asked::Granted(grant) => {
                     let step = self.owner.step();
-                    world.replicas[replica] =
-                        Replica::Working { grant, step, sent: 0, verdict: None };
+                    state.replicas[replica] =
+                        ModelReplica::Working { grant, step, sent: 0, verdict: None };
                 }
                 Asked::Wait | Asked::Ended => {}
             },
-            Event::Rejoin(replica) => world.owner.join(key(replica), replica as u32),
-            Event::Push { replica, shard } => {
-                if let Replica::Working { grant, step, sent, .. } = &mut world.replicas[replica] {
+            ModelEvent::Rejoin(replica) => state.owner.join(key(replica), replica as u32),
+            ModelEvent::Push { replica, shard } => {
+                if let ModelReplica::Working { grant, step, sent, .. } = &mut state.replicas[replica] {
                     *sent |= 1 << shard;
                     let (token, step) = (grant.token, *step);
-                    world.receive(shard, token, step);
+                    state.receive(shard, token, step);
                 }
             }
-            Event::HearVerdict(replica) => world.go_on(replica)?,
-            Event::SayHeld { shard, token } => world.say_held(shard, token),
-            Event::SayApplied(shard) => {
-                world.owner.applied(shard, self.shards[shard].follower.step());
+            ModelEvent::ReceiveVerdict(replica) => state.resume_replica(replica)?,
+            ModelEvent::ReportHeld { shard, token } => state.report_held(shard, token),
+            ModelEvent::ReportApplied(shard) => {
+                state.owner.applied(shard, self.shards[shard].follower.step());
             }
-            Event::Learn(shard) => {
+            ModelEvent::ReceiveCommit(shard) => {
                 if let Some(committed) = self.owner.committed() {
-                    world.shards[shard].follower.learn(&committed);
+                    state.shards[shard].follower.learn(&committed);
                 }
             }
-            Event::Work(shard) => world.work(shard)?,
-            Event::LeaseEnds(replica) => world.owner.lose(key(replica)),
-            Event::JoinTimeout => world.owner.expect_nobody(),
-            Event::Kill(replica) => {
-                world.faults.kills -= 1;
-                if let Replica::Working { grant, step, sent, .. } = self.replicas[replica] {
+            ModelEvent::ApplyStep(shard) => state.apply_step(shard)?,
+            ModelEvent::LeaseEnds(replica) => state.owner.lose(key(replica)),
+            ModelEvent::JoinTimeout => state.owner.expect_nobody(),
+            ModelEvent::Kill(replica) => {
+                state.faults.kills -= 1;
+                if let ModelReplica::Working { grant, step, sent, .. } = self.replicas[replica] {
                     let left = !sent & ((1 << self.shards.len()) - 1);
-                    world.ghosts.push(Ghost { token: grant.token, step, left });
+                    state.delayed_pushes.push(DelayedPush { token: grant.token, step, left });
                 }
-                world.replicas[replica] = Replica::Killed;
+                state.replicas[replica] = ModelReplica::Killed;
             }
-            Event::Start(replica) => {
-                world.owner.fence(key(replica));
-                world.owner.join(key(replica), replica as u32);
-                world.replicas[replica] = Replica::Idle;
+            ModelEvent::Start(replica) => {
+                state.owner.fence(key(replica));
+                state.owner.join(key(replica), replica as u32);
+                state.replicas[replica] = ModelReplica::Idle;
             }
-            Event::LoseLiving(replica) => {
-                world.faults.losses -= 1;
-                world.owner.lose(key(replica));
+            ModelEvent::LoseLive(replica) => {
+                state.faults.losses -= 1;
+                state.owner.lose(key(replica));
             }
-            Event::Leave(replica) => {
-                world.faults.leaves -= 1;
-                world.owner.lose(key(replica));
-                world.replicas[replica] = Replica::Left;
+            ModelEvent::Leave(replica) => {
+                state.faults.leaves -= 1;
+                state.owner.lose(key(replica));
+                state.replicas[replica] = ModelReplica::Left;
             }
-            Event::TokenTimeout(replica) => {
-                world.faults.timeouts -= 1;
-                if let Replica::Working { grant, .. } = self.replicas[replica] {
-                    world.owner.take_back(grant.token);
+            ModelEvent::TokenTimeout(replica) => {
+                state.faults.timeouts -= 1;
+                if let ModelReplica::Working { grant, .. } = self.replicas[replica] {
+                    state.owner.take_back(grant.token);
                 }
             }
-            Event::GhostPush { ghost, shard } => {
-                let Ghost { token, step, left } = &mut world.ghosts[ghost];
+            ModelEvent::DeliverDelayed { delayed, shard } => {
+                let DelayedPush { token, step, left } = &mut state.delayed_pushes[delayed];
                 *left &= !(1 << shard);
                 let (token, step) = (*token, *step);
-                world.receive(shard, token, step);
+                state.receive(shard, token, step);
             }
-            Event::KillOwner => {
-                world.faults.owner_kills -= 1;
-                world.owner.restart();
+            ModelEvent::KillOwner => {
+                state.faults.owner_kills -= 1;
+                state.owner.restart();
             }
-            Event::KillShard(shard) => {
-                world.faults.shard_kills -= 1;
+            ModelEvent::KillShard(shard) => {
+                state.faults.shard_kills -= 1;
                 let step = self.shards[shard].follower.step();
-                world.shards[shard].follower = StepFollower::new(step, self.owner.planted());
+                state.shards[shard].follower = StepFollower::new(step, self.owner.planted());
             }
         }
-        world.on_verdicts();
-        world.ghosts.retain(|ghost| ghost.left != 0);
+        state.on_verdicts();
+        state.delayed_pushes.retain(|delayed| delayed.left != 0);
         if !self.slow {
-            world.settle()?;
+            state.settle()?;
         }
-        world.check()?;
-        Ok(world)
+        state.check()?;
+        Ok(state)
     }
 
-    /// Does what is due and could as well have been done later without anybody seeing a difference:
-    /// shards hear what was decided; the step owner hears what they did, which they may as well
-    /// have done later; and pushes are dropped of which no part can come any more.
+    /// Executes due events whose delay cannot be observed. Shards receive the committed step, the
+    /// step owner receives the shards' reports, and pushes of which no part can arrive any more are
+    /// dropped.
     fn settle(&mut self) -> Result<(), String> {
-        // What is not settled after two rounds happens as an event.
+        // An event that is not settled after two rounds happens as a separate event.
         for _ in 0..2 {
             for shard in 0..self.shards.len() {
                 if let Some(committed) = self.owner.committed() {
@@ -321,84 +323,84 @@ impl World {
                 let whole: Vec<u64> = self.shards[shard].whole.iter().copied().collect();
                 for token in whole {
                     if self.owner.is_of_use(token) || !self.may_be_sent(token) {
-                        self.say_held(shard, token);
+                        self.report_held(shard, token);
                     }
                 }
                 self.owner.applied(shard, self.shards[shard].follower.step());
             }
             self.on_verdicts();
             for replica in 0..self.replicas.len() {
-                if let Replica::Working { verdict: Some(Verdict::Admitted { .. }), .. } =
+                if let ModelReplica::Working { verdict: Some(Verdict::Admitted { .. }), .. } =
                     self.replicas[replica]
                 {
-                    self.go_on(replica)?;
+                    self.resume_replica(replica)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Whether parts may still come of the push of this token.
+    /// Returns whether parts of this token's push may still arrive.
     fn may_be_sent(&self, token: u64) -> bool {
         let working = self.replicas.iter().any(
-            |replica| matches!(replica, Replica::Working { grant, .. } if grant.token == token),
+            |replica| matches!(replica, ModelReplica::Working { grant, .. } if grant.token == token),
         );
-        working || self.ghosts.iter().any(|ghost| ghost.token == token)
+        working || self.delayed_pushes.iter().any(|delayed| delayed.token == token)
     }
 
-    fn has_room(&self, shard: usize) -> bool {
+    fn has_free_slot(&self, shard: usize) -> bool {
         self.shards[shard].whole.len() < self.push_slots
     }
 
-    /// A shard says that it holds a push, and drops it if it is told that it is over.
-    fn say_held(&mut self, shard: usize, token: u64) {
+    /// Reports to the step owner that a shard holds a push. The shard drops the push if it is over.
+    fn report_held(&mut self, shard: usize, token: u64) {
         if !self.owner.held(shard, token, 0.0.into()) {
             self.shards[shard].whole.remove(&token);
         }
     }
 
-    /// Replicas hear what became of their pushes.
+    /// Delivers the outcomes of pushes to their replicas.
     fn on_verdicts(&mut self) {
         for (grant, verdict) in self.owner.verdicts() {
             if let Verdict::Admitted { step } = verdict {
                 self.accepted.insert((step, grant.token));
             }
             for replica in &mut self.replicas {
-                if let Replica::Working { grant: own, verdict: heard, .. } = replica
+                if let ModelReplica::Working { grant: own, verdict: received, .. } = replica
                     && *own == grant
                 {
-                    *heard = Some(verdict);
+                    *received = Some(verdict);
                 }
             }
         }
     }
 
-    /// A replica has heard what became of its push.
-    fn go_on(&mut self, replica: usize) -> Result<(), String> {
+    /// Makes a replica idle after it has received the outcome of its push.
+    fn resume_replica(&mut self, replica: usize) -> Result<(), String> {
         let everywhere = (1 << self.shards.len()) - 1;
-        if let Replica::Working { sent, verdict: Some(Verdict::Admitted { .. }), .. } =
+        if let ModelReplica::Working { sent, verdict: Some(Verdict::Admitted { .. }), .. } =
             self.replicas[replica]
             && sent != everywhere
         {
-            return Err(format!("replica {replica} has not sent what was admitted"));
+            return Err(format!("the push of replica {replica} was admitted before it was sent"));
         }
-        self.replicas[replica] = Replica::Idle;
+        self.replicas[replica] = ModelReplica::Idle;
         Ok(())
     }
 
-    /// The push of a token, which was granted at this step, comes to a shard that has room for it.
+    /// Delivers the push of a token that was granted at `step` to a shard with a free push slot.
     fn receive(&mut self, shard: usize, token: u64, step: u64) {
-        let Shard { whole, follower } = &mut self.shards[shard];
-        // What it is for may have passed here.
+        let ModelShard { whole, follower } = &mut self.shards[shard];
+        // This shard may have applied the push's step already.
         if follower.step() <= step {
             whole.insert(token);
             follower.whole(whole.iter().copied());
         }
     }
 
-    /// A shard applies the step that is due.
-    fn work(&mut self, shard: usize) -> Result<(), String> {
-        let Shard { whole, follower } = &mut self.shards[shard];
+    /// Applies the step that is due on a shard.
+    fn apply_step(&mut self, shard: usize) -> Result<(), String> {
+        let ModelShard { whole, follower } = &mut self.shards[shard];
         let Some(tokens) = follower.due().map(<[u64]>::to_vec) else { return Ok(()) };
         let step = follower.step();
         let admitted: Vec<u64> = self.owner.admitted().iter().map(|grant| grant.token).collect();
@@ -410,7 +412,7 @@ impl World {
         }
         let mut accepted = self.accepted.iter().filter(|(of, _)| *of == step);
         if let Some((_, token)) = accepted.find(|(_, token)| !tokens.contains(token)) {
-            return Err(format!("token {token} was accepted, and step {step} is without it"));
+            return Err(format!("token {token} was accepted, but step {step} lacks it"));
         }
         for token in tokens {
             if !whole.remove(&token) {
@@ -423,29 +425,29 @@ impl World {
         Ok(())
     }
 
-    /// What holds at all times.
+    /// Checks the invariants of every state.
     fn check(&self) -> Result<(), String> {
-        // Whoever has a token that is worth something reads the same step on every shard.
+        // The holder of an outstanding token reads the same step on every shard.
         for grant in self.owner.tokens_out() {
             let step = self.owner.step();
             if let Some(shard) = self.shards.iter().position(|shard| shard.follower.step() != step)
             {
-                return Err(format!("{grant:?} of step {step} is out, shard {shard} is elsewhere"));
+                return Err(format!("{grant:?} of step {step} is outstanding, shard {shard} is at another step"));
             }
         }
         for (index, shard) in self.shards.iter().enumerate() {
-            let (here, there) = (shard.follower.step(), self.owner.step());
-            if here > there || here + 1 < there {
-                return Err(format!("shard {index} is at step {here}, the owner at {there}"));
+            let (applied, committed) = (shard.follower.step(), self.owner.step());
+            if applied > committed || applied + 1 < committed {
+                return Err(format!("shard {index} is at step {applied}, the owner at {committed}"));
             }
         }
         self.owner.check()
     }
 
-    /// Whether nothing needs to happen any more.
+    /// Returns whether nothing needs to happen any more.
     fn is_over(&self, rule: &Rule) -> bool {
         let ended = rule.last_step == Some(self.owner.step()) && !self.owner.is_applying();
-        let alive = |replica: &Replica| matches!(replica, Replica::Idle | Replica::Working { .. });
+        let alive = |replica: &ModelReplica| matches!(replica, ModelReplica::Idle | ModelReplica::Working { .. });
         let waits = self.owner.is_short() && rule.floor > 0;
         ended || waits || !self.replicas.iter().any(alive)
     }
@@ -457,55 +459,56 @@ struct Explored {
     ends: usize,
 }
 
-/// Walks through every state; an error is a broken promise, with all that led to it.
-fn explore(setting: &Setting) -> Result<Explored, String> {
-    fn fingerprint(world: &World) -> u64 {
+/// Visits every state. An error is a violation, with the events that led to it.
+fn explore(setting: &ModelSetting) -> Result<Explored, String> {
+    fn fingerprint(state: &ModelState) -> u64 {
         let mut hasher = DefaultHasher::new();
-        world.hash(&mut hasher);
+        state.hash(&mut hasher);
         hasher.finish()
     }
-    let start = World::new(setting);
+    let start = ModelState::new(setting);
     let mut seen = HashSet::from([fingerprint(&start)]);
     let mut explored = Explored { states: 1, ends: 0 };
-    // The way to where we are: a world, what has not been tried in it, whether anything was due.
+    // The path to the current state: each state, its untried events, whether any event was due, and
+    // the event that led to it.
     let events = start.events();
-    let mut way: Vec<(World, Vec<Event>, bool, Option<Event>)> = vec![(start, events, false, None)];
-    while let Some((world, events, any_due, _)) = way.last_mut() {
+    let mut path: Vec<(ModelState, Vec<ModelEvent>, bool, Option<ModelEvent>)> = vec![(start, events, false, None)];
+    while let Some((state, events, any_due, _)) = path.last_mut() {
         let Some(event) = events.pop() else {
             if !*any_due {
                 explored.ends += 1;
-                if !world.is_over(&setting.rule) {
-                    let world = format!("{world:#?}");
-                    return Err(told(setting, &way, &format!("nothing is due in {world}")));
+                if !state.is_over(&setting.rule) {
+                    let state = format!("{state:#?}");
+                    return Err(failure_report(setting, &path, &format!("nothing is due in {state}")));
                 }
             }
-            way.pop();
+            path.pop();
             continue;
         };
-        let next = match world.after(event) {
+        let next = match state.after(event) {
             Ok(next) => next,
-            Err(broken) => return Err(told(setting, &way, &format!("after {event:?}: {broken}"))),
+            Err(broken) => return Err(failure_report(setting, &path, &format!("after {event:?}: {broken}"))),
         };
-        if next == *world {
+        if next == *state {
             continue;
         }
         *any_due |= event.is_due();
         if seen.insert(fingerprint(&next)) {
             explored.states += 1;
             let events = next.events();
-            way.push((next, events, false, Some(event)));
+            path.push((next, events, false, Some(event)));
         }
     }
     Ok(explored)
 }
 
-fn told(
-    setting: &Setting,
-    way: &[(World, Vec<Event>, bool, Option<Event>)],
+fn failure_report(
+    setting: &ModelSetting,
+    path: &[(ModelState, Vec<ModelEvent>, bool, Option<ModelEvent>)],
     broken: &str,
 ) -> String {
     let events: Vec<String> =
-        way.iter().filter_map(|(.., event)| event.map(|event| format!("{event:?}"))).collect();
+        path.iter().filter_map(|(.., event)| event.map(|event| format!("{event:?}"))).collect();
     format!("{}: {broken}\nafter:\n  {}", setting.name, events.join("\n  "))
 }
 
@@ -526,12 +529,12 @@ fn rule(aggregate: u32, total: u32, steps: u64) -> Rule {
     }
 }
 
-fn settings(planted: PlantedBugs) -> Vec<Setting> {
-    let plain = Setting {
+fn settings(planted: PlantedBugs) -> Vec<ModelSetting> {
+    let plain = ModelSetting {
         name: "",
         shards: 2,
         replicas: 2,
-        late: 0,
+        late_replicas: 0,
         rule: rule(2, 2, 2),
         faults: NONE,
         slow: false,
@@ -539,72 +542,72 @@ fn settings(planted: PlantedBugs) -> Vec<Setting> {
     };
     let kill = Faults { kills: 1, ..NONE };
     vec![
-        Setting {
-            name: "everything takes its time, step owner and replica are killed",
+        ModelSetting {
+            name: "all events delayed, step owner and replica are killed",
             rule: rule(2, 2, 1),
             faults: Faults { owner_kills: 1, ..kill },
             slow: true,
             ..plain
         },
-        Setting {
-            name: "everything takes its time, a ghost and a shard that is killed",
+        ModelSetting {
+            name: "all events delayed, a replica is lost, a shard is killed",
             faults: Faults { losses: 1, shard_kills: 1, ..NONE },
             slow: true,
             ..plain
         },
-        Setting {
-            name: "two replicas are killed, and the step owner",
+        ModelSetting {
+            name: "two replicas and the step owner are killed",
             rule: rule(2, 2, 1),
             faults: Faults { kills: 2, owner_kills: 1, ..NONE },
             ..plain
         },
-        Setting {
-            name: "a ghost goes on pushing, a shard is killed",
+        ModelSetting {
+            name: "a lost replica keeps pushing, a shard is killed",
             faults: Faults { losses: 1, shard_kills: 1, ..kill },
             ..plain
         },
-        Setting {
-            name: "one room for two replicas",
+        ModelSetting {
+            name: "one push slot for two replicas",
             rule: Rule { push_slots: 1, ..rule(1, 2, 2) },
             faults: Faults { losses: 1, owner_kills: 1, timeouts: 1, ..kill },
             ..plain
         },
-        Setting {
-            name: "a backup replica, one is killed",
+        ModelSetting {
+            name: "one backup replica, one replica is killed",
             replicas: 3,
             rule: rule(2, 3, 2),
             faults: kill,
             ..plain
         },
-        Setting {
-            name: "shrinking in mid-step, twice",
+        ModelSetting {
+            name: "a step that shrinks twice",
             replicas: 3,
             rule: rule(3, 3, 1),
             faults: Faults { leaves: 1, ..kill },
             ..plain
         },
-        Setting {
-            name: "a late one, and one that leaves",
+        ModelSetting {
+            name: "one replica joins later, one leaves",
             replicas: 1,
-            late: 1,
+            late_replicas: 1,
             faults: Faults { leaves: 1, losses: 1, owner_kills: 1, ..NONE },
             ..plain
         },
-        Setting {
+        ModelSetting {
             name: "more gradients than replicas",
             rule: rule(3, 2, 1),
             faults: Faults { leaves: 1, ..kill },
             ..plain
         },
-        Setting {
+        ModelSetting {
             name: "three shards",
             shards: 3,
             rule: rule(2, 2, 1),
             faults: Faults { owner_kills: 1, shard_kills: 1, ..kill },
             ..plain
         },
-        Setting {
-            name: "in the order of the replicas, who must not be fewer",
+        ModelSetting {
+            name: "in rank order, without shrinking",
             rule: Rule { ordered: true, floor: 2, ..rule(2, 2, 2) },
             faults: Faults { owner_kills: 1, ..kill },
             ..plain
@@ -612,29 +615,29 @@ fn settings(planted: PlantedBugs) -> Vec<Setting> {
     ]
 }
 
-/// Explores every setting; the first promise that is broken ends it.
+/// Explores every setting, and panics at the first violation. Returns the number of states.
 pub(crate) fn suite(planted: PlantedBugs) -> usize {
     let mut states = 0;
     for setting in settings(planted) {
         let explored = explore(&setting).unwrap_or_else(|broken| panic!("{broken}"));
-        let Explored { states: here, ends } = explored;
-        println!("{:62} {here:9} states, {ends:6} of them ends", setting.name);
-        states += here;
+        let Explored { states: count, ends } = explored;
+        println!("{:62} {count:9} states, {ends:6} of them final", setting.name);
+        states += count;
     }
     states
 }
 
 #[test]
-fn a_dead_end_is_found() {
-    // With fewer rooms than gradients in a step, admitted pushes fill them all.
+fn a_deadlock_is_found() {
+    // With fewer push slots than gradients in a step, admitted pushes occupy them all.
     let setting = settings(PlantedBugs::default())[0];
-    let setting = Setting { rule: Rule { push_slots: 1, ..setting.rule }, ..setting };
+    let setting = ModelSetting { rule: Rule { push_slots: 1, ..setting.rule }, ..setting };
     let broken = explore(&setting).unwrap_err();
     assert!(broken.contains("nothing is due"), "{broken}");
 }
 
 #[test]
-fn no_state_breaks_a_promise_or_is_a_dead_end() {
+fn no_state_violates_an_invariant_or_deadlocks() {
     let states = suite(PlantedBugs::default());
     println!("{{\"test\":\"exhaustive\",\"states\":{states},\"broken\":0}}");
 }

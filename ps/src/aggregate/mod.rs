@@ -1,9 +1,10 @@
-//! How gradients become steps.
+//! Gradient aggregation: how pushed gradients become steps.
 //!
-//! The public pieces are those of classic synchronous training: TensorFlow's conditional
-//! accumulators, and the token queue of its `SyncReplicasOptimizer`. They are plain values without
-//! threads, clocks or sockets, so a program can average the gradients of its own replicas with
-//! them, as in-graph replication does. Whoever waits is served through a `poll_taken`.
+//! The public types are the building blocks of classic synchronous training: TensorFlow's
+//! conditional accumulators and the token queue of its `SyncReplicasOptimizer`. They are plain
+//! values without threads, clocks or sockets. A program can use them to average the gradients of
+//! its own replicas, as in-graph replication does. Calls never block: results are fetched with
+//! `poll_taken`.
 //!
 //! One step of two replicas:
 //!
@@ -22,9 +23,9 @@
 //! let taken = accumulator.poll_taken().ok_or("two gradients are enough")?;
 //! assert_eq!((taken.ticket, taken.value), (ticket, vec![2.0, 3.0]));
 //!
-//! // A third replica was late: its gradient belongs to values that are gone.
-//! let late = accumulator.apply(&shape, &[100.0, 100.0], GlobalStep(0))?;
-//! assert_eq!(late, Applied::Stale { current: GlobalStep(1) });
+//! // A straggler's gradient is dropped: the values it was computed from have been replaced.
+//! let stale = accumulator.apply(&shape, &[100.0, 100.0], GlobalStep(0))?;
+//! assert_eq!(stale, Applied::Stale { current: GlobalStep(1) });
 //! # Ok(()) }
 //! ```
 
@@ -56,7 +57,9 @@ pub use synchronous_tokens::{SynchronousTokens, SynchronousTokensError};
 pub use takers::{Applied, TakeError, Taken, Ticket};
 pub use token_queue::{Dequeued, PushTokensError, TokenQueue, WaitError, WaiterId};
 
-/// The callers that may wait on one accumulator or token queue, those included that were served
-/// and have not fetched it. One for each replica of the largest cluster there is reason to
-/// expect; a caller that comes back without having fetched what it got is stopped by it.
+/// The maximum number of callers that wait on one accumulator or token queue. Callers that were
+/// served and have not fetched their result count.
+///
+/// The limit allows one caller per replica of the largest plausible cluster. It also stops a caller
+/// that keeps calling without fetching its results.
 pub const WAITERS_MAX: usize = 4096;

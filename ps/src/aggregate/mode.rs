@@ -1,49 +1,50 @@
-//! How gradients are taken, and what becomes of a step when somebody is lost.
+//! Update modes, and the policies for a synchronous step that loses a replica.
 
 use std::time::Duration;
 
-/// How updates are taken.
+/// Whether gradients are applied one by one or averaged over several replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// Each push is applied at once, whatever other workers do.
+    /// Each push is applied immediately, independently of other workers.
     #[default]
     Asynchronous,
-    /// Steps are made of several gradients, of which the mean is applied: those of the fastest
-    /// replicas (TensorFlow's `SyncReplicasOptimizer`). Gradients of older steps are dropped, and
-    /// their workers are told.
+    /// Each step applies the mean of several gradients, from the fastest replicas (TensorFlow's
+    /// `SyncReplicasOptimizer`). Gradients of older steps are dropped and reported to their workers
+    /// as stale.
     ///
-    /// A replica gives at most `ceil(replicas_to_aggregate / total_num_replicas)` gradients to a
-    /// step. The update waits for every shard to hold every gradient of it. Each shard has room for
-    /// that many gradients of every replica, of its own size in memory.
+    /// A replica contributes at most `ceil(replicas_to_aggregate / total_num_replicas)` gradients
+    /// to a step. The update waits until every shard holds every gradient of the step. Each shard
+    /// reserves a push slot, as large as its variables, for each of those gradients of every
+    /// replica.
     Synchronous {
-        /// Gradients that make a step.
+        /// The number of gradients in a step.
         replicas_to_aggregate: u32,
-        /// Replicas that are expected: if more than `replicas_to_aggregate`, the others are backups;
-        /// if fewer, each gives several gradients to a step.
+        /// The number of expected replicas. If it exceeds `replicas_to_aggregate`, the surplus are
+        /// backup replicas. If it is smaller, each replica contributes several gradients to a step.
         total_num_replicas: u32,
     },
 }
 
-/// What becomes of a synchronous step when a replica leaves, or is silent for longer than its
-/// lease. What it has given to the step stays.
+/// The policy for a synchronous step when a replica leaves or its lease expires. Gradients of the
+/// replica that were already admitted to the step remain in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnLoss {
-    /// The step takes as many gradients as those who are left can give, if these are at least
-    /// `min`; below that it waits for replicas to come. Replicas that come later make the next step
-    /// larger again.
+    /// The step takes as many gradients as the remaining replicas can give, but at least `min`.
+    /// With fewer replicas it waits for others to join. Replicas that join later enlarge the next
+    /// step.
     Shrink {
-        /// The fewest gradients that make a step.
+        /// The minimum number of gradients in a step.
         min: u32,
     },
-    /// The step waits for another replica. Once it has waited for so long, whoever waits with it is
-    /// told which replicas are missing.
+    /// The step waits for another replica. After `timeout`, calls that wait for the step fail with
+    /// an error that names the absent replicas.
     Wait {
-        /// How long.
+        /// How long calls wait before they fail.
         timeout: Duration,
     },
-    /// Whoever waits for the step is told at once which replicas are missing.
+    /// Calls that wait for the step fail at once, with an error that names the absent replicas.
     Fail,
 }
 

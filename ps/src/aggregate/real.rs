@@ -1,13 +1,13 @@
-//! The numbers that can be summed and averaged.
+//! Element types that can be summed and averaged.
 
 use std::ops::AddAssign;
 
 use pushpull_common::tensor::Element;
 
-/// An element of a gradient: `f32` or `f64`. No other type can be one.
+/// An element type of gradients: `f32` or `f64`. The trait is sealed.
 pub trait Real: Element + AddAssign + sealed::Sealed {
-    /// This number divided by a count, which is rounded to the type first: exact up to 2^24 for
-    /// `f32` and 2^53 for `f64`.
+    /// Divides this number by `count`. The count is rounded to the type first, which is exact up to
+    /// 2^24 for `f32` and 2^53 for `f64`.
     fn over(self, count: u64) -> Self;
 }
 
@@ -23,7 +23,7 @@ impl Real for f64 {
     }
 }
 
-/// Adds `other` to `sum`, element by element. Both are of one length.
+/// Adds `other` to `sum`, element by element. Both must have the same length.
 pub(super) fn add<T: Real>(sum: &mut [T], other: &[T]) {
     for (sum, &other) in sum.iter_mut().zip(other) {
         *sum += other;

@@ -1,15 +1,18 @@
-//! Recalls: what the step owner asks the other shards before it takes a token back in asynchronous
+//! Recalls: how the step owner asks the other shards before it takes a token back in asynchronous
 //! mode.
 //!
-//! A push goes to all shards at once, so another shard may have applied its share when the owner's is
-//! still on its way. If the owner gave the token's step to somebody else then, that shard would count
-//! one gradient more than there are steps. So the owner asks first. A shard that has not applied the
-//! push of the token closes its client's connection and says that the token is free: what was on its
-//! way there never arrives, and over a newer connection a client sends no older push before the owner
-//! has applied it. The owner takes the token back once every shard has said so. A token of which one
-//! shard has applied the push stays its holder's, who still has to send the owner's share.
+//! A push goes to all shards at once. Another shard may have applied its share while the owner's
+//! share is still in transit. If the owner then gave the token's step to another client, that shard
+//! would count one gradient more than there are steps. So the owner asks first:
 //!
-//! There is no clock in here, and no connection: both are told from outside.
+//! - A shard that has not applied the push closes its client's connection and reports the token
+//!   free. Data in transit to that shard never arrives. Over a newer connection the client sends no
+//!   older push before the owner has applied it.
+//! - The owner takes the token back once every shard has reported it free.
+//! - If one shard has applied the push, the token stays with its holder, which must still send the
+//!   owner's share.
+//!
+//! This module has no clock and no connections: the caller passes times and answers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,21 +24,21 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 struct Recall {
     since: Instant,
-    /// The shards that have not applied its push, and never will before the owner has.
+    /// The shards that have not applied the push, and will not before the owner has.
     free: SmallVec<[ShardId; 8]>,
-    /// A shard that has applied its push.
+    /// A shard that has applied the push.
     applied: Option<ShardId>,
 }
 
 /// The tokens that are being recalled.
 ///
-/// Invariant: a recall that has begun ends with its token: the token is taken back, spent, or given
-/// back by its holder. It is never given up, so that no late answer counts for another recall.
+/// Invariant: a recall ends only with its token, which is taken back, spent, or given back by its
+/// holder. It is never abandoned, so a delayed answer cannot count for another recall.
 #[derive(Debug, Default)]
 pub(crate) struct Recalls(BTreeMap<u64, Recall>);
 
 impl Recalls {
-    /// Begins to recall a token; false if that has begun.
+    /// Begins to recall a token. Returns false if its recall has already begun.
     pub(crate) fn begin(&mut self, token: TokenId, now: Instant) -> bool {
         let new = !self.has(token);
         let recall = || Recall { since: now, free: SmallVec::new(), applied: None };
@@ -43,17 +46,17 @@ impl Recalls {
         new
     }
 
-    /// Whether the token is being recalled.
+    /// Returns whether the token is being recalled.
     pub(crate) fn has(&self, token: TokenId) -> bool {
         self.0.contains_key(&token.0)
     }
 
-    /// The token is no longer out.
+    /// Ends the recall of a token that is no longer outstanding.
     pub(crate) fn end(&mut self, token: u64) {
         self.0.remove(&token);
     }
 
-    /// A shard has answered.
+    /// Records a shard's answer.
     pub(crate) fn answered(&mut self, token: TokenId, shard: ShardId, applied: bool) {
         let Some(recall) = self.0.get_mut(&token.0) else { return };
         match applied {
@@ -63,30 +66,31 @@ impl Recalls {
         }
     }
 
-    /// The tokens, in rising order.
+    /// Returns the recalled tokens, in ascending order.
     pub(crate) fn tokens(&self) -> impl Iterator<Item = TokenId> {
         self.0.keys().map(|&token| TokenId(token))
     }
 
-    /// Whether this shard has still to answer for the token.
+    /// Returns whether this shard still has to answer for the token.
     pub(crate) fn awaits(&self, token: TokenId, shard: ShardId) -> bool {
         let recall = self.0.get(&token.0);
         recall.is_some_and(|recall| recall.applied.is_none() && !recall.free.contains(&shard))
     }
 
-    /// The tokens that all of these shards have said to be free.
+    /// Returns the tokens that all these shards have reported free.
     pub(crate) fn free(&self, shards: &[ShardId]) -> impl Iterator<Item = TokenId> {
         let free = |recall: &Recall| shards.iter().all(|shard| recall.free.contains(shard));
         self.0.iter().filter(move |(_, recall)| free(recall)).map(|(&token, _)| TokenId(token))
     }
 
-    /// Restarts the time limit of some recalls: their holders are present.
+    /// Restarts the time limit of the recalls that satisfy `which`: their holders are present.
     pub(crate) fn put_off(&mut self, now: Instant, which: impl Fn(TokenId) -> bool) {
         let put_off = self.0.iter_mut().filter(|&(&token, _)| which(TokenId(token)));
         put_off.for_each(|(_, recall)| recall.since = now);
     }
 
-    /// The tokens whose push has been applied elsewhere, and has not come here for so long.
+    /// Returns the tokens whose push another shard has applied, and whose share for the owner has
+    /// not arrived within `limit`.
     pub(crate) fn overdue(&self, now: Instant, limit: Duration) -> impl Iterator<Item = TokenId> {
         let overdue = move |recall: &Recall| {
             recall.applied.is_some() && now.saturating_duration_since(recall.since) >= limit
@@ -94,7 +98,7 @@ impl Recalls {
         self.0.iter().filter(move |(_, recall)| overdue(recall)).map(|(&token, _)| TokenId(token))
     }
 
-    /// This server was paused: nobody could answer for so long.
+    /// Extends the time limits by a pause of this server, during which no shard could answer.
     pub(crate) fn excuse(&mut self, pause: Duration, now: Instant) {
         for recall in self.0.values_mut() {
             recall.since = (recall.since + pause).min(now);
@@ -117,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_free_once_every_shard_has_said_so() {
+    fn a_token_is_free_once_every_shard_has_reported_it() {
         let (now, shards) = (Instant::now(), [shard(1), shard(2)]);
         let mut recalls = Recalls::default();
         assert!(recalls.begin(T, now));
@@ -126,7 +130,7 @@ mod tests {
         recalls.answered(T, shard(1), false);
         assert_eq!(free(&recalls, &shards), []);
         assert!(!recalls.awaits(T, shard(1)) && recalls.awaits(T, shard(2)));
-        // Asked for again, it is the same recall.
+        // A second request continues the same recall.
         assert!(!recalls.begin(T, now));
         recalls.answered(T, shard(2), false);
         assert_eq!(free(&recalls, &shards), [T]);
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_whose_push_is_applied_somewhere_is_never_free() {
+    fn a_token_whose_push_is_applied_on_one_shard_is_never_free() {
         let (now, shards) = (Instant::now(), [shard(1), shard(2)]);
         let limit = Duration::from_secs(2);
         let mut recalls = Recalls::default();
@@ -145,12 +149,12 @@ mod tests {
         assert_eq!(free(&recalls, &shards), []);
         assert_eq!(recalls.overdue(now + limit / 2, limit).count(), 0);
         recalls.excuse(limit, now + limit);
-        assert_eq!(recalls.overdue(now + limit, limit).count(), 0, "the server was stopped");
+        assert_eq!(recalls.overdue(now + limit, limit).count(), 0, "the server was paused");
         assert_eq!(recalls.overdue(now + limit * 2, limit).collect::<Vec<_>>(), [T]);
     }
 
     #[test]
-    fn an_answer_for_a_token_that_is_not_recalled_is_passed_over() {
+    fn an_answer_for_a_token_that_is_not_recalled_is_ignored() {
         let mut recalls = Recalls::default();
         recalls.answered(T, shard(1), false);
         assert!(!recalls.has(T) && free(&recalls, &[shard(1)]).is_empty());

@@ -1,4 +1,4 @@
-//! The mean or the sum of enough fresh gradients that name the rows they touch.
+//! The sparse accumulator: the mean or the sum of enough fresh gradients that name their rows.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,61 +10,64 @@ use thiserror::Error;
 use super::real::{Real, add};
 use super::takers::{Applied, TakeError, Taken, Takers, Ticket};
 
-/// What becomes of the rows that are taken together.
+/// How the rows that are taken together are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SparseReduction {
-    /// Each row's sum divided by the number of pushes: what a dense accumulator gives for the same
-    /// gradients with their missing rows as zeros. The default.
+    /// Each row's sum divided by the number of pushes. A dense accumulator gives the same for the
+    /// same gradients with absent rows as zeros. The default.
     #[default]
     ReplicaMean,
-    /// Each row's sum divided by the number of pushes that held that row: what TensorFlow's
-    /// sparse accumulators call a mean. Rows that few replicas touch move further than under
+    /// Each row's sum divided by the number of pushes that contained the row: the mean of
+    /// TensorFlow's sparse accumulators. Rows that few replicas touch move further than under
     /// `ReplicaMean`.
     RowMean,
     /// Each row's sum.
     Sum,
 }
 
-/// Rows of a variable.
+/// A gradient of some rows of a variable.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct SparseGradient<T> {
-    /// Which rows, rising; each once.
+    /// The row indices, ascending and unique.
     pub indices: Vec<u64>,
-    /// The rows one behind the other, in the order of `indices`.
+    /// The rows, concatenated in the order of `indices`.
     pub values: Vec<T>,
 }
 
-/// Adds the fresh sparse gradients of one variable until somebody takes enough of them.
+/// Sums the fresh sparse gradients of one variable until a caller takes enough of them.
 ///
 /// Steps, tickets and the order of service are those of [`Accumulator`](super::Accumulator). The
-/// origin is TensorFlow's `tf.compat.v1.SparseConditionalAccumulator`, which differs in two ways.
-/// Its mean is what is called [`SparseReduction::RowMean`] here. And it takes on trust that the
-/// indices of a push rise and that each is there once: rows that are in no order miss their like
-/// and come out twice, and rows that are twice in a push stay two. Here the indices of a push may
-/// be in any order, and rows of one index are summed, in their order, before they are added.
+/// origin is TensorFlow's `tf.compat.v1.SparseConditionalAccumulator`, which differs in two ways:
+///
+/// - Its mean is [`SparseReduction::RowMean`] here.
+/// - It assumes that the indices of a push are ascending and unique. With unsorted indices its
+///   merge misses equal rows and returns them twice; duplicate rows within a push stay separate.
+///   Here the indices of a push may be in any order. Rows with equal indices are summed, in their
+///   order, before they are added.
 ///
 /// A push without rows counts as a push.
 ///
-/// Memory: the rows that were touched since the last take, and what was taken and is not fetched.
+/// Memory: the rows that were touched since the last take, and the results that were not fetched.
 ///
-/// Invariants: those of the waiters; every row held has a place of its own, was in at least one
-/// push and in at most as many as there are; without pushes there are no rows.
+/// Invariants: those of the waiters; every row in the sum has its own position, and was in at least
+/// one push and in at most as many as there are; without pushes there are no rows.
 #[derive(Clone, Debug)]
 pub struct SparseAccumulator<T> {
     rows: u64,
     row_elements: usize,
     reduction: SparseReduction,
-    sum: Rows<T>,
+    sum: RowSums<T>,
     takers: Takers<SparseGradient<T>>,
 }
 
-/// Why a sparse gradient cannot be applied. The caller's doing; nothing has changed.
+/// The reason why a sparse gradient cannot be applied. The caller is at fault; the accumulator is
+/// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SparseApplyError {
-    /// The values are not a whole row for each index.
+    /// The values are not one whole row for each index.
     #[error(
         "cannot apply {found} values as {indices} rows: a row of the accumulator has {row_elements} \
          elements"
@@ -72,59 +75,59 @@ pub enum SparseApplyError {
     Values {
         /// The number of indices.
         indices: u64,
-        /// The elements of one row.
+        /// The number of elements in a row.
         row_elements: u64,
-        /// The values given.
+        /// The number of values given.
         found: u64,
     },
-    /// An index lies beyond the last row.
-    #[error("cannot apply row {index}, at place {at} of the indices: there are {rows} rows")]
+    /// An index is beyond the last row.
+    #[error("cannot apply row {index}, at position {at} of the indices: there are {rows} rows")]
     Index {
         /// The first such index.
         index: u64,
-        /// Its place among the indices, from 0.
+        /// Its position among the indices, from 0.
         at: u64,
-        /// The rows of the accumulator.
+        /// The number of rows in the accumulator.
         rows: u64,
     },
 }
 
 impl<T: Real> SparseAccumulator<T> {
-    /// An empty accumulator at step 0 for a variable of this shape; its rows are along the first
-    /// axis, and a scalar is one row. Allocates nothing.
+    /// Creates an empty accumulator at step 0 for a variable of this shape. Rows run along the
+    /// first axis; a scalar is one row. Allocates nothing.
     pub fn new(shape: &Shape, reduction: SparseReduction) -> Self {
         SparseAccumulator {
             rows: shape.rows(),
-            // Where a row does not fit into memory, nobody has the values of one either.
+            // If a row does not fit into memory, no caller can have the values of one.
             row_elements: usize::try_from(shape.row_elements()).unwrap_or(usize::MAX),
             reduction,
-            sum: Rows::new(),
+            sum: RowSums::new(),
             takers: Takers::new(),
         }
     }
 
-    /// The step that gradients must be of at least.
+    /// Returns the earliest step whose gradients are accepted.
     pub fn step(&self) -> GlobalStep {
         self.takers.step()
     }
 
-    /// Sets the step, forwards or backwards. The rows that are in the sum stay in it.
+    /// Sets the step, forwards or backwards. Rows in the sum stay there.
     pub fn set_step(&mut self, step: GlobalStep) {
         self.takers.set_step(step);
     }
 
-    /// The pushes in the sum, those without rows included.
+    /// Returns the number of pushes in the sum, including those without rows.
     pub fn count(&self) -> u64 {
         self.takers.count()
     }
 
-    /// Adds rows that were computed from the values of step `local_step`. Never waits.
+    /// Adds rows that were computed from the values of step `local_step`. Never blocks.
     ///
-    /// `values` holds a row for each index, one behind the other. A stale gradient is dropped
-    /// before anything else is looked at.
+    /// `values` holds a row for each index, concatenated. A stale gradient is dropped before
+    /// anything else is checked.
     ///
-    /// Cost: one pass over the values; to find the places, `k log k + k log m` comparisons for `k`
-    /// rows pushed and `m` rows held.
+    /// Cost: one pass over the values, and `k log k + k log m` comparisons to find the positions of
+    /// `k` rows pushed among `m` rows in the sum.
     ///
     /// # Errors
     ///
@@ -145,28 +148,27 @@ impl<T: Real> SparseAccumulator<T> {
         Ok(self.takers.added(|count| self.sum.reduce(width, reduction, count)))
     }
 
-    /// Waits for at least this many pushes. Callers are served strictly in the order of their
-    /// calls.
+    /// Requests at least this many pushes. Callers are served strictly in the order of their calls.
     ///
-    /// If there are enough, [`poll_taken`](Self::poll_taken) has them when this returns. Cost: one
-    /// pass over the rows held.
+    /// If there are enough, [`poll_taken`](Self::poll_taken) has the result when this returns.
+    /// Cost: one pass over the rows in the sum.
     ///
     /// # Errors
     ///
     /// [`TakeError::Zero`] for no pushes; [`TakeError::TooManyWaiters`] if
-    /// [`WAITERS_MAX`](super::WAITERS_MAX) callers wait or have not fetched what they got.
+    /// [`WAITERS_MAX`](super::WAITERS_MAX) callers wait or have not fetched their result.
     pub fn take(&mut self, pushes: u64) -> Result<Ticket, TakeError> {
         let (width, reduction) = (self.row_elements, self.reduction);
         self.takers.take(pushes, |count| self.sum.reduce(width, reduction, count))
     }
 
-    /// The next caller that was served, with its rows; in the order of the calls.
+    /// Returns the next result, in the order of the calls.
     pub fn poll_taken(&mut self) -> Option<Taken<SparseGradient<T>>> {
         self.takers.poll_taken()
     }
 
-    /// Ends a wait, so that the next in line may be served. False if the ticket does not wait: it
-    /// was cancelled, or it was served and its rows are to be polled all the same.
+    /// Ends a wait, so that the next in line may be served. Returns false if the ticket does not
+    /// wait: it was cancelled, or it was served and its result must still be polled.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         let (width, reduction) = (self.row_elements, self.reduction);
         self.takers.cancel(ticket, |count| self.sum.reduce(width, reduction, count))
@@ -192,34 +194,34 @@ impl<T: Real> SparseAccumulator<T> {
     #[cfg(test)]
     pub(super) fn check_invariants(&self) {
         self.takers.check_invariants();
-        let Rows { places, values, pushes } = &self.sum;
-        let taken: std::collections::BTreeSet<usize> = places.values().copied().collect();
-        assert!(taken.into_iter().eq(0..pushes.len()), "a place for each row");
-        assert_eq!((places.len(), values.len()), (pushes.len(), pushes.len() * self.row_elements));
+        let RowSums { positions, values, pushes } = &self.sum;
+        let taken: std::collections::BTreeSet<usize> = positions.values().copied().collect();
+        assert!(taken.into_iter().eq(0..pushes.len()), "one position for each row");
+        assert_eq!((positions.len(), values.len()), (pushes.len(), pushes.len() * self.row_elements));
         assert!(pushes.iter().all(|pushes| (1..=self.count()).contains(pushes)));
-        assert!(places.keys().all(|&index| index < self.rows));
+        assert!(positions.keys().all(|&index| index < self.rows));
     }
 }
 
-/// The sums of rows, in the order in which they were first touched.
+/// The sums of rows, in the order in which the rows were first touched.
 #[derive(Clone, Debug)]
-struct Rows<T> {
-    /// Where each row has its place.
-    places: BTreeMap<u64, usize>,
-    /// The sums, by place.
+struct RowSums<T> {
+    /// The position of each row, by its index.
+    positions: BTreeMap<u64, usize>,
+    /// The sums, by position.
     values: Vec<T>,
-    /// How many pushes held the row, by place.
+    /// The number of pushes that contained each row, by position.
     pushes: Vec<u64>,
 }
 
-impl<T: Real> Rows<T> {
+impl<T: Real> RowSums<T> {
     fn new() -> Self {
-        Rows { places: BTreeMap::new(), values: Vec::new(), pushes: Vec::new() }
+        RowSums { positions: BTreeMap::new(), values: Vec::new(), pushes: Vec::new() }
     }
 
     fn add_push(&mut self, width: usize, indices: &[u64], values: &[T]) {
         let mut order: Vec<usize> = (0..indices.len()).collect();
-        // Stable, so that rows of one index are summed in the order in which they were given.
+        // The sort is stable, so that rows with equal indices are summed in the order given.
         order.sort_by_key(|&at| indices[at]);
         let mut summed = Vec::new();
         for same in order.chunk_by(|&one, &other| indices[one] == indices[other]) {
@@ -238,40 +240,40 @@ impl<T: Real> Rows<T> {
     }
 
     fn add_row(&mut self, width: usize, index: u64, values: &[T]) {
-        match self.places.entry(index) {
+        match self.positions.entry(index) {
             Entry::Vacant(entry) => {
                 entry.insert(self.pushes.len());
                 self.pushes.push(1);
                 self.values.extend_from_slice(values);
             }
             Entry::Occupied(entry) => {
-                let place = *entry.get();
-                self.pushes[place] += 1;
-                add(&mut self.values[place * width..][..width], values);
+                let position = *entry.get();
+                self.pushes[position] += 1;
+                add(&mut self.values[position * width..][..width], values);
             }
         }
     }
 
-    /// Empties the sums of so many pushes into a gradient.
+    /// Empties the sums of `count` pushes into a gradient.
     fn reduce(
         &mut self,
         width: usize,
         reduction: SparseReduction,
         count: u64,
     ) -> SparseGradient<T> {
-        let Rows { places, values, pushes } = std::mem::replace(self, Rows::new());
+        let RowSums { positions, values, pushes } = std::mem::replace(self, RowSums::new());
         let mut reduced = Vec::with_capacity(values.len());
-        for &place in places.values() {
-            let sums = row(&values, width, place).iter();
+        for &position in positions.values() {
+            let sums = row(&values, width, position).iter();
             match reduction {
                 SparseReduction::ReplicaMean => reduced.extend(sums.map(|sum| sum.over(count))),
                 SparseReduction::RowMean => {
-                    reduced.extend(sums.map(|sum| sum.over(pushes[place])));
+                    reduced.extend(sums.map(|sum| sum.over(pushes[position])));
                 }
                 SparseReduction::Sum => reduced.extend(sums),
             }
         }
-        SparseGradient { indices: places.into_keys().collect(), values: reduced }
+        SparseGradient { indices: positions.into_keys().collect(), values: reduced }
     }
 }
 
@@ -315,7 +317,7 @@ mod tests {
         accumulator.poll_taken().unwrap().value
     }
 
-    /// What an optimizer makes of a gradient that names a row twice: it subtracts both.
+    /// Sums duplicate rows, as an optimizer does that subtracts both.
     fn with_summed_duplicates(gradient: &SparseGradient<f64>) -> BTreeMap<u64, f64> {
         let mut summed = BTreeMap::new();
         for (&index, value) in gradient.indices.iter().zip(&gradient.values) {
@@ -325,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_gives_what_tensorflow_should_give() {
+    fn the_cases_match_tensorflow_with_its_faults_corrected() {
         let vectors = vectors();
         let cases = vectors["accumulator_sparse"]["cases"].as_array().unwrap();
         let [sorted, unsorted, duplicates, empty] = &cases[..] else { panic!("four cases") };
@@ -334,13 +336,14 @@ mod tests {
             values: values.to_vec(),
         };
 
-        // Where the indices rise, TensorFlow's mean is the mean over the pushes that held a row.
+        // With ascending indices, TensorFlow's mean is the mean over the pushes that contained a
+        // row.
         assert_eq!(taken(sorted, RowMean), rows(&sorted["out"]));
         assert_eq!(taken(sorted, ReplicaMean), given(&[0, 2, 3], &[1.0, 5.0, 4.0]));
         assert_eq!(taken(sorted, Sum), given(&[0, 2, 3], &[2.0, 10.0, 8.0]));
 
-        // The same rows in another order. TensorFlow's merge misses row 2, gives its two halves
-        // undivided, and an optimizer adds them up to twice the mean.
+        // The same rows in another order. TensorFlow's merge misses row 2 and returns its two
+        // halves undivided; an optimizer adds them up to twice the mean.
         let classic = rows(&unsorted["out"]);
         assert_eq!(classic, given(&[2, 0, 3, 2], &[4.0, 2.0, 8.0, 6.0]));
         assert_eq!(with_summed_duplicates(&classic)[&2], 10.0);
@@ -348,7 +351,7 @@ mod tests {
             assert_eq!(taken(unsorted, reduction), taken(sorted, reduction));
         }
 
-        // One push says row 1 twice. TensorFlow keeps both, and an optimizer adds them up to 6;
+        // One push contains row 1 twice. TensorFlow keeps both, and an optimizer adds them up to 6;
         // the mean over two pushes is ((1 + 3) + 5) / 2.
         let classic = rows(&duplicates["out"]);
         assert_eq!(classic, given(&[1, 1], &[3.0, 3.0]));
@@ -357,13 +360,13 @@ mod tests {
         assert_eq!(taken(duplicates, ReplicaMean), given(&[1], &[4.5]));
         assert_eq!(taken(duplicates, Sum), given(&[1], &[9.0]));
 
-        // An empty push counts as one, but held no row.
+        // An empty push counts as a push, but contained no row.
         assert_eq!(taken(empty, RowMean), rows(&empty["out"]));
         assert_eq!(taken(empty, ReplicaMean), given(&[7], &[0.5]));
     }
 
     #[test]
-    fn a_fault_is_named_and_nothing_is_touched() {
+    fn an_invalid_push_is_reported_and_changes_nothing() {
         let mut accumulator = accumulator(&[4, 2], ReplicaMean);
         accumulator.apply(&[3, 0], &[1.0, 2.0, 3.0, 4.0], NOW).unwrap();
         let refused = accumulator.apply(&[0, 1], &[9.0; 3], NOW).unwrap_err();
@@ -377,7 +380,7 @@ mod tests {
         assert_eq!(refused, SparseApplyError::Index { index: 4, at: 2, rows: 4 });
         assert_eq!(
             refused.to_string(),
-            "cannot apply row 4, at place 2 of the indices: there are 4 rows"
+            "cannot apply row 4, at position 2 of the indices: there are 4 rows"
         );
         accumulator.check_invariants();
         accumulator.take(1).unwrap();
@@ -385,7 +388,7 @@ mod tests {
         assert_eq!(taken.count, 1);
         assert_eq!(taken.value.indices, [0, 3]);
         assert_eq!(taken.value.values, [3.0, 4.0, 1.0, 2.0]);
-        // Stale comes before every fault.
+        // Staleness is checked before every other error.
         let stale = accumulator.apply(&[9], &[], NOW);
         assert_eq!(stale, Ok(Applied::Stale { current: GlobalStep(1) }));
     }
@@ -431,7 +434,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_mean_is_that_of_the_dense_gradients(pushes in prop::collection::vec(push(), 1..8)) {
+        fn the_mean_equals_that_of_the_dense_gradients(pushes in prop::collection::vec(push(), 1..8)) {
             let shape = Shape::new([ROWS, WIDTH as u64]).unwrap();
             let mut sparse = accumulator(shape.extents(), ReplicaMean);
             let mut by_row = accumulator(shape.extents(), RowMean);
@@ -459,7 +462,7 @@ mod tests {
             let sparse = sparse.poll_taken().unwrap().value;
             let by_row = by_row.poll_taken().unwrap().value;
             let held = (0..ROWS).filter(|&index| held_by[index as usize] > 0);
-            prop_assert!(sparse.indices.iter().copied().eq(held), "rising, each once");
+            prop_assert!(sparse.indices.iter().copied().eq(held), "ascending and unique");
             prop_assert_eq!(&by_row.indices, &sparse.indices);
             let mut scattered = vec![0.0; dense.len()];
             for (at, &index) in sparse.indices.iter().enumerate() {

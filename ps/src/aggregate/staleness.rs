@@ -1,46 +1,47 @@
-//! What is made of a stale gradient in asynchronous mode: the policies, as arithmetic.
+//! Staleness policies: how asynchronous mode adjusts a stale gradient.
 
 use std::ops::{Add, Mul, Sub};
 
 use pushpull_common::tensor::{DType, Element};
 
-/// What a shard makes of a gradient that was computed from older values than those it is applied to.
+/// The adjustment of a gradient that was computed from older values than those it is applied to.
 ///
-/// The staleness is the number of gradients that the shard has applied in between. A gradient of
-/// staleness 0 is taken as it is by every policy, to the bit. `docs/asynchronous.md` has the
+/// The staleness is the number of gradients that the shard has applied in between. Every policy
+/// leaves a gradient of staleness 0 unchanged, to the bit. `docs/asynchronous.md` has the
 /// mathematics and the sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum StalenessPolicy {
-    /// It is taken as it is.
+    /// The gradient is applied unchanged.
     #[default]
     Ignore,
-    /// Its learning rate is divided by `1 + staleness` (Zhang et al. 2016). The rule's slots take the
-    /// whole gradient. Costs nothing.
+    /// The learning rate of the gradient is divided by `1 + staleness` (Zhang et al. 2016). The
+    /// optimizer slots receive the whole gradient. Costs nothing.
     ///
-    /// It is for rules that say so ([`crate::Optimizer::scales_rate`]), as those here do but for FTRL;
-    /// with another the server does not start.
+    /// Requires an optimizer with [`crate::Optimizer::scales_rate`]; all built-in ones except FTRL
+    /// have it. With another optimizer the server does not start.
     Damp,
-    /// `lambda g g (w - w_read)` is added to it, for each element: from the values `w_read` it was
-    /// computed from to those it is applied to (DC-ASGD with a constant lambda, Zheng et al. 2017).
+    /// `lambda g g (w - w_read)` is added to each element, where `w_read` are the values that the
+    /// gradient was computed from and `w` those that it is applied to (DC-ASGD with a constant
+    /// lambda, Zheng et al. 2017).
     ///
-    /// Costs a copy of the shard's values for each worker, on the heap and within the bytes of
-    /// [`crate::Storage`]; on each pull of a worker one more pass over the values, and on each stale
-    /// gradient one more pass over the gradient, the copy and the values. If there is no copy of the
-    /// values that a gradient was computed from, it is taken as it is and counted in
+    /// Costs a copy of the shard's values for each worker, on the heap and within the byte limit of
+    /// [`crate::Storage`]. Each pull of a worker makes one more pass over the values. Each stale
+    /// gradient makes one more pass over the gradient, the copy and the values. A gradient whose
+    /// values have no copy is applied unchanged and counted in
     /// [`crate::Metrics::gradients_uncompensated`].
     DelayCompensation {
-        /// How much is added: finite and not negative. A usual one is
-        /// [`StalenessPolicy::LAMBDA`].
+        /// The weight of the compensation: finite and not negative. [`StalenessPolicy::LAMBDA`] is
+        /// a usual value.
         lambda: f64,
     },
 }
 
 impl StalenessPolicy {
-    /// The lambda that MXNet's `DCASGD` takes if it is told none: 0.04.
+    /// The default lambda of MXNet's `DCASGD`: 0.04.
     pub const LAMBDA: f64 = 0.04;
 
-    /// The value that cannot be used, and why.
+    /// Returns the value that cannot be used and the reason, if there is one.
     pub(crate) fn fault(self) -> Option<(String, &'static str)> {
         match self {
             StalenessPolicy::DelayCompensation { lambda }
@@ -52,7 +53,7 @@ impl StalenessPolicy {
         }
     }
 
-    /// What the learning rate is multiplied by.
+    /// Returns the factor that the learning rate is multiplied by.
     pub(crate) fn rate(self, staleness: u64) -> f64 {
         match self {
             StalenessPolicy::Damp => 1.0 / (1.0 + staleness as f64),
@@ -61,15 +62,16 @@ impl StalenessPolicy {
     }
 }
 
-/// Compensates a gradient for the way from the values it was computed from to those that it is
-/// applied to, all of one type and length.
+/// Compensates a gradient for the change from the values it was computed from (`read`) to those it
+/// is applied to (`now`). All three have the same type and length.
 ///
-/// An element that overflows in it stays as it was: what was finite does not become infinite here.
+/// An element whose compensation overflows stays unchanged, so a finite element never becomes
+/// infinite.
 ///
 /// # Panics
 /// If the lengths differ, or the type is not a floating-point type.
 pub(crate) fn compensate(dtype: DType, lambda: f64, gradient: &mut [u8], read: &[u8], now: &[u8]) {
-    assert!(gradient.len() == read.len() && read.len() == now.len(), "three runs of one length");
+    assert!(gradient.len() == read.len() && read.len() == now.len(), "a gradient and its values must have the same length");
     match dtype {
         DType::F32 => elements::<f32>(lambda as f32, gradient, read, now, f32::is_finite),
         DType::F64 => elements::<f64>(lambda, gradient, read, now, f64::is_finite),
@@ -84,7 +86,8 @@ where
     let gradient: &mut [T] = bytemuck::cast_slice_mut(gradient);
     let (read, now): (&[T], &[T]) = (bytemuck::cast_slice(read), bytemuck::cast_slice(now));
     for ((g, &read), &now) in gradient.iter_mut().zip(read).zip(now) {
-        // The square of a large gradient may overflow where its product with a small way does not.
+        // The square of a large gradient may overflow where its product with a small change does
+        // not.
         let compensated = *g + (lambda * *g) * (*g * (now - read));
         if finite(compensated) {
             *g = compensated;
@@ -97,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_of_a_damped_gradient_is_one_over_one_and_its_staleness() {
+    fn damping_divides_the_rate_by_one_plus_the_staleness() {
         for (staleness, rate) in [(0, 1.0), (1, 0.5), (3, 0.25), (7, 0.125), (9, 0.1)] {
             assert_eq!(StalenessPolicy::Damp.rate(staleness), rate);
         }
@@ -109,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lambda_that_cannot_be_used_is_told() {
+    fn an_invalid_lambda_is_reported() {
         let fault = |lambda| StalenessPolicy::DelayCompensation { lambda }.fault();
         for lambda in [-0.1, f64::NAN, f64::INFINITY] {
             assert_eq!(fault(lambda).unwrap().0, lambda.to_string());
@@ -117,8 +120,8 @@ mod tests {
         assert_eq!((fault(0.0), fault(0.04), StalenessPolicy::Damp.fault()), (None, None, None));
     }
 
-    /// Gradient, value that was read, value now, and what the gradient becomes with a lambda of 0.5;
-    /// all exact in `f32`.
+    /// The gradient, the value that was read, the current value, and the compensated gradient for a
+    /// lambda of 0.5; all exact in `f32`.
     const CASES: [[f64; 4]; 8] = [
         [2.0, 1.0, 1.0, 2.0],
         [2.0, 1.0, 3.0, 6.0],
@@ -126,13 +129,13 @@ mod tests {
         [2.0, 1.0, -3.0, -6.0],
         [0.0, 1.0, 3.0, 0.0],
         [-0.5, 0.25, -0.25, -0.5625],
-        // g g overflows, and so does the sum of the next.
+        // g g overflows here; in the next case the sum does.
         [1.25e38, 1.0, 1.0, 1.25e38],
         [f32::MAX as f64, 0.0, 1.0, f32::MAX as f64],
     ];
 
     #[test]
-    fn compensation_adds_the_square_of_the_gradient_times_the_way() {
+    fn compensation_adds_the_squared_gradient_times_the_change() {
         let column = |column: usize| CASES.map(|case| case[column] as f32);
         let (mut gradient, read, now) = (column(0), column(1), column(2));
         let (read, now) = (bytemuck::cast_slice(&read), bytemuck::cast_slice(&now));
@@ -143,12 +146,12 @@ mod tests {
         let (mut gradient, read, now) = (column(0), column(1), column(2));
         let (read, now) = (bytemuck::cast_slice(&read), bytemuck::cast_slice(&now));
         compensate(DType::F64, 0.5, bytemuck::cast_slice_mut(&mut gradient), read, now);
-        // The last does not overflow in this type.
+        // The last case does not overflow in this type.
         assert_eq!(gradient[..7], column(3)[..7]);
     }
 
     #[test]
-    fn what_is_not_finite_stays_what_it_is() {
+    fn elements_with_a_non_finite_result_stay_unchanged() {
         let mut gradient = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1.0];
         let (read, now) = ([0.0; 4], [1.0, 0.0, 1.0, f64::INFINITY]);
         let bytes = bytemuck::cast_slice_mut(&mut gradient);

@@ -1,15 +1,16 @@
-//! Which pushes make a step: the decisions of the step owner in synchronous mode, the same for
-//! every shard.
+//! The step coordinator: the step owner's decisions about synchronous steps, binding for all
+//! shards.
 //!
-//! A worker is granted a *token*: the right to give one gradient to the step under way. When every
-//! shard holds its push whole, the push is *admitted*, for good. When enough are admitted the step
-//! is *committed*: it is made of these pushes in this order, and tokens whose pushes were not
-//! admitted are over. The next step begins when every shard has applied this one.
+//! A worker is granted a *token*: the right to contribute one gradient to the current step. When
+//! every shard holds the whole push, the coordinator *admits* it permanently. When enough pushes
+//! are admitted, it *commits* the step: these pushes, in this order. Tokens whose pushes were not
+//! admitted are then over. The next step begins when every shard has applied this one.
 //!
-//! Tokens are numbered and no number is used twice. A push whose token is neither out nor admitted
-//! is over, whoever brings it and whenever it comes: a shard that holds one asks, and is told.
+//! Token numbers are never reused. A push whose token is neither outstanding nor admitted is over,
+//! regardless of its sender and its time of arrival. A shard that holds such a push asks the step
+//! owner and learns that it is over.
 //!
-//! There is no clock in here: that somebody is lost, or took too long, is told from outside.
+//! This module has no clock: the caller reports lost replicas and expired tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,131 +20,136 @@ use super::clipping::{self, Exact};
 use crate::planted::{Bug, PlantedBugs};
 use crate::shard::replicas::ClientKey;
 
-/// What a step is to be made of.
+/// The parameters of synchronous steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rule {
-    /// Gradients that a step takes.
+    /// The number of gradients in a step (`replicas_to_aggregate`).
     pub(crate) aggregate: u32,
-    /// Replicas that are expected.
+    /// The number of expected replicas (`total_num_replicas`).
     pub(crate) total: u32,
-    /// However few replicas are left, a step takes no fewer gradients than this.
+    /// The minimum number of gradients in a step, however few replicas are left.
     pub(crate) floor: u32,
-    /// Whether gradients are admitted in the order of the replicas' ranks, so that they are added up
-    /// in the same order in every run.
+    /// Whether gradients are admitted in the order of the replicas' ranks, so that every run adds
+    /// them in the same order.
     pub(crate) ordered: bool,
-    /// Tokens out and pushes admitted at a time: every shard has a room for each. No fewer than
-    /// `aggregate`, as pushes lie in their rooms until the step is applied.
+    /// The maximum number of outstanding tokens and admitted pushes: every shard has a push slot
+    /// for each. At least `aggregate`, because pushes occupy their slots until the step is applied.
     pub(crate) push_slots: usize,
-    /// No step is begun after this one.
+    /// The number of steps after which training ends.
     pub(crate) last_step: Option<u64>,
-    /// Gradients of a larger norm, over all shards, are scaled down to this.
+    /// The bound of a gradient's norm over all shards. Larger gradients are scaled down to it.
     pub(crate) clip: Option<Exact>,
 }
 
 impl Rule {
-    /// Gradients that one replica may give to a step: `ceil(aggregate / total)`.
+    /// Returns how many gradients one replica may contribute to a step: `ceil(aggregate / total)`.
     pub(crate) fn share(&self) -> u32 {
         self.aggregate.div_ceil(self.total.max(1))
     }
 }
 
-/// A token that is out, or whose push is admitted.
+/// A granted token and its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Grant {
     pub(crate) token: u64,
     pub(crate) holder: ClientKey,
 }
 
-/// A push that is a part of a step, for good.
+/// An admitted push: a permanent part of its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Admitted {
     pub(crate) token: u64,
     pub(crate) holder: ClientKey,
-    /// What its gradient is multiplied by.
+    /// The clipping factor: the gradient is multiplied by it.
     pub(crate) factor: Exact,
 }
 
-/// What a request for a token meets.
+/// The answer to a request for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     Granted(Grant),
-    /// The holder has given its share to this step, or there is no room; wait.
+    /// The replica must wait: it has used its share of this step, no push slot is free, the
+    /// previous step is still being applied, or the replica is not live.
     Wait,
-    /// There will be no more steps.
+    /// No more steps will be made.
     Ended,
 }
 
-/// What became of a token.
+/// The outcome of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verdict {
-    /// Its push is a part of this step, for good.
+    /// Its push is a permanent part of this step.
     Admitted { step: u64 },
-    /// Its step has passed, or it was taken back.
+    /// Its step was committed without it, or the token was taken back.
     Over,
 }
 
-/// A step that is to be applied: its pushes, by their tokens, in this order. True for good, and may
-/// be said again.
+/// A committed step: the tokens of its pushes, in the order of their summation. The decision is
+/// final and may be sent repeatedly.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Committed {
-    /// Counted from 0.
+    /// The step number, counted from 0.
     pub(crate) step: u64,
     pub(crate) tokens: PerPush<u64>,
-    /// What the gradient of each is multiplied by.
+    /// The clipping factor of each push.
     pub(crate) factors: PerPush<Exact>,
 }
 
-/// Something of each push of a step; of as many as most steps have it takes no memory of its own.
+/// A list with one item per push of a step. Up to 8 items, enough for most steps, need no heap.
 pub(crate) type PerPush<T> = SmallVec<[T; 8]>;
 
-/// A token that is out.
+/// An outstanding token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Out {
+struct PendingToken {
     holder: ClientKey,
-    /// Of the shards that hold its push whole, what the squares of its elements come to there. Not
-    /// durable: they say it again.
+    /// For each shard that holds the whole push: the sum of the squares of its elements on that
+    /// shard. Not durable: shards report it again.
     held: SmallVec<[Option<Exact>; 4]>,
 }
 
-/// The step owner's account of the step under way.
+/// The step owner's state of the current synchronous step.
 ///
-/// Inputs: [`StepCoordinator::join`], [`StepCoordinator::lose`], [`StepCoordinator::fence`], [`StepCoordinator::ask`],
-/// [`StepCoordinator::take_back`] from workers and their leases; [`StepCoordinator::held`],
-/// [`StepCoordinator::applied`] from shards. Outputs: [`StepCoordinator::verdicts`] for workers,
-/// [`StepCoordinator::committed`] for shards.
+/// Inputs: [`StepCoordinator::join`], [`StepCoordinator::lose`], [`StepCoordinator::fence`],
+/// [`StepCoordinator::ask`] and [`StepCoordinator::take_back`] from workers and their leases;
+/// [`StepCoordinator::held`] and [`StepCoordinator::applied`] from shards. Outputs:
+/// [`StepCoordinator::verdicts`] for workers, [`StepCoordinator::committed`] for shards.
 ///
-/// Invariants: what is admitted stays admitted; tokens are out only while no shard has the step
-/// before still to apply; a holder has at most [`Rule::share`] tokens and admitted pushes in a step;
-/// tokens out and admitted pushes are at most [`Rule::push_slots`].
+/// Invariants:
+///
+/// - An admitted push stays admitted.
+/// - Tokens are outstanding only while every shard has applied the previous step.
+/// - A holder has at most [`Rule::share`] outstanding tokens and admitted pushes in a step.
+/// - There are at most [`Rule::push_slots`] outstanding tokens and admitted pushes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StepCoordinator {
     rule: Rule,
     planted: PlantedBugs,
     shards: usize,
-    /// Steps committed.
+    /// The number of committed steps.
     step: u64,
     next_token: u64,
-    out: BTreeMap<u64, Out>,
-    /// The pushes of the step under way, or of the last one while it is being applied, in order.
+    out: BTreeMap<u64, PendingToken>,
+    /// The admitted pushes, in order: those of the current step, or of the last one while it is
+    /// being applied.
     admitted: Vec<Admitted>,
-    /// Whether the last step is committed and not applied everywhere.
+    /// Whether the last step is committed and not yet applied by every shard.
     applying: bool,
-    /// Gradients that the step under way takes.
+    /// The number of gradients that the current step takes.
     goal: u32,
-    /// The replicas that are there, and their ranks.
+    /// The live replicas and their ranks.
     live: BTreeMap<ClientKey, u32>,
-    /// The replicas that have ever been there, as long as the others are expected.
+    /// The replicas that have ever joined; kept only while others are expected.
     seen: BTreeSet<ClientKey>,
     expecting: bool,
-    /// Whether no more tokens are given out.
+    /// Whether granting has ended.
     finished: bool,
-    /// Steps that each shard has applied. Not durable.
+    /// The number of steps that each shard has applied. Not durable.
     applied: Vec<u64>,
     verdicts: PerPush<(Grant, Verdict)>,
 }
 
 impl StepCoordinator {
-    /// At the first step, with nobody there.
+    /// Creates a coordinator at step 0, without replicas.
     pub(crate) fn new(rule: Rule, shards: usize, planted: PlantedBugs) -> StepCoordinator {
         StepCoordinator {
             rule,
@@ -164,66 +170,70 @@ impl StepCoordinator {
         }
     }
 
-    /// Steps committed.
+    /// Returns the number of committed steps.
     pub(crate) fn step(&self) -> u64 {
         self.step
     }
 
-    /// Gradients that the step under way takes.
+    /// Returns the number of gradients that the current step takes.
     pub(crate) fn goal(&self) -> u32 {
         self.goal
     }
 
-    /// The pushes of the step under way, or of the last while it is applied, in order.
+    /// Returns the admitted pushes, in order: those of the current step, or of the last one while
+    /// it is being applied.
     pub(crate) fn admitted(&self) -> &[Admitted] {
         &self.admitted
     }
 
-    /// Whether the pushes that are admitted make a step that shards may have still to apply.
+    /// Returns whether the admitted pushes form a committed step that some shards may not have
+    /// applied yet.
     pub(crate) fn is_applying(&self) -> bool {
         self.applying
     }
 
-    /// Whether some shard has not said that it has applied every step: the next has not begun.
+    /// Returns whether some shard has not reported every step as applied. The next step has then
+    /// not begun.
     pub(crate) fn is_behind(&self) -> bool {
         let mut behind = self.applied.iter().map(|&steps| steps < self.step);
         let all = self.planted.has(Bug::BeginEarly);
         if all { behind.all(|behind| behind) } else { behind.any(|behind| behind) }
     }
 
-    /// The shards that have not said that they have applied every step, by their places.
+    /// Returns the indices of the shards that have not reported every step as applied.
     pub(crate) fn shards_behind(&self) -> impl Iterator<Item = usize> {
         let behind = self.applied.iter().enumerate().filter(|&(_, &steps)| steps < self.step);
         behind.map(|(shard, _)| shard)
     }
 
-    /// The shards that have not said that they hold a push which others hold, by their places; and how many such
-    /// pushes each lacks.
+    /// Returns the indices of the shards that have not reported a push which other shards hold,
+    /// each with the number of such pushes.
     pub(crate) fn shards_lacking(&self) -> impl Iterator<Item = (usize, usize)> {
-        let partly = |out: &&Out| out.held.iter().any(Option::is_some);
+        let partly = |out: &&PendingToken| out.held.iter().any(Option::is_some);
         let lacked = move |shard: usize| {
             self.out.values().filter(partly).filter(|out| out.held[shard].is_none()).count()
         };
         (0..self.shards).map(move |shard| (shard, lacked(shard))).filter(|&(_, lacked)| lacked > 0)
     }
 
-    /// Whether this replica is there.
+    /// Returns whether this replica is live.
     pub(crate) fn is_live(&self, replica: ClientKey) -> bool {
         self.live.contains_key(&replica)
     }
 
-    /// Replicas that are expected and have not been seen.
+    /// Returns the number of expected replicas that have not joined yet.
     pub(crate) fn expects(&self) -> u32 {
         let seen = u32::try_from(self.seen.len()).unwrap_or(u32::MAX);
         if self.expecting { self.rule.total.saturating_sub(seen) } else { 0 }
     }
 
-    /// Whether those who are left, with those who are expected, are too few for a step.
+    /// Returns whether the live and the expected replicas, with the pushes admitted so far, are too
+    /// few to complete the step.
     pub(crate) fn is_short(&self) -> bool {
         !self.is_behind() && self.potential() < self.goal
     }
 
-    /// Forgets what is not durable, as a process does that is killed: shards say it again.
+    /// Discards the state that is not durable, as a kill does. Shards report theirs again.
     #[cfg(test)]
     pub(crate) fn restart(&mut self) {
         self.set_shards(self.shards);
@@ -232,13 +242,13 @@ impl StepCoordinator {
         self.restore_admitted(admitted, applying, goal);
     }
 
-    /// Goes on where an earlier process stopped: after so many steps, with tokens numbered so far.
+    /// Resumes after `step` committed steps; `next_token` is the next token number.
     pub(crate) fn resume(&mut self, step: u64, next_token: u64, finished: bool) {
         (self.step, self.next_token, self.finished) = (step, next_token, finished);
     }
 
-    /// Puts back what was admitted when an earlier process stopped, and whether that step was
-    /// committed.
+    /// Restores the admitted pushes of an earlier process, whether their step was committed, and
+    /// its number of gradients.
     pub(crate) fn restore_admitted(&mut self, admitted: Vec<Admitted>, applying: bool, goal: u32) {
         (self.admitted, self.applying, self.goal) = (admitted, applying, goal);
         if self.planted.has(Bug::ForgetAdmissions) && !applying {
@@ -246,8 +256,8 @@ impl StepCoordinator {
         }
     }
 
-    /// Puts back who was there, with their ranks, and who had been there; if no step has been made yet,
-    /// others are still expected.
+    /// Restores the live replicas with their ranks, and all replicas that had joined. Others are
+    /// still expected if no step has been committed.
     pub(crate) fn restore_live(
         &mut self,
         live: BTreeMap<ClientKey, u32>,
@@ -257,22 +267,22 @@ impl StepCoordinator {
         (self.live, self.seen) = (live, seen);
     }
 
-    /// No more tokens are given out: the last step is made of what is admitted and of the pushes of
-    /// tokens that are out.
+    /// Stops granting tokens. The last step consists of the admitted pushes and the pushes of
+    /// outstanding tokens.
     pub(crate) fn finish(&mut self) {
         self.finished = true;
         self.advance();
     }
 
-    /// Puts back a token that was out.
+    /// Restores an outstanding token.
     ///
-    /// Before what was admitted is.
+    /// Must be called before [`StepCoordinator::restore_admitted`].
     pub(crate) fn restore_token(&mut self, grant: Grant) {
-        let out = Out { holder: grant.holder, held: smallvec![None; self.shards] };
+        let out = PendingToken { holder: grant.holder, held: smallvec![None; self.shards] };
         self.out.insert(grant.token, out);
     }
 
-    /// Begins at this step, with those who are there: other values have been restored.
+    /// Restarts at this step with the live replicas, because other values have been restored.
     pub(crate) fn reset(&mut self, step: u64) {
         self.step = step;
         self.out.clear();
@@ -284,15 +294,15 @@ impl StepCoordinator {
         self.advance();
     }
 
-    /// So many shards take part. They have still to say what they hold.
+    /// Sets the number of shards. Each must report again which pushes it holds.
     pub(crate) fn set_shards(&mut self, shards: usize) {
         self.shards = shards;
         self.applied = vec![0; shards];
         self.out.values_mut().for_each(|out| out.held = smallvec![None; shards]);
     }
 
-    /// A replica is there: new, back, or in place of an older self. Its rank, the index of its
-    /// task, says when it is its turn where gradients are admitted in order.
+    /// Adds a replica: a new one, one that returns, or a new incarnation. `rank`, the index of its
+    /// task, is its position where gradients are admitted in order.
     pub(crate) fn join(&mut self, replica: ClientKey, rank: u32) {
         self.live.insert(replica, rank);
         if self.expecting {
@@ -301,14 +311,13 @@ impl StepCoordinator {
         self.advance();
     }
 
-    /// A replica is lost, or has left.
+    /// Removes a replica that is lost or has left.
     pub(crate) fn lose(&mut self, replica: ClientKey) {
         self.live.remove(&replica);
         self.fence(replica);
     }
 
-    /// What an older self of this replica was granted is over; what it had pushed stays if it was
-    /// admitted.
+    /// Ends the tokens of an older incarnation of this replica. Its admitted pushes stay.
     pub(crate) fn fence(&mut self, replica: ClientKey) {
         if !self.planted.has(Bug::KeepLostTokens) {
             self.end_tokens(|grant| grant.holder == replica);
@@ -316,7 +325,7 @@ impl StepCoordinator {
         self.advance();
     }
 
-    /// Replicas that have not been seen yet are expected no longer.
+    /// Stops expecting the replicas that have not joined yet.
     pub(crate) fn expect_nobody(&mut self) {
         self.stop_expecting();
         self.advance();
@@ -327,16 +336,16 @@ impl StepCoordinator {
         self.seen.clear();
     }
 
-    /// Takes a token back: it is returned, or was out for too long. False if it is not out.
+    /// Ends a token that was returned or has timed out. Returns false if it is not outstanding.
     pub(crate) fn take_back(&mut self, token: u64) -> bool {
         let ended = self.end_tokens(|grant| grant.token == token);
         self.advance();
         ended
     }
 
-    /// A replica asks for a token.
+    /// Answers a replica's request for a token.
     pub(crate) fn ask(&mut self, replica: ClientKey) -> Asked {
-        // Whoever hears that it has ended finds the last step's values.
+        // A replica that learns that training has ended must find the values of the last step.
         if self.is_behind() {
             return Asked::Wait;
         }
@@ -356,24 +365,24 @@ impl StepCoordinator {
         }
         let token = self.next_token;
         self.next_token += 1;
-        self.out.insert(token, Out { holder: replica, held: smallvec![None; self.shards] });
+        self.out.insert(token, PendingToken { holder: replica, held: smallvec![None; self.shards] });
         Asked::Granted(Grant { token, holder: replica })
     }
 
-    /// The tokens that are out, in rising order.
+    /// Returns the outstanding tokens, in ascending order.
     pub(crate) fn tokens_out(&self) -> impl Iterator<Item = Grant> {
         self.out.iter().map(|(&token, out)| Grant { token, holder: out.holder })
     }
 
-    /// How many tokens of this holder are out, or have their pushes admitted.
+    /// Counts this holder's outstanding tokens and admitted pushes.
     fn given_to(&self, holder: ClientKey) -> usize {
         let admitted = self.admitted.iter().map(|push| push.holder);
         let holders = self.out.values().map(|out| out.holder).chain(admitted);
         holders.filter(|&other| other == holder).count()
     }
 
-    /// A shard holds the push of this token whole, the squares of whose elements come to this there;
-    /// false if it is over, and of no use to anybody.
+    /// Records that a shard holds the whole push of this token, with the sum of the squares of its
+    /// elements there. Returns false if the push is over and can be discarded.
     #[must_use]
     pub(crate) fn held(&mut self, shard: usize, token: u64, squares: Exact) -> bool {
         if let Some(out) = self.out.get_mut(&token) {
@@ -384,23 +393,23 @@ impl StepCoordinator {
         self.is_of_use(token)
     }
 
-    /// Whether the push of this token is, or may become, a part of the step under way.
+    /// Returns whether the push of this token is, or may become, a part of the current step.
     pub(crate) fn is_of_use(&self, token: u64) -> bool {
         self.out.contains_key(&token) || self.admitted.iter().any(|grant| grant.token == token)
     }
 
-    /// A shard has applied so many steps.
+    /// Records that a shard has applied `steps` steps.
     pub(crate) fn applied(&mut self, shard: usize, steps: u64) {
         self.applied[shard] = self.applied[shard].max(steps);
         self.advance();
     }
 
-    /// What became of tokens since this was last asked.
+    /// Returns the outcomes of tokens that were decided since the last call.
     pub(crate) fn verdicts(&mut self) -> PerPush<(Grant, Verdict)> {
         std::mem::take(&mut self.verdicts)
     }
 
-    /// The step that some shards have still to apply.
+    /// Returns the committed step that some shards may not have applied yet.
     pub(crate) fn committed(&self) -> Option<Committed> {
         self.applying.then(|| Committed {
             step: self.step - 1,
@@ -409,14 +418,14 @@ impl StepCoordinator {
         })
     }
 
-    /// How many gradients those who are here can give to this step, with what is admitted of those
-    /// who are not.
+    /// Returns how many gradients this step can reach: those that live and expected replicas can
+    /// give, and the admitted ones of absent replicas.
     fn potential(&self) -> u32 {
-        let of_the_gone = self.admitted.iter().filter(|grant| !self.is_live(grant.holder));
+        let of_absent = self.admitted.iter().filter(|grant| !self.is_live(grant.holder));
         (self.live.len() as u32)
             .saturating_add(self.expects())
             .saturating_mul(self.rule.share())
-            .saturating_add(of_the_gone.count() as u32)
+            .saturating_add(of_absent.count() as u32)
     }
 
     fn end_tokens(&mut self, which: impl Fn(&Grant) -> bool) -> bool {
@@ -428,7 +437,7 @@ impl StepCoordinator {
         !ended.is_empty()
     }
 
-    /// Decides what can be decided now.
+    /// Makes every decision that is possible now.
     fn advance(&mut self) {
         if self.is_behind() {
             return;
@@ -441,7 +450,7 @@ impl StepCoordinator {
             true => (self.admitted.len() + self.out.len()) as u32,
             false => self.rule.aggregate.min(self.potential()).max(self.rule.floor),
         };
-        // Whoever comes while a step is under way makes the next one larger, not this one.
+        // A replica that joins during a step enlarges the next one, not this one.
         self.goal = if self.admitted.is_empty() { reach } else { self.goal.min(reach) };
         while (self.admitted.len() as u32) < self.goal
             && let Some(grant) = self.next_to_admit()
@@ -463,11 +472,11 @@ impl StepCoordinator {
         }
     }
 
-    /// The push that is admitted next: of those that every shard holds, the one whose token is the
-    /// oldest, or whose turn it is.
+    /// Returns the push to admit next, among those that every shard holds: the one with the oldest
+    /// token or, in rank order, the one with the next rank.
     fn next_to_admit(&self) -> Option<Grant> {
         let early = self.planted.has(Bug::AdmitBeforeWhole);
-        let mut whole = self.out.iter().filter_map(|(&token, Out { holder, held })| {
+        let mut whole = self.out.iter().filter_map(|(&token, PendingToken { holder, held })| {
             let mut held = held.iter().map(Option::is_some);
             let whole = if early { held.any(|held| held) } else { held.all(|held| held) };
             whole.then_some(Grant { token, holder: *holder })
@@ -476,36 +485,36 @@ impl StepCoordinator {
             return whole.next();
         }
         let rank = |holder: &ClientKey| self.live.get(holder).copied();
-        let turn = match self.finished {
+        let next_rank = match self.finished {
             false => Some(self.admitted.len() as u32),
-            // Those who have no token get none any more.
+            // A replica without a token gets none any more, so its rank is skipped.
             true => self.out.values().filter_map(|out| rank(&out.holder)).min(),
         };
-        whole.find(|grant| rank(&grant.holder) == turn)
+        whole.find(|grant| rank(&grant.holder) == next_rank)
     }
 
-    /// Asserts the invariants, for tests: what is wrong, if something is.
+    /// Checks the invariants, for tests. Returns a description of the first violation.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check(&self) -> Result<(), String> {
         let out: Vec<Grant> = self.tokens_out().collect();
         if self.applying && !out.is_empty() {
-            return Err(format!("{out:?} are out while a step is applied"));
+            return Err(format!("tokens {out:?} are outstanding while a step is applied"));
         }
         if self.admitted.len() as u32 > self.rule.aggregate {
-            return Err(format!("{:?} are admitted", self.admitted));
+            return Err(format!("too many pushes are admitted: {:?}", self.admitted));
         }
         if self.admitted.len() + out.len() > self.rule.push_slots {
-            return Err(format!("{:?} and {out:?} have no room", self.admitted));
+            return Err(format!("{:?} and {out:?} exceed the push slots", self.admitted));
         }
         for holder in self.live.keys() {
             if self.given_to(*holder) > self.rule.share() as usize {
-                return Err(format!("{holder:?} has more than its share"));
+                return Err(format!("{holder:?} exceeds its share of the step"));
             }
         }
         Ok(())
     }
 
-    /// The planted bug, if there is one.
+    /// Returns the planted bugs.
     #[cfg(test)]
     pub(crate) fn planted(&self) -> PlantedBugs {
         self.planted

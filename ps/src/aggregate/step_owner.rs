@@ -1,10 +1,10 @@
-//! The step owner: the global step, and the tokens that are the right to move it.
+//! The step owner: counts the global step and grants tokens.
 //!
-//! In asynchronous mode a token is granted while `step + tokens out < last_step`, so that the end
-//! is exact under any number of workers: every token out is a step promised. How far replicas may run
-//! ahead of each other is said by [`BoundedStaleness`], if at all. In synchronous mode
-//! [`StepCoordinator`] says who gets one, and what becomes of it; its holder, its time and its return are
-//! kept here all the same.
+//! In asynchronous mode a token is granted while `step + outstanding tokens < last_step`. Every
+//! outstanding token is a promised step, so the last step is exact with any number of workers.
+//! [`BoundedStaleness`] optionally limits how far replicas may run ahead of each other. In
+//! synchronous mode [`StepCoordinator`] grants tokens and decides their outcomes. In both modes
+//! this module keeps a token's holder, its age and its return.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,24 +19,24 @@ use super::step_coordinator::{Asked, Grant, PerPush, StepCoordinator, Verdict};
 use crate::shard::changed::Changed;
 use crate::shard::replicas::ClientKey;
 
-/// Token numbers stay below this: one is packed beside other bits where it is kept.
+/// The exclusive upper bound of token numbers: durable words pack a token beside other bits.
 pub(crate) const TOKEN_LIMIT: u64 = 1 << 56;
 
-/// The generation of a token: a number made of the token and of the epoch of the client that it is
+/// Returns the generation of a token: a hash of the token and of the epoch of the client that it is
 /// granted to.
 ///
-/// Every shard can make it, so that a shard which grants no tokens refuses a gradient whose client has
-/// made its token up or has it from another client. It is no secret.
+/// Every shard can compute it. A shard that grants no tokens therefore rejects a gradient whose
+/// client invented its token or has it from another client. The generation is not secret.
 pub(crate) fn generation_of(token: TokenId, holder: ClientEpoch) -> u32 {
-    // The finalizer of SplitMix64 (Steele, Lea and Flood, 2014) spreads both over all bits.
+    // The finalizer of SplitMix64 (Steele, Lea and Flood, 2014) mixes both into all bits.
     let mut mixed = token.0 ^ holder.0.rotate_left(32);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    // Without a token the generation is 0.
+    // Generation 0 means that there is no token.
     ((mixed >> 32) as u32).max(1)
 }
 
-/// A token that is out.
+/// An outstanding token, as its holder receives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Issued {
     pub(crate) token: TokenId,
@@ -44,53 +44,54 @@ pub(crate) struct Issued {
     pub(crate) step: GlobalStep,
 }
 
-/// What a request for a token meets.
+/// The answer to a request for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// A token.
     Granted(Issued),
-    /// Every remaining step is promised, or others have to catch up; wait.
+    /// The client must wait: every remaining step is promised, or other replicas have to catch up.
     Wait,
-    /// There will be no more.
+    /// No more tokens will be granted.
     Ended(EndReason),
 }
 
 #[derive(Debug)]
-struct Out {
+struct OutstandingToken {
     holder: ClientKey,
     issued: Issued,
     since: Instant,
 }
 
-/// The tokens of a holder: mostly the one it trains under.
-type Tokens = SmallVec<[u64; 4]>;
+/// The tokens of one holder; usually only the one it trains under.
+type HeldTokens = SmallVec<[u64; 4]>;
 
 /// Grants tokens and counts steps.
 ///
-/// Invariants: in asynchronous mode, `step + out <= last_step`; token ids rise and are never reused; `step` never falls.
+/// Invariants: in asynchronous mode, `step + outstanding tokens <= last_step`; token numbers
+/// increase and are never reused; `step` decreases only when a checkpoint is restored.
 #[derive(Debug)]
 pub(crate) struct StepOwner {
     step: u64,
     last_step: Option<u64>,
     finished: bool,
     next_token: u64,
-    out: BTreeMap<u64, Out>,
-    /// The tokens that are out, by their holders, in rising order.
-    held: BTreeMap<ClientKey, Tokens>,
-    /// The holders whose tokens have changed since the last commit.
+    out: BTreeMap<u64, OutstandingToken>,
+    /// The outstanding tokens of each holder, in ascending order.
+    held: BTreeMap<ClientKey, HeldTokens>,
+    /// The holders whose tokens or progress have changed since the last commit.
     changed: Changed,
     token_timeout: Option<Duration>,
-    /// In asynchronous mode, where there are other shards.
+    /// Used in asynchronous mode with several shards.
     recalls: Recalls,
-    /// In synchronous mode.
+    /// Used in synchronous mode.
     coordinator: Option<StepCoordinator>,
-    /// In asynchronous mode, if nobody may run far ahead of the others.
+    /// Used in asynchronous mode if replicas may not run far ahead of each other.
     bounded_staleness: Option<BoundedStaleness>,
-    /// In asynchronous mode, if a gradient that is staler than this is dropped.
+    /// The staleness above which a gradient is dropped, in asynchronous mode.
     reject_older: Option<u64>,
 }
 
-/// What a step owner remembers across a restart, its tokens aside.
+/// The durable state of a step owner, except for its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Steps {
     pub(crate) step: u64,
@@ -120,39 +121,41 @@ impl StepOwner {
         }
     }
 
-    /// Bounds how far replicas run ahead of each other, and how stale a gradient may be.
+    /// Limits how far replicas run ahead of each other, and how stale a gradient may be.
     pub(crate) fn bounded(self, wait_ahead: Option<u64>, reject_older: Option<u64>) -> Self {
         StepOwner { bounded_staleness: wait_ahead.map(BoundedStaleness::new), reject_older, ..self }
     }
 
-    /// Whether whoever has waited longest for a token is the next to get one.
+    /// Returns whether tokens are granted strictly in the order of the requests.
     pub(crate) fn serves_in_turn(&self) -> bool {
         self.coordinator.is_none() && self.bounded_staleness.is_none()
     }
 
-    /// How far replicas are, if that matters.
+    /// Returns the replicas' progress, if it is bounded.
     pub(crate) fn bounded_staleness(&self) -> Option<&BoundedStaleness> {
         self.bounded_staleness.as_ref()
     }
 
-    /// Puts back how far a replica was when an earlier process stopped.
+    /// Restores a replica's progress from an earlier process.
     pub(crate) fn restore_progress(&mut self, replica: ClientKey, progress: Progress) {
         if let Some(bounded_staleness) = &mut self.bounded_staleness {
             bounded_staleness.restore(replica, progress);
         }
     }
 
-    /// What makes a step, in synchronous mode.
+    /// Returns the step coordinator, in synchronous mode.
     pub(crate) fn coordinator(&self) -> Option<&StepCoordinator> {
         self.coordinator.as_ref()
     }
 
-    /// The same, to be told something: what it decides is taken in by [`StepOwner::decided`].
+    /// Returns the step coordinator, in synchronous mode, for an input. Call [`StepOwner::decided`]
+    /// afterwards.
     pub(crate) fn coordinator_mut(&mut self) -> Option<&mut StepCoordinator> {
         self.coordinator.as_mut()
     }
 
-    /// Takes in what was decided in synchronous mode: tokens that are no longer out.
+    /// Processes the coordinator's decisions: takes back the tokens that are no longer outstanding.
+    /// Returns their outcomes.
     pub(crate) fn decided(&mut self) -> PerPush<(Grant, Verdict)> {
         let Some(coordinator) = &mut self.coordinator else { return PerPush::new() };
         let verdicts = coordinator.verdicts();
@@ -163,14 +166,14 @@ impl StepOwner {
         verdicts
     }
 
-    /// What is to be remembered, beside the tokens of each holder.
+    /// Returns the durable state, except for the tokens of each holder.
     pub(crate) fn steps(&self) -> Steps {
         let StepOwner { step, next_token, finished, .. } = *self;
         let step = self.coordinator.as_ref().map_or(step, StepCoordinator::step);
         Steps { step, next_token, finished }
     }
 
-    /// Goes on where an earlier process stopped.
+    /// Resumes from the state of an earlier process.
     pub(crate) fn restore(&mut self, steps: Steps) {
         let Steps { step, next_token, finished } = steps;
         (self.step, self.next_token, self.finished) = (step, next_token.max(1), finished);
@@ -179,7 +182,7 @@ impl StepOwner {
         }
     }
 
-    /// Takes back every token: another restore epoch begins.
+    /// Takes back every token, because another restore epoch begins.
     pub(crate) fn forget_tokens(&mut self) {
         self.take_back_all(|_| true);
         if let Some(coordinator) = &mut self.coordinator {
@@ -187,7 +190,7 @@ impl StepOwner {
         }
     }
 
-    /// Goes back to the step of a checkpoint. Token ids go on.
+    /// Resets the step to that of a checkpoint. Token numbers keep increasing.
     pub(crate) fn go_back(&mut self, step: GlobalStep) {
         self.step = step.0;
         self.finished = false;
@@ -197,8 +200,9 @@ impl StepOwner {
         self.changed.extend(self.bounded_staleness.iter_mut().flat_map(BoundedStaleness::reset));
     }
 
-    /// Puts a token back that was out when an earlier process stopped; its time starts anew. False
-    /// if it cannot have been out: it is out to another, or was never granted.
+    /// Restores a token that was outstanding in an earlier process; its timeout starts again.
+    /// Returns false if it cannot have been outstanding: another client holds it, or it was never
+    /// granted.
     pub(crate) fn restore_token(
         &mut self,
         holder: ClientKey,
@@ -216,24 +220,24 @@ impl StepOwner {
         out
     }
 
-    /// The tokens that a client holds, in rising order.
+    /// Returns the tokens that a client holds, in ascending order.
     pub(crate) fn tokens_of(&self, holder: ClientKey) -> impl Iterator<Item = Issued> {
         let tokens = self.held.get(&holder).into_iter().flatten();
         tokens.filter_map(|token| self.out.get(token)).map(|out| out.issued)
     }
 
-    /// Puts the holders whose tokens have changed since this was last asked behind others.
+    /// Appends to `all` the holders that have changed since the last call.
     pub(crate) fn append_changed(&mut self, all: &mut Vec<ClientKey>) {
         self.changed.append_to(all);
     }
 
     fn give_out(&mut self, holder: ClientKey, issued: Issued, now: Instant) {
-        self.out.insert(issued.token.0, Out { holder, issued, since: now });
+        self.out.insert(issued.token.0, OutstandingToken { holder, issued, since: now });
         self.held.entry(holder).or_default().push(issued.token.0);
         self.changed.insert(holder);
     }
 
-    fn take_back(&mut self, token: u64) -> Option<Out> {
+    fn take_back(&mut self, token: u64) -> Option<OutstandingToken> {
         let out = self.out.remove(&token)?;
         self.recalls.end(token);
         if let Some(tokens) = self.held.get_mut(&out.holder) {
@@ -246,14 +250,14 @@ impl StepOwner {
         Some(out)
     }
 
-    /// Takes back every token that `gone` says; how many there were.
-    fn take_back_all(&mut self, gone: impl Fn(&Out) -> bool) -> usize {
+    /// Takes back every token that satisfies `gone`, and returns their number.
+    fn take_back_all(&mut self, gone: impl Fn(&OutstandingToken) -> bool) -> usize {
         let tokens: Vec<u64> =
             self.out.values().filter(|out| gone(out)).map(|out| out.issued.token.0).collect();
         tokens.iter().filter_map(|&token| self.take_back(token)).count()
     }
 
-    /// Whether a step has been made, or a gradient is to be a part of one.
+    /// Returns whether a step has been made, or a gradient is admitted to one.
     pub(crate) fn has_trained(&self) -> bool {
         let admitted = self.coordinator.as_ref().is_some_and(|a| !a.admitted().is_empty());
         self.steps().step > 0 || admitted
@@ -263,24 +267,26 @@ impl StepOwner {
         GlobalStep(self.step)
     }
 
-    /// The tokens that are out.
+    /// Returns the number of outstanding tokens.
     pub(crate) fn tokens_out(&self) -> usize {
         self.out.len()
     }
 
-    /// Whether a token is out to this client, and not being recalled from it.
+    /// Returns whether this client holds a token that is not being recalled.
     pub(crate) fn has_out(&self, holder: ClientKey) -> bool {
         self.tokens_of(holder).any(|issued| !self.recalls.has(issued.token))
     }
 
-    /// Who holds the tokens that are out, each once.
+    /// Returns each client that holds a token, once.
     pub(crate) fn holders(&self) -> impl Iterator<Item = ClientKey> {
         self.held.keys().copied()
     }
 
-    /// The token that a client was given and does not know of: the answer to it was lost. Those
-    /// for which `kept` says so are no such: an older self of the client has pushed under them. Nor are
-    /// those that are being recalled: the client could not know that they are.
+    /// Returns a token that was granted to a client in an answer that it did not receive: one above
+    /// `newest`, the newest token it knows.
+    ///
+    /// Tokens that satisfy `kept` are excluded: an older incarnation of the client has pushed under
+    /// them. So are tokens that are being recalled, because the client cannot know that they are.
     pub(crate) fn lost_answer(
         &self,
         holder: ClientKey,
@@ -293,7 +299,7 @@ impl StepOwner {
         self.tokens_of(holder).find(unknown)
     }
 
-    /// Asks for a token, for the self of the client that has this epoch.
+    /// Answers a token request from the incarnation of the client that has this epoch.
     pub(crate) fn request(
         &mut self,
         holder: ClientKey,
@@ -302,7 +308,7 @@ impl StepOwner {
     ) -> Request {
         let asked = match &mut self.coordinator {
             Some(coordinator) => coordinator.ask(holder),
-            None => self.ask_alone(holder),
+            None => self.ask_asynchronous(holder),
         };
         let token = match asked {
             Asked::Granted(grant) => TokenId(grant.token),
@@ -317,8 +323,8 @@ impl StepOwner {
         Request::Granted(issued)
     }
 
-    /// What whoever asks for a token meets in asynchronous mode.
-    fn ask_alone(&mut self, holder: ClientKey) -> Asked {
+    /// Answers a token request in asynchronous mode.
+    fn ask_asynchronous(&mut self, holder: ClientKey) -> Asked {
         let last = self.last_step.unwrap_or(u64::MAX);
         if self.finished || self.step >= last {
             return Asked::Ended;
@@ -337,7 +343,7 @@ impl StepOwner {
         }
     }
 
-    /// Whether a replica is too far ahead of the slowest to be given a token.
+    /// Returns whether a replica is too far ahead of the slowest to be granted a token.
     pub(crate) fn is_ahead(&self, replica: ClientKey) -> bool {
         let making = self.held.get(&replica).map_or(0, |tokens| tokens.len());
         self.bounded_staleness
@@ -345,25 +351,27 @@ impl StepOwner {
             .is_some_and(|bounded_staleness| !bounded_staleness.may_begin(replica, making))
     }
 
-    /// Whether the client holds this token in this generation.
+    /// Returns whether the client holds this token with this generation.
     pub(crate) fn holds(&self, holder: ClientKey, token: TokenId, generation: u32) -> bool {
         let out = self.out.get(&token.0);
         out.is_some_and(|out| out.holder == holder && out.issued.generation == generation)
     }
 
-    /// How stale a gradient under a token that is out would be now: how many steps were made since
-    /// the values were read at step `read`, which cannot have been before the token was granted.
+    /// Returns the current staleness of a gradient under an outstanding token: the number of steps
+    /// since its values were read at step `read`. The values cannot have been read before the token
+    /// was granted, so an earlier `read` counts as the step of the grant.
     pub(crate) fn staleness(&self, token: TokenId, read: GlobalStep) -> u64 {
         let granted_at = self.out.get(&token.0).map_or(self.step, |out| out.issued.step.0);
         self.step - read.0.clamp(granted_at, self.step)
     }
 
-    /// Whether a gradient under a token that is out is too stale to be applied.
+    /// Returns whether a gradient under an outstanding token is too stale to be applied.
     pub(crate) fn is_too_old(&self, token: TokenId, read: GlobalStep) -> bool {
         self.reject_older.is_some_and(|limit| self.staleness(token, read) > limit)
     }
 
-    /// Spends a token that `holds` has confirmed: the step moves on. Returns the staleness.
+    /// Spends a token that [`StepOwner::holds`] has confirmed, and advances the step. Returns the
+    /// staleness.
     pub(crate) fn spend(&mut self, token: TokenId, read: GlobalStep) -> u64 {
         let staleness = self.staleness(token, read);
         self.waste(token);
@@ -371,7 +379,8 @@ impl StepOwner {
         staleness
     }
 
-    /// Takes back a token whose gradient was made, and makes no step.
+    /// Takes back a token whose gradient was computed but is not applied. The step does not
+    /// advance.
     pub(crate) fn waste(&mut self, token: TokenId) {
         if let (Some(out), Some(bounded_staleness)) =
             (self.take_back(token.0), &mut self.bounded_staleness)
@@ -380,7 +389,7 @@ impl StepOwner {
         }
     }
 
-    /// Takes a token back unspent; false if the client did not hold it.
+    /// Takes back an unspent token. Returns false if the client does not hold it.
     pub(crate) fn give_back(&mut self, holder: ClientKey, token: TokenId, generation: u32) -> bool {
         let held = self.holds(holder, token, generation);
         if held {
@@ -392,14 +401,14 @@ impl StepOwner {
         held
     }
 
-    /// Takes back all tokens of a client that has left or is lost; how many there were. Tokens
-    /// for which `keep` says so stay: their push is whole and belongs to the server.
+    /// Takes back the tokens of a client that has left or is lost, and returns their number. Tokens
+    /// that satisfy `keep` stay: their pushes are whole and belong to the server.
     pub(crate) fn drop_client(&mut self, gone: ClientKey, keep: impl Fn(TokenId) -> bool) -> usize {
         self.leave(gone);
         self.take_back_all(|out| out.holder == gone && !keep(out.issued.token))
     }
 
-    /// Nobody is held back by a client that has left or is lost.
+    /// Stops counting the progress of a client that has left or is lost.
     pub(crate) fn leave(&mut self, gone: ClientKey) {
         if let Some(bounded_staleness) = &mut self.bounded_staleness {
             bounded_staleness.leave(gone);
@@ -407,19 +416,19 @@ impl StepOwner {
         }
     }
 
-    /// Begins to recall the tokens whose holder is gone, and those that have been out for longer than the
-    /// timeout, except those for which `keep` says so. Those that are recalled anew.
+    /// Begins to recall the tokens whose holder is gone and those that have timed out, except those
+    /// that satisfy `keep`. Returns the tokens whose recall is new.
     pub(crate) fn recall(
         &mut self,
         now: Instant,
         gone: impl Fn(ClientKey) -> bool,
         keep: impl Fn(TokenId) -> bool,
     ) -> Vec<TokenId> {
-        let expired = |out: &Out| {
+        let expired = |out: &OutstandingToken| {
             let held = now.saturating_duration_since(out.since);
             self.token_timeout.is_some_and(|timeout| held >= timeout)
         };
-        let due = |out: &&Out| (expired(out) || gone(out.holder)) && !keep(out.issued.token);
+        let due = |out: &&OutstandingToken| (expired(out) || gone(out.holder)) && !keep(out.issued.token);
         let mut due: Vec<TokenId> =
             self.out.values().filter(due).map(|out| out.issued.token).collect();
         due.retain(|&token| self.recalls.begin(token, now));
@@ -432,18 +441,18 @@ impl StepOwner {
         self.recalls.put_off(now, |token| holder(token).is_some_and(&is_here));
     }
 
-    /// The tokens that are being recalled.
+    /// Returns the recalls in progress.
     pub(crate) fn recalls(&self) -> &Recalls {
         &self.recalls
     }
 
-    /// A shard says whether it has applied the push of a token that is being recalled.
+    /// Records a shard's answer: whether it has applied the push of a token that is being recalled.
     pub(crate) fn recall_answered(&mut self, token: TokenId, shard: ShardId, applied: bool) {
         self.recalls.answered(token, shard, applied);
     }
 
-    /// Takes back the recalled tokens that these shards have all said to be free, except those for
-    /// which `keep` says so; how many there were.
+    /// Takes back the recalled tokens that all these shards have reported free, except those that
+    /// satisfy `keep`. Returns their number.
     pub(crate) fn take_back_free(
         &mut self,
         shards: &[ShardId],
@@ -453,14 +462,14 @@ impl StepOwner {
         free.iter().filter_map(|token| self.take_back(token.0)).count()
     }
 
-    /// Takes back the tokens that have been out for longer than the timeout, except those for
-    /// which `keep` says so; how many there were.
+    /// Takes back the tokens that have timed out, except those that satisfy `keep`. Returns their
+    /// number.
     pub(crate) fn expire(&mut self, now: Instant, keep: impl Fn(TokenId) -> bool) -> usize {
         let Some(timeout) = self.token_timeout else {
             return 0;
         };
-        let expired = |out: &Out| now.saturating_duration_since(out.since) >= timeout;
-        let gone = |out: &Out| expired(out) && !keep(out.issued.token);
+        let expired = |out: &OutstandingToken| now.saturating_duration_since(out.since) >= timeout;
+        let gone = |out: &OutstandingToken| expired(out) && !keep(out.issued.token);
         if let Some(coordinator) = &mut self.coordinator {
             for out in self.out.values().filter(|out| gone(out)) {
                 coordinator.take_back(out.issued.token.0);
@@ -469,7 +478,7 @@ impl StepOwner {
         self.take_back_all(gone)
     }
 
-    /// This server was paused: nobody could spend a token for so long.
+    /// Extends all time limits by a pause of this server, during which no token could be spent.
     pub(crate) fn excuse(&mut self, pause: Duration, now: Instant) {
         for out in self.out.values_mut() {
             out.since = (out.since + pause).min(now);
@@ -477,7 +486,7 @@ impl StepOwner {
         self.recalls.excuse(pause, now);
     }
 
-    /// Ends the training: no more tokens. Tokens that are out may still be spent.
+    /// Ends training: grants no more tokens. Outstanding tokens may still be spent.
     pub(crate) fn finish(&mut self) {
         self.finished = true;
         if let Some(coordinator) = &mut self.coordinator {
@@ -491,33 +500,33 @@ impl StepOwner {
         if let Some(coordinator) = &self.coordinator {
             assert_eq!(coordinator.check(), Ok(()));
             let out: Vec<u64> = coordinator.tokens_out().map(|grant| grant.token).collect();
-            assert!(out.iter().eq(self.out.keys()), "the same tokens are out");
+            assert!(out.iter().eq(self.out.keys()), "the coordinator disagrees about outstanding tokens");
         } else if let Some(last) = self.last_step {
             assert!(self.step + self.out.len() as u64 <= last);
         }
         assert!(self.out.keys().all(|&token| token < self.next_token));
         let recalled = self.recalls.tokens().all(|token| self.out.contains_key(&token.0));
-        assert!(recalled, "what is recalled is out");
+        assert!(recalled, "recalled tokens are outstanding");
         let held: usize = self.held.values().map(|tokens| tokens.len()).sum();
         assert_eq!(held, self.out.len(), "every token has one holder");
     }
 
-    /// Who holds a token that is out.
+    /// Returns the holder of an outstanding token.
     pub(crate) fn holder_of(&self, token: TokenId) -> Option<ClientKey> {
         self.out.get(&token.0).map(|out| out.holder)
     }
 
-    /// Whether a token is out in this generation, to whomever.
+    /// Returns whether a token is outstanding with this generation, for any holder.
     pub(crate) fn is_out(&self, token: TokenId, generation: u32) -> bool {
         self.out.get(&token.0).is_some_and(|out| out.issued.generation == generation)
     }
 
-    /// The tokens that are out, and their holders.
+    /// Returns the outstanding tokens and their holders.
     pub(crate) fn outstanding(&self) -> impl Iterator<Item = (TokenId, ClientKey)> {
         self.out.values().map(|out| (out.issued.token, out.holder))
     }
 
-    /// Whether a request of this client would have to wait.
+    /// Returns whether a request of this client would have to wait.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
         if let Some(coordinator) = &self.coordinator {
@@ -545,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_step_is_exact_and_tokens_out_are_promised() {
+    fn the_last_step_is_exact_because_outstanding_tokens_are_promised() {
         let now = Instant::now();
         let mut owner = StepOwner::new(Some(3), None, None);
         let first = granted(owner.request(A, EPOCH, now));
@@ -559,7 +568,7 @@ mod tests {
             "one step passed since it was granted"
         );
         owner.check_invariants();
-        // A is lost: its token's step is promised to somebody else.
+        // A is lost, so its token's step can be promised to another client.
         assert_eq!(owner.drop_client(A, |_| false), 1);
         let last = granted(owner.request(B, EPOCH, now));
         assert!(
@@ -573,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_held_too_long_goes_back_and_its_push_is_refused() {
+    fn an_expired_token_is_taken_back_and_no_longer_held() {
         let start = Instant::now();
         let mut owner = StepOwner::new(Some(1), Some(Duration::from_secs(10)), None);
         let issued = granted(owner.request(A, EPOCH, start));
@@ -586,12 +595,12 @@ mod tests {
         assert_ne!(
             granted(owner.request(B, EPOCH, later)).token,
             issued.token,
-            "ids are not reused"
+            "token numbers are not reused"
         );
     }
 
     #[test]
-    fn finishing_ends_tokens_at_once_but_not_those_that_are_out() {
+    fn finish_ends_grants_but_not_outstanding_tokens() {
         let now = Instant::now();
         let mut owner = StepOwner::new(None, None, None);
         let issued = granted(owner.request(A, EPOCH, now));
@@ -602,49 +611,49 @@ mod tests {
         assert_eq!(owner.spend(issued.token, issued.step), 0);
     }
 
-    /// One thing that happens, as `(what, to whom)`.
-    fn play(owner: &mut StepOwner, bound: u64, what: u8, who: u32, now: Instant) {
-        let who = ClientKey(who);
-        let tokens: Vec<Issued> = owner.tokens_of(who).collect();
-        match (what, tokens.first()) {
+    /// Plays one event, given as an operation and a client.
+    fn play(owner: &mut StepOwner, bound: u64, operation: u8, client: u32, now: Instant) {
+        let client = ClientKey(client);
+        let tokens: Vec<Issued> = owner.tokens_of(client).collect();
+        match (operation, tokens.first()) {
             (0..4, _) => {
-                let ahead = owner.is_ahead(who);
+                let ahead = owner.is_ahead(client);
                 let counted = owner
                     .bounded_staleness()
-                    .is_some_and(|bounded_staleness| bounded_staleness.of(who).counts);
-                let asked = owner.request(who, EPOCH, now);
-                assert!(!counted || ahead == (asked == Request::Wait), "{who:?}: {asked:?}");
+                    .is_some_and(|bounded_staleness| bounded_staleness.of(client).counts);
+                let asked = owner.request(client, EPOCH, now);
+                assert!(!counted || ahead == (asked == Request::Wait), "{client:?}: {asked:?}");
             }
             (4..7, Some(issued)) => _ = owner.spend(issued.token, issued.step),
             (7, Some(issued)) => owner.waste(issued.token),
-            (8, Some(issued)) => assert!(owner.give_back(who, issued.token, issued.generation)),
-            (9, _) => _ = owner.drop_client(who, |_| false),
+            (8, Some(issued)) => assert!(owner.give_back(client, issued.token, issued.generation)),
+            (9, _) => _ = owner.drop_client(client, |_| false),
             _ => {}
         }
         owner.check_invariants();
         let bounded_staleness = owner.bounded_staleness().unwrap();
         let Some(slowest) = bounded_staleness.slowest() else { return };
-        for who in (0..4).map(ClientKey).filter(|&who| bounded_staleness.of(who).counts) {
-            let begun = bounded_staleness.of(who).made + owner.tokens_of(who).count() as u64;
-            assert!(begun <= slowest + bound, "{who:?} has begun {begun}, the slowest {slowest}");
+        for client in (0..4).map(ClientKey).filter(|&client| bounded_staleness.of(client).counts) {
+            let begun = bounded_staleness.of(client).made + owner.tokens_of(client).count() as u64;
+            assert!(begun <= slowest + bound, "{client:?} has begun {begun}, the slowest {slowest}");
         }
-        let idle = |who: &ClientKey| owner.tokens_of(*who).count() == 0;
+        let idle = |client: &ClientKey| owner.tokens_of(*client).count() == 0;
         assert!(
-            !bounded_staleness.the_slowest().filter(idle).any(|who| owner.is_ahead(who)),
-            "nobody can go on"
+            !bounded_staleness.the_slowest().filter(idle).any(|client| owner.is_ahead(client)),
+            "the slowest replica is blocked"
         );
     }
 
     proptest::proptest! {
         #[test]
-        fn nobody_is_further_ahead_than_the_bound_and_the_slowest_can_always_go_on(
+        fn replicas_stay_within_the_bound_and_the_slowest_is_never_blocked(
             bound in 1_u64..5,
             events in proptest::collection::vec((0_u8..10, 0_u32..4), 0..200),
         ) {
             let now = Instant::now();
             let mut owner = StepOwner::new(None, None, None).bounded(Some(bound), None);
-            for (what, who) in events {
-                play(&mut owner, bound, what, who, now);
+            for (operation, client) in events {
+                play(&mut owner, bound, operation, client, now);
             }
         }
     }

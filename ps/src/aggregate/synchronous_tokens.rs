@@ -1,16 +1,17 @@
-//! How many tokens classic synchronous training has.
+//! The number of tokens in classic synchronous training.
 
 use thiserror::Error;
 
-/// The numbers that say how many tokens there are: `replicas_to_aggregate` (A),
-/// `total_num_replicas` (R) and the initial tokens, checked.
+/// The validated counts that define the number of tokens: `replicas_to_aggregate` (A),
+/// `total_num_replicas` (R) and the initial tokens.
 ///
-/// Every replica makes its first push without a token, every push takes a token, and an update
-/// needs A fresh pushes. So the first update comes only if A pushes can be made before it:
-/// `R + initial tokens >= A`. Source: `SyncReplicasOptimizer`, where the last is `num_tokens`.
+/// Every replica makes its first push without a token, takes a token after each push, and an update
+/// needs A fresh pushes. So the first update happens only if A pushes can be made before it: `R +
+/// initial tokens >= A`. Source: `SyncReplicasOptimizer`, which calls the initial tokens
+/// `num_tokens`.
 ///
-/// The more initial tokens, the further replicas run ahead of each other: they carry the step that
-/// training starts with, so what is computed under one after the first update is stale.
+/// More initial tokens let replicas run further ahead of each other. These tokens carry the step
+/// that training starts with, so a gradient computed under one after the first update is stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SynchronousTokens {
     replicas_to_aggregate: u32,
@@ -18,14 +19,15 @@ pub struct SynchronousTokens {
     initial_tokens: u32,
 }
 
-/// Why training cannot be set up with these numbers. The caller's configuration.
+/// The reason why training cannot be set up with these counts. The caller's configuration is at
+/// fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SynchronousTokensError {
-    /// A number that must be at least 1 is 0.
+    /// A count that must be at least 1 is 0.
     #[error("cannot train synchronously with {setting} = 0: at least 1 is needed")]
     Zero {
-        /// Which number.
+        /// The name of the count.
         setting: &'static str,
     },
     /// The first update could never be made.
@@ -34,27 +36,29 @@ pub enum SynchronousTokensError {
          need {needed} to make the {replicas_to_aggregate} pushes of the first update"
     )]
     TooFewTokens {
-        /// The initial tokens asked for.
+        /// The number of initial tokens given.
         given: u32,
-        /// The fewest that do: A - R.
+        /// The minimum number of initial tokens: A - R.
         needed: u32,
-        /// A.
+        /// `replicas_to_aggregate`.
         replicas_to_aggregate: u32,
-        /// R.
+        /// `total_num_replicas`.
         total_num_replicas: u32,
     },
 }
 
 impl SynchronousTokens {
-    /// `replicas_to_aggregate` gradients an update, of `total_num_replicas` replicas. Replicas
-    /// beyond that many gradients are backups; with fewer, each makes several pushes an update.
+    /// Validates the counts: each update takes `replicas_to_aggregate` gradients from
+    /// `total_num_replicas` replicas. If there are more replicas than gradients, the surplus are
+    /// backups. If there are fewer, each replica makes several pushes per update.
     ///
-    /// Lock-step has no `initial_tokens`; TensorFlow's default is `replicas_to_aggregate` of them.
+    /// Lock-step training has no `initial_tokens`; TensorFlow's default is `replicas_to_aggregate`.
     ///
     /// # Errors
     ///
-    /// [`SynchronousTokensError::Zero`] without replicas or gradients, [`SynchronousTokensError::TooFewTokens`]
-    /// for fewer initial tokens than `replicas_to_aggregate - total_num_replicas`.
+    /// [`SynchronousTokensError::Zero`] without replicas or gradients,
+    /// [`SynchronousTokensError::TooFewTokens`] for fewer initial tokens than
+    /// `replicas_to_aggregate - total_num_replicas`.
     pub const fn new(
         replicas_to_aggregate: u32,
         total_num_replicas: u32,
@@ -78,23 +82,24 @@ impl SynchronousTokens {
         Ok(SynchronousTokens { replicas_to_aggregate, total_num_replicas, initial_tokens })
     }
 
-    /// The fresh gradients that an update is the mean of.
+    /// Returns the number of fresh gradients that an update averages.
     pub const fn replicas_to_aggregate(&self) -> u32 {
         self.replicas_to_aggregate
     }
 
-    /// The replicas that there are.
+    /// Returns the number of replicas.
     pub const fn total_num_replicas(&self) -> u32 {
         self.total_num_replicas
     }
 
-    /// The tokens that are in the queue when training starts; they carry the step it starts with.
+    /// Returns the number of tokens in the queue when training starts. They carry the step that
+    /// training starts with.
     pub const fn initial_tokens(&self) -> u32 {
         self.initial_tokens
     }
 
-    /// The tokens that an update puts in: as many as there are gradients in it or replicas,
-    /// whichever are more, so that every replica goes on.
+    /// Returns the number of tokens that an update adds: the larger of the number of its gradients
+    /// and the number of replicas, so that every replica continues.
     pub const fn tokens_per_update(&self) -> u32 {
         if self.replicas_to_aggregate > self.total_num_replicas {
             self.replicas_to_aggregate
@@ -109,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_cannot_start_are_refused() {
+    fn counts_without_replicas_or_gradients_are_rejected() {
         let tokens = SynchronousTokens::new(2, 3, 0).unwrap();
         assert_eq!((tokens.tokens_per_update(), tokens.initial_tokens()), (3, 0));
         let tokens = SynchronousTokens::new(4, 2, 2).unwrap();

@@ -1,4 +1,4 @@
-//! Who waits for how many gradients of which step: what both accumulators have in common.
+//! Tickets and waiters of both accumulators.
 
 use std::collections::VecDeque;
 
@@ -7,65 +7,66 @@ use thiserror::Error;
 
 use super::WAITERS_MAX;
 
-/// Names one call of `take` of one accumulator; never reused by it.
+/// Identifies one call of `take` on one accumulator. An accumulator never reuses a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// What became of a gradient.
+/// The outcome of applying a gradient to an accumulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Applied {
-    /// It is part of the sum.
+    /// The gradient is part of the sum.
     Added {
-        /// The gradients in the sum, this one included; if somebody waited for so many, they were
-        /// taken at once, and the accumulator's own count is 0 again.
+        /// The number of gradients in the sum, including this one. If a caller waited for that
+        /// many, they were taken at once, and the accumulator's own count is 0 again.
         count: u64,
     },
-    /// It was computed from values of an earlier step, and was dropped.
+    /// The gradient was computed from the values of an earlier step, and was dropped.
     Stale {
-        /// The accumulator's step: what the gradient should have been computed from.
+        /// The accumulator's step, the earliest that a gradient may be computed from.
         current: GlobalStep,
     },
 }
 
-/// What a call of `take` has got.
+/// The result of a call of `take`.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Taken<V> {
-    /// Which call it was.
+    /// The call.
     pub ticket: Ticket,
-    /// How many gradients there were: at least as many as were asked for, and what a mean was
-    /// divided by.
+    /// The number of gradients: at least the number requested. A mean was divided by it.
     pub count: u64,
-    /// Their mean or sum.
+    /// The mean or sum of the gradients.
     pub value: V,
 }
 
-/// Why gradients cannot be taken. The caller's doing.
+/// The reason why gradients cannot be taken. The caller is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TakeError {
-    /// The mean of no gradients is nothing.
+    /// No gradients were requested; they have no mean.
     #[error("cannot take 0 gradients: at least 1 is needed")]
     Zero,
-    /// As many calls as there may be wait, or have got what nobody has polled.
+    /// The maximum number of callers wait, or were served and have not fetched their result.
     #[error("cannot wait for gradients: {waiters_max} callers wait or have not fetched theirs")]
     TooManyWaiters {
-        /// How many there may be: [`WAITERS_MAX`].
+        /// The maximum: [`WAITERS_MAX`].
         waiters_max: usize,
     },
 }
 
-/// The step of an accumulator, the number of gradients in its sum, and who waits for them.
+/// The step of an accumulator, the number of gradients in its sum, and the callers that wait for
+/// them.
 ///
 /// Invariants: the first waiter wants more gradients than there are; tickets wait and are served in
-/// the order in which they were given out; at most [`WAITERS_MAX`] wait or have been served.
+/// the order in which they were issued; at most [`WAITERS_MAX`] wait, or were served and not
+/// fetched.
 #[derive(Clone, Debug)]
 pub(super) struct Takers<V> {
     step: GlobalStep,
     count: u64,
     next_ticket: u64,
-    /// The tickets, each with how many gradients it waits for.
+    /// The waiting tickets, each with the number of gradients it waits for.
     waiting: VecDeque<(Ticket, u64)>,
     taken: VecDeque<Taken<V>>,
 }
@@ -93,13 +94,13 @@ impl<V> Takers<V> {
         self.count
     }
 
-    /// What a gradient of this step meets, if it is too late.
+    /// Returns the answer to a gradient of this step if it is stale.
     pub(super) fn stale(&self, local_step: GlobalStep) -> Option<Applied> {
         (local_step < self.step).then_some(Applied::Stale { current: self.step })
     }
 
-    /// A gradient was added to the sum. `reduce` empties the sum of so many into a value; it is
-    /// called if somebody has waited for them.
+    /// Counts a gradient that was added to the sum. `reduce` empties the sum of N gradients into a
+    /// value; it is called only if a caller is served.
     pub(super) fn added(&mut self, reduce: impl FnOnce(u64) -> V) -> Applied {
         self.count += 1;
         let count = self.count;
@@ -126,27 +127,27 @@ impl<V> Takers<V> {
     }
 
     pub(super) fn cancel(&mut self, ticket: Ticket, reduce: impl FnOnce(u64) -> V) -> bool {
-        let place = self.waiting.iter().position(|&(other, _)| other == ticket);
-        if let Some(place) = place {
-            self.waiting.remove(place);
-            // It may have been the first, and the next may want fewer.
+        let position = self.waiting.iter().position(|&(other, _)| other == ticket);
+        if let Some(position) = position {
+            self.waiting.remove(position);
+            // It may have been the first in line, and the next may want fewer.
             self.serve(reduce);
         }
-        place.is_some()
+        position.is_some()
     }
 
     pub(super) fn poll_taken(&mut self) -> Option<Taken<V>> {
         self.taken.pop_front()
     }
 
-    /// Serves the first waiter if there is enough for it. Nothing is left for a second.
+    /// Serves the first waiter if there are enough gradients for it. None are left for a second.
     fn serve(&mut self, reduce: impl FnOnce(u64) -> V) {
         if let Some(&(ticket, gradients)) = self.waiting.front()
             && gradients <= self.count
         {
             self.waiting.pop_front();
             let count = std::mem::take(&mut self.count);
-            // A step that was set to the last there is stays there.
+            // The step saturates at its largest value.
             self.step = GlobalStep(self.step.0.saturating_add(1));
             self.taken.push_back(Taken { ticket, count, value: reduce(count) });
         }
@@ -159,6 +160,6 @@ impl<V> Takers<V> {
         assert!(self.waiting.len() + self.taken.len() <= WAITERS_MAX);
         let taken = self.taken.iter().map(|taken| taken.ticket);
         let tickets: Vec<Ticket> = taken.chain(self.waiting.iter().map(|w| w.0)).collect();
-        assert!(tickets.is_sorted_by(|a, b| a < b), "served in their order");
+        assert!(tickets.is_sorted_by(|a, b| a < b), "tickets are in the order of issue");
     }
 }

@@ -1,4 +1,4 @@
-//! The vectors, and `SyncReplicasOptimizer` as a composition of accumulator and token queue.
+//! The vectors, and `SyncReplicasOptimizer` composed of an accumulator and a token queue.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{
     TokenQueue, WaiterId,
 };
 
-/// What TensorFlow 2.21.0 was seen to do.
+/// Returns the recorded results of TensorFlow 2.21.0.
 pub(super) fn vectors() -> Value {
     serde_json::from_str(include_str!("vectors.json")).unwrap()
 }
@@ -32,8 +32,8 @@ struct Classic {
     accumulator: Accumulator<f64>,
     queue: TokenQueue,
     local_steps: Vec<GlobalStep>,
-    /// The pushes that wait for a token, each with its replica. A replica may have several: it
-    /// runs its step in several threads.
+    /// The pushes that wait for a token, each with its replica. A replica may have several, because
+    /// it runs its step in several threads.
     blocked: BTreeMap<WaiterId, usize>,
     pushes: u64,
 }
@@ -57,8 +57,8 @@ impl Classic {
         }
     }
 
-    /// A replica pushes a gradient and takes a token. What became of the gradient, and whether the
-    /// replica waits.
+    /// Pushes a replica's gradient and takes a token. Returns the outcome of the gradient, and
+    /// whether the replica is blocked.
     fn push(&mut self, replica: usize, gradient: f64) -> (Applied, bool) {
         let local_step = self.local_steps[replica];
         let applied = self.accumulator.apply(&Shape::scalar(), &[gradient], local_step).unwrap();
@@ -67,7 +67,7 @@ impl Classic {
         let taken = self.queue.take(waiter).unwrap();
         match taken {
             Some(Dequeued::Token { step }) => self.local_steps[replica] = step,
-            Some(Dequeued::Closed) => panic!("nobody closes it"),
+            Some(Dequeued::Closed) => panic!("the queue is never closed"),
             None => {
                 self.blocked.insert(waiter, replica);
             }
@@ -76,7 +76,8 @@ impl Classic {
         (applied, taken.is_none())
     }
 
-    /// The chief makes an update, if there are enough gradients; else it gives up.
+    /// Makes the chief's update if there are enough gradients. Returns false and waits no longer if
+    /// there are not.
     fn update(&mut self) -> bool {
         let ticket = self.accumulator.take(self.tokens.replicas_to_aggregate().into()).unwrap();
         let Some(taken) = self.accumulator.poll_taken() else {
@@ -103,7 +104,7 @@ impl Classic {
         self.local_steps.iter().map(|step| step.0).collect()
     }
 
-    /// Checks what a trace states.
+    /// Checks the values that a trace states.
     fn check(&self, state: &Value, event: &Value) {
         let stated = |field: &str| state.get(field);
         if let Some(w) = stated("w") {
@@ -128,7 +129,7 @@ impl Classic {
         }
     }
 
-    /// Lives a trace, event by event.
+    /// Replays a trace, event by event.
     fn run(mut self, trace: &Value) -> Self {
         for event in trace.as_array().unwrap() {
             match &event[0] {
@@ -155,11 +156,11 @@ impl Classic {
 }
 
 #[test]
-fn trace_b_a_backup_comes_late_and_recovers_in_one_step() {
+fn trace_b_a_stale_backup_recovers_in_one_step() {
     let vectors = vectors();
     let trace = &vectors["sync_replicas"]["B_agg2_total3_tokens0"];
     let end = Classic::new(2, 3, 0).run(trace);
-    // What the trace leaves unsaid: the last gradient is in the sum of the next update.
+    // The trace does not state this: the last gradient is in the sum of the next update.
     assert_eq!((end.accumulator.count(), end.blocked.len()), (1, 0));
 }
 
@@ -176,7 +177,7 @@ fn trace_c_fewer_replicas_than_gradients() {
     let vectors = vectors();
     let trace = &vectors["sync_replicas"]["C_agg4_total2_tokens2"];
     let end = Classic::new(4, 2, 2).run(trace);
-    // Both pushes that were blocked are replica 1's; replica 0 went on under the initial tokens.
+    // Both blocked pushes are of replica 1; replica 0 continued under the initial tokens.
     assert_eq!(end.local_steps(), [0, 1]);
 }
 
@@ -200,7 +201,7 @@ fn too_few_tokens_for_the_first_update_are_refused() {
     );
 }
 
-/// Whether the first update is made when replicas push whenever they may.
+/// Returns whether the first update is made when replicas push as often as they may.
 fn first_update_comes(aggregate: u32, replicas: usize, initial_tokens: u32) -> bool {
     let mut queue = TokenQueue::new(64);
     queue.push_many(GlobalStep(0), initial_tokens).unwrap();
@@ -222,7 +223,7 @@ fn first_update_comes(aggregate: u32, replicas: usize, initial_tokens: u32) -> b
 }
 
 #[test]
-fn the_numbers_that_are_refused_are_those_that_would_hang() {
+fn exactly_the_counts_that_would_hang_are_rejected() {
     for (aggregate, replicas) in (1..6).flat_map(|a| (1..6).map(move |r| (a, r))) {
         for initial_tokens in 0..6 {
             let accepted = SynchronousTokens::new(aggregate, replicas, initial_tokens).is_ok();
@@ -233,13 +234,13 @@ fn the_numbers_that_are_refused_are_those_that_would_hang() {
 }
 
 #[test]
-fn a_replica_that_leaves_takes_its_token_along() {
-    // Without a backup nobody moves again; with one, the others go on, and with one that leaves
-    // after it nobody does.
-    for (aggregate, replicas, leave, goes_on) in
+fn a_replica_that_leaves_keeps_its_token() {
+    // Without a backup replica training stops. With one it continues, until a second replica
+    // leaves.
+    for (aggregate, replicas, leave, continues) in
         [(2, 2, 1, false), (2, 3, 1, true), (2, 3, 2, false)]
     {
-        let what = format!("{leave} of {replicas} replicas leave, {aggregate} are needed");
+        let case = format!("{leave} of {replicas} replicas leave, {aggregate} are needed");
         let mut classic = Classic::new(aggregate, replicas, 0);
         for _ in 0..3 {
             for replica in 0..replicas as usize {
@@ -259,7 +260,7 @@ fn a_replica_that_leaves_takes_its_token_along() {
             }
             moves |= classic.update();
         }
-        assert_eq!(classic.step.0 == 10, goes_on, "{what}");
-        assert_eq!(classic.blocked.len() == stay, !goes_on, "{what}");
+        assert_eq!(classic.step.0 == 10, continues, "{case}");
+        assert_eq!(classic.blocked.len() == stay, !continues, "{case}");
     }
 }

@@ -7,12 +7,12 @@ use thiserror::Error;
 
 use super::WAITERS_MAX;
 
-/// Names one who waits for a token: a number that the caller chooses. A replica that waits twice at
-/// the same time needs two.
+/// Identifies a waiter for a token, by a number that the caller chooses. A replica that waits twice
+/// at the same time needs two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
 
-/// What taking from a [`TokenQueue`] gives.
+/// The result of taking from a [`TokenQueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Dequeued {
@@ -25,22 +25,25 @@ pub enum Dequeued {
     Closed,
 }
 
-/// Tokens, first in, first out, and those who wait for one, in the order in which they came.
+/// A bounded first-in, first-out queue of tokens, with a first-in, first-out list of waiters.
 ///
-/// It stands for the queue `sync_token_q` of TensorFlow's `SyncReplicasOptimizer`, which is its
-/// barrier: a replica that has pushed takes a token before it computes again, and an update puts
-/// tokens in that carry the new step ([`SynchronousTokens`](super::SynchronousTokens) says how many). With two differences: it is
-/// bounded, and after [`close`](Self::close) it can be opened again, where TensorFlow's stays
-/// closed as long as its server lives.
+/// It corresponds to the queue `sync_token_q` of TensorFlow's `SyncReplicasOptimizer`, which is
+/// that optimizer's barrier. A replica that has pushed takes a token before it computes again. An
+/// update adds tokens that carry the new step; [`SynchronousTokens`](super::SynchronousTokens)
+/// defines how many. There are two differences. This queue is bounded. It can be reopened after
+/// [`close`](Self::close), whereas TensorFlow's stays closed for the lifetime of its server.
 ///
-/// A replica that takes a token and goes away takes it along. If too few are left for an update,
-/// nobody ever gets another: whoever can tell that a replica is gone has to put its token back.
+/// A replica that takes a token and goes away keeps it. If too few replicas are left for an update,
+/// no token is ever added again. A caller that detects the loss must put the token back.
 ///
-/// Cost: constant for a token, and proportional to the number of waiters for taking and cancelling.
+/// Cost: constant for a token; linear in the number of waiters for taking and cancelling.
 ///
-/// Invariants: nobody waits while there are tokens, or while the queue is closed; at most
-/// `tokens_max` tokens are held; at most [`WAITERS_MAX`] wait or have been served and not polled;
-/// no waiter is there twice.
+/// Invariants:
+///
+/// - No waiter is in line while there are tokens or while the queue is closed.
+/// - The queue holds at most `tokens_max` tokens.
+/// - At most [`WAITERS_MAX`] waiters are in line or have been served and not polled.
+/// - No waiter occurs twice.
 #[derive(Clone, Debug)]
 pub struct TokenQueue {
     tokens_max: usize,
@@ -50,7 +53,7 @@ pub struct TokenQueue {
     taken: VecDeque<(WaiterId, Dequeued)>,
 }
 
-/// Why tokens cannot be put into a queue. Nothing has changed.
+/// The reason why tokens cannot be added to a queue. The queue is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PushTokensError {
@@ -60,7 +63,7 @@ pub enum PushTokensError {
         /// The step of the tokens.
         step: GlobalStep,
     },
-    /// The queue would hold more than it may: more tokens are given out than pushes are made.
+    /// The queue would exceed its capacity: more tokens are added than pushes are made.
     #[error(
         "cannot put {count} tokens of step {step} into the queue: it holds {held}, {waiting} wait \
          for one, and it may hold {tokens_max}"
@@ -68,37 +71,37 @@ pub enum PushTokensError {
     Full {
         /// The step of the tokens.
         step: GlobalStep,
-        /// How many there were to be.
+        /// The number of tokens to add.
         count: u32,
-        /// How many there are.
+        /// The number of tokens in the queue.
         held: usize,
-        /// How many would have gone to waiters at once.
+        /// The number of waiters that would have been served at once.
         waiting: usize,
-        /// How many there may be.
+        /// The capacity of the queue.
         tokens_max: usize,
     },
 }
 
-/// Why nobody can wait under this name. The caller's doing.
+/// The reason why a caller cannot wait under this name. The caller is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The same name waits already, or was served and has not been polled.
-    #[error("cannot wait for a token as {}: it waits already or was served", .waiter.0)]
+    /// The waiter is in line already, or was served and has not been polled.
+    #[error("cannot wait for a token as {}: it already waits or was served", .waiter.0)]
     Twice {
-        /// The name.
+        /// The waiter.
         waiter: WaiterId,
     },
-    /// As many as there may be wait, or have got what nobody has polled.
-    #[error("cannot wait for a token: {waiters_max} wait or have not fetched theirs")]
+    /// The maximum number of waiters are in line, or have been served and not polled.
+    #[error("cannot wait for a token: {waiters_max} callers wait or have not fetched theirs")]
     TooMany {
-        /// How many there may be: [`WAITERS_MAX`].
+        /// The maximum: [`WAITERS_MAX`].
         waiters_max: usize,
     },
 }
 
 impl TokenQueue {
-    /// An empty queue that holds at most `tokens_max` tokens.
+    /// Creates an empty queue that holds at most `tokens_max` tokens.
     pub const fn new(tokens_max: usize) -> Self {
         TokenQueue {
             tokens_max,
@@ -109,27 +112,27 @@ impl TokenQueue {
         }
     }
 
-    /// The tokens in the queue.
+    /// Returns the number of tokens in the queue.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there are no tokens.
+    /// Returns whether the queue holds no tokens.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// Whether it is closed.
+    /// Returns whether the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Puts `count` tokens of a step in. Those who wait get the first of them, in their order.
+    /// Adds `count` tokens of a step. Waiters receive the first of them, in their order.
     ///
     /// # Errors
     ///
-    /// All are put in, or none: [`PushTokensError::Closed`] after [`close`](Self::close),
-    /// [`PushTokensError::Full`] if more would be left than the queue may hold.
+    /// Either all tokens are added or none: [`PushTokensError::Closed`] after
+    /// [`close`](Self::close), [`PushTokensError::Full`] if more than `tokens_max` would remain.
     pub fn push_many(&mut self, step: GlobalStep, count: u32) -> Result<(), PushTokensError> {
         if self.closed {
             return Err(PushTokensError::Closed { step });
@@ -147,14 +150,14 @@ impl TokenQueue {
         Ok(())
     }
 
-    /// Takes the oldest token, also of a closed queue. [`Dequeued::Closed`] if that is empty. `None`
-    /// if an open queue is empty: the waiter is in line now, and [`poll_taken`](Self::poll_taken)
-    /// will have its token.
+    /// Takes the oldest token, even from a closed queue. Returns [`Dequeued::Closed`] if the queue
+    /// is closed and empty. Returns `None` if it is open and empty: the waiter is then in line, and
+    /// [`poll_taken`](Self::poll_taken) returns its token later.
     ///
     /// # Errors
     ///
-    /// [`WaitError::Twice`] for a waiter that is in line or was not polled yet;
-    /// [`WaitError::TooMany`] if it would have to wait and [`WAITERS_MAX`] do.
+    /// [`WaitError::Twice`] for a waiter that is in line or has not been polled yet;
+    /// [`WaitError::TooMany`] if it would have to wait and there are [`WAITERS_MAX`] already.
     pub fn take(&mut self, waiter: WaiterId) -> Result<Option<Dequeued>, WaitError> {
         let served = self.taken.iter().any(|&(other, _)| other == waiter);
         if served || self.waiting.contains(&waiter) {
@@ -173,27 +176,27 @@ impl TokenQueue {
         Ok(None)
     }
 
-    /// The next waiter that was served, with what it has got; in the order of the calls.
+    /// Returns the next served waiter with its result, in the order of the calls.
     pub fn poll_taken(&mut self) -> Option<(WaiterId, Dequeued)> {
         self.taken.pop_front()
     }
 
-    /// Ends a wait. False if the waiter is not in line: it was never, or it was served and is to be
-    /// polled all the same, so that its token is not lost.
+    /// Ends a wait. Returns false if the waiter is not in line: it never was, or it was served. A
+    /// served waiter must still be polled, or its token is lost.
     pub fn cancel(&mut self, waiter: WaiterId) -> bool {
         let place = self.waiting.iter().position(|&other| other == waiter);
         place.and_then(|place| self.waiting.remove(place)).is_some()
     }
 
-    /// Closes the queue: no token comes in, those that are in it can be taken, and then everybody
-    /// gets [`Dequeued::Closed`]; those who wait get it at once.
+    /// Closes the queue. No token can be added. The remaining tokens can be taken; after them every
+    /// caller gets [`Dequeued::Closed`]. Waiters get it at once.
     pub fn close(&mut self) {
         self.closed = true;
         let served = self.waiting.drain(..).map(|waiter| (waiter, Dequeued::Closed));
         self.taken.extend(served);
     }
 
-    /// Opens a closed queue again, with the tokens that nobody has taken since.
+    /// Reopens a closed queue, with the tokens that remain in it.
     pub fn reopen(&mut self) {
         self.closed = false;
     }
@@ -207,7 +210,7 @@ impl TokenQueue {
         let waiters: Vec<WaiterId> = taken.chain(self.waiting.iter().copied()).collect();
         assert!(waiters.len() <= WAITERS_MAX);
         let names: std::collections::BTreeSet<&WaiterId> = waiters.iter().collect();
-        assert_eq!(names.len(), waiters.len(), "nobody twice");
+        assert_eq!(names.len(), waiters.len(), "no waiter occurs twice");
     }
 }
 
@@ -232,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_and_waiters_are_served_in_their_order() {
+    fn tokens_and_waiters_are_served_first_in_first_out() {
         let mut queue = TokenQueue::new(8);
         queue.push_many(GlobalStep(1), 1).unwrap();
         queue.push_many(GlobalStep(2), 1).unwrap();
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_waiter_costs_no_token() {
+    fn a_cancelled_waiter_consumes_no_token() {
         let mut queue = TokenQueue::new(8);
         for waiter in [0, 1] {
             assert_eq!(take(&mut queue, waiter), None);
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_queue_is_drained_and_opens_again() {
+    fn a_closed_queue_can_be_drained_and_reopened() {
         let mut queue = TokenQueue::new(8);
         queue.push_many(GlobalStep(1), 2).unwrap();
         queue.close();
@@ -280,7 +283,7 @@ mod tests {
         queue.check_invariants();
         let closed = Dequeued::Closed;
         assert_eq!(polled(&mut queue), [(3, closed), (2, closed)]);
-        // What TensorFlow's queue cannot: a second chief goes on.
+        // TensorFlow's queue cannot be reopened; here a second chief can continue.
         queue.reopen();
         queue.push_many(GlobalStep(2), 1).unwrap();
         assert_eq!(take(&mut queue, 2), Some(token(2)));
@@ -311,11 +314,11 @@ mod tests {
         assert_eq!(queue.push_many(GlobalStep(1), 1), full(1, 3, 0));
         assert_eq!(queue.push_many(GlobalStep(1), u32::MAX), full(u32::MAX, 3, 0));
         queue.push_many(GlobalStep(1), 0).unwrap();
-        assert_eq!(take(&mut queue, u64::MAX), Some(token(1)), "it need not wait");
+        assert_eq!(take(&mut queue, u64::MAX), Some(token(1)), "it does not have to wait");
     }
 
     #[derive(Clone, Debug)]
-    enum Input {
+    enum QueueInput {
         Push(u32),
         Take,
         Cancel(u64),
@@ -324,24 +327,24 @@ mod tests {
         Reopen,
     }
 
-    fn input() -> impl Strategy<Value = Input> {
+    fn input() -> impl Strategy<Value = QueueInput> {
         prop_oneof![
-            3 => (0_u32..5).prop_map(Input::Push),
-            8 => Just(Input::Take),
-            2 => (0_u64..40).prop_map(Input::Cancel),
-            4 => Just(Input::Poll),
-            1 => Just(Input::Close),
-            1 => Just(Input::Reopen),
+            3 => (0_u32..5).prop_map(QueueInput::Push),
+            8 => Just(QueueInput::Take),
+            2 => (0_u64..40).prop_map(QueueInput::Cancel),
+            4 => Just(QueueInput::Poll),
+            1 => Just(QueueInput::Close),
+            1 => Just(QueueInput::Reopen),
         ]
     }
 
     proptest! {
         #[test]
-        fn every_token_is_taken_once_and_in_order(
+        fn every_token_is_taken_once_in_order(
             inputs in prop::collection::vec(input(), 0..60),
         ) {
             let mut queue = TokenQueue::new(6);
-            // Each token is of a step of its own, each taker has a name of its own.
+            // Each token has its own step, and each taker its own name.
             let (mut pushed, mut taker) = (0, 0);
             let mut served: Vec<(u64, u64)> = Vec::new();
             let mut note = |waiter: u64, taken: Dequeued| {
@@ -351,27 +354,27 @@ mod tests {
             };
             for input in inputs {
                 match input {
-                    Input::Push(count) => {
+                    QueueInput::Push(count) => {
                         for _ in 0..count {
                             pushed += u64::from(queue.push_many(GlobalStep(pushed), 1).is_ok());
                         }
                     }
-                    Input::Take => {
+                    QueueInput::Take => {
                         if let Some(taken) = queue.take(WaiterId(taker)).unwrap() {
                             note(taker, taken);
                         }
                         taker += 1;
                     }
-                    Input::Cancel(waiter) => {
+                    QueueInput::Cancel(waiter) => {
                         queue.cancel(WaiterId(waiter));
                     }
-                    Input::Poll => {
+                    QueueInput::Poll => {
                         if let Some((waiter, taken)) = queue.poll_taken() {
                             note(waiter.0, taken);
                         }
                     }
-                    Input::Close => queue.close(),
-                    Input::Reopen => queue.reopen(),
+                    QueueInput::Close => queue.close(),
+                    QueueInput::Reopen => queue.reopen(),
                 }
                 queue.check_invariants();
             }
@@ -382,7 +385,7 @@ mod tests {
             let left = queue.len() as u64;
             prop_assert!(served.iter().map(|served| served.0).eq(0..pushed - left), "each once");
             let waiters = served.iter().map(|served| served.1);
-            prop_assert!(waiters.is_sorted(), "whoever came first has the older token");
+            prop_assert!(waiters.is_sorted(), "earlier waiters get older tokens");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a checkpoint holds, for people: every byte of it is read.
+//! Reads the contents of a checkpoint for display; every byte of it is verified.
 
 use std::sync::Arc;
 
@@ -9,25 +9,25 @@ use super::error::CheckpointError;
 use super::restore::Opened;
 use super::storage::CheckpointStorage;
 
-/// What a sound checkpoint holds.
+/// The contents of a valid checkpoint.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CheckpointContents {
-    /// Its variables, in the order they were declared.
+    /// The variables, in the order of their declaration.
     pub variables: Vec<VariableSpec>,
-    /// How many parts they are cut into.
+    /// The number of partitions of all variables.
     pub partitions: usize,
-    /// Of each variable the kind of the optimizer that trains it, if one does, and the names of its
-    /// slots.
+    /// For each variable, the kind of its optimizer and the names of its slots; `None` if it is not
+    /// trained.
     pub training: Vec<Option<(String, Vec<String>)>>,
-    /// The clients whose pushes it remembers, each once: job and index.
+    /// The clients whose pushes the checkpoint remembers, each once: job and index.
     pub clients: Vec<(String, u32)>,
 }
 
-/// Reads and verifies a checkpoint, and says what it holds. Costs reading all of it.
+/// Reads and verifies a checkpoint, and returns its contents. The whole checkpoint is read.
 ///
 /// # Errors
-/// If there is none of this name, or a byte of it is not what it must be.
+/// If there is no checkpoint of this name, or any byte of it is wrong.
 pub fn contents(
     storage: Arc<dyn CheckpointStorage>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Why a checkpoint could not be saved, trusted or restored.
+//! Errors of saving, verifying and restoring checkpoints.
 
 use std::fmt;
 
@@ -9,65 +9,65 @@ use thiserror::Error;
 use super::give_up::GivenUp;
 use super::storage::StorageFault;
 
-/// Why a checkpoint could not be saved, trusted or restored. Whatever it is, checkpoints that were
-/// published before are untouched.
+/// The reason why a checkpoint could not be saved, trusted or restored. Checkpoints that were
+/// published before are never affected.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The storage failed, or a file is not there.
+    /// The storage failed, or a file does not exist.
     #[error(transparent)]
     Storage(StorageFault),
-    /// Somebody has given it up: the server stops, or nobody waits for it any more.
-    #[error("cannot {operation} {path}: it was given up, because {reason}")]
+    /// The work was abandoned: the server stops, or its requester is gone.
+    #[error("cannot {operation} {path}: abandoned because {reason}")]
     GivenUp {
-        /// What was to be done next.
+        /// The operation that was due next.
         operation: &'static str,
-        /// With what.
+        /// The path of that operation.
         path: String,
-        /// Why it is given up.
+        /// The reason.
         reason: &'static str,
     },
-    /// A file is not what was written. It has been damaged, cut, swapped, or was never ours.
+    /// A file is not what was written: it was damaged, truncated, swapped, or is foreign.
     #[error("cannot trust {file}: at byte {offset} it has {found}, not {expected}")]
     Corrupt {
         /// The file, with its folder.
         file: String,
-        /// Where the difference is; 0 when it is known of the file as a whole only.
+        /// The offset of the difference; 0 if only the file as a whole is known to differ.
         offset: u64,
-        /// What must be there.
+        /// The expected contents.
         expected: String,
-        /// What is there.
+        /// The contents found.
         found: String,
     },
-    /// There are checkpoints, and none can be trusted. To start from nothing instead is for a
-    /// person to decide, so it is an error and not an empty directory.
+    /// There are checkpoints, and none can be trusted. This is an error, because only a person may
+    /// decide to start from nothing instead.
     #[error("cannot restore: {}", AllRefused(refused))]
     NoneGood {
-        /// Each of them, newest first.
+        /// Every checkpoint, newest first.
         refused: Vec<Refused>,
     },
-    /// No checkpoint of this name, or none at all.
+    /// There is no checkpoint of this name, or none at all.
     #[error("cannot find the checkpoint {name:?}")]
     NotFound {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// The checkpoint has no such variable.
     #[error("cannot restore {variable:?}: the checkpoint {checkpoint} has no such variable")]
     VariableMissing {
-        /// The variable asked for.
+        /// The requested variable.
         variable: String,
         /// The checkpoint.
         checkpoint: String,
     },
-    /// The variable is of another type.
+    /// The variable has another type.
     #[error("cannot restore {variable:?}: the checkpoint has it as {found}, not {expected}")]
     DTypeMismatch {
         /// The variable.
         variable: String,
         /// Its type in the checkpoint.
         found: DType,
-        /// The type asked for.
+        /// The requested type.
         expected: DType,
     },
     /// The variable has another shape.
@@ -77,44 +77,44 @@ pub enum CheckpointError {
         variable: String,
         /// Its shape in the checkpoint.
         found: Shape,
-        /// The shape asked for.
+        /// The requested shape.
         expected: Shape,
     },
-    /// A table that grows was none, or the other way round.
+    /// The variable is a growing table only in the checkpoint, or only in the cluster.
     #[error(
-        "cannot restore {variable:?}: in the checkpoint it is {}a table that grows, and here {}",
+        "cannot restore {variable:?}: in the checkpoint it is {}a growing table, and here it is {}",
         if *found { "" } else { "not " },
-        if *found { "not" } else { "it is" }
+        if *found { "not" } else { "one" }
     )]
     TableMismatch {
         /// The variable.
         variable: String,
-        /// Whether it is one in the checkpoint.
+        /// Whether it is a growing table in the checkpoint.
         found: bool,
     },
-    /// A table has room for fewer rows here than the checkpoint has of them.
+    /// The checkpoint has more rows of a table than this shard can hold.
     #[error(
-        "cannot restore the table {variable:?}: there is room for {limit} rows on this shard only"
+        "cannot restore the table {variable:?}: this shard holds at most {limit} of its rows"
     )]
     TableFull {
         /// The variable.
         variable: String,
-        /// How many rows there may be on the shard.
+        /// The maximum number of rows on the shard.
         limit: u64,
     },
-    /// The variable was trained by another optimizer: its slots are of another meaning.
+    /// The variable was trained by another optimizer, so its slots have another meaning.
     #[error(
         "cannot restore {variable:?}: the checkpoint has it trained by {found}, not {expected}"
     )]
     OptimizerMismatch {
         /// The variable.
         variable: String,
-        /// The kind of the optimizer that it was saved under.
+        /// The kind of the optimizer that it was saved with.
         found: String,
-        /// The kind of the one that is to train it.
+        /// The kind of the optimizer that is to train it.
         expected: String,
     },
-    /// The checkpoint lacks a slot: it was saved when the optimizer kept others, or when the variable
+    /// The checkpoint lacks a slot: when it was saved, the optimizer kept others, or the variable
     /// was not trained.
     #[error(
         "cannot restore {variable:?}: the checkpoint has the slots {found:?}, not {expected:?}"
@@ -122,40 +122,40 @@ pub enum CheckpointError {
     SlotMissing {
         /// The variable.
         variable: String,
-        /// The slots it has in the checkpoint.
+        /// Its slots in the checkpoint.
         found: Vec<String>,
-        /// The slot asked for.
+        /// The requested slot.
         expected: String,
     },
-    /// The checkpoint is whole, but is not one that a shard may take.
+    /// The checkpoint is complete, but a shard cannot accept one of its values.
     #[error("cannot restore {checkpoint}: its {what} is {found}, not {expected}")]
     Unfit {
         /// The checkpoint.
         checkpoint: String,
-        /// What of it.
+        /// The name of the value.
         what: &'static str,
-        /// What a shard may take.
+        /// The values that a shard accepts.
         expected: String,
-        /// What the checkpoint has.
+        /// The value in the checkpoint.
         found: String,
     },
-    /// A shard's memory could not be read or filled.
+    /// The memory of a shard could not be read or filled.
     #[error("cannot copy the memory of a shard: {reason}")]
     Memory {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// Something has no place in the format.
-    #[error("cannot save a checkpoint with {found} bytes of {what}: the limit is {limit}")]
+    /// Something exceeds a limit of the format.
+    #[error("cannot save a checkpoint with {found} {what}: the limit is {limit}")]
     TooLarge {
-        /// What is too large.
+        /// The unit and the object, such as "bytes of user data".
         what: &'static str,
-        /// Its bytes.
+        /// The number found.
         found: u64,
         /// The limit.
         limit: u64,
     },
-    /// A shard that holds variables was left out of a checkpoint.
+    /// A shard that holds variables has no file in the checkpoint.
     #[error("cannot publish {checkpoint}: nothing was written for {shard}")]
     ShardMissing {
         /// The checkpoint.
@@ -163,15 +163,15 @@ pub enum CheckpointError {
         /// The shard.
         shard: ShardId,
     },
-    /// A slot's name has other characters than letters, digits and `_`, or is that of another.
+    /// A slot's name is not unique, or has characters other than letters, digits and `_`.
     #[error(
-        "cannot save the slot {name:?}: slots have names of their own, of letters, digits and _"
+        "cannot save the slot {name:?}: slot names must be unique, of letters, digits and _"
     )]
     SlotName {
         /// The name.
         name: String,
     },
-    /// Two tensors of an export have one name.
+    /// Two tensors of an export would have the same name.
     #[error("cannot export: {name:?} would be the name of two tensors; leave the slots out")]
     ExportName {
         /// The name.
@@ -191,13 +191,13 @@ impl From<StorageFault> for CheckpointError {
     }
 }
 
-/// A checkpoint that is there and cannot be trusted.
+/// A checkpoint that exists and cannot be trusted.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Refused {
     /// Its name.
     pub checkpoint: String,
-    /// Why not: the file, the place, and what was expected there.
+    /// The reason: the file, the offset, and what was expected there.
     pub reason: CheckpointError,
 }
 
@@ -212,7 +212,7 @@ impl fmt::Display for AllRefused<'_> {
     }
 }
 
-/// A file that has something else at a place than it must have.
+/// Returns the error for a file whose contents at `offset` are not the expected ones.
 pub(super) fn corrupt(
     file: &str,
     offset: u64,

@@ -1,4 +1,4 @@
-//! One safetensors file with whole tensors under their own names, for other programs.
+//! Exports a checkpoint as one safetensors file with whole tensors, for other programs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,14 +16,17 @@ use super::restore::{Opened, newest_good};
 use super::shard_file::Stream;
 use super::storage::CheckpointStorage;
 
-/// Writes a checkpoint as one safetensors file: every variable under its own name and, if `slots`
-/// is set, every slot under that name, a `:` and the slot's. A variable of `f16` or `bf16` is rounded to
-/// that, as pulls have it; its slots are `f32`. A table that grows has its rows under its
-/// name, in any order, and their ids under that name and `:ids`, 64 bits each.
+/// Writes a checkpoint as one safetensors file.
 ///
-/// `checkpoint` names one; without it the newest good one is taken. The file replaces what was at
-/// `to` only once it is whole, and has mode 0600. Little more than 1 MiB is held in memory, beside the
-/// list of variables.
+/// - A variable has its own name. If `slots` is set, a slot is named after the variable, a `:` and
+///   the slot.
+/// - A variable of `f16` or `bf16` is rounded to that type, as in pulls. Its slots are `f32`.
+/// - A growing table has its rows under its name, in any order, and their 64-bit ids under that
+///   name and `:ids`.
+///
+/// `checkpoint` names a checkpoint; without it the newest valid one is taken. The file replaces an
+/// existing one at `to` only once it is complete, and has mode 0600. Needs little more than 1 MiB
+/// of memory, besides the list of variables.
 pub fn export(
     storage: Arc<dyn CheckpointStorage>,
     checkpoint: Option<&str>,
@@ -33,9 +36,12 @@ pub fn export(
     export_since(storage, checkpoint, to, slots, 0)
 }
 
-/// The same with those rows of tables only that were pushed since a global step, as a checkpoint of
-/// that step has the others: what was changed after it, and what was changed by that step itself.
-/// Variables that are no tables are written whole. What was evicted since is not told.
+/// Writes a checkpoint as one safetensors file, with only those rows of tables that were pushed
+/// since a global step.
+///
+/// A checkpoint of `step` has the other rows as they are: the file contains the rows that were
+/// changed after that step, and those changed by the step itself. Variables that are not tables are
+/// written whole. Evicted rows are not reported. Otherwise like [`export`].
 pub fn export_since(
     storage: Arc<dyn CheckpointStorage>,
     checkpoint: Option<&str>,
@@ -48,19 +54,20 @@ pub fn export_since(
         Some(name) => Opened::open(storage, name.parse().map_err(|_| not_found(name))?)?,
         None => newest_good(&storage)?.ok_or_else(|| not_found("newest"))?.0,
     };
-    // All of it before the first byte is written, as another program may not check hashes.
+    // All files are verified before the first byte is written, because other programs may not check
+    // hashes.
     opened.verify()?;
     let (order, tensors) = tensors(&opened, slots, step)?;
-    // Some readers take a file only if it says that its tensors lie as in PyTorch.
+    // Some readers accept a file only if its metadata names the layout of PyTorch.
     let metadata = [("format", "pt".to_owned())];
     let head = head(&metadata, &tensors)?;
     let mut out = HashedFile::new(Box::new(ReplacingFile::create(to)?));
     out.write(&head)?;
-    for (variable, what) in order {
-        let stream = match what {
-            What::Whole(stream) => stream,
-            What::Ids | What::Rows(_) => {
-                write_rows(&opened, variable, what, step, &mut out)?;
+    for (variable, kind) in order {
+        let stream = match kind {
+            TensorKind::Whole(stream) => stream,
+            TensorKind::Ids | TensorKind::Rows(_) => {
+                write_rows(&opened, variable, kind, step, &mut out)?;
                 continue;
             }
         };
@@ -76,55 +83,56 @@ pub fn export_since(
     Ok(())
 }
 
-/// What of a variable a tensor is.
+/// The part of a variable that a tensor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
-    /// All its elements, or those of a slot.
+enum TensorKind {
+    /// All elements of the values or of a slot.
     Whole(Stream),
-    /// The ids of a table.
+    /// The ids of a table's rows.
     Ids,
-    /// Its rows, or those of a slot, in the order of the ids.
+    /// The rows of a table's values or slot, in the order of the ids.
     Rows(Stream),
 }
 
-type Order = Vec<(VariableId, What)>;
+type TensorOrder = Vec<(VariableId, TensorKind)>;
 
-/// How a tensor is rounded that is not written as servers keep it: that of a variable of a half type.
+/// Returns the codec that rounds the values of a half type; `None` for tensors that are written
+/// unchanged.
 fn rounding(opened: &Opened, variable: VariableId, stream: Stream) -> Option<Codec> {
     let own = Encoding::of_type(opened.catalogue().variable(variable).dtype());
     own.filter(|_| stream == Stream::Values).and_then(Encoding::codec_of_values)
 }
 
-/// Master values as halves.
+/// Rounds master values to halves.
 fn rounded(codec: &Codec, masters: &[u8]) -> Vec<u8> {
     let masters = masters.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
     let masters: Vec<f32> = masters.collect();
     let mut halves = Vec::new();
     codec
         .encode(&masters, &mut halves)
-        .expect("the codecs of values take every element of a piece");
-    // Without what pads a stretch.
+        .expect("codecs of values accept every element");
+    // The codec pads its output; the padding is dropped.
     halves.truncate(2 * masters.len());
     halves
 }
 
-/// Writes a tensor of a table: that of the rows that were pushed since a step.
+/// Writes a tensor of a table, for the rows that were pushed since `step`.
 fn write_rows(
     opened: &Opened,
     variable: VariableId,
-    what: What,
+    kind: TensorKind,
     step: u64,
     out: &mut HashedFile,
 ) -> Result<(), CheckpointError> {
-    let (streams, codec) = match what {
-        What::Rows(stream) => (vec![stream.number()], rounding(opened, variable, stream)),
+    let (streams, codec) = match kind {
+        TensorKind::Rows(stream) => (vec![stream.number()], rounding(opened, variable, stream)),
         _ => (vec![], None),
     };
     for partition in opened.catalogue().partitions_of(variable) {
         let row_bytes = partition.row_bytes() as usize;
         opened.read_rows(partition.id, &streams, &mut |heads, bytes| {
-            let wanted = heads.iter().enumerate().filter(|(_, head)| head.step >= step);
-            for (row, head) in wanted {
+            let recent = heads.iter().enumerate().filter(|(_, head)| head.step >= step);
+            for (row, head) in recent {
                 let values = bytes.first().map(|rows| &rows[row * row_bytes..][..row_bytes]);
                 match (values, &codec) {
                     (Some(masters), Some(codec)) => out.write(&rounded(codec, masters))?,
@@ -138,7 +146,7 @@ fn write_rows(
     Ok(())
 }
 
-/// How many rows of a table were pushed since a step.
+/// Returns the number of rows of a table that were pushed since `step`.
 fn count_rows(opened: &Opened, variable: VariableId, step: u64) -> Result<u64, CheckpointError> {
     let mut count = 0;
     for partition in opened.catalogue().partitions_of(variable) {
@@ -150,12 +158,12 @@ fn count_rows(opened: &Opened, variable: VariableId, step: u64) -> Result<u64, C
     Ok(count)
 }
 
-/// The tensors in the order of the file: wider elements first, so that all are aligned.
+/// Returns the tensors in the order of the file: wider elements first, so that all are aligned.
 fn tensors(
     opened: &Opened,
     slots: bool,
     step: u64,
-) -> Result<(Order, Vec<Tensor>), CheckpointError> {
+) -> Result<(TensorOrder, Vec<Tensor>), CheckpointError> {
     let variables = opened.catalogue().variables();
     let mut all = Vec::new();
     for (index, variable) in variables.iter().enumerate() {
@@ -170,7 +178,7 @@ fn tensors(
             extents[0] = count_rows(opened, id, step)?;
             let name = format!("{}:ids", variable.name());
             let tensor = Tensor { name, dtype: DType::I64, extents: vec![extents[0]] };
-            all.push(((id, What::Ids), tensor));
+            all.push(((id, TensorKind::Ids), tensor));
         }
         for (stream, name) in streams {
             let dtype = match stream {
@@ -178,11 +186,11 @@ fn tensors(
                 Stream::Slot(_) => variable.dtype().master(),
             };
             let tensor = Tensor { name, dtype, extents: extents.clone() };
-            let what = if is_table { What::Rows(stream) } else { What::Whole(stream) };
-            all.push(((id, what), tensor));
+            let kind = if is_table { TensorKind::Rows(stream) } else { TensorKind::Whole(stream) };
+            all.push(((id, kind), tensor));
         }
     }
-    // A variable may be named as another one's slot would be, or as what is no tensor.
+    // A variable may have the name of another variable's slot, or of the metadata.
     let mut names = BTreeSet::from([METADATA]);
     if let Some((_, tensor)) = all.iter().find(|(_, tensor)| !names.insert(&tensor.name)) {
         return Err(CheckpointError::ExportName { name: tensor.name.clone() });

@@ -1,4 +1,4 @@
-//! Files with a known size and hash: written, read back, and verified.
+//! Files with a known size and hash: writing, reading back and verifying them.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -8,24 +8,24 @@ use super::hex;
 use super::manifest::MANIFEST;
 use super::storage::{CheckpointStorage, ReadFile, WriteFile};
 
-/// The most bytes that are read or written at once.
+/// The maximum size of a read, and the size up to which small writes are collected, in bytes.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// What a file must be: its entry in the manifest.
+/// The manifest's entry of a file: the name, length and hash that the file must have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileEntry {
-    /// Its name.
+    /// The file's name.
     pub(crate) file: String,
-    /// Its length.
+    /// The file's length in bytes.
     pub(crate) bytes: u64,
-    /// SHA-256 of all of it.
+    /// The SHA-256 of the whole file.
     #[serde(with = "hex")]
     pub(crate) sha256: [u8; 32],
 }
 
 impl FileEntry {
-    /// Checks that it is the entry of a file of this name and length.
+    /// Checks that this is the entry of a file of this name and length.
     pub(super) fn check(
         &self,
         folder: &str,
@@ -45,7 +45,7 @@ impl FileEntry {
 #[derive(Debug)]
 pub(super) struct HashedFile {
     out: Box<dyn WriteFile>,
-    /// Small tensors are collected, so that each is not a write of its own.
+    /// Bytes of small tensors, collected into larger writes.
     pending: Vec<u8>,
     hasher: Sha256,
     bytes: u64,
@@ -71,7 +71,7 @@ impl HashedFile {
         Ok(())
     }
 
-    /// Makes the file durable; it is complete then.
+    /// Completes the file and makes it durable. Returns its entry.
     pub(super) fn finish(mut self, file: &str) -> Result<FileEntry, CheckpointError> {
         self.out.write(&self.pending)?;
         self.out.sync()?;
@@ -80,7 +80,7 @@ impl HashedFile {
     }
 }
 
-/// Writes a file whose bytes are at hand, and verifies it.
+/// Writes a file from bytes in memory, and verifies it.
 pub(super) fn write_whole(
     storage: &dyn CheckpointStorage,
     folder: &str,
@@ -94,8 +94,8 @@ pub(super) fn write_whole(
     Ok(entry)
 }
 
-/// The one place where a file that was written and synced is read back: a checkpoint that cannot
-/// be read is found now, and not when it is needed.
+/// Reads back a file that was written and synced; the only function that does. An unreadable file
+/// is found now, and not when it is needed.
 pub(super) fn verify_written(
     storage: &dyn CheckpointStorage,
     folder: &str,
@@ -104,7 +104,7 @@ pub(super) fn verify_written(
     verify(storage, folder, entry).map(|_| ())
 }
 
-/// Opens a file and reads all of it: what is returned is the very file that has this hash.
+/// Opens a file and verifies all of it. The returned file is the one that was verified.
 pub(super) fn verify(
     storage: &dyn CheckpointStorage,
     folder: &str,
@@ -125,7 +125,7 @@ pub(super) fn verify(
     Ok(file)
 }
 
-/// Opens a file that must have the length of its entry.
+/// Opens a file and checks that it has the length of its entry.
 pub(super) fn open_sized(
     storage: &dyn CheckpointStorage,
     folder: &str,

@@ -1,7 +1,8 @@
-//! Giving up what is done with files: a flag that is looked at between two operations of a storage.
+//! Abandons file operations: a flag that is checked before each operation of a storage.
 //!
-//! A thread that waits for a disk cannot be told anything. So what it reads and writes goes through
-//! a storage that looks at the flag first: it is over after the piece in hand, of at most 1 MiB.
+//! A thread that waits for a disk cannot be interrupted. So its reads and writes go through a
+//! storage that checks the flag first. Abandoned work ends after the current piece, of at most 1
+//! MiB.
 
 use std::fmt;
 use std::io;
@@ -11,20 +12,20 @@ use thiserror::Error;
 
 use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
-/// Lets somebody else end what is done with files. All clones are one flag.
+/// A flag that abandons the file operations of another thread. All clones are one flag.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GiveUp(Arc<OnceLock<&'static str>>);
 
 impl GiveUp {
-    /// Ends what goes through storages that are watched by this, for good. The first reason stays.
+    /// Abandons all operations of the storages that this flag watches, permanently. Only the first
+    /// reason is kept.
     pub(crate) fn give_up(&self, reason: &'static str) {
-        // Whoever was first has said why.
         let _ = self.0.set(reason);
     }
 
-    /// The same storage, for as long as nobody gives up.
+    /// Returns a storage whose operations fail once the work is abandoned.
     pub(crate) fn watch(&self, storage: Arc<dyn CheckpointStorage>) -> Arc<dyn CheckpointStorage> {
-        Arc::new(Watched { storage, given_up: self.clone() })
+        Arc::new(WatchedStorage { storage, given_up: self.clone() })
     }
 
     fn check(&self, operation: &'static str, path: impl fmt::Display) -> Result<(), StorageFault> {
@@ -38,27 +39,27 @@ impl GiveUp {
     }
 }
 
-/// What a watched storage says once it is given up.
+/// The error of a watched storage whose work was abandoned.
 #[derive(Debug, Error)]
-#[error("it was given up, because {reason}")]
+#[error("abandoned because {reason}")]
 pub(super) struct GivenUp {
     pub(super) reason: &'static str,
 }
 
 impl GivenUp {
-    /// Whether that is what a storage has failed of.
+    /// Returns this error if it is the cause of a storage fault.
     pub(super) fn of(fault: &StorageFault) -> Option<&GivenUp> {
         fault.source.get_ref()?.downcast_ref()
     }
 }
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedStorage {
     storage: Arc<dyn CheckpointStorage>,
     given_up: GiveUp,
 }
 
-impl CheckpointStorage for Watched {
+impl CheckpointStorage for WatchedStorage {
     fn list(&self, folder: Option<&str>) -> Result<Vec<String>, StorageFault> {
         self.given_up.check("list", folder.unwrap_or("the checkpoints"))?;
         self.storage.list(folder)
@@ -94,7 +95,7 @@ impl CheckpointStorage for Watched {
     }
 
     fn sync(&self, folder: Option<&str>) -> Result<(), StorageFault> {
-        // What has been renamed is made durable, too: it is late to give it up.
+        // A rename that was made is always made durable: it is too late to abandon it.
         if let Some(folder) = folder {
             self.given_up.check("sync", folder)?;
         }

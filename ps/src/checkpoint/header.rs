@@ -1,7 +1,8 @@
-//! The header of a safetensors file, written.
+//! Writes the header of a safetensors file.
 //!
-//! It is never parsed: what a file must hold follows from the manifest and the catalogue, so a
-//! reader makes the header it expects and compares the bytes. Nothing hostile can hide in one.
+//! The header is never parsed. The manifest and the catalogue determine what a file must contain,
+//! so a reader generates the expected header and compares the bytes. A header can hide nothing
+//! hostile.
 
 use std::fmt::{Display, Write};
 
@@ -11,7 +12,7 @@ use super::error::{CheckpointError, corrupt};
 use super::files::read_pieces;
 use super::storage::ReadFile;
 
-/// One tensor of a file, in the order of the data.
+/// One tensor of a file. Tensors are listed in the order of their data.
 #[derive(Debug)]
 pub(super) struct Tensor {
     pub(super) name: String,
@@ -20,16 +21,17 @@ pub(super) struct Tensor {
 }
 
 impl Tensor {
-    /// A shape's elements are bounded, and so are those of its parts.
+    /// Returns the size in bytes. It cannot overflow: the elements of a shape and of its parts are
+    /// bounded.
     pub(super) fn bytes(&self) -> u64 {
         self.extents.iter().product::<u64>() * self.dtype.size() as u64
     }
 }
 
-/// The head of a file with its tensors one behind the other: the length of the header, then the
-/// header as JSON, padded so that the data starts at a multiple of 8.
+/// Returns the head of a file whose tensors are stored without gaps: the length of the header, then
+/// the header as JSON, padded so that the data starts at a multiple of 8.
 ///
-/// The format allows no gaps between tensors, so those of wider elements must come first for all
+/// The format allows no gaps between tensors, so tensors of wider elements must come first for all
 /// to be aligned.
 pub(super) fn head(
     metadata: &[(&str, String)],
@@ -59,7 +61,7 @@ pub(super) fn head(
     let padded = json.len().next_multiple_of(8);
     let found = padded as u64;
     if found > HEADER_BYTES_MAX {
-        let what = "names and shapes in one file";
+        let what = "bytes of names and shapes in one file";
         return Err(CheckpointError::TooLarge { what, found, limit: HEADER_BYTES_MAX });
     }
     let mut head = found.to_le_bytes().to_vec();
@@ -74,18 +76,18 @@ pub(super) fn check(head: &[u8], path: &str, file: &dyn ReadFile) -> Result<(), 
     read_pieces(file, 0, head.len() as u64, &mut |piece| {
         let expected = &head[done..done + piece.len()];
         if let Some(at) = piece.iter().zip(expected).position(|(a, b)| a != b) {
-            let near = |bytes: &[u8]| {
+            let excerpt = |bytes: &[u8]| {
                 let end = bytes.len().min(at + 24);
                 format!("{:?}", String::from_utf8_lossy(&bytes[at..end]))
             };
-            return Err(corrupt(path, (done + at) as u64, near(expected), near(piece)));
+            return Err(corrupt(path, (done + at) as u64, excerpt(expected), excerpt(piece)));
         }
         done += piece.len();
         Ok(())
     })
 }
 
-/// The key that is no tensor.
+/// The key of the metadata; no tensor may have this name.
 pub(super) const METADATA: &str = "__metadata__";
 
 /// Appends an entry, after a comma if it is not the first.
@@ -109,8 +111,8 @@ fn name_of(dtype: DType) -> &'static str {
     }
 }
 
-/// What other readers of the format take at the most.
+/// The limit of other readers of the format.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-// Elements go to files as they lie in memory, and the format is little-endian.
+// Elements are written as they are in memory, and the format is little-endian.
 const _: () = assert!(cfg!(target_endian = "little"));

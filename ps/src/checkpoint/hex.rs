@@ -1,15 +1,15 @@
-//! Bytes as lower-case hexadecimal digits, alone and in JSON.
+//! Lower-case hexadecimal digits of bytes, as text and in JSON.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// The digits of some bytes.
+/// Returns the digits of `bytes`.
 pub(super) fn encode(bytes: &[u8]) -> String {
     let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// For `#[serde(with = "hex")]`.
+/// Serializes bytes, for `#[serde(with = "hex")]`.
 pub(super) fn serialize<T: AsRef<[u8]>, S: Serializer>(
     bytes: &T,
     serializer: S,
@@ -17,7 +17,7 @@ pub(super) fn serialize<T: AsRef<[u8]>, S: Serializer>(
     serializer.serialize_str(&encode(bytes.as_ref()))
 }
 
-/// For `#[serde(with = "hex")]`. Takes only what [`serialize`] makes.
+/// Deserializes bytes, for `#[serde(with = "hex")]`. Accepts only the output of [`serialize`].
 pub(super) fn deserialize<'de, T: TryFrom<Vec<u8>>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {

@@ -1,4 +1,4 @@
-//! Checkpoints in a directory of this machine, or one that is mounted here.
+//! Checkpoints in a directory of this machine, local or mounted.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -14,32 +14,34 @@ use crate::permissions;
 
 /// A directory that holds checkpoints.
 ///
-/// It and what is in it belong to one user, which is checked whenever something is done in it. No name and no
-/// link leads out of it: files are opened step by step below the directory, and links are not followed.
-/// The directory is opened anew each time, so that one that was removed, replaced or mounted meanwhile is used
-/// as it is now. Several ps tasks may use one directory that all their machines mount.
+/// The directory must belong to this user, and no other user may write to it. Every operation
+/// checks this. No name and no link leads out of the directory: files are opened one path component
+/// at a time, and links are not followed. Every operation opens the directory again, so a directory
+/// that was removed, replaced or mounted meanwhile is used as it is now. Several ps tasks may share
+/// one directory that all their machines mount.
 #[derive(Debug)]
 pub struct LocalDirectory {
-    /// From the root of the file system.
+    /// The absolute path.
     path: PathBuf,
-    /// Whether it is created again if it is gone.
+    /// Whether the directory is created again if it is gone.
     creates: bool,
 }
 
 impl LocalDirectory {
-    /// Opens a directory, or creates it with mode 0700, with those above it. If it is removed later, it is
-    /// created again when something is done in it.
+    /// Opens a directory, or creates it and its parents with mode 0700. If it is removed later, the
+    /// next operation creates it again.
     pub fn create(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
         LocalDirectory::at(path.into(), true)
     }
 
-    /// Opens a directory. Fails if it is not there, belongs to somebody else, or lets others write.
+    /// Opens a directory. Fails if it does not exist, belongs to another user, or lets others
+    /// write.
     pub fn open(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
         LocalDirectory::at(path.into(), false)
     }
 
     fn at(path: PathBuf, creates: bool) -> Result<LocalDirectory, StorageFault> {
-        // The process may work in another directory later.
+        // An absolute path stays valid if the process changes its working directory.
         let path = std::path::absolute(&path)
             .map_err(|source| StorageFault::new("open", path.display(), source))?;
         let directory = LocalDirectory { path, creates };
@@ -47,7 +49,7 @@ impl LocalDirectory {
         Ok(directory)
     }
 
-    /// The directory as it is now.
+    /// Opens the directory as it is now, and checks its permissions.
     fn root(&self) -> Result<File, StorageFault> {
         let path = &self.path;
         let fault = |source| StorageFault::new("open", path.display(), source);
@@ -74,7 +76,7 @@ impl LocalDirectory {
             .map(File::from)
     }
 
-    /// Does something on a path whose names have been checked.
+    /// Runs an operation on a path, if all names in it are valid.
     fn on<T>(
         &self,
         operation: &'static str,
@@ -84,7 +86,7 @@ impl LocalDirectory {
         let path = names.iter().fold(self.path.clone(), |path, name| path.join(name));
         let fault = |source| StorageFault::new(operation, path.display(), source);
         if !names.iter().all(|name| is_valid_name(name)) {
-            return Err(fault(io::Error::new(io::ErrorKind::InvalidInput, "it has no valid name")));
+            return Err(fault(io::Error::new(io::ErrorKind::InvalidInput, "invalid name")));
         }
         act().map_err(|error| fault(error.into()))
     }
@@ -106,7 +108,7 @@ impl CheckpointStorage for LocalDirectory {
                 .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
                 .collect::<rustix::io::Result<Vec<String>>>()
         })?;
-        // What has another name was not put here by us and is nobody's checkpoint.
+        // Entries with other names are not ours, and are not checkpoints.
         Ok(entries.into_iter().filter(|name| is_valid_name(name)).collect())
     }
 
@@ -127,7 +129,7 @@ impl CheckpointStorage for LocalDirectory {
 
     fn open(&self, folder: &str, file: &str) -> Result<Box<dyn ReadFile>, StorageFault> {
         let parent = self.folder(folder)?;
-        // Opening a pipe would otherwise wait for its writer.
+        // Without `NONBLOCK`, opening a pipe would wait for its writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = self.on("open", &[folder, file], || {
             rustix::fs::openat(&parent, file, flags, Mode::empty())
@@ -136,13 +138,13 @@ impl CheckpointStorage for LocalDirectory {
         let fault = |source| StorageFault::new("open", path.display(), source);
         let metadata = file.metadata().map_err(fault)?;
         if !metadata.is_file() {
-            return Err(fault(io::Error::other("it is not a file")));
+            return Err(fault(io::Error::other("not a regular file")));
         }
         Ok(Box::new(LocalFile { bytes: metadata.len(), path, file }))
     }
 
     fn rename_folder(&self, from: &str, to: &str) -> Result<(), StorageFault> {
-        // Renaming a directory fails when the new name is that of one with files in it.
+        // Renaming a directory fails if the new name is a directory with files in it.
         let root = self.root()?;
         self.on("rename", &[from, to], || rustix::fs::renameat(&root, from, &root, to))
     }
@@ -166,7 +168,7 @@ impl CheckpointStorage for LocalDirectory {
     }
 }
 
-/// A file outside of any checkpoint that replaces what has its name once it is whole.
+/// A file outside of any checkpoint that replaces an existing file once it is complete.
 #[derive(Debug)]
 pub(super) struct ReplacingFile {
     path: PathBuf,
@@ -174,10 +176,10 @@ pub(super) struct ReplacingFile {
 }
 
 impl ReplacingFile {
-    /// Begins a file beside `path`; one that was left there half written is removed.
+    /// Begins a file beside `path`. A partial file that was left there is removed.
     pub(super) fn create(path: &Path) -> Result<ReplacingFile, StorageFault> {
         let Some(name) = path.file_name() else {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, "it names no file");
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "the path names no file");
             return Err(StorageFault::new("create", path.display(), source));
         };
         let mut part_name = OsString::from(".");
@@ -200,7 +202,7 @@ impl WriteFile for ReplacingFile {
         self.part.write(bytes)
     }
 
-    /// Gives the file its name, as nothing is written after it.
+    /// Makes the file durable and renames it. Nothing may be written afterwards.
     fn sync(&mut self) -> Result<(), StorageFault> {
         self.part.sync()?;
         let fault = |operation, source| StorageFault::new(operation, self.path.display(), source);
@@ -244,13 +246,13 @@ impl ReadFile for LocalFile {
     }
 }
 
-/// The one place where a file or directory is made durable.
+/// Makes a file or directory durable; the only function that does.
 fn sync_to_disk(file: &File, path: &Path) -> Result<(), StorageFault> {
     file.sync_all().map_err(|source| StorageFault::new("sync", path.display(), source))
 }
 
-/// Lets go of the pages of a written file, so that reading it back asks the disk and the model
-/// does not lie in memory twice. A wish: what comes of it changes no result.
+/// Drops the pages of a written file from the page cache. Reading the file back then reads the
+/// disk, and the model is not in memory twice. This is a hint; its result does not matter.
 fn forget_pages(file: impl AsFd) {
     #[cfg(target_os = "linux")]
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);

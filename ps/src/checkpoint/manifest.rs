@@ -1,7 +1,7 @@
-//! The manifest: what a checkpoint consists of, and what else a cluster must know to go on.
+//! The manifest: the files of a checkpoint, and the other state that a cluster needs to resume.
 //!
-//! A line of JSON, then a line with the SHA-256 of the first: a manifest vouches for itself, and
-//! its hashes vouch for every other file.
+//! It is a line of JSON and a line with the SHA-256 of the first. The second line verifies the
+//! first, and the hashes in the first verify all other files.
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
@@ -19,14 +19,14 @@ use super::training::Training;
 
 pub(crate) use super::files::FileEntry;
 
-/// What the publisher of a checkpoint puts into its manifest, beside what the catalogue says.
+/// The publisher's part of a checkpoint's manifest; the rest follows from the catalogue.
 #[derive(Clone, Debug)]
 pub(crate) struct Contents {
-    /// When it is saved, in milliseconds since 1970; for people, and for retention by age.
+    /// The time of the save, in milliseconds since 1970; for display and for retention by age.
     pub(crate) saved_unix_ms: u64,
     /// The optimizers whose slots are saved.
     pub(crate) training: Training,
-    /// Every shard that holds variables, and those that hold none if they have something to say.
+    /// Every shard that holds variables, and the other shards that have state to save.
     pub(crate) shards: Vec<ShardEntry>,
     /// The user's own bytes, such as the positions of data readers; at most 1 MiB.
     pub(crate) user: Vec<u8>,
@@ -42,13 +42,13 @@ pub(crate) struct ShardEntry {
     pub(crate) shard: u16,
     /// Its file.
     pub(crate) file: FileEntry,
-    /// Its partitions of tables that grow, in the catalogue's order.
+    /// Its partitions of growing tables, in the catalogue's order.
     pub(crate) tables: Vec<TableEntry>,
-    /// How many pushes it had applied.
+    /// The number of pushes it had applied.
     pub(crate) version: u64,
-    /// How many gradients it had applied: Adam's t.
+    /// The number of gradients it had applied: Adam's t.
     pub(crate) gradients: u64,
-    /// What it remembers of its clients' pushes.
+    /// The push windows of its clients.
     pub(crate) clients: Vec<ClientWindow>,
 }
 
@@ -58,7 +58,7 @@ impl ShardEntry {
     }
 }
 
-/// What a shard remembers of one client's pushes.
+/// The push window of one client on a shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientWindow {
@@ -70,13 +70,13 @@ pub(crate) struct ClientWindow {
     pub(crate) epoch: u64,
     /// The client's incarnation.
     pub(crate) incarnation: u64,
-    /// The newest sequence number that is settled.
+    /// The newest settled sequence.
     pub(crate) newest: u64,
-    /// The sequence numbers that are remembered, each with its outcome.
+    /// The remembered sequences, each with its outcome.
     pub(crate) settled: Vec<(u64, Settled)>,
 }
 
-/// The outcome of a push, as files have it: the words of files change less often than the wire's.
+/// The outcome of a push in a file. File formats change less often than the wire protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Settled {
@@ -115,18 +115,18 @@ impl From<Settled> for Outcome {
     }
 }
 
-/// A manifest as it is stored.
+/// A manifest in its stored form.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     format: u32,
     pub(crate) checkpoint: CheckpointName,
     pub(crate) saved_unix_ms: u64,
-    /// When the first checkpoint of this storage was saved; retention by age counts from it.
+    /// The time of the first save in this storage; retention by age counts from it.
     pub(crate) first_saved_unix_ms: u64,
     pub(crate) training: Training,
     pub(crate) catalogue: FileEntry,
-    /// In rising order.
+    /// The shards in ascending order.
     pub(crate) shards: Vec<ShardEntry>,
     /// Every partition in the catalogue's order, so that other programs need no catalogue.
     partitions: Vec<PartitionEntry>,
@@ -134,7 +134,7 @@ pub(crate) struct Manifest {
     pub(crate) user: Vec<u8>,
 }
 
-/// Which elements of which variable a tensor holds.
+/// The elements of a variable that a tensor holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PartitionEntry {
@@ -150,7 +150,7 @@ impl Manifest {
         catalogue: &Catalogue,
         mut contents: Contents,
     ) -> Result<Manifest, CheckpointError> {
-        too_large("user data", contents.user.len(), USER_BYTES_MAX)?;
+        too_large("bytes of user data", contents.user.len(), USER_BYTES_MAX)?;
         contents.shards.sort_by_key(ShardEntry::id);
         let manifest = Manifest {
             format: FORMAT,
@@ -176,14 +176,14 @@ impl Manifest {
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, CheckpointError> {
-        let mut bytes = serde_json::to_vec(self).expect("its keys are texts and it has no floats");
+        let mut bytes = serde_json::to_vec(self).expect("all keys are strings and there are no floats");
         bytes.push(b'\n');
         bytes.extend_from_slice(&seal_of(&bytes));
-        too_large("manifest", bytes.len(), MANIFEST_BYTES_MAX)?;
+        too_large("bytes of the manifest", bytes.len(), MANIFEST_BYTES_MAX)?;
         Ok(bytes)
     }
 
-    /// Reads the manifest of the checkpoint of this name. The bytes may be anybody's.
+    /// Decodes the manifest of the checkpoint of this name. The bytes are untrusted.
     pub(super) fn decode(bytes: &[u8], name: CheckpointName) -> Result<Manifest, CheckpointError> {
         let file = format!("{name}/{MANIFEST}");
         let refuse = |offset: usize, expected: &str, found: &dyn std::fmt::Display| {
@@ -196,10 +196,10 @@ impl Manifest {
             let expected = String::from_utf8_lossy(&expected);
             return refuse(text.len(), &format!("{expected:?}"), &format!("{found:?}"));
         }
-        // The version decides what the other fields are, so it is looked at first.
+        // The format version determines the other fields, so it is checked first.
         let at = |error: &serde_json::Error| error.column().saturating_sub(1);
-        match serde_json::from_slice::<Version>(text) {
-            Ok(Version { format: FORMAT }) => {}
+        match serde_json::from_slice::<FormatVersion>(text) {
+            Ok(FormatVersion { format: FORMAT }) => {}
             Ok(other) => {
                 return refuse(0, &format!("format {FORMAT}"), &format!("format {}", other.format));
             }
@@ -216,7 +216,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks what can be checked without the catalogue.
+    /// Checks everything that does not need the catalogue.
     pub(super) fn check(&self, file: &str) -> Result<(), CheckpointError> {
         let refuse =
             |expected: &str, found: &dyn std::fmt::Display| Err(corrupt(file, 0, expected, found));
@@ -248,7 +248,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks that this is the manifest of a checkpoint of this catalogue.
+    /// Checks that this manifest is for a checkpoint of this catalogue.
     pub(super) fn check_catalogue(&self, catalogue: &Catalogue) -> Result<(), CheckpointError> {
         let file = format!("{}/{MANIFEST}", self.checkpoint);
         let refuse = |expected: String, found: String| Err(corrupt(&file, 0, expected, found));
@@ -283,7 +283,7 @@ impl Manifest {
         Some(&self.shards[index])
     }
 
-    /// The bytes of all files that it names.
+    /// Returns the total size of all files that the manifest names, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let tables = self.shards.iter().flat_map(|shard| &shard.tables).map(|table| &table.file);
         let files = self.shards.iter().map(|shard| &shard.file).chain([&self.catalogue]);
@@ -296,15 +296,15 @@ impl Manifest {
 pub(super) const MANIFEST: &str = "MANIFEST";
 /// The name of the file with the encoded catalogue.
 pub(super) const CATALOGUE: &str = "CATALOGUE";
-/// The largest manifest: that of the largest catalogue, with room for a few thousand clients.
+/// The largest manifest: that of the largest catalogue, and a few thousand clients.
 pub(super) const MANIFEST_BYTES_MAX: usize = 256 << 20;
 
 #[derive(Deserialize)]
-struct Version {
+struct FormatVersion {
     format: u32,
 }
 
-/// The second line of a manifest: it is compared as bytes, so that no two are right.
+/// Returns the second line of a manifest. It is compared as bytes, so only one form is valid.
 fn seal_of(text: &[u8]) -> Vec<u8> {
     format!("sha256 {}\n", hex::encode(&Sha256::digest(text))).into_bytes()
 }
@@ -327,6 +327,6 @@ fn too_large(what: &'static str, found: usize, limit: usize) -> Result<(), Check
 }
 
 const FORMAT: u32 = 2;
-/// `sha256 `, the digits, and the end of the line.
+/// The size of `sha256 `, the digits, and the line feed.
 const SEAL_BYTES: usize = 7 + 64 + 1;
 const USER_BYTES_MAX: usize = 1 << 20;

@@ -1,9 +1,10 @@
-//! Checkpoints: portable copies of variables and slots, written, verified, published and restored.
+//! Checkpoints: saving, verifying, publishing and restoring portable copies of variables and
+//! optimizer slots.
 //!
-//! A checkpoint is a folder of files that either is there as a whole or is not: see
-//! `docs/checkpoint.md`. Everything here is synchronous, for a thread that may block on a disk, and
+//! A checkpoint is a folder of files that is either complete or not a checkpoint; see
+//! `docs/checkpoint.md`. All code here is synchronous, for a thread that may block on a disk. It
 //! knows neither the shards' memory nor a clock: values come through a `Source` and go to a
-//! closure, times are arguments.
+//! callback, and times are arguments.
 
 mod contents;
 mod error;

@@ -1,4 +1,4 @@
-//! The names of checkpoints, and their order.
+//! Names of checkpoints, and their order.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,20 +6,20 @@ use std::str::FromStr;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use serde::{Deserialize, Serialize};
 
-/// Names a checkpoint: `ckpt-<epoch>-<step>`, or `ckpt-<epoch>-<step>.<revision>` if that step
-/// was saved, or its save begun, before.
+/// The name of a checkpoint: `ckpt-<epoch>-<step>`, or `ckpt-<epoch>-<step>.<revision>` if that
+/// step was saved before, or its save begun.
 ///
-/// The greater one is the newer: what was restored lives in a higher epoch, and within an epoch
-/// steps never go back. Clocks do, so they decide nothing here.
+/// The greater name is the newer checkpoint: a restore starts a higher epoch, and within an epoch
+/// steps never go back. Clocks may go back, so the order does not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CheckpointName {
-    /// How often the cluster had been restored.
+    /// The restore epoch: the number of times that the cluster had been restored.
     pub(crate) restore_epoch: u32,
     /// The global step.
     pub(crate) global_step: u64,
-    /// Counts the saves of this step. A save never writes where an earlier one has written, so
-    /// what is late, or was left behind, can harm no other.
+    /// Counts the saves of this step. A save never uses the name of an earlier one, so a delayed
+    /// write or a leftover folder cannot harm another save.
     pub(crate) revision: u32,
 }
 
@@ -28,17 +28,17 @@ impl CheckpointName {
         CheckpointName { restore_epoch: epoch.0, global_step: step.0, revision }
     }
 
-    /// The folder that the files are written to before the checkpoint is published.
+    /// Returns the folder that the files are written to before the checkpoint is published.
     pub(crate) fn temporary(&self) -> String {
         format!("{self}{TEMPORARY}")
     }
 
-    /// The checkpoint whose temporary folder this is.
+    /// Returns the checkpoint whose temporary folder this is.
     pub(super) fn of_temporary(folder: &str) -> Option<CheckpointName> {
         folder.strip_suffix(TEMPORARY)?.parse().ok()
     }
 
-    /// Whether both are of one step, saved twice.
+    /// Returns whether both are saves of the same step.
     pub(super) fn is_same_step(&self, other: &CheckpointName) -> bool {
         (self.restore_epoch, self.global_step) == (other.restore_epoch, other.global_step)
     }
@@ -51,7 +51,7 @@ impl fmt::Display for CheckpointName {
     }
 }
 
-/// Text that is not the name of a checkpoint.
+/// The error for text that is not the name of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct NotAName;
 
@@ -65,7 +65,7 @@ impl FromStr for CheckpointName {
             let (restore_epoch, global_step) = (epoch.parse().ok()?, step.parse().ok()?);
             let name =
                 CheckpointName { restore_epoch, global_step, revision: revision.parse().ok()? };
-            // One checkpoint has one name: no leading zeros, no sign.
+            // A checkpoint has exactly one name: no leading zeros, no sign.
             (name.to_string() == text).then_some(name)
         };
         parse().ok_or(NotAName)
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_one_form_and_an_order() {
+    fn names_are_canonical_and_ordered() {
         let names =
             ["ckpt-0-0", "ckpt-0-9", "ckpt-0-10", "ckpt-0-10.1", "ckpt-0-10.12", "ckpt-1-2"];
         let parsed: Vec<CheckpointName> = names.iter().map(|name| name.parse().unwrap()).collect();

@@ -1,8 +1,8 @@
-//! A save, from its first folder to the rename that makes it a checkpoint.
+//! Saves, from the temporary folder to the rename that publishes a checkpoint.
 //!
-//! All files are written into a temporary folder, each made durable and read back; the manifest
-//! comes last. Then the folder gets its name. A crash before that leaves a folder that nobody
-//! takes for a checkpoint, and every earlier checkpoint as it was.
+//! All files are written into a temporary folder; each is made durable and read back. The manifest
+//! is written last. Then the folder is renamed. A crash before the rename leaves a folder that is
+//! not a checkpoint, and does not affect earlier checkpoints.
 
 use std::sync::Arc;
 
@@ -18,33 +18,34 @@ use super::shard_file::ShardFile;
 use super::storage::CheckpointStorage;
 use super::table_file::TableFile;
 
-/// A save that has begun. A cluster has one at a time, and one task, that of the step owner,
-/// begins and publishes it; the shards' files may be written by other processes meanwhile.
+/// A save in progress. A cluster has at most one; the step owner's task begins and publishes it.
+/// Other processes may write the shards' files meanwhile.
 ///
-/// Dropped without being published it leaves its temporary folder, which the next save removes.
+/// If it is dropped without being published, its temporary folder stays until the next save removes
+/// it.
 #[derive(Debug)]
 pub(crate) struct Save {
     storage: Arc<dyn CheckpointStorage>,
     name: CheckpointName,
 }
 
-/// A checkpoint that is there: every file of it was read back after it was written. Only this
-/// gives the right to delete older ones.
+/// A published checkpoint: every file of it was read back after it was written. Only this value
+/// permits the deletion of older checkpoints.
 #[derive(Debug)]
 pub(crate) struct Published {
     name: CheckpointName,
 }
 
 impl Published {
-    /// The checkpoint.
+    /// Returns the checkpoint's name.
     pub(crate) fn name(&self) -> CheckpointName {
         self.name
     }
 }
 
 impl Save {
-    /// Begins a save of this step, under a name that no save has had: none of those that are there, nor
-    /// `failed`, which has been removed.
+    /// Begins a save of this step under a new name: none of the existing ones, and not `failed`,
+    /// which has been removed.
     pub(crate) fn begin(
         storage: Arc<dyn CheckpointStorage>,
         epoch: RestoreEpoch,
@@ -61,8 +62,8 @@ impl Save {
                 name.revision = name.revision.max(other.revision.saturating_add(1));
             }
         }
-        // An older save is over, or belongs to a step owner that has been replaced: then it fails
-        // for want of its folder, which is right. Newer ones are not this cluster's to judge.
+        // An older save is over, or belongs to a step owner that has been replaced; without its
+        // folder it fails, as it must. Newer folders are left alone.
         for stale in temporary.iter().filter(|other| **other < name) {
             storage.remove_folder(&stale.temporary())?;
         }
@@ -70,12 +71,12 @@ impl Save {
         Ok(Save { storage, name })
     }
 
-    /// What the shards are told, so that they write their files into this save.
+    /// Returns the name under which the shards write their files into this save.
     pub(crate) fn name(&self) -> CheckpointName {
         self.name
     }
 
-    /// Makes a checkpoint of the files that the shards have written.
+    /// Publishes a checkpoint of the files that the shards have written.
     pub(crate) fn publish(
         self,
         catalogue: &Catalogue,
@@ -96,8 +97,8 @@ impl Save {
         Ok(Published { name: self.name })
     }
 
-    /// Checks that the shards' files are here and are of this catalogue. Each was read back as a
-    /// whole by the process that wrote it, so that nobody reads the whole model.
+    /// Checks that the shards' files exist and match the catalogue. The process that wrote a file
+    /// has read all of it back, so the publisher does not read the model.
     fn check_files(
         &self,
         catalogue: &Catalogue,

@@ -1,4 +1,4 @@
-//! Giving a shard its part of a checkpoint, however the checkpoint's own shards were cut.
+//! Resharding: gives a shard its part of a checkpoint that was saved in any layout.
 
 use std::ops::Range;
 
@@ -13,38 +13,38 @@ use super::shard_file::Stream;
 use super::table_file::RowHead;
 use super::training::Training;
 
-/// What a shard must know beside its values and slots.
+/// The state of a restored shard besides its values and slots.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RestoredShard {
-    /// How many pushes it has applied.
+    /// The number of pushes it has applied.
     pub(crate) version: u64,
-    /// How many gradients it has applied.
+    /// The number of gradients it has applied.
     pub(crate) gradients: u64,
-    /// What it remembers of its clients; nothing if variables lie elsewhere than they did.
+    /// The push windows of its clients; empty if the layout has changed.
     pub(crate) clients: Vec<ClientWindow>,
 }
 
-/// What a shard is given of a checkpoint at a time.
+/// A piece of a checkpoint, as a shard receives it.
 #[derive(Debug)]
 pub(crate) enum Piece<'a> {
-    /// The bytes of a range of its layout, values or a slot.
+    /// The bytes of a range of its layout, in the values or a slot.
     Range(Stream, Range<u64>, &'a [u8]),
-    /// A row of a table, by the table's place among those of the shard: what is known of it, its
-    /// values, and its slots in their order.
+    /// A row of a table, by the table's index among those of the shard: the row's head, its values,
+    /// and its slots in order.
     Row(usize, RowHead, &'a [&'a [u8]]),
 }
 
-/// Takes pieces.
+/// A callback that takes pieces.
 pub(crate) type Sink<'a> = dyn FnMut(Piece<'_>) -> Result<(), CheckpointError> + 'a;
 
 impl Opened {
-    /// Fills a shard's layout: calls `sink` for each partition of it with ranges of bytes of that
-    /// layout, in pieces of at most 1 MiB, and then for each row of its tables. Slots are numbered as
-    /// in `training`, which is the
-    /// target's; those that only the checkpoint has are left out, as are such variables.
+    /// Fills a shard's layout. Calls `sink` for each of its partitions with ranges of bytes of the
+    /// layout, in pieces of at most 1 MiB, and then for each row of its tables. Slots are numbered
+    /// as in the target's `training`. Slots and variables that only the checkpoint has are left
+    /// out.
     ///
-    /// Everything is checked before `sink` is called; only a file that cannot be trusted may end
-    /// it later, and then the shard must not be used.
+    /// All compatibility checks are made before `sink` is called. Only a file that cannot be
+    /// trusted may end the restore later; the shard must not be used then.
     pub(crate) fn restore_shard(
         &mut self,
         target: &Catalogue,
@@ -79,7 +79,8 @@ impl Opened {
         Ok(self.counts(target, shard))
     }
 
-    /// Gives a partition of a table the rows of its buckets, wherever they lay.
+    /// Passes the rows of a table partition's buckets to `sink`, from every saved partition that
+    /// has some.
     fn restore_table(
         &self,
         table: usize,
@@ -109,7 +110,8 @@ impl Opened {
         Ok(())
     }
 
-    /// Where the values and slots of a partition come from, and what they become.
+    /// Returns the saved variable, the saved stream and the target stream of a partition's values
+    /// and slots.
     fn streams_for(
         &self,
         target: &Catalogue,
@@ -123,7 +125,7 @@ impl Opened {
             return Err(CheckpointError::VariableMissing { variable, checkpoint });
         };
         let saved = self.catalogue().variable(id);
-        // What is saved are the master values, which halves share with f32.
+        // A checkpoint holds master values; those of half types are f32.
         if saved.dtype().master() != wanted.dtype().master() {
             let (found, expected) = (saved.dtype(), wanted.dtype());
             return Err(CheckpointError::DTypeMismatch { variable, found, expected });
@@ -156,10 +158,12 @@ impl Opened {
         Ok(streams)
     }
 
-    /// A shard whose variables lie where they lay has its own counts and windows again. Elsewhere
-    /// there is no such shard, and it takes the largest counts of all: versions must not go back
-    /// for anybody. Adam's t is a count of gradients, and those of the shards differ by the pushes
-    /// that were under way only; the largest says of no slot that it is fresher than it is.
+    /// Returns the counts and windows of a restored shard.
+    ///
+    /// With an unchanged catalogue, a shard gets its own back. With another one, it takes the
+    /// largest counts of all shards, because versions must not go back for any client. Adam's t is
+    /// a count of gradients. The counts of shards differ only by the pushes that were in flight, so
+    /// the largest calls no slot fresher than it is.
     fn counts(&self, target: &Catalogue, shard: ShardId) -> RestoredShard {
         let same = target.digest() == self.catalogue().digest();
         if let Some(entry) = self.manifest().shard(shard).filter(|_| same) {

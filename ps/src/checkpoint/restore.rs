@@ -1,4 +1,4 @@
-//! Which checkpoints there are, and opening one that can be trusted.
+//! Lists checkpoints, and opens those that can be trusted.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,35 +20,35 @@ use super::table_file::{TableFile, TakeRows};
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Listing {
-    /// Those whose manifest is whole, newest first. Their other files have not been read.
+    /// The checkpoints with a valid manifest, newest first. Their other files have not been read.
     pub checkpoints: Vec<CheckpointSummary>,
-    /// The others, newest first.
+    /// The other checkpoints, newest first.
     pub refused: Vec<Refused>,
 }
 
-/// What the manifest of a checkpoint says about it.
+/// The summary of a checkpoint that its manifest contains.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CheckpointSummary {
-    /// Its name.
+    /// The checkpoint's name.
     pub name: String,
-    /// How often the cluster had been restored.
+    /// The restore epoch: the number of times that the cluster had been restored.
     pub restore_epoch: u32,
     /// The global step.
     pub global_step: u64,
-    /// When it was saved, in milliseconds since 1970.
+    /// The time of the save, in milliseconds since 1970.
     pub saved_unix_ms: u64,
     /// The kinds of the optimizers that train its variables, each once.
     pub optimizers: Vec<String>,
-    /// How many shards it was saved from.
+    /// The number of shards it was saved from.
     pub shards: usize,
-    /// The bytes of its files.
+    /// The total size of its files in bytes.
     pub bytes: u64,
     /// The user's own bytes.
     pub user: Vec<u8>,
 }
 
-/// Lists the checkpoints of a storage. Reads the manifests only; fails if the storage cannot be
+/// Lists the checkpoints of a storage. Reads only the manifests. Fails if the storage cannot be
 /// listed.
 pub fn list(storage: &dyn CheckpointStorage) -> Result<Listing, CheckpointError> {
     let (checkpoints, refused) = scan(storage, |manifest| CheckpointSummary {
@@ -64,7 +64,8 @@ pub fn list(storage: &dyn CheckpointStorage) -> Result<Listing, CheckpointError>
     Ok(Listing { checkpoints, refused })
 }
 
-/// Takes something from every manifest that is whole, newest first; the others are refused.
+/// Applies `take` to every valid manifest, newest first. Returns the checkpoints with other
+/// manifests as refused.
 pub(super) fn scan<T>(
     storage: &dyn CheckpointStorage,
     take: impl Fn(Manifest) -> T,
@@ -80,8 +81,8 @@ pub(super) fn scan<T>(
     Ok((taken, refused))
 }
 
-/// Opens the newest checkpoint of which every file is what was written, and says which newer ones
-/// are not. `None` if there is no checkpoint at all.
+/// Opens the newest checkpoint whose files are all valid. Returns it with the newer checkpoints
+/// that are not valid, or `None` if there is no checkpoint at all.
 pub(crate) fn newest_good(
     storage: &Arc<dyn CheckpointStorage>,
 ) -> Result<Option<(Opened, Vec<Refused>)>, CheckpointError> {
@@ -90,7 +91,7 @@ pub(crate) fn newest_good(
         let opened = Opened::open(storage.clone(), name);
         match opened.and_then(|mut opened| opened.verify().map(|()| opened)) {
             Ok(opened) => return Ok(Some((opened, refused))),
-            // That says nothing about the checkpoint.
+            // An abandoned read says nothing about the checkpoint.
             Err(reason @ CheckpointError::GivenUp { .. }) => return Err(reason),
             Err(reason) => refused.push(Refused { checkpoint: name.to_string(), reason }),
         }
@@ -98,8 +99,8 @@ pub(crate) fn newest_good(
     if refused.is_empty() { Ok(None) } else { Err(CheckpointError::NoneGood { refused }) }
 }
 
-/// A checkpoint whose manifest and catalogue are whole. The file of a shard is verified before
-/// anything of it is used, and stays open: what was verified is what is read.
+/// A checkpoint whose manifest and catalogue are valid. The file of a shard is verified before any
+/// of it is used. It stays open, so the verified bytes are the bytes read.
 #[derive(Debug)]
 pub(crate) struct Opened {
     storage: Arc<dyn CheckpointStorage>,
@@ -136,17 +137,18 @@ impl Opened {
         Ok(Opened { storage, manifest, catalogue, plans, tables, verified: BTreeMap::new() })
     }
 
-    /// What it says about itself: step, epoch, the user's bytes, the shards' windows.
+    /// Returns the manifest: step, epoch, the user's bytes, the shards' push windows.
     pub(crate) fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Its variables, where they were.
+    /// Returns the catalogue of the saved variables and their placement.
     pub(crate) fn catalogue(&self) -> &Catalogue {
         &self.catalogue
     }
 
-    /// Reads every file that has not been read yet, to the last byte.
+    /// Verifies every file, to the last byte. Shard files that are verified already are not read
+    /// again.
     pub(crate) fn verify(&mut self) -> Result<(), CheckpointError> {
         let shards: Vec<ShardId> = self.plans.keys().copied().collect();
         shards.into_iter().try_for_each(|shard| self.verify_shard(shard))?;
@@ -155,8 +157,8 @@ impl Opened {
         tables.try_for_each(|(plan, entry)| plan.open(&*self.storage, &folder, entry).map(drop))
     }
 
-    /// Reads all rows of a partition of a table, some at a time: what is known of them, and the bytes
-    /// of these streams, of which 0 are the values. Its file is verified before.
+    /// Verifies the file of a table's partition and reads all its rows, in batches: their heads,
+    /// and the bytes of these streams. Stream 0 is the values.
     pub(super) fn read_rows(
         &self,
         partition: PartitionId,
@@ -174,15 +176,15 @@ impl Opened {
             return Ok(());
         }
         let folder = self.manifest.checkpoint.to_string();
-        let entry = self.manifest.shard(shard).expect("every shard has an entry: it was checked");
+        let entry = self.manifest.shard(shard).expect("every shard has an entry, which was checked");
         let file = verify(&*self.storage, &folder, &entry.file)?;
         self.plans[&shard].check_head(&folder, &*file)?;
         self.verified.insert(shard, file);
         Ok(())
     }
 
-    /// Reads a range of a variable's elements, wherever they lie, in order and in pieces of at
-    /// most 1 MiB. The range is one of the variable's; a slot is one it has.
+    /// Reads a range of a variable's elements, in order and in pieces of at most 1 MiB, from all
+    /// partitions that have some. The variable must have the range and the stream.
     pub(super) fn read(
         &mut self,
         variable: VariableId,
@@ -208,11 +210,11 @@ impl Opened {
 
     fn start(&self, shard: ShardId, stream: Stream, partition: PartitionId) -> u64 {
         let start = self.plans[&shard].start(stream, partition);
-        start.expect("the caller asks for streams that the variable has")
+        start.expect("the variable has the stream")
     }
 }
 
-/// The checkpoints that have been published, newest first.
+/// Returns the published checkpoints, newest first.
 fn names(storage: &dyn CheckpointStorage) -> Result<Vec<CheckpointName>, CheckpointError> {
     let folders = storage.list(None)?;
     let mut names: Vec<CheckpointName> = folders.iter().filter_map(|f| f.parse().ok()).collect();
@@ -242,7 +244,7 @@ fn read_catalogue(
     if same { Ok(catalogue) } else { Err(refuse("another catalogue".into())) }
 }
 
-/// Reads a file that fits into memory; its length is checked before any of it is.
+/// Reads a file that fits into memory. Its length is checked before it is read.
 fn read_small(
     storage: &dyn CheckpointStorage,
     name: CheckpointName,

@@ -1,4 +1,4 @@
-//! Which checkpoints are kept.
+//! Retention: which checkpoints are kept and which are deleted.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +8,16 @@ use super::publish::Published;
 use super::restore::scan;
 use super::storage::CheckpointStorage;
 
-/// How many checkpoints are kept, and for how long. The newest is always kept.
+/// The number of checkpoints to keep, and for how long. The newest is always kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Retention {
-    /// How many of the newest are kept; 0 keeps all. Default 5. Each costs its whole size.
+    /// The number of newest checkpoints to keep; 0 keeps all. Default 5. Each occupies its whole
+    /// size.
     pub max_to_keep: usize,
-    /// Of the others, the first in each stretch of so many hours is kept for good, but for the
-    /// first stretch, counted from the first save of the directory; 0 keeps none of them.
-    /// Default 10,000 hours.
+    /// Of the other checkpoints, the first in each period of this many hours is kept permanently,
+    /// except in the first period. Periods count from the first save in the directory. 0 keeps
+    /// none. Default 10,000 hours.
     pub keep_every_hours: u32,
 }
 
@@ -26,27 +27,28 @@ impl Default for Retention {
     }
 }
 
-/// Deletes what need not be kept now that a newer checkpoint is there; returns what it deleted.
+/// Deletes the checkpoints that are superseded by the published one. Returns the deleted ones.
 ///
-/// Checkpoints whose manifest cannot be trusted are neither counted nor deleted: they are for a
-/// person to look at.
+/// Checkpoints with an untrusted manifest are neither counted nor deleted: a person must examine
+/// them.
 pub(crate) fn retain(
     storage: &dyn CheckpointStorage,
     published: &Published,
     retention: &Retention,
 ) -> Result<Vec<CheckpointName>, CheckpointError> {
-    let (mut saved, _) = scan(storage, |manifest| Saved {
+    let (mut saved, _) = scan(storage, |manifest| SavedCheckpoint {
         name: manifest.checkpoint,
         saved_unix_ms: manifest.saved_unix_ms,
         first_saved_unix_ms: manifest.first_saved_unix_ms,
     })?;
-    // What is not older is not superseded, whoever has put it here.
+    // Newer checkpoints are not superseded, regardless of their origin.
     saved.retain(|saved| saved.name <= published.name());
     saved.sort_by_key(|saved| saved.name);
     let old = superseded(&saved, retention);
     for name in &old {
-        // One rename and it is no checkpoint any more; the next save removes what a crash leaves.
-        // Were the rename lost after some files are, what is left would be a damaged checkpoint.
+        // After this rename it is not a checkpoint, and the next save removes what a crash leaves.
+        // The rename is synced first: if it were lost after some files, a damaged checkpoint would
+        // remain.
         storage.rename_folder(&name.to_string(), &name.temporary())?;
         storage.sync(None)?;
         storage.remove_folder(&name.temporary())?;
@@ -54,16 +56,16 @@ pub(crate) fn retain(
     Ok(old)
 }
 
-/// A checkpoint, and when it was saved.
+/// A checkpoint and the time of its save.
 #[derive(Clone, Debug)]
-struct Saved {
+struct SavedCheckpoint {
     name: CheckpointName,
     saved_unix_ms: u64,
     first_saved_unix_ms: u64,
 }
 
-/// Decides what to delete of these, which are given oldest first.
-fn superseded(saved: &[Saved], retention: &Retention) -> Vec<CheckpointName> {
+/// Returns the checkpoints to delete. `saved` is sorted, oldest first.
+fn superseded(saved: &[SavedCheckpoint], retention: &Retention) -> Vec<CheckpointName> {
     let revised = |index: usize| {
         saved[index + 1..].iter().any(|newer| newer.name.is_same_step(&saved[index].name))
     };
@@ -72,13 +74,13 @@ fn superseded(saved: &[Saved], retention: &Retention) -> Vec<CheckpointName> {
         0 => 0,
         keep => last.len().saturating_sub(keep),
     };
-    let stretch_ms = u64::from(retention.keep_every_hours) * 3_600_000;
+    let period_ms = u64::from(retention.keep_every_hours) * 3_600_000;
     let first = saved.iter().map(|saved| saved.first_saved_unix_ms).min().unwrap_or_default();
-    let stretch = |index: usize| {
-        saved[index].saved_unix_ms.saturating_sub(first).checked_div(stretch_ms).unwrap_or(0)
+    let period = |index: usize| {
+        saved[index].saved_unix_ms.saturating_sub(first).checked_div(period_ms).unwrap_or(0)
     };
-    let mut kept_stretches = BTreeSet::from([0]);
-    let old = last[..evicted].iter().filter(|&&index| !kept_stretches.insert(stretch(index)));
+    let mut kept_periods = BTreeSet::from([0]);
+    let old = last[..evicted].iter().filter(|&&index| !kept_periods.insert(period(index)));
     let old: BTreeSet<usize> = old.copied().chain(revised).collect();
     old.into_iter().map(|index| saved[index].name).collect()
 }
@@ -87,16 +89,16 @@ fn superseded(saved: &[Saved], retention: &Retention) -> Vec<CheckpointName> {
 mod tests {
     use super::*;
 
-    /// `step`, `step@hour` or `step.revision`; the first save was at hour 0.
-    fn parse(text: &str) -> Saved {
+    /// Parses `step`, `step@hour` or `step.revision`; the first save was at hour 0.
+    fn parse(text: &str) -> SavedCheckpoint {
         let (step, hour) = text.split_once('@').unwrap_or((text, "0"));
         let name = format!("ckpt-0-{step}").parse().unwrap();
         let saved_unix_ms = 1_000 + hour.parse::<u64>().unwrap() * 3_600_000;
-        Saved { name, saved_unix_ms, first_saved_unix_ms: 1_000 }
+        SavedCheckpoint { name, saved_unix_ms, first_saved_unix_ms: 1_000 }
     }
 
     #[test]
-    fn what_is_kept_is_what_the_classic_saver_keeps() {
+    fn retention_keeps_the_newest_and_the_first_of_each_period() {
         let table = "
             saves                              | keep | hours | left
             0 3 6 9 10                         | 5    | 10000 | 0 3 6 9 10
@@ -118,8 +120,9 @@ mod tests {
                 max_to_keep: columns[1].parse().unwrap(),
                 keep_every_hours: columns[2].parse().unwrap(),
             };
-            // After each save, as a server does; the result must not depend on how often.
-            let mut left: Vec<Saved> = Vec::new();
+            // Retention is applied after each save, as a server does; the result must not depend on
+            // that.
+            let mut left: Vec<SavedCheckpoint> = Vec::new();
             for save in columns[0].split(' ') {
                 left.push(parse(save));
                 left.sort_by_key(|saved| saved.name);

@@ -1,4 +1,4 @@
-//! The file of one shard: its values and slots, a tensor for each partition.
+//! The file of one shard: its values and slots, one tensor for each partition.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,17 +16,17 @@ use super::storage::{CheckpointStorage, ReadFile};
 use super::training::Training;
 use crate::planted::{Bug, PlantedBugs};
 
-/// One of the equal layouts of a shard: the values, or a slot by its index.
+/// One of a shard's arrays of equal layout: the values, or a slot by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stream {
     /// The values.
     Values,
-    /// The slot of this index among those of the optimizer that trains the variable.
+    /// The slot with this index among those of the variable's optimizer.
     Slot(usize),
 }
 
 impl Stream {
-    /// 0 for the values, and from 1 on for slots.
+    /// Returns 0 for the values, and from 1 on for slots.
     pub(super) fn number(self) -> usize {
         match self {
             Stream::Values => 0,
@@ -35,10 +35,10 @@ impl Stream {
     }
 }
 
-/// The memory of a shard as it was at one version.
+/// The memory of a shard at one version.
 pub(crate) trait Source: fmt::Debug {
     /// Calls `out` with the bytes of a range of the shard's layout, in order, in pieces of any
-    /// size. The range lies within one partition, which is trainable if the stream is a slot.
+    /// size. The range is within one partition, which is trainable if the stream is a slot.
     fn read(
         &mut self,
         stream: Stream,
@@ -47,11 +47,11 @@ pub(crate) trait Source: fmt::Debug {
     ) -> Result<(), CheckpointError>;
 }
 
-/// Writes the file of a shard into the temporary folder of a save that has begun, makes it
-/// durable, and reads it back.
+/// Writes the file of a shard into the temporary folder of a save, makes it durable, and reads it
+/// back.
 ///
-/// Only this shard's own process may do it, once for each save. The entry goes to whoever
-/// publishes the checkpoint.
+/// Only the shard's own process may call this, once for each save. The publisher of the checkpoint
+/// needs the returned entry.
 pub(crate) fn write_shard(
     storage: &dyn CheckpointStorage,
     checkpoint: CheckpointName,
@@ -65,10 +65,10 @@ pub(crate) fn write_shard(
     let folder = checkpoint.temporary();
     let mut out = HashedFile::new(storage.create(&folder, &plan.name)?);
     out.write(&plan.head)?;
-    for (stream, range) in plan.stretches {
+    for (stream, range) in plan.ranges {
         let mut left = range.end - range.start;
         let wrong = |by: &str| CheckpointError::Memory {
-            reason: format!("{shard} gave {by} bytes than bytes {range:?} of {stream:?} are"),
+            reason: format!("{shard} returned {by} bytes than the range {range:?} of {stream:?} has"),
         };
         source.read(stream, range.clone(), &mut |bytes| {
             left = left.checked_sub(bytes.len() as u64).ok_or_else(|| wrong("more"))?;
@@ -79,7 +79,7 @@ pub(crate) fn write_shard(
         }
     }
     let entry = out.finish(&plan.name)?;
-    // Its memory is free while the file is read back.
+    // The source's memory is released before the file is read back.
     drop(source);
     if !planted.has(Bug::PublishBeforeVerify) {
         verify_written(storage, &folder, &entry)?;
@@ -87,14 +87,15 @@ pub(crate) fn write_shard(
     Ok(entry)
 }
 
-/// What the file of a shard holds and where: it follows from the catalogue and what trains it.
+/// The contents and the layout of a shard's file. They follow from the catalogue and the
+/// optimizers.
 #[derive(Debug)]
 pub(super) struct ShardFile {
     pub(super) name: String,
     head: Vec<u8>,
-    /// What the tensors are, in the order of the file.
-    stretches: Vec<(Stream, Range<u64>)>,
-    /// Where each tensor starts in the file.
+    /// The stream and the range of each tensor, in the order of the file.
+    ranges: Vec<(Stream, Range<u64>)>,
+    /// The offset of each tensor in the file.
     starts: BTreeMap<(Stream, PartitionId), u64>,
     pub(super) bytes: u64,
 }
@@ -120,7 +121,7 @@ impl ShardFile {
             .flat_map(|stream| layout.partitions().iter().map(move |part| (stream, part)))
             .filter(|(stream, part)| has(*stream, part))
             .collect();
-        // A stable sort: wider elements first, for alignment without gaps.
+        // The sort is stable. Wider elements come first, so that all are aligned without gaps.
         order.sort_by_key(|(_, part)| std::cmp::Reverse(part.dtype.size()));
         let tensor = |&(stream, part)| tensor_of(catalogue, stream, part, training.slots_of(part));
         let tensors: Vec<Tensor> = order.iter().map(tensor).collect();
@@ -137,17 +138,17 @@ impl ShardFile {
             starts.insert((*stream, part.id), bytes);
             bytes += part.bytes;
         }
-        let stretches =
+        let ranges =
             order.iter().map(|(s, part)| (*s, part.offset..part.offset + part.bytes)).collect();
-        Ok(ShardFile { name: file_name(shard), head, stretches, starts, bytes })
+        Ok(ShardFile { name: file_name(shard), head, ranges, starts, bytes })
     }
 
-    /// Where a partition's tensor starts; `None` if the file has no such tensor.
+    /// Returns the offset of a partition's tensor; `None` if the file has no such tensor.
     pub(super) fn start(&self, stream: Stream, partition: PartitionId) -> Option<u64> {
         self.starts.get(&(stream, partition)).copied()
     }
 
-    /// Checks that an entry is one for this file.
+    /// Checks that a manifest entry is one for this file.
     pub(super) fn check_entry(
         &self,
         folder: &str,
@@ -156,7 +157,7 @@ impl ShardFile {
         entry.check(folder, &self.name, self.bytes)
     }
 
-    /// Checks that an open file, which has this plan's length, starts as it must.
+    /// Checks that an open file, which has the planned length, starts with the expected head.
     pub(super) fn check_head(
         &self,
         folder: &str,
@@ -166,14 +167,16 @@ impl ShardFile {
     }
 }
 
-/// The name of a partition's values: a variable's name, and which part of it.
+/// Returns the name of a partition's values: the variable's name and the partition's number in it.
 pub(super) fn tensor_name(catalogue: &Catalogue, part: &Partition) -> String {
     let first = catalogue.partitions_of(part.variable)[0].id;
     format!("{}/part_{}", catalogue.variable(part.variable).name(), part.id.0 - first.0)
 }
 
-/// A slot's name follows a `:` and has none itself, nor a `/`; so however variables are named, no
-/// two tensors have one name, as those of values end with `/part_` and a number.
+/// Returns the tensor of a partition.
+///
+/// The name of a slot follows a `:`, and contains neither `:` nor `/`. The names of values end with
+/// `/part_` and a number. So no two tensors have the same name, however variables are named.
 fn tensor_of(catalogue: &Catalogue, stream: Stream, part: &Partition, slots: &[String]) -> Tensor {
     let mut name = tensor_name(catalogue, part);
     if let Stream::Slot(index) = stream {
@@ -186,7 +189,7 @@ fn tensor_of(catalogue: &Catalogue, stream: Stream, part: &Partition, slots: &[S
     Tensor { name, dtype: part.dtype, extents }
 }
 
-/// The name of a shard's file.
+/// Returns the name of a shard's file.
 pub(super) fn file_name(shard: ShardId) -> String {
     format!("shard-{}-{}.safetensors", shard.task, shard.shard)
 }

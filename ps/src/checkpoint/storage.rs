@@ -1,51 +1,51 @@
-//! Where checkpoints are kept: the little that all storages have in common.
+//! The storage interface of checkpoints: the few operations that every storage must provide.
 
 use std::fmt;
 use std::io;
 
 use thiserror::Error;
 
-/// What a storage could not do.
+/// A failed operation of a storage.
 #[derive(Debug, Error)]
 #[error("cannot {operation} {path}: {source}")]
 #[non_exhaustive]
 pub struct StorageFault {
-    /// What was tried, such as `create`.
+    /// The operation, such as `create`.
     pub operation: &'static str,
-    /// On what: a path, or whatever names an object there.
+    /// The path, or another name of the object.
     pub path: String,
-    /// What the storage said.
+    /// The error that the storage returned.
     pub source: io::Error,
 }
 
 impl StorageFault {
-    /// A fault of this operation on this path.
+    /// Creates a fault of this operation on this path.
     pub fn new(operation: &'static str, path: impl fmt::Display, source: io::Error) -> Self {
         StorageFault { operation, path: path.to_string(), source }
     }
 
-    /// Whether what was asked for is not there.
+    /// Returns whether the object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.source.kind() == io::ErrorKind::NotFound
     }
 }
 
-/// A place for checkpoints: folders of files, one level deep.
+/// A storage for checkpoints: folders of files, one level deep.
 ///
-/// A file is created once and never changed. What makes a checkpoint whole is that a folder is
-/// renamed; a storage that cannot rename a folder at once must move the file `MANIFEST` last, as a
-/// folder without one is no checkpoint. An operation that failed is not tried again here: after a
-/// failed `sync` nobody knows what is stored.
+/// A file is created once and never changed. Renaming its folder makes a checkpoint complete. A
+/// storage that cannot rename a folder atomically must move the file `MANIFEST` last, because a
+/// folder without one is not a checkpoint. A failed operation is not retried: after a failed `sync`
+/// the stored contents are unknown.
 ///
-/// Names are `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`; everything else is refused.
+/// Names are `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`; all others are refused.
 pub trait CheckpointStorage: fmt::Debug + Send + Sync {
-    /// The names of all folders, or of the files in one; in any order.
+    /// Returns the names of all folders, or of the files in one folder, in any order.
     fn list(&self, folder: Option<&str>) -> Result<Vec<String>, StorageFault>;
 
-    /// Creates a folder. Fails if it is there: of two that try, one succeeds.
+    /// Creates a folder. Fails if it exists: of two concurrent calls, one succeeds.
     fn create_folder(&self, folder: &str) -> Result<(), StorageFault>;
 
-    /// Creates a file. Fails if it is there.
+    /// Creates a file. Fails if it exists.
     fn create(&self, folder: &str, file: &str) -> Result<Box<dyn WriteFile>, StorageFault>;
 
     /// Opens a file. It stays readable while it is open, even if it is removed.
@@ -57,7 +57,7 @@ pub trait CheckpointStorage: fmt::Debug + Send + Sync {
     /// Removes a folder with its files.
     fn remove_folder(&self, folder: &str) -> Result<(), StorageFault>;
 
-    /// Makes durable which files are in a folder, or which folders there are.
+    /// Makes the names of the files in a folder durable, or the names of all folders.
     fn sync(&self, folder: Option<&str>) -> Result<(), StorageFault>;
 }
 
@@ -66,20 +66,20 @@ pub trait WriteFile: fmt::Debug + Send {
     /// Appends bytes.
     fn write(&mut self, bytes: &[u8]) -> Result<(), StorageFault>;
 
-    /// Makes all that was written durable.
+    /// Makes all written bytes durable.
     fn sync(&mut self) -> Result<(), StorageFault>;
 }
 
 /// A file that is being read.
 pub trait ReadFile: fmt::Debug + Send + Sync {
-    /// Its length in bytes when it was opened.
+    /// Returns the length in bytes when the file was opened.
     fn bytes(&self) -> u64;
 
-    /// Fills `out` with the bytes from `offset` on; fails if there are fewer.
+    /// Fills `out` with the bytes from `offset` on. Fails if there are fewer.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), StorageFault>;
 }
 
-/// Whether a folder or file may have this name.
+/// Returns whether a folder or file may have this name.
 pub(super) fn is_valid_name(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let first = name.bytes().next();

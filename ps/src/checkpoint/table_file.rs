@@ -1,7 +1,7 @@
-//! The file of a partition of a table that grows: ids, when and how often each was pushed, values and
-//! slots, a tensor each.
+//! The file of one partition of a growing table: ids, steps and counts of pushes, values and slots,
+//! one tensor each.
 //!
-//! How many rows it has stands in the manifest, so a reader knows what the head must be, as with the
+//! The manifest has the number of rows. A reader therefore knows the expected head, as with the
 //! files of shards.
 
 use std::fmt;
@@ -25,40 +25,41 @@ use super::training::Training;
 pub(crate) struct TableEntry {
     /// The partition's index in the catalogue.
     pub(crate) partition: u32,
-    /// How many rows it has.
+    /// The number of its rows.
     pub(crate) rows: u64,
     /// Its file.
     pub(crate) file: FileEntry,
 }
 
-/// Takes some rows at a time: what is known of each, and the bytes of each stream that was asked for.
+/// A callback that takes rows in batches: the head of each row, and the bytes of each requested
+/// stream.
 pub(super) type TakeRows<'a> =
     dyn FnMut(&[RowHead], &[Vec<u8>]) -> Result<(), CheckpointError> + 'a;
 
-/// What is known of a row beside its values.
+/// The head of a row: everything except its values and slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowHead {
-    /// Its id.
+    /// The row's id.
     pub(crate) id: u64,
-    /// The newest global step that was known when it was pushed last.
+    /// The newest global step that was known at the row's last push.
     pub(crate) step: u64,
-    /// How many pushes had it.
+    /// The number of pushes that contained the row.
     pub(crate) pushes: u32,
 }
 
-/// The rows of a partition of a table at one version. Each method goes through all of them, in the
-/// same order.
+/// The rows of a partition of a table at one version. Each method visits all rows, in the same
+/// order.
 pub(crate) trait TableSource: fmt::Debug {
-    /// How many there are.
+    /// Returns the number of rows.
     fn rows(&self) -> u64;
 
-    /// Calls `out` with what is known of each.
+    /// Calls `out` with the head of each row.
     fn heads(
         &self,
         out: &mut dyn FnMut(RowHead) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError>;
 
-    /// Calls `out` with the values of each, or one of their slots, those from 1 on.
+    /// Calls `out` with the values of each row (stream 0) or with one of its slots (from 1 on).
     fn stream(
         &self,
         stream: usize,
@@ -66,8 +67,8 @@ pub(crate) trait TableSource: fmt::Debug {
     ) -> Result<(), CheckpointError>;
 }
 
-/// Writes the file of a partition into the temporary folder of a save that has begun, makes it
-/// durable, and reads it back.
+/// Writes the file of a partition into the temporary folder of a save, makes it durable, and reads
+/// it back.
 pub(crate) fn write_table(
     storage: &dyn CheckpointStorage,
     checkpoint: CheckpointName,
@@ -88,26 +89,26 @@ pub(crate) fn write_table(
         source.stream(stream, &mut |row| out.write(row))?;
     }
     let file = out.finish(&plan.name)?;
-    // Its memory is free while the file is read back.
+    // The source's memory is released before the file is read back.
     drop(source);
     verify_written(storage, &folder, &file)?;
     Ok(TableEntry { partition: partition.id.0, rows, file })
 }
 
-/// What the file of a partition holds and where: it follows from the catalogue and the number of
-/// rows.
+/// The contents and the layout of a partition's file. They follow from the catalogue and the number
+/// of rows.
 #[derive(Debug)]
 pub(super) struct TableFile {
     pub(super) name: String,
     head: Vec<u8>,
     rows: u64,
     row_bytes: u64,
-    /// Where the values and each slot start.
+    /// The offsets of the values and of each slot.
     streams: Vec<u64>,
     bytes: u64,
 }
 
-/// The tensors before the values.
+/// The tensors that precede the values.
 const HEADS: [&str; 3] = ["ids", "steps", "pushes"];
 
 impl TableFile {
@@ -124,7 +125,7 @@ impl TableFile {
         if let Some(first) = extents.first_mut() {
             *first = rows;
         }
-        // Words first, so that all are aligned.
+        // The 8-byte words come first, so that all tensors are aligned.
         let heads = HEADS.map(|head| Tensor {
             name: format!("{name}:{head}"),
             dtype: DType::I64,
@@ -153,7 +154,7 @@ impl TableFile {
         Ok(TableFile { name: file_name(partition), head, rows, row_bytes, streams, bytes })
     }
 
-    /// Checks that an entry is one for this file.
+    /// Checks that a manifest entry is one for this file.
     pub(super) fn check_entry(
         &self,
         folder: &str,
@@ -162,7 +163,7 @@ impl TableFile {
         entry.check(folder, &self.name, self.bytes)
     }
 
-    /// Checks that an open file, which has this plan's length, starts as it must.
+    /// Checks that an open file, which has the planned length, starts with the expected head.
     pub(super) fn check_head(
         &self,
         folder: &str,
@@ -183,8 +184,7 @@ impl TableFile {
         Ok(file)
     }
 
-    /// Reads all rows of an open file, some at a time: what is known of them, and the bytes of these
-    /// streams.
+    /// Reads all rows of an open file, in batches: their heads, and the bytes of these streams.
     pub(super) fn read(
         &self,
         file: &dyn ReadFile,
@@ -221,10 +221,10 @@ impl TableFile {
     }
 }
 
-/// Far above what fits a machine, and far below where bytes could overflow.
+/// Far more rows than a machine can hold, and few enough that byte counts cannot overflow.
 const ROWS_MAX: u64 = 1 << 32;
 
-/// The name of a partition's file.
+/// Returns the name of a partition's file.
 pub(super) fn file_name(partition: &Partition) -> String {
     format!("table-{}.safetensors", partition.id.0)
 }

@@ -1,4 +1,4 @@
-//! Which optimizer trains which variable, and so which slots a checkpoint has of it.
+//! The optimizers of a checkpoint's variables; they determine the slots that it contains.
 
 use std::collections::BTreeSet;
 
@@ -8,30 +8,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::optimizer::VariableRules;
 
-/// The optimizers that a checkpoint was saved under, or that a shard has.
+/// The optimizers of a catalogue's variables, in a checkpoint or on a shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Training {
-    /// Those that train a variable, each once.
+    /// The optimizers that train at least one variable, each once.
     pub(crate) optimizers: Vec<OptimizerEntry>,
-    /// Which of them it is, for each variable of the catalogue in its order; nothing for a plain one.
+    /// For each variable of the catalogue, in order, the index of its optimizer; `None` for a plain
+    /// one.
     of: Vec<Option<u32>>,
 }
 
-/// An optimizer.
+/// An optimizer as the manifest describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct OptimizerEntry {
-    /// The rule's name, such as `adam`.
+    /// The optimizer's name, such as `adam`.
     pub(crate) kind: String,
-    /// Its hyperparameters, for people.
+    /// The hyperparameters, for display.
     pub(crate) configuration: String,
-    /// The names of its slots, in order.
+    /// The names of the slots, in order.
     pub(crate) slots: Vec<String>,
 }
 
 impl Training {
-    /// Of the variables of a catalogue by these rules.
+    /// Returns the optimizers that these rules assign to the variables of a catalogue.
     pub(crate) fn new(catalogue: &Catalogue, rules: &VariableRules) -> Training {
         let mut optimizers = Vec::new();
         let mut entries = vec![None; rules.optimizers().len()];
@@ -53,7 +54,7 @@ impl Training {
         Training { optimizers, of }
     }
 
-    /// All that are trained by one optimizer of these slots.
+    /// Returns a training of all trainable variables by one optimizer with these slots.
     #[cfg(test)]
     pub(crate) fn by_one(catalogue: &Catalogue, kind: &str, slots: &[&str]) -> Training {
         let slots = slots.iter().map(|&slot| slot.to_owned()).collect();
@@ -64,48 +65,50 @@ impl Training {
         Training { optimizers: vec![optimizer], of }
     }
 
-    /// The optimizer of a variable; nothing for one that is not trained.
+    /// Returns the optimizer of a variable; `None` if the variable is not trained.
     pub(crate) fn optimizer(&self, variable: VariableId) -> Option<&OptimizerEntry> {
         let entry = (*self.of.get(variable.0 as usize)?)?;
         self.optimizers.get(entry as usize)
     }
 
-    /// The kinds of the optimizers, each once.
+    /// Returns the kinds of the optimizers, each once.
     pub(super) fn kinds(&self) -> Vec<String> {
         let kinds = self.optimizers.iter().map(|optimizer| optimizer.kind.clone());
         kinds.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// The slots of a variable.
+    /// Returns the slots of a variable.
     pub(crate) fn slots(&self, variable: VariableId) -> &[String] {
         self.optimizer(variable).map_or(&[], |optimizer| &optimizer.slots)
     }
 
-    /// The slots of a partition of the catalogue: the variable's.
+    /// Returns the slots of a partition, which are those of its variable.
     pub(super) fn slots_of(&self, partition: &Partition) -> &[String] {
         self.slots(partition.variable)
     }
 
-    /// The most slots that a variable has.
+    /// Returns the largest number of slots of a variable.
     pub(super) fn most_slots(&self) -> usize {
         self.optimizers.iter().map(|optimizer| optimizer.slots.len()).max().unwrap_or(0)
     }
 
-    /// The first slot whose name is not one, or is another one's of the same optimizer.
+    /// Returns the first slot name that is invalid, or not unique within its optimizer.
     pub(super) fn bad_slot(&self) -> Option<&str> {
         self.optimizers.iter().find_map(|optimizer| bad_slot(&optimizer.slots))
     }
 
-    /// Checks what can be checked without the catalogue: what there must be, and what there is.
+    /// Checks everything that does not need the catalogue. An error has the expected and the found
+    /// contents.
     pub(super) fn check(&self) -> Result<(), (String, String)> {
         let fault = |expected: String, found: String| Err((expected, found));
-        // Tensors are planned for each partition and slot, so a file may not say how many freely.
+        // A tensor is planned for each partition and slot, so their number must not be the file's
+        // choice.
         if self.most_slots() > SLOTS_MAX {
             let found = format!("{} slots", self.most_slots());
             return fault(format!("at most {SLOTS_MAX} slots"), found);
         }
         if let Some(name) = self.bad_slot() {
-            return fault("slots with names of their own".to_owned(), format!("{name:?}"));
+            return fault("slots with unique names".to_owned(), format!("{name:?}"));
         }
         let optimizers = self.optimizers.len();
         match self.of.iter().flatten().find(|&&entry| entry as usize >= optimizers) {
@@ -114,11 +117,12 @@ impl Training {
         }
     }
 
-    /// Checks that this is the training of the variables of a catalogue.
+    /// Checks that this is the training of a catalogue's variables. Errors as in
+    /// [`Training::check`].
     pub(super) fn check_catalogue(&self, catalogue: &Catalogue) -> Result<(), (String, String)> {
         let variables = catalogue.variables();
         if self.of.len() != variables.len() {
-            let expected = format!("how {} variables are trained", variables.len());
+            let expected = format!("{} optimizer entries", variables.len());
             return Err((expected, self.of.len().to_string()));
         }
         let mut both = variables.iter().zip(&self.of);
@@ -143,5 +147,5 @@ fn bad_slot(slots: &[String]) -> Option<&str> {
     bad.map(|(_, name)| name.as_str())
 }
 
-/// More than any rule keeps.
+/// More slots than any optimizer keeps.
 const SLOTS_MAX: usize = 16;

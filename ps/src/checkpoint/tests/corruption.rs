@@ -1,4 +1,4 @@
-//! Whatever happens to a file, it is refused by name, and the checkpoint before is taken.
+//! Damaged files are refused by name, and the previous checkpoint is used.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use crate::checkpoint::{CheckpointError, CheckpointStorage, newest_good};
 
 const NEWEST: &str = "ckpt-1-9";
 
-/// Checks that the newest checkpoint is refused for this file, and the one before is taken.
-fn check_refused(memory: &MemoryStorage, file: &str, what: &str) -> CheckpointError {
+/// Checks that the newest checkpoint is refused for this file, and the previous one is used.
+fn check_refused(memory: &MemoryStorage, file: &str, case: &str) -> CheckpointError {
     let storage: Arc<dyn CheckpointStorage> = Arc::new(memory.clone());
     let (opened, mut refused) = newest_good(&storage).unwrap().unwrap();
-    assert_eq!(opened.manifest().checkpoint.global_step, 5, "{what}");
-    let refused = refused.pop().unwrap_or_else(|| panic!("accepted: {what}"));
-    assert_eq!(refused.checkpoint, NEWEST, "{what}");
+    assert_eq!(opened.manifest().checkpoint.global_step, 5, "{case}");
+    let refused = refused.pop().unwrap_or_else(|| panic!("accepted: {case}"));
+    assert_eq!(refused.checkpoint, NEWEST, "{case}");
     let named = match &refused.reason {
         CheckpointError::Corrupt { file, .. } => file,
         CheckpointError::Storage(fault) => &fault.path,
-        other => panic!("{what}: {other}"),
+        other => panic!("{case}: {other}"),
     };
-    assert_eq!(named, &format!("{NEWEST}/{file}"), "{what}");
+    assert_eq!(named, &format!("{NEWEST}/{file}"), "{case}");
     refused.reason
 }
 
@@ -45,15 +45,15 @@ fn no_byte_of_any_file_may_differ() {
         }
         memory.put(NEWEST, &file, whole);
     }
-    assert!(cases > 10_000, "{cases} cases are not the matrix");
+    assert!(cases > 10_000, "only {cases} cases were tried");
     let storage: Arc<dyn CheckpointStorage> = Arc::new(memory);
     let (mut opened, refused) = newest_good(&storage).unwrap().unwrap();
-    assert!(refused.is_empty(), "all was put back");
+    assert!(refused.is_empty(), "all files are as they were");
     check_restored(&mut opened, &place(variables(1), 1, 1), &SLOTS, 9);
 }
 
 #[test]
-fn no_file_may_be_cut_lengthened_or_missing() {
+fn truncated_extended_and_missing_files_are_refused() {
     let memory = two_checkpoints();
     for file in memory.list(Some(NEWEST)).unwrap() {
         let whole = memory.bytes_of(NEWEST, &file);
@@ -61,7 +61,7 @@ fn no_file_may_be_cut_lengthened_or_missing() {
             memory.put(NEWEST, &file, whole[..length].to_vec());
             let reason = check_refused(&memory, &file, &format!("{file} cut to {length}"));
             let CheckpointError::Corrupt { offset, .. } = reason else { panic!("{reason}") };
-            assert!(offset <= length as u64, "the place is in the file or at its end");
+            assert!(offset <= length as u64, "the offset is in the file or at its end");
         }
         for more in [1, 4096] {
             let mut bytes = whole.clone();
@@ -76,11 +76,11 @@ fn no_file_may_be_cut_lengthened_or_missing() {
 }
 
 #[test]
-fn files_of_other_checkpoints_and_shards_are_foreign() {
+fn files_of_other_checkpoints_and_shards_are_refused() {
     let memory = two_checkpoints();
     let [one, two] = ["shard-0-0.safetensors", "shard-1-0.safetensors"];
     let of = |folder: &str, file: &str| memory.bytes_of(folder, file);
-    // The catalogue of both is the same, so that one may change places.
+    // Both checkpoints have the same catalogue, so another model's is used.
     let cases = [
         (one, of(NEWEST, two)),
         (two, of(NEWEST, one)),
@@ -93,7 +93,7 @@ fn files_of_other_checkpoints_and_shards_are_foreign() {
         fork.put(NEWEST, file, bytes);
         check_refused(&fork, file, &format!("a foreign {file}"));
     }
-    // A whole checkpoint under another's name.
+    // A complete checkpoint under another one's name.
     memory.rename_folder(NEWEST, "ckpt-1-10").unwrap();
     let storage: Arc<dyn CheckpointStorage> = Arc::new(memory);
     let (opened, refused) = newest_good(&storage).unwrap().unwrap();
@@ -103,7 +103,7 @@ fn files_of_other_checkpoints_and_shards_are_foreign() {
 }
 
 #[test]
-fn when_none_is_good_all_are_named() {
+fn the_error_names_every_checkpoint_if_none_is_valid() {
     let memory = two_checkpoints();
     memory.put(NEWEST, "MANIFEST", Vec::new());
     memory.remove("ckpt-1-5", "shard-1-0.safetensors");

@@ -1,4 +1,4 @@
-//! A save is cut off at every operation; what was published before is still there.
+//! Saves that are cut off at every operation; earlier checkpoints stay valid.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn save_and_retain(
 }
 
 #[test]
-fn a_save_that_ends_anywhere_costs_no_earlier_checkpoint() {
+fn a_save_that_fails_anywhere_loses_no_earlier_checkpoint() {
     let catalogue = place(variables(2), 2, 1);
     for crash in [Crash::Kill, Crash::NamesFirst, Crash::PowerCut] {
         let mut operations = 0;
@@ -28,17 +28,17 @@ fn a_save_that_ends_anywhere_costs_no_earlier_checkpoint() {
             memory.fail_after(operations);
             let outcome = save_and_retain(&storage, &catalogue, 7, PlantedBugs::default());
             let failed = memory.crash(crash);
-            let what = format!("{crash:?} after {operations} operations: {outcome:?}");
+            let case = format!("{crash:?} after {operations} operations: {outcome:?}");
 
-            let (mut opened, refused) = newest_good(&storage).expect(&what).expect(&what);
-            assert!(refused.is_empty(), "{what}: {refused:?}");
+            let (mut opened, refused) = newest_good(&storage).expect(&case).expect(&case);
+            assert!(refused.is_empty(), "{case}: {refused:?}");
             let step = opened.manifest().checkpoint.global_step;
-            assert!(step == 7 || (step == 3 && outcome.is_err()), "{what}: step {step}");
+            assert!(step == 7 || (step == 3 && outcome.is_err()), "{case}: step {step}");
             check_restored(&mut opened, &catalogue, &SLOTS, step);
 
-            // The next save needs no help, and leaves nothing of the one that failed.
-            save_and_retain(&storage, &catalogue, 8, PlantedBugs::default()).expect(&what);
-            assert_eq!(storage.list(None).unwrap(), ["ckpt-1-8"], "{what}");
+            // The next save needs no help, and leaves nothing of the failed one.
+            save_and_retain(&storage, &catalogue, 8, PlantedBugs::default()).expect(&case);
+            assert_eq!(storage.list(None).unwrap(), ["ckpt-1-8"], "{case}");
             if !failed {
                 break;
             }
@@ -49,11 +49,11 @@ fn a_save_that_ends_anywhere_costs_no_earlier_checkpoint() {
 }
 
 #[test]
-fn what_the_disk_stores_wrong_is_found_before_it_is_published() {
+fn a_bit_flipped_on_disk_is_found_before_publication() {
     rot(PlantedBugs::default());
 }
 
-/// Every file of a save is stored with a flipped bit, one after the other.
+/// Saves with a flipped bit in each write, one after the other.
 pub(crate) fn rot(planted: PlantedBugs) {
     let catalogue = place(variables(2), 2, 1);
     let (memory, storage) = saved(&catalogue, &[3]);
@@ -74,10 +74,10 @@ pub(crate) fn rot(planted: PlantedBugs) {
 }
 
 #[test]
-fn a_late_writer_of_an_earlier_save_finds_no_folder() {
+fn a_delayed_writer_of_an_earlier_save_finds_no_folder() {
     let catalogue = place(variables(1), 1, 1);
     let (memory, storage) = saved(&catalogue, &[3]);
-    // The save of step 5 dies after its folder is made; a newer folder is somebody's who knows.
+    // The save of step 5 failed after its folder was created. A newer folder is left alone.
     for folder in ["ckpt-1-5.tmp", "ckpt-1-99.tmp", "notes"] {
         memory.create_folder(folder).unwrap();
     }

@@ -1,4 +1,4 @@
-//! A real directory: its modes, what it refuses, and an export that other programs read.
+//! A real directory: its modes, the names it refuses, and an export that other programs can read.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -36,13 +36,13 @@ fn a_directory_keeps_checkpoints_private() {
     }
     let (mut opened, _) = newest_good(&open(&path)).unwrap().unwrap();
     check_restored(&mut opened, &place(variables(3), 1, 2), &SLOTS, 3);
-    // A checkpoint that is deleted while it is read is read to its end.
+    // A checkpoint that is deleted while it is open can be read to its end.
     storage.remove_folder("ckpt-1-3").unwrap();
     check_restored(&mut opened, &place(variables(1), 1, 1), &SLOTS, 3);
 }
 
 #[test]
-fn nothing_leads_out_of_a_directory() {
+fn no_name_or_link_leads_out_of_a_directory() {
     let temporary = tempfile::tempdir().unwrap();
     let (inside, outside) = (temporary.path().join("in"), temporary.path().join("out"));
     fs::create_dir(&outside).unwrap();
@@ -72,7 +72,7 @@ fn nothing_leads_out_of_a_directory() {
 }
 
 #[test]
-fn a_directory_that_was_removed_is_made_again_and_one_in_its_place_is_used() {
+fn a_removed_directory_is_created_again_and_a_replaced_one_is_used() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("checkpoints");
     let (storage, catalogue) = (open(&path), place(variables(2), 2, 1));
@@ -84,12 +84,12 @@ fn a_directory_that_was_removed_is_made_again_and_one_in_its_place_is_used() {
     fs::remove_dir_all(&path).unwrap();
     fs::create_dir(&path).unwrap();
     save(&storage, &catalogue, 3).unwrap();
-    // What was opened to look into is not made.
-    let looked_into: Arc<dyn CheckpointStorage> = Arc::new(LocalDirectory::open(&path).unwrap());
-    assert_eq!(looked_into.list(None).unwrap(), ["ckpt-1-3"]);
+    // A directory that was only opened is not created again.
+    let opened_only: Arc<dyn CheckpointStorage> = Arc::new(LocalDirectory::open(&path).unwrap());
+    assert_eq!(opened_only.list(None).unwrap(), ["ckpt-1-3"]);
     fs::remove_dir_all(&path).unwrap();
-    assert!(looked_into.list(None).unwrap_err().is_not_found() && !path.exists());
-    // A file there is none, and whom the directory belongs to is asked each time.
+    assert!(opened_only.list(None).unwrap_err().is_not_found() && !path.exists());
+    // A file is not a directory, and every operation checks the directory's permissions.
     fs::write(&path, "no directory").unwrap();
     let error = save(&storage, &catalogue, 4).unwrap_err().to_string();
     assert!(error.contains(&path.display().to_string()), "{error}");
@@ -103,10 +103,10 @@ fn a_directory_that_was_removed_is_made_again_and_one_in_its_place_is_used() {
 }
 
 #[test]
-fn an_export_is_what_the_format_says() {
+fn an_export_follows_the_safetensors_format() {
     let temporary = tempfile::tempdir().unwrap();
     let storage = open(&temporary.path().join("checkpoints"));
-    // The last one is named as a slot of another is in an export.
+    // The omitted last variable has the name that another one's slot has in an export.
     let catalogue = place(variables(3)[..6].to_vec(), 2, 1);
     save(&storage, &catalogue, 1).unwrap();
     save(&storage, &catalogue, 6).unwrap();
@@ -139,15 +139,15 @@ fn an_export_is_what_the_format_says() {
         }
     }
     assert_eq!(plain, 6 + 6 + 2 * 4, "four variables are trained");
-    // A shard's own file is in the format too.
+    // A shard's own file is in the safetensors format too.
     let shard = temporary.path().join("checkpoints/ckpt-1-6/shard-0-0.safetensors");
     assert!(SafeTensors::deserialize(&fs::read(shard).unwrap()).is_ok());
     let names = fs::read_dir(temporary.path()).unwrap().count();
-    assert_eq!(names, 2, "no half file is left beside it");
+    assert_eq!(names, 2, "no partial file is left");
 }
 
 #[test]
-fn an_export_that_cannot_be_leaves_what_was_there() {
+fn a_failed_export_leaves_the_existing_file() {
     let temporary = tempfile::tempdir().unwrap();
     let storage = open(&temporary.path().join("checkpoints"));
     let to = temporary.path().join("out.safetensors");

@@ -1,4 +1,4 @@
-//! Manifests and headers with right hashes and wrong contents: what an attacker could write.
+//! Manifests and headers with valid hashes and wrong contents, as an attacker could write them.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn manifest(memory: &MemoryStorage) -> String {
 }
 
 #[test]
-fn a_manifest_must_make_sense() {
+fn an_inconsistent_manifest_is_refused() {
     let (memory, _) = saved(&place(variables(2), 2, 1), &[9]);
     let text = manifest(&memory);
     assert_eq!(memory.bytes_of(NAME, "MANIFEST"), sealed(&text), "the seal is as documented");
@@ -50,9 +50,9 @@ fn a_manifest_must_make_sense() {
         ("\"task\":1,", "\"task\":4294967296,", "invalid value"),
         ("[\"m\",\"v\"]", "[\"m\"]", "not shard-0-0.safetensors of"),
         ("[\"m\",\"v\"]", &slots, "17 slots, not at most 16"),
-        ("[\"m\",\"v\"]", "[\"m\",\"m\"]", "\"m\", not slots with names of their own"),
+        ("[\"m\",\"v\"]", "[\"m\",\"m\"]", "\"m\", not slots with unique names"),
         ("\"of\":[0,0,null", "\"of\":[0,1,null", "1, not one of 1 optimizers"),
-        ("\"of\":[0,0,null", "\"of\":[0,null", "6, not how 7 variables are trained"),
+        ("\"of\":[0,0,null", "\"of\":[0,null", "6, not 7 optimizer entries"),
         ("\"of\":[0,0,null", "\"of\":[0,0,0", "an optimizer, not no optimizer for \"größe"),
         ("\"of\":[0,0,null", "\"of\":[0,null,null", "no optimizer, not an optimizer for \"layer"),
         ("[[7,", "[[10,", "others, not sequences 1 to 9 in order"),
@@ -76,7 +76,7 @@ fn a_manifest_must_make_sense() {
 }
 
 #[test]
-fn a_header_must_be_the_one_that_follows_from_the_catalogue() {
+fn a_header_must_match_the_catalogue() {
     let (memory, _) = saved(&place(variables(2), 2, 1), &[9]);
     let (text, whole) = (manifest(&memory), memory.bytes_of(NAME, SHARD));
     let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;

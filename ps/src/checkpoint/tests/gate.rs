@@ -1,4 +1,4 @@
-//! A storage whose shards' files are read only when a test lets them.
+//! A storage whose shard files can be read only when a test permits it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,37 +8,37 @@ use pushpull_common::catalogue::Catalogue;
 use super::samples::{place, saved, variables};
 use crate::checkpoint::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
-/// A wait that is longer is a test that hangs.
-const LONG: Duration = Duration::from_secs(60);
+/// The limit of every wait; a longer one means that the test hangs.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     storage: Arc<dyn CheckpointStorage>,
-    shared: Arc<(Mutex<State>, Condvar)>,
+    shared: Arc<(Mutex<GateState>, Condvar)>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Reads that may pass; any number while it is open.
+struct GateState {
+    /// The number of reads that may pass; `None` while the gate is open.
     permits: Option<usize>,
     waiting: usize,
     passed: usize,
 }
 
 impl Gate {
-    /// An open gate before a storage.
+    /// Creates an open gate in front of a storage.
     pub(crate) fn new(storage: Arc<dyn CheckpointStorage>) -> Gate {
         Gate { storage, shared: Arc::default() }
     }
 
-    /// An open gate before a checkpoint of two tasks.
+    /// Creates an open gate in front of a checkpoint of two tasks.
     pub(crate) fn of_a_checkpoint() -> (Gate, Arc<Catalogue>) {
         let catalogue = place(variables(2), 2, 1);
         let (_, storage) = saved(&catalogue, &[9]);
         (Gate::new(storage), catalogue)
     }
 
-    /// Lets so many reads pass from now on, and the others wait.
+    /// Lets `reads` more reads pass, and blocks the others.
     pub(crate) fn let_through(&self, reads: usize) {
         self.state().permits = Some(reads);
         self.shared.1.notify_all();
@@ -49,12 +49,12 @@ impl Gate {
         self.shared.1.notify_all();
     }
 
-    /// Returns once somebody waits whom the gate does not let pass.
+    /// Returns once the gate blocks a read.
     pub(crate) fn wait_for_reader(&self) {
         drop(self.wait(|state| state.waiting == 0 || state.permits != Some(0)));
     }
 
-    /// How many reads have passed.
+    /// Returns the number of reads that have passed.
     pub(crate) fn passed(&self) -> usize {
         self.state().passed
     }
@@ -70,14 +70,14 @@ impl Gate {
         }
     }
 
-    fn wait(&self, on: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
-        let waited = self.shared.1.wait_timeout_while(self.state(), LONG, |state| on(state));
+    fn wait(&self, on: impl Fn(&GateState) -> bool) -> MutexGuard<'_, GateState> {
+        let waited = self.shared.1.wait_timeout_while(self.state(), TIMEOUT, |state| on(state));
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        assert!(!timeout.timed_out(), "it does not come: {state:?}");
+        assert!(!timeout.timed_out(), "the gate timed out: {state:?}");
         state
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GateState> {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,5 @@
-//! What checkpoints promise: every bit comes back, nothing damaged is taken, and no crash costs an
-//! earlier one.
+//! Tests of checkpoints: every bit is restored, damaged files are refused, and no crash loses an
+//! earlier checkpoint.
 
 mod corruption;
 pub(crate) mod crashes;

@@ -1,4 +1,4 @@
-//! What is saved comes back, to the bit, in whatever layout.
+//! A restore returns the saved values to the bit, in any layout.
 
 use proptest::prelude::*;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
@@ -12,7 +12,7 @@ use crate::checkpoint::{
 };
 
 #[test]
-fn the_same_layout_gets_everything_back() {
+fn the_same_layout_restores_everything() {
     let catalogue = place(variables(3), 2, 2);
     let (_, storage) = saved(&catalogue, &[5, 9]);
     let (mut opened, refused) = newest_good(&storage).unwrap().unwrap();
@@ -20,7 +20,7 @@ fn the_same_layout_gets_everything_back() {
     assert_eq!(opened.catalogue().digest(), catalogue.digest());
     let restored = check_restored(&mut opened, &catalogue, &SLOTS, 9);
     let counts: Vec<_> = restored.iter().map(|r| (r.version, r.gradients)).collect();
-    assert_eq!(counts, [(9, 18), (10, 19), (19, 28), (20, 29)], "each its own");
+    assert_eq!(counts, [(9, 18), (10, 19), (19, 28), (20, 29)], "each shard has its own counts");
     assert!(restored.iter().all(|restored| restored.clients.len() == 1));
     assert_eq!(opened.manifest().user, [0, 255, 10]);
     let older = CheckpointName::new(RestoreEpoch(1), GlobalStep(5), 0);
@@ -32,7 +32,7 @@ fn the_same_layout_gets_everything_back() {
 }
 
 #[test]
-fn another_layout_gets_the_same_elements() {
+fn another_layout_restores_the_same_elements() {
     let source = place(variables(3), 2, 1);
     let (_, storage) = saved(&source, &[4]);
     let (mut opened, _) = newest_good(&storage).unwrap().unwrap();
@@ -42,17 +42,17 @@ fn another_layout_gets_the_same_elements() {
             assert_eq!((restored.version, restored.gradients), (14, 18), "the largest of all");
             assert!(restored.clients.is_empty());
         }
-        // Fewer slots, or others in another order, are found by name.
+        // Slots are found by name, even if there are fewer, or the order differs.
         check_restored(&mut opened, &target, &["v"], 4);
         check_restored(&mut opened, &target, &["v", "m"], 4);
         check_restored(&mut opened, &target, &[], 4);
     }
-    // A part of the variables will do.
+    // A subset of the variables can be restored.
     check_restored(&mut opened, &place(variables(2).split_off(2), 2, 1), &SLOTS, 4);
 }
 
 #[test]
-fn what_is_larger_than_a_piece_is_streamed() {
+fn variables_larger_than_a_piece_are_streamed() {
     let large = |parts| {
         let cut = Partitioner::Fixed { shards: parts };
         vec![VariableSpec::f32("large", [400_001]).unwrap().plain().partitioner(cut)]
@@ -64,7 +64,7 @@ fn what_is_larger_than_a_piece_is_streamed() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn incompatible_variables_are_refused_by_name() {
     let (_, storage) = saved(&place(variables(3), 2, 1), &[4]);
     let (mut opened, _) = newest_good(&storage).unwrap().unwrap();
     let f64s = |extents: [u64; 2]| Shape::new(extents).unwrap();
@@ -106,7 +106,7 @@ fn what_does_not_fit_is_refused_by_name() {
 }
 
 #[test]
-fn a_step_that_is_saved_again_has_a_new_name_and_wins() {
+fn a_step_saved_again_gets_a_new_name_and_wins() {
     let catalogue = place(variables(1), 1, 1);
     let (memory, storage) = saved(&catalogue, &[4, 4]);
     assert_eq!(newest_good(&storage).unwrap().unwrap().0.manifest().checkpoint.revision, 1);

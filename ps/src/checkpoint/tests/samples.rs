@@ -1,4 +1,4 @@
-//! Models whose every element says which it is, and saves of them.
+//! Models in which every element has its own value, and saves of them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32, shards: u16) -> Ar
     Arc::new(Catalogue::new(variables, &placement).unwrap())
 }
 
-/// Every type, a scalar, an empty variable, odd counts, and names made to collide.
+/// Returns variables of every type, a scalar, an empty one, odd counts, and names made to collide.
 pub(super) fn variables(parts: u32) -> Vec<VariableSpec> {
     let cut = Partitioner::Fixed { shards: parts };
     let f64s = Shape::new([5, 3]).unwrap();
@@ -47,7 +47,7 @@ pub(super) fn variables(parts: u32) -> Vec<VariableSpec> {
     ]
 }
 
-/// The bytes of an element: no two elements of a run of tests have the same, but by chance.
+/// Returns the bytes of an element. No two elements have the same bytes, except by chance.
 pub(super) fn element(name: &str, stream: &str, index: u64, step: u64, size: usize) -> Vec<u8> {
     let text = format!("{name}\n{stream}\n{index}\n{step}");
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -63,7 +63,7 @@ fn stream_name(stream: Stream, slots: &[&str]) -> String {
     }
 }
 
-/// What a shard's memory holds at a step: its layout, without padding.
+/// Returns the contents of a shard's memory at a step: its layout, without padding.
 fn memory(catalogue: &Catalogue, shard: ShardId, stream: &str, step: u64) -> Vec<(u64, Vec<u8>)> {
     let layout = catalogue.layout(shard);
     let of = |part: &pushpull_common::catalogue::Partition| {
@@ -79,13 +79,13 @@ fn memory(catalogue: &Catalogue, shard: ShardId, stream: &str, step: u64) -> Vec
 }
 
 #[derive(Debug)]
-struct Memory<'a> {
+struct SampleMemory<'a> {
     catalogue: &'a Catalogue,
     shard: ShardId,
     step: u64,
 }
 
-impl Source for Memory<'_> {
+impl Source for SampleMemory<'_> {
     fn read(
         &mut self,
         stream: Stream,
@@ -97,12 +97,12 @@ impl Source for Memory<'_> {
         let bytes = range.end - range.start;
         let found =
             memory.iter().find(|(at, whole)| (*at, whole.len() as u64) == (range.start, bytes));
-        // Pieces of an odd size, as blocks and partitions end anywhere.
+        // The pieces have an odd size, because blocks and partitions may end anywhere.
         found.expect("one partition").1.chunks(13).try_for_each(out)
     }
 }
 
-/// Saves a step as a server would: shard by shard, then the manifest.
+/// Saves a step as a server does: shard by shard, then the manifest.
 pub(super) fn save(
     storage: &Arc<dyn CheckpointStorage>,
     catalogue: &Catalogue,
@@ -111,7 +111,7 @@ pub(super) fn save(
     save_with(storage, catalogue, step, PlantedBugs::default())
 }
 
-/// The same, perhaps with a bug.
+/// Saves a step with planted bugs.
 pub(super) fn save_with(
     storage: &Arc<dyn CheckpointStorage>,
     catalogue: &Catalogue,
@@ -122,7 +122,7 @@ pub(super) fn save_with(
     let shards = catalogue
         .shards()
         .map(|id| {
-            let memory = Memory { catalogue, shard: id, step };
+            let memory = SampleMemory { catalogue, shard: id, step };
             let (name, training) = (save.name(), Training::by_one(catalogue, "adam", &SLOTS));
             let file = write_shard(&**storage, name, catalogue, id, &training, memory, planted)?;
             Ok(entry(id, file, step))
@@ -162,7 +162,7 @@ pub(super) fn contents(catalogue: &Catalogue, shards: Vec<ShardEntry>, step: u64
     Contents { saved_unix_ms: step * 1000, training, shards, user: vec![0, 255, 10] }
 }
 
-/// A storage with checkpoints of these steps.
+/// Returns a storage with checkpoints of these steps.
 pub(super) fn saved(
     catalogue: &Catalogue,
     steps: &[u64],
@@ -175,7 +175,7 @@ pub(super) fn saved(
     (memory, storage)
 }
 
-/// Restores every shard of a target, and checks that each byte of it is written once and right.
+/// Restores every shard of a target, and checks that each byte is written once and is right.
 pub(super) fn check_restored(
     opened: &mut Opened,
     target: &Catalogue,
@@ -219,7 +219,7 @@ pub(super) fn check_restored(
     shards.iter().map(restore).collect()
 }
 
-/// In order, without gaps between what follows each other.
+/// Sorts the pieces and joins adjacent ones.
 fn merged(mut pieces: Vec<(String, u64, Vec<u8>)>) -> Vec<(String, u64, Vec<u8>)> {
     pieces.retain(|piece| !piece.2.is_empty());
     pieces.sort();
