@@ -1,16 +1,18 @@
-//! The commit: what a change of a shard's state touches becomes visible in one 8-byte store.
+//! The commit: a change of a shard's state becomes visible with one 8-byte store.
 //!
-//! The durable state of a shard is words in two files: `control` (the shard, its clients) and
-//! `tables` (which block holds what, the pushes in the inbox). Words change by transactions only:
+//! The durable state of a shard is words in the files `control` (the shard and its clients) and
+//! `tables` (which block holds which logical block, and the pushes in the inbox), and in one index
+//! file per growing table. Words change only in transactions:
 //!
-//! 1. blocks that the new words will name are written, and [`fence`]d;
-//! 2. the words' addresses and new values are written to the `intent`, with a checksum;
-//! 3. one store marks the intent committed: this is the commit;
-//! 4. the words are stored where they belong; 5. the intent is idle again.
+//! 1. The blocks that the new words will name are written and [`fence`]d.
+//! 2. The addresses and new values of the words are written to the `intent`, with a checksum.
+//! 3. One store marks the intent committed. This is the commit.
+//! 4. The words are stored in place.
+//! 5. The intent is marked idle.
 //!
-//! A process that is killed before 3 has changed nothing. One that is killed after it has left all
-//! that is needed to do 4 again, as often as it takes: storing the same words twice is storing
-//! them once.
+//! A process killed before step 3 has changed nothing. A process killed after it has left
+//! everything needed to repeat step 4. The step is idempotent, so recovery may itself be killed and
+//! repeated.
 
 mod image;
 mod index;
@@ -28,14 +30,15 @@ use recovery::decode_address;
 use words::Words;
 pub(crate) use words::{Address, CELL_WORDS, offset_of};
 
-/// In an address of the intent, marks the tables.
+/// Marks an address in the intent as a word of the tables.
 const TABLES: u64 = 1 << 63;
-/// And an index, whose number lies between this bit and the place.
+/// Marks an address in the intent as a word of an index. The index number is between this bit and
+/// the place.
 const INDEX: u64 = 1 << 62;
 const INDEX_AT: u32 = 46;
 
-// The intent, in words behind the first page. Its state is idle or committed in the upper half, no
-// bit of which makes one the other, and in the lower half how many commits there were.
+// The layout of the intent, in words. The upper half of its state is idle or committed, two values
+// that differ in every bit; the lower half is the number of commits.
 const STATE: usize = PAGE_BYTES / 8;
 const COUNT: usize = STATE + 1;
 const CHECKSUM: usize = STATE + 2;
@@ -47,31 +50,31 @@ fn state(what: u32, commits: u64) -> u64 {
     u64::from(what) << 32 | commits & u64::from(u32::MAX)
 }
 
-// Each commit is numbered, so that an old copy of one file is not taken for a part of the others.
-/// The control word that counts the commits.
+// Commits are numbered, so that an old copy of one file is not mistaken for a current one.
+/// The control word with the number of commits.
 const COMMITS: usize = CELL_WORDS - 1;
-/// The control word that has the number of the last commit that changed the tables; the last word of
-/// the tables has it too.
+/// The control word with the number of the last commit that changed the tables. The last word of
+/// the tables repeats it.
 const TABLES_AT: usize = CELL_WORDS - 2;
-/// How many words a commit changes beside those that were staged.
+/// The words that a commit changes in addition to the staged ones.
 const NUMBERS: usize = 3;
 
-/// Control words of the first cell that are the owner's.
+/// The number of words in the first control cell that the shard may use.
 pub(crate) const FIRST_WORDS: usize = TABLES_AT;
 
-/// The bytes of a tables file behind its first page, for so many words.
+/// Returns the bytes of a tables file after its first page, for `words` words.
 pub(crate) fn table_bytes(words: usize) -> u64 {
     ((words + 1).div_ceil(CELL_WORDS) * PAGE_BYTES) as u64
 }
 
-/// The bytes of an intent file, behind its first page, that has room for so many words and, for
-/// each, the checksum of its cell.
+/// Returns the bytes of an intent file after its first page, with capacity for `words` words and a
+/// cell checksum for each.
 fn intent_bytes(words: usize) -> u64 {
     (4 * 8 + 16 * 2 * (words + NUMBERS)).next_multiple_of(PAGE_BYTES) as u64
 }
 
-/// Whether an intent file is one that no commit was ever made with; its pages may not have been put
-/// on the disk.
+/// Returns whether no commit was ever made with this intent file. Its pages may not have been
+/// flushed.
 pub(crate) fn has_seen_no_commit(bytes: &[u8]) -> bool {
     let words = bytes.get(PAGE_BYTES..).unwrap_or(&[]);
     let idle = state(IDLE, 0).to_le_bytes();
@@ -79,31 +82,31 @@ pub(crate) fn has_seen_no_commit(bytes: &[u8]) -> bool {
     rest.iter().all(|&byte| byte == 0)
 }
 
-/// The durable words of a shard, and the way they change.
+/// The durable words of a shard, and the transactions that change them.
 ///
-/// Invariant: between two calls the intent is idle and every checksum is right.
+/// Invariant: between calls the intent is idle and every checksum is correct.
 #[derive(Debug)]
 pub(crate) struct Journal {
     arena: Arena,
     control: Words,
     tables: Option<Words>,
-    /// Those of the tables that grow, in the order of the layout.
+    /// The indices of the growing tables, in the order of the layout.
     indices: Vec<Words>,
     intent: Memory,
     staged: Vec<(Address, u64)>,
-    /// Memory for the words of a transaction: there may be very many of them again and again.
+    /// Reused buffers for the words of a transaction, which can be very many.
     sorted: Vec<(u64, u64)>,
     words: Vec<(Address, u64)>,
-    /// How many commits there were.
+    /// The number of commits.
     commits: u64,
-    /// How many words the intent is to have room for whatever else comes.
+    /// The intent capacity, in words, for everything but growing tables.
     base_words: usize,
     planted: PlantedBugs,
 }
 
 impl Journal {
-    /// The journal of a new arena, whose control words are all zero, with room for a change of so
-    /// many words.
+    /// Creates the journal of a new arena, whose control words are all zero, with an intent
+    /// capacity of `words` words.
     pub(crate) fn create(
         arena: &Arena,
         control: Memory,
@@ -142,8 +145,10 @@ impl Journal {
         }
     }
 
-    /// The journal of an arena whose control file is this. It is to be told of the tables that
-    /// its words name, or that a committed intent is about to make them name, and to `redo`.
+    /// Opens the journal of an existing arena with this control file.
+    ///
+    /// The caller then maps the tables and indices that the words name, or that a committed intent
+    /// is about to name, and calls `redo`.
     pub(crate) fn open(
         arena: &Arena,
         control: Memory,
@@ -154,7 +159,7 @@ impl Journal {
         Ok(Journal::of(arena, control, intent, 0, planted))
     }
 
-    /// The checksum of an intent that is committed in this state.
+    /// Returns the checksum of an intent in this state.
     fn sum(&self, state: u64, pairs: impl Iterator<Item = (u64, u64)>) -> u64 {
         let start = scatter(self.control.salt ^ state);
         pairs
@@ -162,30 +167,30 @@ impl Journal {
             .rotate_left(1)
     }
 
-    /// Takes the tables of a generation into use.
+    /// Maps the tables of a generation.
     pub(crate) fn use_tables(&mut self, memory: Memory, generation: u64) {
         let arena = self.arena.stamp.arena;
         self.tables = Some(Words::new(memory, arena, Kind::Tables, generation));
     }
 
-    /// Forgets the tables: the words that named them have changed.
+    /// Unmaps the tables and indices, after the words that named them have changed.
     pub(crate) fn forget_tables(&mut self) {
         self.tables = None;
         self.indices.clear();
     }
 
-    /// Makes the intent as long as a change of so many words needs.
+    /// Sets the base capacity of the intent to `words` words and reserves it.
     pub(crate) fn reserve_intent(&mut self, words: usize) -> Result<(), StorageError> {
         self.base_words = words;
         self.make_room(0)
     }
 
-    /// Makes the intent long enough for so many words more.
+    /// Extends the intent to its base capacity plus `words` words.
     pub(crate) fn make_room(&mut self, words: usize) -> Result<(), StorageError> {
         let words = self.base_words + words;
         let need = (intent_bytes(words) as usize).saturating_add(PAGE_BYTES);
         if need > self.intent.len() {
-            // Half as much again, or it would grow a little with each push.
+            // At least half as long again, so that it does not grow a little with each push.
             let need = need.max(self.intent.len() + self.intent.len() / 2);
             let need = need.next_multiple_of(PAGE_BYTES);
             let path = self.arena.place.path(&file_name(Kind::Intent, 0));
@@ -196,7 +201,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Takes new tables into use, which nothing names yet: all zeros but for these first words.
+    /// Maps new tables that no committed word names yet: these first words, then zeros.
     pub(crate) fn begin_tables(
         &mut self,
         mut memory: Memory,
@@ -218,12 +223,13 @@ impl Journal {
         self.arena.place.corrupt(&file_name(kind, generation), fault)
     }
 
-    /// How many words the control file holds.
+    /// Returns the capacity of the control file in words.
     pub(crate) fn control_words(&self) -> usize {
         self.control.cells() * CELL_WORDS
     }
 
-    /// Makes room for so many control words. What is new is zeros, and means nothing yet.
+    /// Extends the control file to at least `words` words. The new words are zeros and not yet in
+    /// use.
     pub(crate) fn grow_control(&mut self, words: usize) -> Result<(), StorageError> {
         let cells = self.control.cells();
         let need = words.div_ceil(CELL_WORDS);
@@ -246,21 +252,22 @@ impl Journal {
         }
     }
 
-    /// Puts a word into the transaction. Each word is staged once.
+    /// Adds a word to the transaction, unless it has this value already. Each word is staged at
+    /// most once.
     pub(crate) fn stage(&mut self, address: Address, value: u64) {
         if self.load(address) != value {
             self.staged.push((address, value));
         }
     }
 
-    /// How many more words the transaction has room for.
+    /// Returns how many more words the transaction can hold.
     pub(crate) fn push_slot(&self) -> usize {
-        // Each word may need its cell's checksum beside it.
+        // Each word may add its cell's checksum.
         ((self.intent.len() / 8 - PAIRS) / 4).saturating_sub(self.staged.len() + NUMBERS)
     }
 
-    /// Makes the transaction visible, whole, together with every block that was written before;
-    /// false if there is nothing in it.
+    /// Commits the transaction: makes all its words visible atomically, with every block written
+    /// before. Returns `false` if nothing was staged.
     pub(crate) fn commit(&mut self) -> bool {
         if self.staged.is_empty() {
             return false;
@@ -285,7 +292,8 @@ impl Journal {
         true
     }
 
-    /// Gives the transaction its number, and the files that it changes.
+    /// Stages the number of the commit, in the control file and in each file that the transaction
+    /// changes.
     fn number(&mut self) {
         self.commits = self.commits.wrapping_add(1);
         let number = self.commits;
@@ -298,9 +306,10 @@ impl Journal {
         self.stage(Address::Control(COMMITS), number);
     }
 
-    /// The staged words and the checksums that go with them, at their places in the files.
+    /// Drains the staged words, and returns them with the changed checksums at their places in the
+    /// files.
     fn words_of_transaction(&mut self) -> Vec<(Address, u64)> {
-        // As numbers they are sorted quickly, which counts where there are very many.
+        // Encoded as numbers they sort quickly, which matters for very many words.
         let mut staged = std::mem::take(&mut self.sorted);
         staged.clear();
         staged
@@ -312,7 +321,7 @@ impl Journal {
         for &(address, value) in &staged {
             let address = decode_address(address);
             let index = address.index();
-            let change = Words::share(index, self.load(address)) ^ Words::share(index, value);
+            let change = Words::contribution(index, self.load(address)) ^ Words::contribution(index, value);
             let sum_at = address.beside(Words::checksum_place(index / CELL_WORDS));
             match &mut checksum {
                 Some((at, sum)) if *at == sum_at => *sum ^= change,
@@ -328,7 +337,7 @@ impl Journal {
         words
     }
 
-    /// A word by its place in its file.
+    /// Returns a word by its place in its file.
     fn at_place(&self, address: Address) -> u64 {
         match address {
             Address::Control(place) => self.control.memory.load(place),
@@ -339,7 +348,7 @@ impl Journal {
         }
     }
 
-    /// Stores the words of a committed intent where they belong, and makes it idle.
+    /// Stores the words of a committed intent in place, and marks the intent idle.
     fn carry_out(&mut self, words: &[(Address, u64)]) {
         for &(address, value) in words {
             match address {
@@ -366,8 +375,7 @@ fn encode_address(address: Address) -> u64 {
     }
 }
 
-/// Gives what a file of words, or an intent that is committed, was made to say the checksum that
-/// belongs to it.
+/// Recomputes the checksums of a file of words or of a committed intent that a test has modified.
 #[cfg(test)]
 pub(crate) fn reseal(bytes: &mut [u8], arena: u64, kind: Kind, generation: u64) {
     let copy = |bytes: &[u8]| {
@@ -440,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_of_a_cell_is_found() {
+    fn every_flipped_bit_of_a_cell_is_detected() {
         let shelf = Shelf::default();
         let mut journal = journal(&arena(Place::Shelf(shelf)));
         journal.stage(Address::Control(3), 1 << 40);

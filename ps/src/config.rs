@@ -1,4 +1,4 @@
-//! What a parameter server is told before it starts.
+//! The configuration of a parameter server.
 
 mod faults;
 
@@ -23,32 +23,33 @@ use crate::optimizer::{Optimizer, Rules};
 use crate::planted::PlantedBugs;
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
 
-/// Where a server keeps its variables.
+/// The memory in which a server keeps its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Storage {
-    /// In anonymous memory: gone with the process.
+    /// Anonymous memory, lost with the process.
     Memory {
-        /// The most the task's shards may use together, in bytes.
+        /// The limit for all shards of the task together, in bytes.
         bytes_max: u64,
     },
-    /// In files under a directory, mapped into memory. The directory is created if need be, must
-    /// belong to this user alone, and is locked.
+    /// Memory-mapped files in a directory. The directory is created if needed, must belong to this
+    /// user alone, and is locked.
     ///
-    /// The files are the server's state: a server that is started on them goes on where the one
-    /// before was stopped, or killed. They are meant for a memory file system, such as `/dev/shm`,
-    /// and are refused once the machine has been started anew. They stay when the server stops;
-    /// whoever wants to begin from nothing removes the directory.
+    /// The mapped files are the server's state: a server started on them continues where the
+    /// previous one was stopped or killed. Put the directory on a memory file system, for example
+    /// `/dev/shm`; on a disk, writers stall while the kernel writes a page back. State from before
+    /// a reboot is rejected, except with [`Durability::Power`]. The files remain when the server
+    /// stops. To start from nothing, remove the directory.
     Directory {
         /// The directory.
         state: PathBuf,
-        /// The most the task's shards may use together, in bytes.
+        /// The limit for all shards of the task together, in bytes.
         bytes_max: u64,
     },
 }
 
 impl Storage {
-    /// The default cap: 16 GiB.
+    /// The default memory limit: 16 GiB.
     pub const BYTES_MAX: u64 = 16 << 30;
 
     pub(crate) fn bytes_max(&self) -> u64 {
@@ -58,7 +59,7 @@ impl Storage {
     }
 }
 
-/// Where checkpoints are kept, how often one is saved by itself, and which of them stay.
+/// Where checkpoints are stored, how often they are saved automatically, and which are retained.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     pub(crate) storage: Arc<dyn CheckpointStorage>,
@@ -67,64 +68,68 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Checkpoints in this storage, saved only when somebody asks. The newest five stay.
+    /// Configures checkpoints in this storage, saved only on request. The newest five are retained.
     pub fn new(storage: impl CheckpointStorage + 'static) -> Self {
         Checkpoints { storage: Arc::new(storage), every: None, retention: Retention::default() }
     }
 
-    /// Saves one by itself whenever so much time has passed and the step has moved on: what the loss
-    /// of a machine can cost. Only the step owner's setting counts. Default: never.
+    /// Saves a checkpoint automatically once this time has passed and the global step has advanced.
+    /// This bounds the loss when a machine fails. At least 10 ms. Only the step owner's setting
+    /// counts. Default: no automatic saves.
     pub fn every(self, every: Duration) -> Self {
         Checkpoints { every: Some(every), ..self }
     }
 
-    /// Which checkpoints stay when a newer one is there. Default: the newest five.
+    /// Sets which checkpoints are retained when a newer one is saved. Default: the newest five.
     pub fn retention(self, retention: Retention) -> Self {
         Checkpoints { retention, ..self }
     }
 }
 
-/// What an acknowledged push survives, named by the failure.
+/// The failures that an acknowledged push survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// The end of this process, however it comes: kill -9, a panic, the out-of-memory killer, an
-    /// upgrade. Not the end of the machine's memory: then the newest checkpoint is what there is,
-    /// and [`Checkpoints::every`] bounds what is lost. Costs a few percent of a push.
+    /// The end of this process by any cause, with [`Storage::Directory`]: kill -9, a panic, the
+    /// out-of-memory killer, an upgrade. If the machine's memory is lost, the newest checkpoint
+    /// remains, and [`Checkpoints::every`] bounds the loss. Costs a few percent of a push.
     #[default]
     Process,
-    /// The loss of power, too, if the disk keeps what it says it keeps. Needs
-    /// [`Storage::Directory`] on a disk. Answers wait for the disk, and share its flushes: some
-    /// milliseconds each, and every changed block is written. For small models, and not for
-    /// [`Mode::Synchronous`].
+    /// A power failure as well, if the disk honors flushes. Requires [`Storage::Directory`] on a
+    /// disk. Responses wait for the disk and share its flushes, a few milliseconds each, and every
+    /// changed block is written. For small models. Not available in [`Mode::Synchronous`].
     Power,
 }
 
-/// What happens to a NaN or an infinity in a push, and to a push of finite elements that would make a
-/// value one, as a gradient times a large rate may be.
+/// The treatment of NaN and infinity in a push, and of a finite push that would make a value NaN or
+/// infinite, for example a gradient with a large learning rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NonFinite {
-    /// The push is refused, naming the variable and the first bad element.
+    /// The push is refused; the error names the variable and the first such element.
     ///
-    /// One that would make a value NaN or infinite is refused as well, and changes nothing, where one shard can
-    /// say so for the whole push: in asynchronous mode, if it is the only shard of the cluster. With several
-    /// shards others may have applied their parts, and a synchronous step has been decided for all of them: then
-    /// it is taken, counted in [`crate::Metrics::overflows`], and the first value is named in
-    /// [`crate::Metrics::first_overflow`]. So it is where rows of a table that grows are changed where they lie.
+    /// A finite push that would make a value NaN or infinite is refused as well, and changes
+    /// nothing, where one shard decides for the whole push: in asynchronous mode, if it is the only
+    /// shard of the cluster. With several shards, others may already have applied their parts, and
+    /// a synchronous step has been decided for all of them. The push is then applied, counted in
+    /// [`crate::Metrics::overflows`], and the first such value is reported in
+    /// [`crate::Metrics::first_overflow`]. The same holds where rows of a growing table are changed
+    /// in place.
     #[default]
     Reject,
-    /// The push is taken and counted in the metrics.
+    /// The push is applied, and its NaN and infinite elements are counted in
+    /// [`crate::Metrics::non_finite`].
     Count,
-    /// Nobody looks; saves one pass over each push while it is in cache. Nothing is counted.
+    /// No check and no counting. Saves one pass over each push while it is in cache.
     Allow,
 }
 
 /// The configuration of one ps task.
 ///
-/// Every setting has a default but the cluster, the task and the optimizer. What must be the same
-/// on all ps tasks is the ps job's indices, the shard count, the optimizers' kinds and the mode;
-/// workers refuse to train with servers that differ in one of them.
+/// All settings except the cluster, the task and the optimizer have defaults. The ps job's indices,
+/// the number of shards, the kinds of the optimizers, the mode, and whether gradients are clipped
+/// must be the same on all ps tasks. A worker refuses to train with servers that differ in one of
+/// them.
 #[derive(Clone, Debug)]
 pub struct PsConfig {
     pub(crate) cluster: ClusterSpec,
@@ -158,7 +163,7 @@ pub struct PsConfig {
     pub(crate) shared_memory: bool,
     pub(crate) events: EventSink,
     pub(crate) elastic_workers: bool,
-    /// The address of a Unix socket where memory is lent; nothing if there is none.
+    /// The address of the Unix socket through which memory is shared; empty if there is none.
     pub(crate) unix_address: String,
     pub(crate) block_bytes: usize,
     pub(crate) cached_bytes_max: u64,
@@ -166,14 +171,16 @@ pub struct PsConfig {
 }
 
 impl PsConfig {
-    /// The most shards a task may have.
+    /// The maximum number of shards of a task.
     pub const SHARDS_MAX: u16 = 256;
-    /// The most whole pushes a shard may have room for.
+    /// The maximum number of push slots of a shard.
     pub const INBOX_PUSHES_MAX: usize = limits::STEP_PUSHES_MAX;
-    /// The most connections without a hello that may be kept: more than a process may have descriptors.
+    /// The maximum for [`PsConfig::waiting_connections_max`]: more than a process may have
+    /// descriptors.
     pub const WAITING_CONNECTIONS_MAX: usize = 65_536;
 
-    /// A server for this task of the cluster, whose variables are trained by this optimizer.
+    /// Configures a server for a task of the cluster, whose variables are trained by this
+    /// optimizer.
     pub fn new(cluster: ClusterSpec, task: TaskId, optimizer: impl Optimizer) -> Self {
         PsConfig {
             cluster,
@@ -214,263 +221,275 @@ impl PsConfig {
         }
     }
 
-    /// Another optimizer for some variables: that of this name, or if a `*` stands at the end, all
-    /// whose names begin so. Called again, the last call that is for a variable counts. Give all tasks
-    /// the same. Default: the optimizer of [`PsConfig::new`] trains all.
+    /// Sets another optimizer for some variables: the one with this name, or, if the name ends in
+    /// `*`, all with this prefix. Of several calls that match a variable, the last counts. All
+    /// tasks must have the same. Default: the optimizer of [`PsConfig::new`] trains all variables.
     ///
-    /// Variables of all rules lie in the same blocks, with room for the slots of the rule that has most
-    /// on the shard. Whoever declares variables is refused if none that is trained is named so.
+    /// All variables share one block layout, with the optimizer slots of the rule that has most on
+    /// the shard. A declaration of variables is refused if a name matches none that is trained.
     pub fn optimizer_for(mut self, names: impl Into<Names>, optimizer: impl Optimizer) -> Self {
         self.rules.optimizer_for(names.into(), Arc::new(optimizer));
         self
     }
 
-    /// What the learning rate of some variables is multiplied by, schedule and all, whichever
-    /// optimizer they have: not negative, and 0 for values that stay as they are. Names are those of
-    /// [`PsConfig::optimizer_for`], and the last call that is for a variable counts. Give all tasks
-    /// the same. Default: 1.
+    /// Sets a factor for the learning rate of some variables, for any optimizer and schedule. Must
+    /// be finite and not negative; 0 freezes the values. Names match as in
+    /// [`PsConfig::optimizer_for`]; of several calls that match a variable, the last counts. All
+    /// tasks must have the same. Default: 1.
     ///
-    /// Whoever declares variables is refused if none that is trained is named so, or if one's rule
-    /// takes no such factor ([`Optimizer::scales_rate`]: all but [`crate::Ftrl`] do).
+    /// A declaration of variables is refused if a name matches none that is trained, or a matching
+    /// variable's optimizer has no scalable rate ([`Optimizer::scales_rate`]: all but
+    /// [`crate::Ftrl`] do).
     pub fn rate_for(mut self, names: impl Into<Names>, factor: f64) -> Self {
         self.rules.rate_for(names.into(), factor);
         self
     }
 
-    /// How many shards the task has, each with a thread of its own. One core is used for each;
-    /// all ps tasks must have the same number. Default 1, at most [`PsConfig::SHARDS_MAX`].
+    /// Sets the number of shards of the task. Each has its own thread and uses one core. All ps
+    /// tasks must have the same number. Default 1, at most [`PsConfig::SHARDS_MAX`].
     pub fn shards(self, shards: u16) -> Self {
         PsConfig { shards, ..self }
     }
 
-    /// How updates are taken. Default [`Mode::Asynchronous`].
+    /// Sets the update mode. All tasks must have the same. Default [`Mode::Asynchronous`].
     pub fn mode(self, mode: Mode) -> Self {
         PsConfig { mode, ..self }
     }
 
-    /// What is made of stale gradients, in [`Mode::Asynchronous`]. Each task goes by its own setting
-    /// with the values it holds: give all the same. Default [`StalenessPolicy::Ignore`].
+    /// Sets the treatment of stale gradients in [`Mode::Asynchronous`]. Each task applies its own
+    /// setting to its own variables, so all should have the same. Default
+    /// [`StalenessPolicy::Ignore`].
     pub fn staleness(self, policy: StalenessPolicy) -> Self {
         PsConfig { staleness: policy, ..self }
     }
 
-    /// What rows of sparse variables become when the gradients of a synchronous step are taken
-    /// together. Give all tasks the same. Default [`SparseReduction::ReplicaMean`]: what a dense
-    /// variable would become.
+    /// Sets how a synchronous step combines the rows of sparse gradients. All tasks should have the
+    /// same. Default [`SparseReduction::ReplicaMean`], which equals the result for a dense
+    /// variable.
     pub fn sparse_reduction(self, reduction: SparseReduction) -> Self {
         PsConfig { sparse_reduction: reduction, ..self }
     }
 
-    /// What becomes of a synchronous step when a replica leaves or is lost. Default
-    /// [`OnLoss::Shrink`] with a `min` of 1. Only the step owner's setting counts.
+    /// Sets what happens to a synchronous step when a replica leaves or is lost. Only the step
+    /// owner's setting counts. Default [`OnLoss::Shrink`] with a `min` of 1.
     pub fn on_loss(self, policy: OnLoss) -> Self {
         PsConfig { on_loss: policy, ..self }
     }
 
-    /// How long the first synchronous step counts on replicas that have not come yet. Default 60 s,
-    /// from the first replica's coming; only the step owner's setting counts.
+    /// Sets how long the first synchronous step waits for replicas that have not joined yet,
+    /// counted from the first join. Only the step owner's setting counts. Default 60 s.
     pub fn join_timeout(self, timeout: Duration) -> Self {
         PsConfig { join_timeout: timeout, ..self }
     }
 
-    /// Whether the gradients of a synchronous step are added up in the order of the worker tasks, so
-    /// that two runs over the same data give the same bits. Needs
-    /// `replicas_to_aggregate == total_num_replicas`, worker tasks from 0 on, and no loss: a replica
-    /// that is lost is waited for, whatever [`PsConfig::on_loss`] says. Default false.
+    /// Sets whether the gradients of a synchronous step are added in the order of the worker tasks,
+    /// so that two runs over the same data are bitwise equal. Requires equal
+    /// `replicas_to_aggregate` and `total_num_replicas`, worker tasks from 0 on, and no loss: a
+    /// lost replica is waited for, regardless of [`PsConfig::on_loss`]. Default false.
     pub fn deterministic(self, deterministic: bool) -> Self {
         PsConfig { deterministic, ..self }
     }
 
-    /// In [`Mode::Synchronous`]: a gradient whose Euclidean norm is above this, over all variables on all
-    /// shards together, is scaled down to it before the mean of the step is taken: each replica's
-    /// gradient by itself, as the workers' `Gradients::clip_by_global_norm` does, and so the
-    /// mean is no longer than the bound either. Every shard scales a gradient by the same number, which
-    /// the step owner makes of the norms that they report. Rows of sparse variables count as they are
-    /// pushed; a gradient whose norm is not finite is taken as it is.
+    /// Clips gradients by their global norm in [`Mode::Synchronous`]. A gradient whose Euclidean
+    /// norm, over all variables on all shards, exceeds the bound is scaled down to it before the
+    /// step takes the mean. Each replica's gradient is clipped by itself, as the workers'
+    /// `Gradients::clip_by_global_norm` does, so the mean does not exceed the bound either. All
+    /// shards scale a gradient by the same factor, which the step owner computes from the norms
+    /// that they report. Rows of sparse variables count as pushed. A gradient whose norm is not
+    /// finite is not scaled.
     ///
-    /// Above 0 and finite. In asynchronous mode it is refused: there a shard applies what it has
-    /// before others have the rest, and workers clip. All tasks must clip, or none; the bound is the
-    /// step owner's. Costs a pass over each gradient when it is whole. Default: none.
+    /// The bound must be finite and above 0. In asynchronous mode it is rejected: a shard applies
+    /// its part before the other shards have theirs, so workers must clip. Either all tasks clip or
+    /// none; the step owner's bound counts. Costs a pass over each complete gradient. Default: no
+    /// clipping.
     pub fn clip_by_global_norm(self, bound: f64) -> Self {
         PsConfig { clip_by_global_norm: Some(bound), ..self }
     }
 
-    /// In asynchronous mode: a worker that has made `gradients` more than the slowest waits for a
-    /// token until the slowest has caught up (stale synchronous parallel). Tokens in hand count as
-    /// gradients made, so that a worker holds `gradients` at most. 1 keeps all at one pace.
-    /// Counted are the workers that have asked for a token and have not left or been lost; one that
-    /// comes later is as far as the slowest, one that comes back no further ahead than the bound.
-    /// Only the step owner's setting counts. Default: nobody waits.
+    /// Bounds how far workers run ahead in asynchronous mode (stale synchronous parallel). A worker
+    /// that is `gradients` ahead of the slowest waits for a token until the slowest has caught up.
+    /// Tokens in hand count as gradients made, so a worker holds at most `gradients` tokens. A
+    /// bound of 1 keeps all workers in step. Must be at least 1.
+    ///
+    /// Only workers that have requested a token and have neither left nor been lost count. A worker
+    /// that joins later starts level with the slowest; one that returns is at most the bound ahead.
+    /// Only the step owner's setting counts. Default: no bound.
     pub fn wait_ahead(self, gradients: u64) -> Self {
         PsConfig { wait_ahead: Some(gradients), ..self }
     }
 
-    /// In asynchronous mode: a gradient whose values are more than `steps` global steps old is
-    /// dropped, on all shards, and its worker is told that it is stale. The other shards wait for the
-    /// step owner's word before they apply a gradient, which takes a round trip more than without a
-    /// bound. Only the step owner's setting counts; one that is changed by a restart counts for pushes
-    /// that begin after it. Default: every gradient is applied.
+    /// Drops stale gradients in asynchronous mode: those computed from values more than `steps`
+    /// global steps old, on all shards. The worker is told that its gradient was stale. The other
+    /// shards wait for the step owner's decision before they apply a gradient, which costs an extra
+    /// round trip. Only the step owner's setting counts; a change applies to pushes that begin
+    /// after the restart. Default: every gradient is applied.
     pub fn reject_older(self, steps: u64) -> Self {
         PsConfig { reject_older: Some(steps), ..self }
     }
 
-    /// Where the variables are kept, and how many bytes they may take. Default
-    /// [`Storage::Memory`] with [`Storage::BYTES_MAX`].
+    /// Sets where the variables are kept, and their memory limit. Default [`Storage::Memory`] with
+    /// [`Storage::BYTES_MAX`].
     pub fn storage(self, storage: Storage) -> Self {
         PsConfig { storage, ..self }
     }
 
-    /// The global step at which training ends: `token()` answers `None` then. It is reached
-    /// exactly, under any number of workers. Only the step owner's setting counts. Default: none.
+    /// Sets the global step at which training ends; `token()` then returns `None`. The step is
+    /// reached exactly, with any number of workers. Only the step owner's setting counts. Default:
+    /// training does not end.
     pub fn last_step(self, step: u64) -> Self {
         PsConfig { last_step: Some(step), ..self }
     }
 
-    /// How long a worker may be silent before it is lost and its tokens go to others. A worker
-    /// sends a heartbeat every fifth of it. Default 5 s.
+    /// Sets the lease: how long a worker may be silent before it is lost and its tokens are granted
+    /// to others. A worker sends a heartbeat every fifth of it. At least 100 ms. Default 5 s.
     pub fn lease(self, lease: Duration) -> Self {
         PsConfig { lease, ..self }
     }
 
-    /// How long a living worker may hold a token before it is taken back; `None` for ever.
-    /// A push under a token taken back is refused. Default 10 minutes.
+    /// Sets how long a live worker may hold a token before it is recalled; `None` for no limit. A
+    /// push with a recalled token is refused. Default 10 minutes.
     pub fn token_timeout(self, timeout: Option<Duration>) -> Self {
         PsConfig { token_timeout: timeout, ..self }
     }
 
-    /// What happens to NaN and infinities. Default [`NonFinite::Reject`].
+    /// Sets the treatment of NaN and infinity. Default [`NonFinite::Reject`].
     pub fn non_finite(self, policy: NonFinite) -> Self {
         PsConfig { non_finite: policy, ..self }
     }
 
-    /// How many whole pushes each shard has room for; further ones wait their turn before they
-    /// send a byte. Costs the shard's size in memory each. Default 4, at most
-    /// [`PsConfig::INBOX_PUSHES_MAX`]. In synchronous mode these are beside the rooms for the
-    /// gradients of a step, and are for pushes of other kinds; one is enough.
+    /// Sets the number of push slots of each shard. Further pushes wait for a free slot before they
+    /// send a byte. Each slot costs as much memory as the shard's values. In synchronous mode these
+    /// slots come in addition to those for the gradients of a step and serve pushes of other kinds;
+    /// one is enough. Default 4, at most [`PsConfig::INBOX_PUSHES_MAX`].
     pub fn inbox_pushes(self, pushes: usize) -> Self {
         PsConfig { inbox_pushes: pushes, ..self }
     }
 
-    /// How many bytes of values each shard may hold on to for pulls that are being sent, and for
-    /// checkpoints that are being written, while pushes go on; and as much of each slot. When they
-    /// are used up, pushes wait for the slowest pull, and a checkpoint is given up. Default: the
-    /// size of the shard's values, with which a checkpoint never is.
+    /// Limits the bytes of values that each shard keeps pinned for pulls being sent and checkpoints
+    /// being written while pushes continue. The same limit holds for each optimizer slot. At the
+    /// limit, pushes wait for the slowest pull, and a checkpoint is abandoned. Default: the size of
+    /// the shard's values, with which a checkpoint is never abandoned.
     pub fn pin_bytes_max(self, bytes: u64) -> Self {
         PsConfig { pin_bytes_max: Some(bytes), ..self }
     }
 
-    /// By when a peer must have said hello, however slowly it sends; the connection is closed then. 100 ms
-    /// to 10 minutes. Default 5 s.
+    /// Sets the time limit for a peer's hello, regardless of how slowly it sends. A peer that
+    /// exceeds it is disconnected. 100 ms to 10 minutes. Default 5 s.
     pub fn handshake_timeout(self, timeout: Duration) -> Self {
         PsConfig { handshake_timeout: timeout, ..self }
     }
 
-    /// How long a peer may leave a frame half sent, or an answer unread, before its connection is
-    /// closed; and how long an update waits for memory that a slow pull holds
+    /// Sets how long a peer may leave a frame partly sent or a response unread before its
+    /// connection is closed. Also sets how long an update waits for memory pinned by a slow pull
     /// ([`PsConfig::pin_bytes_max`]) before that pull is cut off. Default 30 s.
     pub fn stall_timeout(self, timeout: Duration) -> Self {
         PsConfig { stall_timeout: timeout, ..self }
     }
 
-    /// Connections per shard. Default 4096.
+    /// Sets the maximum number of connections per shard. Default 4096.
     pub fn connections_max(self, connections: usize) -> Self {
         PsConfig { connections_max: connections, ..self }
     }
 
-    /// Connections of the task that have not said hello yet. When one more comes, the oldest goes of the
-    /// address that has most of them, the newcomer counted; all that come through Unix sockets are of one
-    /// address, and so is a network of 64 bits of IPv6. Each costs a descriptor and a few KiB; where the process
-    /// has none left, one goes as well. [`crate::Metrics`] counts what was evicted.
+    /// Sets the maximum number of connections of the task without a hello. When one more arrives,
+    /// the oldest connection from the address with the most of them is closed; the new one counts.
+    /// All connections through Unix sockets count as one address, and so does each IPv6 /64
+    /// network. Each waiting connection costs a descriptor and a few KiB. One is also closed when
+    /// the process has no descriptors left. [`crate::Metrics`] counts the evictions.
     ///
-    /// A client that has said hello is never evicted. A limit above the clients that connect at once also
-    /// keeps those that have not come to say it yet. 1 to [`PsConfig::WAITING_CONNECTIONS_MAX`]. Default 1024.
+    /// A client that has said hello is never evicted. If the limit exceeds the number of clients
+    /// that connect at once, none of them is evicted before its hello either. 1 to
+    /// [`PsConfig::WAITING_CONNECTIONS_MAX`]. Default 1024.
     pub fn waiting_connections_max(self, connections: usize) -> Self {
         PsConfig { waiting_connections_max: connections, ..self }
     }
 
-    /// Where checkpoints are kept, and how often one is saved. All ps tasks of a cluster must be given
-    /// the same place. Default: none are kept.
+    /// Sets where checkpoints are stored, and how often they are saved. All ps tasks of a cluster
+    /// must use the same storage. Default: no checkpoints.
     pub fn checkpoints(self, checkpoints: Checkpoints) -> Self {
         PsConfig { checkpoints: Some(checkpoints), ..self }
     }
 
-    /// What an acknowledged push survives. Default [`Durability::Process`].
+    /// Sets which failures an acknowledged push survives. Default [`Durability::Process`].
     pub fn durability(self, durability: Durability) -> Self {
         PsConfig { durability, ..self }
     }
 
-    /// Whether the state carries a checksum of every block of values and slots, which is compared
-    /// when the state is opened: it takes a pass over all of it then, and another over every block
-    /// that a push changes. Default false: tables and everything that names blocks carry
-    /// checksums always.
+    /// Sets whether the state has a checksum of every block of values and slots, verified when the
+    /// state is opened. Costs a pass over the whole state then, and a pass over every block that a
+    /// push changes. Tables and everything else that names blocks always have checksums. Default
+    /// false.
     pub fn integrity_full(self, full: bool) -> Self {
         PsConfig { integrity_full: full, ..self }
     }
 
-    /// Whether clients that come through a Unix socket and run as the same user are lent memory: they
-    /// map the values, to read them, and pull them without a request. Each costs a page of memory, the
-    /// shard 8 bytes a block. Values of a server that listens on such a socket are in memory with a
-    /// descriptor then, which has huge pages only where the system gives them to such memory
-    /// (`shmem_enabled`). Who can be lent memory can read all values, and could have read them so
-    /// before: the user is the border that is kept.
+    /// Sets whether clients that connect through a Unix socket as the same user get shared memory.
+    /// They map the values read-only and pull them without a request. Each client costs a page of
+    /// memory, and the shard 8 bytes per block. The values are then in memory with a descriptor,
+    /// which gets huge pages only where the system grants them to such memory (`shmem_enabled`). A
+    /// client with shared memory can read all values, as it could before through pulls: the user is
+    /// the security boundary.
     ///
-    /// Workers that do so may be lent memory to write their gradients into, too: as much as two pushes take, for each, which is counted as memory, and
-    /// once more if they send a part of a push otherwise. For 64 workers a shard at most. NaN is looked
-    /// for there as the gradient is applied, or before it is held for a synchronous step; a worker that
-    /// writes it there after that has trained with it. What lies there goes with the process, and workers
-    /// send it again; so with [`Mode::Synchronous`], whose shards say that they hold a gradient before
-    /// it is applied, none is lent by a server that keeps its state in a [`Storage::Directory`].
+    /// Such workers can also get push buffers, shared memory in which they write gradients in
+    /// place. A push buffer takes the memory of two pushes, charged to the memory limit, and one
+    /// more push for each of its slots once the worker also sends parts over the connection. At
+    /// most 64 workers per shard have one. The NaN check there runs while the gradient is applied,
+    /// or before it is held for a synchronous step. NaN that a worker writes after the check enters
+    /// the training, like any other wrong gradient. The contents are lost with the server process,
+    /// and workers resend them. In [`Mode::Synchronous`] shards acknowledge a gradient as held
+    /// before it is applied, so a server with [`Storage::Directory`] shares no push buffers there.
     ///
-    /// Nothing is lent with [`Durability::Power`], where values are read that are not on the disk yet,
-    /// nor with [`StalenessPolicy::DelayCompensation`], which keeps what each client has read; and on
-    /// Linux alone. Default true.
+    /// Nothing is shared with [`Durability::Power`], where readers would see values that are not on
+    /// disk yet, nor with [`StalenessPolicy::DelayCompensation`], which must keep what each client
+    /// has read. Linux only. Default true.
     pub fn shared_memory(self, shared: bool) -> Self {
         PsConfig { shared_memory: shared, ..self }
     }
 
-    /// Calls this function with each [`Event`]: what the person who runs the server must be told. Called on the
-    /// server's threads, which wait for it: hand the event to a thread of your own if it may take long. A
-    /// panic of it is caught, and ends nothing. Called again, the last function counts. Default: nobody is
-    /// told, and [`crate::Metrics`] alone count.
-    pub fn on_event(self, told: impl Fn(&Event) + Send + Sync + 'static) -> Self {
-        PsConfig { events: EventSink::new(told), ..self }
+    /// Calls a function with each [`Event`] that the server's operator must know. The function runs
+    /// on the server's threads, which wait for it: pass the event to another thread if it may take
+    /// long. A panic in it is caught. If called again, the last function counts. Default: events
+    /// are only counted, in [`crate::Metrics`].
+    pub fn on_event(self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
+        PsConfig { events: EventSink::new(callback), ..self }
     }
 
-    /// Whether workers come that the cluster does not list: of a job that it has beside `ps`, with any index. A
-    /// cluster that lists no tasks but those of `ps` says nothing of workers, and any are let in. Default
-    /// false: others than those that are listed are refused, and a shard has no more clients than those.
+    /// Sets whether workers that the cluster does not list may join: any index of a job other than
+    /// `ps` that the cluster contains. A cluster that lists only `ps` tasks always admits any
+    /// worker. Default false: only listed workers may join, which also bounds the number of clients
+    /// of a shard.
     pub fn elastic_workers(self, elastic: bool) -> Self {
         PsConfig { elastic_workers: elastic, ..self }
     }
 
-    /// Why nobody is lent memory of this task, if nobody is.
+    /// Returns why this task shares no memory; `None` if it does.
     pub(crate) fn shares_nothing(&self) -> Option<&'static str> {
         let compensates = matches!(self.staleness, StalenessPolicy::DelayCompensation { .. });
         match () {
             () if !cfg!(target_os = "linux") => Some("memory is shared on Linux only"),
             () if !self.shared_memory => Some("shared memory is switched off"),
             () if self.durability == Durability::Power => {
-                Some("values would be seen that are not on the disk yet")
+                Some("readers would see values that are not on disk yet")
             }
-            () if compensates => Some("what clients read is kept, to compensate for delays"),
+            () if compensates => Some("values that clients read are kept to compensate for delays"),
             () => None,
         }
     }
 
-    /// Plants a bug.
+    /// Plants a bug, for tests.
     #[cfg(feature = "planted")]
     pub fn planted(self, planted: PlantedBugs) -> Self {
         PsConfig { planted, ..self }
     }
 
-    /// Makes the server stop by itself once every worker that joined has left or lost its lease
-    /// and `grace` has passed without another. Workers that leave say so to servers that hold none of
-    /// their variables, too. Default: it serves until it is stopped.
+    /// Stops the server once every worker that joined has left or lost its lease, and `grace` has
+    /// passed without another one. Workers that leave notify all servers, even those that hold none
+    /// of their variables. Default: the server runs until it is stopped.
     pub fn exit_when_done(self, grace: Duration) -> Self {
         PsConfig { exit_when_done: Some(grace), ..self }
     }
 
-    /// What all ps tasks of a cluster must agree on, and their workers with them.
+    /// Returns the settings on which all ps tasks of a cluster and their workers must agree.
     pub(crate) fn identity(&self) -> Identity {
         let mode = match self.mode {
             Mode::Asynchronous => "asynchronous".to_owned(),
@@ -487,15 +506,15 @@ impl PsConfig {
             .with("clips", if self.clip_by_global_norm.is_some() { "by global norm" } else { "" })
     }
 
-    /// Whether a push that would make values infinite or NaN is refused: by the policy, where the shard that
-    /// notices it is the only one that has the push.
+    /// Returns whether a push that would make values infinite or NaN is refused: the policy
+    /// rejects, and this shard is the only one with the push.
     pub(crate) fn refuses_overflows(&self) -> bool {
         let is_alone = self.shards == 1 && self.cluster.num_tasks("ps") == Ok(1);
         let asynchronous = self.mode == Mode::Asynchronous;
         is_alone && asynchronous && self.non_finite == NonFinite::Reject
     }
 
-    /// What synchronous steps are made of, if steps are synchronous.
+    /// Returns the rule of synchronous steps, in synchronous mode.
     pub(crate) fn rule(&self) -> Option<Rule> {
         let Mode::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total } =
             self.mode
@@ -515,17 +534,17 @@ impl PsConfig {
             last_step: self.last_step,
             clip: self.clip_by_global_norm.map(Exact::from),
         };
-        // With so many nobody ever waits for one.
+        // With this many push slots no gradient waits for one.
         let push_slots = u64::from(rule.share()) * u64::from(total);
         Some(Rule { push_slots: usize::try_from(push_slots).unwrap_or(usize::MAX), ..rule })
     }
 
-    /// Whole pushes that each shard has room for.
+    /// Returns the number of push slots of each shard.
     pub(crate) fn push_slots(&self) -> usize {
         self.inbox_pushes.saturating_add(self.rule().map_or(0, |rule| rule.push_slots))
     }
 
-    /// Whether this task owns the step: the ps task with the lowest index.
+    /// Returns whether this task owns the global step: it is the ps task with the lowest index.
     pub(crate) fn owns_step(&self) -> bool {
         self.cluster.step_owner().is_some_and(|owner| owner == self.task)
     }
@@ -545,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_differ_by_the_kinds_of_their_rules_and_not_by_rates() {
+    fn identity_includes_optimizer_kinds_but_not_rates() {
         let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
         let config = || PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.1));
         let ours = config().optimizer_for("w*", Sgd::new(0.1)).identity();

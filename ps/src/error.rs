@@ -1,5 +1,5 @@
-//! What can go wrong while a server starts or runs, sorted by culprit: the caller's
-//! configuration, or the machine. What peers do wrong is answered to them and never ends up here.
+//! Errors of starting and running a server, sorted by cause: the caller's configuration, or the
+//! machine. Errors of peers are answered to them and are not reported here.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,142 +7,143 @@ use std::path::PathBuf;
 use pushpull_common::ids::TaskId;
 use thiserror::Error;
 
-/// Why a server could not listen.
+/// An error that prevents a server from listening.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ListenError {
     /// The address is not `host:port`, `[v6]:port` or `unix:/path`.
     #[error("cannot listen on {address:?}: it is not host:port or unix:/path")]
     Address {
-        /// The address asked for.
+        /// The requested address.
         address: String,
     },
-    /// The address can be reached from other machines, and there is no authentication yet.
+    /// Other machines can reach the address, and peers are not authenticated yet.
     #[error(
         "cannot listen on {address}: other machines can reach it and peers are not authenticated; \
-         listen on loopback or a Unix socket, or say that insecure is meant"
+         listen on loopback or a Unix socket, or opt in to insecure listening"
     )]
     Exposed {
-        /// The address asked for.
+        /// The requested address.
         address: String,
     },
-    /// Something else listens there.
+    /// The address is in use.
     #[error("cannot listen on {address}: it is in use")]
     InUse {
-        /// The address asked for.
+        /// The requested address.
         address: String,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot listen on {address}: {source}")]
     Io {
-        /// The address asked for.
+        /// The requested address.
         address: String,
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// Why a server could not start.
+/// An error that prevents a server from starting.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The cluster has no such task.
+    /// The cluster does not contain the task.
     #[error("cannot start {task}: the cluster {cluster} has no such task")]
     UnknownTask {
-        /// The task the configuration names.
+        /// The configured task.
         task: TaskId,
-        /// The cluster in its text form.
+        /// The cluster, in text form.
         cluster: String,
     },
-    /// The task is not of the job `ps`.
+    /// The task does not belong to the job `ps`.
     #[error("cannot start {task}: only tasks of the job ps hold variables")]
     NotPs {
-        /// The task the configuration names.
+        /// The configured task.
         task: TaskId,
     },
-    /// A setting has a value it cannot have.
+    /// A setting has an invalid value, by itself or in combination with others.
     #[error("cannot start with {setting} = {value}: {reason}")]
     Setting {
-        /// The setting's name.
+        /// The name of the setting.
         setting: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// The state directory could not be used.
+    /// The memory or the state of a shard could not be set up.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// A thread could not be started.
+    /// A thread could not be created.
     #[error("cannot start the thread {thread}: {source}")]
     Thread {
-        /// The thread's name.
+        /// The name of the thread.
         thread: String,
-        /// What the operating system said.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// Why the memory of a shard could not be had.
+/// An error in setting up or opening the memory of a shard.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StorageError {
-    /// The configured cap is too small.
+    /// The configured memory limit is too small.
     #[error("cannot reserve {need} bytes: {limit} bytes of bytes_max are left")]
     DoesNotFit {
-        /// Bytes needed.
+        /// The bytes needed.
         need: u64,
-        /// Bytes left under the cap.
+        /// The bytes left under the limit.
         limit: u64,
     },
-    /// Another server uses the directory.
+    /// Another server holds the lock of the directory.
     #[error("cannot use the state directory {}: another server holds its lock", path.display())]
     Locked {
         /// The directory.
         path: PathBuf,
     },
-    /// A file of the state is not what it must be. Nothing of it was used.
+    /// A file of the state is damaged. None of it was used.
     #[error("cannot open {}: at byte {offset} there must be {expected}", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// The byte offset.
         offset: u64,
-        /// What must be there.
+        /// The expected contents.
         expected: String,
     },
-    /// A file of the state is missing.
+    /// A file that other files of the state refer to is missing.
     #[error("cannot open {}: it is missing, though the state beside it needs it", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// The state is that of a server that was configured otherwise.
+    /// The state belongs to a server with a different configuration.
     #[error(
-        "cannot open {}: it is of a server whose {field} is {found:?}, and this one's is \
-         {expected:?}",
+        "cannot open {}: it was written by a server whose {field} is {found:?}, and this \
+         one's is {expected:?}",
         path.display()
     )]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The setting that differs.
         field: String,
-        /// This server's value.
+        /// The value of this server.
         expected: String,
-        /// That server's value.
+        /// The value in the state.
         found: String,
     },
-    /// The variables of the state cannot be trained as this server is told: see
+    /// The variables of the state cannot be trained with the configured optimizers. See
     /// [`crate::PsConfig::optimizer_for`] and [`crate::PsConfig::rate_for`].
     #[error("cannot train {variable:?} as configured: {reason}")]
     Untrainable {
-        /// The variable, or the names that are for none.
+        /// The variable, or the configured name that matches none.
         variable: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// The machine was started anew since: what the files hold was never promised to survive that.
+    /// The machine has been rebooted since the state was written. The files are not guaranteed to
+    /// survive that without [`crate::Durability::Power`].
     #[error(
         "cannot open {}: the machine was started anew since it was written, and the state may \
          be older than what was acknowledged; restore a checkpoint, or remove the directory",
@@ -152,67 +153,68 @@ pub enum StorageError {
         /// The file.
         path: PathBuf,
     },
-    /// A flush has failed since the machine was started. The system may count pages as written that
-    /// are not on the disk, and would say so to whoever flushes them again.
+    /// A flush has failed since the machine was booted. The kernel may treat pages as written that
+    /// are not on disk, and would report success to the next flush.
     #[error(
-        "cannot open {}: a flush has failed since the machine was started ({reason}), and what \
-         the state holds may not be on the disk; put the state directory aside and restore a \
-         checkpoint, or start the machine anew to go on from what is on the disk",
+        "cannot open {}: a flush has failed since the machine was booted ({reason}), and the state \
+         may not be on disk; put the state directory aside and restore a checkpoint, or reboot \
+         the machine to continue from the state on disk",
         path.display()
     )]
     Poisoned {
         /// The file.
         path: PathBuf,
-        /// Why the flush failed.
+        /// The cause of the failed flush.
         reason: String,
     },
-    /// The directory belongs to somebody else or is open to others.
+    /// The directory or file belongs to another user or is accessible to others.
     #[error("cannot use the state directory {}: {reason}", path.display())]
     Unsafe {
-        /// The directory.
+        /// The directory or file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation, as a verb phrase.
         doing: &'static str,
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// Why a checkpoint was not saved. Earlier ones are as they were.
+/// The error of a failed checkpoint save. Earlier checkpoints are unaffected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("cannot save a checkpoint: {reason}")]
 #[non_exhaustive]
 pub struct SaveError {
-    /// Why not.
+    /// The reason.
     pub reason: String,
 }
 
-/// Why a running server ended other than by being stopped.
+/// An error that ended a running server.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// A thread of the server panicked. The panic was contained; the state is lost.
-    #[error("cannot go on: the thread {thread} panicked: {panic}")]
+    /// A thread of the server panicked. The panic was contained. State in memory is lost; a state
+    /// directory keeps its last commit.
+    #[error("cannot continue: the thread {thread} panicked: {panic}")]
     Panicked {
-        /// The thread.
+        /// The name of the thread.
         thread: String,
-        /// The panic's message.
+        /// The message of the panic.
         panic: String,
     },
-    /// A thread of the server could not get what it needs to run, such as descriptors.
+    /// A thread of the server could not acquire a resource that it needs, such as file descriptors.
     #[error("cannot run the thread {thread}: {source}")]
     Thread {
-        /// The thread.
+        /// The name of the thread.
         thread: String,
-        /// What the operating system said.
+        /// The error.
         source: io::Error,
     },
 }

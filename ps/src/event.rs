@@ -1,4 +1,5 @@
-//! Events: what a server tells whoever runs it, beside what it counts in [`crate::Metrics`].
+//! Events: what a server reports to its operator, in addition to the counters in
+//! [`crate::Metrics`].
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,80 +8,81 @@ use std::time::Duration;
 
 use pushpull_common::ids::ShardId;
 
-/// Something that the person who runs a server must be told.
+/// Something that the operator of a server must know.
 ///
-/// Events are rare. Each is counted in [`crate::Metrics`] as well, and its text is one sentence that names the
-/// culprit and the cause. See [`crate::PsConfig::on_event`].
+/// Events are rare. Each is also counted in [`crate::Metrics`]. Its text is one sentence that names
+/// the source and the cause. See [`crate::PsConfig::on_event`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A shard cannot have the memory that a push needs, because a table or an index must grow. The push and all
-    /// behind it wait; the shard tries again every second. Told when it begins, and when the cause changes.
+    /// A shard cannot get the memory that a push needs, because a table or an index must grow. This
+    /// push and all later ones wait; the shard retries every second. Reported when the wait begins,
+    /// and whenever the cause changes.
     GrowthFailed {
         /// The shard.
         shard: ShardId,
-        /// The file, and what the operating system said; or the cap that is reached.
+        /// The file and the error of the operating system, or the memory limit that is reached.
         cause: String,
     },
-    /// A shard has the memory that it has waited for, and goes on.
+    /// A shard got the memory that it waited for, and resumes.
     GrowthResumed {
         /// The shard.
         shard: ShardId,
-        /// How long it has waited.
+        /// The length of the wait.
         waited: Duration,
     },
-    /// A checkpoint was not saved, whoever asked for it. Earlier checkpoints are as they were.
+    /// A checkpoint save failed, automatic or requested. Earlier checkpoints are unaffected.
     SaveFailed {
-        /// Why not.
+        /// The cause.
         cause: String,
-        /// How many saves in a row have failed, with this one.
+        /// The number of saves in a row that have failed, including this one.
         in_a_row: u64,
-        /// How long ago this process has saved one; `None` if it never has.
+        /// The time since this process last saved a checkpoint; `None` if it never has.
         since_success: Option<Duration>,
     },
-    /// A checkpoint was saved after saves that had failed.
+    /// A checkpoint was saved after failed saves.
     SavesResumed {
         /// The checkpoint.
         checkpoint: String,
-        /// How many saves in a row had failed.
+        /// The number of saves in a row that had failed.
         failed: u64,
     },
-    /// A checkpoint was saved, and older ones that need not be kept could not be deleted.
+    /// A checkpoint was saved, but older ones that are no longer retained could not be deleted.
     RetentionFailed {
         /// The checkpoint that was saved.
         checkpoint: String,
-        /// Why not.
+        /// The cause.
         cause: String,
     },
-    /// A checkpoint is newer than the one that is restored, and is not sound. Told when the newest sound
-    /// checkpoint is looked for.
+    /// A damaged checkpoint was skipped. Reported by the search for the newest sound checkpoint,
+    /// for each damaged one that is newer.
     CheckpointPassedOver {
-        /// The checkpoint that is not sound.
+        /// The damaged checkpoint.
         checkpoint: String,
-        /// What is wrong with it.
+        /// The damage.
         cause: String,
-        /// The checkpoint that is taken in its place; `None` if none is sound.
+        /// The checkpoint that is used instead; `None` if none is sound.
         taken: Option<String>,
     },
-    /// A shard has lost its connection to the step owner, in synchronous mode. It takes part in no step
-    /// meanwhile, and tries again all the time.
+    /// A shard has had no connection to the step owner for a lease, in synchronous mode. It takes
+    /// part in no step meanwhile, and keeps reconnecting.
     OwnerLost {
-        /// The shard that has lost it.
+        /// The shard.
         shard: ShardId,
-        /// Why.
+        /// The cause.
         cause: String,
     },
-    /// A shard is connected to the step owner again.
+    /// A shard has reconnected to the step owner after [`Event::OwnerLost`].
     OwnerFound {
         /// The shard.
         shard: ShardId,
-        /// How long it was not.
+        /// The time without a connection.
         away: Duration,
     },
 }
 
 impl Event {
-    /// A short name of the kind, for counting and filtering, such as `save-failed`.
+    /// Returns a short name of the kind, for counting and filtering, such as `save-failed`.
     pub fn kind(&self) -> &'static str {
         match self {
             Event::GrowthFailed { .. } => "growth-failed",
@@ -102,7 +104,7 @@ impl fmt::Display for Event {
                 write!(f, "{shard} cannot grow, and its pushes wait: {cause}")
             }
             Event::GrowthResumed { shard, waited } => {
-                write!(f, "{shard} has grown after {} s, and goes on", waited.as_secs())
+                write!(f, "{shard} has grown after {} s and resumes", waited.as_secs())
             }
             Event::SaveFailed { cause, in_a_row, since_success } => {
                 write!(f, "cannot save a checkpoint: {cause} (failure {in_a_row} in a row, ")?;
@@ -112,18 +114,18 @@ impl fmt::Display for Event {
                 }
             }
             Event::SavesResumed { checkpoint, failed } => {
-                write!(f, "saved {checkpoint}, after {failed} saves that failed")
+                write!(f, "saved {checkpoint} after {failed} failed saves")
             }
             Event::RetentionFailed { checkpoint, cause } => {
-                write!(f, "saved {checkpoint}, and cannot delete older checkpoints: {cause}")
+                write!(f, "saved {checkpoint}, but cannot delete older checkpoints: {cause}")
             }
             Event::CheckpointPassedOver { checkpoint, cause, taken } => {
                 write!(
                     f,
-                    "passed over the checkpoint {checkpoint}, which is not sound: {cause}; "
+                    "skipped the damaged checkpoint {checkpoint}: {cause}; "
                 )?;
                 match taken {
-                    Some(taken) => write!(f, "took {taken}"),
+                    Some(taken) => write!(f, "used {taken}"),
                     None => write!(f, "no checkpoint is sound"),
                 }
             }
@@ -138,23 +140,24 @@ impl fmt::Display for Event {
     }
 }
 
-/// What is called with each event.
+/// The function that is called with each event.
 type Callback = dyn Fn(&Event) + Send + Sync;
 
-/// Who is told of events.
+/// The receiver of events, if one is configured.
 #[derive(Clone, Default)]
 pub(crate) struct EventSink(Option<Arc<Callback>>);
 
 impl EventSink {
-    /// This function is told.
-    pub(crate) fn new(told: impl Fn(&Event) + Send + Sync + 'static) -> EventSink {
-        EventSink(Some(Arc::new(told)))
+    /// Creates a sink that calls this function.
+    pub(crate) fn new(callback: impl Fn(&Event) + Send + Sync + 'static) -> EventSink {
+        EventSink(Some(Arc::new(callback)))
     }
 
     pub(crate) fn tell(&self, event: &Event) {
-        if let Some(told) = &self.0 {
-            // A function that panics, as one does that prints to a closed stderr, must not end a shard.
-            let _ = catch_unwind(AssertUnwindSafe(|| told(event)));
+        if let Some(callback) = &self.0 {
+            // The function may panic, for example when it prints to a closed stderr. That must not
+            // end a shard.
+            let _ = catch_unwind(AssertUnwindSafe(|| callback(event)));
         }
     }
 }
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_one_line_that_names_culprit_and_cause() {
+    fn an_event_is_one_line_that_names_source_and_cause() {
         let shard = ShardId { task: 3, shard: 1 };
         let cause = "the disk is full".to_owned();
         let (checkpoint, taken) = ("ckpt-1-2".to_owned(), Some("ckpt-1-1".to_owned()));
@@ -198,18 +201,18 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_panics_ends_nothing() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let heard = told.clone();
+    fn a_panicking_callback_is_contained() {
+        let kinds = Arc::new(Mutex::new(Vec::new()));
+        let received = kinds.clone();
         let sink = EventSink::new(move |event| {
-            heard.lock().expect("no panic holds it").push(event.kind());
+            received.lock().expect("no panic holds the lock").push(event.kind());
             panic!("stderr is closed");
         });
         let waited = Duration::from_secs(1);
         let event = Event::GrowthResumed { shard: ShardId::default(), waited };
         sink.tell(&event);
         sink.tell(&event);
-        assert_eq!(*told.lock().unwrap(), ["growth-resumed"; 2]);
+        assert_eq!(*kinds.lock().unwrap(), ["growth-resumed"; 2]);
         EventSink::default().tell(&event);
     }
 }

@@ -1,8 +1,8 @@
-//! What a state directory holds, for people and tools: read, and never changed.
+//! Inspection of a state directory, for people and tools. Never changes it.
 //!
-//! The files are opened as a server opens them, but as copies: what a commit has left to be done is
-//! done to those. A server may be running on the files meanwhile; a look that falls into a commit is
-//! taken again.
+//! The files are opened as a server opens them, but as copies, and a committed intent is completed
+//! in the copies only. A server may be running on the files; a read that overlaps a commit is
+//! repeated.
 
 mod found;
 mod look;
@@ -20,13 +20,13 @@ pub use found::{
     ArenaIs, ClientIs, FileIs, Inspection, Presence, SavesFailing, ShardInspection, ShardState,
     VariableIs, VariablesAre, Verdict, WholePushIs,
 };
-use look::Look;
+use look::ShardReader;
 
-/// Why there is nothing to inspect.
+/// An error that prevents an inspection.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum InspectError {
-    /// Neither a state directory nor the folder of a shard.
+    /// The path is neither a state directory nor the folder of a shard.
     #[error(
         "cannot inspect {}: it holds neither folders shard-0, shard-1 ... nor a control file",
         path.display()
@@ -35,16 +35,20 @@ pub enum InspectError {
         /// The directory.
         path: PathBuf,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error(transparent)]
     Storage(#[from] StorageError),
 }
 
-/// Looks into a state directory, or into the folder of one shard of it. Nothing is changed, and no
-/// lock is held: a server may be running on the files.
+/// Inspects a state directory, or the folder of one shard. Changes nothing and holds no lock: a
+/// server may be running on the files.
 ///
-/// Costs a copy of the words that are in use, and a pass over all values and slots where those have
-/// checksums.
+/// Costs a copy of the words in use, and, if the state has full checksums, a pass over all values
+/// and slots.
+///
+/// # Errors
+/// If the path contains no state, or a directory cannot be read. Damaged files are reported in the
+/// [`Inspection`].
 pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, InspectError> {
     let path = path.as_ref();
     let name = file_name(Kind::Control, 0);
@@ -56,38 +60,38 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, InspectError> {
         return Err(InspectError::NoState { path: path.to_owned() });
     }
     let live = is_locked(directory);
-    let shards = folders.iter().map(|folder| look(folder, live)).collect::<Result<_, _>>()?;
+    let shards = folders.iter().map(|folder| inspect_shard(folder, live)).collect::<Result<_, _>>()?;
     let saves_failing = SaveNote::of(directory).read();
     let saves_failing = saves_failing.map(|(in_a_row, cause)| SavesFailing { in_a_row, cause });
     Ok(Inspection { path: path.to_owned(), live, saves_failing, shards })
 }
 
-/// The folders of the shards, by their numbers.
+/// Returns the folders of the shards, by shard number.
 fn shard_folders(path: &Path) -> Result<Vec<PathBuf>, StorageError> {
-    let names = Folder::look(path).names()?;
+    let names = Folder::read_only(path).names()?;
     let number = |name: &str| name.strip_prefix("shard-")?.parse::<u16>().ok();
     let folders: BTreeMap<u16, PathBuf> =
         names.iter().filter_map(|name| Some((number(name)?, path.join(name)))).collect();
     Ok(folders.into_values().collect())
 }
 
-/// How often a running server is looked at before what is wrong is believed.
-const LOOKS: u32 = 20;
+/// The maximum number of reads of a running server's files before a fault is reported.
+const ATTEMPTS_MAX: u32 = 20;
 
-fn look(folder: &Path, live: bool) -> Result<ShardInspection, InspectError> {
-    let place = Place::Folder(Folder::look(folder));
-    for round in 1.. {
+fn inspect_shard(folder: &Path, live: bool) -> Result<ShardInspection, InspectError> {
+    let place = Place::Folder(Folder::read_only(folder));
+    for attempt in 1.. {
         let before = place.open(&file_name(Kind::Control, 0))?;
-        let found = Look::into(&place, folder)?;
+        let found = ShardReader::read(&place, folder)?;
         let after = place.open(&file_name(Kind::Control, 0))?;
         let bytes = |control: &Option<_>| {
             control.as_ref().map(|control: &crate::arena::Memory| control.bytes().to_vec())
         };
-        let still = bytes(&before) == bytes(&after);
-        if !live || round == LOOKS || (still && found.files.iter().all(|f| f.verdict.is_sound())) {
+        let unchanged = bytes(&before) == bytes(&after);
+        if !live || attempt == ATTEMPTS_MAX || (unchanged && found.files.iter().all(|f| f.verdict.is_sound())) {
             return Ok(found);
         }
-        std::thread::sleep(Duration::from_millis(round.into()));
+        std::thread::sleep(Duration::from_millis(attempt.into()));
     }
-    unreachable!("it looks a number of times")
+    unreachable!("the last attempt returns")
 }

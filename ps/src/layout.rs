@@ -1,50 +1,50 @@
-//! The first page of every file of an arena, as pure bytes in and out.
+//! The first page of every file of an arena, encoded and decoded as plain bytes.
 //!
-//! It says whose file it is, so that a file of another arena, another shard, another kind or another
-//! generation is never taken for the right one. Drawn in `docs/arena.md`.
+//! The page identifies the file, so that a file of another arena, shard, kind or generation is
+//! never mistaken for the right one. `docs/arena.md` has a diagram.
 
 use pushpull_common::ids::ShardId;
 
-/// The bytes of the page.
+/// The size of the page in bytes.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
-/// What a file starts with.
+/// The magic bytes at the start of every file.
 pub(crate) const MAGIC: [u8; 8] = *b"PUSHPULL";
 
-/// The format of the files. Goes up with every change of what any of them holds; an arena of another
-/// format is refused, and a checkpoint carries its values over.
+/// The format of the files, incremented with every change to any of them. An arena of another
+/// format is rejected; a checkpoint migrates its values.
 pub(crate) const FORMAT: u32 = 10;
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {
-    /// The state of the shard and of its clients.
+    /// The state of the shard and its clients.
     Control = 1,
-    /// The change under way.
+    /// The transaction that is being committed.
     Intent = 2,
-    /// Which block holds what, and the pushes that lie in the inbox.
+    /// Which block holds which logical block, and the pushes in the inbox.
     Tables = 3,
-    /// The blocks of the values.
+    /// Blocks of values.
     Values = 4,
-    /// The blocks of the slots.
+    /// Blocks of optimizer slots.
     Slots = 5,
     /// The bodies of pushes.
     Inbox = 6,
-    /// What rows held before they were changed in place.
+    /// The contents of rows before they were changed in place.
     Undo = 7,
     /// The encoded catalogue.
     Catalogue = 8,
-    /// The control words and the tables as they were at one commit.
+    /// A durable image: the control words and the tables at one commit.
     Image = 9,
-    /// The index of a table that grows.
+    /// The index of a growing table.
     Index = 10,
-    /// Rows of such a table.
+    /// The rows of a growing table.
     Rows = 11,
 }
 
 impl Kind {
-    /// Every kind there is.
+    /// All kinds.
     pub(crate) const ALL: [Kind; 11] = [
         Kind::Control,
         Kind::Intent,
@@ -59,7 +59,7 @@ impl Kind {
         Kind::Rows,
     ];
 
-    /// The start of the file's name.
+    /// Returns the start of the file's name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Control => "control",
@@ -77,33 +77,33 @@ impl Kind {
     }
 }
 
-/// Whose file it is.
+/// The owner of a file: a shard and its arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     /// The shard.
     pub(crate) shard: ShardId,
-    /// Drawn when the arena was made; no two are equal.
+    /// A random number drawn when the arena was created, unique to it.
     pub(crate) arena: u64,
 }
 
-/// The page.
+/// The decoded first page of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
     pub(crate) kind: Kind,
     pub(crate) stamp: Stamp,
-    /// Counts the declarations of variables; 0 for what outlives them.
+    /// The count of variable declarations; 0 for files that outlive a declaration.
     pub(crate) generation: u64,
-    /// Free for the kind: the control file says here which boot it was made under and what must
-    /// agree with the configuration.
+    /// Text whose meaning depends on the kind. In the control file: the boot under which it was
+    /// created, and the settings that must match the configuration.
     pub(crate) text: Vec<u8>,
 }
 
-/// Why a page is not the one expected.
+/// The first deviation of a file from its expected contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Where in the file.
+    /// The byte offset in the file.
     pub(crate) offset: u64,
-    /// What had to be there, and what is.
+    /// The expected contents and, where known, the actual contents.
     pub(crate) expected: String,
 }
 
@@ -121,16 +121,16 @@ const LENGTH_AT: usize = 40;
 pub(crate) const TEXT_AT: usize = 48;
 const CRC_AT: usize = PAGE_BYTES - 8;
 
-/// The longest text a page holds.
+/// The longest text of a page, in bytes.
 pub(crate) const TEXT_BYTES_MAX: usize = CRC_AT - TEXT_AT;
 
 impl Page {
-    /// The page as bytes.
+    /// Encodes the page.
     ///
     /// # Panics
     /// If the text is longer than [`TEXT_BYTES_MAX`].
     pub(crate) fn encode(&self) -> Vec<u8> {
-        assert!(self.text.len() <= TEXT_BYTES_MAX, "a text of {} bytes", self.text.len());
+        assert!(self.text.len() <= TEXT_BYTES_MAX, "cannot encode a text of {} bytes", self.text.len());
         let mut page = vec![0; PAGE_BYTES];
         page[..8].copy_from_slice(&MAGIC);
         page[8..12].copy_from_slice(&FORMAT.to_le_bytes());
@@ -146,7 +146,7 @@ impl Page {
         page
     }
 
-    /// Reads a page that may be anything.
+    /// Decodes a page from untrusted bytes.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Page, Fault> {
         let page = bytes.get(..PAGE_BYTES).ok_or_else(|| {
             Fault::at(bytes.len(), format!("a first page of {PAGE_BYTES} bytes; the file ends"))
@@ -183,7 +183,7 @@ impl Page {
         })
     }
 
-    /// Whether the file is the one that was looked for.
+    /// Verifies that the page has this kind, stamp and generation.
     pub(crate) fn check(&self, kind: Kind, stamp: Stamp, generation: u64) -> Result<(), Fault> {
         if self.kind != kind {
             let (expected, found) = (kind.name(), self.kind.name());
@@ -226,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn a_page_reads_as_it_was_written() {
+    fn a_page_survives_encoding() {
         assert_eq!(Page::decode(&page().encode()), Ok(page()));
         page().check(Kind::Values, page().stamp, 7).unwrap();
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_found() {
+    fn flipped_bits_and_truncation_are_detected() {
         let bytes = page().encode();
         for at in 0..bytes.len() {
             for bit in 0..8 {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_file_is_named() {
+    fn a_foreign_file_is_rejected_at_the_differing_field() {
         let stamp = page().stamp;
         let elsewhere = ShardId { task: 3, shard: 0 };
         let cases = [

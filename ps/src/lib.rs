@@ -1,4 +1,5 @@
-//! The parameter server of pushpull: shards over memory-mapped arenas, and what serves them.
+//! The parameter server of pushpull: shards over memory-mapped arenas, and the runtime that serves
+//! them.
 //!
 //! ```no_run
 //! use pushpull_common::cluster::ClusterSpec;
@@ -15,8 +16,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The decisions live in pure state machines (`shard`, `inbox`, `store`, `aggregate`, `dedupe`);
-//! `runtime` drives them with sockets, threads and clocks. Nothing here knows the worker.
+//! Decisions are made by pure state machines (`shard`, `inbox`, `store`, `aggregate`, `dedupe`).
+//! `runtime` drives them with sockets, threads and clocks. This crate does not depend on the
+//! worker.
 
 #[cfg(any(test, all(fuzzing, feature = "simulation")))]
 pub mod adversary;

@@ -1,6 +1,6 @@
-//! A store by itself, for benchmarks: no shard, no connection, only the change and its commit.
+//! A store without a shard or connections, for benchmarks of the change and its commit.
 //!
-//! Hidden from the documentation: it may change with every version.
+//! Hidden from the documentation: the API may change with every version.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::planted::PlantedBugs;
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store};
 use crate::table::Table;
 
-/// How much of a push arrives at a time.
+/// The size of a part of a push in bytes.
 const PART_BYTES: usize = 1 << 20;
 
-/// One variable of f32 in a store, in anonymous memory.
+/// A store of one f32 variable, in anonymous memory.
 #[derive(Debug)]
 pub struct StoreUnderTest {
     store: Store,
@@ -36,25 +36,25 @@ pub struct StoreUnderTest {
 }
 
 impl StoreUnderTest {
-    /// A variable of so many elements, all zero.
+    /// Creates a variable of `elements` zeros.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If the memory cannot be allocated.
     ///
     /// # Panics
-    /// If there are no elements.
+    /// If `elements` is 0.
     pub fn new(elements: u64, optimizer: Arc<dyn Optimizer>) -> Result<Self, StorageError> {
         let (store, journal) = alone(elements, optimizer.clone(), BLOCK_BYTES, 0, false)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
 
-    /// A sparse variable of so many rows, all zero.
+    /// Creates a sparse variable of `rows` rows of zeros.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If the memory cannot be allocated.
     ///
     /// # Panics
-    /// If the rows cannot be those of a sparse variable.
+    /// If the shape is invalid for a sparse variable.
     pub fn table(
         rows: u64,
         width: u64,
@@ -66,27 +66,27 @@ impl StoreUnderTest {
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
 
-    /// Applies a gradient of rows, whose numbers rise, and commits it.
+    /// Applies a gradient of rows, with ascending row numbers, and commits it.
     ///
     /// # Panics
-    /// If these are not rows of the table.
+    /// If a row number is out of range.
     pub fn push_rows(&mut self, rows: &[u32], gradient: &[f32]) {
         let partition = self.store.layout().partitions()[0].clone();
         let touched = std::iter::once((&partition, rows));
         let begun = self.store.begin(&[], touched, self.version + 1);
-        begun.expect("nobody pins anything");
+        begun.expect("no block is pinned");
         let at = ApplyAt::new(self.version + 1, self.version);
         let change = Change::Gradient { optimizer: &*self.optimizer, at, dtype: DType::F32 };
         let changed =
             self.store.change_rows(change, &partition, rows, bytemuck::cast_slice(gradient));
-        changed.expect("nobody pins anything");
+        changed.expect("no block is pinned");
         self.commit();
     }
 
-    /// Rows, one behind the other.
+    /// Returns rows, concatenated.
     ///
     /// # Panics
-    /// If these are not rows of the table.
+    /// If a row number is out of range.
     pub fn pull_rows(&self, rows: &[u32]) -> Vec<u8> {
         let partition = &self.store.layout().partitions()[0];
         let mut gathered = Vec::new();
@@ -94,13 +94,13 @@ impl StoreUnderTest {
         gathered
     }
 
-    /// A table that grows, without rows yet; its rows start as zeros.
+    /// Creates an empty growing table, whose rows start as zeros.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If the memory cannot be allocated.
     ///
     /// # Panics
-    /// If there can be no such table.
+    /// If the shape is invalid for a table.
     pub fn growing(
         width: u64,
         table: TableSpec,
@@ -112,10 +112,10 @@ impl StoreUnderTest {
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
 
-    /// Applies a gradient of rows of a table that grows, whose ids rise, and commits it.
+    /// Applies a gradient of rows of a growing table, with ascending ids, and commits it.
     ///
     /// # Panics
-    /// If there is no memory for them.
+    /// If the memory cannot be allocated.
     pub fn push_ids(&mut self, ids: &[u64], gradient: &[f32]) {
         let (table, version) = (&mut self.store.tables_mut()[0], self.version + 1);
         let begun = table.begin(&mut self.journal, ids, (self.version, version), false);
@@ -128,7 +128,7 @@ impl StoreUnderTest {
         self.commit();
     }
 
-    /// Rows of a table that grows, one behind the other.
+    /// Returns rows of a growing table, concatenated.
     pub fn pull_ids(&self, ids: &[u64]) -> Vec<u8> {
         let (table, mut encoded) = (&self.store.tables()[0], Vec::new());
         encode_numbers(table.partition(), ids.iter().copied(), &mut encoded);
@@ -145,16 +145,16 @@ impl StoreUnderTest {
         self.store.committed(Counts::default());
     }
 
-    /// Applies a gradient as a push does, part by part, and commits it.
+    /// Applies a gradient part by part, as a shard applies a push, and commits it.
     ///
     /// # Panics
-    /// If the gradient is of another length.
+    /// If the gradient has a different length than the variable.
     pub fn push(&mut self, gradient: &[f32]) {
         let bytes: &[u8] = bytemuck::cast_slice(gradient);
         let whole: Range<u64> = 0..bytes.len() as u64;
         let no_rows = std::iter::empty();
         let begun = self.store.begin(std::slice::from_ref(&whole), no_rows, self.version + 1);
-        begun.expect("nobody pins anything");
+        begun.expect("no block is pinned");
         let mut at = ApplyAt::new(self.version + 1, self.version);
         if self.optimizer.sums_whole_variables() {
             let (optimizer, dtype) = (&*self.optimizer, DType::F32);
@@ -168,13 +168,13 @@ impl StoreUnderTest {
             let (optimizer, dtype) = (&*self.optimizer, DType::F32);
             let change = Change::Gradient { optimizer, at, dtype };
             let changed = self.store.change(change, range.clone(), part.into());
-            changed.expect("nobody pins anything");
+            changed.expect("no block is pinned");
             start = range.end;
         }
         self.commit();
     }
 
-    /// The values.
+    /// Returns the values.
     pub fn values(&self) -> Vec<f32> {
         let range = 0..self.store.layout().bytes();
         let snapshot = self.store.snapshot(std::slice::from_ref(&range));
@@ -183,11 +183,11 @@ impl StoreUnderTest {
     }
 }
 
-/// A store of one variable of so many f32, and its journal, as a shard holds them: in blocks of so
-/// many bytes, of which so many bytes may be pinned, with checksums of blocks or without.
+/// Creates a store of one f32 variable and its journal, as a shard has them. `pin_bytes` bytes of
+/// values may be pinned; `integrity` adds checksums of blocks.
 ///
 /// # Panics
-/// If there are no elements.
+/// If `elements` is 0.
 pub(crate) fn alone(
     elements: u64,
     optimizer: Arc<dyn Optimizer>,
@@ -199,7 +199,7 @@ pub(crate) fn alone(
     holding(vec![variable], Rules::new(optimizer), block_bytes, pin_bytes, integrity)
 }
 
-/// The same of these variables, in one shard.
+/// Creates a store of several variables and its journal, as a shard has them.
 pub(crate) fn holding(
     variables: Vec<VariableSpec>,
     rules: Rules,
@@ -242,20 +242,20 @@ pub(crate) fn holding(
     Ok((store, journal))
 }
 
-/// The same rule over plain buffers, in place and without a commit: what the machine can do.
+/// An optimizer over plain buffers, in place and without a commit: the upper bound of the machine.
 #[derive(Debug)]
 pub struct InPlace {
-    /// Values, then slots, each skewed against the others; memory like that of the store.
+    /// Values, then slots, each skewed against the others, in the same kind of memory as the store.
     streams: Vec<Memory>,
     optimizer: Arc<dyn Optimizer>,
     count: u64,
 }
 
 impl InPlace {
-    /// Buffers of so many elements: values of zero, and slots as they start.
+    /// Creates buffers of `elements` elements: values of zero, and slots with their initial values.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If the memory cannot be allocated.
     pub fn new(elements: usize, optimizer: Arc<dyn Optimizer>) -> std::io::Result<Self> {
         let initial = optimizer.slots().iter().map(|slot| slot.initial as f32);
         let streams = std::iter::once(0.0).chain(initial).enumerate();
@@ -291,13 +291,13 @@ impl InPlace {
         self.optimizer.apply_f32(at, Run { values, slots: &mut slots, gradient });
     }
 
-    /// The values.
+    /// Returns the values.
     pub fn values(&self) -> &[f32] {
         bytemuck::cast_slice(self.streams[0].bytes())
     }
 }
 
-/// Rows over plain buffers: gathered, and changed in place by a rule without a commit.
+/// Rows over plain buffers, gathered and changed in place without a commit.
 #[derive(Debug)]
 pub struct RowsInPlace {
     buffers: InPlace,
@@ -305,15 +305,15 @@ pub struct RowsInPlace {
 }
 
 impl RowsInPlace {
-    /// So many rows of zeros, and slots as they start.
+    /// Creates `rows` rows of zeros, and slots with their initial values.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If the memory cannot be allocated.
     pub fn new(rows: usize, width: usize, optimizer: Arc<dyn Optimizer>) -> std::io::Result<Self> {
         Ok(RowsInPlace { buffers: InPlace::new(rows * width, optimizer)?, width })
     }
 
-    /// Copies rows out, one behind the other.
+    /// Copies rows to `out`, concatenated.
     pub fn gather(&self, rows: &[u32], out: &mut [f32]) {
         let values = self.values();
         for (&row, out) in rows.iter().zip(out.chunks_exact_mut(self.width)) {
@@ -339,7 +339,7 @@ impl RowsInPlace {
         }
     }
 
-    /// The values.
+    /// Returns the values.
     pub fn values(&self) -> &[f32] {
         self.buffers.values()
     }

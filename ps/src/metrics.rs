@@ -1,4 +1,4 @@
-//! Counters: each shard counts for itself, and a reader adds them up.
+//! Counters: each shard has its own, and a reader adds them up.
 
 mod histogram;
 mod saves;
@@ -11,13 +11,13 @@ pub use histogram::StalenessHistogram;
 pub(crate) use saves::SaveRecord;
 pub use saves::SaveStatus;
 
-/// One number that only grows.
+/// A counter or gauge, written by one thread and read by any.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
     pub(crate) fn add(&self, more: u64) {
-        // Nothing is ordered by a counter: it is read for people.
+        // Relaxed: no other memory access depends on a counter.
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
@@ -30,15 +30,15 @@ impl Counter {
     }
 }
 
-/// A value that an update has made infinite or NaN.
+/// A value that an update made infinite or NaN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overflowed {
-    /// Its variable.
+    /// The name of the variable.
     pub variable: String,
-    /// The element, counted over the whole variable; of a table that grows, within its row.
+    /// The index of the element in the whole variable, or, for a growing table, in its row.
     pub element: u64,
-    /// What it became: `inf`, `-inf` or `NaN`.
+    /// The new value: `inf`, `-inf` or `NaN`.
     pub value: String,
 }
 
@@ -51,24 +51,24 @@ impl std::fmt::Display for Overflowed {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What one shard counts.
+        /// The counters of one shard.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: Counter,)*
             pub(crate) staleness: Histogram,
-            /// What the first of `overflows` was.
+            /// The first of the `overflows`.
             pub(crate) first_overflow: OnceLock<Overflowed>,
         }
 
-        /// What a server has done so far: one of its shards, or all of them added up. Counted by the
-        /// process, from 0 at its start.
+        /// Counters of one shard, or of all shards of a server added up. They start at 0 with the
+        /// process.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Metrics {
             $($(#[$doc])* pub $name: u64,)*
-            /// How stale the gradients were, in asynchronous mode.
+            /// The staleness of the applied gradients, in asynchronous mode.
             pub staleness: StalenessHistogram,
-            /// The first value of all that an update has made infinite or NaN, if one has: of the first shard
+            /// The first value that an update made infinite or NaN, if any: that of the first shard
             /// that has one.
             pub first_overflow: Option<Overflowed>,
         }
@@ -89,107 +89,113 @@ macro_rules! counters {
 }
 
 counters! {
-    /// The global step; 0 unless the task owns it.
+    /// The global step; 0 unless the task is the step owner. A gauge.
     global_step,
-    /// Gradients applied. A push over several shards counts on each.
+    /// Gradients applied. A push to several shards counts on each.
     gradients_applied,
-    /// Synchronous steps applied. A step over several shards counts on each.
+    /// Synchronous steps applied. A step on several shards counts on each.
     steps_applied,
-    /// Times that a shard was told of a synchronous step without having all its gradients, as one has
-    /// that lost its state; it does not make the step.
+    /// Synchronous steps that a shard could not apply because it did not hold all their gradients,
+    /// for example after it lost its state.
     steps_missed,
-    /// Gradients admitted to synchronous steps, by the step owner.
+    /// Gradients that the step owner admitted to synchronous steps.
     gradients_admitted,
-    /// Gradients dropped because their synchronous step had passed, by the step owner.
+    /// Stale gradients that the step owner dropped: their synchronous step had passed, or, in
+    /// asynchronous mode, they were older than [`crate::PsConfig::reject_older`] allows.
     gradients_stale,
-    /// Gradients applied in asynchronous mode of which the shard did not know how stale they were:
-    /// nothing was pulled under their token, or the server was killed between their arrival and their
-    /// application. They are not in `staleness`. None on the step owner's shard.
+    /// Gradients applied in asynchronous mode whose staleness the shard did not know: nothing was
+    /// pulled under their token, or the server was killed between their arrival and their
+    /// application. They are not in `staleness`. Always 0 on the step owner's shard.
     staleness_unknown,
-    /// Gradients that [`crate::StalenessPolicy::DelayCompensation`] was to change and could not, as
-    /// the values that they were computed from were not kept: there was no memory, the server was
-    /// started since, or nothing was pulled under their token. Applied as they were.
+    /// Gradients that [`crate::StalenessPolicy::DelayCompensation`] could not compensate and that
+    /// were applied unchanged. The values that they were computed from were not kept: memory was
+    /// short, the server had restarted, or nothing was pulled under their token.
     gradients_uncompensated,
-    /// Pushes of other kinds applied: `assign` and `assign_add`.
+    /// Pushes of the other kinds applied: `assign` and `assign_add`.
     assigns_applied,
-    /// Pushes that came again after they were settled, and were answered and not applied.
+    /// Repeated pushes that were already settled. They were answered and not applied again.
     duplicates,
-    /// Pushes refused, and pushes given up before they were whole.
+    /// Pushes refused, and pushes abandoned before they were complete.
     pushes_dropped,
-    /// Bytes of pushes received, as they came: of what is encoded fewer than of its elements.
+    /// Bytes of pushes received. Encoded pushes count with their encoded size.
     push_bytes,
     /// Pulls answered.
     pulls,
     /// Bytes of values sent.
     pull_bytes,
-    /// Rows of tables that grow, as they are now.
+    /// Rows of growing tables. A gauge.
     table_rows,
-    /// Bytes of memory reserved for their rows, in use or not.
+    /// Bytes of memory reserved for rows of growing tables, used or not. A gauge.
     table_bytes,
-    /// Ids of pulls and pushes of such tables that had a row.
+    /// Ids in pulls and pushes of growing tables that had a row.
     table_hits,
-    /// Those that had none.
+    /// Ids in pulls and pushes of growing tables that had no row.
     table_misses,
-    /// Rows that were given to ids.
+    /// Rows added to growing tables.
     table_rows_admitted,
-    /// Rows of pushes whose ids were given none: their gradients are dropped.
+    /// Rows of pushes whose ids got no row. Their gradients were dropped.
     table_rows_turned_away,
-    /// Rows that were evicted: expired, or for want of room.
+    /// Rows evicted because they expired or to make space for others.
     table_rows_evicted,
-    /// Times that a table or an index could not grow, for want of space or of `bytes_max`; see
-    /// [`crate::Event::GrowthFailed`]. Each attempt counts.
+    /// Failed attempts to grow a table or an index, for lack of disk space or of `bytes_max`. See
+    /// [`crate::Event::GrowthFailed`].
     growths_failed,
-    /// Shards that wait for such memory now, and apply nothing meanwhile. A gauge.
+    /// Shards that wait for memory to grow, and apply nothing meanwhile. A gauge.
     shards_waiting_to_grow,
-    /// NaN and infinite elements taken, with the policy `Count`.
+    /// NaN and infinite elements accepted under [`crate::NonFinite::Count`].
     non_finite,
-    /// Updates that have made a value infinite or NaN though what was pushed was finite: pushes, and
-    /// synchronous steps. One over several shards counts on each that has such a value. Rows of tables that
-    /// are changed where they lie count whenever they are changed and hold one. Not with the policy `Allow`.
+    /// Updates, pushes or synchronous steps, that made a value infinite or NaN although the pushed
+    /// elements were finite. An update of several shards counts on each that has such a value. A
+    /// table row changed in place counts whenever it is changed and holds such a value. Always 0
+    /// under [`crate::NonFinite::Allow`].
     overflows,
-    /// Pushes refused because they would have: see [`crate::NonFinite::Reject`].
+    /// Pushes refused because they would have made a value infinite or NaN. See
+    /// [`crate::NonFinite::Reject`].
     overflows_refused,
-    /// Pulls that clients have made from memory that they were lent, as they say themselves; not among
-    /// the others.
+    /// Pulls that clients made directly from shared memory, as reported by the clients. Not
+    /// included in `pulls`.
     direct_pulls,
-    /// The bytes of those.
+    /// Bytes of values that clients pulled directly from shared memory. Not included in
+    /// `pull_bytes`.
     direct_pull_bytes,
-    /// Pushes that came whole of which something lay in memory that their clients were lent, so that it was not
-    /// sent. A push over several shards counts on each.
+    /// Complete pushes with at least some elements in a shared push buffer, which were not sent. A
+    /// push to several shards counts on each.
     direct_pushes,
     /// Checkpoints saved by this task as the step owner.
     checkpoints_saved,
-    /// Saves that have failed, for whomever they were.
+    /// Failed checkpoint saves, automatic and requested.
     saves_failed,
-    /// Saves that have failed since one succeeded, or since the start; 0 if the last did not fail. A gauge: see
-    /// [`crate::PsHandle::saves`] for the cause, and for how long ago that was.
+    /// Checkpoint saves that failed since the last success or the start; 0 if the last one
+    /// succeeded. A gauge. See [`crate::PsHandle::saves`] for the cause and the time of the last
+    /// success.
     saves_failed_in_a_row,
-    /// Checkpoints that were saved, while older ones that need not be kept could not be deleted.
+    /// Checkpoints that were saved while older ones, no longer retained, could not be deleted.
     retentions_failed,
-    /// Checkpoints that were not sound, and were passed over when the newest sound one was looked for: counted by
-    /// each search, on the step owner.
+    /// Damaged checkpoints skipped by searches for the newest sound one, on the step owner. Each
+    /// search counts again.
     checkpoints_passed_over,
-    /// Members lost by silence.
+    /// Members whose lease expired.
     members_lost,
     /// Tokens taken back from members that were lost, left, or held them too long.
     tokens_taken_back,
-    /// Clients that were given up, by the step owner: one shard had applied their push, and the step
-    /// owner never got its share.
+    /// Clients retired by the step owner: one shard had applied their push, and the step owner
+    /// never received its part.
     clients_retired,
-    /// Connections to the step owner that shards of this task have lost, in synchronous mode; see
+    /// Connections to the step owner lost by shards of this task, in synchronous mode. See
     /// [`crate::Event::OwnerLost`].
     owner_connections_lost,
-    /// Shards that have no connection to the step owner now, though they have had one. A gauge.
+    /// Shards that had a connection to the step owner and have none now. A gauge.
     shards_without_owner,
-    /// Connections closed because the peer broke the protocol or stalled.
+    /// Connections closed because the peer violated the protocol or stalled.
     connections_faulted,
-    /// Connections closed before their hello, as others came
-    /// ([`crate::PsConfig::waiting_connections_max`]) or descriptors were lacking. Counted by the task: this
-    /// one and the two that follow are on its first shard.
+    /// Connections closed before their hello to make space for others
+    /// ([`crate::PsConfig::waiting_connections_max`]), or for lack of descriptors. This counter and
+    /// the next two belong to the task and are counted on its first shard.
     waiting_evicted,
-    /// Connections closed because their hello had not come in time ([`crate::PsConfig::handshake_timeout`]).
+    /// Connections closed because no hello arrived in time
+    /// ([`crate::PsConfig::handshake_timeout`]).
     waiting_timed_out,
-    /// Connections closed because what came first was no hello.
+    /// Connections closed because their first message was not a valid hello.
     waiting_faulted,
 }
 
@@ -207,7 +213,7 @@ mod tests {
             |element| Overflowed { variable: "w".to_owned(), element, value: "inf".to_owned() };
         let (first, last) = (overflowed(7), overflowed(8));
         assert!(shards[1].first_overflow.set(first.clone()).is_ok());
-        assert!(shards[1].first_overflow.set(last).is_err(), "it is the first");
+        assert!(shards[1].first_overflow.set(last).is_err(), "only the first overflow is kept");
         let first_overflow = Some(first);
         let expected = Metrics { global_step: 7, pulls: 5, first_overflow, ..Metrics::default() };
         assert_eq!(Metrics::sum(&shards), expected);

@@ -1,4 +1,4 @@
-//! How a ps task introduces itself to another.
+//! The hello that a ps task sends to another ps task.
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
@@ -6,7 +6,7 @@ use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
 use pushpull_common::protocol::version;
 use pushpull_common::protocol::wire::{List, Text};
 
-/// Who it is, and what its cluster agrees on.
+/// The identity of a ps task and of its cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerHello {
     pub(crate) task: TaskId,
@@ -14,7 +14,7 @@ pub(crate) struct PeerHello {
 }
 
 impl PeerHello {
-    /// Says hello to one of its shards.
+    /// Builds the hello for one shard of the other task.
     pub(crate) fn hello(&self, shard: ShardId) -> Hello {
         Hello {
             version_oldest: version::OLDEST,

@@ -1,9 +1,9 @@
-//! Whether a directory is its user's alone: nobody else may put anything into it.
+//! The check that a directory is private to its user: nobody else can create files in it.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
-/// Why a directory is not private, if it is not.
+/// Checks that a directory is private. The error says why it is not.
 pub(crate) fn check(metadata: &Metadata) -> Result<(), String> {
     if !metadata.is_dir() {
         return Err("it is not a directory".into());

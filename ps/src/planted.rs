@@ -1,12 +1,12 @@
-//! Planted bugs, so that it can be seen that the tests would find them.
+//! Planted bugs, which prove that the tests would find such bugs.
 //!
-//! Only with the feature `planted` are they compiled in, and then one is chosen by a value that is
-//! passed in. Without it [`PlantedBugs::has`] is `false` at compile time.
+//! The feature `planted` compiles them in; a value passed in then selects one. Without the feature
+//! [`PlantedBugs::has`] is `false` at compile time.
 
-/// Writes the bugs down once, so that none can be missing where all of them are named.
+/// Defines the bugs and the list of all bugs in one place.
 macro_rules! bugs {
     ($($(#[$doc:meta])+ $bug:ident,)+) => {
-        /// A bug that somebody could have written.
+        /// A plausible bug.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[cfg_attr(
             not(feature = "planted"),
@@ -19,69 +19,70 @@ macro_rules! bugs {
 
         #[cfg(feature = "planted")]
         impl Bug {
-            /// Every bug there is.
+            /// All bugs.
             pub const ALL: &[Bug] = &[$(Bug::$bug),+];
         }
     };
 }
 
 bugs! {
-    /// An answer leaves before what it says is committed.
+    /// A response is sent before its effect is committed.
     AcknowledgeBeforeCommit,
-    /// The window and the step are committed before the blocks.
+    /// The push window and the step are committed before the blocks.
     SequenceBeforeFlip,
-    /// A restarted client is taken for its older self.
+    /// A restarted client is mistaken for its older incarnation.
     NoIncarnation,
-    /// What was streamed is not waited for before it is named.
+    /// Non-temporal stores are not fenced before a word names their data.
     MissingFence,
-    /// The data is not flushed before what names it.
+    /// Data is not flushed before the words that name it.
     SkipFsync,
-    /// A checkpoint is published before it is read again.
+    /// A checkpoint is published before it is read back.
     PublishBeforeVerify,
-    /// A recovery that is killed is not begun again.
+    /// A recovery that was killed is not repeated.
     RecoveryNotIdempotent,
-    /// An outcome is forgotten while its push may still come again.
+    /// An outcome leaves the push window while its push may still be resent.
     EvictLiveOutcome,
-    /// Rows are changed before what they held is kept.
+    /// Rows are changed before their old contents are saved.
     UndoAfterWrite,
     /// Blocks are reused before the commit that frees them.
     ReuseBeforeCommit,
-    /// The tokens of a lost replica are never given to anybody else.
+    /// The tokens of a lost replica are never granted again.
     KeepLostTokens,
-    /// A push is admitted when one shard holds it.
+    /// A push is admitted once a single shard holds it.
     AdmitBeforeWhole,
-    /// What was admitted is not remembered by the next process.
+    /// Admissions are not restored after a restart.
     ForgetAdmissions,
-    /// A shard applies a step when it has enough pushes, whatever the step owner says.
+    /// A shard applies a step once it has enough pushes, without the step owner's decision.
     CommitAlone,
-    /// The sum of a step's gradients is divided by how many a step takes, however many it took.
+    /// The sum of a step's gradients is divided by the configured number of gradients, not by the
+    /// actual number.
     MeanOfAll,
-    /// A push is taken for what its replica was last granted, whatever its token.
+    /// A push is attributed to the token last granted to its replica, not to its own token.
     KeyByReplica,
-    /// A self of a client that has been fenced is welcome again.
+    /// A fenced incarnation of a client is accepted again.
     StaleEpoch,
-    /// A chief goes on when another has come.
+    /// A chief continues after a newer one has connected.
     StaleChief,
-    /// A step is begun while a shard has the last one still to apply.
+    /// A step begins while a shard has not yet applied the previous one.
     BeginEarly,
-    /// A block that somebody reads in lent memory is written.
+    /// A block that a reader pins in shared memory is overwritten.
     PinIgnored,
-    /// Whoever reads for too long, or over a connection that is gone, is not told that what it reads was
-    /// taken back.
+    /// A reader in shared memory that is too slow, or whose connection is closed, is not told that
+    /// its pin was revoked.
     RevokedUnseen,
-    /// What a commit has changed is shown to readers in lent memory only with the next one.
+    /// Readers in shared memory see the changes of a commit only after the next commit.
     SequenceLate,
-    /// A token of a lost client is taken back in asynchronous mode before the other shards were asked.
+    /// A lost client's token is taken back in asynchronous mode before the other shards are asked.
     TakeBackUnasked,
-    /// A client that has connected anew sends a push to every shard at once, without the step owner's
-    /// word: no bug of a server, and planted in the simulator's clients.
+    /// A client that has reconnected sends a push to all shards at once, without waiting for the
+    /// step owner. Not a bug of a server: planted in the simulator's clients.
     OwnerNotAsked,
-    /// A client writes its next gradients into a room of a tray before the push there is settled: no bug of
-    /// a server, and planted in the simulator's clients.
+    /// A client writes its next gradients into a buffer slot before the previous push there is
+    /// settled. Not a bug of a server: planted in the simulator's clients.
     SlotEarly,
 }
 
-/// Which bug is planted, if any.
+/// The planted bug, if any.
 #[cfg_attr(
     not(feature = "planted"),
     allow(unreachable_pub, reason = "public with the feature only")
@@ -93,13 +94,13 @@ pub struct PlantedBugs {
 }
 
 impl PlantedBugs {
-    /// With this bug.
+    /// Plants this bug.
     #[cfg(feature = "planted")]
     pub fn with(bug: Bug) -> PlantedBugs {
         PlantedBugs { bug: Some(bug) }
     }
 
-    /// The bug, if there is one.
+    /// Returns the planted bug, if any.
     #[cfg(feature = "planted")]
     pub fn bug(self) -> Option<Bug> {
         self.bug

@@ -1,10 +1,10 @@
-//! Blocks of equal size, which can be pinned: read by others while the owner goes on.
+//! Blocks of equal size that readers can pin while the owner keeps writing other blocks.
 //!
-//! A block may have parts, which lie in regions of their own: what is read block by block then lies one
-//! behind the other for each part.
+//! A block can have several parts, one in each region of the memory. A region holds the same part
+//! of all blocks, so reading one part block by block is sequential.
 //!
-//! This is one of the few files that may hold `unsafe` code. A block that somebody reads is not
-//! lent for writing.
+//! This is one of the few files that may contain `unsafe` code. A pinned block is never borrowed
+//! for writing.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -13,71 +13,74 @@ use std::sync::{Arc, Weak};
 
 use pushpull_common::shared_values::Geometry;
 
-use super::memory::{Memory, copy_past_cache};
+use super::memory::{Memory, copy_non_temporal};
 #[cfg(test)]
 use super::store_trace;
 use crate::cache::fetch;
 
-/// Where blocks lie in their memory.
+/// The layout of the blocks in their memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
-    /// Where the first starts.
+    /// The byte at which the first block starts.
     pub(crate) offset: usize,
-    /// The bytes of one, or of each part of one.
+    /// The size in bytes of a block, or of each part of it.
     pub(crate) block_bytes: usize,
-    /// From the start of one to the start of the next.
+    /// The distance in bytes between the starts of adjacent blocks.
     pub(crate) stride: usize,
-    /// How many there are.
+    /// The number of blocks.
     pub(crate) count: usize,
-    /// How many parts each has: 1, unless it is of several streams.
+    /// The number of parts of each block: 1, unless a block holds several streams.
     pub(crate) parts: usize,
-    /// From a part of a block to the next part of it: the region of a part holds that part of all
-    /// blocks.
+    /// The distance in bytes from one part of a block to its next part. Each region holds one part
+    /// of all blocks.
     pub(crate) region: usize,
 }
 
 impl Grid {
-    /// The bytes of memory that the blocks take, with what lies before them.
+    /// Returns the bytes of memory that the blocks need, including those before the first block.
     pub(crate) fn need(&self) -> u64 {
         let before = (self.region as u64).saturating_mul(self.parts.saturating_sub(1) as u64);
         let last = (self.stride as u64).saturating_mul(self.count as u64);
         before.saturating_add(last).saturating_add(self.offset as u64)
     }
 
-    /// Whether so many bytes hold the blocks, none of whose parts lies in another.
+    /// Returns whether `bytes` are enough for the blocks and no two parts overlap.
     fn fits(&self, bytes: usize) -> bool {
         let apart = self.parts <= 1 || self.stride.saturating_mul(self.count) <= self.region;
         self.need() <= bytes as u64 && self.block_bytes <= self.stride && apart
     }
 
-    /// The same as it is told to whom the blocks are lent, when so many places are held by them.
+    /// Returns the geometry to announce to readers in other processes, for `places` logical blocks.
     pub(crate) fn geometry(&self, places: usize) -> Geometry {
         Geometry {
             offset: self.offset as u64,
             block_bytes: self.block_bytes as u64,
             stride: self.stride as u64,
-            // Blocks and places are numbered by 32 bits.
+            // Block numbers, committed and logical, have 32 bits.
             blocks: self.count as u32,
             logical_blocks: places as u32,
         }
     }
 }
 
-/// Blocks of equal size, lent by number. A block can be pinned: then it is not lent for writing
-/// until every pin on it is gone, and who holds a pin reads it without borrowing this.
+/// Blocks of equal size, addressed by number.
+///
+/// A block can be pinned. It is then not writable until all its pins are gone. A holder of a pin
+/// reads the block without borrowing the `Blocks`.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     shared: Arc<Shared>,
-    /// Those that are pinned together, a bit for each, for as long as somebody holds the pins.
-    crowds: Vec<Weak<[u64]>>,
+    /// The sets of blocks that are pinned together, one bit per block. A set expires when its
+    /// holder drops it.
+    pinned_sets: Vec<Weak<[u64]>>,
 }
 
 #[derive(Debug)]
 struct Shared {
     memory: Memory,
     grid: Grid,
-    /// How many pins each block has; none if they are pinned as crowds only. Only the owner of the
-    /// [`Blocks`] pins; anybody unpins.
+    /// The number of pins of each block. Empty if blocks are only pinned in sets. Only the owner of
+    /// the [`Blocks`] pins; any thread unpins.
     pins: Box<[AtomicU32]>,
 }
 
@@ -92,136 +95,137 @@ impl Shared {
 
     #[inline]
     fn pointer(&self, block: u32, part: usize) -> *mut u8 {
-        // SAFETY: `start` checked the numbers of the block and the part, and the mapping holds them
-        // all.
+        // SAFETY: `start` checks the block and part numbers, and the mapping contains all blocks
+        // and parts.
         unsafe { (self.memory.address() as *mut u8).add(self.start(block, part)) }
     }
 
-    /// Tells the witness of a test of a stretch that is lent.
+    /// Reports to the store trace that a part is borrowed for writing.
     #[cfg(test)]
-    fn tell_shared(&self, block: u32, part: usize) {
+    fn trace_write(&self, block: u32, part: usize) {
         store_trace::shared(self.memory.address(), self.start(block, part), self.grid.block_bytes);
     }
 
-    /// The same of one that is written past the cache.
+    /// Reports to the store trace that a range is written with non-temporal stores.
     #[cfg(test)]
-    fn tell_streaming(&self, block: u32, part: usize, within: Range<usize>) {
+    fn trace_streaming(&self, block: u32, part: usize, within: Range<usize>) {
         let start = self.start(block, part) + within.start;
         store_trace::streaming(self.memory.address(), start, within.len());
     }
 }
 
 impl Blocks {
-    /// Blocks in this memory.
+    /// Creates blocks in this memory, with a pin counter for each.
     ///
     /// # Panics
-    /// If the memory is too short for them.
+    /// If the memory is too short, or parts of the grid overlap.
     pub(crate) fn new(memory: Memory, grid: Grid) -> Blocks {
         assert!(grid.fits(memory.len()));
         let pins = (0..grid.count).map(|_| AtomicU32::new(0)).collect();
         Blocks::of(memory, grid, pins)
     }
 
-    /// The same for very many small ones, which are pinned by [`Blocks::pin_crowd`] alone: looking up
-    /// the pins of each would cost as much as the block.
+    /// Creates very many small blocks, which only [`Blocks::pin_set`] can pin.
+    ///
+    /// Checking a pin counter per block would cost as much as reading the block.
     ///
     /// # Panics
-    /// If the memory is too short for them.
-    pub(crate) fn of_crowds(memory: Memory, grid: Grid) -> Blocks {
+    /// If the memory is too short, or parts of the grid overlap.
+    pub(crate) fn with_pinned_sets(memory: Memory, grid: Grid) -> Blocks {
         assert!(grid.fits(memory.len()));
         Blocks::of(memory, grid, Box::default())
     }
 
     fn of(memory: Memory, grid: Grid, pins: Box<[AtomicU32]>) -> Blocks {
-        Blocks { shared: Arc::new(Shared { memory, grid, pins }), crowds: Vec::new() }
+        Blocks { shared: Arc::new(Shared { memory, grid, pins }), pinned_sets: Vec::new() }
     }
 
     #[inline]
     pub(crate) fn is_pinned(&self, block: u32) -> bool {
-        // A pin or a crowd holds `shared`, too. Mostly there is none, and then those of this block need
-        // not be looked up.
+        // Pins and pinned sets hold `shared` too. Usually there are none, and the counters need not
+        // be checked.
         if Arc::strong_count(&self.shared) == 1 {
-            // Letting `shared` go is a release: what was read before is not overwritten before.
+            // Dropping `shared` is a release: the reader's loads happen before any later write.
             fence(Ordering::Acquire);
             return false;
         }
-        self.has_a_pin(block)
+        self.has_pin(block)
     }
 
-    fn has_a_pin(&self, block: u32) -> bool {
-        // Acquire: what the reader read before it let go is not overwritten before.
+    fn has_pin(&self, block: u32) -> bool {
+        // Acquire: the reader's loads before it unpins happen before any later write.
         let pins = self.shared.pins.get(block as usize);
-        pins.is_some_and(|pins| pins.load(Ordering::Acquire) > 0) || self.is_in_a_crowd(block)
+        pins.is_some_and(|pins| pins.load(Ordering::Acquire) > 0) || self.is_in_pinned_set(block)
     }
 
-    fn is_in_a_crowd(&self, block: u32) -> bool {
-        let is_in = |crowd: &Weak<[u64]>| crowd.upgrade().is_some_and(|bits| has(&bits, block));
-        self.crowds.iter().any(is_in)
+    fn is_in_pinned_set(&self, block: u32) -> bool {
+        let is_in = |set: &Weak<[u64]>| set.upgrade().is_some_and(|bits| has(&bits, block));
+        self.pinned_sets.iter().any(is_in)
     }
 
-    /// Whether somebody still holds blocks that were pinned together.
-    pub(crate) fn has_crowds(&mut self) -> bool {
-        self.crowds.retain(|crowd| crowd.strong_count() > 0);
-        // What the readers read before they let go is not overwritten before.
+    /// Returns whether any pinned set is still held.
+    pub(crate) fn has_pinned_sets(&mut self) -> bool {
+        self.pinned_sets.retain(|set| set.strong_count() > 0);
+        // The loads of the former holders happen before any later write.
         fence(Ordering::Acquire);
-        !self.crowds.is_empty()
+        !self.pinned_sets.is_empty()
     }
 
-    /// Pins very many blocks at once, a bit for each, until the result is dropped.
-    pub(crate) fn pin_crowd(&mut self, bits: Vec<u64>) -> Crowd {
+    /// Pins very many blocks at once, one bit per block, until the result is dropped.
+    pub(crate) fn pin_set(&mut self, bits: Vec<u64>) -> PinnedSet {
         let bits: Arc<[u64]> = bits.into();
-        self.crowds.push(Arc::downgrade(&bits));
-        Crowd { shared: self.shared.clone(), bits }
+        self.pinned_sets.push(Arc::downgrade(&bits));
+        PinnedSet { shared: self.shared.clone(), bits }
     }
 
-    /// A block, or the first part of it.
+    /// Returns a block, or its first part.
     #[inline]
     pub(crate) fn read(&self, block: u32) -> &[u8] {
         self.read_part(block, 0)
     }
 
-    /// A part of a block.
+    /// Returns a part of a block.
     #[inline]
     pub(crate) fn read_part(&self, block: u32, part: usize) -> &[u8] {
         let bytes = self.shared.grid.block_bytes;
-        // SAFETY: `pointer` stays inside the mapping. Writing needs `&mut self`.
+        // SAFETY: `pointer` stays inside the mapping. Writing requires `&mut self`.
         unsafe { std::slice::from_raw_parts(self.shared.pointer(block, part), bytes) }
     }
 
-    /// Has a stretch of a part of a block fetched into the cache, as it is read soon.
+    /// Prefetches a byte range of a part into the cache.
     ///
     /// # Panics
-    /// If the block has no such stretch.
+    /// If the range is not inside the part.
     #[inline]
     pub(crate) fn fetch(&self, block: u32, part: usize, within: Range<usize>) {
         fetch(&self.read_part(block, part)[within]);
     }
 
-    /// The block, or the first part of it, for writing.
+    /// Borrows a block, or its first part, for writing.
     ///
     /// # Panics
-    /// If the block is pinned: the caller takes another block then.
+    /// If the block is pinned. The caller must use another block then.
     #[inline]
     pub(crate) fn write(&mut self, block: u32) -> &mut [u8] {
         self.write_part(block, 0)
     }
 
-    /// A part of a block for writing.
+    /// Borrows a part of a block for writing.
     ///
     /// # Panics
-    /// If the block is pinned: the caller takes another block then.
+    /// If the block is pinned. The caller must use another block then.
     #[inline]
     pub(crate) fn write_part(&mut self, block: u32, part: usize) -> &mut [u8] {
-        self.assert_unread(block);
+        self.assert_not_pinned(block);
         let bytes = self.shared.grid.block_bytes;
         #[cfg(test)]
-        self.shared.tell_shared(block, part);
-        // SAFETY: as in `read_part`. `&mut self` excludes other borrows of this `Blocks`, which is the
-        // only one of its mapping; the assertion excludes readers that hold a pin.
+        self.shared.trace_write(block, part);
+        // SAFETY: as in `read_part`. `&mut self` excludes other borrows of this `Blocks`, which is
+        // the only one of its mapping. The assertion excludes readers that hold a pin.
         unsafe { std::slice::from_raw_parts_mut(self.shared.pointer(block, part), bytes) }
     }
 
-    /// The first parts of a block for writing, so many of them, and nothing behind them.
+    /// Borrows the first `parts` parts of a block for writing; the remaining slices are empty.
     ///
     /// # Panics
     /// If the block is pinned, or has fewer parts.
@@ -231,61 +235,62 @@ impl Blocks {
         block: u32,
         parts: usize,
     ) -> [&mut [u8]; N] {
-        self.assert_unread(block);
+        self.assert_not_pinned(block);
         let bytes = self.shared.grid.block_bytes;
         std::array::from_fn(|part| {
             if part >= parts {
                 return Default::default();
             }
             #[cfg(test)]
-            self.shared.tell_shared(block, part);
-            // SAFETY: as in `write_part`; the parts of a block do not overlap, and each is lent once.
+            self.shared.trace_write(block, part);
+            // SAFETY: as in `write_part`. The parts of a block do not overlap, and each is borrowed
+            // once.
             unsafe { std::slice::from_raw_parts_mut(self.shared.pointer(block, part), bytes) }
         })
     }
 
     #[inline]
-    fn assert_unread(&self, block: u32) {
-        assert!(!self.is_pinned(block), "block {block} is not written while it is read");
+    fn assert_not_pinned(&self, block: u32) {
+        assert!(!self.is_pinned(block), "cannot write block {block}: it is pinned");
     }
 
-    /// Copies bytes into a part of a block past the cache; see [`Memory::stream`].
+    /// Copies bytes into a part of a block with non-temporal stores; see [`Memory::stream`].
     ///
     /// # Panics
     /// If the block is pinned, or the bytes do not fit.
     pub(crate) fn stream(&mut self, block: u32, part: usize, start: usize, source: &[u8]) {
         let bytes = self.shared.grid.block_bytes;
-        self.assert_unread(block);
-        assert!(start <= bytes && source.len() <= bytes - start, "it fits");
+        self.assert_not_pinned(block);
+        assert!(start <= bytes && source.len() <= bytes - start, "cannot write at {start}: the part has {bytes} bytes");
         #[cfg(test)]
-        self.shared.tell_streaming(block, part, start..start + source.len());
-        // SAFETY: as in `write_part`; the assertion keeps the bytes inside the part. `source` may be
-        // of another block of this mapping, but not of this one, which `&mut self` and the missing
-        // pin make ours alone.
-        unsafe { copy_past_cache(self.shared.pointer(block, part).add(start), source) };
+        self.shared.trace_streaming(block, part, start..start + source.len());
+        // SAFETY: as in `write_part`. The assertion keeps the bytes inside the part. `source` may
+        // be another block of this mapping, but not this block: `&mut self` and the absence of pins
+        // make this block exclusively ours.
+        unsafe { copy_non_temporal(self.shared.pointer(block, part).add(start), source) };
     }
 
-    /// Copies a stretch of a part of one block to the same place of another, past the cache; nothing if
-    /// they are the same.
+    /// Copies a byte range of a part from one block to the same range of another, with non-temporal
+    /// stores. Does nothing if `from == to`.
     ///
     /// # Panics
-    /// If the block to write is pinned, or there is no such stretch.
+    /// If the block to write is pinned, or the range is not inside the part.
     pub(crate) fn stream_from(&mut self, from: u32, to: u32, part: usize, within: Range<usize>) {
         if from == to || within.is_empty() {
             return;
         }
         let pointer = self.shared.pointer(from, part);
-        // SAFETY: as in `read_part`. The stretch is written to another block, and blocks do not
+        // SAFETY: as in `read_part`. The range is written to another block, and blocks do not
         // overlap.
         let from = unsafe { std::slice::from_raw_parts(pointer, self.shared.grid.block_bytes) };
         self.stream(to, part, within.start, &from[within]);
     }
 
-    /// Of the first parts of two blocks, so many of them, this stretch: one block is for reading and one
-    /// for writing past the cache. Behind those there is nothing.
+    /// Borrows a byte range of the first `parts` parts of two blocks: `from` for reading and `to`
+    /// for non-temporal stores. The remaining slices are empty.
     ///
     /// # Panics
-    /// If they are the same, the one to write is pinned, or there is no such stretch or part.
+    /// If the blocks are the same, the block to write is pinned, or there is no such range or part.
     pub(crate) fn read_and_stream<const N: usize>(
         &mut self,
         from: u32,
@@ -293,8 +298,8 @@ impl Blocks {
         parts: usize,
         within: Range<usize>,
     ) -> ([&[u8]; N], [&mut [u8]; N]) {
-        assert_ne!(from, to, "a block is not read while it is written");
-        self.assert_unread(to);
+        assert_ne!(from, to, "cannot read and write the same block");
+        self.assert_not_pinned(to);
         let bytes = self.shared.grid.block_bytes;
         assert!(within.start <= within.end && within.end <= bytes, "{within:?} of {bytes}");
         let (mut read, mut written): ([&[u8]; N], [&mut [u8]; N]) = (
@@ -303,9 +308,9 @@ impl Blocks {
         );
         for part in 0..parts {
             #[cfg(test)]
-            self.shared.tell_streaming(to, part, within.clone());
+            self.shared.trace_streaming(to, part, within.clone());
             let (from, to) = (self.shared.pointer(from, part), self.shared.pointer(to, part));
-            // SAFETY: as in `read_part` and `write_part`; the stretch lies within a part. The slices
+            // SAFETY: as in `read_part` and `write_part`. The range is inside a part. The slices
             // are of different blocks or different parts, which do not overlap.
             unsafe {
                 let (from, to) = (from.add(within.start), to.add(within.start));
@@ -316,52 +321,56 @@ impl Blocks {
         (read, written)
     }
 
-    /// Where they lie, as it is told to whom they are lent, when so many places are held by them.
+    /// Returns the geometry to announce to readers in other processes, for `places` logical blocks.
     pub(crate) fn geometry(&self, places: usize) -> Geometry {
         self.shared.grid.geometry(places)
     }
 
-    /// A descriptor by which another process can map their memory, to read it and no more, and how
-    /// many bytes it has; an error where memory cannot be lent.
+    /// Returns a descriptor through which another process can map the memory read-only, and its
+    /// length in bytes.
+    ///
+    /// # Errors
+    /// If the memory cannot be shared.
     pub(crate) fn to_read(&self) -> std::io::Result<(OwnedFd, u64)> {
         let file = self.shared.memory.to_read()?;
         Ok((file.into(), self.shared.memory.len() as u64))
     }
 
-    /// A word of their memory, which lies in no block.
+    /// Returns a word of the memory that is not part of any block.
     ///
     /// # Panics
-    /// If there is no such word.
+    /// If the index is out of range.
     pub(crate) fn word(&self, word: usize) -> u64 {
         self.shared.memory.load(word)
     }
 
-    /// How many parts each has.
+    /// Returns the number of parts of each block.
     pub(crate) fn parts(&self) -> usize {
         self.shared.grid.parts
     }
 
-    /// Where a block, or the first part of it, lies in its file.
+    /// Returns the byte offset of a block, or of its first part, in its file.
     pub(crate) fn offset(&self, block: u32) -> usize {
         self.shared.start(block, 0)
     }
 
-    /// Has a block hold what another does.
+    /// Copies a block to another block.
     ///
     /// # Panics
-    /// If they are the same, or the one to write is pinned.
+    /// If the blocks are the same, or the block to write is pinned.
     pub(crate) fn copy(&mut self, from: u32, to: u32) {
-        assert_ne!(from, to, "a block is not read while it is written");
+        assert_ne!(from, to, "cannot read and write the same block");
         let bytes = self.shared.grid.block_bytes;
         for part in 0..self.parts() {
             let pointer = self.shared.pointer(from, part);
-            // SAFETY: as in `read_part`. What is written is another block, and blocks do not overlap.
+            // SAFETY: as in `read_part`. The destination is another block, and blocks do not
+            // overlap.
             let from = unsafe { std::slice::from_raw_parts(pointer, bytes) };
             self.write_part(to, part).copy_from_slice(from);
         }
     }
 
-    /// Pins the blocks until the result is dropped.
+    /// Pins blocks until the result is dropped.
     pub(crate) fn pin(&self, blocks: Vec<u32>) -> Pins {
         for &block in &blocks {
             self.shared.pins[block as usize].fetch_add(1, Ordering::Relaxed);
@@ -370,7 +379,7 @@ impl Blocks {
     }
 }
 
-/// Pinned blocks, readable until this is dropped, on any thread.
+/// Pinned blocks, readable on any thread until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Pins {
     shared: Arc<Shared>,
@@ -378,16 +387,16 @@ pub(crate) struct Pins {
 }
 
 impl Pins {
-    /// The `index`-th of the pinned blocks, or the first part of it.
+    /// Returns the `index`-th pinned block, or its first part.
     pub(crate) fn read(&self, index: usize) -> &[u8] {
         self.read_part(index, 0)
     }
 
-    /// A part of the `index`-th of the pinned blocks.
+    /// Returns a part of the `index`-th pinned block.
     pub(crate) fn read_part(&self, index: usize, part: usize) -> &[u8] {
         let bytes = self.shared.grid.block_bytes;
-        // SAFETY: `pointer` stays inside the mapping. The block is pinned for as long as `self`
-        // lives, so it is not lent for writing.
+        // SAFETY: `pointer` stays inside the mapping. The block is pinned while `self` lives, so it
+        // is never borrowed for writing.
         unsafe { std::slice::from_raw_parts(self.shared.pointer(self.blocks[index], part), bytes) }
     }
 }
@@ -400,9 +409,9 @@ impl Drop for Pins {
     }
 }
 
-/// Blocks that are pinned together, readable until this is dropped, on any thread.
+/// A set of blocks pinned together, readable on any thread until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Crowd {
+pub(crate) struct PinnedSet {
     shared: Arc<Shared>,
     bits: Arc<[u64]>,
 }
@@ -411,14 +420,14 @@ fn has(bits: &[u64], block: u32) -> bool {
     bits.get(block as usize / 64).is_some_and(|word| word >> (block % 64) & 1 == 1)
 }
 
-impl Crowd {
-    /// The pinned blocks, in their order.
+impl PinnedSet {
+    /// Returns the pinned blocks in ascending order.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &[u8]> {
         let numbers = 0..self.shared.grid.count as u32;
         numbers.filter(|&block| has(&self.bits, block)).map(|block| {
             let bytes = self.shared.grid.block_bytes;
-            // SAFETY: `pointer` stays inside the mapping. The block is pinned for as long as `self`
-            // lives, so it is not lent for writing.
+            // SAFETY: `pointer` stays inside the mapping. The block is pinned while `self` lives,
+            // so it is never borrowed for writing.
             unsafe { std::slice::from_raw_parts(self.shared.pointer(block, 0), bytes) }
         })
     }
@@ -429,21 +438,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_of_a_crowd_are_read_only_while_somebody_has_it() {
+    fn blocks_of_a_pinned_set_are_read_only_while_it_is_held() {
         let grid = Grid { offset: 8, block_bytes: 64, stride: 64, count: 70, parts: 1, region: 0 };
-        let mut blocks = Blocks::of_crowds(Memory::anonymous(8 + 70 * 64).unwrap(), grid);
+        let mut blocks = Blocks::with_pinned_sets(Memory::anonymous(8 + 70 * 64).unwrap(), grid);
         (0..70).for_each(|block| blocks.write(block).fill(block as u8));
-        let crowd = blocks.pin_crowd(vec![1 << 3, 1 << 5]);
+        let set = blocks.pin_set(vec![1 << 3, 1 << 5]);
         assert!(blocks.is_pinned(3) && blocks.is_pinned(69) && !blocks.is_pinned(5));
         blocks.write(5).fill(0);
-        let read = std::thread::spawn(move || crowd.blocks().map(|b| b[63]).collect::<Vec<_>>());
+        let read = std::thread::spawn(move || set.blocks().map(|b| b[63]).collect::<Vec<_>>());
         assert_eq!(read.join().unwrap(), [3, 69]);
-        assert!(!blocks.is_pinned(3) && !blocks.has_crowds());
-        let (one, other) = (blocks.pin_crowd(vec![1]), blocks.pin_crowd(vec![2]));
+        assert!(!blocks.is_pinned(3) && !blocks.has_pinned_sets());
+        let (one, other) = (blocks.pin_set(vec![1]), blocks.pin_set(vec![2]));
         drop(one);
-        assert!(!blocks.is_pinned(0) && blocks.is_pinned(1) && blocks.has_crowds());
+        assert!(!blocks.is_pinned(0) && blocks.is_pinned(1) && blocks.has_pinned_sets());
         drop(other);
-        assert!(!blocks.has_crowds());
+        assert!(!blocks.has_pinned_sets());
     }
 
     #[test]
@@ -456,15 +465,15 @@ mod tests {
         blocks.write(0).fill(8);
         blocks.stream(0, 0, 63, &[9]);
         assert_eq!((pins.read(0)[0], blocks.read(0)[62], blocks.read(0)[63]), (7, 8, 9));
-        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             blocks.write(1);
         }));
-        assert!(refused.is_err());
+        assert!(result.is_err());
         std::thread::spawn(move || assert_eq!(pins.read(1)[63], 7)).join().unwrap();
         blocks.write(1).fill(9);
     }
 
-    /// Two blocks of three parts, with gaps, in regions that are apart.
+    /// Two blocks of three parts each, with gaps between blocks and between regions.
     fn parted() -> Blocks {
         let grid = Grid { offset: 8, block_bytes: 64, stride: 72, count: 2, parts: 3, region: 160 };
         assert_eq!(grid.need(), 8 + 2 * 160 + 144);
@@ -472,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_kind_lie_one_behind_the_other() {
+    fn a_region_holds_the_same_part_of_all_blocks() {
         let mut blocks = parted();
         for (block, part) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
             blocks.write_part(block, part).fill(10 * block as u8 + part as u8 + 1);
@@ -488,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_a_block_goes_to_the_same_part_of_another() {
+    fn a_copy_moves_each_part_to_the_same_part() {
         let mut blocks = parted();
         for (part, bytes) in blocks.write_parts::<4>(0, 3).into_iter().enumerate() {
             assert_eq!(bytes.len(), if part < 3 { 64 } else { 0 });
@@ -509,12 +518,12 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_overlap_are_no_grid() {
+    fn overlapping_parts_are_rejected() {
         let grid = Grid { offset: 8, block_bytes: 64, stride: 72, count: 2, parts: 3, region: 136 };
         let memory = Memory::anonymous(1024).unwrap();
-        let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             Blocks::new(memory, grid);
         }));
-        assert!(made.is_err());
+        assert!(result.is_err());
     }
 }

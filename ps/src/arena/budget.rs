@@ -1,11 +1,11 @@
-//! The bytes that the shards of a task may use together.
+//! The memory budget that the shards of a task share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::StorageError;
 
-/// The bytes that all shards of a task may use together.
+/// The bytes of memory that all shards of a task may use together. Clones share one budget.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget(Arc<AtomicU64>);
 
@@ -14,12 +14,15 @@ impl Budget {
         Budget(Arc::new(AtomicU64::new(bytes_max)))
     }
 
-    /// The bytes nobody has taken.
+    /// Returns the bytes that are left.
     pub(crate) fn left(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Takes `bytes` off the budget; they come back when the loan is dropped.
+    /// Takes `bytes` off the budget. They are returned when the [`Loan`] is dropped.
+    ///
+    /// # Errors
+    /// [`StorageError::DoesNotFit`] if fewer bytes are left.
     pub(crate) fn take(&self, bytes: u64) -> Result<Loan, StorageError> {
         let taken = self
             .0
@@ -31,7 +34,7 @@ impl Budget {
     }
 }
 
-/// Bytes taken off a [`Budget`].
+/// Bytes taken off a [`Budget`], returned to it on drop.
 #[derive(Debug)]
 pub(crate) struct Loan {
     budget: Budget,
@@ -55,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_comes_back_when_the_loan_is_dropped() {
+    fn a_dropped_loan_returns_its_bytes() {
         let budget = Budget::new(100);
         let loan = budget.take(60).unwrap();
         let error = budget.take(60).unwrap_err();

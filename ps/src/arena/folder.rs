@@ -1,4 +1,4 @@
-//! The state directory: private, locked, and a folder for each shard.
+//! The state directory: private, locked, and with a folder for each shard.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -9,16 +9,16 @@ use super::{SaveNote, reserve};
 use crate::error::StorageError;
 use crate::permissions;
 
-/// A state directory that this server alone uses.
+/// A locked state directory, which only this server uses.
 #[derive(Debug)]
 pub(crate) struct StateDirectory {
     path: PathBuf,
-    /// Held for its lock, which the kernel releases however the process ends.
+    /// Holds the lock. The kernel releases it however the process ends.
     _lock: File,
 }
 
-/// Whether a server holds the lock of a state directory. Asking takes the lock for an instant, and
-/// not from a server that has it.
+/// Returns whether a server holds the lock of a state directory. The check takes the lock for an
+/// instant if it is free.
 pub(crate) fn is_locked(directory: &Path) -> bool {
     let Ok(lock) = File::open(directory.join("lock")) else { return false };
     let shared = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared);
@@ -26,7 +26,7 @@ pub(crate) fn is_locked(directory: &Path) -> bool {
 }
 
 impl StateDirectory {
-    /// Creates the directory if need be, and locks it.
+    /// Creates the directory if needed, and locks it.
     pub(crate) fn open(path: &Path) -> Result<Self, StorageError> {
         create_private(path)?;
         let lock_path = path.join("lock");
@@ -46,22 +46,22 @@ impl StateDirectory {
         Ok(StateDirectory { path: path.to_owned(), _lock: lock })
     }
 
-    /// The folder of one shard's arena, created if need be.
+    /// Returns the folder of one shard's arena, creating it if needed.
     pub(crate) fn shard(&self, shard: u16) -> Result<Folder, StorageError> {
         let path = self.path.join(format!("shard-{shard}"));
         create_private(&path)?;
-        Ok(Folder { path, looked_into: false })
+        Ok(Folder { path, read_only: false })
     }
 }
 
 impl StateDirectory {
-    /// Where it is noted that saves of checkpoints fail.
+    /// Returns the note about failing checkpoint saves.
     pub(crate) fn save_note(&self) -> SaveNote {
         SaveNote::of(&self.path)
     }
 
-    /// Puts a shard's folder aside, in the place of one that was put aside before: what it holds is of
-    /// no more use to a server, but perhaps to a person.
+    /// Renames a shard's folder to `shard-N.aside`, replacing an earlier one. No server uses its
+    /// contents again, but a person may want to inspect them.
     pub(crate) fn set_aside(&self, shard: u16) -> Result<(), StorageError> {
         let path = self.path.join(format!("shard-{shard}"));
         let aside = self.path.join(format!("shard-{shard}.aside"));
@@ -79,22 +79,22 @@ impl StateDirectory {
 #[derive(Clone, Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
-    /// Whether it is only looked into: somebody else may be using it.
-    looked_into: bool,
+    /// Whether the folder is opened for inspection only. Another process may be using it.
+    read_only: bool,
 }
 
 impl Folder {
-    /// A folder that is looked into and not changed, whatever is asked of it.
-    pub(crate) fn look(path: &Path) -> Folder {
-        Folder { path: path.to_owned(), looked_into: true }
+    /// Opens a folder for inspection. Every operation that would change a file fails.
+    pub(crate) fn read_only(path: &Path) -> Folder {
+        Folder { path: path.to_owned(), read_only: true }
     }
 
-    pub(super) fn is_looked_into(&self) -> bool {
-        self.looked_into
+    pub(super) fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
-    fn change(&self, doing: &'static str) -> Result<(), StorageError> {
-        match self.looked_into {
+    fn check_writable(&self, doing: &'static str) -> Result<(), StorageError> {
+        match self.read_only {
             false => Ok(()),
             true => Err(io_error(doing, &self.path, io::ErrorKind::ReadOnlyFilesystem.into())),
         }
@@ -104,7 +104,7 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// The names of its files.
+    /// Returns the names of its files.
     pub(crate) fn names(&self) -> Result<Vec<String>, StorageError> {
         let failed = |source| io_error("list", &self.path, source);
         let entries = std::fs::read_dir(&self.path).map_err(failed)?;
@@ -113,9 +113,9 @@ impl Folder {
             .collect()
     }
 
-    /// A new file with real space behind every byte, all zeros.
+    /// Creates a file of zeros with disk space reserved for every byte.
     pub(crate) fn create(&self, name: &str, bytes: u64) -> Result<File, StorageError> {
-        self.change("create a file in")?;
+        self.check_writable("create a file in")?;
         let path = self.path(name);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
@@ -124,12 +124,16 @@ impl Folder {
         Ok(file)
     }
 
-    /// A file that is there, if it is there; and if it is ours alone.
+    /// Opens a file; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// If it is not a regular file (symbolic links are not followed) or, unless the folder is
+    /// read-only, it belongs to another user or has several names.
     pub(crate) fn open(&self, name: &str) -> Result<Option<File>, StorageError> {
         let path = self.path(name);
         let flags = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
         let mut options = OpenOptions::new();
-        options.read(true).write(!self.looked_into).custom_flags(flags);
+        options.read(true).write(!self.read_only).custom_flags(flags);
         let opened = options.open(&path);
         let file = match opened {
             Ok(file) => file,
@@ -141,32 +145,32 @@ impl Folder {
         if !metadata.is_file() {
             return refuse("it is not a file".into());
         }
-        if self.looked_into {
+        if self.read_only {
             return Ok(Some(file));
         }
         if metadata.uid() != rustix::process::geteuid().as_raw() {
             return refuse(format!("it belongs to user {}", metadata.uid()));
         }
         if metadata.nlink() != 1 {
-            return refuse(format!("it has {} names", metadata.nlink()));
+            return refuse(format!("it has {} hard links", metadata.nlink()));
         }
         Ok(Some(file))
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
-        self.change("rename a file in")?;
+        self.check_writable("rename a file in")?;
         let (from, to) = (self.path(from), self.path(to));
         std::fs::rename(&from, to).map_err(|source| io_error("rename", &from, source))
     }
 
-    /// Has what a file holds, its mapped pages too, put on the disk.
+    /// Flushes the contents of a file to disk, including its mapped pages.
     pub(crate) fn sync(&self, name: &str) -> Result<(), StorageError> {
         let path = self.path(name);
         let file = File::open(&path).map_err(|source| io_error("open", &path, source))?;
         file.sync_data().map_err(|source| io_error("flush", &path, source))
     }
 
-    /// Replaces what a file holds, and has it put on the disk, with its name.
+    /// Replaces the contents of a file, and flushes them and the file's name to disk.
     pub(crate) fn write_durably(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
         let path = self.path(name);
         let failed = |doing: &'static str| {
@@ -181,14 +185,16 @@ impl Folder {
         self.sync_names()
     }
 
-    /// Has the names of the files put on the disk.
+    /// Flushes the names of the files to disk.
     pub(crate) fn sync_names(&self) -> Result<(), StorageError> {
         sync_directory(&self.path)
     }
 
-    /// Has the names that lead here put on the disk: its own and those of the directories above it, as
-    /// far up as this user can have made them. They are flushed each time, which costs nothing where
-    /// nothing is new: whoever made them may not have come to it.
+    /// Flushes the path to this folder to disk: its own name and those of its ancestors, up to the
+    /// first directory that this user cannot write and so cannot have created.
+    ///
+    /// The names are flushed every time, because the process that created them may not have got
+    /// that far. A flush without changes costs nothing.
     pub(crate) fn sync_way(&self) -> Result<(), StorageError> {
         let path = self.path.canonicalize();
         let path = path.map_err(|source| io_error("find", &self.path, source))?;
@@ -200,23 +206,23 @@ impl Folder {
         Ok(())
     }
 
-    /// Whether it is on a file system that is gone with the machine's memory.
+    /// Returns whether the file system is in memory and lost on a reboot.
     #[cfg(target_os = "linux")]
     pub(crate) fn is_in_memory(&self) -> bool {
         const TMPFS: i64 = 0x0102_1994;
-        #[allow(clippy::useless_conversion, reason = "its type is another elsewhere")]
+        #[allow(clippy::useless_conversion, reason = "the type differs between platforms")]
         rustix::fs::statfs(&self.path).is_ok_and(|statfs| i64::from(statfs.f_type) == TMPFS)
     }
 
-    /// Whether it is on a file system that is gone with the machine's memory; nobody knows here.
+    /// Returns `false`: this platform offers no check for a file system in memory.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn is_in_memory(&self) -> bool {
         false
     }
 
-    /// Removes a file, if it is there.
+    /// Removes a file, if it exists.
     pub(crate) fn remove(&self, name: &str) -> Result<(), StorageError> {
-        self.change("remove a file of")?;
+        self.check_writable("remove a file of")?;
         let path = self.path(name);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -266,24 +272,24 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_a_folder_is_flushed_as_far_as_it_is_ours() {
+    fn a_path_is_flushed_up_to_the_last_writable_directory() {
         let root = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(&root.path().join("a/b/state")).unwrap();
         state.shard(0).unwrap().sync_way().unwrap();
-        // What a link leads to is where the names are.
+        // The names are in the directory that the link points to.
         let link = root.path().join("link");
         std::os::unix::fs::symlink(root.path().join("a/b/state"), &link).unwrap();
-        Folder::look(&link.join("shard-0")).sync_way().unwrap();
-        let error = Folder::look(&root.path().join("nowhere")).sync_way().unwrap_err();
+        Folder::read_only(&link.join("shard-0")).sync_way().unwrap();
+        let error = Folder::read_only(&root.path().join("nowhere")).sync_way().unwrap_err();
         assert!(error.to_string().contains("nowhere"), "{error}");
     }
 
     #[test]
-    fn what_is_looked_into_is_not_changed() {
+    fn a_read_only_folder_is_not_changed() {
         let root = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(root.path()).unwrap();
         state.shard(0).unwrap().create("values-1", 10).unwrap();
-        let folder = Folder::look(&root.path().join("shard-0"));
+        let folder = Folder::read_only(&root.path().join("shard-0"));
         assert!(folder.open("values-1").unwrap().is_some());
         assert!(folder.create("values-2", 10).is_err());
         assert!(folder.rename("values-1", "values-2").is_err());

@@ -1,12 +1,12 @@
-//! Mapped memory: bytes, words stored in one piece, and stores that go past the cache.
+//! Mapped memory: byte ranges, atomically stored words and non-temporal stores.
 //!
-//! This is one of the few files that may hold `unsafe` code. What it lends is checked: a stretch
-//! is borrowed like any other slice.
+//! This is one of the few files that may contain `unsafe` code. Its borrows are checked: a byte
+//! range is borrowed like any other slice.
 //!
-//! What a killed process leaves in a shared mapping is what its stores had done, in program
-//! order. So that the compiler keeps that order, words are stored between compiler fences; so that
-//! the processor keeps it too, non-temporal stores are followed by [`fence`] before anything
-//! may name what they wrote.
+//! A killed process leaves in a shared mapping what its stores have done, in program order. Words
+//! are stored between compiler fences, so that the compiler keeps that order. Non-temporal stores
+//! are followed by [`fence`] before any word may name what they wrote, so that the processor keeps
+//! it too.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
@@ -17,42 +17,43 @@ use memmap2::{MmapOptions, MmapRaw};
 use super::store_trace;
 use crate::volatile::Volatile;
 
-/// A stretch of memory: anonymous, or a mapped file.
+/// A mapping: anonymous memory or a file.
 #[derive(Debug)]
 pub(crate) struct Memory {
     map: MmapRaw,
     bytes: usize,
     file: Option<File>,
-    /// Where the shelf of a test finds it.
+    /// The shelf entry of a test's file.
     #[cfg(any(test, feature = "simulation"))]
-    pub(super) found: Option<super::shelf::Found>,
+    pub(super) shelf_file: Option<super::shelf::ShelfFile>,
 }
 
 impl Memory {
-    /// Zeroed memory of this process alone; in huge pages, where the system gives them to who asks.
+    /// Maps zeroed memory that is private to this process, in huge pages where the system grants
+    /// them on request.
     pub(crate) fn anonymous(bytes: usize) -> std::io::Result<Memory> {
-        // An empty mapping is not possible.
+        // A mapping cannot be empty.
         let map = MmapOptions::new().len(bytes.max(1)).map_anon()?;
-        // An update goes through up to nine streams at once, and through as many shadows: with small
-        // pages the processor looks most of them up again and again. Without huge ones it is slower.
+        // An update reads up to nine streams at once and writes as many shadows. With small pages
+        // most of them miss the TLB again and again, which is slower.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Memory::new(map.into(), bytes, None))
     }
 
-    /// Zeroed memory that can be lent to other processes: as [`Memory::anonymous`], but for that. Nobody
-    /// can make it shorter or longer.
+    /// Maps zeroed memory that can be shared with other processes: a memfd sealed against changes
+    /// of its length.
     #[cfg(target_os = "linux")]
     pub(super) fn shareable(bytes: usize) -> std::io::Result<Memory> {
         use rustix::fs::{MemfdFlags, SealFlags};
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create("pushpull", flags)?);
-        // What is never written takes no memory. Should there be none left for what is, the system ends a
-        // process, as with memory of any other kind.
+        // Pages that are never written take no memory. If memory runs out when one is written, the
+        // system kills a process, as for any other memory.
         file.set_len(bytes.max(1) as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         let mut memory = Memory::of_file(file)?;
-        // A few words would take a whole huge page.
+        // A few words would occupy a whole huge page.
         if bytes >= HUGE_PAGE_BYTES {
             let _ = memory.map.advise(memmap2::Advice::HugePage);
         }
@@ -60,45 +61,46 @@ impl Memory {
         Ok(memory)
     }
 
-    /// The same where memory cannot be lent.
+    /// Fails: this platform cannot share memory.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn shareable(_bytes: usize) -> std::io::Result<Memory> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// A descriptor by which another process can map it, to read it and no more; from then on nobody maps
-    /// it for writing who has not.
+    /// Returns a descriptor through which another process can map the memory read-only, and seals
+    /// the memory against new writable mappings. Existing ones stay.
     #[cfg(target_os = "linux")]
     pub(super) fn to_read(&self) -> std::io::Result<File> {
         use std::os::fd::AsRawFd;
         let Some(file) = &self.file else { return Err(std::io::ErrorKind::Unsupported.into()) };
-        // A file that has a name cannot be sealed; it is its user's as it is. Nor can a system that does
-        // not know this seal.
+        // Sealing fails for a file with a name, which its user can write anyway, and on kernels
+        // without this seal.
         let _ = rustix::fs::fcntl_add_seals(file, rustix::fs::SealFlags::FUTURE_WRITE);
         File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
     }
 
-    /// The same where memory cannot be lent.
+    /// Fails: this platform cannot share memory.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn to_read(&self) -> std::io::Result<File> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// A descriptor by which another process can map it, to read and to write it.
+    /// Returns a descriptor through which another process can map the memory for reading and
+    /// writing.
     pub(super) fn to_write(&self) -> std::io::Result<File> {
         let file = self.file.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
         file.try_clone()
     }
 
-    /// A file, the whole of which is mapped. Its space must be reserved: a store to a hole that a
-    /// full disk cannot fill is a signal and not an error.
+    /// Maps a whole file. Its disk space must be reserved: a store to a hole that a full disk
+    /// cannot fill raises a signal instead of an error.
     pub(crate) fn of_file(file: File) -> std::io::Result<Memory> {
         let bytes = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
         let map = MmapOptions::new().len(bytes.max(1)).map_raw(&file)?;
         Ok(Memory::new(map, bytes, Some(file)))
     }
 
-    /// What a file of somebody else holds now, as memory of this process alone.
+    /// Copies the current contents of another process's file into private memory.
     pub(crate) fn copy_of(file: &File) -> std::io::Result<Memory> {
         let bytes = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
         let mut memory = Memory::anonymous(bytes)?;
@@ -116,30 +118,30 @@ impl Memory {
         Ok(memory)
     }
 
-    /// The same for a file that is too long to be copied: what is not written here is as in the
-    /// file, which this does not change.
+    /// Maps another process's file copy-on-write, for files too long to copy. Pages that are not
+    /// written here show the file's current contents; the file is never changed.
     pub(crate) fn view_of(file: &File) -> std::io::Result<Memory> {
         let bytes = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
-        // SAFETY: the mapping is private: what is written here stays here. What another process
-        // writes may be seen or not; its words are read as any bytes are. The files of an arena are
-        // never made shorter.
+        // SAFETY: the mapping is private, so writes stay in this process. Writes of another process
+        // may or may not become visible; its words are read as plain bytes. The files of an arena
+        // are never truncated.
         let map = unsafe { MmapOptions::new().len(bytes.max(1)).map_copy(file)? };
         Ok(Memory::new(map.into(), bytes, None))
     }
 
     fn new(map: MmapRaw, bytes: usize, file: Option<File>) -> Memory {
         #[cfg(any(test, feature = "simulation"))]
-        let found = None;
+        let shelf_file = None;
         Memory {
             map,
             bytes,
             file,
             #[cfg(any(test, feature = "simulation"))]
-            found,
+            shelf_file,
         }
     }
 
-    /// The same mapping, without its file held open: it does not grow.
+    /// Closes the file of the mapping, which can then no longer grow.
     pub(crate) fn without_file(mut self) -> Memory {
         self.file = None;
         self
@@ -149,9 +151,9 @@ impl Memory {
         self.bytes
     }
 
-    /// Makes it longer by zeros. Nothing else changes.
+    /// Extends the memory with zeros. The mapping may move.
     pub(crate) fn grow(&mut self, bytes: usize) -> std::io::Result<()> {
-        #[allow(unused_mut, reason = "for the shelf of a test")]
+        #[allow(unused_mut, reason = "mutated for the shelf of a test")]
         let mut grown = match &self.file {
             Some(file) => {
                 super::reserve(file, bytes as u64)?;
@@ -167,9 +169,9 @@ impl Memory {
         store_trace::moved(self.address(), grown.address());
         #[cfg(any(test, feature = "simulation"))]
         {
-            grown.found = self.found.take();
-            if let Some(found) = &grown.found {
-                found.set(super::shelf::Item::open(&grown));
+            grown.shelf_file = self.shelf_file.take();
+            if let Some(shelf_file) = &grown.shelf_file {
+                shelf_file.set(super::shelf::Item::open(&grown));
             }
         }
         *self = grown;
@@ -177,43 +179,44 @@ impl Memory {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `bytes` long and lives as long as `self`. Only this process writes it:
-        // it is anonymous, or a file of mode 0600 in a locked directory of mode 0700, which no other
-        // program is to touch. Whom it is lent to by `to_read` maps it for reading; what is lent by
-        // `to_write` is reached by words, or loaded by `Volatile` (`shared.rs`). Writing needs `&mut self`.
+        // SAFETY: the mapping is `bytes` long and lives as long as `self`. Only this process writes
+        // it: it is anonymous, or a file of mode 0600 in a locked directory of mode 0700, which no
+        // other program may touch. Receivers of a `to_read` descriptor map it read-only. Memory
+        // whose `to_write` descriptor was sent is only accessed by words or through `Volatile`
+        // (`shared.rs`). Writing requires `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.bytes) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         #[cfg(test)]
         store_trace::shared(self.address(), 0, self.bytes);
-        // SAFETY: as in `bytes`; `&mut self` makes this borrow the only one.
+        // SAFETY: as in `bytes`. `&mut self` makes this borrow the only one.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
     }
 
-    /// Bytes that another process may be writing.
+    /// Returns bytes that another process may be writing.
     ///
     /// # Panics
-    /// If there are no such bytes.
+    /// If the range is not inside the memory.
     pub(super) fn volatile(&self, from: usize, bytes: usize) -> Volatile<'_> {
         assert!(from <= self.bytes && bytes <= self.bytes - from, "{bytes} bytes at {from}");
-        // SAFETY: the assertion keeps them inside the mapping, which lives as long as `self`. Of memory that
-        // is read so nothing is ever borrowed, which `shared.rs` sees to.
+        // SAFETY: the assertion keeps the range inside the mapping, which lives as long as `self`.
+        // `shared.rs` ensures that memory read this way is never borrowed.
         unsafe { Volatile::new(self.map.as_ptr().add(from), bytes) }
     }
 
-    /// A word, by its number.
+    /// Returns a word by its index.
     ///
     /// # Panics
-    /// If there is no such word.
+    /// If the index is out of range.
     pub(crate) fn load(&self, word: usize) -> u64 {
         u64::from_le(self.word(word).load(Ordering::Relaxed))
     }
 
-    /// Stores a word in one piece: a reader after a crash finds the old or the new one.
+    /// Stores a word atomically: after a crash a reader finds either the old or the new value.
     ///
     /// # Panics
-    /// If there is no such word.
+    /// If the index is out of range.
     pub(crate) fn store(&mut self, word: usize, value: u64) {
         #[cfg(test)]
         store_trace::storing(self.address(), word * 8);
@@ -222,30 +225,30 @@ impl Memory {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Copies bytes here past the cache, which leaves the cache to others and saves reading what
-    /// is overwritten. They are in memory for sure only after [`fence`].
+    /// Copies bytes into the memory with non-temporal stores, which neither evict cached data nor
+    /// read the lines they overwrite. The bytes are certain to be in memory only after [`fence`].
     ///
     /// # Panics
-    /// If the bytes do not fit.
+    /// If the range is not inside the memory.
     #[cfg(test)]
     pub(crate) fn stream(&mut self, start: usize, source: &[u8]) {
-        assert!(start <= self.bytes && source.len() <= self.bytes - start, "it fits");
+        assert!(start <= self.bytes && source.len() <= self.bytes - start, "cannot write at {start}: the bytes do not fit");
         #[cfg(test)]
         store_trace::streaming(self.address(), start, source.len());
         // SAFETY: the assertion keeps the destination inside the mapping, `&mut self` makes it
-        // ours alone, and a borrowed source cannot overlap it.
-        unsafe { copy_past_cache(self.map.as_mut_ptr().add(start), source) };
+        // exclusively ours, and a borrowed source cannot overlap it.
+        unsafe { copy_non_temporal(self.map.as_mut_ptr().add(start), source) };
     }
 
-    /// The same through the cache, for what is soon read again.
+    /// Copies bytes into the memory through the cache, for data that is read again soon.
     pub(crate) fn write(&mut self, start: usize, source: &[u8]) {
         self.stretch_mut(start..start + source.len()).copy_from_slice(source);
     }
 
-    /// A stretch for writing, through the cache.
+    /// Borrows a byte range for writing through the cache.
     ///
     /// # Panics
-    /// If there is no such stretch.
+    /// If the range is not inside the memory.
     pub(crate) fn stretch_mut(&mut self, within: std::ops::Range<usize>) -> &mut [u8] {
         #[cfg(test)]
         store_trace::shared(self.address(), within.start, within.len());
@@ -254,15 +257,15 @@ impl Memory {
         &mut all[within]
     }
 
-    /// Where it lies, as its name for the witness and for blocks that are pinned.
+    /// Returns the address of the mapping, which identifies it to the store trace and to pins.
     pub(super) fn address(&self) -> usize {
         self.map.as_ptr() as usize
     }
 
     pub(super) fn word(&self, word: usize) -> &AtomicU64 {
         assert!(word < self.bytes / 8, "word {word} of {}", self.bytes / 8);
-        // SAFETY: the word lies inside the mapping, which starts at a page and so aligns it, and
-        // lives as long as `self`.
+        // SAFETY: the word is inside the mapping, which starts at a page boundary and so aligns it,
+        // and which lives as long as `self`.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().cast::<u64>().add(word)) }
     }
 }
@@ -270,17 +273,17 @@ impl Memory {
 #[cfg(any(test, feature = "simulation"))]
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(found) = self.found.take().filter(|found| found.is_kept()) {
-            found.set(super::shelf::Item::Closed(super::shelf::Content::of(self.bytes())));
+        if let Some(shelf_file) = self.shelf_file.take().filter(|shelf_file| shelf_file.is_kept()) {
+            shelf_file.set(super::shelf::Item::Closed(super::shelf::Content::of(self.bytes())));
         }
     }
 }
 
-/// Waits until everything that was streamed is in memory: what is stored after it is stored later.
+/// Orders all earlier non-temporal stores before all later stores.
 pub(crate) fn fence() {
     compiler_fence(Ordering::SeqCst);
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: `sfence` is part of every x86-64 processor and touches no memory of ours.
+    // SAFETY: `sfence` exists on every x86-64 processor and accesses no memory.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
@@ -289,43 +292,44 @@ pub(crate) fn fence() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Copies with non-temporal stores where the destination is aligned for them.
+/// Copies with non-temporal stores where the destination is aligned for them, and with ordinary
+/// stores elsewhere.
 ///
 /// # Safety
 /// `destination` must be valid for writes of `source.len()` bytes that nothing else refers to.
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn copy_past_cache(destination: *mut u8, source: &[u8]) {
+pub(super) unsafe fn copy_non_temporal(destination: *mut u8, source: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     let head = destination.align_offset(16).min(source.len());
     let (first, rest) = source.split_at(head);
-    // SAFETY: the head lies inside the destination, by the caller's promise.
+    // SAFETY: the head is inside the destination, by the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(first.as_ptr(), destination, head) };
     let lines = rest.chunks_exact(16);
     let (tail, mut at) = (lines.remainder(), head);
     for line in lines {
-        // SAFETY: `at` is inside the destination and aligned to 16 since the head was copied; the
-        // source's line is 16 bytes; SSE2 is part of every x86-64 processor.
+        // SAFETY: `at` is inside the destination and aligned to 16, because the head was copied.
+        // The source's line is 16 bytes long. SSE2 exists on every x86-64 processor.
         unsafe {
             let value = _mm_loadu_si128(line.as_ptr().cast::<__m128i>());
             _mm_stream_si128(destination.add(at).cast::<__m128i>(), value);
         }
         at += 16;
     }
-    // SAFETY: what is left of the source is what is left of the destination.
+    // SAFETY: the rest of the source is as long as the rest of the destination.
     unsafe { std::ptr::copy_nonoverlapping(tail.as_ptr(), destination.add(at), tail.len()) };
 }
 
-/// The same where there are no such stores.
+/// Copies with ordinary stores: this target has no non-temporal ones.
 ///
 /// # Safety
 /// `destination` must be valid for writes of `source.len()` bytes that nothing else refers to.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) unsafe fn copy_past_cache(destination: *mut u8, source: &[u8]) {
+pub(super) unsafe fn copy_non_temporal(destination: *mut u8, source: &[u8]) {
     // SAFETY: by the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), destination, source.len()) };
 }
 
-/// Below this, memory is not asked for in huge pages.
+/// The size from which shareable memory requests huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 #[cfg(test)]
@@ -333,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_streamed_wherever_they_start_and_end() {
+    fn a_stream_writes_exactly_its_range_at_any_alignment() {
         let source: Vec<u8> = (1..=200).collect();
         for start in 0..40 {
             for length in [0, 1, 15, 16, 17, 31, 64, 200 - start] {

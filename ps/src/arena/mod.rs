@@ -1,4 +1,4 @@
-//! A shard's memory: a folder of mapped files, or anonymous memory.
+//! The memory of a shard: a folder of mapped files, or anonymous memory.
 
 mod blocks;
 mod budget;
@@ -7,7 +7,7 @@ mod memory;
 mod save_note;
 mod shared;
 #[cfg(any(test, feature = "simulation"))]
-#[cfg_attr(not(test), allow(dead_code, reason = "tests ask more of it than the simulator"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "tests use more of it than the simulator"))]
 pub(crate) mod shelf;
 #[cfg(test)]
 pub(crate) mod store_trace;
@@ -15,7 +15,7 @@ pub(crate) mod store_trace;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-pub(crate) use blocks::{Blocks, Crowd, Grid, Pins};
+pub(crate) use blocks::{Blocks, PinnedSet, Grid, Pins};
 pub(crate) use budget::{Budget, Loan};
 use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};
@@ -26,26 +26,26 @@ pub(crate) use shared::{SharedBytes, SharedWords};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp, TEXT_AT};
 
-/// Streams that an optimizer reads and writes together must not lie at the same offset modulo the
-/// page size, or they evict each other: Adam ran 3.5 times slower in place and 6 to 7 times slower
-/// into other blocks. Each is skewed by one more odd number of cache lines; 13 lines were measured.
+/// Skew between the streams that an optimizer reads and writes together. At the same offset modulo
+/// the page size they evict each other: Adam ran 3.5 times slower in place and 6 to 7 times slower
+/// into other blocks. Each stream is skewed by one more odd number of cache lines; 13 lines were
+/// measured.
 pub(crate) const SKEW_BYTES: usize = 13 * 64;
 
-/// What lies between a block and the next. It is a line and no more: the processor, which fetches ahead of
-/// who reads one block after the other, goes on over so short a gap. Over 832 bytes it did not, and
-/// updates took a tenth longer.
+/// The gap between adjacent blocks: one cache line. The hardware prefetcher of a sequential reader
+/// continues over a gap this short. Over 832 bytes it did not, and updates took 10 % longer.
 pub(crate) const GAP_BYTES: usize = 64;
 
-/// Where a shard's files are.
+/// The storage of a shard's files.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Nowhere: anonymous memory, gone with the process.
+    /// Anonymous memory, lost with the process.
     Anonymous,
-    /// The same, but for values, which are in memory that can be lent to other processes.
+    /// Anonymous memory, lost with the process. The values can be shared with other processes.
     Lendable,
-    /// In a folder.
+    /// Mapped files in a folder.
     Folder(Folder),
-    /// On a shelf of a test, which sees what a crash would leave.
+    /// The shelf of a test, which shows what a crash would leave.
     #[cfg(any(test, feature = "simulation"))]
     Shelf(shelf::Shelf),
 }
@@ -57,7 +57,7 @@ pub(crate) struct Arena {
     pub(crate) stamp: Stamp,
 }
 
-/// The name of a file.
+/// Returns the name of a file. The generation is omitted if it is 0.
 pub(crate) fn file_name(kind: Kind, generation: u64) -> String {
     match generation {
         0 => kind.name().to_owned(),
@@ -65,14 +65,14 @@ pub(crate) fn file_name(kind: Kind, generation: u64) -> String {
     }
 }
 
-/// Which of several files of a kind and a generation it is.
+/// Selects one of several files of the same kind and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// The only one.
+    /// The only file.
     Only,
-    /// That of a table of the shard.
+    /// The single file of a table.
     Table(u16),
-    /// One of a table of the shard.
+    /// One of several files of a table: table and file number.
     OfTable(u16, u32),
 }
 
@@ -86,7 +86,7 @@ impl Part {
         }
     }
 
-    /// What its first page says of it, so that none is taken for another.
+    /// Returns the text of the file's first page, so that no file is mistaken for another.
     fn text(self) -> Vec<u8> {
         match self {
             Part::Only => Vec::new(),
@@ -98,14 +98,14 @@ impl Part {
     }
 }
 
-/// Whether a file is of bytes that are too many to be copied.
+/// Returns whether a file is too large to copy.
 fn is_bulk(name: &str) -> bool {
     let bulk = [Kind::Values, Kind::Slots, Kind::Inbox, Kind::Rows];
     bulk.into_iter().any(|kind| name.starts_with(kind.name()))
 }
 
 impl Place {
-    /// The path of a file, as errors name it.
+    /// Returns the path of a file for error messages.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         match self {
             Place::Folder(folder) => folder.path(name),
@@ -113,12 +113,12 @@ impl Place {
         }
     }
 
-    /// Whether it is in memory that can be lent, and nowhere else.
+    /// Returns whether the values are in memory that can be shared with other processes.
     pub(crate) fn is_shareable(&self) -> bool {
         matches!(self, Place::Lendable)
     }
 
-    /// The names of the files that are there.
+    /// Returns the names of the existing files.
     pub(crate) fn names(&self) -> Result<Vec<String>, StorageError> {
         match self {
             Place::Anonymous | Place::Lendable => Ok(Vec::new()),
@@ -128,13 +128,14 @@ impl Place {
         }
     }
 
-    /// A file that is there, if it is there.
+    /// Opens a file; `None` if it does not exist. Files of a read-only folder are copied, or mapped
+    /// copy-on-write if they are large.
     pub(crate) fn open(&self, name: &str) -> Result<Option<Memory>, StorageError> {
         match self {
             Place::Anonymous | Place::Lendable => Ok(None),
             Place::Folder(folder) => {
                 let Some(file) = folder.open(name)? else { return Ok(None) };
-                let memory = match folder.is_looked_into() {
+                let memory = match folder.is_read_only() {
                     false => Memory::of_file(file),
                     true if is_bulk(name) => Memory::view_of(&file),
                     true => Memory::copy_of(&file),
@@ -146,13 +147,13 @@ impl Place {
         }
     }
 
-    /// A new file of so many zeros.
+    /// Creates a file of `bytes` zeros.
     pub(crate) fn create(&self, name: &str, bytes: u64) -> Result<Memory, StorageError> {
         let path = self.path(name);
         let length = usize::try_from(bytes)
             .map_err(|_| StorageError::DoesNotFit { need: bytes, limit: usize::MAX as u64 })?;
         let memory = match self {
-            // Where the system has no such memory, or no descriptor, nothing is lent.
+            // Without shareable memory, or without a free descriptor, nothing is shared.
             Place::Lendable if name.starts_with(Kind::Values.name()) => {
                 Memory::shareable(length).or_else(|_| Memory::anonymous(length))
             }
@@ -176,7 +177,7 @@ impl Place {
         }
     }
 
-    /// Has what a file holds put on the disk.
+    /// Flushes the contents of a file to disk.
     pub(crate) fn sync(&self, name: &str) -> Result<(), StorageError> {
         match self {
             Place::Anonymous | Place::Lendable => Ok(()),
@@ -189,7 +190,7 @@ impl Place {
         }
     }
 
-    /// Has the names of the files put on the disk.
+    /// Flushes the names of the files to disk.
     pub(crate) fn sync_names(&self) -> Result<(), StorageError> {
         match self {
             Place::Folder(folder) => folder.sync_names(),
@@ -197,7 +198,7 @@ impl Place {
         }
     }
 
-    /// Has the names that lead to the files' folder put on the disk.
+    /// Flushes the names of the files' folder and its ancestors to disk.
     pub(crate) fn sync_way(&self) -> Result<(), StorageError> {
         match self {
             Place::Folder(folder) => folder.sync_way(),
@@ -205,7 +206,7 @@ impl Place {
         }
     }
 
-    /// Replaces what a file holds, and has it put on the disk.
+    /// Replaces the contents of a file, and flushes them to disk.
     pub(crate) fn write_durably(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
         match self {
             Place::Anonymous | Place::Lendable => Ok(()),
@@ -218,7 +219,7 @@ impl Place {
         }
     }
 
-    /// Forgets a file that is no longer used.
+    /// Removes a file that is no longer used.
     pub(crate) fn remove(&self, name: &str) -> Result<(), StorageError> {
         match self {
             Place::Anonymous | Place::Lendable => Ok(()),
@@ -231,7 +232,7 @@ impl Place {
         }
     }
 
-    /// What is wrong with a file, as an error.
+    /// Converts a fault in a file to an error that names the file.
     pub(crate) fn corrupt(&self, name: &str, fault: Fault) -> StorageError {
         let Fault { offset, expected } = fault;
         StorageError::Corrupt { path: self.path(name), offset, expected }
@@ -239,7 +240,7 @@ impl Place {
 }
 
 impl Arena {
-    /// A new file: its first page, and so many zeros behind it.
+    /// Creates a file: its first page, followed by `bytes` zeros.
     pub(crate) fn create(
         &self,
         kind: Kind,
@@ -249,7 +250,7 @@ impl Arena {
         self.create_part(kind, generation, Part::Only, bytes)
     }
 
-    /// The same for one of several files of a kind.
+    /// Creates one of several files of the same kind and generation.
     pub(crate) fn create_part(
         &self,
         kind: Kind,
@@ -264,7 +265,8 @@ impl Arena {
         Ok(memory)
     }
 
-    /// A file that must be there, with so many bytes behind its first page.
+    /// Opens a file that must exist, with `bytes` bytes after its first page if given, and checks
+    /// its first page.
     pub(crate) fn open(
         &self,
         kind: Kind,
@@ -274,7 +276,7 @@ impl Arena {
         self.open_part(kind, generation, Part::Only, bytes)
     }
 
-    /// The same for one of several files of a kind.
+    /// Opens one of several files of the same kind and generation, which must exist.
     pub(crate) fn open_part(
         &self,
         kind: Kind,
@@ -307,7 +309,7 @@ impl Arena {
     }
 }
 
-/// Reserves real space, so that a full disk is an error here and not a signal at a later store.
+/// Reserves disk space, so that a full disk is an error here and not a signal at a later store.
 fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     if bytes == 0 {
         return Ok(());

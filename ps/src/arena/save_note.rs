@@ -1,4 +1,4 @@
-//! A note in the state directory that saves of checkpoints fail, for those who look into it.
+//! A note in the state directory that checkpoint saves are failing, for `pushpull inspect`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -8,45 +8,46 @@ use std::path::{Path, PathBuf};
 /// The file's name in a state directory.
 const NAME: &str = "saves-failing";
 
-/// The longest cause that is kept or read, in bytes.
+/// The longest cause that is written or read, in bytes.
 const CAUSE_BYTES_MAX: usize = 4096;
 
-/// Where it is written how many saves in a row have failed, and why the last did.
+/// The note's file: how many saves in a row have failed, and the cause of the last failure.
 ///
-/// The file is there only while saves fail. It decides nothing, and a state directory that has no space for it
-/// is no fault of its own.
+/// The file exists only while saves fail. Nothing depends on it, and a failure to write it is
+/// ignored.
 #[derive(Clone, Debug)]
 pub(crate) struct SaveNote(PathBuf);
 
 impl SaveNote {
-    /// That of a state directory.
+    /// Returns the note of a state directory.
     pub(crate) fn of(directory: &Path) -> SaveNote {
         SaveNote(directory.join(NAME))
     }
 
-    /// So many saves in a row have failed, the last for this reason.
+    /// Records that `in_a_row` saves in a row have failed, the last one for this cause.
     pub(crate) fn write(&self, in_a_row: u64, cause: &str) {
         let most = CAUSE_BYTES_MAX.min(cause.len());
         let end = (0..=most).rev().find(|&at| cause.is_char_boundary(at)).unwrap_or(0);
         let cause = &cause[..end];
         let write = || -> io::Result<()> {
-            // Not into what another has put there.
+            // A new file, never one that another process created.
             self.remove();
             let mut file =
                 OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.0)?;
             writeln!(file, "{in_a_row}\n{cause}")
         };
-        // Those who run the server are told by an event in any case.
+        // An event reports the failure in any case.
         let _ = write();
     }
 
-    /// Saves do not fail any more.
+    /// Removes the note: a save has succeeded.
     pub(crate) fn remove(&self) {
-        // Mostly it is not there.
+        // Usually the file does not exist.
         let _ = std::fs::remove_file(&self.0);
     }
 
-    /// How many saves in a row have failed, and why the last did; `None` if none has.
+    /// Returns how many saves in a row have failed and the cause of the last failure; `None` if
+    /// there is no note.
     pub(crate) fn read(&self) -> Option<(u64, String)> {
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let mut options = OpenOptions::new();
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_noted_is_read_until_it_is_removed() {
+    fn a_note_is_readable_until_it_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let note = SaveNote::of(directory.path());
         assert_eq!(note.read(), None);
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_that_cannot_be_written_is_none() {
+    fn a_failed_write_leaves_no_note() {
         let note = SaveNote::of(Path::new("/proc/self/nowhere"));
         note.write(1, "the disk is full");
         assert_eq!(note.read(), None);

@@ -1,5 +1,5 @@
-//! Memory that another process has mapped, too: reached by words, each in one piece, or loaded as
-//! bytes that may change meanwhile.
+//! Memory that another process has mapped too: accessed as atomic words, or loaded as bytes that
+//! may change concurrently.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,61 +10,68 @@ use pushpull_common::shared_values::AtomicWords;
 use super::Memory;
 use crate::volatile::Volatile;
 
-/// Words that are lent, all 0 at first.
+/// Words shared with other processes, initially 0.
 #[derive(Debug)]
 pub(crate) struct SharedWords(Memory);
 
 impl SharedWords {
-    /// So many words; an error where memory cannot be lent.
+    /// Creates `words` words.
+    ///
+    /// # Errors
+    /// If the platform cannot share memory.
     pub(crate) fn new(words: usize) -> io::Result<SharedWords> {
         Memory::shareable(words * 8).map(SharedWords)
     }
 
-    /// Words that somebody was lent.
+    /// Wraps words received from another process.
     #[cfg(test)]
     pub(crate) fn of(memory: Memory) -> SharedWords {
         SharedWords(memory)
     }
 
-    /// A descriptor by which another process can map them, to read them and no more.
+    /// Returns a descriptor through which another process can map the words read-only.
     pub(crate) fn to_read(&self) -> io::Result<OwnedFd> {
         self.0.to_read().map(OwnedFd::from)
     }
 
-    /// A descriptor by which another process can map them, to read and to write them.
+    /// Returns a descriptor through which another process can map the words for reading and
+    /// writing.
     pub(crate) fn to_write(&self) -> io::Result<OwnedFd> {
         self.0.to_write().map(OwnedFd::from)
     }
 
-    /// The same words, without their descriptor held open: they are lent to nobody else.
+    /// Closes the descriptor of the words, which can then be shared with nobody else.
     pub(crate) fn shared(self) -> SharedWords {
         SharedWords(self.0.without_file())
     }
 
-    /// How many bytes they are.
+    /// Returns the size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.len() as u64
     }
 }
 
-/// Bytes that another process writes, all 0 at first: nothing of them is borrowed.
+/// Bytes that another process writes, initially 0. They are never borrowed.
 #[derive(Debug)]
 pub(crate) struct SharedBytes(Memory);
 
 impl SharedBytes {
-    /// So many bytes, and a descriptor by which another process can map them, to read and to write them;
-    /// an error where memory cannot be lent.
+    /// Creates `bytes` bytes, and a descriptor through which another process can map them for
+    /// reading and writing.
+    ///
+    /// # Errors
+    /// If the platform cannot share memory.
     pub(crate) fn new(bytes: usize) -> io::Result<(SharedBytes, OwnedFd)> {
         let memory = Memory::shareable(bytes)?;
         let descriptor = memory.to_write()?.into();
-        // It is lent to nobody else.
+        // The memory is shared with nobody else.
         Ok((SharedBytes(memory.without_file()), descriptor))
     }
 
-    /// So many of them, from this one on.
+    /// Returns `bytes` bytes from offset `from`.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the range is not inside the memory.
     pub(crate) fn bytes(&self, from: usize, bytes: usize) -> Volatile<'_> {
         self.0.volatile(from, bytes)
     }
@@ -94,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_writes_is_copied_and_nobody_makes_it_shorter() {
+    fn bytes_of_another_process_are_copied_and_cannot_be_truncated() {
         let (bytes, descriptor) = SharedBytes::new(8192).unwrap();
         let file = File::from(descriptor);
         assert_eq!(file.metadata().unwrap().len(), 8192);
@@ -107,7 +114,7 @@ mod tests {
 
     #[test]
     #[should_panic = "24 bytes at 8169"]
-    fn nothing_behind_it_is_reached() {
+    fn a_range_past_the_end_is_rejected() {
         let (bytes, _descriptor) = SharedBytes::new(8192).unwrap();
         bytes.bytes(8169, 24);
     }

@@ -1,6 +1,6 @@
-//! Files as tests keep them: by name, as plain bytes or as the memory that holds them now.
+//! In-memory files for tests: by name, as plain bytes or as the memory that has them open.
 //!
-//! Compiled into tests and the simulator only. It may hold `unsafe` code: it reads what is open.
+//! Compiled only into tests and the simulator. May contain `unsafe` code, to read open files.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,7 +11,7 @@ use super::Memory;
 use super::store_trace;
 use crate::layout::{Kind, PAGE_BYTES};
 
-/// The bytes of a file, without the pages of zeros at its end: most files are mostly those.
+/// The contents of a file, without the zero pages at its end, which are most of most files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
     head: Vec<u8>,
@@ -43,19 +43,19 @@ impl Content {
         bytes
     }
 
-    /// The word at this byte, if there is something.
+    /// Returns the word at this byte offset; `None` in the zeros at the end.
     pub(crate) fn word(&self, start: usize) -> Option<u64> {
         let bytes = self.head.get(start..start + 8)?;
         Some(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
     }
 
-    /// A stretch of it.
+    /// Borrows a byte range for writing.
     ///
     /// # Panics
-    /// If it ends before.
+    /// If the range is not inside the file.
     pub(crate) fn stretch_mut(&mut self, start: usize, bytes: usize) -> &mut [u8] {
         let end = start + bytes;
-        assert!(end <= self.length, "a stretch of the file");
+        assert!(end <= self.length, "cannot borrow {bytes} bytes at {start}: the file ends");
         if end > self.head.len() {
             self.head.resize(end.next_multiple_of(PAGE_BYTES).min(self.length), 0);
         }
@@ -65,26 +65,26 @@ impl Content {
 
 const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
-/// What a file holds.
+/// The state of a file.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
-    /// These bytes; nobody has it open.
+    /// These bytes. The file is not open.
     Closed(Content),
-    /// What a memory holds.
+    /// The contents of a mapped memory.
     Open(Open),
 }
 
-/// Memory that holds a file.
+/// The memory that has a file open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Open {
     address: usize,
     bytes: usize,
-    /// The thread that uses it.
+    /// The thread that opened the file.
     owner: ThreadId,
 }
 
 impl Item {
-    /// A file that this memory, of the caller's thread, holds.
+    /// Returns the state of a file that this memory, on the caller's thread, has open.
     pub(super) fn open(memory: &Memory) -> Item {
         let owner = std::thread::current().id();
         Item::Open(Open { address: memory.address(), bytes: memory.len(), owner })
@@ -92,19 +92,20 @@ impl Item {
 }
 
 impl Open {
-    /// What it holds, for as long as nothing else is done.
+    /// Calls `reader` with the current contents.
     ///
     /// # Panics
-    /// On another thread than its owner's.
+    /// On a thread other than the owner's.
     fn read<T>(&self, reader: impl FnOnce(&[u8]) -> T) -> T {
-        assert_eq!(self.owner, std::thread::current().id(), "its owner may be writing it");
+        assert_eq!(self.owner, std::thread::current().id(), "another thread may be writing the file");
         // SAFETY: an item is open only while its memory lives. Only its owner writes it, which is
-        // this thread, and here.
+        // this thread, and this thread is here.
         reader(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) })
     }
 }
 
-/// Memory for a file: values can be lent, where any memory can.
+/// Creates the memory for a file: shareable for values where the platform supports that, else
+/// anonymous.
 fn memory_for(name: &str, bytes: usize) -> Memory {
     let shareable = || Memory::shareable(bytes).ok();
     let memory = Some(name).filter(|name| name.starts_with(Kind::Values.name()));
@@ -112,47 +113,47 @@ fn memory_for(name: &str, bytes: usize) -> Memory {
     memory.expect("memory for a test")
 }
 
-/// A file that somebody has open.
+/// A file of a shelf, shared with the memory that has it open.
 #[derive(Clone, Debug)]
-pub(crate) struct Found(Arc<Mutex<Item>>);
+pub(crate) struct ShelfFile(Arc<Mutex<Item>>);
 
-impl Found {
+impl ShelfFile {
     pub(super) fn set(&self, item: Item) {
-        *self.0.lock().expect("nobody panics here") = item;
+        *self.0.lock().expect("no panic holds the lock") = item;
     }
 
-    /// Whether somebody else may still look for it.
+    /// Returns whether the shelf still lists the file.
     pub(super) fn is_kept(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
     fn get(&self) -> Item {
-        self.0.lock().expect("nobody panics here").clone()
+        self.0.lock().expect("no panic holds the lock").clone()
     }
 
-    /// Where the memory lies that has it open.
+    /// Returns the memory that has the file open, if any.
     fn opened(&self) -> Option<Open> {
-        match &*self.0.lock().expect("nobody panics here") {
+        match &*self.0.lock().expect("no panic holds the lock") {
             Item::Closed(_) => None,
             Item::Open(open) => Some(*open),
         }
     }
 }
 
-/// Files by name.
+/// Files by name, and their flushed contents.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, Found>>>, Arc<Mutex<BTreeMap<String, Vec<u8>>>>);
+pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, ShelfFile>>>, Arc<Mutex<BTreeMap<String, Vec<u8>>>>);
 
 impl Shelf {
-    /// A shelf with these files.
+    /// Creates a shelf with these files.
     pub(crate) fn with(files: BTreeMap<String, impl Into<Content>>) -> Shelf {
-        let found = |bytes| Found(Arc::new(Mutex::new(Item::Closed(bytes))));
+        let found = |bytes| ShelfFile(Arc::new(Mutex::new(Item::Closed(bytes))));
         let items = files.into_iter().map(|(name, bytes)| (name, found(bytes.into())));
         Shelf(Arc::new(Mutex::new(items.collect())), Arc::default())
     }
 
-    fn items(&self) -> MutexGuard<'_, BTreeMap<String, Found>> {
-        self.0.lock().expect("no test panics while it holds a shelf")
+    fn items(&self) -> MutexGuard<'_, BTreeMap<String, ShelfFile>> {
+        self.0.lock().expect("no test panics while it holds the shelf")
     }
 
     pub(super) fn names(&self) -> Vec<String> {
@@ -160,13 +161,13 @@ impl Shelf {
     }
 
     pub(super) fn open(&self, name: &str) -> Option<Memory> {
-        // The shelf is not held: who watches the memory reads it.
+        // The lock is not held here, because the store trace's watcher reads the shelf.
         let found = self.items().get(name)?.clone();
         let Item::Closed(content) = found.get() else { panic!("{name} is open twice") };
         let mut memory = memory_for(name, content.length);
         memory.write(0, &content.head);
         found.set(Item::open(&memory));
-        memory.found = Some(found);
+        memory.shelf_file = Some(found);
         Some(memory)
     }
 
@@ -174,8 +175,8 @@ impl Shelf {
         #[cfg(test)]
         store_trace::filing();
         let mut memory = memory_for(name, bytes);
-        let found = Found(Arc::new(Mutex::new(Item::open(&memory))));
-        memory.found = Some(found.clone());
+        let found = ShelfFile(Arc::new(Mutex::new(Item::open(&memory))));
+        memory.shelf_file = Some(found.clone());
         self.items().insert(name.to_owned(), found);
         memory
     }
@@ -184,7 +185,7 @@ impl Shelf {
         #[cfg(test)]
         store_trace::filing();
         let mut items = self.items();
-        let item = items.remove(from).expect("it is there");
+        let item = items.remove(from).expect("the file exists");
         items.insert(to.to_owned(), item);
         let mut disk = self.disk();
         let flushed = disk.remove(from);
@@ -197,25 +198,26 @@ impl Shelf {
         self.items().remove(name);
     }
 
-    /// The name of the file that the memory at this address holds, if it is on this shelf.
+    /// Returns the name of the file that the memory at this address has open, if it is on this
+    /// shelf.
     pub(crate) fn name_of(&self, address: usize) -> Option<String> {
         let items = self.items();
-        let held = |found: &Found| found.opened().is_some_and(|open| open.address == address);
+        let held = |found: &ShelfFile| found.opened().is_some_and(|open| open.address == address);
         items.iter().find(|(_, found)| held(found)).map(|(name, _)| name.clone())
     }
 
-    /// Whether somebody has this file open.
+    /// Returns whether this file is open.
     pub(crate) fn has_open(&self, name: &str) -> bool {
         self.items().get(name).is_some_and(|found| found.opened().is_some())
     }
 
-    /// What a file that is open holds in a stretch of it.
+    /// Returns a byte range of an open file.
     ///
     /// # Panics
-    /// If the file is not open, or this is not the thread that has it open.
+    /// If the file is not open, or was opened on another thread.
     pub(crate) fn read(&self, name: &str, start: usize, bytes: usize) -> Vec<u8> {
-        let open = self.items().get(name).and_then(Found::opened);
-        open.expect("a file that is open").read(|all| all[start..start + bytes].to_vec())
+        let open = self.items().get(name).and_then(ShelfFile::opened);
+        open.expect("the file is open").read(|all| all[start..start + bytes].to_vec())
     }
 
     pub(super) fn sync(&self, name: &str) {
@@ -227,17 +229,17 @@ impl Shelf {
     pub(super) fn write_durably(&self, name: &str, bytes: &[u8]) {
         #[cfg(test)]
         store_trace::filing();
-        let item = Found(Arc::new(Mutex::new(Item::Closed(Content::of(bytes)))));
+        let item = ShelfFile(Arc::new(Mutex::new(Item::Closed(Content::of(bytes)))));
         self.items().insert(name.to_owned(), item);
         self.disk().insert(name.to_owned(), bytes.to_vec());
     }
 
-    /// What was put on the disk, as it was then.
+    /// Returns the flushed files, as of their last flush.
     pub(crate) fn disk(&self) -> MutexGuard<'_, BTreeMap<String, Vec<u8>>> {
-        self.1.lock().expect("no test panics while it holds a disk")
+        self.1.lock().expect("no test panics while it holds the disk")
     }
 
-    /// What a process that is killed now leaves.
+    /// Returns the files that a process killed now would leave.
     ///
     /// # Panics
     /// If another thread has a file open.

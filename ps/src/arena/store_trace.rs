@@ -1,47 +1,47 @@
-//! Who watches the memory: tells a test of every store before it is made, so that the test can
-//! stop the world there and see what a crash would leave.
+//! The store trace: reports every store to a test before it is made, so that the test can stop
+//! there and see what a crash would leave.
 //!
-//! Compiled into tests only.
+//! Compiled only into tests.
 
 use std::cell::RefCell;
 
-/// What happens to memory. It is told before it happens, but for `Fenced`.
+/// An event in memory, reported before it happens, except for `Fenced`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A stretch is lent to somebody who writes it in any order until the next event.
+    /// A byte range is borrowed for writing, in any order, until the next event.
     Shared {
-        /// The memory.
+        /// The address of the memory.
         address: usize,
-        /// Where the stretch starts.
+        /// The first byte of the range.
         start: usize,
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// A word is stored in one piece.
+    /// A word is stored atomically.
     Storing {
-        /// The memory.
+        /// The address of the memory.
         address: usize,
-        /// Where the word lies.
+        /// The byte offset of the word.
         start: usize,
     },
-    /// A stretch is written past the cache: it is there for sure after the next fence.
+    /// A byte range is written with non-temporal stores, which complete by the next fence.
     Streaming {
-        /// The memory.
+        /// The address of the memory.
         address: usize,
-        /// Where the stretch starts.
+        /// The first byte of the range.
         start: usize,
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// What was streamed is there.
+    /// All earlier non-temporal stores have completed.
     Fenced,
-    /// A file of a shelf is made, renamed or removed.
+    /// A file of a shelf is created, renamed or removed.
     Filing,
-    /// The memory lies elsewhere from now on.
+    /// The memory moves to another address.
     Moved {
-        /// Where it was.
+        /// The old address.
         from: usize,
-        /// Where it is.
+        /// The new address.
         to: usize,
     },
 }
@@ -52,13 +52,13 @@ thread_local! {
     static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
 }
 
-/// Has this thread's stores watched until the result is dropped.
+/// Calls `watcher` for every event of this thread until the result is dropped.
 pub(crate) fn watch(watcher: impl FnMut(Event) + 'static) -> Watch {
     WATCHER.set(Some(Box::new(watcher)));
     Watch
 }
 
-/// Ends the watch when it is dropped.
+/// Ends the trace when it is dropped.
 pub(crate) struct Watch;
 
 impl Drop for Watch {
@@ -67,8 +67,8 @@ impl Drop for Watch {
     }
 }
 
-fn tell(event: Event) {
-    // The watcher may use memory of its own, of which it is not told.
+fn report(event: Event) {
+    // The watcher may use memory of its own, which is not traced.
     let Some(mut watcher) = WATCHER.take() else { return };
     watcher(event);
     WATCHER.with_borrow_mut(|slot| {
@@ -77,25 +77,25 @@ fn tell(event: Event) {
 }
 
 pub(super) fn shared(address: usize, start: usize, bytes: usize) {
-    tell(Event::Shared { address, start, bytes });
+    report(Event::Shared { address, start, bytes });
 }
 
 pub(super) fn storing(address: usize, start: usize) {
-    tell(Event::Storing { address, start });
+    report(Event::Storing { address, start });
 }
 
 pub(super) fn streaming(address: usize, start: usize, bytes: usize) {
-    tell(Event::Streaming { address, start, bytes });
+    report(Event::Streaming { address, start, bytes });
 }
 
 pub(super) fn fenced() {
-    tell(Event::Fenced);
+    report(Event::Fenced);
 }
 
 pub(super) fn filing() {
-    tell(Event::Filing);
+    report(Event::Filing);
 }
 
 pub(super) fn moved(from: usize, to: usize) {
-    tell(Event::Moved { from, to });
+    report(Event::Moved { from, to });
 }

@@ -1,4 +1,4 @@
-//! All durable words as they were at one commit, in one piece, and the files to be made of it.
+//! Images of all durable words at one commit, and the files that are restored from one.
 
 use super::words::Words;
 use super::{Address, CELL_WORDS, COMMITS, IDLE, Journal, STATE, intent_bytes, offset_of, state};
@@ -6,19 +6,20 @@ use crate::arena::Arena;
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES};
 
-/// The files of an image of the durable words.
+/// The files contained in an image.
 pub(crate) struct ImageFiles<'a> {
     pub(crate) control: &'a [u8],
-    /// How many commits it is of.
+    /// The number of commits at the time of the image.
     pub(crate) commits: u64,
     pub(crate) generation: u64,
     pub(crate) tables: &'a [u8],
 }
 
 impl Journal {
-    /// The words of both files as they are now, with all that verifies them.
+    /// Returns the contents of both files, with their checksums.
     ///
-    /// One control word, which is 0 here, is 1 there: the image says that it is one.
+    /// The control word `marker`, which is 0 in the files, is 1 in the image and identifies it as
+    /// one.
     pub(crate) fn image(&self, marker: usize) -> Vec<u8> {
         let control = self.control.memory.bytes();
         let (generation, tables) = match &self.tables {
@@ -31,7 +32,7 @@ impl Journal {
         image.extend_from_slice(control);
         image.extend_from_slice(tables);
         let sum_at = Words::checksum_place(marker / CELL_WORDS);
-        let change = Words::share(marker, self.control.load(marker)) ^ Words::share(marker, 1);
+        let change = Words::contribution(marker, self.control.load(marker)) ^ Words::contribution(marker, 1);
         let sum = self.control.memory.load(sum_at) ^ change;
         for (place, value) in [(Words::place(marker), 1), (sum_at, sum)] {
             image[16 + 8 * place..][..8].copy_from_slice(&value.to_le_bytes());
@@ -39,7 +40,7 @@ impl Journal {
         image
     }
 
-    /// The files of an image.
+    /// Splits an image into its files; `None` if it is malformed.
     pub(crate) fn split_image(image: &[u8]) -> Option<ImageFiles<'_>> {
         let word = |at: usize| Some(u64::from_le_bytes(image.get(at..at + 8)?.try_into().ok()?));
         let (length, generation) = (usize::try_from(word(0)?).ok()?, word(8)?);
@@ -49,7 +50,8 @@ impl Journal {
         Some(ImageFiles { control, commits, generation, tables })
     }
 
-    /// Makes an intent file that is idle after so many commits.
+    /// Creates an intent file that is idle after `commits` commits, with capacity for `words`
+    /// words.
     pub(crate) fn idle_intent(
         arena: &Arena,
         words: usize,

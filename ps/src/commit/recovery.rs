@@ -1,4 +1,4 @@
-//! What an earlier process left of the durable words: verified, and a commit that was made is done.
+//! Recovery of the durable words: verifies them, and completes a committed intent.
 
 use super::words::Words;
 use super::{
@@ -10,9 +10,9 @@ use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::planted::Bug;
 
 impl Journal {
-    /// The first cell of the control words as it will be after `redo`, verified.
+    /// Returns the first cell of the control words as it will be after `redo`, verified.
     pub(crate) fn first_cell(&mut self) -> Result<Vec<u64>, StorageError> {
-        // The words and their checksum behind them.
+        // The words, followed by their checksum.
         let places = Words::place(0)..=Words::checksum_place(0);
         let mut cell: Vec<u64> = places.map(|place| self.control.memory.load(place)).collect();
         for (address, value) in self.committed()?.unwrap_or_default() {
@@ -36,7 +36,7 @@ impl Journal {
         Ok(cell)
     }
 
-    /// Whether the intent has room for a change of so many words.
+    /// Verifies that the intent file has capacity for `words` words.
     pub(crate) fn check_intent(&mut self, words: usize) -> Result<(), StorageError> {
         let (need, found) = (intent_bytes(words) + PAGE_BYTES as u64, self.intent.len());
         match found as u64 >= need {
@@ -51,13 +51,13 @@ impl Journal {
         }
     }
 
-    /// What the intent holds: how many words were committed and are not stored where they belong
-    /// yet; `None` if it is idle.
+    /// Returns the number of words that were committed but not yet stored in place; `None` if the
+    /// intent is idle.
     pub(crate) fn intent(&self) -> Result<Option<usize>, StorageError> {
         Ok(self.committed()?.map(|words| words.len()))
     }
 
-    /// The places and words of an intent that was committed and not done.
+    /// Returns the places and words of a committed intent; `None` if it is idle.
     fn committed(&self) -> Result<Option<Vec<(Address, u64)>>, StorageError> {
         self.read_intent().map_err(|fault| self.corrupt(Kind::Intent, 0, fault))
     }
@@ -75,10 +75,10 @@ impl Journal {
                 return Err(Fault::at(STATE * 8, what));
             }
         }
-        let (count, push_slot) = (self.intent.load(COUNT), (self.intent.len() / 8 - PAIRS) / 2);
-        let count = usize::try_from(count).ok().filter(|&count| count <= push_slot);
+        let (count, capacity) = (self.intent.load(COUNT), (self.intent.len() / 8 - PAIRS) / 2);
+        let count = usize::try_from(count).ok().filter(|&count| count <= capacity);
         let count =
-            count.ok_or_else(|| Fault::at(COUNT * 8, format!("at most {push_slot} words")))?;
+            count.ok_or_else(|| Fault::at(COUNT * 8, format!("at most {capacity} words")))?;
         let pair =
             |i: usize| (self.intent.load(PAIRS + 2 * i), self.intent.load(PAIRS + 2 * i + 1));
         let sum = self.sum(state, (0..count).map(pair));
@@ -90,7 +90,7 @@ impl Journal {
         Ok(Some((0..count).map(|i| (decode_address(pair(i).0), pair(i).1)).collect()))
     }
 
-    /// Does again what was committed and not done.
+    /// Stores the words of a committed intent in place, if there is one.
     pub(crate) fn redo(&mut self) -> Result<(), StorageError> {
         let Some(words) = self.committed()? else { return Ok(()) };
         if !words.iter().all(|&(address, _)| self.holds(address)) {
@@ -104,13 +104,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Verifies the first control words, so many, and gives those behind them, which mean nothing
-    /// yet, checksums: a process may have been killed while it made room.
+    /// Verifies the first `words` control words, and computes the checksums of the unused cells
+    /// after them: a process may have been killed while it extended the file.
     pub(crate) fn verify_control(&mut self, words: usize) -> Result<(), StorageError> {
         let (used, cells) = (words.div_ceil(CELL_WORDS), self.control.cells());
         if used > cells {
             let length = self.control.memory.len();
-            let what = format!("{used} pages behind the first; the file ends");
+            let what = format!("{used} pages after the first; the file ends");
             return Err(self.corrupt(Kind::Control, 0, Fault::at(length, what)));
         }
         self.control.verify(used).map_err(|fault| self.corrupt(Kind::Control, 0, fault))?;
@@ -118,7 +118,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Whether the tables are so many bytes behind their first page.
+    /// Verifies that the tables file has `bytes` bytes after its first page.
     pub(crate) fn check_tables(&self, generation: u64, bytes: u64) -> Result<(), StorageError> {
         let found = self.tables.as_ref().map_or(0, |tables| tables.memory.len());
         let expected = bytes.saturating_add(PAGE_BYTES as u64);
@@ -131,7 +131,7 @@ impl Journal {
         }
     }
 
-    /// Verifies the tables.
+    /// Verifies the checksums of the tables, and that the control file names the same last commit.
     pub(crate) fn verify_tables(&self, generation: u64) -> Result<(), StorageError> {
         let Some(tables) = &self.tables else { return Ok(()) };
         let verified = tables.verify(tables.cells()).and_then(|()| {
@@ -145,7 +145,8 @@ impl Journal {
         verified.map_err(|fault| self.corrupt(Kind::Tables, generation, fault))
     }
 
-    /// Whether the files have such a place behind their first pages; checksums are places too.
+    /// Returns whether the address is inside its file, after the first page. Checksum words are
+    /// valid places too.
     fn holds(&self, address: Address) -> bool {
         let (file, place) = match address {
             Address::Control(place) => (Some(&self.control), place),

@@ -1,21 +1,21 @@
-//! Words in cells of a page, each with a checksum that changes with its words.
+//! Words in page-sized cells, each with a checksum that is updated incrementally with its words.
 //!
-//! It finds any single changed word for certain, and anything else but for one time in 2^64.
+//! The checksum detects every single changed word, and any other change with probability 1 - 2^-64.
 
 use pushpull_common::table::scatter;
 
 use crate::arena::Memory;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 
-/// Words in a cell, its checksum aside.
+/// The words in a cell, without its checksum.
 pub(crate) const CELL_WORDS: usize = PAGE_BYTES / 8 - 1;
 
-/// Words with a checksum for each cell, behind the first page of a file.
+/// Words with a checksum per cell, after the first page of a file.
 #[derive(Debug)]
 pub(super) struct Words {
     pub(super) memory: Memory,
     pub(super) generation: u64,
-    /// Makes the checksums of two files differ, so that a page of one is nothing to the other.
+    /// Makes the checksums of two files differ, so that a page of one file is invalid in the other.
     pub(super) salt: u64,
 }
 
@@ -29,12 +29,12 @@ impl Words {
         (self.memory.len() / PAGE_BYTES).saturating_sub(1)
     }
 
-    /// The last word.
+    /// Returns the index of the last word.
     pub(super) fn last(&self) -> usize {
         (self.cells() * CELL_WORDS).saturating_sub(1)
     }
 
-    /// Where a word lies in the memory, in words.
+    /// Returns the position of a word in the memory, in words.
     pub(super) fn place(index: usize) -> usize {
         (index / CELL_WORDS + 1) * (CELL_WORDS + 1) + index % CELL_WORDS
     }
@@ -47,14 +47,14 @@ impl Words {
         self.memory.load(Words::place(index))
     }
 
-    /// The words of a cell, as they are in the file: little-endian.
+    /// Returns the words of a cell as stored: little-endian.
     pub(super) fn cell(&self, cell: usize) -> &[u64] {
         let start = (cell + 1) * PAGE_BYTES;
         bytemuck::cast_slice(&self.memory.bytes()[start..start + CELL_WORDS * 8])
     }
 
-    /// What a word adds to the checksum of its cell.
-    pub(super) fn share(index: usize, value: u64) -> u64 {
+    /// Returns what a word contributes to the checksum of its cell.
+    pub(super) fn contribution(index: usize, value: u64) -> u64 {
         scatter(scatter(value) ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
@@ -63,10 +63,10 @@ impl Words {
         self.checksum_of(cell, (first..first + CELL_WORDS).map(|index| self.load(index)))
     }
 
-    /// The checksum of a cell that holds these words.
+    /// Returns the checksum of a cell with these words.
     pub(super) fn checksum_of(&self, cell: usize, words: impl Iterator<Item = u64>) -> u64 {
-        let shares = words.zip(cell * CELL_WORDS..).map(|(word, index)| Words::share(index, word));
-        shares.fold(scatter(self.salt ^ cell as u64), |sum, share| sum ^ share)
+        let contributions = words.zip(cell * CELL_WORDS..).map(|(word, index)| Words::contribution(index, word));
+        contributions.fold(scatter(self.salt ^ cell as u64), |sum, contribution| sum ^ contribution)
     }
 
     pub(super) fn compare(cell: usize, expected: u64, found: u64) -> Result<(), Fault> {
@@ -77,7 +77,7 @@ impl Words {
         Err(Fault::at(Words::checksum_place(cell) * 8, what))
     }
 
-    /// Gives cells that hold zeros the checksums of zeros.
+    /// Computes and stores the checksums of cells.
     pub(super) fn seal(&mut self, cells: std::ops::Range<usize>) {
         for cell in cells {
             let checksum = self.checksum(cell);
@@ -94,25 +94,25 @@ impl Words {
     }
 }
 
-/// A word of the durable state.
+/// The address of a durable word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// Of the control file.
+    /// A word of the control file.
     Control(usize),
-    /// Of the tables.
+    /// A word of the tables.
     Tables(usize),
-    /// Of the index of a table that grows, by its place among those of the shard.
+    /// A word of a table index: the index's position among those of the shard, and the word.
     Index(u16, usize),
 }
 
 impl Address {
-    /// Which word of its file it is.
+    /// Returns the word's position in its file.
     pub(super) fn index(self) -> usize {
         let (Address::Control(index) | Address::Tables(index) | Address::Index(_, index)) = self;
         index
     }
 
-    /// Another of the same file.
+    /// Returns the address of another word in the same file.
     pub(super) fn beside(self, index: usize) -> Address {
         match self {
             Address::Control(_) => Address::Control(index),
@@ -122,7 +122,7 @@ impl Address {
     }
 }
 
-/// Where a word lies in its file, in bytes.
+/// Returns the byte offset of a word in its file.
 pub(crate) fn offset_of(address: Address) -> usize {
     Words::place(address.index()) * 8
 }

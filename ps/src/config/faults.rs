@@ -1,4 +1,4 @@
-//! Settings that cannot be used, alone or together, each by its name.
+//! Validation of settings, alone and in combination. Each error names the setting.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::error::StartError;
 use crate::store::SLOTS_MAX;
 
 impl PsConfig {
-    /// The first setting that cannot be used.
+    /// Returns an error for the first invalid setting.
     pub(crate) fn check(&self) -> Result<(), StartError> {
         if !self.cluster.contains(&self.task) {
             let cluster = self.cluster.to_string();
@@ -38,7 +38,7 @@ impl PsConfig {
             return setting("staleness", value, reason);
         }
         if self.connections_max == 0 {
-            return setting("connections_max", "0".into(), "nobody could connect");
+            return setting("connections_max", "0".into(), "it must be at least 1");
         }
         let waiting = self.waiting_connections_max;
         if !(1..=PsConfig::WAITING_CONNECTIONS_MAX).contains(&waiting) {
@@ -64,7 +64,7 @@ impl PsConfig {
         }
         let slots = self.rules.optimizers().map(|rule| rule.slots().len()).max().unwrap_or(0);
         if slots > SLOTS_MAX {
-            return setting("optimizer", slots.to_string() + " slots", "it may keep 8");
+            return setting("optimizer", slots.to_string() + " slots", "at most 8 are supported");
         }
         match self.rules.fault() {
             Some((name, value, reason)) => setting(name, value, reason),
@@ -72,7 +72,7 @@ impl PsConfig {
         }
     }
 
-    /// The first setting of synchronous mode that cannot be used.
+    /// Returns the first invalid setting of synchronous mode.
     fn synchronous_fault(&self) -> Option<(&'static str, String, &'static str)> {
         let Mode::Synchronous { replicas_to_aggregate, total_num_replicas } = self.mode else {
             return None;
@@ -83,23 +83,23 @@ impl PsConfig {
             return Some(("mode", mode, "both numbers must be at least 1"));
         }
         if self.push_slots() > PsConfig::INBOX_PUSHES_MAX {
-            return Some(("mode", mode, "a step may take at most 1024 gradients, with backups"));
+            return Some(("mode", mode, "inbox_pushes and the gradients of a step may be at most 1024"));
         }
         if let OnLoss::Shrink { min } = self.on_loss
             && !(1..=aggregate).contains(&min)
         {
-            let reason = "it must be 1 to the gradients that a step takes";
+            let reason = "it must be 1 to replicas_to_aggregate";
             return Some(("on_loss.min", min.to_string(), reason));
         }
         if self.durability == Durability::Power {
-            let reason = "what an image has of the inbox is not enough for synchronous steps";
+            let reason = "durable images do not contain what synchronous steps need of the inbox";
             return Some(("durability", "power".to_owned(), reason));
         }
-        let reason = "deterministic steps take one gradient of each replica";
+        let reason = "deterministic steps need exactly one gradient of each replica";
         (self.deterministic && aggregate != total).then_some(("mode", mode, reason))
     }
 
-    /// The policy for stale gradients if it cannot be used, and why.
+    /// Returns the staleness policy and the reason, if it is invalid.
     fn staleness_fault(&self) -> Option<(String, &'static str)> {
         let policy = self.staleness;
         if let Some(fault) = policy.fault() {
@@ -111,10 +111,10 @@ impl PsConfig {
         }
         let damps_all = self.rules.optimizers().all(|rule| rule.scales_rate());
         let damps_nothing = policy == StalenessPolicy::Damp && !damps_all;
-        damps_nothing.then(|| (format!("{policy:?}"), "an optimizer does not scale its rate"))
+        damps_nothing.then(|| (format!("{policy:?}"), "an optimizer does not scale its learning rate"))
     }
 
-    /// The bound of gradients' norms if it cannot be used.
+    /// Returns the clipping bound if it is invalid.
     fn clipping_fault(&self) -> Option<(&'static str, String, &'static str)> {
         let bound = self.clip_by_global_norm?;
         let fault = |reason| Some(("clip_by_global_norm", bound.to_string(), reason));
@@ -128,14 +128,14 @@ impl PsConfig {
         }
     }
 
-    /// The first bound of asynchronous mode that cannot be used.
+    /// Returns the first invalid bound of asynchronous mode.
     fn bounds_fault(&self) -> Option<(&'static str, String, &'static str)> {
         let bounds = [("wait_ahead", self.wait_ahead), ("reject_older", self.reject_older)];
         let set = bounds.into_iter().find_map(|(name, bound)| Some((name, bound?)));
         if let (Some((name, bound)), Some(_)) = (set, self.rule()) {
-            return Some((name, bound.to_string(), "it is a bound of asynchronous mode"));
+            return Some((name, bound.to_string(), "it applies to asynchronous mode only"));
         }
-        let reason = "with 0 nobody could begin";
+        let reason = "it must be at least 1";
         (self.wait_ahead == Some(0)).then(|| ("wait_ahead", "0".to_owned(), reason))
     }
 }
@@ -154,7 +154,7 @@ mod tests {
         StalenessPolicy::DelayCompensation { lambda }
     }
 
-    /// A rule of somebody's, that knows nothing of rates.
+    /// A user-defined optimizer without learning rates.
     #[derive(Debug)]
     struct Fixed;
 
@@ -181,14 +181,14 @@ mod tests {
         PsConfig::new(cluster.build().unwrap(), task, Sgd::new(0.1))
     }
 
-    /// The same, but for its optimizer.
+    /// Returns the configuration with another optimizer.
     fn trained_by(config: PsConfig, optimizer: impl Optimizer) -> PsConfig {
         let rules = PsConfig::new(config.cluster.clone(), config.task.clone(), optimizer).rules;
         PsConfig { rules, ..config }
     }
 
     #[test]
-    fn what_cannot_run_is_refused_by_name() {
+    fn invalid_settings_are_rejected_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
         let changes: [(Change, &str); 29] = [
             (|c| c.shards(0), "shards"),

@@ -1,11 +1,11 @@
-//! What a look into a state directory finds.
+//! The result of an inspection.
 
 use std::path::PathBuf;
 
 use pushpull_common::ids::{GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::tensor::{DType, Shape};
 
-/// What a state directory holds.
+/// The contents of a state directory.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -13,18 +13,20 @@ pub struct Inspection {
     pub path: PathBuf,
     /// Whether a server holds its lock.
     pub live: bool,
-    /// If the last checkpoint that the server has tried to save was not saved: what it has noted of that. Says
-    /// nothing about the state.
+    /// The server's note about failing checkpoint saves; `None` if the last save succeeded.
+    /// Independent of the soundness of the state.
     pub saves_failing: Option<SavesFailing>,
-    /// Its shards, in order.
+    /// The shards, in ascending order.
     pub shards: Vec<ShardInspection>,
 }
 
 impl Inspection {
-    /// Whether every file is what it must be, and no shard is poisoned.
+    /// Returns whether all files are sound and no shard is poisoned.
+    ///
+    /// After a reboot poisoning no longer counts: the contents of the disk decide.
     pub fn is_sound(&self) -> bool {
         self.shards.iter().all(|shard| {
-            // Once the machine was started anew, what is on the disk decides.
+            // After a reboot, the contents of the disk decide.
             let decides = shard.arena.as_ref().is_some_and(|arena| !arena.this_boot);
             let sound = shard.files.iter().all(|file| file.verdict.is_sound());
             sound && (decides || shard.poisoned.is_none())
@@ -32,13 +34,13 @@ impl Inspection {
     }
 }
 
-/// Saves of checkpoints that have failed, one after the other.
+/// A series of failed checkpoint saves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SavesFailing {
-    /// How many.
+    /// The number of saves that have failed since one succeeded.
     pub in_a_row: u64,
-    /// Why the last has failed.
+    /// The cause of the last failure.
     pub cause: String,
 }
 
@@ -46,31 +48,33 @@ pub struct SavesFailing {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ShardInspection {
-    /// Its folder.
+    /// The folder of the arena.
     pub path: PathBuf,
-    /// Whose it is; `None` if the first page of its control file does not say.
+    /// The arena's identity; `None` if the first page of the control file is unreadable.
     pub arena: Option<ArenaIs>,
-    /// Why a flush has failed, if one has: no server of that boot opens the arena again.
+    /// The cause of a failed flush, if any. No server opens the arena again until the machine is
+    /// rebooted.
     pub poisoned: Option<String>,
-    /// What the shard remembers; `None` if that cannot be read.
+    /// The shard's state; `None` if it cannot be read.
     pub state: Option<ShardState>,
-    /// Its variables; empty if there are none or they cannot be read.
+    /// The variables; empty if there are none or they cannot be read.
     pub variables: Vec<VariableIs>,
-    /// The clients it knows.
+    /// The known clients.
     pub clients: Vec<ClientIs>,
-    /// The pushes that lie whole in its inbox, in the order they came.
+    /// The complete pushes in the inbox, in the order of arrival.
     pub whole: Vec<WholePushIs>,
-    /// The words of a commit that was made and is not done.
+    /// The number of words in a committed intent that is not completed; `None` if the intent is
+    /// idle.
     pub committed_words: Option<usize>,
-    /// The rows that were kept for a change that was not committed.
+    /// The number of rows in the undo of an uncommitted change.
     pub prepared_rows: Option<usize>,
-    /// The number of the newest durable image, if the server keeps such.
+    /// The number of the newest durable image; `None` without [`crate::Durability::Power`].
     pub newest_image: Option<u64>,
     /// The files.
     pub files: Vec<FileIs>,
 }
 
-/// What the first page of the control file says.
+/// The identity of an arena, from the first page of its control file.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ArenaIs {
@@ -78,166 +82,168 @@ pub struct ArenaIs {
     pub format: u32,
     /// The shard.
     pub shard: ShardId,
-    /// Drawn when the arena was made.
+    /// The random number drawn when the arena was created.
     pub arena: u64,
-    /// The boot of the machine that it was made or last put right under.
+    /// The boot id of the machine under which the arena was created or last recovered.
     pub boot: [u8; 16],
-    /// Whether that is this boot.
+    /// Whether it is the current boot.
     pub this_boot: bool,
-    /// What must agree with the configuration: names and values.
+    /// The settings that must match the configuration: names and values.
     pub identity: Vec<(String, String)>,
 }
 
-/// How far the variables of a shard are.
+/// The stage of a shard's variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VariablesAre {
-    /// Nobody has declared any.
+    /// No variables are declared.
     Absent,
-    /// They have their places.
+    /// The variables are declared and have no values yet.
     Declared,
-    /// They have their values.
+    /// The variables have values.
     Ready,
 }
 
-/// What a shard remembers of itself.
+/// The state of a shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ShardState {
-    /// How far its variables are.
+    /// The stage of the variables.
     pub variables: VariablesAre,
-    /// Pushes applied, of every kind.
+    /// The number of pushes applied, of every kind.
     pub version: u64,
-    /// Gradients applied.
+    /// The number of gradients applied.
     pub gradients: u64,
     /// The global step; 0 on shards that do not own it.
     pub step: GlobalStep,
     /// Whether training has ended.
     pub finished: bool,
-    /// The restore epoch, and the step that it began at.
+    /// The restore epoch.
     pub restore_epoch: RestoreEpoch,
-    /// The step that the restore epoch began at.
+    /// The step at which the restore epoch began.
     pub restored_step: GlobalStep,
-    /// How many processes have opened the arena.
+    /// The number of processes that have opened the arena.
     pub lives: u64,
-    /// How many declarations of variables there were.
+    /// The number of declarations of variables.
     pub generation: u64,
-    /// The bytes of a block.
+    /// The size of a block in bytes.
     pub block_bytes: usize,
-    /// The slots of each variable.
+    /// The number of optimizer slots of the variable that has most.
     pub slots: usize,
-    /// Whether blocks and bodies have checksums.
+    /// Whether blocks and push bodies have checksums.
     pub integrity: bool,
-    /// The rooms of the inbox.
+    /// The number of push slots in the inbox.
     pub push_slots: usize,
 }
 
-/// A variable, as far as this shard holds it.
+/// The part of a variable that a shard holds.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VariableIs {
-    /// If it is a table that grows, how many rows the shard has of it; 0 if they cannot be read.
+    /// The number of rows on this shard; `None` if the variable is not a growing table, and 0 if
+    /// the rows cannot be read.
     pub table_rows: Option<u64>,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: DType,
-    /// Its whole shape.
+    /// The shape of the whole variable.
     pub shape: Shape,
     /// Whether the optimizer trains it.
     pub trainable: bool,
-    /// The rows that are here.
+    /// The row ranges on this shard.
     pub partitions: Vec<std::ops::Range<u64>>,
-    /// Their bytes, as they are kept: those of `f16` and `bf16` in `f32`.
+    /// The stored size in bytes. `f16` and `bf16` are stored as `f32`.
     pub bytes: u64,
 }
 
-/// Where a client stands.
+/// The membership of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Presence {
-    /// It has joined.
+    /// The client has joined.
     Present,
-    /// It has left.
+    /// The client has left.
     Left,
-    /// Its lease ran out.
+    /// The lease of the client expired.
     Lost,
 }
 
-/// A client.
+/// A client of a shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClientIs {
-    /// Its task.
+    /// The client's task.
     pub task: TaskId,
-    /// Its epoch.
+    /// The client epoch.
     pub epoch: u64,
-    /// Its incarnation.
+    /// The incarnation.
     pub incarnation: Incarnation,
-    /// Where it stands.
+    /// The membership.
     pub presence: Presence,
-    /// The newest push that is settled; 0 if none is.
+    /// The sequence number of the newest settled push; 0 if there is none.
     pub newest: u64,
-    /// How many outcomes are remembered.
+    /// The number of outcomes in the push window.
     pub settled: usize,
-    /// The tokens it holds.
+    /// The tokens that the client holds.
     pub tokens: Vec<u64>,
 }
 
-/// A push that lies whole in the inbox and is not applied yet.
+/// A complete push in the inbox that is not applied yet.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WholePushIs {
-    /// Its room.
+    /// The push slot.
     pub push_slot: u32,
-    /// Whose it is; `None` if its client has started anew since.
+    /// The client; `None` if a newer incarnation of it has joined since.
     pub client: Option<TaskId>,
-    /// Its number.
+    /// The sequence number of the push.
     pub sequence: u64,
     /// `gradient`, `assign` or `assign_add`.
     pub operation: &'static str,
-    /// The token it spends; 0 for none.
+    /// The token that the push spends; 0 for none.
     pub token: u64,
-    /// Its bytes.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
-/// What is known of a file.
+/// The verdict on a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// All that is in use is covered by checksums, and they are right.
+    /// Everything in use is covered by checksums, and they are correct.
     Sound,
-    /// Its first page and its length are right; what lies behind has no checksums.
+    /// The first page and the length are correct. The contents have no checksums.
     Unchecked,
-    /// Nothing names it, or it was never whole: a process was killed while it made or removed it.
+    /// No committed word names the file, or it was never complete: a process was killed while it
+    /// created or removed the file.
     Unused,
-    /// It is not there, and must be.
+    /// The file is missing.
     Missing,
-    /// It is not what it must be.
+    /// The file deviates from its expected contents.
     Fault {
-        /// Where.
+        /// The byte offset.
         offset: u64,
-        /// What must be there.
+        /// The expected contents.
         expected: String,
     },
 }
 
 impl Verdict {
-    /// Whether nothing is wrong.
+    /// Returns whether the file is neither missing nor faulty.
     pub fn is_sound(&self) -> bool {
         !matches!(self, Verdict::Missing | Verdict::Fault { .. })
     }
 }
 
-/// A file.
+/// A file of a shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FileIs {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its length; 0 if it is missing.
+    /// The length in bytes; 0 if the file is missing.
     pub bytes: u64,
-    /// What is known of it.
+    /// The verdict on the file.
     pub verdict: Verdict,
 }

@@ -1,4 +1,5 @@
-//! One look into the folder of a shard: what can be read is told, and what is wrong with the rest.
+//! The reader of a shard's folder: reads everything readable, and records what is wrong with the
+//! rest.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,15 +30,15 @@ use crate::shard::replicas::Presence as ClientPresence;
 use crate::store::{Geometry, Plan, SLOTS_MAX, Store, UndoneRow, undo_rows};
 use crate::table::{Files, Making, Table};
 
-/// A look into the folder of a shard.
-pub(super) struct Look<'a> {
+/// Reads a shard's folder and collects the findings.
+pub(super) struct ShardReader<'a> {
     place: &'a Place,
     found: ShardInspection,
     verdicts: BTreeMap<String, Verdict>,
 }
 
-impl Look<'_> {
-    pub(super) fn into(place: &Place, folder: &Path) -> Result<ShardInspection, StorageError> {
+impl ShardReader<'_> {
+    pub(super) fn read(place: &Place, folder: &Path) -> Result<ShardInspection, StorageError> {
         let found = ShardInspection {
             path: folder.to_owned(),
             arena: None,
@@ -51,12 +52,12 @@ impl Look<'_> {
             newest_image: None,
             files: Vec::new(),
         };
-        let mut look = Look { place, found, verdicts: BTreeMap::new() };
-        look.words();
+        let mut reader = ShardReader { place, found, verdicts: BTreeMap::new() };
+        reader.read_all();
         for name in place.names()? {
-            look.verdicts.entry(name).or_insert(Verdict::Unused);
+            reader.verdicts.entry(name).or_insert(Verdict::Unused);
         }
-        let Look { mut found, verdicts, .. } = look;
+        let ShardReader { mut found, verdicts, .. } = reader;
         found.files.extend(verdicts.into_iter().map(|(name, verdict)| {
             let bytes = folder.join(&name).metadata().map_or(0, |metadata| metadata.len());
             FileIs { name, bytes, verdict }
@@ -64,7 +65,7 @@ impl Look<'_> {
         Ok(found)
     }
 
-    /// Notes what is wrong with a file, and goes on without it.
+    /// Records an error as the verdict on its file, and returns `None`.
     fn note<T>(&mut self, result: Result<T, StorageError>) -> Option<T> {
         let error = match result {
             Ok(found) => return Some(found),
@@ -95,13 +96,13 @@ impl Look<'_> {
         self.note(found)
     }
 
-    /// A file that is in use, if nothing was found wrong with it before.
+    /// Records the verdict on a file in use, unless a fault in it was recorded before.
     fn verified(&mut self, kind: Kind, generation: u64, verdict: Verdict) {
         self.verdicts.entry(file_name(kind, generation)).or_insert(verdict);
     }
 
-    /// Reads control words and intent, and what they name.
-    fn words(&mut self) -> Option<()> {
+    /// Reads the control words and the intent, and everything they name.
+    fn read_all(&mut self) -> Option<()> {
         let name = file_name(Kind::Control, 0);
         let missing = || StorageError::Missing { path: self.place.path(&name) };
         let control = self.place.open(&name).and_then(|control| control.ok_or_else(missing));
@@ -123,7 +124,7 @@ impl Look<'_> {
             return self.fault(Kind::Control, 0, Err(short));
         }
         let arena = Arena { place: self.place.clone(), stamp: page.stamp };
-        self.images(&arena);
+        self.read_images(&arena);
         let journal = Journal::open(&arena, control, PlantedBugs::default());
         let mut journal = self.note(journal)?;
         self.found.committed_words = self.note(journal.intent())?;
@@ -151,19 +152,19 @@ impl Look<'_> {
         self.note(journal.redo())?;
         self.verified(Kind::Intent, 0, Verdict::Sound);
         self.note(journal.verify_control((1 + record.clients) * CELL_WORDS))?;
-        self.clients(&journal, &record)?;
+        self.read_clients(&journal, &record)?;
         self.verified(Kind::Control, 0, Verdict::Sound);
         if record.stage != Stage::Absent {
             let bulk = catalogue.and_then(|catalogue| {
-                self.variables(&arena, &mut journal, &record, &catalogue, has_tables)
+                self.read_variables(&arena, &mut journal, &record, &catalogue, has_tables)
             });
-            self.pages_of_the_rest(&arena, &record, bulk.is_some());
+            self.check_first_pages(&arena, &record, bulk.is_some());
         }
         Some(())
     }
 
-    /// Reads the durable images. One of two may be half written; the other holds then.
-    fn images(&mut self, arena: &Arena) {
+    /// Reads the durable images. One of the two may be half written; the other is then valid.
+    fn read_images(&mut self, arena: &Arena) {
         for name in (0..2).map(image_name) {
             let Ok(Some(image)) = arena.place.open(&name) else { continue };
             if let Ok((number, _)) = read_image(image.bytes(), arena.stamp) {
@@ -173,7 +174,7 @@ impl Look<'_> {
         }
     }
 
-    fn clients(&mut self, journal: &Journal, record: &ShardRecord) -> Option<()> {
+    fn read_clients(&mut self, journal: &Journal, record: &ShardRecord) -> Option<()> {
         for number in 0..record.clients {
             let first = record::first_of_client(number);
             let words: Vec<u64> = (first..first + CLIENT_WORDS)
@@ -198,8 +199,8 @@ impl Look<'_> {
         Some(())
     }
 
-    /// Reads the variables, the pushes and the rows, and compares what has checksums.
-    fn variables(
+    /// Reads the variables, the pushes and the undo rows, and verifies the checksums.
+    fn read_variables(
         &mut self,
         arena: &Arena,
         journal: &mut Journal,
@@ -230,7 +231,7 @@ impl Look<'_> {
         let first = geometry.table_words() + map_words(&layout);
         let whole = whole_slots(journal, &layout, first, record.push_slots, record.clients);
         let whole = self.fault(Kind::Tables, generation, whole)?;
-        self.whole(&whole);
+        self.whole_pushes(&whole);
         let bytes = Some(Inbox::file_bytes(&layout, record.push_slots));
         if let Some(memory) = self.note(arena.open(Kind::Inbox, generation, bytes)) {
             let mut inbox = Inbox::new(memory, &layout, record.push_slots, 1);
@@ -251,7 +252,7 @@ impl Look<'_> {
         let loan = self.note(Budget::new(u64::MAX).take(0))?;
         let store = self.note(Store::open(plan, loan, journal, record.version))?;
         self.verified(Kind::Tables, generation, Verdict::Sound);
-        self.tables(arena, catalogue, journal, record, store.undone());
+        self.read_tables(arena, catalogue, journal, record, store.undone());
         if record.integrity
             && record.stage == Stage::Ready
             && let Err((kind, fault)) = store.verify(journal)
@@ -268,8 +269,8 @@ impl Look<'_> {
         Some(())
     }
 
-    /// Reads the tables that grow.
-    fn tables(
+    /// Reads the growing tables.
+    fn read_tables(
         &mut self,
         arena: &Arena,
         catalogue: &Catalogue,
@@ -279,7 +280,8 @@ impl Look<'_> {
     ) {
         let layout = catalogue.layout(arena.stamp.shard);
         for (table, partition) in (0..).zip(layout.tables()) {
-            // What fits no file is a fault of the index, and found when that is opened.
+            // An impossible number of slots is a fault of the index, found when the table is
+            // opened.
             let slots = Table::slots_of(journal, table).min(SLOTS_MAX as u64) as usize;
             let (generation, budget) = (record.generation, Budget::new(u64::MAX));
             let making = Making {
@@ -306,7 +308,7 @@ impl Look<'_> {
         }
     }
 
-    fn whole(&mut self, whole: &[WholeSlot]) {
+    fn whole_pushes(&mut self, whole: &[WholeSlot]) {
         let mut whole: Vec<&WholeSlot> = whole.iter().collect();
         whole.sort_by_key(|push_slot| push_slot.arrival.order);
         let clients = &self.found.clients;
@@ -325,8 +327,9 @@ impl Look<'_> {
         self.found.whole = pushes.collect();
     }
 
-    /// Looks at least at the first pages of what could not be read for another file's fault.
-    fn pages_of_the_rest(&mut self, arena: &Arena, record: &ShardRecord, read: bool) {
+    /// Checks the first pages of the files that could not be read because of a fault in another
+    /// file.
+    fn check_first_pages(&mut self, arena: &Arena, record: &ShardRecord, read: bool) {
         let kinds =
             [Kind::Catalogue, Kind::Tables, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo];
         let kinds = kinds.into_iter().filter(|&kind| kind != Kind::Slots || record.slots > 0);
@@ -363,12 +366,12 @@ fn state_of(record: &ShardRecord) -> ShardState {
     }
 }
 
-/// The variables that a shard holds something of.
+/// Returns the variables that are at least partly on a shard.
 fn variables_of(catalogue: &Catalogue, shard: ShardId) -> Vec<VariableIs> {
     let mut variables: Vec<VariableIs> = Vec::new();
     for partition in catalogue.layout(shard).all() {
         let variable = catalogue.variable(partition.variable);
-        // What a table has is known when it is read.
+        // The size of a table is known only after it is read.
         let bytes = if partition.is_table() { 0 } else { partition.bytes };
         match variables.last_mut().filter(|last| last.name == variable.name()) {
             Some(last) => {

@@ -1,27 +1,27 @@
-//! How many numbers fell between which powers of two.
+//! Histograms with buckets that double in width.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
 use super::Counter;
 
-/// 0, 1, 2-3, 4-7 and so on; the last is open.
+/// The number of buckets: 0, 1, 2-3, 4-7 and so on. The last one is open.
 const BUCKETS: usize = 16;
 
-/// The bucket of a number.
+/// Returns the bucket of a number.
 fn bucket(value: u64) -> usize {
     let bits = (u64::BITS - value.leading_zeros()) as usize;
     bits.min(BUCKETS - 1)
 }
 
-/// What falls into a bucket.
+/// Returns the range of a bucket.
 fn range(bucket: usize) -> RangeInclusive<u64> {
     let from = if bucket == 0 { 0 } else { 1 << (bucket - 1) };
     let to = if bucket == BUCKETS - 1 { u64::MAX } else { (1 << bucket) - 1 };
     from..=to
 }
 
-/// A histogram that is counted by one thread and read by any.
+/// A histogram written by one thread and read by any.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     counts: [Counter; BUCKETS],
@@ -34,7 +34,7 @@ impl Histogram {
         self.sum.add(value);
     }
 
-    /// Adds what was counted here.
+    /// Adds the counts of this histogram to `all`.
     pub(super) fn add_to(&self, all: &mut StalenessHistogram) {
         for (count, counter) in all.counts.iter_mut().zip(&self.counts) {
             *count += counter.read();
@@ -43,12 +43,12 @@ impl Histogram {
     }
 }
 
-/// How stale the gradients were that shards have applied in asynchronous mode: of how many
-/// gradients each was, in buckets that double.
+/// The staleness of the gradients that shards applied in asynchronous mode, in buckets that double
+/// in width.
 ///
-/// The staleness of a gradient on a shard is the number of gradients that the shard had applied
-/// between the values it was computed from and itself. A gradient for several shards counts on each.
-/// It is printed as the buckets in which there is something: `0: 12, 1: 40, 2-3: 7`.
+/// The staleness of a gradient on a shard is the number of gradients that the shard applied between
+/// the pull of the values it was computed from and the gradient itself. A gradient for several
+/// shards counts on each. The display form lists the non-empty buckets: `0: 12, 1: 40, 2-3: 7`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StalenessHistogram {
     counts: [u64; BUCKETS],
@@ -56,34 +56,36 @@ pub struct StalenessHistogram {
 }
 
 impl StalenessHistogram {
-    /// The buckets in rising order: from which staleness to which, and how many gradients. They are
-    /// 0, 1, 2-3, 4-7 and so on to 8192-16383, and all that is more.
+    /// Returns the buckets in ascending order: the range of staleness, and the number of gradients.
+    /// The ranges are 0, 1, 2-3, 4-7 and so on to 8192-16383, and everything above.
     pub fn buckets(&self) -> impl Iterator<Item = (RangeInclusive<u64>, u64)> + '_ {
         self.counts.iter().enumerate().map(|(bucket, &count)| (range(bucket), count))
     }
 
-    /// How many gradients there are in it.
+    /// Returns the number of gradients.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The mean staleness, exactly; `None` if there is nothing in it.
+    /// Returns the exact mean staleness; `None` if the histogram is empty.
     pub fn mean(&self) -> Option<f64> {
         let count = self.count();
         (count > 0).then(|| self.sum as f64 / count as f64)
     }
 
-    /// A staleness that at least this share of the gradients, from 0 to 1, did not exceed: the end of
-    /// a bucket, so less than twice the true quantile, and `u64::MAX` in the last one. `None` if there
-    /// is nothing in it.
+    /// Returns a staleness that at least a share (0 to 1) of the gradients did not exceed; `None`
+    /// if the histogram is empty.
+    ///
+    /// This is the end of a bucket: less than twice the true quantile, or `u64::MAX` in the last
+    /// bucket.
     pub fn quantile_at_most(&self, share: f64) -> Option<u64> {
         let count = self.count();
         let due = ((share.clamp(0.0, 1.0) * count as f64).ceil() as u64).clamp(1, count.max(1));
-        let mut seen = 0;
+        let mut passed = 0;
         let mut buckets = self.buckets();
         let reached = buckets.find(|(_, count)| {
-            seen += count;
-            seen >= due
+            passed += count;
+            passed >= due
         });
         reached.map(|(range, _)| *range.end())
     }
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_double_and_leave_nothing_out() {
+    fn buckets_double_and_cover_all_numbers() {
         let all = StalenessHistogram::default();
         let ranges: Vec<_> = all.buckets().map(|(range, _)| range).collect();
         assert_eq!(ranges[..4], [0..=0, 1..=1, 2..=3, 4..=7]);
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_have_counted_is_added_up() {
+    fn histograms_are_summed() {
         let (a, b, mut all) = (Histogram::default(), Histogram::default(), Default::default());
         [0, 3].into_iter().for_each(|value| a.add(value));
         [2, 7, 8].into_iter().for_each(|value| b.add(value));

@@ -1,22 +1,22 @@
-//! How the saving of checkpoints goes.
+//! The status of checkpoint saves.
 
 use std::time::{Duration, Instant};
 
-/// How the saving of checkpoints goes, on the task that owns the step. See [`crate::PsHandle::saves`].
+/// The status of checkpoint saves, on the step owner. See [`crate::PsHandle::saves`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SaveStatus {
-    /// The checkpoint that this process saved last; `None` if it has saved none.
+    /// The checkpoint last saved by this process; `None` if it has saved none.
     pub newest: Option<String>,
-    /// How long ago that was.
+    /// The time since that save.
     pub since_success: Option<Duration>,
-    /// How many saves have failed since then, or since the start. 0 if the last save did not fail.
+    /// The number of failed saves since then, or since the start. 0 if the last save succeeded.
     pub failed_in_a_row: u64,
-    /// Why the last of them failed.
+    /// The cause of the last of these failures.
     pub last_error: Option<String>,
 }
 
-/// What the saver knows of its saves.
+/// The saver's record of its saves.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SaveRecord {
     newest: Option<(String, Instant)>,
@@ -25,14 +25,14 @@ pub(crate) struct SaveRecord {
 }
 
 impl SaveRecord {
-    /// A checkpoint was saved; how many saves in a row had failed before.
+    /// Records a success. Returns how many saves in a row had failed before it.
     pub(crate) fn saved(&mut self, now: Instant, checkpoint: &str) -> u64 {
         let failed = self.failed_in_a_row;
         *self = SaveRecord { newest: Some((checkpoint.to_owned(), now)), ..SaveRecord::default() };
         failed
     }
 
-    /// A save has failed; how many in a row have, with this one.
+    /// Records a failure. Returns how many saves in a row have failed, including it.
     pub(crate) fn failed(&mut self, cause: &str) -> u64 {
         self.failed_in_a_row += 1;
         self.last_error = Some(cause.to_owned());

@@ -1,28 +1,28 @@
-//! Which ids are given a row.
+//! The admission policy: which ids of a push get a row.
 
 use pushpull_common::table::{RowAdmission, scatter};
 
-use super::{Place, Table};
+use super::{IdState, Table};
 
-/// What becomes of an id of a push.
+/// The admission decision for an id of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It has a row, or is given one.
+pub(super) enum AdmissionDecision {
+    /// The id has a row or gets one.
     Row,
-    /// It is counted, and has none yet.
+    /// The id has no row yet; this many pushes have contained it.
     Counted(u32),
-    /// Nothing.
-    Out,
+    /// The id gets no row.
+    Rejected,
 }
 
 impl Table {
-    /// Whether an id that is here may be given a row by so many pushes. Chance is drawn only when a
-    /// push is made, so that whoever it may admit counts.
-    pub(super) fn comes(&self, place: Place, pushes: u32, assigned: bool) -> bool {
-        let had = match place {
-            Place::Row { .. } => return false,
-            Place::Candidate { pushes } => pushes,
-            Place::Absent => 0,
+    /// Returns whether `pushes` more pushes may give an id a row. Chance is drawn only when a push
+    /// is applied, so an id counts if chance may admit it.
+    pub(super) fn may_admit(&self, state: IdState, pushes: u32, assigned: bool) -> bool {
+        let had = match state {
+            IdState::Row { .. } => return false,
+            IdState::Candidate { pushes } => pushes,
+            IdState::Absent => 0,
         };
         assigned
             || match self.spec.admission {
@@ -31,26 +31,26 @@ impl Table {
             }
     }
 
-    /// Whether an id that is here is to have a row by the push that makes `version`; `assigned` says
-    /// that it is given values, which need one.
-    pub(super) fn judge(&self, id: u64, place: Place, version: u64, assigned: bool) -> Verdict {
-        let had = match place {
-            Place::Row { .. } => return Verdict::Row,
-            _ if assigned => return Verdict::Row,
-            Place::Candidate { pushes } => pushes,
-            Place::Absent => 0,
+    /// Decides whether an id gets a row in the push that makes `version`. `assigned` means that the
+    /// push assigns values, which always need a row.
+    pub(super) fn decide(&self, id: u64, state: IdState, version: u64, assigned: bool) -> AdmissionDecision {
+        let had = match state {
+            IdState::Row { .. } => return AdmissionDecision::Row,
+            _ if assigned => return AdmissionDecision::Row,
+            IdState::Candidate { pushes } => pushes,
+            IdState::Absent => 0,
         };
         match self.spec.admission {
-            RowAdmission::Always => Verdict::Row,
-            RowAdmission::After { pushes } if had + 1 >= pushes => Verdict::Row,
-            RowAdmission::After { .. } => Verdict::Counted(had + 1),
+            RowAdmission::Always => AdmissionDecision::Row,
+            RowAdmission::After { pushes } if had + 1 >= pushes => AdmissionDecision::Row,
+            RowAdmission::After { .. } => AdmissionDecision::Counted(had + 1),
             RowAdmission::Chance { probability } => {
                 let drawn = scatter(scatter(id ^ version.rotate_left(32)) ^ self.salt) >> 11;
                 let drawn = drawn as f64 / (1_u64 << 53) as f64;
-                if drawn < probability { Verdict::Row } else { Verdict::Out }
+                if drawn < probability { AdmissionDecision::Row } else { AdmissionDecision::Rejected }
             }
-            // What is not known here is not admitted by chance.
-            _ => Verdict::Row,
+            // Policies unknown to this version admit every id.
+            _ => AdmissionDecision::Row,
         }
     }
 }

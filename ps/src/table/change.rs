@@ -1,17 +1,17 @@
-//! What a push does to a table: drafted, written to spare records or where the rows lie, and made good
-//! by a commit.
+//! The change that a push makes to a table: prepared, written to free records or in place, and
+//! published by a commit.
 
 use std::collections::BTreeMap;
 
 use pushpull_common::table::Eviction;
 
-use super::admission::Verdict;
+use super::admission::AdmissionDecision;
 use super::index::{
-    Crowded, DirtyPages, ENTRIES, Entry, PAGES_MAX, Pages, RECORDS_MAX, find, page_of, pages_for,
+    DirtyPages, ENTRIES, Entry, PAGES_MAX, PageFull, Pages, RECORDS_MAX, find, page_of, pages_for,
     tag_of,
 };
 use super::records::{Files, HEAD_BYTES, head_of, put_head};
-use super::{Committed, Place, Table};
+use super::{CommittedPages, IdState, Table};
 use crate::arena::Part;
 use crate::checkpoint::RowHead;
 use crate::commit::{Journal, index_bytes};
@@ -19,64 +19,66 @@ use crate::error::StorageError;
 use crate::layout::Kind;
 use crate::store::Stalled;
 
-/// A change under way.
+/// A change in progress.
 #[derive(Debug, Default)]
 pub(super) struct DirtyRows {
-    /// What becomes of each row of the push, in their order.
-    pub(super) rows: Vec<Moved>,
-    /// Whether that is settled.
+    /// The rows of the push, in its order.
+    pub(super) rows: Vec<RowMove>,
+    /// Whether the target records of the rows are assigned.
     pub(super) settled: bool,
-    /// Memory for the words of pages that change.
+    /// A reused buffer for changed words of otherwise unchanged pages: page, position, word.
     words: Vec<(u32, usize, u64)>,
-    /// Pages that change otherwise.
+    /// Dirty pages: those with insertions or removals.
     pages: BTreeMap<u32, Vec<u64>>,
     page_count: u32,
-    /// Records of rows that are evicted.
+    /// The records of evicted rows.
     pub(super) gone: Vec<u32>,
-    /// The global step that the rows which are written say.
+    /// The global step in the heads of the written rows.
     step: u64,
-    /// How many candidates there will be.
+    /// The number of candidates after the change.
     candidates: u64,
     admitted: u64,
     turned_away: u64,
     misses: u64,
 }
 
-/// A row that is changed: in another record, or where it is.
+/// A row of a change: in place or moved to another record.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moved {
+pub(super) struct RowMove {
     pub(super) id: u64,
-    /// Where it is; nowhere if it is new.
+    /// The current record; `None` if the row is new.
     pub(super) from: Option<u32>,
-    /// Where it will be, once that is settled; nowhere if its id is not given a row.
+    /// The target record, once settled; `None` if the id gets no row.
     pub(super) to: Option<u32>,
 }
 
-/// An id of a push that has no row yet.
+/// An id of a push without a row.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct New {
-    /// Which of the push.
+pub(super) struct NewId {
+    /// The position of the id in the push.
     at: usize,
-    place: Place,
-    verdict: Verdict,
+    state: IdState,
+    decision: AdmissionDecision,
 }
 
 impl DirtyRows {
-    /// The spare records that are written.
+    /// Returns the free records that the change writes.
     pub(super) fn taken(&self) -> impl DoubleEndedIterator<Item = u32> {
         self.rows.iter().filter(|row| row.to != row.from).filter_map(|row| row.to)
     }
 
-    /// At most so many words change.
+    /// Returns an upper bound on the number of words that change.
     fn words(&self) -> usize {
         self.rows.len() + self.pages.len() * ENTRIES
     }
 }
 
 impl Table {
-    /// Prepares the change of the rows of these ids, which rise, by the push that makes `version` at
-    /// a global step. What was drafted of another change is forgotten. An error says why
-    /// there is no memory for it now, and nothing was done.
+    /// Prepares a change of the rows with these ascending ids, by the push that makes `version` at
+    /// a global step. Discards the previous change if it was not published.
+    ///
+    /// # Errors
+    /// If there is no memory for the change now. Nothing was changed then.
     pub(crate) fn begin(
         &mut self,
         journal: &mut Journal,
@@ -86,8 +88,8 @@ impl Table {
     ) -> Result<(), Stalled> {
         self.discard();
         self.step = self.step.max(step);
-        self.have_free_records(ids.len())?;
-        let before = std::mem::take(&mut self.pooled_vec);
+        self.ensure_free_records(ids.len())?;
+        let before = std::mem::take(&mut self.pooled_dirty_rows);
         let mut dirty = DirtyRows {
             rows: before.rows,
             words: before.words,
@@ -95,74 +97,75 @@ impl Table {
             candidates: self.candidates,
             ..DirtyRows::default()
         };
-        let mut new = std::mem::take(&mut self.new);
-        new.clear();
-        self.look(journal, ids.iter().copied(), HEAD_BYTES, |at, id, place| {
-            let from = match place {
-                Place::Row { record } => Some(record),
+        let mut new_ids = std::mem::take(&mut self.new_ids);
+        new_ids.clear();
+        self.look_up(journal, ids.iter().copied(), HEAD_BYTES, |at, id, state| {
+            let from = match state {
+                IdState::Row { record } => Some(record),
                 _ => {
-                    let verdict = self.judge(id, place, version, assigned);
-                    new.push(New { at, place, verdict });
+                    let decision = self.decide(id, state, version, assigned);
+                    new_ids.push(NewId { at, state, decision });
                     None
                 }
             };
-            dirty.rows.push(Moved { id, from, to: from });
+            dirty.rows.push(RowMove { id, from, to: from });
         });
-        let comes = new.iter().any(|new| new.verdict != Verdict::Out);
-        if comes || self.spec.expire_after_steps.is_some() {
-            self.write_dirty_pages(journal, ids, &mut new, &mut dirty, version);
+        let adds_entries = new_ids.iter().any(|new| new.decision != AdmissionDecision::Rejected);
+        if adds_entries || self.spec.expire_after_steps.is_some() {
+            self.prepare_dirty_pages(journal, ids, &mut new_ids, &mut dirty, version);
         }
-        let out = new.iter().filter(|new| new.verdict != Verdict::Row).count();
-        (dirty.misses, dirty.turned_away) = (new.len() as u64, out as u64);
-        self.new = new;
+        let rejected = new_ids.iter().filter(|new| new.decision != AdmissionDecision::Row).count();
+        (dirty.misses, dirty.turned_away) = (new_ids.len() as u64, rejected as u64);
+        self.new_ids = new_ids;
         let pages = dirty.page_count as usize;
         dirty.step = self.step;
-        self.dirty_pages = Some(dirty);
-        let push_slot = self.have_pages(journal, pages);
-        if push_slot.is_err() {
+        self.dirty_rows = Some(dirty);
+        let reserved = self.ensure_pages(journal, pages);
+        if reserved.is_err() {
             self.discard();
         }
-        Ok(push_slot?)
+        Ok(reserved?)
     }
 
-    /// Whether it is known where the rows of the change under way will be, if there is one.
+    /// Returns whether the target records of the change are assigned. Also true if there is no
+    /// change.
     pub(crate) fn is_settled(&self) -> bool {
-        self.dirty_pages.as_ref().is_none_or(|dirty_pages| dirty_pages.settled)
+        self.dirty_rows.as_ref().is_none_or(|dirty| dirty.settled)
     }
 
-    /// What keeping the rows of the change under way would take, if they may be changed where they lie:
-    /// nothing if they may not, as somebody reads them.
+    /// Returns the undo bytes needed to change the rows in place; `None` if a reader pins records,
+    /// so that they cannot be changed in place.
     pub(crate) fn undo_need(&mut self) -> Option<usize> {
-        let Some(dirty_pages) = &self.dirty_pages else { return Some(0) };
-        // Each as a tile of its own, however many of them are changed at a time.
-        let need = dirty_pages.rows.len().saturating_mul(self.records.shape.kept_bytes());
+        let Some(dirty) = &self.dirty_rows else { return Some(0) };
+        // Counted as one tile per row, which is an upper bound for any tile size.
+        let need = dirty.rows.len().saturating_mul(self.records.shape.undo_bytes());
         if self.records.are_pinned() { None } else { Some(need) }
     }
 
-    /// Settles where the rows of the change under way will be: those that exist where they are, if
-    /// `in_place`, and all others in spare records.
+    /// Assigns the target records of the change. Existing rows stay in place if `in_place`; all
+    /// other rows get free records.
     pub(crate) fn settle(&mut self, in_place: bool) {
-        let Some(dirty) = &mut self.dirty_pages else { return };
-        let mut take = || self.records.take().expect("the beginning had so many made");
+        let Some(dirty) = &mut self.dirty_rows else { return };
+        let mut take = || self.records.take().expect("begin reserved enough free records");
         if !in_place {
-            let are_here = dirty.rows.iter_mut().filter(|row| row.from.is_some());
-            are_here.for_each(|row| row.to = Some(take()));
+            let existing = dirty.rows.iter_mut().filter(|row| row.from.is_some());
+            existing.for_each(|row| row.to = Some(take()));
         }
-        for new in self.new.iter().filter(|new| new.verdict == Verdict::Row) {
+        for new in self.new_ids.iter().filter(|new| new.decision == AdmissionDecision::Row) {
             dirty.rows[new.at].to = Some(take());
         }
         dirty.settled = true;
     }
 
-    /// How many words the change under way puts into its transaction, at most.
+    /// Returns an upper bound on the words that the change adds to its transaction.
     pub(crate) fn dirty_words(&self) -> usize {
-        self.dirty_pages.as_ref().map_or(0, DirtyRows::words)
+        self.dirty_rows.as_ref().map_or(0, DirtyRows::words)
     }
 
-    /// Makes sure that so many records can be written.
-    fn have_free_records(&mut self, rows: usize) -> Result<(), Stalled> {
+    /// Ensures that at least `rows` records are free.
+    fn ensure_free_records(&mut self, rows: usize) -> Result<(), Stalled> {
         while self.records.free_count() < rows {
-            // While a checkpoint reads what was, there may be twice as many as otherwise.
+            // While a checkpoint pins records, a table may use twice its limit.
             let most = (2 * self.limit).saturating_add(rows as u64);
             if self.records.count() >= most {
                 return Err(Stalled::NoFreeBlock);
@@ -172,8 +175,8 @@ impl Table {
         Ok(())
     }
 
-    /// Makes sure that the index has room for so many pages.
-    pub(super) fn have_pages(
+    /// Ensures that the index has a capacity of `pages` pages.
+    pub(super) fn ensure_pages(
         &mut self,
         journal: &mut Journal,
         pages: usize,
@@ -192,12 +195,13 @@ impl Table {
         Ok(())
     }
 
-    /// Drafts all that changes pages otherwise than by naming other records: who comes and who goes.
-    fn write_dirty_pages(
+    /// Writes the dirty pages: admissions and evictions. Moves of existing rows to other records
+    /// are not included.
+    fn prepare_dirty_pages(
         &self,
         journal: &Journal,
         ids: &[u64],
-        new: &mut [New],
+        new_ids: &mut [NewId],
         dirty: &mut DirtyRows,
         version: u64,
     ) {
@@ -207,35 +211,36 @@ impl Table {
         self.expire(&mut dirty_pages, &mut dirty.gone, ids, version);
         let mut rows = self.rows - dirty.gone.len() as u64;
         let mut evicts = self.spec.eviction != Eviction::Refuse;
-        for New { at, place, verdict } in new {
+        for NewId { at, state, decision } in new_ids {
             let tag = tag_of(ids[*at], self.salt);
-            match *verdict {
-                Verdict::Out => continue,
-                Verdict::Counted(pushes) => {
-                    let new = *place == Place::Absent;
+            match *decision {
+                AdmissionDecision::Rejected => continue,
+                AdmissionDecision::Counted(pushes) => {
+                    let new = *state == IdState::Absent;
                     if new && dirty.candidates >= self.limit {
-                        dirty.candidates -= u64::from(forget_a_candidate(&mut dirty_pages, tag));
+                        dirty.candidates -= u64::from(remove_rarest_candidate(&mut dirty_pages, tag));
                     }
-                    let put = put(&mut dirty_pages, tag, Entry::Candidate(pushes));
-                    dirty.candidates += u64::from(put == Put::Beside);
+                    let insertion = insert_entry(&mut dirty_pages, tag, Entry::Candidate(pushes));
+                    dirty.candidates += u64::from(insertion == Insertion::Added);
                 }
-                Verdict::Row => {
+                AdmissionDecision::Row => {
                     let full = rows >= self.limit;
-                    // Who finds nobody that may go need not look again: none comes by this push.
+                    // After a failed eviction no further one is tried: this push adds no evictable
+                    // row.
                     evicts = evicts && (!full || self.evict(&mut dirty_pages, dirty, ids, version));
                     if full && !evicts {
-                        *verdict = Verdict::Out;
+                        *decision = AdmissionDecision::Rejected;
                         continue;
                     }
                     rows -= u64::from(full);
-                    // Which record it is in is known later.
-                    match put(&mut dirty_pages, tag, Entry::Row(UNKNOWN)) {
-                        Put::Nowhere => {
-                            *verdict = Verdict::Out;
+                    // The record is assigned later, by `settle`.
+                    match insert_entry(&mut dirty_pages, tag, Entry::Row(UNKNOWN)) {
+                        Insertion::NotInserted => {
+                            *decision = AdmissionDecision::Rejected;
                             continue;
                         }
-                        Put::OverACandidate => dirty.candidates -= 1,
-                        Put::Beside => {}
+                        Insertion::ReplacedCandidate => dirty.candidates -= 1,
+                        Insertion::Added => {}
                     }
                     rows += 1;
                     dirty.admitted += 1;
@@ -246,11 +251,11 @@ impl Table {
         (dirty.pages, dirty.page_count) = (pages, count);
     }
 
-    /// Has the entry of a row, which named `before`, name another record: in the page as it will be, or
-    /// as a word of one that does not change otherwise.
-    fn name(
+    /// Points the entry of a row from record `before` to record `to`: in the dirty page, or as a
+    /// changed word of a page that is not dirty.
+    fn point_entry(
         &self,
-        committed: &Committed<'_>,
+        committed: &CommittedPages<'_>,
         dirty: &mut DirtyRows,
         words: &mut Vec<(u32, usize, u64)>,
         (id, before, to): (u64, u32, u32),
@@ -267,10 +272,10 @@ impl Table {
         }
     }
 
-    /// Puts the change into a transaction, but for [`Table::stage_head`], and lets it be read: what is read before the transaction is
-    /// made must not leave the shard.
+    /// Stages the change in a transaction, except for [`Table::stage_head`], and makes it visible
+    /// to reads. Values read before the commit must not leave the shard.
     pub(crate) fn publish(&mut self, journal: &mut Journal) {
-        let Some(mut dirty) = self.dirty_pages.take() else { return };
+        let Some(mut dirty) = self.dirty_rows.take() else { return };
         let mut changed = std::mem::take(&mut dirty.words);
         let rows = std::mem::take(&mut dirty.rows);
         let moved = rows.iter().filter(|row| row.to != row.from);
@@ -278,24 +283,24 @@ impl Table {
         let pages = self.committed_pages(journal);
         for (id, from, to) in moved() {
             let before = from.unwrap_or(UNKNOWN);
-            self.name(&pages, &mut dirty, &mut changed, (id, before, to));
+            self.point_entry(&pages, &mut dirty, &mut changed, (id, before, to));
         }
         for (&number, page) in &dirty.pages {
-            // What lies behind the committed pages is zeros.
+            // Pages after the committed ones contain zeros.
             let before = pages.page(number);
             let differ = page.iter().zip(before).enumerate().filter(|(_, (now, was))| now != was);
             changed.extend(differ.map(|(place, (&now, _))| (number, place, now)));
         }
         debug_assert!(
             journal.push_slot() >= changed.len(),
-            "room was made for all tables together"
+            "the intent has no capacity for the words of all tables"
         );
         for (page, place, word) in changed.drain(..) {
             journal.stage(self.address(page, place), u64::from_le(word));
         }
         for (_, from, to) in moved() {
             if dirty.step != self.step {
-                // A checkpoint of a newer step was begun since: it does not have this change.
+                // A checkpoint of a newer step has begun since, and does not contain this change.
                 let record = self.records.write(to);
                 let head = RowHead { step: self.step, ..head_of(record) };
                 put_head(head, record, self.integrity);
@@ -313,61 +318,62 @@ impl Table {
         self.counts.turned_away += dirty.turned_away;
         self.counts.evicted += dirty.gone.len() as u64;
         (dirty.rows, dirty.words) = (rows, changed);
-        self.keep(dirty);
+        self.recycle(dirty);
     }
 
-    /// The transaction is made: what the change replaced is free.
+    /// Frees the records that the change replaced. Called after the commit.
     pub(crate) fn committed(&mut self) {
         self.records.committed();
     }
 
-    /// Forgets the change under way.
+    /// Discards the change in progress.
     pub(crate) fn discard(&mut self) {
-        if let Some(dirty) = self.dirty_pages.take() {
+        if let Some(dirty) = self.dirty_rows.take() {
             self.records.give_back(dirty.taken());
-            self.keep(dirty);
+            self.recycle(dirty);
         }
     }
 
-    /// Keeps the memory of a change that is over: the next one is as large as that.
-    fn keep(&mut self, mut dirty: DirtyRows) {
+    /// Keeps the buffers of a finished change for the next one, which is usually as large.
+    fn recycle(&mut self, mut dirty: DirtyRows) {
         dirty.rows.clear();
         dirty.words.clear();
         dirty.pages.clear();
-        self.pooled_vec = dirty;
+        self.pooled_dirty_rows = dirty;
     }
 }
 
-/// A record whose number is not known yet.
+/// The number of a record that is not assigned yet.
 const UNKNOWN: u32 = RECORDS_MAX;
 
-/// Where an entry was put.
+/// The outcome of [`insert_entry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Put {
-    OverACandidate,
-    Beside,
-    /// Its page is crowded.
-    Nowhere,
+enum Insertion {
+    ReplacedCandidate,
+    Added,
+    /// Its page is full.
+    NotInserted,
 }
 
-/// Gives a tag this entry, in place of its candidate if it has one.
-fn put<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32, entry: Entry) -> Put {
+/// Inserts an entry, replacing the candidate of the same tag if there is one.
+fn insert_entry<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32, entry: Entry) -> Insertion {
     let page = page_of(tag, dirty_pages.count());
     let candidate = |entry| matches!(entry, Entry::Candidate(_));
     match find(dirty_pages.page(page), tag, candidate) {
         Some((place, _)) => {
             dirty_pages.replace(page, place, entry);
-            Put::OverACandidate
+            Insertion::ReplacedCandidate
         }
         None => match dirty_pages.insert(tag, entry) {
-            Ok(()) => Put::Beside,
-            Err(Crowded) => Put::Nowhere,
+            Ok(()) => Insertion::Added,
+            Err(PageFull) => Insertion::NotInserted,
         },
     }
 }
 
-/// Forgets the candidate that fewest pushes had, of those in the page of a tag; whether there is one.
-fn forget_a_candidate<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32) -> bool {
+/// Removes the candidate with the fewest pushes from the page of a tag. Returns whether there was
+/// one.
+fn remove_rarest_candidate<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32) -> bool {
     let page = page_of(tag, dirty_pages.count());
     let words = dirty_pages.page(page).iter().enumerate();
     let candidates = words.filter_map(|(place, &word)| match Entry::of(word) {

@@ -1,4 +1,4 @@
-//! Which rows make room: those that are expired, and those that were used least.
+//! The eviction policy: removes expired rows, and the least used of a sample of rows.
 
 use pushpull_common::table::{Eviction, scatter};
 
@@ -7,17 +7,18 @@ use super::change::DirtyRows;
 use super::index::{DirtyPages, ENTRIES, Entry, Pages};
 use super::records::head_of;
 
-/// So many rows are looked at for the one that is evicted.
-const LOOKED_AT: usize = 16;
+/// The rows sampled for one eviction.
+const SAMPLE_ROWS: usize = 16;
 
-/// In so many pages, if one is found there.
-const PAGES_LOOKED_AT: usize = 4;
+/// The pages sampled for one eviction, if they contain a candidate.
+const SAMPLE_PAGES: usize = 4;
 
-/// A table is looked through for expired rows once in so many pushes.
-const PUSHES_A_ROUND: u32 = 1024;
+/// The number of pushes in which a whole table is swept once for expired rows.
+const PUSHES_PER_SWEEP: u32 = 1024;
 
 impl Table {
-    /// Evicts expired rows, of a few pages in turn; `ids` are of the push under way and stay.
+    /// Evicts the expired rows of a few pages, the next ones with each push. Rows with `ids`, which
+    /// belong to the push being applied, stay.
     pub(super) fn expire<P: Pages>(
         &self,
         dirty_pages: &mut DirtyPages<'_, P>,
@@ -26,16 +27,16 @@ impl Table {
         version: u64,
     ) {
         let Some(steps) = self.spec.expire_after_steps else { return };
-        let each = u64::from(dirty_pages.count().div_ceil(PUSHES_A_ROUND));
+        let each = u64::from(dirty_pages.count().div_ceil(PUSHES_PER_SWEEP));
         let count = u64::from(dirty_pages.count());
-        // Reduced before it is multiplied: a version goes up to 2^56.
+        // Reduced before the multiplication: a version can reach 2^56.
         let first = version % count * each % count;
         for page in first..first + each {
             let page = (page % count) as u32;
             let rows = dirty_pages.page(page).iter().map(|&word| Entry::of(word));
             let expired = |&record: &u32| {
                 let head = head_of(self.records.read(record));
-                // What no step comes after does not expire.
+                // A row whose expiry step would overflow never expires.
                 let expires = head.step.checked_add(steps);
                 expires.is_some_and(|last| last < self.step) && ids.binary_search(&head.id).is_err()
             };
@@ -45,8 +46,8 @@ impl Table {
             });
             let expired: Vec<u32> = rows.filter(expired).collect();
             for record in expired {
-                let its = |word: &u64| Entry::of(*word) == Entry::Row(record);
-                if let Some(place) = dirty_pages.page(page).iter().position(its) {
+                let names_record = |word: &u64| Entry::of(*word) == Entry::Row(record);
+                if let Some(place) = dirty_pages.page(page).iter().position(names_record) {
                     dirty_pages.remove(page, place);
                     gone.push(record);
                 }
@@ -54,8 +55,8 @@ impl Table {
         }
     }
 
-    /// Evicts one row, the least used of some; false if there is none that may go. `ids` are of the
-    /// push under way and stay, and so do the rows it was given.
+    /// Evicts the least used row of a sample. Returns `false` if no row can be evicted. Rows with
+    /// `ids`, which belong to the push being applied, stay, and so do the rows that it added.
     pub(super) fn evict<P: Pages>(
         &self,
         dirty_pages: &mut DirtyPages<'_, P>,
@@ -63,32 +64,33 @@ impl Table {
         ids: &[u64],
         version: u64,
     ) -> bool {
-        // Some other rows each time, but the same ones if this is done again.
+        // A different sample each time, but the same one if the push is applied again.
         let at = scatter(version ^ (dirty.gone.len() as u64).rotate_left(40));
         let (start, first) = ((at >> 32) as usize % ENTRIES, at as u32 % dirty_pages.count());
         let mut least = None;
-        let mut looked_at = 0;
+        let mut sampled = 0;
         for (pages, number) in (first..dirty_pages.count()).chain(0..first).enumerate() {
-            // Some will do, once there is one: a table of rows that all stay is not looked through.
-            if looked_at >= LOOKED_AT || (pages >= PAGES_LOOKED_AT && least.is_some()) {
+            // A few pages are enough if they contain a candidate. Without one, the search
+            // continues.
+            if sampled >= SAMPLE_ROWS || (pages >= SAMPLE_PAGES && least.is_some()) {
                 break;
             }
             let page = dirty_pages.page(number);
             let places = (start..ENTRIES).chain(0..start);
             let rows = places.filter_map(|place| {
                 let Entry::Row(record) = Entry::of(page[place]) else { return None };
-                // What was put in by this push is not live yet.
+                // A row added by this push is not live yet.
                 let head = self.records.is_live(record).then(|| self.records.read(record));
                 let head = head_of(head?);
-                let use_of_it = match self.spec.eviction {
+                let usage = match self.spec.eviction {
                     Eviction::LeastFrequent => (u64::from(head.pushes), head.step),
                     _ => (head.step, head.pushes.into()),
                 };
-                let may_go = ids.binary_search(&head.id).is_err();
-                may_go.then_some((use_of_it, number, place, record))
+                let is_evictable = ids.binary_search(&head.id).is_err();
+                is_evictable.then_some((usage, number, place, record))
             });
-            for row in rows.take(LOOKED_AT - looked_at) {
-                looked_at += 1;
+            for row in rows.take(SAMPLE_ROWS - sampled) {
+                sampled += 1;
                 least = Some(least.map_or(row, |least| row.min(least)));
             }
         }

@@ -1,14 +1,15 @@
-//! The index of a table: where the row of an id is. Pure: pages in and out.
+//! The index of a table: maps an id to its row. Pure functions of pages.
 //!
-//! The index is a linear hash (Litwin, 1980) over pages of [`ENTRIES`] words. A table of N pages
-//! looks at the lower bits of an id's tag, as many as number N pages; one that numbers no page loses
-//! its uppermost bit. A page is added by splitting one other, always the next in turn, so the index
-//! grows by a page at a time and never has to be made anew. Within a page entries are probed
-//! linearly from a home that the upper bits say; what is removed leaves no gap in that.
+//! The index is a linear hash table (Litwin, 1980) over pages of [`ENTRIES`] words. With N pages,
+//! the page of an id is given by the low bits of its tag, as many as are needed to number N pages;
+//! a number that does not exist loses its top bit. A page is added by splitting one other page, the
+//! next in sequence, so the index grows one page at a time and is never rebuilt. Within a page,
+//! linear probing starts at a home position given by the upper bits of the tag. A removal moves
+//! later entries up and leaves no gap in a probe sequence.
 //!
-//! A word of a page is 0, or an entry: the tag in its upper half, and in its lower half the number of
-//! the row's record and one, or, with the uppermost bit set, how many pushes had an id that has no
-//! row yet. Words are as they are in the file: little-endian.
+//! A word of a page is 0 or an entry. The upper half of an entry is the tag. The lower half is the
+//! number of the row's record plus one, or, with the top bit set, the number of pushes that
+//! contained an id without a row. Words are stored little-endian.
 
 use std::collections::BTreeMap;
 
@@ -16,48 +17,48 @@ use pushpull_common::table::scatter;
 
 use crate::commit::CELL_WORDS;
 
-/// The words of a page.
+/// The number of words in a page.
 pub(super) const ENTRIES: usize = CELL_WORDS;
 
-/// Entries for each page on the average. Pages that are about to be split have up to twice as many,
-/// which leaves more than five standard deviations up to [`ENTRIES`].
-const ENTRIES_A_PAGE: u64 = 192;
+/// The average number of entries per page. Pages about to be split have up to twice as many, which
+/// is more than five standard deviations below [`ENTRIES`].
+const ENTRIES_PER_PAGE: u64 = 192;
 
-/// The most pages, as bits of a tag number them.
+/// The maximum number of pages, limited by the tag bits that number them.
 pub(super) const PAGES_MAX: u32 = 1 << PAGE_BITS;
 const PAGE_BITS: u32 = 23;
 
-/// The most records that entries can number.
+/// The maximum number of records that entries can name.
 pub(super) const RECORDS_MAX: u32 = (1 << 31) - 2;
 
 const CANDIDATE: u32 = 1 << 31;
 
-/// What stands for an id in the index: 32 bits of a hash of it. `salt` is the arena's, so that
-/// nobody who chooses ids can choose pages.
+/// Returns the tag of an id: 32 bits of a hash keyed with the arena's `salt`, so that clients
+/// cannot choose ids that collide.
 pub(super) fn tag_of(id: u64, salt: u64) -> u32 {
     scatter(id ^ salt) as u32
 }
 
-/// The page of a tag among so many.
+/// Returns the page of a tag in an index of `pages` pages.
 pub(super) fn page_of(tag: u32, pages: u32) -> u32 {
     let mask = (2_u32 << pages.ilog2()) - 1;
     let page = tag & mask;
     if page < pages { page } else { page & (mask >> 1) }
 }
 
-/// How many pages so many entries are worth.
+/// Returns the number of pages for a number of entries.
 pub(super) fn pages_for(entries: u64) -> u32 {
-    let pages = entries.div_ceil(ENTRIES_A_PAGE).max(1);
+    let pages = entries.div_ceil(ENTRIES_PER_PAGE).max(1);
     u32::try_from(pages).unwrap_or(PAGES_MAX).min(PAGES_MAX)
 }
 
-/// What a word of a page says.
+/// A decoded word of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Empty,
-    /// A row, in this record.
+    /// A row, stored in this record.
     Row(u32),
-    /// An id that has no row yet; so many pushes had it.
+    /// An id without a row, and the number of pushes that contained it.
     Candidate(u32),
 }
 
@@ -70,7 +71,7 @@ impl Entry {
         }
     }
 
-    /// The word of a tag's entry.
+    /// Encodes the entry with its tag.
     pub(super) fn word(self, tag: u32) -> u64 {
         let what = match self {
             Entry::Empty => return 0,
@@ -81,23 +82,23 @@ impl Entry {
     }
 }
 
-/// The tag of an entry.
+/// Returns the tag of an encoded entry.
 pub(super) fn tag_in(word: u64) -> u32 {
     (u64::from_le(word) >> 32) as u32
 }
 
-/// Where in its page an entry is looked for first.
+/// Returns the home position of a tag in its page.
 pub(super) fn home_of(tag: u32) -> usize {
     ((tag >> PAGE_BITS) as usize * ENTRIES) >> (32 - PAGE_BITS)
 }
 
-/// The places of a page in the order in which a tag is looked for.
+/// Returns the positions of a page in the probe order of a tag.
 fn probe(tag: u32) -> impl Iterator<Item = usize> {
     let home = home_of(tag);
     (home..ENTRIES).chain(0..home)
 }
 
-/// The place of the first entry of this tag that is the one.
+/// Finds the first entry of a tag that satisfies `is_it`, and its position.
 pub(super) fn find(
     page: &[u64],
     tag: u32,
@@ -115,7 +116,7 @@ pub(super) fn find(
     None
 }
 
-/// Puts an entry into a page; false if it is full.
+/// Inserts an entry into a page. Returns `false` if the page is full.
 fn insert(page: &mut [u64], word: u64) -> bool {
     let free = probe(tag_in(word)).find(|&place| page[place] == 0);
     if let Some(place) = free {
@@ -124,12 +125,12 @@ fn insert(page: &mut [u64], word: u64) -> bool {
     free.is_some()
 }
 
-/// Takes an entry out of a page, and moves up what was put behind it for want of its place.
+/// Removes an entry from a page, and moves up the entries that were displaced by it.
 fn remove(page: &mut [u64], mut gap: usize) {
     page[gap] = 0;
     let mut place = (gap + 1) % ENTRIES;
     while page[place] != 0 && place != gap {
-        // It may move to the gap unless its home lies behind that.
+        // The entry may move to the gap unless its home is after the gap.
         let home = home_of(tag_in(page[place]));
         let from_home = |to: usize| (to + ENTRIES - home) % ENTRIES;
         if from_home(gap) < from_home(place) {
@@ -140,22 +141,23 @@ fn remove(page: &mut [u64], mut gap: usize) {
     }
 }
 
-/// The pages of an index, as they are.
+/// Read access to the committed pages of an index.
 pub(super) trait Pages {
-    /// A page.
+    /// Returns a page.
     fn page(&self, page: u32) -> &[u64];
 }
 
-/// Why an entry cannot be put in: chance does not bring so many into one page.
+/// An insertion failed because the page is full and cannot be split. A random hash does not put
+/// that many entries into one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Crowded;
+pub(super) struct PageFull;
 
-/// An index that is about to change: pages as they will be, over those that are.
+/// A change of an index in progress: dirty pages over the committed ones.
 #[derive(Debug)]
 pub(super) struct DirtyPages<'a, P> {
     pages: &'a P,
     changed: &'a mut BTreeMap<u32, Vec<u64>>,
-    /// How many pages there will be.
+    /// The number of pages after the change.
     count: &'a mut u32,
 }
 
@@ -172,7 +174,7 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
         *self.count
     }
 
-    /// A page as it will be.
+    /// Returns a page as it will be after the change.
     pub(super) fn page(&self, page: u32) -> &[u64] {
         self.changed.get(&page).map_or_else(|| self.pages.page(page), Vec::as_slice)
     }
@@ -182,7 +184,7 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
         self.changed.entry(page).or_insert_with(|| pages.page(page).to_vec())
     }
 
-    /// Replaces an entry by one of the same tag.
+    /// Replaces an entry, keeping its tag.
     pub(super) fn replace(&mut self, page: u32, place: usize, entry: Entry) {
         let page = self.page_mut(page);
         page[place] = entry.word(tag_in(page[place]));
@@ -192,9 +194,12 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
         remove(self.page_mut(page), place);
     }
 
-    /// Puts an entry in; if its page is full, pages are split until it is not.
-    pub(super) fn insert(&mut self, tag: u32, entry: Entry) -> Result<(), Crowded> {
-        // Each page is split once before any is again.
+    /// Inserts an entry. If its page is full, splits pages until it fits.
+    ///
+    /// # Errors
+    /// [`PageFull`] if the page is still full after every page was split once.
+    pub(super) fn insert(&mut self, tag: u32, entry: Entry) -> Result<(), PageFull> {
+        // Every page is split once before any page is split again.
         let most = self.count().saturating_mul(2).min(PAGES_MAX);
         loop {
             let page = page_of(tag, self.count());
@@ -202,20 +207,20 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
                 return Ok(());
             }
             if self.count() >= most {
-                return Err(Crowded);
+                return Err(PageFull);
             }
             self.split();
         }
     }
 
-    /// Has at least so many pages.
+    /// Grows the index to at least `pages` pages.
     pub(super) fn grow(&mut self, pages: u32) {
         while self.count() < pages {
             self.split();
         }
     }
 
-    /// Adds a page: it takes what is its own out of the page that is next in turn.
+    /// Adds a page, and moves its entries there from the next page to be split.
     fn split(&mut self) {
         let (added, more) = (*self.count, *self.count + 1);
         let source = added - (1 << added.ilog2());
@@ -239,21 +244,21 @@ mod tests {
 
     use super::*;
 
-    struct Kept(BTreeMap<u32, Vec<u64>>);
+    struct TestPages(BTreeMap<u32, Vec<u64>>);
 
-    impl Pages for Kept {
+    impl Pages for TestPages {
         fn page(&self, page: u32) -> &[u64] {
             self.0.get(&page).map_or(&[0; ENTRIES], |page| page)
         }
     }
 
-    fn look(dirty_pages: &DirtyPages<'_, Kept>, tag: u32, record: u32) -> bool {
+    fn has_row(dirty_pages: &DirtyPages<'_, TestPages>, tag: u32, record: u32) -> bool {
         let page = dirty_pages.page(page_of(tag, dirty_pages.count()));
         find(page, tag, |entry| entry == Entry::Row(record)).is_some()
     }
 
     #[test]
-    fn pages_are_numbered_by_more_bits_as_they_come() {
+    fn page_numbers_use_more_bits_as_pages_are_added() {
         let of = |pages| (0..8).map(|tag| page_of(tag, pages)).collect::<Vec<_>>();
         assert_eq!(of(1), [0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(of(2), [0, 1, 0, 1, 0, 1, 0, 1]);
@@ -264,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_entries() {
+    fn entries_survive_encoding() {
         for entry in [Entry::Row(0), Entry::Row(RECORDS_MAX), Entry::Candidate(1 << 24)] {
             assert_eq!((Entry::of(entry.word(7)), tag_in(entry.word(7))), (entry, 7));
         }
@@ -273,31 +278,31 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_cannot_be_split_is_crowded() {
-        let (kept, mut changed, mut count) = (Kept(BTreeMap::new()), BTreeMap::new(), 1);
-        let mut dirty_pages = DirtyPages::new(&kept, &mut changed, &mut count);
+    fn a_full_page_that_cannot_be_split_is_reported() {
+        let (test_pages, mut changed, mut count) = (TestPages(BTreeMap::new()), BTreeMap::new(), 1);
+        let mut dirty_pages = DirtyPages::new(&test_pages, &mut changed, &mut count);
         for record in 0..ENTRIES as u32 {
             dirty_pages.insert(5, Entry::Row(record)).unwrap();
         }
-        assert_eq!(dirty_pages.insert(5, Entry::Row(999)), Err(Crowded));
-        assert!(look(&dirty_pages, 5, 0) && look(&dirty_pages, 5, ENTRIES as u32 - 1));
-        assert!(!look(&dirty_pages, 5, 999) && !look(&dirty_pages, 4, 0));
+        assert_eq!(dirty_pages.insert(5, Entry::Row(999)), Err(PageFull));
+        assert!(has_row(&dirty_pages, 5, 0) && has_row(&dirty_pages, 5, ENTRIES as u32 - 1));
+        assert!(!has_row(&dirty_pages, 5, 999) && !has_row(&dirty_pages, 4, 0));
     }
 
     proptest! {
-        /// Whatever is put in and taken out, what is in is found, and nothing else.
+        /// After any insertions and removals, exactly the inserted entries are found.
         #[test]
-        fn what_is_in_is_found(
+        fn inserted_entries_are_found(
             steps in prop::collection::vec((any::<bool>(), 0u32..600, 0u32..8), 1..900),
             spread in prop::sample::select(vec![0u32, 3, 28]),
         ) {
-            let (kept, mut changed, mut count) = (Kept(BTreeMap::new()), BTreeMap::new(), 1);
-            let mut dirty_pages = DirtyPages::new(&kept, &mut changed, &mut count);
+            let (test_pages, mut changed, mut count) = (TestPages(BTreeMap::new()), BTreeMap::new(), 1);
+            let mut dirty_pages = DirtyPages::new(&test_pages, &mut changed, &mut count);
             let mut model: HashMap<u32, u32> = HashMap::new();
-            for (comes, number, page) in steps {
-                // Few homes or many, so that probes run into each other and round the end.
+            for (is_insert, number, page) in steps {
+                // Few homes or many, so that probe sequences overlap and wrap around.
                 let tag = (number.wrapping_mul(0x9e37_79b1) >> spread) << PAGE_BITS | page;
-                match (comes, model.contains_key(&number)) {
+                match (is_insert, model.contains_key(&number)) {
                     (true, false) => {
                         dirty_pages.insert(tag, Entry::Row(number)).unwrap();
                         model.insert(number, tag);
@@ -314,7 +319,7 @@ mod tests {
                 dirty_pages.grow(pages_for(2 * model.len() as u64));
             }
             for (&number, &tag) in &model {
-                prop_assert!(look(&dirty_pages, tag, number), "{} of {:#x}", number, tag);
+                prop_assert!(has_row(&dirty_pages, tag, number), "{} of {:#x}", number, tag);
             }
             let pages = (0..dirty_pages.count()).flat_map(|page| dirty_pages.page(page).to_vec());
             prop_assert_eq!(pages.filter(|&word| word != 0).count(), model.len());

@@ -1,11 +1,11 @@
-//! Embedding tables that grow: rows by 64-bit ids, which come with the pushes that have them.
+//! Growing embedding tables: rows by 64-bit ids, added by the pushes that contain new ids.
 //!
-//! A table is an `index` over `records`. Its index is durable words like any other and changes in
-//! commits only; a record is written before the commit whose index names it, or changed where it lies
-//! under the undo of the store. So a table is what it was at one commit, whenever its process is
-//! killed, and needs nothing of its own for that: neither its growth nor an eviction.
+//! A table is an `index` over `records`. The index consists of durable words and changes only in
+//! commits. A record is written before the commit whose index names it, or changed in place under
+//! the undo of the store. So a killed process always leaves the table of one commit; neither growth
+//! nor eviction needs a recovery of its own.
 //!
-//! What a pull reads does not change anything: the row of an id that has none is its first values.
+//! A pull changes nothing. For an id without a row it returns the row's initial values.
 
 mod admission;
 mod change;
@@ -27,37 +27,37 @@ use pushpull_common::tensor::DType;
 use crate::arena::Loan;
 use crate::commit::{Address, Journal, page_word};
 use crate::store::RowLocation;
-use change::{DirtyRows, New};
+use change::{DirtyRows, NewId};
 use index::{Entry, Pages, find, page_of, tag_of};
 pub(crate) use open::Making;
 pub(crate) use records::Files;
 use records::{HEAD_BYTES, Records, id_of};
-use rows::Restored;
+use rows::RestoredIndex;
 pub(crate) use rows::TableImage;
 
-/// What a table counts, since somebody asked last.
+/// The counters of a table since they were last taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableCounts {
-    /// Rows that a push or a pull looked for and found.
+    /// Ids of pushes that had a row.
     pub(crate) hits: u64,
-    /// Ids that had no row then.
+    /// Ids of pushes that had no row.
     pub(crate) misses: u64,
-    /// Rows that ids were given.
+    /// Rows added.
     pub(crate) admitted: u64,
-    /// Rows of pushes whose ids were not given one: their gradients are dropped.
+    /// Rows of pushes whose ids got no row. Their gradients are dropped.
     pub(crate) turned_away: u64,
-    /// Rows that were evicted.
+    /// Rows evicted, including expired ones.
     pub(crate) evicted: u64,
 }
 
 /// One partition of a table.
 ///
-/// A change is made in steps, as in a [`crate::store::Store`]: [`Table::begin`], [`Table::settle`], then
-/// the rows of the push, then [`Table::publish`] into a transaction, and [`Table::committed`] when that is made; or
-/// [`Table::discard`].
+/// A change has the same steps as in a [`crate::store::Store`]: [`Table::begin`],
+/// [`Table::settle`], the rows of the push, [`Table::publish`] into a transaction, and
+/// [`Table::committed`] after the commit. [`Table::discard`] abandons it.
 ///
-/// Invariants: `rows` and `candidates` are what the committed index has; each row's id has one entry,
-/// in the page and near the home that its tag says.
+/// Invariants: `rows` and `candidates` are the counts in the committed index. Each row's id has one
+/// entry, in the page of its tag and reachable from its home.
 #[derive(Debug)]
 pub(crate) struct Table {
     number: u16,
@@ -65,33 +65,33 @@ pub(crate) struct Table {
     spec: TableSpec,
     initial: Initial,
     records: Records,
-    /// Keys the hash of the index.
+    /// The key of the index's hash.
     salt: u64,
     pages: u32,
     rows: u64,
     candidates: u64,
-    /// The most rows.
+    /// The maximum number of rows.
     limit: u64,
-    /// The newest global step that was known when something changed, or was saved.
+    /// The newest global step known at the last change or save.
     step: u64,
     integrity: bool,
-    /// What the memory of the index has taken off the budget.
+    /// The budget that the index's memory uses.
     index_loans: Vec<Loan>,
-    dirty_pages: Option<DirtyRows>,
-    /// Memory of a change that is over.
-    pooled_vec: DirtyRows,
-    /// The ids of a change that have no row.
-    new: Vec<New>,
-    /// An index that is made anew of a checkpoint.
-    restored: Option<Restored>,
+    dirty_rows: Option<DirtyRows>,
+    /// The buffers of the last finished change, for reuse.
+    pooled_dirty_rows: DirtyRows,
+    /// The ids of the change in progress that have no row.
+    new_ids: Vec<NewId>,
+    /// The index being rebuilt from a checkpoint.
+    restored: Option<RestoredIndex>,
     counts: TableCounts,
-    /// A row on its way to another record.
-    held: Vec<u8>,
-    /// Where that lies of it which is kept.
+    /// A buffer for copying a row to another record.
+    row_buffer: Vec<u8>,
+    /// A buffer for the locations of the rows saved for undo.
     locations: Vec<RowLocation>,
 }
 
-/// What a row is at first.
+/// The initial values of a row.
 #[derive(Clone, Debug)]
 struct Initial {
     initializer: Initializer,
@@ -100,7 +100,7 @@ struct Initial {
 }
 
 impl Initial {
-    /// The first values of a row.
+    /// Writes the initial values of a row.
     fn fill(&self, dtype: DType, id: u64, out: &mut [u8]) {
         let Initial { initializer, key, .. } = self;
         match dtype {
@@ -120,40 +120,40 @@ impl Initial {
     }
 }
 
-/// The words of the index's own cell.
+/// The words of the index's header cell.
 const PAGES_WORD: usize = 0;
 const FILES_WORD: usize = 1;
 const STEP_WORD: usize = 2;
 const SLOTS_WORD: usize = 3;
 
-/// So many ids lie between two steps of looking for one.
-const AHEAD: usize = 16;
+/// The lookup distance: the number of ids between two steps of the lookup of one id.
+const LOOKUP_DISTANCE: usize = 16;
 
-/// An id that is looked for.
+/// A lookup in progress.
 #[derive(Clone, Copy, Debug, Default)]
-struct Looked {
+struct Lookup {
     id: u64,
     tag: u32,
     page: u32,
-    /// The record of the first row of its tag.
+    /// The record of the first row entry with its tag.
     row: Option<u32>,
 }
 
 /// The committed pages of a table's index.
-struct Committed<'a> {
+struct CommittedPages<'a> {
     journal: &'a Journal,
     table: u16,
 }
 
-impl Pages for Committed<'_> {
+impl Pages for CommittedPages<'_> {
     fn page(&self, page: u32) -> &[u64] {
         self.journal.index_page(self.table, page)
     }
 }
 
-/// Where an id is in the committed index.
+/// The state of an id in the committed index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum IdState {
     Absent,
     Candidate { pushes: u32 },
     Row { record: u32 },
@@ -164,41 +164,41 @@ impl Table {
         &self.partition
     }
 
-    /// How many rows it has.
+    /// Returns the number of rows.
     pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// How many it may have.
+    /// Returns the maximum number of rows.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Whether it refuses rows when it is full.
+    /// Returns whether a full table rejects new rows.
     pub(crate) fn refuses(&self) -> bool {
         self.spec.eviction == Eviction::Refuse
     }
 
-    /// Whether chance decides who comes.
+    /// Returns whether ids are admitted by chance.
     pub(crate) fn draws(&self) -> bool {
         matches!(self.spec.admission, RowAdmission::Chance { .. })
     }
 
-    /// The memory of its records, in bytes.
+    /// Returns the memory of the records, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.records.bytes()
     }
 
-    /// What it has counted; it counts from 0 again.
+    /// Returns the counters, and resets them to 0.
     pub(crate) fn take_counts(&mut self) -> TableCounts {
         std::mem::take(&mut self.counts)
     }
 
-    fn committed_pages<'a>(&self, journal: &'a Journal) -> Committed<'a> {
-        Committed { journal, table: self.number }
+    fn committed_pages<'a>(&self, journal: &'a Journal) -> CommittedPages<'a> {
+        CommittedPages { journal, table: self.number }
     }
 
-    /// Stages what belongs to the table itself: once in each transaction.
+    /// Stages the table's header words. Called once in each transaction.
     pub(crate) fn stage_head(&self, journal: &mut Journal) {
         for (address, value) in self.head() {
             journal.stage(address, value);
@@ -215,73 +215,73 @@ impl Table {
         head.map(|(word, value)| (Address::Index(self.number, word), value))
     }
 
-    /// Looks for ids, and calls `found_at` with the place of each and where it is. So many bytes of the
-    /// record of each are soon read.
+    /// Looks up ids, and calls `found_at` with the position, id and state of each, in order.
+    /// `fetched` is the number of bytes to prefetch from each record.
     ///
-    /// An id goes through three steps, [`AHEAD`] other ids apart: the line of the index is fetched that
-    /// its entry is in; that is read, and its record fetched; and the record is read. So memory is
-    /// waited for by many ids at once, and by none for long.
-    fn look(
+    /// A lookup has three steps, [`LOOKUP_DISTANCE`] other ids apart: it prefetches the cache line
+    /// of the index entry, reads the entry and prefetches its record, and reads the record. So many
+    /// lookups wait for memory at once, and none waits long.
+    fn look_up(
         &self,
         journal: &Journal,
         ids: impl Iterator<Item = u64>,
         fetched: usize,
-        mut found_at: impl FnMut(usize, u64, Place),
+        mut found_at: impl FnMut(usize, u64, IdState),
     ) {
         let pages = self.committed_pages(journal);
-        let mut some = [Looked::default(); 2 * AHEAD];
+        let mut lookups = [Lookup::default(); 2 * LOOKUP_DISTANCE];
         let (mut ids, mut begun) = (ids.fuse(), 0);
-        for turn in 0_usize.. {
-            if let Some(place) = turn.checked_sub(2 * AHEAD) {
+        for round in 0_usize.. {
+            if let Some(place) = round.checked_sub(2 * LOOKUP_DISTANCE) {
                 if place == begun {
                     break;
                 }
-                let Looked { id, tag, row, .. } = some[place % (2 * AHEAD)];
-                // Hardly ever is it of another id with the same tag.
+                let Lookup { id, tag, row, .. } = lookups[place % (2 * LOOKUP_DISTANCE)];
+                // Another id with the same tag is rare.
                 let its = row.filter(|&record| id_of(self.records.read(record)) == id);
                 let found = match its {
-                    Some(record) => Place::Row { record },
+                    Some(record) => IdState::Row { record },
                     None => self.find(&pages, id, tag),
                 };
                 found_at(place, id, found);
             }
-            if let Some(place) = turn.checked_sub(AHEAD).filter(|&place| place < begun) {
-                let looked = &mut some[place % (2 * AHEAD)];
+            if let Some(place) = round.checked_sub(LOOKUP_DISTANCE).filter(|&place| place < begun) {
+                let lookup = &mut lookups[place % (2 * LOOKUP_DISTANCE)];
                 let row = |entry| matches!(entry, Entry::Row(_));
-                let found = find(pages.page(looked.page), looked.tag, row);
+                let found = find(pages.page(lookup.page), lookup.tag, row);
                 if let Some((_, Entry::Row(record))) = found {
                     self.records.fetch(record, fetched);
-                    looked.row = Some(record);
+                    lookup.row = Some(record);
                 }
             }
             if let Some(id) = ids.next() {
                 let tag = tag_of(id, self.salt);
                 let page = page_of(tag, self.pages);
-                some[turn % (2 * AHEAD)] = Looked { id, tag, page, row: None };
+                lookups[round % (2 * LOOKUP_DISTANCE)] = Lookup { id, tag, page, row: None };
                 crate::cache::fetch(&pages.page(page)[index::home_of(tag)]);
                 begun += 1;
             }
         }
     }
 
-    fn find(&self, pages: &Committed<'_>, id: u64, tag: u32) -> Place {
+    fn find(&self, pages: &CommittedPages<'_>, id: u64, tag: u32) -> IdState {
         let page = pages.page(page_of(tag, self.pages));
         let its_row = |entry| match entry {
             Entry::Row(record) => id_of(self.records.read(record)) == id,
             _ => false,
         };
         if let Some((_, Entry::Row(record))) = find(page, tag, its_row) {
-            return Place::Row { record };
+            return IdState::Row { record };
         }
-        // Ids of one tag are one candidate: they are admitted earlier, at worst.
+        // Ids with the same tag share one candidate; at worst they are admitted too early.
         match find(page, tag, |entry| matches!(entry, Entry::Candidate(_))) {
-            Some((_, Entry::Candidate(pushes))) => Place::Candidate { pushes },
-            _ => Place::Absent,
+            Some((_, Entry::Candidate(pushes))) => IdState::Candidate { pushes },
+            _ => IdState::Absent,
         }
     }
 
-    /// Appends the rows of these ids, one behind the other, as they were before the change under way; how
-    /// many of the ids have one. `first` is memory for the first values of a row.
+    /// Appends the rows of these ids to `gathered`, as committed, and returns how many of the ids
+    /// have a row. `first` is a buffer for initial values.
     pub(crate) fn gather(
         &self,
         journal: &Journal,
@@ -291,12 +291,12 @@ impl Table {
     ) -> u64 {
         let shape = self.records.shape;
         gathered.reserve(ids.len() * shape.row_bytes);
-        // In words, as it is aligned for every type.
+        // Words, so that the buffer is aligned for every type.
         first.clear();
         first.resize(shape.row_bytes.div_ceil(8), 0);
         let mut have = 0;
-        self.look(journal, ids, shape.stream(0).end, |_, id, found| match found {
-            Place::Row { record } => {
+        self.look_up(journal, ids, shape.stream(0).end, |_, id, found| match found {
+            IdState::Row { record } => {
                 have += 1;
                 gathered.extend_from_slice(&self.records.read(record)[shape.stream(0)]);
             }
@@ -309,21 +309,21 @@ impl Table {
         have
     }
 
-    /// How many rows may come by pushes that have these ids, which rise and are there once for each
-    /// push; `assigned` says that one of them gives values.
+    /// Returns how many rows the pushes with these ids may add. The ids ascend, and each occurs
+    /// once per push that contains it. `assigned` means that one of the pushes assigns values.
     pub(crate) fn count_new(&self, journal: &Journal, ids: &[u64], assigned: bool) -> u64 {
         let mut new = 0;
         let each = ids.chunk_by(|a, b| a == b);
-        // They are found in their order.
+        // Lookups are reported in order.
         let mut pushes = each.clone().map(|of| u32::try_from(of.len()).unwrap_or(u32::MAX));
-        self.look(journal, each.map(|of| of[0]), HEAD_BYTES, |_, _, found| {
-            let pushes = pushes.next().expect("no more are found than are looked for");
-            new += u64::from(self.comes(found, pushes, assigned));
+        self.look_up(journal, each.map(|of| of[0]), HEAD_BYTES, |_, _, found| {
+            let pushes = pushes.next().expect("one result per id");
+            new += u64::from(self.may_admit(found, pushes, assigned));
         });
         new
     }
 
-    /// The word of an entry in the journal.
+    /// Returns the journal address of an entry.
     fn address(&self, page: u32, place: usize) -> Address {
         page_word(self.number, page, place)
     }

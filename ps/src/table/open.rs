@@ -1,4 +1,4 @@
-//! A table's files: made, and opened again as an earlier process left them.
+//! Creation of a table's files, and recovery of the files that an earlier process left.
 
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::initializer::InitialKey;
@@ -14,10 +14,10 @@ use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::SlotSpec;
 use crate::store::UndoneRow;
 
-/// The pages that a new index has room for.
+/// The page capacity of a new index.
 const FIRST_PAGES: usize = 8;
 
-/// What makes or opens a table.
+/// The parameters for creating or opening a table.
 #[derive(Debug)]
 pub(crate) struct Making<'a> {
     pub(crate) files: Files,
@@ -25,12 +25,13 @@ pub(crate) struct Making<'a> {
     pub(crate) partition: &'a Partition,
     pub(crate) slots: &'a [SlotSpec],
     pub(crate) integrity: bool,
-    /// What the rows of a change held that was not committed; of other tables, too.
+    /// The old contents of rows from a change that was not committed. May include rows of other
+    /// tables.
     pub(crate) undone: &'a [UndoneRow],
 }
 
 impl Table {
-    /// Makes a table without rows, as the next index of the journal, which nothing names yet.
+    /// Creates an empty table, as the next index of the journal. No committed word names it yet.
     pub(crate) fn create(making: Making<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
         let Files { arena, generation, table, budget } = &making.files;
         let (part, bytes) = (Part::Table(*table), index_bytes(FIRST_PAGES));
@@ -67,18 +68,18 @@ impl Table {
             step: 0,
             integrity: making.integrity,
             index_loans: Vec::new(),
-            dirty_pages: None,
-            pooled_vec: DirtyRows::default(),
-            new: Vec::new(),
+            dirty_rows: None,
+            pooled_dirty_rows: DirtyRows::default(),
+            new_ids: Vec::new(),
             restored: None,
             counts: TableCounts::default(),
-            held: Vec::new(),
+            row_buffer: Vec::new(),
             locations: Vec::new(),
         }
     }
 
-    /// Maps the index that a process left as the next of the journal, before what that has committed
-    /// is done.
+    /// Maps the index left by an earlier process, as the next index of the journal. Called before
+    /// the committed intent is redone.
     pub(crate) fn map_index(
         arena: &crate::arena::Arena,
         generation: u64,
@@ -90,8 +91,8 @@ impl Table {
         Ok(())
     }
 
-    /// The most memory that a partition of a table takes, in bytes, while nothing of it is pinned: for
-    /// the rows that it may have and those of so many pushes that are changed together.
+    /// Returns the maximum memory of a table partition in bytes, while nothing is pinned: for all
+    /// the rows that it may have and for those of `pushes` pushes that are applied together.
     pub(crate) fn need(
         catalogue: &Catalogue,
         partition: &Partition,
@@ -100,19 +101,20 @@ impl Table {
     ) -> u64 {
         let (shape, limit) = sizes_of(catalogue, partition, slots);
         let rows = limit.saturating_add(partition.row_count().saturating_mul(pushes));
-        // An id that has no row yet has an entry in the index, too.
+        // Candidates have entries in the index too.
         let index = index_bytes(pages_for(limit.saturating_mul(2)) as usize);
         Records::need(shape, limit, rows).saturating_add(index + index / 8)
     }
 
-    /// What keeping the rows of one push takes, of a partition whose rows have so many slots.
+    /// Returns the undo bytes for the rows of one push, in a partition whose rows have `slots`
+    /// slots.
     pub(crate) fn kept_bytes_of_a_push(partition: &Partition, slots: usize) -> u64 {
         let (dtype, row_bytes) = (partition.dtype, partition.row_bytes() as usize);
         let shape = Shape { dtype, row_bytes, slots };
-        partition.row_count().saturating_mul(shape.kept_bytes() as u64)
+        partition.row_count().saturating_mul(shape.undo_bytes() as u64)
     }
 
-    /// How many slots the rows of a table have, by its index in the journal.
+    /// Returns the number of slots per row of a table, given its index in the journal.
     pub(crate) fn slots_of(journal: &Journal, table: u16) -> u64 {
         match journal.index_pages(table) {
             0 => 0,
@@ -120,7 +122,7 @@ impl Table {
         }
     }
 
-    /// Opens what an earlier process left, whose index the journal has.
+    /// Opens a table left by an earlier process, whose index the journal has mapped.
     pub(crate) fn open(making: Making<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
         let Files { arena, generation, table, budget } = making.files.clone();
         let name = Part::Table(table).file_name(Kind::Index, generation);
@@ -158,7 +160,7 @@ impl Table {
         Ok(opened)
     }
 
-    /// Puts back what rows held before a change that was not committed.
+    /// Restores the contents that rows had before an uncommitted change.
     pub(super) fn put_back(&mut self, undone: &[UndoneRow]) -> Result<(), Fault> {
         let record_bytes = self.records.shape.record_bytes();
         for row in undone.iter().rev().filter(|row| row.table == Some(self.number)) {
@@ -171,10 +173,10 @@ impl Table {
         Ok(())
     }
 
-    /// Takes up the rows that the index names.
+    /// Recovers the rows that the index names, and verifies their entries.
     fn recover(&mut self, journal: &Journal) -> Result<(), (u32, usize, String)> {
         for number in 0..self.pages {
-            let pages = super::Committed { journal, table: self.number };
+            let pages = super::CommittedPages { journal, table: self.number };
             let page = pages.page(number);
             for place in 0..ENTRIES {
                 let (word, tag) = (page[place], tag_in(page[place]));
@@ -186,7 +188,7 @@ impl Table {
                 let reached = find(page, tag, |other| other == entry);
                 let here = page_of(tag, self.pages) == number;
                 if !here || reached.is_none_or(|(found, _)| found != place) {
-                    return Err(fault("an entry where its tag is looked for"));
+                    return Err(fault("an entry that its tag's probe sequence reaches"));
                 }
                 let record = match entry {
                     Entry::Row(record) => record,
@@ -196,7 +198,7 @@ impl Table {
                     }
                 };
                 if u64::from(record) >= self.records.count() || self.records.is_live(record) {
-                    return Err(fault("a record that is there and that no other entry names"));
+                    return Err(fault("an existing record that no other entry names"));
                 }
                 self.records.set_live(record);
                 self.rows += 1;
@@ -205,15 +207,15 @@ impl Table {
                     return Err(fault("the tag of the row"));
                 }
                 if self.integrity && !is_sound(bytes) {
-                    return Err(fault("a row whose checksum is right"));
+                    return Err(fault("a row with a correct checksum"));
                 }
             }
         }
-        self.records.opened();
+        self.records.finish_open();
         Ok(())
     }
 
-    /// The names of the files in use.
+    /// Returns the names of the files in use.
     pub(crate) fn file_names(&self) -> impl Iterator<Item = String> {
         let Files { generation, table, .. } = *self.records.files();
         let index = Part::Table(table).file_name(Kind::Index, generation);
@@ -221,19 +223,19 @@ impl Table {
         std::iter::once(index).chain((0..self.records.file_count()).map(of))
     }
 
-    /// Asserts the invariants; for tests and the simulator.
+    /// Asserts the invariants. For tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self, journal: &Journal) {
         let taken: Vec<u32> =
-            self.dirty_pages.iter().flat_map(|dirty_pages| dirty_pages.taken()).collect();
+            self.dirty_rows.iter().flat_map(|dirty| dirty.taken()).collect();
         self.records.check_invariants(&taken);
-        let pages = super::Committed { journal, table: self.number };
+        let pages = super::CommittedPages { journal, table: self.number };
         let (mut rows, mut candidates) = (0, 0);
         for number in 0..self.pages {
             let page = pages.page(number);
             for &word in page.iter().filter(|&&word| word != 0) {
                 let tag = tag_in(word);
-                assert_eq!(page_of(tag, self.pages), number, "an entry is in its page");
+                assert_eq!(page_of(tag, self.pages), number, "an entry must be in the page of its tag");
                 assert!(find(page, tag, |other| other == Entry::of(word)).is_some());
                 match Entry::of(word) {
                     Entry::Row(record) => {
@@ -258,7 +260,7 @@ fn limit_of(making: &Making<'_>) -> u64 {
     sizes_of(making.catalogue, making.partition, making.slots.len()).1
 }
 
-/// How the records of a partition of a table are laid out, and how many rows it may have.
+/// Returns the record layout of a table partition, and the maximum number of rows.
 fn sizes_of(catalogue: &Catalogue, partition: &Partition, slots: usize) -> (Shape, u64) {
     let slots = if partition.trainable { slots } else { 0 };
     let (dtype, row_bytes) = (partition.dtype, partition.row_bytes());

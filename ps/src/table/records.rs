@@ -1,12 +1,12 @@
-//! The records of a table: a row with its slots in one piece, and what is known of its use.
+//! The records of a table: each holds a row, its slots and its usage counters.
 //!
-//! A change of a record that the committed index names is made where it lies, beside what it was, or in a
-//! spare one, which the commit names in its place. Records lie in files of equal length, so that more are had without moving
-//! any.
+//! A record named by the committed index is changed in place, with its old contents saved for undo,
+//! or copied to a free record, which the commit then names instead. Records are stored in files of
+//! equal size, so that a table grows without moving any record.
 
 use pushpull_common::tensor::DType;
 
-use crate::arena::{Arena, Blocks, Budget, Crowd, Grid, Loan, Part};
+use crate::arena::{Arena, Blocks, Budget, PinnedSet, Grid, Loan, Part};
 use crate::checkpoint::RowHead;
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES};
@@ -14,17 +14,17 @@ use crate::layout::{Kind, PAGE_BYTES};
 use super::index::RECORDS_MAX;
 use crate::store::Undo;
 
-/// The bytes of a record before its values.
+/// The size of a record's head, in bytes.
 pub(super) const HEAD_BYTES: usize = 24;
 const ID: usize = 0;
 const STEP: usize = 8;
 const PUSHES: usize = 16;
 const CRC: usize = 20;
 
-/// The most bytes of a file of records: what is had at a time holds nobody up for long.
+/// The maximum size of a file of records. Creating one stalls nobody for long.
 const FILE_BYTES_MAX: usize = 32 << 20;
 
-/// How a record is laid out: its head, and then values and slots, each in whole words.
+/// The layout of a record: its head, then values and slots, each padded to whole words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) dtype: DType,
@@ -41,32 +41,33 @@ impl Shape {
         HEAD_BYTES + (1 + self.slots) * self.stream_bytes()
     }
 
-    /// What keeping a record takes, as a tile of its own.
-    pub(super) fn kept_bytes(self) -> usize {
+    /// Returns the undo bytes for a record, as a tile of its own.
+    pub(super) fn undo_bytes(self) -> usize {
         Undo::need(1, self.record_bytes(), 1)
     }
 
-    /// The values of a record, and then its slots.
+    /// Returns the values of a record, then its slots.
     pub(super) fn streams_mut(self, record: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
         let streams = record[HEAD_BYTES..].chunks_exact_mut(self.stream_bytes());
         streams.map(move |stream| &mut stream[..self.row_bytes])
     }
 
-    /// Where the values of a record are, or one of its slots, those from 1 on.
+    /// Returns the byte range of a record's values (stream 0) or of one of its slots (from 1).
     pub(super) fn stream(self, stream: usize) -> std::ops::Range<usize> {
         let start = HEAD_BYTES + stream * self.stream_bytes();
         start..start + self.row_bytes
     }
 }
 
-/// What is known of the row of a record.
+/// Returns the head of a record.
 pub(super) fn head_of(record: &[u8]) -> RowHead {
     RowHead { id: word(record, ID), step: word(record, STEP), pushes: word(record, PUSHES) as u32 }
 }
 
-/// Writes it, and the checksum of a record whose values are there; 0 if that is not kept.
+/// Writes the head of a record whose values are already there, and its checksum: 0 without
+/// `integrity`.
 pub(super) fn put_head(head: RowHead, record: &mut [u8], integrity: bool) {
-    let bytes: &mut [u8; HEAD_BYTES] = record.first_chunk_mut().expect("a record has a head");
+    let bytes: &mut [u8; HEAD_BYTES] = record.first_chunk_mut().expect("a record is longer than its head");
     bytes[ID..STEP].copy_from_slice(&head.id.to_le_bytes());
     bytes[STEP..PUSHES].copy_from_slice(&head.step.to_le_bytes());
     bytes[PUSHES..CRC].copy_from_slice(&head.pushes.to_le_bytes());
@@ -74,7 +75,7 @@ pub(super) fn put_head(head: RowHead, record: &mut [u8], integrity: bool) {
     record[CRC..HEAD_BYTES].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// The id of a record.
+/// Returns the id of a record.
 pub(super) fn id_of(record: &[u8]) -> u64 {
     word(record, ID)
 }
@@ -87,12 +88,12 @@ fn checksum(record: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&record[..CRC]), &record[HEAD_BYTES..])
 }
 
-/// Whether a record holds what its checksum says.
+/// Returns whether the checksum of a record is correct.
 pub(super) fn is_sound(record: &[u8]) -> bool {
     (word(record, PUSHES) >> 32) as u32 == checksum(record)
 }
 
-/// Where the files of a table are.
+/// The location of a table's files, and their budget.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     pub(crate) arena: Arena,
@@ -101,28 +102,29 @@ pub(crate) struct Files {
     pub(crate) budget: Budget,
 }
 
-/// Records by their numbers.
+/// Records by number.
 ///
-/// Invariants: every record is live, or in one of the lists, or taken by a change under way.
+/// Invariant: every record is either live, in exactly one of the lists, or taken by the change in
+/// progress.
 #[derive(Debug)]
 pub(super) struct Records {
     files: Files,
     pub(super) shape: Shape,
-    /// Records of a file, as a power of 2.
+    /// The base-2 logarithm of the number of records in a file.
     file_bits: u32,
     memory: Vec<(Blocks, Loan)>,
-    /// Which the committed index names, a bit for each.
+    /// The records that the committed index names, one bit each.
     live: Vec<u64>,
-    /// Records nobody uses.
+    /// Unused records.
     free: Vec<u32>,
-    /// Those that a commit under way replaces.
+    /// Records that the commit in progress replaces.
     freed: Vec<u32>,
-    /// Those that were replaced while they were pinned.
+    /// Records that were replaced while pinned.
     retired: Vec<u32>,
 }
 
 impl Records {
-    /// No records yet, of a table that is to have about so many.
+    /// Creates an empty set, for a table of at most `most` rows.
     pub(super) fn new(files: Files, shape: Shape, most: u64) -> Records {
         let file_bits = file_bits(shape, most);
         let (memory, live, free) = (Vec::new(), Vec::new(), Vec::new());
@@ -130,15 +132,16 @@ impl Records {
         Records { files, shape, file_bits, memory, live, free, freed, retired }
     }
 
-    /// The memory of as many files as hold so many records, of a table that is to have `most`.
+    /// Returns the memory of the files that hold `records` records, in a table of at most `most`
+    /// rows.
     pub(super) fn need(shape: Shape, most: u64, records: u64) -> u64 {
         let bits = file_bits(shape, most);
         let file = ((shape.record_bytes() as u64) << bits) + PAGE_BYTES as u64;
         records.div_ceil(1 << bits).saturating_mul(file)
     }
 
-    /// So many files of an earlier process. Which records are live is to be told, and then that it
-    /// was.
+    /// Opens the `count` files of an earlier process. The caller then marks the live records and
+    /// calls [`Records::finish_open`].
     pub(super) fn open(
         files: Files,
         shape: Shape,
@@ -169,7 +172,7 @@ impl Records {
         }
     }
 
-    /// The bytes of a file behind its first page.
+    /// Returns the size of a file after its first page.
     fn file_bytes(&self) -> u64 {
         self.grid().need() - PAGE_BYTES as u64
     }
@@ -177,18 +180,21 @@ impl Records {
     fn add_file(&mut self, memory: crate::arena::Memory) -> Result<(), StorageError> {
         let loan = self.files.budget.take(self.grid().need())?;
         let first = (self.memory.len() as u32) << self.file_bits;
-        // There may be very many of them, and none gets longer.
+        // The files can be very many, and none grows.
         let memory = memory.without_file();
-        self.memory.push((Blocks::of_crowds(memory, self.grid()), loan));
+        self.memory.push((Blocks::with_pinned_sets(memory, self.grid()), loan));
         self.live.resize(self.memory.len() << self.file_bits >> 6, 0);
-        // The first is taken first.
+        // The lowest number is on top, to be taken first.
         let free = std::mem::take(&mut self.free);
         self.free.extend((first..first + (1 << self.file_bits)).rev());
         self.free.extend(free);
         Ok(())
     }
 
-    /// Has one more file made, if it may be.
+    /// Adds a file.
+    ///
+    /// # Errors
+    /// If the budget or the numbering is exhausted, or the file cannot be created.
     pub(super) fn grow(&mut self) -> Result<(), StorageError> {
         let (number, most) = (self.memory.len() as u32, RECORDS_MAX >> self.file_bits);
         let bytes = self.file_bytes();
@@ -201,37 +207,37 @@ impl Records {
         }
         let Files { arena, generation, table, .. } = &self.files;
         let part = Part::OfTable(*table, number);
-        // A process may have been killed, or refused space, while it made it.
+        // An earlier process may have been killed or denied space while it created the file.
         let name = part.file_name(Kind::Rows, *generation);
         arena.place.remove(&name)?;
         let memory = arena.create_part(Kind::Rows, *generation, part, bytes).inspect_err(|_| {
-            // It is made again in any case; until then others need what space it has.
+            // A retry creates the file again. Until then its space is free for others.
             let _ = arena.place.remove(&name);
         })?;
         self.add_file(memory)
     }
 
-    /// Where its files are.
+    /// Returns the location of the files.
     pub(super) fn files(&self) -> &Files {
         &self.files
     }
 
-    /// How many files there are.
+    /// Returns the number of files.
     pub(super) fn file_count(&self) -> u32 {
         self.memory.len() as u32
     }
 
-    /// How many records there are.
+    /// Returns the number of records.
     pub(super) fn count(&self) -> u64 {
         (self.memory.len() as u64) << self.file_bits
     }
 
-    /// The memory they take, in bytes.
+    /// Returns the memory of the records, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.memory.iter().map(|(_, loan)| loan.bytes()).sum()
     }
 
-    /// How many can be had.
+    /// Returns the number of free records.
     pub(super) fn free_count(&mut self) -> usize {
         if !self.are_pinned() {
             self.free.append(&mut self.retired);
@@ -243,7 +249,7 @@ impl Records {
         self.free.pop()
     }
 
-    /// Records that were taken are not used.
+    /// Returns taken records that were not used.
     pub(super) fn give_back(&mut self, taken: impl DoubleEndedIterator<Item = u32>) {
         self.free.extend(taken.rev());
     }
@@ -263,14 +269,14 @@ impl Records {
         blocks.write(record & ((1 << self.file_bits) - 1))
     }
 
-    /// Has the first bytes of a record fetched into the cache.
+    /// Prefetches the first bytes of a record into the cache.
     pub(super) fn fetch(&self, record: u32, bytes: usize) {
         let (blocks, block) = self.at(record);
-        // Rows of many lines are fetched by the processor itself, once it has seen the first.
+        // The hardware prefetcher continues in a row of many lines.
         blocks.fetch(block, 0, 0..bytes.min(1024));
     }
 
-    /// The committed index names it now.
+    /// Marks a record as named by the committed index.
     pub(super) fn set_live(&mut self, record: u32) {
         self.live[record as usize / 64] |= 1 << (record % 64);
     }
@@ -280,19 +286,20 @@ impl Records {
         word.is_some_and(|word| word >> (record % 64) & 1 == 1)
     }
 
-    /// All that are live were told.
-    pub(super) fn opened(&mut self) {
+    /// Completes opening, after all live records were marked: the others are free.
+    pub(super) fn finish_open(&mut self) {
         let count = self.count() as u32;
         self.free = (0..count).rev().filter(|&record| !self.is_live(record)).collect();
     }
 
-    /// The commit under way names it no longer.
+    /// Releases a record that the commit in progress no longer names.
     pub(super) fn free(&mut self, record: u32) {
         self.live[record as usize / 64] &= !(1 << (record % 64));
         self.freed.push(record);
     }
 
-    /// The commit is made: what it has replaced is spare, unless it is pinned.
+    /// Frees the replaced records after the commit. Those that may be pinned are retired until the
+    /// pins are gone.
     pub(super) fn committed(&mut self) {
         if self.freed.is_empty() {
             return;
@@ -301,30 +308,31 @@ impl Records {
         to.append(&mut self.freed);
     }
 
-    /// Whether somebody holds those that were live once.
+    /// Returns whether any pinned set of records is still held.
     pub(super) fn are_pinned(&mut self) -> bool {
-        self.memory.iter_mut().any(|(blocks, _)| blocks.has_crowds())
+        self.memory.iter_mut().any(|(blocks, _)| blocks.has_pinned_sets())
     }
 
-    /// Pins all that are live.
-    pub(super) fn pin(&mut self) -> Vec<Crowd> {
+    /// Pins all live records.
+    pub(super) fn pin(&mut self) -> Vec<PinnedSet> {
         let words = (1 << self.file_bits) / 64;
         let files = self.memory.iter_mut().zip(self.live.chunks(words));
-        files.map(|((blocks, _), live)| blocks.pin_crowd(live.to_vec())).collect()
+        files.map(|((blocks, _), live)| blocks.pin_set(live.to_vec())).collect()
     }
 
-    /// Asserts the invariants; for tests and the simulator.
+    /// Asserts the invariants. For tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_invariants(&self, taken: &[u32]) {
         let lists = [&self.free, &self.freed, &self.retired];
         let mut all: Vec<u32> = lists.into_iter().flatten().chain(taken).copied().collect();
         all.extend((0..self.count() as u32).filter(|&record| self.is_live(record)));
         all.sort_unstable();
-        assert!(all.iter().copied().eq(0..self.count() as u32), "every record once: {all:?}");
+        assert!(all.iter().copied().eq(0..self.count() as u32), "every record must be listed once: {all:?}");
     }
 }
 
-/// A table of few rows has small files, one of many has few.
+/// Returns the base-2 logarithm of the records in a file: small tables have small files, and large
+/// tables have few.
 fn file_bits(shape: Shape, most: u64) -> u32 {
     let fit = (FILE_BYTES_MAX / shape.record_bytes()).max(64) as u64;
     (most / 8).clamp(64, fit).ilog2()
@@ -335,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_neither_many_nor_large() {
+    fn file_sizes_follow_the_row_limit() {
         let shape = |row_bytes| Shape { dtype: DType::F32, row_bytes, slots: 1 };
         assert_eq!(shape(12).record_bytes(), 24 + 2 * 16);
         assert_eq!((shape(12).stream(0), shape(12).stream(1)), (24..36, 40..52));
@@ -346,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_read_as_it_was_written() {
+    fn a_head_survives_encoding() {
         let mut record = vec![7; 56];
         let head = RowHead { id: u64::MAX - 1, step: 1 << 40, pushes: 9 };
         put_head(head, &mut record, true);

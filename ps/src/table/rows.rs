@@ -1,68 +1,71 @@
-//! The rows of a table as they were at one version, for checkpoints; and rows put back from one.
+//! Images of a table's rows for checkpoints, and restoring rows from one.
 
 use std::collections::BTreeMap;
 
 use super::Table;
 use super::index::{DirtyPages, ENTRIES, Entry, Pages, find, page_of, pages_for, tag_of};
 use super::records::{Shape, head_of, id_of, put_head};
-use crate::arena::Crowd;
+use crate::arena::PinnedSet;
 use crate::checkpoint::RowHead;
 use crate::commit::Journal;
 use crate::error::StorageError;
 
-/// All rows of a partition of a table at one version, pinned for as long as this lives. It may be read
-/// on any thread.
+/// All rows of a table partition at one version, pinned while this lives. Readable on any thread.
 #[derive(Debug)]
 pub(crate) struct TableImage {
     rows: u64,
     shape: Shape,
-    crowds: Vec<Crowd>,
+    sets: Vec<PinnedSet>,
 }
 
 impl TableImage {
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// What is known of each row, in an order that stays.
+    /// Returns the head of each row, always in the same order.
     pub(crate) fn heads(&self) -> impl Iterator<Item = RowHead> {
-        self.crowds.iter().flat_map(Crowd::blocks).map(head_of)
+        self.sets.iter().flat_map(PinnedSet::blocks).map(head_of)
     }
 
-    /// The values of each row, or one of their slots, those from 1 on; in the same order.
+    /// Returns the values of each row (stream 0) or one of its slots (from 1), in the order of
+    /// [`TableImage::heads`].
     pub(crate) fn stream(&self, stream: usize) -> impl Iterator<Item = &[u8]> {
         let within = self.shape.stream(stream);
-        self.crowds.iter().flat_map(Crowd::blocks).map(move |record| &record[within.clone()])
+        self.sets.iter().flat_map(PinnedSet::blocks).map(move |record| &record[within.clone()])
     }
 }
 
-/// The pages of an index that is made anew, and how many there are.
+/// The pages of an index being rebuilt, and their number.
 #[derive(Debug)]
-pub(super) struct Restored {
+pub(super) struct RestoredIndex {
     pages: BTreeMap<u32, Vec<u64>>,
     count: u32,
 }
 
-/// An index of no rows.
-struct Nothing;
+/// An empty index.
+struct EmptyIndex;
 
-impl Pages for Nothing {
+impl Pages for EmptyIndex {
     fn page(&self, _: u32) -> &[u64] {
         &[0; ENTRIES]
     }
 }
 
 impl Table {
-    /// Pins all rows, to be written to a checkpoint of a global step.
+    /// Pins all rows, for a checkpoint of a global step.
     pub(crate) fn image(&mut self, step: u64) -> TableImage {
-        // Whatever changes from here on is known to be newer than the checkpoint.
+        // All later changes get a step that is at least the checkpoint's.
         self.step = self.step.max(step);
-        TableImage { rows: self.rows, shape: self.records.shape, crowds: self.records.pin() }
+        TableImage { rows: self.rows, shape: self.records.shape, sets: self.records.pin() }
     }
 
-    /// Puts a row into a table that nobody reads yet, by its values and slots; its index is made with
-    /// [`Table::restored`]. Rows that there is no room for are refused; of one id, the first counts.
+    /// Adds a row to a table that is being restored, from its values and slots. Of several rows
+    /// with one id, the first counts. [`Table::restored`] then writes the index.
+    ///
+    /// # Errors
+    /// [`StorageError::DoesNotFit`] if the table has no capacity for the row.
     pub(crate) fn restore_row(
         &mut self,
         head: RowHead,
@@ -77,8 +80,8 @@ impl Table {
         }
         let tag = tag_of(head.id, self.salt);
         let restored =
-            self.restored.get_or_insert_with(|| Restored { pages: BTreeMap::new(), count: 1 });
-        let mut dirty_pages = DirtyPages::new(&Nothing, &mut restored.pages, &mut restored.count);
+            self.restored.get_or_insert_with(|| RestoredIndex { pages: BTreeMap::new(), count: 1 });
+        let mut dirty_pages = DirtyPages::new(&EmptyIndex, &mut restored.pages, &mut restored.count);
         let same = |entry| match entry {
             Entry::Row(record) => id_of(self.records.read(record)) == head.id,
             _ => false,
@@ -90,10 +93,10 @@ impl Table {
             return Err(StorageError::DoesNotFit { need: 1, limit: 0 });
         };
         self.records.set_live(record);
-        let put = dirty_pages.insert(tag, Entry::Row(record));
+        let inserted = dirty_pages.insert(tag, Entry::Row(record));
         self.rows += 1;
         dirty_pages.grow(pages_for(self.rows));
-        if put.is_err() {
+        if inserted.is_err() {
             return Err(StorageError::DoesNotFit { need: self.rows, limit: self.rows - 1 });
         }
         let (shape, integrity) = (self.records.shape, self.integrity);
@@ -106,11 +109,11 @@ impl Table {
         Ok(())
     }
 
-    /// Puts the index of the rows that were restored into the journal, where nothing names it yet.
+    /// Writes the index of the restored rows to the journal. No committed word names it yet.
     pub(crate) fn restored(&mut self, journal: &mut Journal) -> Result<(), StorageError> {
-        let Some(Restored { pages, count }) = self.restored.take() else { return Ok(()) };
+        let Some(RestoredIndex { pages, count }) = self.restored.take() else { return Ok(()) };
         self.pages = count;
-        self.have_pages(journal, count as usize)?;
+        self.ensure_pages(journal, count as usize)?;
         for (&page, words) in &pages {
             for (place, &word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
                 journal.fill_index(self.address(page, place), u64::from_le(word));

@@ -1,4 +1,4 @@
-//! Tables against a model of plain maps, closed and opened again, and full ones.
+//! Tests tables against a model of plain maps, with reopened and full tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,11 +21,11 @@ use crate::planted::PlantedBugs;
 use crate::store::{Change, Undo, UndoneRow};
 
 const WIDTH: usize = 3;
-/// What a row takes: its values, a slot of Adagrad, and the rest.
+/// The budget of a row: its values, a slot of Adagrad, and the overhead.
 const ROW: u64 = 32 + TableSpec::ROW_OVERHEAD_BYTES;
 
 impl Table {
-    /// Its rows by the last commit, each with its head and slots, by their ids.
+    /// Returns the committed rows by id, each with its head and slots.
     pub(crate) fn contents(&self, journal: &Journal) -> BTreeMap<u64, Vec<u8>> {
         let pages = self.committed_pages(journal);
         let words = (0..self.pages).flat_map(|page| pages.page(page).to_vec());
@@ -37,21 +37,21 @@ impl Table {
     }
 }
 
-/// A table by itself, on files that outlive it.
-struct Alone {
+/// A table without a shard, on files that outlive it.
+struct TestTable {
     arena: Arena,
     catalogue: Catalogue,
     journal: Journal,
     table: Table,
     undo: Undo,
-    /// Whether rows are changed where they lie.
+    /// Whether existing rows are changed in place.
     in_place: bool,
     rule: Adagrad,
     version: u64,
 }
 
-impl Alone {
-    fn new(spec: TableSpec) -> Alone {
+impl TestTable {
+    fn new(spec: TableSpec) -> TestTable {
         let uniform = Initializer::Uniform { low: -1.0, high: 1.0 };
         let variable = VariableSpec::table("t", DType::F32, [WIDTH as u64], spec).unwrap();
         let variables = vec![variable.initializer(uniform).seed(7)];
@@ -69,14 +69,14 @@ impl Alone {
         let making = making(&arena, &catalogue, &rule, &[]);
         let table = Table::create(making, &mut journal).unwrap();
         let (in_place, version) = (true, 0);
-        let mut alone = Alone { arena, catalogue, journal, table, undo, in_place, rule, version };
-        alone.commit();
-        alone
+        let mut fixture = TestTable { arena, catalogue, journal, table, undo, in_place, rule, version };
+        fixture.commit();
+        fixture
     }
 
-    /// The same in another process.
-    fn reopened(self) -> Alone {
-        let Alone { arena, catalogue, journal, table, undo, in_place, rule, version } = self;
+    /// Reopens the table as another process would.
+    fn reopened(self) -> TestTable {
+        let TestTable { arena, catalogue, journal, table, undo, in_place, rule, version } = self;
         drop((journal, table, undo));
         let control = arena.open(Kind::Control, 0, None).unwrap();
         let mut journal = Journal::open(&arena, control, PlantedBugs::default()).unwrap();
@@ -90,7 +90,7 @@ impl Alone {
         let making = making(&arena, &catalogue, &rule, &undone);
         let table = Table::open(making, &mut journal).unwrap();
         undo.clear();
-        Alone { arena, catalogue, journal, table, undo, in_place, rule, version }
+        TestTable { arena, catalogue, journal, table, undo, in_place, rule, version }
     }
 
     fn commit(&mut self) {
@@ -101,7 +101,7 @@ impl Alone {
         self.table.check_invariants(&self.journal);
     }
 
-    /// Begins a push of these rows, which rise.
+    /// Begins a push of these rows, whose ids ascend, and applies it without a commit.
     fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), crate::store::Stalled> {
         let ids: Vec<u64> = rows.iter().map(|(id, _)| *id).collect();
         self.table.begin(&mut self.journal, &ids, (step, self.version + 1), false)?;
@@ -111,7 +111,7 @@ impl Alone {
         self.table.settle(in_place);
         let at = ApplyAt::new(self.version + 1, step);
         let change = Change::Gradient { optimizer: &self.rule, at, dtype: DType::F32 };
-        // In two pieces, as slices of work are.
+        // In two pieces, as a shard slices its work.
         let gradients: Vec<f32> = rows.iter().flat_map(|(_, value)| [*value; WIDTH]).collect();
         let half = rows.len() / 2;
         let (head, rest) = gradients.split_at(half * WIDTH);
@@ -152,7 +152,7 @@ impl Alone {
         self.table.image(0).heads().map(|head| head.id).collect()
     }
 
-    /// What a row is at first.
+    /// Returns the initial values of a row.
     fn first(&self, id: u64) -> Vec<f32> {
         let mut row = vec![0.0; WIDTH];
         self.table.initial.fill(DType::F32, id, bytemuck::cast_slice_mut(&mut row));
@@ -178,75 +178,75 @@ fn making<'a>(
 }
 
 #[test]
-fn rows_come_with_pushes_and_stay() {
-    let mut alone = Alone::new(TableSpec::new(1 << 20));
+fn pushes_add_rows_that_persist() {
+    let mut fixture = TestTable::new(TableSpec::new(1 << 20));
     let ids = [3, u64::MAX, 0];
-    let (before, have) = alone.pull(&ids);
-    assert_eq!((have, &before[1]), (0, &alone.first(u64::MAX)), "nobody pushed it");
-    assert_eq!(alone.table.rows(), 0, "a pull changes nothing");
-    alone.push(4, &[(0, 1.0), (3, 0.0), (u64::MAX, 2.0)]);
-    let (after, have) = alone.pull(&ids);
-    assert_eq!((have, alone.table.rows()), (3, 3));
+    let (before, have) = fixture.pull(&ids);
+    assert_eq!((have, &before[1]), (0, &fixture.first(u64::MAX)), "the id was never pushed");
+    assert_eq!(fixture.table.rows(), 0, "a pull changes nothing");
+    fixture.push(4, &[(0, 1.0), (3, 0.0), (u64::MAX, 2.0)]);
+    let (after, have) = fixture.pull(&ids);
+    assert_eq!((have, fixture.table.rows()), (3, 3));
     assert_eq!(after[0], before[0], "a gradient of 0");
     // Adagrad's accumulator starts at 0.1.
     let moved =
         |from: f32, gradient: f32| from - 0.1 * gradient / (0.1 + gradient * gradient).sqrt();
     assert!((after[1][0] - moved(before[1][0], 2.0)).abs() < 1e-6);
-    let mut alone = alone.reopened();
-    assert_eq!(alone.pull(&ids), (after, 3));
-    let heads: Vec<RowHead> = alone.table.image(9).heads().collect();
+    let mut fixture = fixture.reopened();
+    assert_eq!(fixture.pull(&ids), (after, 3));
+    let heads: Vec<RowHead> = fixture.table.image(9).heads().collect();
     assert!(heads.iter().all(|head| (head.step, head.pushes) == (4, 1)), "{heads:?}");
-    alone.push(5, &[(3, 0.0)]);
-    let head = alone.table.image(0).heads().find(|head| head.id == 3).unwrap();
-    assert_eq!((head.step, head.pushes), (9, 2), "it is newer than what was saved at step 9");
+    fixture.push(5, &[(3, 0.0)]);
+    let head = fixture.table.image(0).heads().find(|head| head.id == 3).unwrap();
+    assert_eq!((head.step, head.pushes), (9, 2), "not older than the checkpoint of step 9");
 }
 
-/// However many are looked for at once, each is found as it is by itself.
+/// A lookup of many ids finds each as a lookup of one does.
 #[test]
-fn many_ids_are_looked_for_as_each_is() {
-    let mut alone = Alone::new(TableSpec::new(1 << 20));
-    alone.push_ids(1, (0..6 * AHEAD as u64).filter(|id| id % 3 != 0));
-    let each: Vec<(Vec<f32>, u64)> = (0..6 * AHEAD as u64)
-        .map(|id| alone.pull(&[id]))
+fn lookups_of_many_ids_equal_single_lookups() {
+    let mut fixture = TestTable::new(TableSpec::new(1 << 20));
+    fixture.push_ids(1, (0..6 * LOOKUP_DISTANCE as u64).filter(|id| id % 3 != 0));
+    let each: Vec<(Vec<f32>, u64)> = (0..6 * LOOKUP_DISTANCE as u64)
+        .map(|id| fixture.pull(&[id]))
         .map(|(mut rows, have)| (rows.remove(0), have))
         .collect();
     for count in 0..each.len() {
-        // The last comes first, so that a place is never an id.
+        // In descending order, so that a position differs from its id.
         let ids: Vec<u64> = (0..count as u64).rev().collect();
-        let (rows, have) = alone.pull(&ids);
+        let (rows, have) = fixture.pull(&ids);
         assert!(rows.iter().eq(each[..count].iter().rev().map(|(row, _)| row)), "{count}");
         assert_eq!(have, each[..count].iter().map(|(_, have)| have).sum::<u64>());
     }
 }
 
 #[test]
-fn a_change_that_is_given_up_was_nothing() {
-    let mut alone = Alone::new(TableSpec::new(1 << 20));
-    alone.push_ids(1, 0..50);
-    let before = alone.pull(&[1, 49, 50]);
+fn a_discarded_change_has_no_effect() {
+    let mut fixture = TestTable::new(TableSpec::new(1 << 20));
+    fixture.push_ids(1, 0..50);
+    let before = fixture.pull(&[1, 49, 50]);
     let many: Vec<(u64, f32)> = (0..900).map(|id| (id, 3.0)).collect();
-    alone.in_place = false;
-    alone.begin(2, &many).unwrap();
-    assert_eq!(alone.pull(&[1, 49, 50]), before, "nobody reads what is drafted");
-    alone.table.check_invariants(&alone.journal);
-    alone.table.discard();
-    alone.table.check_invariants(&alone.journal);
+    fixture.in_place = false;
+    fixture.begin(2, &many).unwrap();
+    assert_eq!(fixture.pull(&[1, 49, 50]), before, "dirty rows are not visible");
+    fixture.table.check_invariants(&fixture.journal);
+    fixture.table.discard();
+    fixture.table.check_invariants(&fixture.journal);
     for in_place in [false, true] {
-        alone.in_place = in_place;
-        alone.begin(2, &many).unwrap();
-        assert_eq!(alone.pull(&[1, 49, 50]) == before, !in_place);
-        // A process that ends here has begun nothing.
-        alone = alone.reopened();
-        assert_eq!(alone.pull(&[1, 49, 50]), before);
-        alone.table.check_invariants(&alone.journal);
+        fixture.in_place = in_place;
+        fixture.begin(2, &many).unwrap();
+        assert_eq!(fixture.pull(&[1, 49, 50]) == before, !in_place);
+        // A process that ends here has changed nothing.
+        fixture = fixture.reopened();
+        assert_eq!(fixture.pull(&[1, 49, 50]), before);
+        fixture.table.check_invariants(&fixture.journal);
     }
 }
 
 #[test]
-fn what_a_checkpoint_reads_stays() {
-    let mut alone = Alone::new(TableSpec::new(100 * ROW).rows_at_once(100));
-    alone.push_ids(1, 0..100);
-    let image = alone.table.image(1);
+fn rows_pinned_by_a_checkpoint_do_not_change() {
+    let mut fixture = TestTable::new(TableSpec::new(100 * ROW).rows_at_once(100));
+    fixture.push_ids(1, 0..100);
+    let image = fixture.table.image(1);
     let read = |image: &TableImage| -> Vec<(u64, Vec<u8>)> {
         let values = image.stream(0).map(<[u8]>::to_vec);
         image.heads().map(|head| head.id).zip(values).collect()
@@ -255,136 +255,138 @@ fn what_a_checkpoint_reads_stays() {
     assert_eq!((before.len(), image.rows()), (100, 100));
     let all: Vec<(u64, f32)> = (0..100).map(|id| (id, 1.0)).collect();
     let mut made = 0;
-    while alone.begin(2, &all).is_ok() {
-        alone.table.publish(&mut alone.journal);
-        alone.version += 1;
-        alone.commit();
+    while fixture.begin(2, &all).is_ok() {
+        fixture.table.publish(&mut fixture.journal);
+        fixture.version += 1;
+        fixture.commit();
         made += 1;
-        assert!(made < 10, "memory for what is read has bounds");
+        assert!(made < 10, "memory for pinned rows is bounded");
     }
-    assert!(made >= 1, "a push goes on while a checkpoint is written");
+    assert!(made >= 1, "pushes continue while a checkpoint is written");
     assert_eq!(read(&image), before);
     let other = std::thread::spawn(move || read(&image).len()).join().unwrap();
     assert_eq!(other, 100);
-    alone.push_ids(3, 0..100);
+    fixture.push_ids(3, 0..100);
 }
 
 #[test]
-fn a_full_table_counts_what_it_has_no_room_for() {
-    let mut alone = Alone::new(TableSpec::new(100 * ROW));
-    assert_eq!((alone.table.limit(), alone.table.refuses()), (100, true));
-    alone.push_ids(1, 0..90);
+fn a_full_table_counts_rejected_rows() {
+    let mut fixture = TestTable::new(TableSpec::new(100 * ROW));
+    assert_eq!((fixture.table.limit(), fixture.table.refuses()), (100, true));
+    fixture.push_ids(1, 0..90);
     let ids: Vec<u64> = (80..120).collect();
     let twice: Vec<u64> = ids.iter().flat_map(|&id| [id, id]).collect();
-    assert_eq!(alone.table.count_new(&alone.journal, &twice, false), 30);
-    // Whoever comes all the same, as a step does, loses what there is no room for and no more.
-    alone.table.take_counts();
-    alone.push_ids(2, 80..120);
-    let counts = alone.table.take_counts();
+    assert_eq!(fixture.table.count_new(&fixture.journal, &twice, false), 30);
+    // A push that is applied nevertheless, as a synchronous step is, loses only the rows that do
+    // not fit.
+    fixture.table.take_counts();
+    fixture.push_ids(2, 80..120);
+    let counts = fixture.table.take_counts();
     assert_eq!((counts.hits, counts.admitted, counts.turned_away), (10, 10, 20));
-    assert_eq!((alone.table.rows(), alone.has(99), alone.has(100)), (100, true, false));
+    assert_eq!((fixture.table.rows(), fixture.has(99), fixture.has(100)), (100, true, false));
 }
 
 #[test]
-fn the_least_recent_make_room() {
+fn the_least_recently_used_rows_are_evicted() {
     let spec = TableSpec::new(100 * ROW).eviction(Eviction::LeastRecent);
-    let mut alone = Alone::new(spec);
-    alone.push_ids(1, 0..100);
+    let mut fixture = TestTable::new(spec);
+    fixture.push_ids(1, 0..100);
     for step in 2..40 {
-        // Half of the rows are used again and again, and some new ones each time.
-        alone.push_ids(step, (0..50).chain(1000 * step..1000 * step + 10));
-        assert_eq!(alone.table.rows(), 100);
+        // Half of the rows are used in every push, along with some new ones.
+        fixture.push_ids(step, (0..50).chain(1000 * step..1000 * step + 10));
+        assert_eq!(fixture.table.rows(), 100);
     }
-    assert!((0..50).all(|id| alone.has(id)), "who is used stays");
-    assert!((50..100).all(|id| !alone.has(id)));
-    let counts = alone.table.take_counts();
+    assert!((0..50).all(|id| fixture.has(id)), "recently used rows stay");
+    assert!((50..100).all(|id| !fixture.has(id)));
+    let counts = fixture.table.take_counts();
     assert_eq!((counts.evicted, counts.turned_away), (380, 0));
-    // A push of more rows than there may be: none of its own goes for another.
-    alone.push_ids(40, 0..150);
-    assert_eq!(alone.table.rows(), 100);
-    let alone = alone.reopened();
-    assert!((0..50).all(|id| alone.has(id)));
+    // A push of more rows than the limit does not evict its own rows.
+    fixture.push_ids(40, 0..150);
+    assert_eq!(fixture.table.rows(), 100);
+    let fixture = fixture.reopened();
+    assert!((0..50).all(|id| fixture.has(id)));
 }
 
 #[test]
-fn the_least_frequent_make_room() {
+fn the_least_frequently_used_rows_are_evicted() {
     let spec = TableSpec::new(100 * ROW).eviction(Eviction::LeastFrequent);
-    let mut alone = Alone::new(spec);
-    (1..4).for_each(|step| alone.push_ids(step, 0..50));
+    let mut fixture = TestTable::new(spec);
+    (1..4).for_each(|step| fixture.push_ids(step, 0..50));
     for step in 4..30 {
-        alone.push_ids(step, 1000 * step..1000 * step + 20);
+        fixture.push_ids(step, 1000 * step..1000 * step + 20);
     }
-    assert!((0..50).all(|id| alone.has(id)), "who was used often stays, however long ago");
+    assert!((0..50).all(|id| fixture.has(id)), "frequently used rows stay, however old");
 }
 
 #[test]
-fn rows_expire() {
-    let mut alone = Alone::new(TableSpec::new(1 << 20).expire_after(10));
-    alone.push_ids(1, 0..1000);
+fn unused_rows_expire() {
+    let mut fixture = TestTable::new(TableSpec::new(1 << 20).expire_after(10));
+    fixture.push_ids(1, 0..1000);
     for step in 2..=30 {
-        alone.push_ids(step, 0..10);
+        fixture.push_ids(step, 0..10);
     }
-    assert_eq!(alone.ids(), (0..10).collect());
-    let mut alone = alone.reopened();
-    alone.push_ids(31, 20..30);
-    assert_eq!((alone.table.rows(), alone.has(20)), (20, true));
-    assert_eq!(alone.pull(&[500]).0[0], alone.first(500), "it begins anew");
+    assert_eq!(fixture.ids(), (0..10).collect());
+    let mut fixture = fixture.reopened();
+    fixture.push_ids(31, 20..30);
+    assert_eq!((fixture.table.rows(), fixture.has(20)), (20, true));
+    assert_eq!(fixture.pull(&[500]).0[0], fixture.first(500), "an expired row starts with its initial values");
 }
 
 #[test]
 fn rows_are_admitted_after_some_pushes() {
     let spec = TableSpec::new(1000 * ROW).admission(RowAdmission::After { pushes: 3 });
-    let mut alone = Alone::new(spec);
-    alone.push_ids(1, 0..100);
-    alone.push_ids(2, 0..50);
-    assert_eq!((alone.table.rows(), alone.table.candidates), (0, 100));
-    assert_eq!(alone.pull(&[7]).0[0], alone.first(7));
-    let mut alone = alone.reopened();
-    assert_eq!(alone.table.candidates, 100);
-    let new = |ids: &[u64]| alone.table.count_new(&alone.journal, ids, false);
+    let mut fixture = TestTable::new(spec);
+    fixture.push_ids(1, 0..100);
+    fixture.push_ids(2, 0..50);
+    assert_eq!((fixture.table.rows(), fixture.table.candidates), (0, 100));
+    assert_eq!(fixture.pull(&[7]).0[0], fixture.first(7));
+    let mut fixture = fixture.reopened();
+    assert_eq!(fixture.table.candidates, 100);
+    let new = |ids: &[u64]| fixture.table.count_new(&fixture.journal, ids, false);
     assert_eq!((new(&[7, 70, 700]), new(&[70, 70, 700, 700, 700])), (1, 2));
-    alone.push_ids(3, 0..100);
-    assert_eq!((alone.ids(), alone.table.candidates), ((0..50).collect(), 50));
-    assert_ne!(alone.pull(&[7]).0[0], alone.first(7), "its third gradient counts");
-    let counts = alone.table.take_counts();
+    fixture.push_ids(3, 0..100);
+    assert_eq!((fixture.ids(), fixture.table.candidates), ((0..50).collect(), 50));
+    assert_ne!(fixture.pull(&[7]).0[0], fixture.first(7), "its third gradient counts");
+    let counts = fixture.table.take_counts();
     assert_eq!((counts.admitted, counts.turned_away), (50, 50));
-    // The counts of rare ids have bounds.
+    // The number of candidates is bounded.
     for round in 1..100 {
-        alone.push_ids(4, 10_000 * round..10_000 * round + 100);
+        fixture.push_ids(4, 10_000 * round..10_000 * round + 100);
     }
-    assert_eq!(alone.table.candidates, 1000);
+    assert_eq!(fixture.table.candidates, 1000);
 }
 
 #[test]
 fn rows_are_admitted_by_chance() {
     let spec = TableSpec::new(1 << 20).admission(RowAdmission::Chance { probability: 0.3 });
-    let mut alone = Alone::new(spec);
-    alone.push_ids(1, 0..1000);
-    assert!((240..360).contains(&alone.table.rows()), "{}", alone.table.rows());
-    (2..30).for_each(|step| alone.push_ids(step, 0..1000));
-    assert!(alone.table.rows() > 995, "every push draws anew");
+    let mut fixture = TestTable::new(spec);
+    fixture.push_ids(1, 0..1000);
+    assert!((240..360).contains(&fixture.table.rows()), "{}", fixture.table.rows());
+    (2..30).for_each(|step| fixture.push_ids(step, 0..1000));
+    assert!(fixture.table.rows() > 995, "every push draws again");
 }
 
-/// What chance may admit is refused where there may be no room, and not dropped when it is drawn.
+/// An id that chance may admit counts as new, so that the push is refused up front instead of
+/// losing its row when it is drawn.
 #[test]
-fn whom_chance_may_admit_counts() {
+fn ids_admitted_by_chance_count_as_new() {
     let spec = TableSpec::new(100 * ROW).admission(RowAdmission::Chance { probability: 0.5 });
-    let mut alone = Alone::new(spec);
-    assert!(alone.table.refuses());
-    alone.push_ids(1, 0..10);
-    let absent = (0..10).filter(|&id| !alone.has(id)).count() as u64;
+    let mut fixture = TestTable::new(spec);
+    assert!(fixture.table.refuses());
+    fixture.push_ids(1, 0..10);
+    let absent = (0..10).filter(|&id| !fixture.has(id)).count() as u64;
     assert!((1..10).contains(&absent));
     let ids: Vec<u64> = (0..50).collect();
-    assert_eq!(alone.table.count_new(&alone.journal, &ids, false), absent + 40);
+    assert_eq!(fixture.table.count_new(&fixture.journal, &ids, false), absent + 40);
 }
 
 #[test]
-fn rows_are_put_back_from_what_was_read() {
+fn rows_are_restored_from_an_image() {
     let spec = TableSpec::new(1 << 20);
-    let mut alone = Alone::new(spec);
-    (1..8).for_each(|step| alone.push_ids(step, (0..700 * step).step_by(step as usize)));
-    let image = alone.table.image(7);
-    let mut other = Alone::new(spec);
+    let mut fixture = TestTable::new(spec);
+    (1..8).for_each(|step| fixture.push_ids(step, (0..700 * step).step_by(step as usize)));
+    let image = fixture.table.image(7);
+    let mut other = TestTable::new(spec);
     let streams: Vec<Vec<&[u8]>> = (0..2).map(|stream| image.stream(stream).collect()).collect();
     for (row, head) in image.heads().enumerate() {
         let row: Vec<&[u8]> = streams.iter().map(|stream| stream[row]).collect();
@@ -394,29 +396,29 @@ fn rows_are_put_back_from_what_was_read() {
     other.table.restore_row(first, &[&[0; 12], &[0; 12]]).unwrap();
     other.table.restored(&mut other.journal).unwrap();
     other.commit();
-    let ids: Vec<u64> = alone.ids().into_iter().collect();
-    assert_eq!(alone.pull(&ids), other.pull(&ids));
+    let ids: Vec<u64> = fixture.ids().into_iter().collect();
+    assert_eq!(fixture.pull(&ids), other.pull(&ids));
     let mut other = other.reopened();
-    let heads = |alone: &mut Alone| -> BTreeMap<u64, RowHead> {
-        alone.table.image(0).heads().map(|head| (head.id, head)).collect()
+    let heads = |fixture: &mut TestTable| -> BTreeMap<u64, RowHead> {
+        fixture.table.image(0).heads().map(|head| (head.id, head)).collect()
     };
-    assert_eq!(heads(&mut alone), heads(&mut other));
-    alone.push_ids(9, 0..100);
-    other.version = alone.version - 1;
+    assert_eq!(heads(&mut fixture), heads(&mut other));
+    fixture.push_ids(9, 0..100);
+    other.version = fixture.version - 1;
     other.push_ids(9, 0..100);
-    assert_eq!(alone.pull(&ids), other.pull(&ids), "slots too");
-    // A table that is smaller says so.
-    let mut small = Alone::new(TableSpec::new(10 * ROW));
+    assert_eq!(fixture.pull(&ids), other.pull(&ids), "slots too");
+    // A smaller table rejects the rows that do not fit.
+    let mut small = TestTable::new(TableSpec::new(10 * ROW));
     let refused =
         image.heads().find_map(|head| small.table.restore_row(head, &[&[0; 12], &[0; 12]]).err());
     assert!(matches!(refused, Some(crate::StorageError::DoesNotFit { need: 11, limit: 10 })));
 }
 
 #[test]
-fn what_no_table_has_written_is_refused() {
-    let mut alone = Alone::new(TableSpec::new(1 << 20));
-    alone.push_ids(1, 0..300);
-    let Alone { arena, catalogue, journal, table, rule, .. } = alone;
+fn damaged_files_are_rejected() {
+    let mut fixture = TestTable::new(TableSpec::new(1 << 20));
+    fixture.push_ids(1, 0..300);
+    let TestTable { arena, catalogue, journal, table, rule, .. } = fixture;
     drop((journal, table));
     let Place::Shelf(shelf) = &arena.place else { unreachable!() };
     let mut files = shelf.contents();
@@ -456,38 +458,37 @@ fn what_no_table_has_written_is_refused() {
     assert_eq!(open(&files).unwrap(), 300);
 }
 
-/// The step that is made of several pushes changes its rows a few at a time, and never more or fewer than
-/// fit what is changed at a time.
+/// A synchronous step applies its rows in pieces of any size, smaller or larger than a tile.
 #[test]
-fn keeping_rows_takes_no_more_than_was_said() {
-    let mut alone = Alone::new(TableSpec::new(1 << 24));
+fn undo_stays_within_its_reservation() {
+    let mut fixture = TestTable::new(TableSpec::new(1 << 24));
     let ids: Vec<u64> = (0..3000).collect();
-    alone.push_ids(1, ids.iter().copied());
+    fixture.push_ids(1, ids.iter().copied());
     for each in [1, 7, 341, 342, 683, 1365, 3000] {
-        alone.table.begin(&mut alone.journal, &ids, (2, alone.version + 1), false).unwrap();
-        let need = alone.table.undo_need().unwrap();
-        alone.undo.begin(alone.version + 1);
-        alone.table.settle(true);
-        let (at, input) = (ApplyAt::new(alone.version + 1, 2), vec![0.0_f32; each * WIDTH]);
-        let change = Change::Gradient { optimizer: &alone.rule, at, dtype: DType::F32 };
+        fixture.table.begin(&mut fixture.journal, &ids, (2, fixture.version + 1), false).unwrap();
+        let need = fixture.table.undo_need().unwrap();
+        fixture.undo.begin(fixture.version + 1);
+        fixture.table.settle(true);
+        let (at, input) = (ApplyAt::new(fixture.version + 1, 2), vec![0.0_f32; each * WIDTH]);
+        let change = Change::Gradient { optimizer: &fixture.rule, at, dtype: DType::F32 };
         for start in (0..ids.len()).step_by(each) {
             let places = start..ids.len().min(start + each);
             let input = bytemuck::cast_slice(&input[..places.len() * WIDTH]);
-            alone.table.change_rows(change, places, input, &mut alone.undo, PlantedBugs::default());
+            fixture.table.change_rows(change, places, input, &mut fixture.undo, PlantedBugs::default());
         }
-        let used = alone.undo.used();
+        let used = fixture.undo.used();
         assert!(used <= need && need < 2 * used, "{used} of {need} bytes, {each} at a time");
-        alone.table.publish(&mut alone.journal);
-        alone.version += 1;
-        alone.commit();
+        fixture.table.publish(&mut fixture.journal);
+        fixture.version += 1;
+        fixture.commit();
     }
 }
 
 #[test]
-fn rows_that_are_no_records_are_not_put_back() {
-    let mut alone = Alone::new(TableSpec::new(1 << 20));
-    alone.push_ids(1, 0..10);
-    let record = alone.table.records.shape.record_bytes();
+fn malformed_undo_rows_are_rejected() {
+    let mut fixture = TestTable::new(TableSpec::new(1 << 20));
+    fixture.push_ids(1, 0..10);
+    let record = fixture.table.records.shape.record_bytes();
     let row = |block, start, bytes| UndoneRow {
         table: Some(0),
         stream: 0,
@@ -495,61 +496,61 @@ fn rows_that_are_no_records_are_not_put_back() {
         start,
         bytes: vec![0; bytes],
     };
-    let count = alone.table.records.count() as u32;
+    let count = fixture.table.records.count() as u32;
     for wrong in [row(count, 0, record), row(0, 8, record - 8), row(0, 0, record + 8)] {
-        assert!(alone.table.put_back(&[wrong]).is_err());
+        assert!(fixture.table.put_back(&[wrong]).is_err());
     }
     let other = UndoneRow { table: Some(1), ..row(0, 0, record) };
-    alone.table.put_back(&[other]).unwrap();
-    assert!(alone.has(0), "what is of another table is not its own");
+    fixture.table.put_back(&[other]).unwrap();
+    assert!(fixture.has(0), "undo rows of another table are ignored");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is pushed, and however often the process is another, each row is what a map of rows
-    /// says that were trained one by one.
+    /// After any pushes, discards and restarts, each row equals that of a map of rows trained one
+    /// by one.
     #[test]
-    fn a_table_is_a_map_of_rows(
+    fn a_table_equals_a_map_of_rows(
         pushes in prop::collection::vec(
             (prop::collection::btree_map(0u64..2000, -2.0f32..2.0, 1..400), 0u8..8),
             1..12,
         ),
         spread in prop::sample::select(vec![1u64, 0x9e37_79b9_7f4a_7c15]),
     ) {
-        let mut alone = Alone::new(TableSpec::new(1 << 24));
+        let mut fixture = TestTable::new(TableSpec::new(1 << 24));
         let mut model: BTreeMap<u64, (Vec<f32>, Vec<f32>)> = BTreeMap::new();
         for (step, (rows, what)) in (1..).zip(pushes) {
             let rows = rows.into_iter().map(|(id, gradient)| (id.wrapping_mul(spread), gradient));
             let rows: BTreeMap<u64, f32> = rows.collect();
             let rows: Vec<(u64, f32)> = rows.into_iter().collect();
-            // Given up, or ended with its process: where rows are changed where they lie, that
-            // puts them back.
-            alone.in_place = what % 2 == 0;
+            // The change is discarded or, if it is in place, abandoned by a restart, which undoes
+            // it.
+            fixture.in_place = what % 2 == 0;
             if (1..4).contains(&what) {
-                alone.begin(step, &rows).unwrap();
-                if alone.in_place {
-                    alone = alone.reopened();
+                fixture.begin(step, &rows).unwrap();
+                if fixture.in_place {
+                    fixture = fixture.reopened();
                 } else {
-                    alone.table.discard();
+                    fixture.table.discard();
                 }
             }
-            alone.push(step, &rows);
+            fixture.push(step, &rows);
             for (id, gradient) in rows {
-                let first = alone.first(id);
+                let first = fixture.first(id);
                 let (values, sums) = model.entry(id).or_insert((first, vec![0.1; WIDTH]));
-                let (gradient, at) = ([gradient; WIDTH], ApplyAt::new(alone.version, step));
+                let (gradient, at) = ([gradient; WIDTH], ApplyAt::new(fixture.version, step));
                 let (slots, gradient) = (&mut [&mut sums[..]], &gradient[..]);
-                alone.rule.apply_f32(at, crate::optimizer::Run { values, slots, gradient });
+                fixture.rule.apply_f32(at, crate::optimizer::Run { values, slots, gradient });
             }
             if what == 0 {
-                alone = alone.reopened();
+                fixture = fixture.reopened();
             }
         }
         let ids: Vec<u64> = model.keys().copied().collect();
-        let (rows, have) = alone.pull(&ids);
+        let (rows, have) = fixture.pull(&ids);
         prop_assert_eq!(have, ids.len() as u64);
-        prop_assert_eq!(alone.table.rows(), have);
+        prop_assert_eq!(fixture.table.rows(), have);
         for (row, (id, (values, _))) in rows.iter().zip(&model) {
             prop_assert_eq!(row, values, "row {}", id);
         }

@@ -1,5 +1,5 @@
-//! How the rows of a change become what they will be, a few at a time: where they lie, with what they
-//! were kept beside, or in spare records.
+//! Applies a push to the rows of a change, one tile at a time: in place with undo, or in free
+//! records.
 
 use std::ops::Range;
 
@@ -8,15 +8,15 @@ use pushpull_common::finite::{Exponents, first_non_finite};
 use pushpull_common::tensor::DType;
 
 use super::Table;
-use super::change::Moved;
+use super::change::RowMove;
 use super::records::{head_of, put_head};
 use crate::checkpoint::RowHead;
 use crate::optimizer::Run;
 use crate::planted::{Bug, PlantedBugs};
 use crate::store::{Change, RowLocation, Stretches, Undo, with_slots};
 
-/// The values that are changed at a time: with their slots, what is kept of them, and as much again that
-/// is fetched for the next, they stay in the fastest cache.
+/// The bytes of values in a tile. With their slots, their undo copies, and as much again prefetched
+/// for the next tile, they stay in the L1 cache.
 const TILE_BYTES: usize = 2 << 10;
 
 impl Table {
@@ -24,9 +24,10 @@ impl Table {
         (TILE_BYTES / self.records.shape.row_bytes).max(1)
     }
 
-    /// Changes some rows of those that were named at the beginning, and that are settled, by rows of the
-    /// push that lie one behind the other. What is changed where it lies is kept. Where in a row the first
-    /// value is that is not finite then, and what it is, if it was computed.
+    /// Applies a push to the rows at `places` among those given to [`Table::begin`]. The change
+    /// must be settled, and `input` holds one row of the push for each. Rows changed in place are
+    /// saved in `undo` first. Returns the first computed value that is not finite, and its byte
+    /// offset in the row.
     pub(crate) fn change_rows(
         &mut self,
         change: Change<'_>,
@@ -35,27 +36,27 @@ impl Table {
         undo: &mut Undo,
         planted: PlantedBugs,
     ) -> Option<(usize, f64)> {
-        let dirty = self.dirty_pages.take()?;
+        let dirty = self.dirty_rows.take()?;
         let mut found = None;
         let each = self.rows_of_a_tile();
         let rows = &dirty.rows[places];
         let inputs = input.chunks(each * self.records.shape.row_bytes);
         self.fetch_rows(&rows[..each.min(rows.len())]);
         for ((at, rows_now), input) in (0..).zip(rows.chunks(each)).zip(inputs) {
-            // What one tile waits for from memory, the tile before it has asked for.
+            // Prefetch the next tile while this one is computed.
             let next = rows.len().min((at + 1) * each)..rows.len().min((at + 2) * each);
             self.fetch_rows(&rows[next]);
-            self.keep_rows(rows_now, undo, planted);
+            self.save_undo(rows_now, undo, planted);
             let slots_changed = change.slots();
             change.in_place(&mut InRecords { table: self, rows: rows_now, slots_changed, input });
             found = found.or_else(|| self.first_non_finite(change.written()?, rows_now));
         }
-        self.dirty_pages = Some(dirty);
+        self.dirty_rows = Some(dirty);
         found
     }
 
-    /// The first value of rows that is not finite, by where it is in its row.
-    fn first_non_finite(&self, dtype: DType, rows: &[Moved]) -> Option<(usize, f64)> {
+    /// Returns the first value that is not finite, and its byte offset in its row.
+    fn first_non_finite(&self, dtype: DType, rows: &[RowMove]) -> Option<(usize, f64)> {
         let (values, exponents) = (self.records.shape.stream(0), Exponents::of(dtype));
         let mut rows = rows.iter().filter_map(|row| row.to);
         rows.find_map(|row| {
@@ -66,7 +67,7 @@ impl Table {
         })
     }
 
-    fn fetch_rows(&self, rows: &[Moved]) {
+    fn fetch_rows(&self, rows: &[RowMove]) {
         let all = self.records.shape.record_bytes();
         for row in rows {
             row.from.into_iter().for_each(|from| self.records.fetch(from, all));
@@ -77,12 +78,12 @@ impl Table {
         }
     }
 
-    /// Keeps the rows that are changed where they lie.
-    fn keep_rows(&mut self, rows: &[Moved], undo: &mut Undo, planted: PlantedBugs) {
-        let stays = |row: &Moved| row.to.filter(|_| row.to == row.from);
+    /// Saves the rows that are changed in place to the undo.
+    fn save_undo(&mut self, rows: &[RowMove], undo: &mut Undo, planted: PlantedBugs) {
+        let in_place_record = |row: &RowMove| row.to.filter(|_| row.to == row.from);
         let mut locations = std::mem::take(&mut self.locations);
         locations.clear();
-        locations.extend(rows.iter().filter_map(stays).map(|value| RowLocation {
+        locations.extend(rows.iter().filter_map(in_place_record).map(|value| RowLocation {
             value,
             slot: 0,
             start: 0,
@@ -101,14 +102,15 @@ impl Table {
         self.locations = locations;
     }
 
-    /// Has a row as it was where it will be, which is elsewhere.
-    fn begin_row(&mut self, row: &Moved, to: u32) {
+    /// Prepares the target record of a row that is not changed in place: copies the row, or writes
+    /// its initial values.
+    fn begin_row(&mut self, row: &RowMove, to: u32) {
         if let Some(from) = row.from {
-            let mut held = std::mem::take(&mut self.held);
-            held.clear();
-            held.extend_from_slice(self.records.read(from));
-            self.records.write(to).copy_from_slice(&held);
-            self.held = held;
+            let mut row_buffer = std::mem::take(&mut self.row_buffer);
+            row_buffer.clear();
+            row_buffer.extend_from_slice(self.records.read(from));
+            self.records.write(to).copy_from_slice(&row_buffer);
+            self.row_buffer = row_buffer;
             return;
         }
         let (shape, record) = (self.records.shape, self.records.write(to));
@@ -122,10 +124,10 @@ impl Table {
     }
 }
 
-/// Rows in the records that they will be in, and what a push has for them.
+/// Rows in their target records, and the input of a push for them.
 struct InRecords<'a> {
     table: &'a mut Table,
-    rows: &'a [Moved],
+    rows: &'a [RowMove],
     slots_changed: usize,
     input: &'a [u8],
 }
@@ -137,7 +139,7 @@ impl Stretches for InRecords<'_> {
 }
 
 impl InRecords<'_> {
-    /// [`Stretches::each`], for so many slots at most.
+    /// Implements [`Stretches::each`] for at most `SLOTS` slots.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
         let InRecords { table, rows, slots_changed, input } = self;
         let shape = table.records.shape;
