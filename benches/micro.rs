@@ -1,6 +1,7 @@
-//! `cargo bench`: the inner loops, each group with the copy of the same bytes beside it.
+//! Microbenchmarks of the inner loops (`cargo bench`), each group beside a copy of the same bytes
+//! or the rule in place.
 //!
-//! What a server does as a whole is measured by `pushpull bench`.
+//! `pushpull bench` measures a whole server.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 
@@ -16,7 +17,7 @@ use pushpull::common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll
 use pushpull::measure::{InPlace, StoreUnderTest};
 use pushpull::{Adam, Codec, Optimizer, Sgd};
 
-/// A stretch that is encoded at once.
+/// Number of elements that are encoded at once.
 const ELEMENTS: usize = 1 << 16;
 
 fn codecs(criterion: &mut Criterion) {
@@ -55,7 +56,7 @@ fn codecs(criterion: &mut Criterion) {
     }
 }
 
-/// A request as it is written and read: no body, a meta of 16 partitions.
+/// Encodes and decodes a request without a body, whose meta names 16 partitions.
 fn frames(criterion: &mut Criterion) {
     let partitions = List::new((0..16).map(PartitionId).collect()).unwrap();
     let message = Message::from(Pull { selection: Selection::Partitions { partitions } });
@@ -83,13 +84,13 @@ fn frames(criterion: &mut Criterion) {
             let mut source =
                 |slices: &mut [IoSliceMut<'_>]| std::io::Read::read_vectored(&mut rest, slices);
             let poll = reader.poll(&mut source).unwrap();
-            assert!(matches!(poll, Poll::Frame(..)), "the frame is whole");
+            assert!(matches!(poll, Poll::Frame(..)), "the frame is complete");
         });
     });
     group.finish();
 }
 
-/// A push of 256 KiB through the store, which stays in cache, beside the rule in place.
+/// Pushes 256 KiB, which stay in cache, through the store and with the rule in place.
 fn applies(criterion: &mut Criterion) {
     let rules: [Arc<dyn Optimizer>; 2] = [Arc::new(Sgd::new(0.5)), Arc::new(Adam::default())];
     for rule in rules {

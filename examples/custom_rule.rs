@@ -1,8 +1,8 @@
-//! A rule of your own is one implementation of a trait: servers train by it as by their own.
+//! A custom update rule: one implementation of the trait `Optimizer`.
 //!
-//! The rule is Lion (Chen and others, 2023, "Symbolic discovery of optimization algorithms", algorithm
-//! 2, without its weight decay); the model is a plane through points; server and worker are in this
-//! process. `cargo run --example custom_rule` prints what is left of the loss.
+//! The rule is Lion (Chen and others, 2023, "Symbolic discovery of optimization algorithms",
+//! algorithm 2, without its weight decay). The model is a plane through points. Server and worker
+//! run in this process. `cargo run --example custom_rule` prints the final loss.
 
 use std::error::Error;
 
@@ -20,20 +20,20 @@ pub(crate) struct Lion {
 }
 
 impl Lion {
-    /// The rule at this learning rate, which is how far every value goes by an update.
+    /// Creates the rule with this learning rate, the distance that every value moves in an update.
     pub(crate) fn new(learning_rate: impl Into<Schedule>) -> Self {
         Lion { learning_rate: learning_rate.into(), beta1: 0.9, beta2: 0.99 }
     }
 
-    /// The loop over a run of either type: all is computed in f64 and rounded at the end.
+    /// Updates a run of either type. Computes in f64 and rounds at the end.
     fn apply<T: Copy + Into<f64>>(&self, at: ApplyAt, run: Run<'_, T>, round: fn(f64) -> T) {
         let rate = self.learning_rate.at(at.step) * at.rate;
-        let [momentum] = run.slots else { unreachable!("a run has the slots that the rule names") };
+        let [momentum] = run.slots else { unreachable!("a run has the slots that the rule declares") };
         let elements = run.values.iter_mut().zip(momentum.iter_mut()).zip(run.gradient);
         for ((value, momentum), &gradient) in elements {
             let (m, g): (f64, f64) = ((*momentum).into(), gradient.into());
-            let towards = self.beta1 * m + (1.0 - self.beta1) * g;
-            let sign = if towards == 0.0 { 0.0 } else { towards.signum() };
+            let direction = self.beta1 * m + (1.0 - self.beta1) * g;
+            let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
             *value = round((*value).into() - rate * sign);
             *momentum = round(self.beta2 * m + (1.0 - self.beta2) * g);
         }
@@ -57,26 +57,27 @@ impl Optimizer for Lion {
         self.apply(at, run, |number| number);
     }
 
-    // It multiplies its rate by `ApplyAt::rate`, and so stale gradients may be damped.
+    // The rule multiplies its rate by `ApplyAt::rate`, so the rate can be scaled per variable and
+    // stale gradients can be damped.
     fn scales_rate(&self) -> bool {
         true
     }
 
     fn fault(&self) -> Option<(&'static str, f64, &'static str)> {
-        let lost = [("beta1", self.beta1), ("beta2", self.beta2)];
-        let lost = lost.into_iter().find(|(_, beta)| !(0.0..1.0).contains(beta));
-        lost.map(|(name, beta)| (name, beta, "it must be at least 0 and below 1"))
+        let betas = [("beta1", self.beta1), ("beta2", self.beta2)];
+        let betas = betas.into_iter().find(|(_, beta)| !(0.0..1.0).contains(beta));
+        betas.map(|(name, beta)| (name, beta, "it must be at least 0 and below 1"))
     }
 }
 
-/// The points: where they are, and how high.
+/// The points: position and height.
 fn points() -> impl Iterator<Item = ([f32; 2], f32)> {
     let at = |index: u8| f32::from(index) / 2.0 - 1.0;
     let grid = (0..25).map(move |index| [at(index / 5), at(index % 5)]);
     grid.map(|[x, y]| ([x, y], 2.0 * x - 3.0 * y + 0.5))
 }
 
-/// The mean of the squared errors of a plane, with its gradient: slope, then height.
+/// Returns the mean squared error of a plane and its gradient by slope and height.
 fn loss(slope: &[f32], height: f32) -> (f32, [f32; 3]) {
     let (mut loss, mut gradient) = (0.0, [0.0; 3]);
     for ([x, y], z) in points() {
@@ -95,14 +96,15 @@ const WARM_UP: u64 = 10;
 /// Trains, and returns the loss of the last step.
 ///
 /// # Errors
-/// If server or worker cannot go on.
+/// Any error of the server or the worker.
 pub(crate) async fn train() -> Result<f32, Box<dyn Error>> {
     let listener = Ps::listen("127.0.0.1:0").await?;
     let cluster = ClusterSpec::builder()
         .job("ps", [listener.address()])
-        .job("worker", ["127.0.0.1:1"]) // nobody connects to a worker
+        .job("worker", ["127.0.0.1:1"]) // workers accept no connections
         .build()?;
-    // Steps of one length never come to rest: they become smaller.
+    // Every step of Lion has the length of the rate, so the rate must fall for the values to
+    // converge.
     let rule = Lion::new(Schedule::cosine(0.05, 0.0, STEPS - WARM_UP).warm_up(WARM_UP));
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), rule).last_step(STEPS);
     let ps = listener.start(config)?;

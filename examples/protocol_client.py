@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """A client of pushpull in plain Python, written from docs/protocol.md alone.
 
-It joins a server, declares three variables if there are none yet, trains them a little with gradients
-that it computes itself, and checks that the server holds what a gradient descent in this file does. One
-of them is sparse: rows of it are pushed and pulled. With --cut-every it loses its connection in the
-middle of pushes, and finds out what has become of them.
+It joins a server and declares three variables if there are none. It trains them for a few steps with
+gradients that it computes itself, and checks that the server's values match gradient descent in this
+file. One of the variables is sparse: its rows are pushed and pulled. With --cut-every the client drops
+its connection in the middle of pushes, and asks the server for their outcomes.
 
     pushpull-ps --ps-hosts 127.0.0.1:2222 --worker-hosts 127.0.0.1:2223 --learning-rate 0.1
     python3 examples/protocol_client.py 127.0.0.1:2222 --learning-rate 0.1
 
-It knows one server with one shard, variables of f32, and both modes. A connection is used for one
-request at a time; a program that trains for real has several under way, and says heartbeats.
+It supports one server with one shard, variables of f32, and both modes. It has one outstanding request
+per connection. A real client has several, and sends heartbeats.
 """
 
 import argparse
@@ -31,7 +31,7 @@ HAS_BODY_CRC = 1
 HELLO, WELCOME, REFUSED = 1, 2, 3
 DECLARE, DECLARED, INITIALIZE, AWAIT_READY, READY, FETCH_CATALOGUE, CATALOGUE_IS = range(10, 17)
 TOKEN_REQUEST, GRANTED, ENDED = 20, 21, 22
-RESERVE, ROOM, PUSH_PART, PUSH_ANSWER = 30, 31, 32, 33
+RESERVE, RESERVED, PUSH_PART, PUSH_ANSWER = 30, 31, 32, 33
 OUTCOME_QUERY, OUTCOME_IS = 35, 36
 PULL, PULLED, PULL_ROWS, ROWS = 40, 41, 42, 43
 LEAVE, LEFT = 52, 53
@@ -48,7 +48,7 @@ ZEROS = 1
 
 
 def crc_table():
-    """The remainders of all bytes by the polynomial of CRC-32C, bits reversed."""
+    """Returns the remainder of each byte modulo the polynomial of CRC-32C, bits reflected."""
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -68,19 +68,19 @@ def crc32c(data):
 
 
 class ProtocolError(Exception):
-    """The server said something that the protocol does not have."""
+    """The server violated the protocol."""
 
 
 class Refused(Exception):
     """The server refused a request."""
 
     def __init__(self, tag, rest):
-        super().__init__(f"refusal {tag} of docs/protocol.md, its fields {rest.hex() or 'none'}")
+        super().__init__(f"refusal {tag} (see docs/protocol.md), fields {rest.hex() or 'none'}")
         self.tag = tag
 
 
 class Fields:
-    """The fields of a meta, taken one after the other."""
+    """A reader of the fields of a meta, in order."""
 
     def __init__(self, data):
         self.data, self.at = data, 0
@@ -93,13 +93,13 @@ class Fields:
     def bool(self):
         value = self.take("B")
         if value > 1:
-            raise ProtocolError(f"a bool of {value}")
+            raise ProtocolError(f"invalid bool {value}")
         return value == 1
 
     def bytes(self, count):
         self.at += count
         if self.at > len(self.data):
-            raise ProtocolError("fields that end early")
+            raise ProtocolError("the fields end early")
         return self.data[self.at - count : self.at]
 
     def text(self):
@@ -118,17 +118,17 @@ def text(value):
 
 
 def connect(address):
-    """A socket to the server, which may be starting yet."""
+    """Connects to the server. Retries for 10 s while it is starting."""
     for attempt in range(100):
         try:
             if address.startswith("unix:"):
-                line = socket.socket(socket.AF_UNIX)
-                line.connect(address[len("unix:") :])
-                return line
+                connection = socket.socket(socket.AF_UNIX)
+                connection.connect(address[len("unix:") :])
+                return connection
             host, port = address.rsplit(":", 1)
-            line = socket.create_connection((host, int(port)))
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return line
+            connection = socket.create_connection((host, int(port)))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
         except (ConnectionRefusedError, FileNotFoundError):
             if attempt == 99:
                 raise
@@ -136,7 +136,7 @@ def connect(address):
 
 
 class Connection:
-    """Frames over a socket, and requests one at a time."""
+    """A connection that sends and receives frames, with one request at a time."""
 
     def __init__(self, address):
         self.socket = connect(address)
@@ -155,33 +155,33 @@ class Connection:
         return self.request
 
     def receive(self, request):
-        """The next frame, which must answer this request: its kind, step, fields and body."""
+        """Reads the next frame, which must answer this request. Returns its kind, step, fields and body."""
         head = self.exactly(HEADER.size)
         (magic, version, kind, meta_bytes, flags, body_bytes, answered, epoch, _, step, _, _,
          body_crc, _, meta_crc, header_crc) = HEADER.unpack(head)
         if magic != b"ppsh" or header_crc != crc32c(head[:-4]) or version != VERSION:
-            raise ProtocolError("no header of this protocol")
+            raise ProtocolError("invalid header")
         meta = self.exactly(meta_bytes)
         if meta_crc != crc32c(meta):
-            raise ProtocolError("a meta of another checksum")
+            raise ProtocolError("the checksum of the meta does not match")
         body = self.exactly(body_bytes)
         if flags & HAS_BODY_CRC and body_crc != crc32c(body):
-            raise ProtocolError("a body of another checksum")
+            raise ProtocolError("the checksum of the body does not match")
         fields = Fields(meta)
-        # Of a push, the part that is refused need not be the last.
+        # A refusal of a push may answer any part, not only the last.
         if kind == REFUSED:
             raise Refused(fields.take("B"), fields.rest())
         if answered != request:
-            raise ProtocolError(f"an answer to request {answered}, not {request}")
-        # The first answers say which epoch has begun; every request names it from then on.
+            raise ProtocolError(f"expected an answer to request {request}, received one to {answered}")
+        # Answers name the current restore epoch, and every request repeats it.
         self.restore_epoch = epoch
         return kind, step, fields, body
 
-    def ask(self, kind, answers, *rest, **more):
-        """Sends a request, and awaits an answer of one of these kinds."""
-        found, step, fields, body = self.receive(self.send(kind, *rest, **more))
+    def ask(self, kind, answers, *rest, **options):
+        """Sends a request and waits for an answer of one of these kinds."""
+        found, step, fields, body = self.receive(self.send(kind, *rest, **options))
         if found not in answers:
-            raise ProtocolError(f"kind {found} in answer to {kind}")
+            raise ProtocolError(f"unexpected kind {found} in answer to {kind}")
         return found, step, fields, body
 
     def exactly(self, count):
@@ -189,7 +189,7 @@ class Connection:
         while len(parts) < count:
             part = self.socket.recv(count - len(parts))
             if not part:
-                raise ProtocolError("the server has closed the connection")
+                raise ProtocolError("the server closed the connection")
             parts += part
         return bytes(parts)
 
@@ -198,7 +198,7 @@ class Connection:
 
 
 class Variable:
-    """A trained variable of f32, and where it lies in the layout of the shard."""
+    """A trained variable of f32 and its offset in the layout of the shard."""
 
     def __init__(self, name, extents, offset=0, sparse=False):
         self.name, self.extents, self.offset, self.sparse = name, extents, offset, sparse
@@ -216,7 +216,7 @@ class Variable:
 
     @property
     def width(self):
-        """The elements of a row."""
+        """The number of elements in a row."""
         return self.count // self.extents[0]
 
     def values(self, layout):
@@ -236,11 +236,12 @@ def encode_catalogue(variables):
     for variable in variables:
         out += text(variable.name) + struct.pack("<BB", F32, len(variable.extents))
         out += b"".join(struct.pack("<Q", extent) for extent in variable.extents)
-        # Trained, zeros at first (whose two numbers mean nothing), with a seed of 0.
+        # Trained, dense or sparse, initialized to zeros (which ignores the two numbers), with a
+        # seed of 0.
         out += struct.pack("<BBBddQ", 1, variable.sparse, ZEROS, 0.0, 0.0, 0)
     out += struct.pack("<I", len(variables))
     for number, variable in enumerate(variables):
-        # All of its rows, on shard 0 of task 0. A scalar is one row.
+        # One partition with all rows, on shard 0 of task 0. A scalar has one row.
         rows = variable.extents[0] if variable.extents else 1
         out += struct.pack("<IQQIH", number, 0, rows, 0, 0)
     return out
@@ -249,21 +250,21 @@ def encode_catalogue(variables):
 def decode_catalogue(data):
     fields = Fields(data)
     if fields.take("H") != 2:
-        raise ProtocolError("a catalogue of another format")
+        raise ProtocolError("unknown format of the catalogue")
     variables, end = [], 0
     for _ in range(fields.take("I")):
         name, dtype, rank = fields.text(), fields.take("B"), fields.take("B")
         extents = [fields.take("Q") for _ in range(rank)]
         trained, rows = fields.bool(), fields.take("B")
         if dtype != F32 or rows > 1 or not trained:
-            sys.exit(f"{name!r} is no trained variable of f32: this client has no others")
+            sys.exit(f"{name!r} is not a trained variable of f32: this client supports no others")
         fields.take("BddQ")
         variables.append(Variable(name, extents, end, rows == 1))
         end += variables[-1].padded_bytes
     for number in range(fields.take("I")):
         variable, _, _, task, shard = fields.take("IQQIH")
         if (variable, task, shard) != (number, 0, 0):
-            sys.exit("a variable is cut, or on another shard: this client knows one shard")
+            sys.exit("a variable is partitioned or on another shard: this client supports one shard")
     fields.end()
     return variables
 
@@ -272,37 +273,37 @@ def decode_catalogue(data):
 
 
 class Worker:
-    """A worker, or a chief, that has joined."""
+    """A worker or chief that has joined."""
 
     def __init__(self, address, job, task, role, declared):
         self.address, self.job, self.task, self.role = address, job, task, role
-        # A new client has a new incarnation, and no epoch yet.
+        # A new client has a new incarnation and no client epoch.
         self.incarnation, self.epoch = random.getrandbits(64), 0
         self.sequence = 0
         state = self.join()
         if role == CHIEF and state != IS_READY:
             encoded = encode_catalogue(declared)
-            self.line.ask(DECLARE, [DECLARED], hashlib.sha256(encoded).digest(), encoded)
-            begins = struct.pack("<I", self.line.restore_epoch + 1)
-            self.line.ask(INITIALIZE, [READY], begins)
-        self.line.ask(AWAIT_READY, [READY])
-        _, _, fields, encoded = self.line.ask(FETCH_CATALOGUE, [CATALOGUE_IS])
+            self.connection.ask(DECLARE, [DECLARED], hashlib.sha256(encoded).digest(), encoded)
+            begins = struct.pack("<I", self.connection.restore_epoch + 1)
+            self.connection.ask(INITIALIZE, [READY], begins)
+        self.connection.ask(AWAIT_READY, [READY])
+        _, _, fields, encoded = self.connection.ask(FETCH_CATALOGUE, [CATALOGUE_IS])
         if fields.bytes(32) != hashlib.sha256(encoded).digest():
-            raise ProtocolError("a catalogue of another digest")
+            raise ProtocolError("the digest of the catalogue does not match")
         self.variables = decode_catalogue(encoded)
-        self.room = self.newest = 0
+        self.push_slot = self.newest = 0
         self.ask_for_a_token()
 
     def join(self, restore_epoch=0):
-        """Says hello over a new connection; the state of the server's variables."""
-        self.line = Connection(self.address)
-        self.line.restore_epoch = restore_epoch
+        """Says hello over a new connection. Returns the state of the catalogue on the server."""
+        self.connection = Connection(self.address)
+        self.connection.restore_epoch = restore_epoch
         hello = struct.pack("<HHB", VERSION, VERSION, self.role) + text(self.job)
         hello += struct.pack("<IIH", self.task, 0, 0)
         hello += struct.pack("<QQIQ", self.incarnation, self.epoch, restore_epoch, 0)
-        # No catalogue yet; checksums of bodies off; no facts to agree on; no authentication.
+        # No catalogue digest; checksums of bodies off; an empty identity; no authentication.
         hello += struct.pack("<BBII", 0, 2, 0, 0)
-        _, _, fields, _ = self.line.ask(HELLO, [WELCOME], hello)
+        _, _, fields, _ = self.connection.ask(HELLO, [WELCOME], hello)
         _, _, self.epoch = fields.take("HHQ")
         self.synchronous = fields.take("B") == 2
         fields.bytes(8 if self.synchronous else 1)
@@ -310,22 +311,23 @@ class Worker:
         return fields.take("B")
 
     def ask_for_a_token(self):
-        """Awaits a token, or that there will be none."""
+        """Waits for a token, or for the end of training."""
         self.token = None
         newest = struct.pack("<Q", self.newest)
-        kind, _, fields, _ = self.line.ask(TOKEN_REQUEST, [GRANTED, ENDED], newest)
+        kind, _, fields, _ = self.connection.ask(TOKEN_REQUEST, [GRANTED, ENDED], newest)
         if kind == GRANTED:
             self.take_grant(fields)
 
     def take_grant(self, fields):
-        self.token, self.generation, self.step, room = fields.take("QIQI")
-        self.newest, self.room = self.token, room or self.room
+        self.token, self.generation, self.step, push_slot = fields.take("QIQI")
+        self.newest, self.push_slot = self.token, push_slot or self.push_slot
 
     def pull(self):
-        """The bytes of all variables, of one version; nothing once training has ended."""
+        """Pulls all variables at one version. Returns their bytes, or None once training has ended."""
         while self.token is not None:
             layout, step = self.pull_once()
-            # In synchronous mode a step may be over before it was computed for: then this token is, too.
+            # In synchronous mode the step may be over before its values were pulled. The token is
+            # stale then.
             if step == self.step or not self.synchronous:
                 return layout
             self.ask_for_a_token()
@@ -333,37 +335,37 @@ class Worker:
 
     def pull_once(self):
         layout, last = bytearray(), False
-        request = self.line.send(PULL, struct.pack("<B", ALL), step=self.step)
+        request = self.connection.send(PULL, struct.pack("<B", ALL), step=self.step)
         while not last:
-            kind, step, fields, body = self.line.receive(request)
+            kind, step, fields, body = self.connection.receive(request)
             if kind != PULLED:
-                raise ProtocolError(f"kind {kind} in answer to a pull")
+                raise ProtocolError(f"unexpected kind {kind} in answer to a pull")
             _, self.read, offset = fields.take("QQQ")
             last = fields.bool()
             if offset != len(layout):
-                raise ProtocolError("parts of a pull with a gap")
+                raise ProtocolError("a gap between the parts of a pull")
             layout += body
         return bytes(layout), step
 
     def pull_rows(self, number, rows):
-        """Rows of the variable of this number, in this order."""
-        wanted = struct.pack(f"<{len(rows)}I", *rows)
+        """Pulls rows of the variable with this number, in this order."""
+        numbers = struct.pack(f"<{len(rows)}I", *rows)
         meta = struct.pack("<I", number)
-        _, _, fields, body = self.line.ask(PULL_ROWS, [ROWS], meta, wanted, step=self.step)
+        _, _, fields, body = self.connection.ask(PULL_ROWS, [ROWS], meta, numbers, step=self.step)
         fields.take("QQ")
         fields.end()
         return list(struct.unpack(f"<{len(body) // 4}f", body))
 
     def is_refused(self, partition):
-        """Whether a pull of a partition that does not exist is refused, and nothing but that."""
+        """Returns whether a pull of this partition is refused as unknown."""
         try:
-            self.line.ask(PULL, [PULLED], struct.pack("<BII", PARTITIONS, 1, partition))
+            self.connection.ask(PULL, [PULLED], struct.pack("<BII", PARTITIONS, 1, partition))
         except Refused as refused:
             return refused.tag == UNKNOWN_PARTITION
         return False
 
     def ranges_of(self, gradients):
-        """What is pushed, as ranges of the layout: of dense variables all, of a sparse one its rows by their numbers."""
+        """Returns the ranges of the layout to push: all of a dense variable, the numbered rows of a sparse one."""
         end = self.variables[-1].offset + self.variables[-1].padded_bytes
         ranges = []
         for variable, gradient in zip(self.variables, gradients):
@@ -378,7 +380,7 @@ class Worker:
         return [(start, data) for start, data in ranges if data]
 
     def parts_of(self, ranges):
-        """Each part of a push: where it starts, its bytes, and how many all have if it is the last."""
+        """Returns the parts of a push: start, bytes, and for the last part the number of bytes of all parts."""
         total = sum(len(data) for _, data in ranges)
         parts = []
         for offset, data in ranges:
@@ -388,98 +390,100 @@ class Worker:
         return parts
 
     def send_parts(self, parts):
-        """Sends parts of the push under way; the request of the last."""
-        if self.room == 0:
-            self.room = self.line.ask(RESERVE, [ROOM])[2].take("I")
+        """Sends parts of the current push. Returns the request id of the last part."""
+        if self.push_slot == 0:
+            self.push_slot = self.connection.ask(RESERVE, [RESERVED])[2].take("I")
         request = None
         for start, part, whole in parts:
-            meta = struct.pack("<BQIIQ", GRADIENT, self.token, self.generation, self.room, start)
+            meta = struct.pack("<BQIIQ", GRADIENT, self.token, self.generation, self.push_slot, start)
             meta += struct.pack("<B", 0) if whole is None else struct.pack("<BQ", 1, whole)
-            # The next token is wanted with the answer; and what had been applied when it was read.
+            # Request the next token with the answer, and name the number of gradients in the values
+            # read.
             meta += struct.pack("<BBQ", 1, 1, self.read)
-            request = self.line.send(PUSH_PART, meta, part, step=self.step, sequence=self.sequence)
+            request = self.connection.send(PUSH_PART, meta, part, step=self.step, sequence=self.sequence)
         return request
 
     def push(self, gradients, cut=None):
-        """Pushes a gradient of each variable under the token, and takes the next; how stale it was. If
-        `cut` is a number of parts, the connection is lost behind so many, before any answer."""
+        """Pushes a gradient of each variable under the token and takes the next token. Returns the staleness.
+
+        If `cut` is a number, the connection is dropped after that many parts, before any answer."""
         parts = self.parts_of(self.ranges_of(gradients))
         self.sequence += 1
         if cut is not None:
             self.send_parts(parts[:cut])
-            return self.find_out(parts)
-        return self.hear(self.send_parts(parts))
+            return self.resume_push(parts)
+        return self.receive_outcome(self.send_parts(parts))
 
-    def find_out(self, parts):
-        """The connection is gone: asks over another what has become of a push, and sends what is missing."""
-        self.line.socket.close()
-        self.join(self.line.restore_epoch)
-        _, _, fields, _ = self.line.ask(OUTCOME_QUERY, [OUTCOME_IS], sequence=self.sequence)
+    def resume_push(self, parts):
+        """Reconnects, asks for the outcome of a push, and sends it again if the server lacks a part."""
+        self.connection.socket.close()
+        self.join(self.connection.restore_epoch)
+        _, _, fields, _ = self.connection.ask(OUTCOME_QUERY, [OUTCOME_IS], sequence=self.sequence)
         state = fields.take("B")
         if state == SETTLED:
             staleness = self.outcome(fields)
-            self.room, self.token = 0, None
+            self.push_slot, self.token = 0, None
             self.ask_for_a_token()
             return staleness
         total = parts[-1][2]
         if state == RECEIVING and fields.take("Q") == total:
-            # All of it lies there: the last part alone says so again.
-            return self.hear(self.send_parts([(0, b"", total)]))
+            # The server has all bytes: an empty last part repeats the total.
+            return self.receive_outcome(self.send_parts([(0, b"", total)]))
         if state not in (UNKNOWN, RECEIVING):
-            raise ProtocolError(f"state {state} of a push")
-        self.room = 0
-        return self.hear(self.send_parts(parts))
+            raise ProtocolError(f"unexpected state {state} of a push")
+        self.push_slot = 0
+        return self.receive_outcome(self.send_parts(parts))
 
     def outcome(self, fields):
-        """Takes an outcome; how stale the gradient was."""
+        """Reads an outcome. Returns the staleness of the gradient."""
         outcome = fields.take("B")
         if outcome == APPLIED:
             return fields.take("QQQ")[2]
         if outcome not in (ACCEPTED, STALE):
-            raise ProtocolError(f"outcome {outcome} of a push")
+            raise ProtocolError(f"unexpected outcome {outcome} of a push")
         fields.take("Q")
         return 0
 
-    def hear(self, request):
-        """Awaits the answer to a push; how stale it was."""
-        kind, _, fields, _ = self.line.receive(request)
+    def receive_outcome(self, request):
+        """Waits for the answer to a push. Returns the staleness of the gradient."""
+        kind, _, fields, _ = self.connection.receive(request)
         if kind != PUSH_ANSWER:
-            raise ProtocolError(f"kind {kind} in answer to a push")
+            raise ProtocolError(f"unexpected kind {kind} in answer to a push")
         staleness = self.outcome(fields)
         fields.bool()
-        self.room, self.token = 0, None
+        self.push_slot, self.token = 0, None
         if fields.bool():
             self.take_grant(fields)
         has_ended = fields.bool()
         if has_ended:
             fields.take("B")
-        self.room = fields.take("I") or self.room
+        self.push_slot = fields.take("I") or self.push_slot
         fields.end()
         if self.token is None and not has_ended:
             self.ask_for_a_token()
         return staleness
 
     def leave(self):
-        self.line.ask(LEAVE, [LEFT])
+        self.connection.ask(LEAVE, [LEFT])
 
 
 # --- The model ------------------------------------------------------------------------------------
 
 
-# What the program ends with if the server holds something else.
+# Exit status if the values on the server differ from the expected ones.
 DIFFERS = 3
 
 
 def f32(value):
-    """A number rounded to f32."""
+    """Rounds a number to f32."""
     return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
 def gradient_of(weights, bias, rows):
-    """The gradient of half the mean squared error of a line through these rows, and that error."""
+    """Returns the gradient of half the mean squared error of a line through these rows, and that error."""
     slope, shift, loss = [0.0] * len(weights), 0.0, 0.0
-    for inputs, wanted in rows:
-        error = sum(w * x for w, x in zip(weights, inputs)) + bias - wanted
+    for inputs, target in rows:
+        error = sum(w * x for w, x in zip(weights, inputs)) + bias - target
         slope = [s + error * x / len(rows) for s, x in zip(slope, inputs)]
         shift += error / len(rows)
         loss += error * error / (2 * len(rows))
@@ -490,8 +494,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("address", help="host:port, or unix:/path")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--learning-rate", type=float, default=0.01, help="that of the server")
-    parser.add_argument("--cut-every", type=int, default=0, help="lose the connection at every so many pushes")
+    parser.add_argument("--learning-rate", type=float, default=0.01, help="learning rate of the server")
+    parser.add_argument("--cut-every", type=int, default=0, help="drop the connection in every N-th push; 0 never")
     parser.add_argument("--job", default="worker")
     parser.add_argument("--task", type=int, default=0)
     options = parser.parse_args()
@@ -502,41 +506,42 @@ def main():
     worker = Worker(options.address, options.job, options.task, role, declared)
     names = [variable.name for variable in worker.variables]
     if names != [variable.name for variable in declared]:
-        sys.exit(f"the server has {names}, not what this client trains")
+        sys.exit(f"the server has the variables {names}, not those of this client")
 
     chance = random.Random(1)
     inputs = [[chance.gauss(0, 1) for _ in range(3)] for _ in range(64)]
     rows = [(x, 2 * x[0] - x[1] + 0.5 * x[2] + 3) for x in inputs]
     weights, bias, words = worker.variables
     if not worker.is_refused(99):
-        sys.exit("a pull of a partition that does not exist is not refused as that")
-    here, read, loss = None, 0, 0.0
+        sys.exit("a pull of an unknown partition is not refused as unknown")
+    expected, read, loss = None, 0, 0.0
     for step in range(options.steps):
         layout = worker.pull()
         if layout is None:
             print("training has ended")
             break
         pulled = weights.values(layout) + bias.values(layout) + words.values(layout)
-        # What gradient descent has made of it here, unless others have pushed meanwhile.
-        if here is not None and worker.read == read + 1 and here != pulled:
-            print(f"step {step}: the server has {pulled}, and here it is {here}")
+        # The expected values come from gradient descent in this file. They hold if nobody else
+        # pushed meanwhile.
+        if expected is not None and worker.read == read + 1 and expected != pulled:
+            print(f"step {step}: the server has {pulled}, expected {expected}")
             sys.exit(DIFFERS)
         slope, shift, loss = gradient_of(pulled[:3], pulled[3], rows)
         gradient = [f32(g) for g in slope + [shift]]
-        # Two rows of the words, each on its way to what it is to be: its number, and half of it.
-        of_rows = {}
+        # Move two rows of `words` towards their targets: the row number, and half of it.
+        row_gradients = {}
         for row in sorted([step % 6, (step + 2) % 6]):
             start = len(gradient) + row * words.width
-            now, wanted = pulled[start : start + words.width], [row, row / 2]
-            of_rows[row] = [f32(w - t) for w, t in zip(now, wanted)]
-        whole = gradient + [g for row in range(6) for g in of_rows.get(row, [0.0, 0.0])]
+            current, target = pulled[start : start + words.width], [row, row / 2]
+            row_gradients[row] = [f32(w - t) for w, t in zip(current, target)]
+        whole = gradient + [g for row in range(6) for g in row_gradients.get(row, [0.0, 0.0])]
         rate = f32(options.learning_rate)
-        here = [f32(w - f32(rate * g)) for w, g in zip(pulled, whole)]
+        expected = [f32(w - f32(rate * g)) for w, g in zip(pulled, whole)]
         cut = None
         if options.cut_every and step % options.cut_every == 1:
-            # Before anything of it is sent, in the middle, and behind all of it.
+            # Cut before the first part, between parts, or after the last.
             cut = step // options.cut_every % 5
-        gradients = [gradient[:3], gradient[3:], of_rows]
+        gradients = [gradient[:3], gradient[3:], row_gradients]
         read, staleness = worker.read, worker.push(gradients, cut)
         if step % 10 == 0:
             print(f"step {step}: loss {loss:.6f}, staleness {staleness}")
@@ -544,11 +549,11 @@ def main():
             found = worker.pull_rows(2, [4, 1])
             layout = worker.pull()
             values = words.values(layout) if layout else []
-            alone = worker.read == read + 1
-            if alone and found != values[8:10] + values[2:4]:
-                print(f"step {step}: rows {found}, and in all of them {values}")
+            is_alone = worker.read == read + 1
+            if is_alone and found != values[8:10] + values[2:4]:
+                print(f"step {step}: pulled rows {found}, but all values are {values}")
                 sys.exit(DIFFERS)
-    print(f"loss {loss:.6f}, weights {[round(w, 3) for w in here[:3]]}, bias {here[3]:.3f}")
+    print(f"loss {loss:.6f}, weights {[round(w, 3) for w in expected[:3]]}, bias {expected[3]:.3f}")
     worker.leave()
 
 

@@ -1,25 +1,25 @@
 //! An embeddable parameter server, asynchronous or synchronous: push gradients, pull weights.
 //!
-//! Parameter-server shards hold the variables of a model in memory-mapped buffers; workers push
-//! gradients and pull weights over a length-prefixed binary protocol. Both sides are values in
-//! your process: there are no globals, no environment variables are read, no logger is installed,
-//! and no runtime is forced on you. The daemon `pushpull-ps` is the same library with flags.
+//! Parameter-server shards hold the variables of a model in memory-mapped buffers. Workers push
+//! gradients and pull weights over a length-prefixed binary protocol. Both sides are plain values
+//! in your process. The library has no globals, reads no environment variables, installs no logger
+//! and forces no async runtime on you. The daemon `pushpull-ps` is the same library with flags.
 //!
 //! ```
 //! use pushpull::{Adam, ClusterSpec, Ps, PsConfig, Push, TaskId, VariableSpec, Worker, WorkerConfig};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // A parameter server. Addresses first, so that port 0 works.
+//! // A parameter server. It listens first: the cluster names the port that the system chose.
 //! let listener = Ps::listen("127.0.0.1:0").await?;
 //! let cluster = ClusterSpec::builder()
 //!     .job("ps", [listener.address()])
-//!     .job("worker", ["127.0.0.1:1"]) // nobody connects to a worker
+//!     .job("worker", ["127.0.0.1:1"]) // workers accept no connections
 //!     .build()?;
 //! let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Adam::new(0.1)).last_step(100);
 //! let ps = listener.start(config)?;
 //!
-//! // A worker: the loss is the distance of w from (1, 2).
+//! // A worker. Its loss is half the squared distance of w from (1, 2).
 //! let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
 //! let mut params = worker.join(&[VariableSpec::f32("w", [2])?], |_| ()).await?;
 //! while let Some(token) = worker.token().await? {
@@ -41,16 +41,23 @@
 //!
 //! # Synchronous training
 //!
-//! The mode is a setting of the servers ([`PsConfig::mode`], or `pushpull-ps --synchronous 4/5`); the
-//! loop is the same. In [`Mode::Synchronous`] a step is the mean of several gradients, those of the
-//! fastest replicas, and all shards take the same. [`Push::Accepted`] means that every shard holds the
-//! gradient and it is a part of the step, for good; [`Push::Stale`] that the step was made without
-//! it; [`Pulled::Stale`] that the token's step was made before its values were pulled. After each of
-//! them the loop takes another token, which waits until the step is applied everywhere. Values are of
-//! one step on all shards. [`PsConfig::on_loss`] (`--on-loss shrink:MIN`, `wait:SECONDS`, `fail`) says
-//! what becomes of a step when a replica is lost, [`PsConfig::join_timeout`] (`--join-timeout-ms`) how
-//! long the first one counts on those who have not come, and [`PsConfig::deterministic`]
-//! (`--deterministic`) makes runs equal to the bit.
+//! The mode is a setting of the servers ([`PsConfig::mode`], or `pushpull-ps --synchronous 4/5`).
+//! The training loop does not change. In [`Mode::Synchronous`] a step applies the mean of several
+//! gradients, those of the fastest replicas, and all shards use the same ones. Pulled values are of
+//! one step on all shards. The outcomes are:
+//!
+//! - [`Push::Accepted`]: every shard holds the gradient, and it is part of the step for good.
+//! - [`Push::Stale`]: the step was made without the gradient.
+//! - [`Pulled::Stale`]: the token's step was made before its values were pulled.
+//!
+//! After each of them the loop takes another token, which waits until the step is applied on all
+//! shards. These settings decide how a step treats absent replicas:
+//!
+//! - [`PsConfig::on_loss`] (`--on-loss shrink:MIN`, `wait:SECONDS`, `fail`): what happens to a step
+//!   when a replica is lost.
+//! - [`PsConfig::join_timeout`] (`--join-timeout-ms`): how long the first step waits for replicas
+//!   that have not joined.
+//! - [`PsConfig::deterministic`] (`--deterministic`): two runs give the same bits.
 
 #![forbid(unsafe_code)]
 
@@ -83,14 +90,15 @@ pub use pushpull_worker::{
     blocking,
 };
 
+/// The protocol and the shared vocabulary, for programs that speak the wire protocol themselves.
 pub use pushpull_common as common;
-/// Checkpoints as files: listing, reading and exporting them without a server.
+/// Checkpoint files: list, read and export them without a server.
 pub use pushpull_ps::checkpoint;
-/// The protocol and the pure vocabulary, for those who build on the wire itself.
+/// A shard's store by itself, for benchmarks.
 #[doc(hidden)]
 pub use pushpull_ps::measure;
 
-/// Compiles the snippets of the README.
+/// Compiles the code blocks of the README as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

@@ -1,4 +1,4 @@
-//! Trains once with each codec and writes what it cost, and what came of it, into a document.
+//! Trains with each codec and writes a table of bytes, time and accuracy into a document.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,11 +8,11 @@ use pushpull::Codec;
 
 use super::data::Split;
 use super::options::Options;
-use super::output::tell;
+use super::output::print_error;
 use super::train::Failure;
 use super::{Run, train_here};
 
-/// What is compared.
+/// The codecs that are compared.
 const CODECS: [&str; 9] = [
     "none",
     "f16",
@@ -25,17 +25,17 @@ const CODECS: [&str; 9] = [
     "threshold(0.001)",
 ];
 
-/// Each codec trains with this many seeds; the table has the medians.
+/// Number of seeds for each codec. The table has the medians.
 const SEEDS: u64 = 3;
 
-/// Trains with each codec and replaces the table of these data in the document: the lines between
+/// Trains with each codec and replaces the table of this dataset in the document: the lines between
 /// `<!-- table: NAME -->` and `<!-- end -->`.
 pub(crate) fn write(options: &Options, split: &Split, path: &Path) -> Result<(), Failure> {
     let document = fs::read_to_string(path)?;
     let name = if options.data.is_some() { "fashion-mnist" } else { "digits" };
     let begin = format!("<!-- table: {name} -->\n");
-    let (before, rest) = document.split_once(&begin).ok_or(format!("no {begin:?} in {path:?}"))?;
-    let (_, after) = rest.split_once("<!-- end -->").ok_or(format!("no end of {begin:?}"))?;
+    let (before, rest) = document.split_once(&begin).ok_or(format!("cannot write the table: no {begin:?} in {path:?}"))?;
+    let (_, after) = rest.split_once("<!-- end -->").ok_or(format!("cannot write the table: no end of {begin:?}"))?;
     let mut table = format!(
         "{} rows to train on, {} to test on, a network of {} parameters; {} steps of {} rows, \
          2 servers, {} workers.\n\n",
@@ -59,10 +59,10 @@ pub(crate) fn write(options: &Options, split: &Split, path: &Path) -> Result<(),
         }
         let bytes = median(&runs, |run| run.push_bytes as f64 / run.outcome.steps as f64);
         let share = bytes / *plain.get_or_insert(bytes);
-        let time = median(&runs, |run| 1e3 * run.took.as_secs_f64() / run.outcome.steps as f64);
+        let time = median(&runs, |run| 1e3 * run.elapsed.as_secs_f64() / run.outcome.steps as f64);
         let accuracy = median(&runs, |run| run.outcome.accuracy);
         writeln!(table, "| {text} | {bytes:.0} | {share:.3} | {time:.2} | {accuracy:.4} |")?;
-        tell(format_args!("{text}: {bytes:.0} bytes, {accuracy:.4}"));
+        print_error(format_args!("{text}: {bytes:.0} bytes, {accuracy:.4}"));
     }
     fs::write(path, format!("{before}{begin}{table}<!-- end -->{after}"))?;
     Ok(())

@@ -1,8 +1,8 @@
 //! Trains a small network on handwritten digits over a parameter server.
 //!
-//! Without flags: two parameter servers and two workers in this process; with `--synchronous A/R`, R
-//! workers. With `--job-name` and `--task-index`: one task of a cluster, as in the classic
-//! trainers; see the README.
+//! Without flags, two parameter servers and two workers run in this process; with `--synchronous
+//! A/R`, R workers. With `--job-name` and `--task-index`, one task of a cluster runs, as in the
+//! classic trainers; see the README.
 
 mod codec_table;
 mod data;
@@ -22,7 +22,7 @@ use pushpull::{Adam, ClusterSpec, Listener, Ps, PsConfig, TaskId};
 
 use data::Split;
 use options::{Job, Options, Replicas};
-use output::{say, tell};
+use output::{print_line, print_error};
 use train::{Failure, Outcome};
 
 fn main() -> ExitCode {
@@ -36,13 +36,13 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(format_args!("digits: {error}"));
+            print_error(format_args!("digits: {error}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Runs the whole cluster in this process: once, or with each codec.
+/// Runs the whole cluster in this process, once or with each codec.
 fn all_in_one(options: &Options) -> Result<(), Failure> {
     let split = load(options)?;
     match &options.codec_table {
@@ -54,17 +54,17 @@ fn all_in_one(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// What came of a training.
+/// The result of a training.
 struct Run {
     outcome: Outcome,
     workers: usize,
     servers: usize,
-    took: Duration,
-    /// What the servers received of gradients, as it came.
+    elapsed: Duration,
+    /// Bytes of gradients that the servers received, as encoded.
     push_bytes: u64,
 }
 
-/// Trains in this process.
+/// Trains with servers and workers in this process.
 fn train_here(options: &Options, split: &Split) -> Result<Run, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let listeners = runtime.block_on(async {
@@ -75,7 +75,7 @@ fn train_here(options: &Options, split: &Split) -> Result<Run, Failure> {
     })?;
     let cluster = ClusterSpec::builder()
         .job("ps", listeners.iter().map(Listener::address))
-        // Nobody connects to a worker; its address is its name.
+        // Workers accept no connections: the address is only a name.
         .job("worker", (1..=options.workers()).map(|index| format!("127.0.0.1:{index}")))
         .build()?;
     let servers = listeners
@@ -96,24 +96,24 @@ fn train_here(options: &Options, split: &Split) -> Result<Run, Failure> {
         }
         first
     })?;
-    let took = start.elapsed();
+    let elapsed = start.elapsed();
     let push_bytes = servers.iter().map(|server| server.handle().metrics().push_bytes).sum();
     for server in servers {
         runtime.block_on(server.serve(async {}))?;
     }
-    Run::new(outcome, &cluster, took, push_bytes)
+    Run::new(outcome, &cluster, elapsed, push_bytes)
 }
 
 impl Run {
     fn new(
         outcome: Option<Outcome>,
         cluster: &ClusterSpec,
-        took: Duration,
+        elapsed: Duration,
         push_bytes: u64,
     ) -> Result<Run, Failure> {
         let outcome = outcome.ok_or("the chief did not report")?;
         let (workers, servers) = (cluster.num_tasks("worker")?, cluster.num_tasks("ps")?);
-        Ok(Run { outcome, workers, servers, took, push_bytes })
+        Ok(Run { outcome, workers, servers, elapsed, push_bytes })
     }
 }
 
@@ -126,18 +126,19 @@ fn serve(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Fa
             true => Ps::listen_insecure(address).await?,
             false => Ps::listen(address).await?,
         };
-        // It serves whether anybody reads that or not.
-        let _ = say(format_args!("{task} serves on {}", listener.address()));
+        // The server runs even if this line cannot be written.
+        let _ = print_line(format_args!("{task} serves on {}", listener.address()));
         let mut config = server(options, &cluster, task.index);
         if options.exit_when_done {
             config = config.exit_when_done(Duration::from_secs(options.exit_grace));
         }
         let interrupted = async {
-            // Without a signal handler the server still ends by itself or by the signal's default.
+            // If no signal handler can be installed, the server ends by itself or by the signal's
+            // default action.
             let _ = tokio::signal::ctrl_c().await;
         };
         listener.start(config)?.serve(interrupted).await?;
-        let _ = say(format_args!("{task} is done"));
+        let _ = print_line(format_args!("{task} is done"));
         Ok(())
     })
 }
@@ -148,7 +149,7 @@ fn work(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Fai
     let start = Instant::now();
     let outcome = train::run(options, &cluster, task, &split)?;
     if outcome.is_some() {
-        // The servers count elsewhere.
+        // The servers run in other processes, so their byte counts are not known here.
         report(options, &split, &Run::new(outcome, &cluster, start.elapsed(), 0)?)?;
     }
     Ok(())
@@ -168,17 +169,17 @@ fn server(options: &Options, cluster: &ClusterSpec, task: u32) -> PsConfig {
         .mode(options.mode())
 }
 
-/// Prints the loss curve, and as last line one JSON object.
+/// Prints the loss curve and, as the last line, one JSON object.
 fn report(options: &Options, split: &Split, run: &Run) -> Result<(), Failure> {
     let outcome = &run.outcome;
-    say(format_args!("{}", picture::curve(&outcome.losses, 60, 10)))?;
+    print_line(format_args!("{}", picture::curve(&outcome.losses, 60, 10)))?;
     let mode = match options.synchronous {
         None => "\"asynchronous\"".to_owned(),
         Some(Replicas { aggregate, .. }) => {
             format!("\"synchronous\",\"replicas_to_aggregate\":{aggregate}")
         }
     };
-    say(format_args!(
+    print_line(format_args!(
         "{{\"example\":\"digits\",\"mode\":{mode},\"workers\":{},\"ps\":{},\"steps\":{},\
          \"test\":{},\"accuracy\":{:.4},\"seconds\":{:.2}}}",
         run.workers,
@@ -186,7 +187,7 @@ fn report(options: &Options, split: &Split, run: &Run) -> Result<(), Failure> {
         outcome.steps,
         split.test.rows(),
         outcome.accuracy,
-        run.took.as_secs_f64(),
+        run.elapsed.as_secs_f64(),
     ))?;
     Ok(())
 }

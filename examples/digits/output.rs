@@ -1,14 +1,14 @@
-//! What the example prints.
+//! Output of the example.
 
 use std::fmt;
 use std::io::{self, Write};
 
-/// Prints a line.
-pub(crate) fn say(line: fmt::Arguments<'_>) -> io::Result<()> {
+/// Prints a line on stdout.
+pub(crate) fn print_line(line: fmt::Arguments<'_>) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
-/// Tells a line where errors are told; one that cannot be written is lost.
-pub(crate) fn tell(line: fmt::Arguments<'_>) {
+/// Prints a line on stderr; a line that cannot be written is lost.
+pub(crate) fn print_error(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -1,12 +1,14 @@
-//! A curve drawn with braille characters, for a terminal.
+//! Draws a curve with braille characters for a terminal.
 
 use std::fmt::Write;
 
-/// Draws losses over steps in `width` x `height` characters, each of which has 2 x 4 dots, and
-/// beside them the greatest, the middle and the least value and the first and the last step. Both
-/// sides are brought into 2..=240. Where several losses fall into one column of dots, their mean is
-/// drawn. The vertical axis is logarithmic, and says so, where positive losses span more than a
-/// factor of 50. Losses that are not finite are left out and counted below the picture.
+/// Draws losses over steps in `width` x `height` characters of 2 x 4 dots each, both clamped to
+/// 2..=240.
+///
+/// The axes show the greatest, middle and least loss, and the first and last step. Losses in the
+/// same column of dots are averaged. The vertical axis is logarithmic, and labelled so, if positive
+/// losses span more than a factor of 50. Losses that are not finite are left out and counted below
+/// the picture.
 pub(crate) fn curve(losses: &[(u64, f32)], width: usize, height: usize) -> String {
     let (width, height) = (width.clamp(2, SIDE_MAX), height.clamp(2, SIDE_MAX));
     let mut finite: Vec<(u64, f64)> = losses
@@ -34,7 +36,7 @@ pub(crate) fn curve(losses: &[(u64, f32)], width: usize, height: usize) -> Strin
     picture
 }
 
-/// The mean loss in each column of dots that any falls into, from left to right.
+/// Returns the mean loss of each column of dots that has any, from left to right.
 fn column_means(
     losses: &[(u64, f64)],
     (first, last): (u64, u64),
@@ -51,7 +53,7 @@ fn column_means(
     filled.map(|(column, (sum, count))| (column, sum / f64::from(count))).collect()
 }
 
-/// The vertical axis: which row of dots, counted from the top, a loss belongs to.
+/// The vertical axis, which maps a loss to a row of dots, counted from the top.
 struct Scale {
     greatest: f64,
     least: f64,
@@ -66,7 +68,7 @@ impl Scale {
             least = least.min(mean);
             greatest = greatest.max(mean);
         }
-        // On a linear axis, all but the first steps of a training that goes well look the same.
+        // A linear axis would flatten all but the first steps of a successful training.
         let logarithmic = least > 0.0 && greatest / least > LOGARITHMIC_FROM;
         Scale { greatest, least, logarithmic, dots }
     }
@@ -87,7 +89,7 @@ impl Scale {
         (share * (self.dots - 1) as f64).round() as usize
     }
 
-    /// The loss halfway down the axis.
+    /// Returns the loss halfway down the axis.
     fn middle(&self) -> f64 {
         if self.logarithmic {
             (self.greatest * self.least).sqrt()
@@ -97,7 +99,7 @@ impl Scale {
     }
 }
 
-/// The lines of the picture, without its frame. Neighbouring points are joined.
+/// Returns the lines of the picture without its frame. Neighbouring points are joined.
 fn draw(means: &[(usize, f64)], scale: &Scale, width: usize, height: usize) -> Vec<String> {
     let mut cells = vec![0u8; width * height];
     let mut dot = |column: usize, row: usize| {
@@ -124,7 +126,7 @@ fn draw(means: &[(usize, f64)], scale: &Scale, width: usize, height: usize) -> V
     cells.chunks(width).map(|line| line.iter().map(braille).collect()).collect()
 }
 
-/// The lines with the vertical axis on their left.
+/// Appends the lines with the vertical axis on their left.
 fn frame(picture: &mut String, lines: &[String], scale: &Scale) {
     let middle = scale.row(scale.middle()) / 4;
     for (index, line) in lines.iter().enumerate() {
@@ -150,25 +152,25 @@ fn label(loss: f64) -> String {
     }
 }
 
-/// The first and the last step below the horizontal axis.
+/// Appends the first and the last step below the horizontal axis.
 fn steps(picture: &mut String, first: u64, last: u64, width: usize) {
     let first = format!("step {first}");
     let last = if first == format!("step {last}") { String::new() } else { last.to_string() };
-    let room = width.saturating_sub(first.len()).max(last.len() + 1);
-    let line = format!("{:LABEL$}  {first}{last:>room$}", "");
+    let last_width = width.saturating_sub(first.len()).max(last.len() + 1);
+    let line = format!("{:LABEL$}  {first}{last:>last_width$}", "");
     let _ = writeln!(picture, "{}", line.trim_end());
 }
 
-/// The bit of each dot in a braille character, by row and column (Unicode, block U+2800).
+/// Bit of each dot in a braille character, by row and column (Unicode, block U+2800).
 const DOTS: [[u8; 2]; 4] = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]];
 
-/// The ratio of the greatest and the least loss from which the axis is logarithmic.
+/// Ratio of the greatest to the least loss above which the axis is logarithmic.
 const LOGARITHMIC_FROM: f64 = 50.0;
 
-/// Characters left of the vertical axis.
+/// Number of characters left of the vertical axis.
 const LABEL: usize = 8;
 
-/// More characters than any terminal needs.
+/// Maximum width and height in characters, more than any terminal needs.
 const SIDE_MAX: usize = 240;
 
 #[cfg(test)]
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_falls_from_corner_to_corner() {
+    fn a_straight_line_reaches_both_corners() {
         let losses: Vec<(u64, f32)> = (0..8).map(|step| (step, 7.0 - step as f32)).collect();
         let expected = ["   7.000 ┤⠑⢄", "   0.000 ┤  ⠑⢄", "    loss └────", "          step 0 7"];
         assert_eq!(lines(&curve(&losses, 4, 2)), expected);
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_as_nothing() {
+    fn a_curve_without_finite_losses_is_a_message() {
         assert_eq!(curve(&[], 40, 8), "no losses to draw\n");
         let picture = curve(&[(1, f32::NAN), (2, f32::INFINITY)], 40, 8);
         assert_eq!(picture, "no losses to draw\n2 of 2 losses were not finite\n");
@@ -242,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_not_finite_are_left_out_and_counted() {
+    fn non_finite_losses_are_left_out_and_counted() {
         let picture = curve(&[(0, 2.0), (1, f32::NAN), (2, 1.0), (3, f32::NEG_INFINITY)], 20, 3);
         assert!(picture.ends_with("2 of 4 losses were not finite\n"), "{picture}");
         assert!(picture.contains("   2.000 ┤") && picture.contains("   1.000 ┤"), "{picture}");
     }
 
     #[test]
-    fn extremes_and_disorder_neither_panic_nor_leave_the_frame() {
+    fn extreme_and_unsorted_losses_stay_within_the_frame() {
         let losses = [(u64::MAX, f32::MAX), (0, f32::MIN), (9, f32::MIN_POSITIVE), (9, -0.0)];
         for side in [0, 1, 2, 7, usize::MAX] {
             let picture = curve(&losses, side, side);

@@ -1,25 +1,25 @@
-//! How far the training is: a bar on a terminal, a few plain lines anywhere else.
+//! Training progress: a bar on a terminal, a few plain lines otherwise.
 
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::output::tell;
+use super::output::print_error;
 
-/// Shows progress on standard error, so that results on standard output stay clean. It may be
-/// shared between threads, and steps may arrive out of order.
+/// Shows progress on stderr, so that results on stdout stay clean. It may be shared between
+/// threads, and steps may arrive out of order.
 #[derive(Debug)]
 pub(crate) struct Progress {
     total: u64,
-    /// Present on a terminal only.
+    /// `Some` on a terminal only.
     bar: Option<ProgressBar>,
-    /// The last tenth of the way that was told.
+    /// The last tenth of the steps that was reported.
     tenth: AtomicU64,
 }
 
 impl Progress {
-    /// Begins at step 0 of `total`.
+    /// Creates a display at step 0 of `total`.
     pub(crate) fn new(total: u64) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template(TEMPLATE);
@@ -29,8 +29,8 @@ impl Progress {
         Progress { total, bar, tenth: AtomicU64::new(0) }
     }
 
-    /// Tells that the training has reached `step`, where the loss was `loss`. Without a terminal
-    /// this writes about one line for every tenth of the way.
+    /// Reports that training has reached `step` with this loss. Without a terminal, prints about
+    /// one line per tenth of the steps.
     pub(crate) fn at(&self, step: u64, loss: f32) {
         if let Some(bar) = &self.bar {
             if step > bar.position() {
@@ -38,23 +38,23 @@ impl Progress {
             }
             bar.set_message(format!("{loss:.4}"));
         } else if let Some(line) = self.line(step, loss) {
-            tell(format_args!("{line}"));
+            print_error(format_args!("{line}"));
         }
     }
 
-    /// Leaves the bar as it is and gives the terminal back.
+    /// Leaves the bar on the terminal as it is.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.abandon();
         }
     }
 
-    /// The line for `step`, if it is the first in its tenth.
+    /// Returns the line for `step` if it is the first of its tenth.
     fn line(&self, step: u64, loss: f32) -> Option<String> {
         let tenth = u128::from(step) * 10 / u128::from(self.total.max(1));
         let tenth = u64::try_from(tenth).unwrap_or(u64::MAX).min(10);
-        let told = self.tenth.fetch_max(tenth, Ordering::Relaxed);
-        (told < tenth).then(|| format!("step {step} of {}, loss {loss:.4}", self.total))
+        let reported = self.tenth.fetch_max(tenth, Ordering::Relaxed);
+        (reported < tenth).then(|| format!("step {step} of {}, loss {loss:.4}", self.total))
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tenth_is_told_once() {
+    fn every_tenth_is_reported_once() {
         let progress = plain(1000);
         let lines: Vec<String> = (0..=1000).filter_map(|step| progress.line(step, 0.5)).collect();
         assert_eq!(lines.len(), 10);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_may_be_left_out_or_come_late() {
+    fn steps_may_be_missing_or_out_of_order() {
         let progress = plain(100);
         assert_eq!(progress.line(57, f32::NAN).unwrap(), "step 57 of 100, loss NaN");
         assert_eq!(progress.line(31, 1.0), None);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn few_or_no_steps_are_fine() {
+    fn a_total_of_few_or_no_steps_works() {
         let progress = plain(0);
         assert_eq!(progress.line(0, 1.0), None);
         assert!(progress.line(u64::MAX, 1.0).is_some());

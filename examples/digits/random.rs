@@ -1,27 +1,28 @@
-//! Repeatable pseudo-random numbers without a dependency.
+//! Reproducible pseudo-random numbers without a dependency.
 
 /// The SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number
-/// generators", 2014): eight bytes of state, equal on every machine. It is good enough to shuffle
-/// rows, and not meant for secrets.
+/// generators", 2014). Its state is eight bytes, and its output is the same on every machine. It
+/// suffices to shuffle rows and is not cryptographic.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitMix64 {
     state: u64,
 }
 
 impl SplitMix64 {
-    /// A generator whose numbers depend on `seed` alone.
+    /// Creates a generator that depends on `seed` alone.
     pub(crate) fn new(seed: u64) -> SplitMix64 {
         SplitMix64 { state: seed }
     }
 
-    /// The generator of stream `index` under `seed`: each worker, and each tensor, has its own.
+    /// Creates the generator of stream `index` under `seed`. Each worker and each tensor has a
+    /// stream of its own.
     pub(crate) fn stream(seed: u64, index: u64) -> SplitMix64 {
         let mut outer = SplitMix64::new(seed);
         let mut inner = SplitMix64::new(outer.next_u64() ^ index);
         SplitMix64::new(inner.next_u64())
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub(crate) fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.state;
@@ -30,12 +31,12 @@ impl SplitMix64 {
         bits ^ (bits >> 31)
     }
 
-    /// A number in `0..bound`; 0 for a bound of 0. The bias is below `bound / 2^64`.
+    /// Returns a number in `0..bound`, or 0 for a bound of 0. The bias is below `bound / 2^64`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
     }
 
-    /// Puts `items` into a random order (Fisher and Yates), every order equally likely.
+    /// Shuffles `items` (Fisher and Yates); every order is equally likely.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let chosen = self.below(last + 1);
@@ -49,21 +50,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matches_the_published_numbers() {
+    fn the_generator_matches_the_published_numbers() {
         let mut random = SplitMix64::new(1_234_567);
         let expected = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973];
         assert_eq!([random.next_u64(), random.next_u64()], expected);
     }
 
     #[test]
-    fn stays_within_its_bounds() {
+    fn numbers_stay_below_the_bound() {
         let mut random = SplitMix64::new(7);
         assert_eq!(random.below(0), 0);
-        let mut seen = [false; 5];
+        let mut drawn = [false; 5];
         for _ in 0..1000 {
-            seen[random.below(5)] = true;
+            drawn[random.below(5)] = true;
         }
-        assert_eq!(seen, [true; 5]);
+        assert_eq!(drawn, [true; 5]);
     }
 
     #[test]

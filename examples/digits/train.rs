@@ -12,34 +12,34 @@ use pushpull::{
 use super::data::{Batch, Batches, Split};
 use super::model::{Mlp, NAMES};
 use super::options::Options;
-use super::output::{say, tell};
+use super::output::{print_line, print_error};
 use super::progress::Progress;
 
-/// Whatever went wrong, from whichever thread.
+/// An error of any thread.
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
-/// What the chief has to tell.
+/// The result of a training, reported by the chief.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The global step at the end.
+    /// Global step at the end.
     pub(crate) steps: u64,
-    /// The share of held-out rows it gets right.
+    /// Share of held-out rows that are classified correctly.
     pub(crate) accuracy: f64,
     /// The chief's losses: global step and mean loss.
     pub(crate) losses: Vec<(u64, f32)>,
 }
 
-/// Trains until the last step; what it came to, if this is the chief.
+/// Trains until the last step. Returns the outcome if this worker is the chief.
 pub(crate) fn run(
     options: &Options,
     cluster: &ClusterSpec,
     task: TaskId,
     split: &Split,
 ) -> Result<Option<Outcome>, Failure> {
-    // Round robin would put both large matrices on one server.
+    // Round robin would place both large matrices on one server.
     let config = WorkerConfig::new(cluster.clone(), task.clone())
         .placement(PlacementStrategy::GreedyBytes)
-        .on_progress(Duration::from_secs(5), |silent| tell(format_args!("waiting for {silent}")));
+        .on_progress(Duration::from_secs(5), |shards| print_error(format_args!("waiting for {shards}")));
     let encoded = match options.codec {
         Some(codec) => config.clone().codec("*", codec),
         None => config.clone(),
@@ -50,17 +50,17 @@ pub(crate) fn run(
     let mut params = worker.join(&variables(&model, options.seed, servers)?, |_| ())?;
 
     let workers = cluster.num_tasks("worker")?;
-    worker.assign_add(ARRIVED, &[1_i64])?;
+    worker.assign_add(ARRIVAL_COUNT, &[1_i64])?;
     wait_for_all(&config, workers)?;
     let place = cluster.task_indices("worker")?.iter().position(|&index| index == task.index);
-    let place = place.ok_or("the cluster does not know this worker")?;
+    let place = place.ok_or("the cluster does not list this worker")?;
     let rows = split.train.rows();
     let mut batches = Batches::new(rows, place, workers, options.rows(), options.seed)?;
     let mut batch = Batch::default();
 
     let is_chief = worker.is_chief();
     if is_chief && let Some(placement) = worker.placement() {
-        say(format_args!("{}", placement.table()))?;
+        print_line(format_args!("{}", placement.table()))?;
     }
     let progress = is_chief.then(|| Progress::new(options.steps));
     let mut losses = Vec::new();
@@ -74,9 +74,9 @@ pub(crate) fn run(
             model.gradients(params.views(NAMES)?, batch.samples(), gradients.views_mut(NAMES)?);
         let step = match worker.push(token, gradients)? {
             Push::Applied { step, .. } => step,
-            // Counted from 0: so many there are with it.
+            // `step` counts from 0: this is the number of steps including this one.
             Push::Accepted { step } => step + 1,
-            // Others were faster; there is another token.
+            // Other replicas were faster. Take another token.
             _ => continue,
         };
         losses.push((step, loss));
@@ -99,15 +99,15 @@ pub(crate) fn run(
 }
 
 /// Waits until every worker has arrived, so that commands typed in several terminals train
-/// together; after a minute it goes on without the rest.
+/// together. Continues without the rest after a minute.
 fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), Failure> {
     let mut reader = Reader::connect(config.clone())?;
     let mut values = reader.params();
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         reader.pull(&mut values)?;
-        let [arrived] = *values.view::<i64>(ARRIVED)? else {
-            return Err("not a scalar".into());
+        let [arrived] = *values.view::<i64>(ARRIVAL_COUNT)? else {
+            return Err("the count of workers is not a scalar".into());
         };
         if arrived >= workers as i64 || Instant::now() >= deadline {
             return Ok(());
@@ -116,18 +116,18 @@ fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), Failure> {
     }
 }
 
-/// A plain variable that counts the workers that have arrived.
-const ARRIVED: &str = "workers_arrived";
+/// Name of a plain variable that counts the workers that have arrived.
+const ARRIVAL_COUNT: &str = "workers_arrived";
 
-/// The variables of the network, Glorot weights in a part for each server and zero biases, and the
-/// count of workers.
+/// Returns the variables: Glorot weights with one partition per server, zero biases, and the count
+/// of workers.
 fn variables(
     model: &Mlp,
     seed: u64,
     servers: u32,
 ) -> Result<Vec<VariableSpec>, pushpull::VariableError> {
     let shapes = NAMES.into_iter().zip(model.shapes());
-    let arrived = VariableSpec::new(ARRIVED, DType::I64, Shape::scalar());
+    let arrived = VariableSpec::new(ARRIVAL_COUNT, DType::I64, Shape::scalar());
     shapes
         .map(|(name, shape)| {
             let extents: Vec<u64> = shape.into_iter().map(|extent| extent as u64).collect();

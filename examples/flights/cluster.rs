@@ -1,4 +1,5 @@
-//! The run over parameter servers: servers and workers are in this process, and talk over sockets.
+//! Training over parameter servers. Servers and workers run in this process and communicate over
+//! sockets.
 
 use std::error::Error;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -15,33 +16,33 @@ use super::model::{Model, Weights, WeightsMut};
 use super::score::Score;
 use super::variables::{TABLE, Variables};
 
-/// Whatever went wrong, from whichever thread.
+/// An error of any thread.
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
-/// How large a cluster is.
+/// The size of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
-    /// Workers, each with a share of the batches.
+    /// Number of workers, each with a share of the batches.
     pub(crate) workers: NonZeroU32,
-    /// Parameter servers.
+    /// Number of parameter servers.
     pub(crate) servers: NonZeroU32,
-    /// Shards of each server.
+    /// Number of shards of each server.
     pub(crate) shards: NonZeroU16,
 }
 
 impl Size {
-    /// Shards of all servers.
+    /// Returns the number of shards of all servers.
     pub(crate) fn parts(self) -> u32 {
         self.servers.get().saturating_mul(self.shards.get().into())
     }
 }
 
-/// Parameter servers that hold a model, and workers that train it by Adagrad, asynchronously: each
-/// gradient is applied at once, and is as old as what the other workers did meanwhile.
+/// Parameter servers that hold a model, and workers that train it asynchronously with Adagrad. Each
+/// gradient is applied at once, and is stale by the steps that other workers made meanwhile.
 #[derive(Debug)]
 pub(crate) struct Cluster<M, const N: usize> {
     replicas: Vec<Replica<M, N>>,
-    /// Sees the values without a part in the training.
+    /// Reads the values without taking part in training.
     reader: Reader,
     params: Params,
     model: M,
@@ -53,8 +54,8 @@ pub(crate) struct Cluster<M, const N: usize> {
 }
 
 impl<M: Model<N>, const N: usize> Cluster<M, N> {
-    /// Starts servers and workers, whose gradients travel so, if not as they are. The first worker has
-    /// the servers fill the variables.
+    /// Starts servers and workers. `codec` encodes the gradients, if given. The first worker is the
+    /// chief and initializes the variables.
     pub(crate) fn start(
         model: M,
         variables: &Variables<N>,
@@ -68,7 +69,7 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
             .collect::<Result<Vec<_>, _>>()?;
         let cluster = ClusterSpec::builder()
             .job("ps", listeners.iter().map(Listener::address))
-            // Nobody connects to a worker; its address is its name.
+            // Workers accept no connections: the address is only a name.
             .job("worker", (1..=size.workers.get()).map(|index| format!("127.0.0.1:{index}")))
             .build()?;
         let config = |index| {
@@ -99,8 +100,8 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
         })
     }
 
-    /// Has the workers learn from the batches of an epoch, each from its share in a thread of its own,
-    /// and waits for all.
+    /// Trains on the batches of an epoch, each worker on its share in a thread of its own. Returns
+    /// when all are done.
     pub(crate) fn train(&mut self, dataset: &Dataset, epoch: &Epoch) -> Result<(), Failure> {
         let workers = self.replicas.len();
         thread::scope(|scope| {
@@ -117,7 +118,7 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
         })
     }
 
-    /// How good the model is by now.
+    /// Returns the current score of the model.
     pub(crate) fn score(&mut self, dataset: &Dataset) -> Result<Option<Score>, Failure> {
         self.reader.pull(&mut self.params)?;
         self.reader.pull_rows(TABLE, &self.ids, &mut self.table)?;
@@ -125,12 +126,12 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
         Ok(Score::of(&mut self.model, weights, dataset))
     }
 
-    /// The bytes of gradients that the servers were sent.
+    /// Returns the bytes of gradients that the servers received.
     pub(crate) fn push_bytes(&self) -> u64 {
         self.servers.iter().map(|server| server.handle().metrics().push_bytes).sum()
     }
 
-    /// Has the workers leave, and the servers end.
+    /// Has the workers leave and stops the servers.
     pub(crate) fn stop(self) -> Result<(), Failure> {
         for replica in self.replicas {
             replica.worker.leave()?;
@@ -142,7 +143,7 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
     }
 }
 
-/// One worker.
+/// One worker and its buffers.
 #[derive(Debug)]
 struct Replica<M, const N: usize> {
     worker: Worker,
@@ -150,7 +151,7 @@ struct Replica<M, const N: usize> {
     params: Params,
     model: M,
     batch: Batch,
-    /// The rows in the batch, and their gradients.
+    /// The rows of the batch, and their gradients.
     rows: Vec<f32>,
     row_gradients: Vec<f32>,
 }
@@ -169,7 +170,7 @@ impl<M: Model<N>, const N: usize> Replica<M, N> {
         Ok(Replica { worker, params, model, batch, rows: Vec::new(), row_gradients: Vec::new() })
     }
 
-    /// Pulls the dense tensors and the rows that a batch needs, and pushes their gradients.
+    /// Pulls the dense tensors and the rows of a batch, and pushes their gradients.
     fn step(&mut self, dataset: &Dataset, rows: &[u32]) -> Result<(), Failure> {
         self.batch.fill(dataset, rows);
         let values = self.batch.ids.len() * self.model.width();

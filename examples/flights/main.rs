@@ -1,8 +1,8 @@
-//! Learns which flights will be late, from ids alone: a table with a row for each, which is pulled and
-//! pushed by rows.
+//! Predicts from ids alone which flights will be late. A table has one row per id, which is pulled
+//! and pushed by rows.
 //!
-//! Two parameter servers and two workers in this process, beside a run of the same model without
-//! servers. The data are fetched by hand; the program says how.
+//! Two parameter servers and two workers run in this process, beside a run of the same model
+//! without servers. The dataset is downloaded by hand; the program prints the command.
 
 mod cluster;
 mod data;
@@ -43,8 +43,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Trains a model over servers and without, and prints how good both are after each epoch; as last
-/// line one JSON object.
+/// Trains a model over servers and without, and prints both scores after each epoch and, as the
+/// last line, one JSON object.
 fn run<M: Model<N>, const N: usize>(options: &Options, model: M) -> Result<(), Failure> {
     let split = Split::open(&options.data)?;
     let size = options.size();
@@ -99,21 +99,21 @@ fn run<M: Model<N>, const N: usize>(options: &Options, model: M) -> Result<(), F
     Ok(())
 }
 
-/// How good the model over servers is, and the reference.
+/// Returns the scores of the model over servers and of the reference.
 fn scores<M: Model<N>, const N: usize>(
     cluster: &mut Cluster<M, N>,
     reference: &mut Reference<M, N>,
     split: &Split,
 ) -> Result<(Score, Score), Failure> {
     let scores = cluster.score(&split.test)?.zip(reference.score(&split.test));
-    Ok(scores.ok_or("the training has diverged")?)
+    Ok(scores.ok_or("training has diverged")?)
 }
 
-/// By how much the areas under the ROC curves may differ.
+/// Maximum difference of the areas under the ROC curves.
 const DIFFERENCE_MAX: f64 = 0.005;
 
-/// Values in an embedding of [`Network`].
+/// Number of values in an embedding of [`Network`].
 const EMBEDDING_WIDTH: usize = 8;
 
-/// Units in the hidden layer of [`Network`].
+/// Number of units in the hidden layer of [`Network`].
 const HIDDEN_UNITS: usize = 32;

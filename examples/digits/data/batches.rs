@@ -4,7 +4,7 @@ use super::{DataError, Dataset};
 use crate::model::Samples;
 use crate::random::SplitMix64;
 
-/// Some samples copied next to each other; its buffers are reused from batch to batch.
+/// A batch of contiguous samples. Its buffers are reused from batch to batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Batch {
     /// The samples one after another, as in [`Dataset::features`].
@@ -14,16 +14,17 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// All of them.
+    /// Returns all samples of the batch.
     pub(crate) fn samples(&self) -> Samples<'_> {
         Samples { features: &self.features, labels: &self.labels }
     }
 }
 
-/// Draws batches from a worker's share of a dataset, forever: worker `i` of `n` owns the rows `r`
-/// with `r % n == i`, so the workers' shares are disjoint and cover everything. Each row is drawn
-/// once before any is drawn again, in an order that is new every time; a batch may straddle two
-/// such rounds and always has the same number of rows.
+/// Draws batches from a worker's share of a dataset, without end.
+///
+/// Worker `i` of `n` owns the rows `r` with `r % n == i`: the shares are disjoint and cover all
+/// rows. Each row is drawn once per round, in a new order every round. A batch always has the same
+/// number of rows and may span two rounds.
 #[derive(Clone, Debug)]
 pub(crate) struct Batches {
     share: Vec<usize>,
@@ -33,12 +34,12 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    /// Batches of `batch_rows` rows for `worker` of `workers` out of `rows` rows, in an order that
-    /// depends on `seed` and `worker` alone.
+    /// Creates the batches of `batch_rows` rows for `worker` of `workers` out of `rows` rows. Their
+    /// order depends on `seed` and `worker` alone.
     ///
     /// # Errors
     ///
-    /// [`DataError::EmptyShare`] where a batch or the worker's share would have no rows.
+    /// [`DataError::EmptyShare`] if a batch or the worker's share would have no rows.
     pub(crate) fn new(
         rows: usize,
         worker: usize,
@@ -59,7 +60,7 @@ impl Batches {
     ///
     /// # Panics
     ///
-    /// If `dataset` has fewer rows than these batches were made for.
+    /// If `dataset` has fewer rows than these batches were created for.
     pub(crate) fn next_into(&mut self, dataset: &Dataset, batch: &mut Batch) {
         batch.features.clear();
         batch.labels.clear();
@@ -84,7 +85,7 @@ impl Batches {
 mod tests {
     use super::*;
 
-    /// Ten samples of two values, each of which says whose it is.
+    /// Returns ten samples of two values, each of which identifies its row.
     fn numbered() -> Dataset {
         Dataset {
             features: (0..10).flat_map(|row| [row as f32, -(row as f32)]).collect(),
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_straddle_rounds_and_exceed_shares() {
+    fn batches_may_span_rounds_and_exceed_shares() {
         let drawn = labels(0, 1, 7, 10);
         for row in 0..10 {
             assert_eq!(drawn.iter().filter(|&&drawn| drawn == row).count(), 7);
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_repeatable_and_new_in_every_round() {
+    fn the_order_is_reproducible_and_differs_between_rounds() {
         let drawn = labels(0, 1, 10, 2);
         assert_eq!(drawn, labels(0, 1, 10, 2));
         assert_ne!(drawn[..10], drawn[10..]);

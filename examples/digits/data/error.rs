@@ -1,108 +1,108 @@
-//! Why samples cannot be had.
+//! Errors of loading a dataset and drawing from it.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a dataset cannot be loaded or drawn from. Offsets count the bytes of the unpacked file.
+/// An error of loading a dataset or drawing from it. Offsets count bytes of the unpacked file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub(crate) enum DataError {
-    /// Neither the plain file nor the compressed one is there.
+    /// Neither the plain nor the compressed file exists.
     NotFound {
-        /// Where it was looked for.
+        /// The directory that was searched.
         directory: PathBuf,
         /// The name of the plain file.
         name: &'static str,
     },
-    /// The system, or the decompressor, refused to hand out the next bytes.
+    /// A read or the decompression failed.
     Read {
         /// The file.
         file: PathBuf,
-        /// How far it was read.
+        /// Number of bytes read before.
         offset: u64,
-        /// Its reason.
+        /// The cause.
         source: io::Error,
     },
-    /// The file is of another kind.
+    /// The file has the wrong magic number.
     Magic {
         /// The file; the magic number is at offset 0.
         file: PathBuf,
-        /// What it begins with.
+        /// The magic number found.
         found: u32,
-        /// What it should begin with.
+        /// The expected magic number.
         expected: u32,
     },
-    /// A number in the header is out of all proportion.
+    /// A number in the header is out of bounds.
     Implausible {
         /// The file.
         file: PathBuf,
-        /// Where the number lies.
+        /// Offset of the number.
         offset: u64,
-        /// What it counts.
+        /// What the number counts.
         field: &'static str,
-        /// Its value.
+        /// The number.
         found: u64,
-        /// The greatest value allowed; the least is 1.
+        /// The maximum; the minimum is 1.
         max: u64,
     },
     /// The file ends too early.
     Truncated {
         /// The file.
         file: PathBuf,
-        /// Where it ends.
+        /// Offset of the end of the file.
         offset: u64,
-        /// Where its header says that it ends.
+        /// Offset of the end by the header.
         expected: u64,
     },
-    /// The file goes on where it should end.
+    /// The file continues after its expected end.
     TrailingBytes {
         /// The file.
         file: PathBuf,
-        /// Where its header says that it ends.
+        /// Offset of the end by the header.
         offset: u64,
     },
-    /// A label is no class.
+    /// A label is not below the number of classes.
     LabelOutOfRange {
         /// The file.
         file: PathBuf,
-        /// Where the label lies.
+        /// Offset of the label.
         offset: u64,
         /// The label.
         found: u8,
-        /// How many classes there are.
+        /// Number of classes.
         classes: usize,
     },
-    /// There is not one label for each image.
+    /// The numbers of images and labels differ.
     CountMismatch {
         /// The file of images; its count is at offset 4.
         images: PathBuf,
-        /// How many images it holds.
+        /// Number of images.
         image_count: usize,
         /// The file of labels; its count is at offset 4.
         labels: PathBuf,
-        /// How many labels it holds.
+        /// Number of labels.
         label_count: usize,
     },
-    /// The images to train on and those to test on are of different sizes.
+    /// Training and test images have different sizes.
     WidthMismatch {
-        /// Where the files are.
+        /// The directory of the files.
         directory: PathBuf,
-        /// Pixels in an image to train on.
+        /// Number of pixels in a training image.
         train: usize,
-        /// Pixels in an image to test on.
+        /// Number of pixels in a test image.
         test: usize,
     },
-    /// A worker has nothing to draw from, or draws nothing.
+    /// A worker's share or a batch would be empty.
     EmptyShare {
-        /// The worker's index.
+        /// Index of the worker.
         worker: usize,
-        /// How many workers share the rows.
+        /// Number of workers that share the rows.
         workers: usize,
-        /// The rows they share.
+        /// Number of rows.
         rows: usize,
-        /// Rows in a batch.
+        /// Number of rows in a batch.
         batch_rows: usize,
     },
 }
@@ -134,7 +134,7 @@ impl fmt::Display for DataError {
             ),
             DataError::TrailingBytes { file, offset } => write!(
                 f,
-                "cannot load {}: it goes on at offset {offset}, expected its end there",
+                "cannot load {}: it continues at offset {offset}, expected its end there",
                 file.display()
             ),
             DataError::LabelOutOfRange { file, offset, found, classes } => write!(

@@ -1,6 +1,6 @@
-//! The IDX format of MNIST and its kin, read from files that may be broken or hostile.
+//! The IDX format of MNIST and related datasets, read from files that may be broken or hostile.
 //!
-//! A file is a big-endian header and one byte for each pixel or label:
+//! A file is a big-endian header and one byte per pixel or label:
 //!
 //! ```text
 //! images: 0x00000803, count, rows, columns, then count * rows * columns pixels
@@ -25,7 +25,7 @@ pub(super) fn load(
 }
 
 fn pair(mut images: Source, mut labels: Source) -> Result<Dataset, DataError> {
-    // The labels come first: they are small, and tell how many images to expect.
+    // The labels are read first: they are small, and give the expected number of images.
     let label_values = read_labels(&mut labels)?;
     let (width, features) = read_images(&mut images, &labels, label_values.len())?;
     Ok(Dataset { features, width, labels: label_values, classes: CLASSES })
@@ -48,7 +48,7 @@ fn read_labels(source: &mut Source) -> Result<Vec<u8>, DataError> {
     }
 }
 
-/// The pixels of one image and the values of all.
+/// Returns the number of pixels of one image and the values of all images.
 fn read_images(
     source: &mut Source,
     labels: &Source,
@@ -66,7 +66,7 @@ fn read_images(
     }
     let rows = source.number("rows", SIDE_MAX)?;
     let columns = source.number("columns", SIDE_MAX)?;
-    // Each factor is bounded above, so this cannot overflow.
+    // Cannot overflow: each factor is bounded above.
     let pixels = count * rows * columns;
     if pixels > PIXELS_MAX {
         return Err(DataError::Implausible {
@@ -84,7 +84,7 @@ fn read_images(
     Ok(((rows * columns) as usize, features))
 }
 
-/// The unpacked bytes of a file, and how many of them were read.
+/// The unpacked bytes of a file, and the number of bytes read so far.
 struct Source {
     file: PathBuf,
     reader: Box<dyn Read>,
@@ -115,7 +115,7 @@ impl Source {
         }
     }
 
-    /// The next number of the header, from 1 to `max`.
+    /// Reads the next number of the header, from 1 to `max`.
     fn number(&mut self, field: &'static str, max: u64) -> Result<u64, DataError> {
         let offset = self.offset;
         match u64::from(self.word()?) {
@@ -132,8 +132,8 @@ impl Source {
         Ok(u32::from_be_bytes(bytes))
     }
 
-    /// Hands the last `length` bytes of the file to `take`, piece by piece. So memory grows with
-    /// what is really there, and no more is unpacked than the header announced and one byte.
+    /// Passes the last `length` bytes of the file to `take` in pieces. Memory grows only with bytes
+    /// that exist, and at most one byte more than the header announced is unpacked.
     fn payload(&mut self, length: u64, mut take: impl FnMut(&[u8])) -> Result<(), DataError> {
         let end = self.offset + length;
         let mut piece = vec![0; PIECE];
@@ -142,14 +142,14 @@ impl Source {
             self.fill(&mut piece[..wanted], end)?;
             take(&piece[..wanted]);
         }
-        // This read also lets the decompressor compare its checksum.
+        // This read also makes the decompressor verify its checksum.
         match self.read(&mut piece[..1])? {
             0 => Ok(()),
             _ => Err(DataError::TrailingBytes { file: self.file.clone(), offset: end }),
         }
     }
 
-    /// Fills `bytes`; `end` is where the file is expected to end at the earliest.
+    /// Fills `bytes`. `end` is the earliest expected end of the file, for the error.
     fn fill(&mut self, bytes: &mut [u8], end: u64) -> Result<(), DataError> {
         let mut filled = 0;
         while filled < bytes.len() {
@@ -188,13 +188,13 @@ impl Source {
     }
 }
 
-/// Opens `file`, or tells that it is not there.
+/// Opens a regular file. Returns `None` if it does not exist.
 fn open_regular(file: &Path) -> Result<Option<File>, DataError> {
     let refused = |source| DataError::Read { file: file.to_path_buf(), offset: 0, source };
     match file.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(refused(error)),
-        // Opening a pipe would wait for a writer that may never come.
+        // Opening a pipe would block until a writer opens it.
         Ok(metadata) if !metadata.is_file() => {
             Err(refused(io::Error::other("it is not a regular file")))
         }
@@ -205,16 +205,16 @@ fn open_regular(file: &Path) -> Result<Option<File>, DataError> {
 const IMAGES_MAGIC: u32 = 0x0000_0803;
 const LABELS_MAGIC: u32 = 0x0000_0801;
 
-/// Images in a file; MNIST has 60,000.
+/// Maximum number of images in a file; MNIST has 60,000.
 const COUNT_MAX: u64 = 1 << 20;
 
-/// Pixels along a side of an image; MNIST has 28.
+/// Maximum number of pixels along a side of an image; MNIST has 28.
 const SIDE_MAX: u64 = 256;
 
-/// Pixels in a file, which take four bytes each in memory; MNIST has 47 million.
+/// Maximum number of pixels in a file, each four bytes in memory; MNIST has 47 million.
 const PIXELS_MAX: u64 = 64 << 20;
 
-/// Bytes read at a time.
+/// Number of bytes read at once.
 const PIECE: usize = 64 << 10;
 
 #[cfg(test)]
@@ -228,14 +228,14 @@ mod tests {
     use super::super::Split;
     use super::*;
 
-    /// A file of these header words and this payload.
+    /// Returns a file with these header words and this payload.
     fn idx(header: &[u32], payload: &[u8]) -> Vec<u8> {
         let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_be_bytes()).collect();
         bytes.extend_from_slice(payload);
         bytes
     }
 
-    /// Three images of 2 x 2 pixels.
+    /// Returns three images of 2 x 2 pixels.
     fn images() -> Vec<u8> {
         idx(&[IMAGES_MAGIC, 3, 2, 2], &[0, 51, 102, 153, 204, 255, 0, 0, 0, 0, 0, 255])
     }
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_valid_pair_is_read_whole() {
+    fn a_valid_pair_is_read_completely() {
         let dataset = parse(images(), labels()).unwrap();
         assert_eq!((dataset.width, dataset.classes, dataset.rows()), (4, 10, 3));
         assert_eq!(dataset.labels, [9, 0, 4]);
@@ -304,7 +304,7 @@ mod tests {
             (
                 images(),
                 idx(&[LABELS_MAGIC, 2], &[9, 0, 4]),
-                "cannot load labels: it goes on at offset 10, expected its end there",
+                "cannot load labels: it continues at offset 10, expected its end there",
             ),
             (
                 images(),
@@ -345,15 +345,15 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_is_told() {
+    fn every_truncation_is_reported() {
         for length in 0..images().len() {
-            let told = parse(images()[..length].to_vec(), labels());
-            let Err(DataError::Truncated { offset, .. }) = told else { panic!("{told:?}") };
+            let error = parse(images()[..length].to_vec(), labels());
+            let Err(DataError::Truncated { offset, .. }) = error else { panic!("{error:?}") };
             assert_eq!(offset, length as u64);
         }
         for length in 0..labels().len() {
-            let told = parse(images(), labels()[..length].to_vec());
-            assert!(matches!(told, Err(DataError::Truncated { .. })), "{told:?}");
+            let error = parse(images(), labels()[..length].to_vec());
+            assert!(matches!(error, Err(DataError::Truncated { .. })), "{error:?}");
         }
     }
 
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_and_packed_files_give_the_same() {
+    fn plain_and_packed_files_give_the_same_dataset() {
         let plain = tempfile::tempdir().unwrap();
         let packed = tempfile::tempdir().unwrap();
         write_all(plain.path(), "", <[u8]>::to_vec);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_archives_are_told() {
+    fn broken_archives_are_reported() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("train-images-idx3-ubyte.gz");
         let open = |bytes: &[u8]| {
@@ -402,37 +402,38 @@ mod tests {
         write_all(directory.path(), ".gz", gzip);
         let whole = gzip(&images());
         for length in 0..whole.len() {
-            let told = open(&whole[..length]);
+            let error = open(&whole[..length]);
             assert!(
-                matches!(told, DataError::Truncated { .. } | DataError::Read { .. }),
-                "{length}: {told:?}"
+                matches!(error, DataError::Truncated { .. } | DataError::Read { .. }),
+                "{length}: {error:?}"
             );
         }
         let mut wrong_checksum = whole.clone();
         let checksum = whole.len() - 8;
         wrong_checksum[checksum] ^= 1;
         assert!(matches!(open(&wrong_checksum), DataError::Read { offset: 28, .. }));
-        // An archive that unpacks to far more than its header announces is left after one byte.
+        // An archive that unpacks to far more than its header announces is abandoned after one more
+        // byte.
         let bomb = gzip(&[images(), vec![0; 16 << 20]].concat());
         assert!(matches!(open(&bomb), DataError::TrailingBytes { offset: 28, .. }));
     }
 
     #[test]
-    fn absent_files_and_unequal_sizes_are_told() {
+    fn absent_files_and_unequal_sizes_are_reported() {
         let directory = tempfile::tempdir().unwrap();
-        let told = Split::open(directory.path()).unwrap_err().to_string();
+        let error = Split::open(directory.path()).unwrap_err().to_string();
         let expected = "cannot find train-images-idx3-ubyte or train-images-idx3-ubyte.gz in ";
-        assert!(told.starts_with(expected), "{told}");
+        assert!(error.starts_with(expected), "{error}");
 
         write_all(directory.path(), "", <[u8]>::to_vec);
         let test = directory.path().join("t10k-images-idx3-ubyte");
         fs::write(&test, idx(&[IMAGES_MAGIC, 3, 1, 2], &[0; 6])).unwrap();
-        let told = Split::open(directory.path()).unwrap_err();
-        assert!(matches!(told, DataError::WidthMismatch { train: 4, test: 2, .. }));
+        let error = Split::open(directory.path()).unwrap_err();
+        assert!(matches!(error, DataError::WidthMismatch { train: 4, test: 2, .. }));
 
         fs::remove_file(&test).unwrap();
         fs::create_dir(&test).unwrap();
-        let told = Split::open(directory.path()).unwrap_err().to_string();
-        assert!(told.ends_with("at offset 0: it is not a regular file"), "{told}");
+        let error = Split::open(directory.path()).unwrap_err().to_string();
+        assert!(error.ends_with("at offset 0: it is not a regular file"), "{error}");
     }
 }

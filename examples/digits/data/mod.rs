@@ -1,4 +1,4 @@
-//! Labelled images in memory, split into what is trained on and what is held out.
+//! Labelled images in memory, split into a training set and a held-out test set.
 
 mod batches;
 mod error;
@@ -12,23 +12,23 @@ pub(crate) use error::DataError;
 use crate::model::Samples;
 use crate::random::SplitMix64;
 
-/// Labelled samples of equal width. Every label is below `classes`, and `features` holds `width`
-/// values for each label.
+/// Labelled samples of equal width. Every label is below `classes`, and `features` has `width`
+/// values per label.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Dataset {
     /// The samples one after another, `width` values each, scaled to 0..=1.
     pub features: Vec<f32>,
-    /// Values in one sample: the pixels of an image, row by row.
+    /// Number of values in one sample: the pixels of an image, row by row.
     pub width: usize,
     /// The class of each sample.
     pub labels: Vec<u8>,
-    /// How many classes there are; labels run from 0 to one less.
+    /// Number of classes; labels run from 0 to one less.
     pub classes: usize,
 }
 
 impl Dataset {
-    /// The 1,797 real handwritten digits of 8 x 8 pixels (the test part of "Optical Recognition of
-    /// Handwritten Digits", UCI) that are compiled into the `smartcore` crate.
+    /// Returns the 1,797 real handwritten digits of 8 x 8 pixels (the test part of "Optical
+    /// Recognition of Handwritten Digits", UCI) that are compiled into the `smartcore` crate.
     pub(crate) fn digits() -> Dataset {
         let digits = smartcore::dataset::digits::load_dataset();
         Dataset {
@@ -39,17 +39,17 @@ impl Dataset {
         }
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     pub(crate) fn rows(&self) -> usize {
         self.labels.len()
     }
 
-    /// All of them.
+    /// Returns all samples.
     pub(crate) fn samples(&self) -> Samples<'_> {
         Samples { features: &self.features, labels: &self.labels }
     }
 
-    /// The values of one sample.
+    /// Returns the values of one sample.
     ///
     /// # Panics
     ///
@@ -59,11 +59,11 @@ impl Dataset {
     }
 
     /// Holds out `test_rows` samples, each class in proportion to its size; the rest is for
-    /// training. Both parts keep the order of the samples. Shares that are not whole are rounded
-    /// by the largest remainder, the lower class first where remainders are equal.
+    /// training. Both parts keep the order of the samples. Fractional quotas are rounded by the
+    /// largest remainder; of equal remainders the lower class comes first.
     ///
-    /// `split_seed` alone decides which samples these are. It is not the seed of the training: if
-    /// it were, runs with different seeds would be judged by different exams.
+    /// `split_seed` alone decides which samples are held out. It is not the training seed:
+    /// otherwise runs with different seeds would be measured on different test sets.
     pub(crate) fn split(&self, test_rows: usize, split_seed: u64) -> Split {
         let mut members: Vec<Vec<usize>> = vec![Vec::new(); self.classes];
         for (row, &label) in self.labels.iter().enumerate() {
@@ -95,19 +95,18 @@ impl Dataset {
     }
 }
 
-/// Samples to learn from, and samples that are never learned from; both have the same width and
-/// the same classes.
+/// A training set and a test set with the same width and the same classes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Split {
-    /// What the workers draw their batches from.
+    /// The samples that workers draw their batches from.
     pub train: Dataset,
-    /// What the accuracy is measured on.
+    /// The samples that the accuracy is measured on.
     pub test: Dataset,
 }
 
 impl Split {
-    /// The handwritten digits of [`Dataset::digits`], 20 % of them held out: 1,437 samples to train
-    /// on and 360 to test on, the same ones in every run.
+    /// Returns the digits of [`Dataset::digits`] with 20 % held out: 1,437 samples to train on and
+    /// 360 to test on, the same ones in every run.
     pub(crate) fn digits() -> Split {
         let digits = Dataset::digits();
         let test_rows = digits.rows().div_ceil(5);
@@ -116,12 +115,12 @@ impl Split {
 
     /// Reads the four IDX files of MNIST or Fashion-MNIST in `directory`, plain or with the suffix
     /// `.gz`: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
-    /// `t10k-labels-idx1-ubyte`. A plain file is preferred where both are there.
+    /// `t10k-labels-idx1-ubyte`. A plain file is preferred if both exist.
     ///
     /// # Errors
     ///
-    /// A [`DataError`] that names the file, the offset in the (unpacked) file and what was expected
-    /// there. The files are not trusted: memory grows with the bytes that arrive, up to a limit.
+    /// A [`DataError`] that names the file, the offset in the unpacked file and the expectation.
+    /// The files are not trusted: memory grows with the bytes that arrive, up to a limit.
     pub(crate) fn open(directory: &Path) -> Result<Split, DataError> {
         let train = idx::load(directory, "train-images-idx3-ubyte", "train-labels-idx1-ubyte")?;
         let test = idx::load(directory, "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")?;
@@ -136,8 +135,8 @@ impl Split {
     }
 }
 
-/// How many of `total` items each group gives, in proportion to its size, by largest remainder.
-/// They add up to `total`, or to all there are.
+/// Returns the number of items that each group contributes to `total`, in proportion to its size,
+/// by largest remainder. They add up to `total`, or to all items if there are fewer.
 fn quotas(sizes: &[usize], total: usize) -> Vec<usize> {
     let all: usize = sizes.iter().sum();
     if all == 0 {
@@ -147,23 +146,23 @@ fn quotas(sizes: &[usize], total: usize) -> Vec<usize> {
     let share = |size: usize| size as u128 * total as u128;
     let mut quotas: Vec<usize> =
         sizes.iter().map(|&size| (share(size) / all as u128) as usize).collect();
-    let missing = total - quotas.iter().sum::<usize>();
+    let remainder = total - quotas.iter().sum::<usize>();
     let mut groups: Vec<usize> = (0..sizes.len()).collect();
-    // The sort is stable, so equal remainders stay in the order of the groups.
+    // The sort is stable, so equal remainders keep the order of the groups.
     groups.sort_by_key(|&group| std::cmp::Reverse(share(sizes[group]) % all as u128));
-    for &group in &groups[..missing] {
+    for &group in &groups[..remainder] {
         quotas[group] += 1;
     }
     quotas
 }
 
-/// Digits and Fashion-MNIST both have ten classes.
+/// Number of classes of the digits and of Fashion-MNIST.
 const CLASSES: usize = 10;
 
-/// A pixel of the 8 x 8 digits counts the dark points in a square of 4 x 4.
+/// Maximum pixel of the 8 x 8 digits, which counts the dark points in a square of 4 x 4.
 const DIGITS_PIXEL_MAX: f32 = 16.0;
 
-/// Decides which digits are held out, for good; see [`Dataset::split`].
+/// Seed of the held-out digits, the same for all runs; see [`Dataset::split`].
 const SPLIT_SEED: u64 = 20;
 
 #[cfg(test)]
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digits_are_whole_and_scaled() {
+    fn the_digits_are_complete_and_scaled() {
         let digits = Dataset::digits();
         assert_eq!((digits.rows(), digits.width, digits.classes), (1797, 64, 10));
         assert_eq!(digits.features.len(), 1797 * 64);

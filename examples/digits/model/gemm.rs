@@ -1,17 +1,17 @@
-//! Matrix products; the only file here with `unsafe` in it.
+//! Matrix products. The only file of the example with `unsafe`.
 
-/// A matrix that borrows its values.
+/// A matrix over borrowed values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix<'a> {
     values: &'a [f32],
     rows: usize,
     columns: usize,
-    /// From one row to the next, and from one column to the next.
+    /// Distance in values between rows, and between columns.
     strides: (usize, usize),
 }
 
 impl<'a> Matrix<'a> {
-    /// The `rows` x `columns` matrix that lies in `values` row by row.
+    /// Creates the `rows` x `columns` matrix stored in `values` row by row.
     ///
     /// # Panics
     ///
@@ -21,7 +21,7 @@ impl<'a> Matrix<'a> {
         Matrix { values, rows, columns, strides: (columns, 1) }
     }
 
-    /// The same values with rows and columns exchanged; nothing is copied.
+    /// Returns the transposed matrix over the same values; copies nothing.
     pub(crate) fn transposed(self) -> Matrix<'a> {
         Matrix {
             values: self.values,
@@ -32,22 +32,25 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Writes `a * b + beta * product` to `product`, which lies row by row. With `beta` 0 what was in
-/// it before does not matter, not even NaN.
+/// Writes `a * b + beta * product` to `product`, which is stored row by row. With a `beta` of 0 the
+/// previous contents are ignored, even NaN.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit together.
+/// If the shapes do not match.
 pub(crate) fn multiply(a: Matrix<'_>, b: Matrix<'_>, beta: f32, product: &mut [f32]) {
     let (rows, inner, columns) = (a.rows, a.columns, b.columns);
     assert_eq!(inner, b.rows, "columns of the left matrix and rows of the right one");
     assert_eq!(Some(product.len()), rows.checked_mul(columns), "values of the product");
-    // SAFETY: `Matrix::new` made sure that `a` holds rows * inner values and `b` inner * columns,
-    // and their fields are private; their strides, transposed or not, reach each value once and
-    // nothing else. The assertion above says the same of `product`, whose strides are those of a
-    // matrix that lies row by row. It is borrowed mutably, so it overlaps neither `a` nor `b`. A
-    // slice is at most isize::MAX bytes long, and a stride that is multiplied by anything but 0 is
-    // no greater than the number of values, so no offset overflows.
+    // SAFETY: The pointers and strides cover exactly the three slices.
+    // - `Matrix::new` checked that `a` has rows * inner values and `b` inner * columns, and their
+    //   fields are private. Their strides, transposed or not, reach each value once and nothing
+    //   else.
+    // - The assertion above checked the length of `product`, whose strides are those of a matrix
+    //   stored row by row.
+    // - `product` is borrowed mutably, so it overlaps neither `a` nor `b`.
+    // - No offset overflows: a slice has at most isize::MAX bytes, and a stride that is multiplied
+    //   by anything but 0 is at most the number of values.
     unsafe {
         matrixmultiply::sgemm(
             rows,
@@ -76,7 +79,7 @@ mod tests {
     const B: [f32; 6] = [1.0, 0.0, -1.0, 2.0, 3.0, 1.0];
 
     #[test]
-    fn products_by_hand() {
+    fn products_match_those_computed_by_hand() {
         let mut product = [f32::NAN; 4];
         multiply(Matrix::new(&A, 2, 3), Matrix::new(&B, 3, 2), 0.0, &mut product);
         assert_eq!(product, [8.0, 7.0, 17.0, 16.0]);
@@ -91,19 +94,19 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "2 x 4 values")]
-    fn a_matrix_has_as_many_values_as_it_says() {
+    fn a_matrix_needs_rows_times_columns_values() {
         Matrix::new(&A, 2, 4);
     }
 
     #[test]
     #[should_panic(expected = "columns of the left matrix")]
-    fn inner_sides_must_match() {
+    fn inner_dimensions_must_match() {
         multiply(Matrix::new(&A, 2, 3), Matrix::new(&B, 2, 3), 0.0, &mut [0.0; 6]);
     }
 
     #[test]
     #[should_panic(expected = "values of the product")]
-    fn the_product_must_fit() {
+    fn the_product_needs_rows_times_columns_values() {
         multiply(Matrix::new(&A, 2, 3), Matrix::new(&B, 3, 2), 0.0, &mut [0.0; 5]);
     }
 }

@@ -1,62 +1,62 @@
-//! A classifier with one hidden layer: its loss, its gradients and its accuracy.
+//! A classifier with one hidden layer: loss, gradients and accuracy.
 //!
-//! It knows nothing of the example around it: `pushpull bench --suite mlp` measures the same network.
+//! It does not depend on the rest of the example: `pushpull bench --suite mlp` measures the same
+//! network.
 
 pub(crate) mod gemm;
 
 use gemm::{Matrix, multiply};
 
-/// The names of the four tensors, in the order in which parameters and gradients are passed:
-/// weights and biases of the hidden layer, weights and biases of the output layer.
+/// Names of the four tensors, in the order of parameters and gradients: weights and biases of the
+/// hidden layer, weights and biases of the output layer.
 pub(crate) const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
 
-/// Labelled samples that lie somewhere.
+/// Borrowed labelled samples.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Samples<'a> {
     /// The samples one after another.
     pub(crate) features: &'a [f32],
-    /// The class of each.
+    /// The class of each sample.
     pub(crate) labels: &'a [u8],
 }
 
 /// A perceptron with one hidden layer of rectified linear units and a softmax over the classes,
-/// trained by cross entropy. It holds no parameters, only buffers that it reuses, so the
-/// parameters may lie wherever the caller keeps them.
+/// trained with cross entropy. It holds no parameters, only reused buffers, so the caller may keep
+/// the parameters anywhere.
 #[derive(Clone, Debug)]
 pub(crate) struct Mlp {
     inputs: usize,
     hidden: usize,
     classes: usize,
-    /// Outputs of the hidden layer, one row for each sample.
+    /// Outputs of the hidden layer, one row per sample.
     activations: Vec<f32>,
-    /// Outputs of the last layer; then probabilities; then their gradients.
+    /// Outputs of the last layer, then probabilities, then their gradients.
     logits: Vec<f32>,
-    /// Gradients of the hidden layer's sums.
+    /// Gradients by the sums of the hidden layer.
     hidden_gradients: Vec<f32>,
 }
 
 impl Mlp {
-    /// A network for samples of `inputs` values, with `hidden` units and `classes` outputs.
+    /// Creates a network for samples of `inputs` values, with `hidden` units and `classes` outputs.
     pub(crate) fn new(inputs: usize, hidden: usize, classes: usize) -> Mlp {
         let (activations, logits, hidden_gradients) = (Vec::new(), Vec::new(), Vec::new());
         Mlp { inputs, hidden, classes, activations, logits, hidden_gradients }
     }
 
-    /// The shapes of the tensors, in the order of [`NAMES`]: `[inputs, hidden]`, `[hidden]`,
+    /// Returns the shapes of the tensors in the order of [`NAMES`]: `[inputs, hidden]`, `[hidden]`,
     /// `[hidden, classes]` and `[classes]`, stored row by row.
     pub(crate) fn shapes(&self) -> [Vec<usize>; 4] {
         let Mlp { inputs, hidden, classes, .. } = *self;
         [vec![inputs, hidden], vec![hidden], vec![hidden, classes], vec![classes]]
     }
 
-    /// The mean loss over a batch (natural logarithm), and in `gradients` its derivatives by each
-    /// parameter. Whatever `gradients` held before is overwritten. Costs six floating point
-    /// operations for each weight and sample.
+    /// Returns the mean loss over a batch (natural logarithm), and overwrites `gradients` with its
+    /// derivatives by each parameter. Costs six floating point operations per weight and sample.
     ///
     /// # Panics
     ///
-    /// If a tensor has not the length that its shape in [`shapes`](Mlp::shapes) says, if the batch
-    /// is empty or of another width, or if a label is no class.
+    /// If a tensor does not have the length of its shape in [`shapes`](Mlp::shapes), if the batch
+    /// is empty or has another width, or if a label is not below the number of classes.
     pub(crate) fn gradients(
         &mut self,
         params: [&[f32]; 4],
@@ -78,8 +78,8 @@ impl Mlp {
         let w2 = Matrix::new(w2, self.hidden, self.classes);
         multiply(logits, w2.transposed(), 0.0, &mut self.hidden_gradients);
         for (gradient, &activation) in self.hidden_gradients.iter_mut().zip(&self.activations) {
-            // Only a unit that was switched on passes anything back. Stored always: a branch would be
-            // guessed wrong for half of the units.
+            // Only active units propagate a gradient. The store is unconditional: a branch would be
+            // mispredicted for half of the units.
             *gradient = if activation <= 0.0 { 0.0 } else { *gradient };
         }
         let features = Matrix::new(batch.features, rows, self.inputs);
@@ -89,8 +89,8 @@ impl Mlp {
         loss
     }
 
-    /// The share of samples for whose label the output is greater than for any other class; a
-    /// tie and NaN count as wrong. Zero for no samples.
+    /// Returns the share of samples whose label has the single greatest output. Ties and NaN count
+    /// as wrong. Zero for no samples.
     ///
     /// # Panics
     ///
@@ -114,7 +114,7 @@ impl Mlp {
         let w1 = Matrix::new(w1, self.inputs, self.hidden);
         multiply(features, w1, 1.0, &mut self.activations);
         for activation in &mut self.activations {
-            // Not `max`, which would turn NaN into 0 and hide that training has diverged.
+            // `max` would turn NaN into 0 and hide that training has diverged.
             *activation = if *activation < 0.0 { 0.0 } else { *activation };
         }
         fill_rows(&mut self.logits, rows, b2);
@@ -122,15 +122,15 @@ impl Mlp {
         multiply(activations, Matrix::new(w2, self.hidden, self.classes), 1.0, &mut self.logits);
     }
 
-    /// The mean loss; `logits` become its derivatives by them.
+    /// Returns the mean loss, and replaces `logits` by its derivatives.
     fn softmax_cross_entropy(&mut self, labels: &[u8]) -> f32 {
         assert!(!labels.is_empty(), "the mean loss of no samples");
         let scale = 1.0 / labels.len() as f32;
         let mut loss = 0.0;
         for (logits, &label) in self.logits.chunks_exact_mut(self.classes).zip(labels) {
             let label = usize::from(label);
-            // The greatest exponent becomes 0, so no exponential overflows and their sum is at
-            // least 1.
+            // The greatest exponent becomes 0: no exponential overflows, and their sum is at least
+            // 1.
             let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let label_logit = logits[label] - greatest;
             let mut sum = 0.0;
@@ -148,7 +148,7 @@ impl Mlp {
     }
 }
 
-/// Makes `buffer` a matrix whose rows all equal `row`.
+/// Makes `buffer` a matrix of `rows` copies of `row`.
 fn fill_rows(buffer: &mut Vec<f32>, rows: usize, row: &[f32]) {
     buffer.clear();
     for _ in 0..rows {
@@ -156,7 +156,7 @@ fn fill_rows(buffer: &mut Vec<f32>, rows: usize, row: &[f32]) {
     }
 }
 
-/// Writes the sum of all rows of `matrix` to `sum`, whose length is the width of a row.
+/// Writes the sum of all rows of `matrix` to `sum`, whose length is the row width.
 fn sum_rows(matrix: &[f32], sum: &mut [f32]) {
     sum.fill(0.0);
     for row in matrix.chunks_exact(sum.len()) {
@@ -172,7 +172,7 @@ fn wins(logits: &[f32], label: u8) -> bool {
     others.into_iter().all(|(_, logit)| *logit < logits[label])
 }
 
-/// Samples that are classified together, so that the buffers stay small.
+/// Number of samples classified at once, which bounds the buffers.
 const ROWS_AT_ONCE: usize = 256;
 
 #[cfg(test)]
@@ -193,7 +193,7 @@ mod tests {
         mlp.shapes().map(|shape| vec![0.0; shape.iter().product()])
     }
 
-    /// Values within `limit` of zero.
+    /// Returns values within `limit` of zero.
     fn random(name: &str, count: usize, limit: f64) -> Vec<f32> {
         let mut values = vec![0.0; count];
         let uniform = Initializer::Uniform { low: -limit, high: limit };
@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    /// The loss by its definition, in double precision and without any of the code above.
+    /// Computes the loss by its definition, in double precision and without the code above.
     fn reference_loss(params: &[Vec<f64>; 4], batch: &Batch) -> f64 {
         let [w1, b1, w2, b2] = params;
         let layer = |inputs: &[f64], weights: &[f64], biases: &[f64]| -> Vec<f64> {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn knowing_nothing_costs_the_logarithm_of_the_classes() {
+    fn equal_outputs_have_a_loss_of_the_logarithm_of_the_classes() {
         let mut mlp = Mlp::new(5, 7, 4);
         let (params, mut gradients) = (zeros(&mlp), zeros(&mlp));
         let batch = Batch::random(6, 5, 4);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn great_outputs_do_not_overflow_and_nan_is_not_hidden() {
+    fn large_outputs_do_not_overflow_and_nan_propagates() {
         let mut mlp = Mlp::new(5, 7, 4);
         let mut params = zeros(&mlp);
         let mut gradients = zeros(&mlp);

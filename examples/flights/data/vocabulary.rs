@@ -1,27 +1,27 @@
-//! Ids for what flights have in common.
+//! The ids of the values that flights have in common.
 
 use std::collections::HashMap;
 
 use super::flight::Flight;
 
-/// The fields of a flight that a model is given, in the order of its ids: aircraft, flight (airline
-/// and number), destination, hour, airline, day of the week and origin.
+/// Number of fields of a flight that a model uses. In the order of the ids: aircraft, flight
+/// (airline and number), destination, hour, airline, day of the week, origin.
 ///
-/// Not the month: those held out are none that was learned from.
+/// The month is not one of them: no held-out month occurs in the training set.
 pub(crate) const FIELDS: usize = 7;
 
-/// An id for each value of each field, and one for each field that stands for all values that were
-/// not there when it was learned. Ids run from 0 without gaps, so that they are rows of a table.
+/// An id per value of each field, and one per field for all values unknown at training. Ids run
+/// from 0 without gaps, so they are rows of a table.
 #[derive(Debug)]
 pub(super) struct Vocabulary<'a> {
-    /// By field: what is known, numbered from 1 in the order of its first appearance.
+    /// By field: the known values, numbered from 1 in the order of their first appearance.
     known: [HashMap<Value<'a>, u32>; FIELDS],
-    /// By field: the id of unknown values, to which the numbers of the known ones are added.
+    /// By field: the id of unknown values, which is the base of the numbers of the known ones.
     unknown: [u32; FIELDS],
 }
 
 impl<'a> Vocabulary<'a> {
-    /// The vocabulary of some flights.
+    /// Builds the vocabulary of some flights.
     pub(super) fn learn<'f>(flights: impl Iterator<Item = &'f Flight<'a>>) -> Vocabulary<'a>
     where
         'a: 'f,
@@ -40,12 +40,12 @@ impl<'a> Vocabulary<'a> {
         Vocabulary { known, unknown }
     }
 
-    /// How many ids there are.
+    /// Returns the number of ids.
     pub(super) fn ids(&self) -> usize {
         self.known.iter().map(|known| known.len() + 1).sum()
     }
 
-    /// The ids of a flight, one for each field.
+    /// Returns the ids of a flight, one per field.
     pub(super) fn encode(&self, flight: &Flight<'a>) -> [u32; FIELDS] {
         let values = values(flight);
         std::array::from_fn(|field| {
@@ -54,7 +54,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// A name, a number, or both.
+/// The value of a field: a name, a number, or both.
 type Value<'a> = (&'a str, u16);
 
 fn values<'a>(flight: &Flight<'a>) -> [Value<'a>; FIELDS] {
@@ -95,9 +95,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_has_an_id_for_each_field() {
+    fn unknown_values_have_one_id_per_field() {
         let vocabulary = Vocabulary::learn([FLIGHT].iter());
-        let strange = Flight {
+        let unknown = Flight {
             weekday: 3,
             hour: 6,
             carrier: "AA",
@@ -106,7 +106,7 @@ mod tests {
             destination: "EWR",
             ..FLIGHT
         };
-        assert_eq!(vocabulary.encode(&strange), [0, 2, 4, 6, 8, 10, 12]);
+        assert_eq!(vocabulary.encode(&unknown), [0, 2, 4, 6, 8, 10, 12]);
         assert_eq!(vocabulary.encode(&Flight { month: 2, late: true, ..FLIGHT })[0], 1);
         assert_eq!(Vocabulary::learn([].iter()).encode(&FLIGHT), [0, 1, 2, 3, 4, 5, 6]);
     }

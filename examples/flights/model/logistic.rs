@@ -5,14 +5,14 @@ use pushpull::Initializer;
 use super::{Model, Samples, Weights, WeightsMut, slope};
 use crate::metrics::cross_entropy;
 
-/// The logit is a bias and one weight for each id: rows of a single value.
+/// A model whose logit is a bias plus one weight per id: table rows of one value.
 #[derive(Clone, Debug)]
 pub(crate) struct Logistic {
     fields: usize,
 }
 
 impl Logistic {
-    /// A model for samples of this many ids.
+    /// Creates a model for samples of this many ids.
     pub(crate) fn new(fields: usize) -> Logistic {
         Logistic { fields }
     }

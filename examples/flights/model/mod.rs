@@ -1,8 +1,7 @@
-//! Models whose inputs are ids: what is common to them.
+//! Models whose inputs are ids, and their common interface.
 //!
-//! A model holds no weights, only buffers that it uses again and again, so the weights may lie wherever the
-//! caller keeps them. All sums are of `f32` and made in the order of the samples, so that equal
-//! arguments give equal results.
+//! A model holds no weights, only reused buffers, so the caller may keep the weights anywhere. All
+//! sums are of `f32` in the order of the samples: equal arguments give equal results.
 
 mod logistic;
 mod network;
@@ -12,33 +11,31 @@ use pushpull::Initializer;
 pub(crate) use logistic::Logistic;
 pub(crate) use network::Network;
 
-/// A model of `N` dense tensors, and a table that has a row for each id.
+/// A model of `N` dense tensors and a table with a row per id.
 pub(crate) trait Model<const N: usize>: Clone + Send {
-    /// The names of the dense tensors.
+    /// Names of the dense tensors.
     const NAMES: [&'static str; N];
 
-    /// Values in a row of the table.
+    /// Returns the number of values in a row of the table.
     fn width(&self) -> usize;
 
-    /// What the rows of the table begin with.
+    /// Returns the initializer of the table rows.
     fn rows_initializer(&self) -> Initializer;
 
-    /// The shapes of the dense tensors. One of rank 2 is a layer's matrix and the others are
-    /// biases.
+    /// Returns the shapes of the dense tensors. A tensor of rank 2 is the matrix of a layer; the
+    /// others are biases.
     fn shapes(&self) -> [Vec<u64>; N];
 
-    /// For each sample the logit that it is late: the logarithm of its odds. Appends them to
-    /// `logits`.
+    /// Appends to `logits` the logit of each sample that it is late: the logarithm of its odds.
     ///
     /// # Panics
     ///
-    /// If a tensor has another length than its shape says, if there are not the same number of places for
-    /// each sample, or if a place is beyond the rows.
+    /// If a tensor does not have the length of its shape, if samples differ in their number of
+    /// places, or if a place is beyond the rows.
     fn logits(&mut self, weights: Weights<'_, N>, samples: Samples<'_>, logits: &mut Vec<f32>);
 
-    /// The mean cross entropy of some samples (natural logarithm), and in `gradients` its
-    /// derivatives by the dense tensors and by the rows. Whatever `gradients` held before is
-    /// overwritten.
+    /// Returns the mean cross entropy of some samples (natural logarithm), and overwrites
+    /// `gradients` with its derivatives by the dense tensors and by the rows.
     ///
     /// # Panics
     ///
@@ -51,16 +48,16 @@ pub(crate) trait Model<const N: usize>: Clone + Send {
     ) -> f32;
 }
 
-/// Labelled samples that lie somewhere.
+/// Borrowed labelled samples.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Samples<'a> {
-    /// For each sample and field, which row of the table, or of those in a batch, is its.
+    /// Row of each field of each sample, in the table or in the rows of a batch.
     pub(crate) places: &'a [u32],
-    /// By sample: whether it is late.
+    /// Whether each sample is late.
     pub(crate) late: &'a [bool],
 }
 
-/// Weights that lie somewhere.
+/// Borrowed weights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weights<'a, const N: usize> {
     /// The dense tensors, row by row.
@@ -72,16 +69,16 @@ pub(crate) struct Weights<'a, const N: usize> {
 /// Gradients of [`Weights`], to be written.
 #[derive(Debug)]
 pub(crate) struct WeightsMut<'a, const N: usize> {
-    /// Those of the dense tensors.
+    /// Gradients of the dense tensors.
     pub(crate) dense: [&'a mut [f32]; N],
-    /// Those of the rows.
+    /// Gradients of the rows.
     pub(crate) rows: &'a mut [f32],
 }
 
-/// The derivative of the cross entropy by a logit: how much more likely than it is "late" was said
-/// to be.
+/// Returns the derivative of the cross entropy by a logit: the predicted probability of "late"
+/// minus the label.
 fn slope(logit: f32, late: bool) -> f32 {
-    // An exponential that overflows makes a probability of 0, as it should.
+    // An overflow of the exponential gives a probability of 0, as it should.
     let probability = 1.0 / (1.0 + (-logit).exp());
     probability - f32::from(u8::from(late))
 }
@@ -96,12 +93,12 @@ mod tests {
     const FIELDS: usize = 3;
     const ROWS: usize = 6;
     const LATE: [bool; 4] = [true, false, false, true];
-    /// Row 3 is in no sample, row 1 is in one twice and in another.
+    /// Row 3 is in no sample. Row 1 is twice in one sample and once in another.
     const PLACES: [u32; 4 * FIELDS] = [0, 1, 1, 2, 4, 1, 5, 4, 2, 0, 4, 5];
 
     const SAMPLES: Samples<'static> = Samples { places: &PLACES, late: &LATE };
 
-    /// Weights within 0.7 of zero, the table last.
+    /// Returns weights within 0.7 of zero, the table last.
     fn random<M: Model<N>, const N: usize>(model: &M) -> Vec<Vec<f32>> {
         let table = vec![ROWS as u64, model.width() as u64];
         let shapes = model.shapes().into_iter().chain([table]);
@@ -121,7 +118,7 @@ mod tests {
         Weights { dense: std::array::from_fn(|tensor| &weights[tensor][..]), rows: &weights[N] }
     }
 
-    /// What a model computes, but in double precision and by definition.
+    /// The logit of a model by its definition, in double precision.
     type Reference = fn(&[Vec<f64>], &[u32]) -> f64;
 
     fn reference_loss(weights: &[Vec<f64>], logit: Reference) -> f64 {
@@ -205,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn great_logits_do_not_overflow_and_nan_is_not_hidden() {
+    fn large_logits_do_not_overflow_and_nan_propagates() {
         assert_eq!(slope(0.0, true), -0.5);
         assert_eq!((slope(1e4, true), slope(1e4, false)), (0.0, 1.0));
         assert_eq!((slope(-1e4, true), slope(-1e4, false)), (-1.0, 0.0));

@@ -1,31 +1,35 @@
-//! A small network on embeddings.
+//! A small network over embeddings.
 
 use pushpull::Initializer;
 
 use super::{Model, Samples, Weights, WeightsMut, slope};
 use crate::metrics::cross_entropy;
 
-/// Each id has an embedding, a row of the table. Those of a sample, one after another, are the
-/// inputs of one hidden layer of rectified linear units; the logit is a weighted sum of these.
+/// A network with one hidden layer over embeddings.
+///
+/// Each id has an embedding, a row of the table. The embeddings of a sample, concatenated, are the
+/// inputs of one hidden layer of rectified linear units. The logit is a weighted sum of its
+/// outputs.
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
     fields: usize,
     width: usize,
     hidden: usize,
-    /// The embeddings of one sample; then the derivatives by them.
+    /// Embeddings of one sample, then the derivatives by them.
     inputs: Vec<f32>,
-    /// The outputs of its hidden layer; then the derivatives by its sums.
+    /// Outputs of its hidden layer, then the derivatives by its sums.
     units: Vec<f32>,
 }
 
 impl Network {
-    /// A network for samples of `fields` ids with embeddings of `width` values and `hidden` units.
+    /// Creates a network for samples of `fields` ids, with embeddings of `width` values and
+    /// `hidden` units.
     pub(crate) fn new(fields: usize, width: usize, hidden: usize) -> Network {
         let (inputs, units) = (vec![0.0; fields * width], vec![0.0; hidden]);
         Network { fields, width, hidden, inputs, units }
     }
 
-    /// The logit of one sample; fills `inputs` and `units`.
+    /// Returns the logit of one sample, and fills `inputs` and `units`.
     fn forward(&mut self, weights: Weights<'_, 4>, places: &[u32]) -> f32 {
         let [w1, b1, w2, b2] = weights.dense;
         for (input, &place) in self.inputs.chunks_exact_mut(self.width).zip(places) {
@@ -36,7 +40,7 @@ impl Network {
             add_scaled(&mut self.units, input, row);
         }
         for unit in &mut self.units {
-            // Not `max`, which would turn NaN into 0 and hide that training has diverged.
+            // `max` would turn NaN into 0 and hide that training has diverged.
             *unit = if *unit < 0.0 { 0.0 } else { *unit };
         }
         self.units.iter().zip(w2).fold(b2[0], |sum, (unit, weight)| sum + unit * weight)
@@ -85,7 +89,7 @@ impl Model<4> for Network {
             g_b2[0] += slope;
             add_scaled(g_w2, slope, &self.units);
             for (unit, weight) in self.units.iter_mut().zip(w2) {
-                // Only a unit that was switched on passes anything back.
+                // Only active units propagate a gradient.
                 *unit = if *unit <= 0.0 { 0.0 } else { slope * weight };
             }
             add_scaled(g_b1, 1.0, &self.units);
@@ -102,7 +106,7 @@ impl Model<4> for Network {
     }
 }
 
-/// `sums += scale * values`.
+/// Computes `sums += scale * values`.
 fn add_scaled(sums: &mut [f32], scale: f32, values: &[f32]) {
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum += scale * value;

@@ -1,4 +1,4 @@
-//! Why the daemon does not start, by the flags as they were typed.
+//! Errors of the daemon, which name the flags as the user typed them.
 
 use std::fmt;
 
@@ -6,31 +6,32 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
 use pushpull::{ListenError, StartError, StorageError};
 
-/// Why the daemon does not start.
+/// An error of the daemon, before or while it serves, as the line to print.
 #[derive(Debug)]
-pub(crate) struct Complaint {
+pub(crate) struct DaemonError {
     text: String,
-    /// It may be over soon: a process that is going still has what this one needs.
-    pub(crate) may_pass: bool,
+    /// Whether a retry may succeed: a predecessor that is exiting still holds the address or the
+    /// state.
+    pub(crate) is_transient: bool,
 }
 
-impl fmt::Display for Complaint {
+impl fmt::Display for DaemonError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl From<String> for Complaint {
-    fn from(text: String) -> Complaint {
-        Complaint { text, may_pass: false }
+impl From<String> for DaemonError {
+    fn from(text: String) -> DaemonError {
+        DaemonError { text, is_transient: false }
     }
 }
 
-/// The command line.
+/// The parsed command line.
 #[derive(Debug)]
-pub(crate) struct Typed(pub(crate) ArgMatches);
+pub(crate) struct CommandLine(pub(crate) ArgMatches);
 
-/// The flags of the settings whose flag is not called as they are.
+/// Settings whose flag has another name than the setting.
 const FLAGS: [(&str, &str); 6] = [
     ("lease", "--lease-ms"),
     ("mode", "--synchronous"),
@@ -40,8 +41,9 @@ const FLAGS: [(&str, &str); 6] = [
     ("rate_for", "--rate-for"),
 ];
 
-impl Typed {
-    /// A flag with what was typed behind it, such as `--lease-ms 0`; by itself if it was not given.
+impl CommandLine {
+    /// Returns a flag with the value that was typed, such as `--lease-ms 0`, or the flag alone if
+    /// it was not given.
     pub(crate) fn flag(&self, flag: &str) -> String {
         let values = self.values(flag);
         let quoted = |value: String| match value.contains(char::is_whitespace) {
@@ -54,7 +56,7 @@ impl Typed {
         }
     }
 
-    /// What was typed behind a flag.
+    /// Returns the values that were typed for a flag.
     fn values(&self, flag: &str) -> Vec<String> {
         let id = flag.trim_start_matches('-').replace('-', "_");
         let was_typed = self.0.value_source(&id) == Some(ValueSource::CommandLine);
@@ -62,7 +64,7 @@ impl Typed {
         values.into_iter().flatten().map(|value| value.to_string_lossy().into_owned()).collect()
     }
 
-    /// The last value of a flag that is for variables of these names.
+    /// Returns the flag with its last value for variables of these names.
     fn flag_for(&self, flag: &str, names: &str) -> Option<String> {
         let is_for =
             |value: &String| value.strip_prefix(names).is_some_and(|rest| rest.starts_with('='));
@@ -70,29 +72,29 @@ impl Typed {
         Some(format!("{flag} '{value}'"))
     }
 
-    /// What is wrong with a flag.
-    pub(crate) fn blame(&self, flag: &str, fault: &dyn fmt::Display) -> Complaint {
+    /// Returns an error that names the flag, its value and the fault.
+    pub(crate) fn blame(&self, flag: &str, fault: &dyn fmt::Display) -> DaemonError {
         format!("{}: {fault}", self.flag(flag)).into()
     }
 
-    /// Why nobody can listen on the address that a flag gives.
-    pub(crate) fn cannot_listen(&self, flag: &str, error: &ListenError) -> Complaint {
-        let may_pass = matches!(error, ListenError::InUse { .. });
-        let complaint = match error {
+    /// Returns the error for a failure to listen on the address of this flag.
+    pub(crate) fn cannot_listen(&self, flag: &str, error: &ListenError) -> DaemonError {
+        let is_transient = matches!(error, ListenError::InUse { .. });
+        let daemon_error = match error {
             ListenError::Exposed { address } => self.blame(
                 flag,
                 &format_args!(
-                    "other machines can reach {address} and peers are not authenticated; listen on \
-                     loopback or a Unix socket, or give --insecure if that is meant"
+                    "other machines can reach {address} and peers are not authenticated: listen on \
+                     loopback or a Unix socket, or give --insecure to allow it"
                 ),
             ),
             error => self.blame(flag, error),
         };
-        Complaint { may_pass, ..complaint }
+        DaemonError { is_transient, ..daemon_error }
     }
 
-    /// Why the server does not start.
-    pub(crate) fn cannot_start(&self, error: &StartError) -> Complaint {
+    /// Returns the error for a failure to start the server.
+    pub(crate) fn cannot_start(&self, error: &StartError) -> DaemonError {
         match error {
             StartError::Setting { setting, value, reason } => self.setting(setting, value, reason),
             StartError::Storage(error) => self.storage(error),
@@ -100,10 +102,10 @@ impl Typed {
         }
     }
 
-    fn setting(&self, setting: &str, value: &str, reason: &str) -> Complaint {
+    fn setting(&self, setting: &str, value: &str, reason: &str) -> DaemonError {
         let known = FLAGS.iter().find(|(name, _)| *name == setting);
         let flag = known.map_or_else(|| flag_called(setting), |(_, flag)| (*flag).to_owned());
-        // The value of what can be set for some variables has their names behind it.
+        // A setting per variable names has the value `VALUE for "NAMES"`.
         let names = value.split_once(" for ").map(|(_, names)| names.trim_matches('"'));
         let found = names.and_then(|names| self.flag_for(&flag, names));
         match (found, self.values(&flag).is_empty()) {
@@ -113,11 +115,11 @@ impl Typed {
         }
     }
 
-    fn storage(&self, error: &StorageError) -> Complaint {
+    fn storage(&self, error: &StorageError) -> DaemonError {
         match error {
             StorageError::DoesNotFit { need, limit } => self.blame(
                 "--bytes-max",
-                &format_args!("{need} bytes are needed, and {limit} are left of it"),
+                &format_args!("{need} bytes are needed, {limit} are left"),
             ),
             StorageError::Untrainable { variable, reason } => {
                 let flags = ["--optimizer-for", "--rate-for"];
@@ -126,22 +128,22 @@ impl Typed {
                     None => error.to_string().into(),
                 }
             }
-            error => Complaint {
-                may_pass: matches!(error, StorageError::Locked { .. }),
+            error => DaemonError {
+                is_transient: matches!(error, StorageError::Locked { .. }),
                 ..self.blame("--state-dir", error)
             },
         }
     }
 }
 
-/// A flag that takes `-1` for its value, and can say what is wrong with that: else it were taken for another
-/// flag.
+/// Lets a flag take a negative number as its value. Otherwise clap takes `-1` for another flag and
+/// cannot report the value.
 pub(crate) fn takes_negative(flag: Arg) -> Arg {
     let takes_values = flag.get_action().takes_values();
     flag.allow_negative_numbers(takes_values)
 }
 
-/// The flag that is called as a setting is.
+/// Returns the flag of a setting that has the same name.
 pub(crate) fn flag_called(setting: &str) -> String {
     format!("--{}", setting.replace('_', "-"))
 }

@@ -1,4 +1,4 @@
-//! How the daemon ends: by which signals, and what it says of its work then.
+//! The end of the daemon: the signals that end it, and the summary it prints.
 
 use std::io;
 use std::task::Poll;
@@ -6,14 +6,14 @@ use std::task::Poll;
 use pushpull::Metrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals on which the daemon ends, watched from its start on.
+/// The signals that end the daemon. They are handled from its start on.
 pub(crate) struct Signals(Vec<Signal>);
 
 impl Signals {
-    /// SIGINT, SIGTERM, and SIGHUP unless that is ignored already, as it is under `nohup`.
+    /// Handles SIGINT, SIGTERM, and SIGHUP unless that is already ignored, as under `nohup`.
     pub(crate) fn watch() -> io::Result<Signals> {
         let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
-        // Where the system does not tell, the signal stays as it is.
+        // If /proc does not say whether SIGHUP is ignored, its disposition is left alone.
         let status = std::fs::read_to_string("/proc/self/status");
         if status.is_ok_and(|status| !ignores_hangup(&status)) {
             kinds.push(SignalKind::hangup());
@@ -21,7 +21,7 @@ impl Signals {
         kinds.into_iter().map(signal).collect::<Result<_, _>>().map(Signals)
     }
 
-    /// Returns when one of them has come.
+    /// Completes when one of the signals has arrived.
     pub(crate) async fn any(&mut self) {
         std::future::poll_fn(|context| {
             let came = self.0.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
@@ -31,26 +31,26 @@ impl Signals {
     }
 }
 
-/// Whether a process ignores SIGHUP, by what Linux says of it: a mask of signals, the first of which is
-/// SIGHUP. One that says nothing of it is taken to ignore it.
+/// Returns whether a process ignores SIGHUP, from the text of its `/proc/PID/status`: bit 0 of the
+/// `SigIgn` mask is SIGHUP. Without such a mask SIGHUP counts as ignored.
 fn ignores_hangup(status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_none_or(|mask| mask & 1 == 1)
 }
 
-/// Whose work it was.
+/// The task, its role and its mode, for the last line that it prints.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Worked {
+pub(crate) struct WorkSummary {
     pub(crate) task: u32,
     pub(crate) owns_step: bool,
     pub(crate) synchronous: bool,
 }
 
-impl Worked {
-    /// What was done, by what each shard has counted.
-    pub(crate) fn said(self, all: &Metrics, shards: &[Metrics]) -> String {
-        let Worked { task, owns_step, synchronous } = self;
+impl WorkSummary {
+    /// Formats the line from the sums over all shards and the metrics of each shard.
+    pub(crate) fn line(self, all: &Metrics, shards: &[Metrics]) -> String {
+        let WorkSummary { task, owns_step, synchronous } = self;
         let step = if owns_step { format!(" at step {}", all.global_step) } else { String::new() };
         // Every shard applies every step; the step owner alone admits gradients.
         let steps = shards.iter().map(|shard| shard.steps_applied).max().unwrap_or(0);
@@ -71,26 +71,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_applied_is_said_in_the_words_of_the_mode() {
+    fn the_summary_counts_steps_in_synchronous_mode_and_gradients_in_asynchronous_mode() {
         let mut shards = [Metrics::default(), Metrics::default()];
         (shards[0].steps_applied, shards[1].steps_applied) = (7, 8);
         let mut all = Metrics::default();
         (all.global_step, all.steps_applied, all.gradients_admitted) = (20, 15, 16);
         (all.gradients_applied, all.pulls, all.duplicates) = (3, 4, 1);
-        let said =
-            |owns_step, synchronous| Worked { task: 5, owns_step, synchronous }.said(&all, &shards);
+        let line =
+            |owns_step, synchronous| WorkSummary { task: 5, owns_step, synchronous }.line(&all, &shards);
         let end = "4 pulls, 1 duplicates";
         assert_eq!(
-            said(true, true),
+            line(true, true),
             format!("task 5 is done at step 20: 8 steps applied, 16 gradients admitted, {end}")
         );
-        assert_eq!(said(false, true), format!("task 5 is done: 8 steps applied, {end}"));
-        assert_eq!(said(true, false), format!("task 5 is done at step 20: 3 gradients, {end}"));
-        assert_eq!(said(false, false), format!("task 5 is done: 3 gradients, {end}"));
+        assert_eq!(line(false, true), format!("task 5 is done: 8 steps applied, {end}"));
+        assert_eq!(line(true, false), format!("task 5 is done at step 20: 3 gradients, {end}"));
+        assert_eq!(line(false, false), format!("task 5 is done: 3 gradients, {end}"));
     }
 
     #[test]
-    fn a_mask_says_whether_the_hangup_is_ignored() {
+    fn the_first_bit_of_the_signal_mask_is_the_hangup() {
         let status = |mask| format!("Name:\tx\nSigIgn:\t{mask}\nSigCgt:\t0000000000000001\n");
         assert!(ignores_hangup(&status("0000000000001001")));
         assert!(!ignores_hangup(&status("0000000000001000")));

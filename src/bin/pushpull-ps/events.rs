@@ -1,6 +1,6 @@
-//! Events as lines on stderr: at most one line of a kind in five seconds.
+//! Events as lines on stderr, at most one line per kind in five seconds.
 //!
-//! A thread of its own writes them, as a stderr that nobody reads would stop whoever writes to it.
+//! A thread of its own writes them, because a write to a stderr that is not read blocks.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,65 +11,65 @@ use std::time::{Duration, Instant};
 
 use pushpull::Event;
 
-/// The shortest time between two lines of a kind.
-const PAUSE: Duration = Duration::from_secs(5);
+/// Minimum time between two lines of one kind.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Events that wait to be written. More are only counted.
-const WAITING_MAX: usize = 1024;
+/// Maximum number of events queued for the writer thread. Further ones are only counted.
+const QUEUED_EVENTS_MAX: usize = 1024;
 
-/// How long the end of the daemon waits for the last lines.
-const LAST_LINES: Duration = Duration::from_secs(1);
+/// Maximum time that the daemon waits at its end for the last lines.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Which lines are written, and when.
+/// Rate limiter of event lines, one line per kind in [`LINE_INTERVAL`].
 ///
-/// Invariant: a line is written for the newest event of each kind, [`PAUSE`] after the line before it at the
-/// latest; it says how many events were left out between the two.
+/// Invariant: the newest event of each kind is written at most [`LINE_INTERVAL`] after the line
+/// before it. That line says how many events were left out between the two.
 #[derive(Debug, Default)]
 struct Limiter {
-    kinds: BTreeMap<&'static str, Kind>,
+    kinds: BTreeMap<&'static str, KindState>,
 }
 
 #[derive(Debug)]
-struct Kind {
-    /// When the last line was written.
+struct KindState {
+    /// Time of the last line.
     last: Instant,
-    /// The newest event since, and how many others there were.
+    /// Newest event since that line, and the number of events left out before it.
     waiting: Option<(String, u64)>,
 }
 
 impl Limiter {
-    /// Takes in an event; the line to be written at once, if one is.
+    /// Takes an event. Returns its line if it is to be written at once.
     fn event(&mut self, now: Instant, kind: &'static str, text: String) -> Option<String> {
         match self.kinds.get_mut(kind) {
-            Some(before) if now < before.last + PAUSE || before.waiting.is_some() => {
+            Some(before) if now < before.last + LINE_INTERVAL || before.waiting.is_some() => {
                 let others = before.waiting.take().map_or(0, |(_, others)| others + 1);
                 before.waiting = Some((text, others));
                 None
             }
             _ => {
-                self.kinds.insert(kind, Kind { last: now, waiting: None });
+                self.kinds.insert(kind, KindState { last: now, waiting: None });
                 Some(text)
             }
         }
     }
 
-    /// When [`Limiter::lines_due`] has a line.
+    /// Returns when [`Limiter::lines_due`] next has a line.
     fn due(&self) -> Option<Instant> {
         let waiting = self.kinds.values().filter(|kind| kind.waiting.is_some());
-        waiting.map(|kind| kind.last + PAUSE).min()
+        waiting.map(|kind| kind.last + LINE_INTERVAL).min()
     }
 
-    /// The lines that are due by now.
+    /// Returns the lines that are due at `now`.
     fn lines_due(&mut self, now: Instant) -> Vec<String> {
-        self.lines(|kind| (now >= kind.last + PAUSE).then_some(now))
+        self.lines(|kind| (now >= kind.last + LINE_INTERVAL).then_some(now))
     }
 
-    /// The lines that are left, due or not.
+    /// Returns all remaining lines, due or not.
     fn last_lines(&mut self) -> Vec<String> {
         self.lines(|kind| Some(kind.last))
     }
 
-    fn lines(&mut self, when: impl Fn(&Kind) -> Option<Instant>) -> Vec<String> {
+    fn lines(&mut self, when: impl Fn(&KindState) -> Option<Instant>) -> Vec<String> {
         let lines = self.kinds.values_mut().filter_map(|kind| {
             let now = when(kind)?;
             let (text, others) = kind.waiting.take()?;
@@ -91,23 +91,25 @@ pub(crate) struct Printer {
 }
 
 impl Printer {
-    /// Starts the thread. It ends when the printer and all that [`Printer::told`] gave are gone.
+    /// Starts the thread. It ends when the printer and all functions from [`Printer::event_sink`]
+    /// are dropped.
     pub(crate) fn start() -> std::io::Result<Printer> {
-        let (events, received) = mpsc::sync_channel(WAITING_MAX);
+        let (events, received) = mpsc::sync_channel(QUEUED_EVENTS_MAX);
         let (end, ended) = mpsc::sync_channel(1);
         let lost = Arc::new(AtomicU64::new(0));
         let left_out = lost.clone();
         let thread = std::thread::Builder::new().name("events".to_owned());
         thread.spawn(move || {
             write_events(&received, &left_out);
-            // Nobody waits if the daemon has waited long enough.
+            // The receiver is gone if the daemon has stopped waiting.
             let _ = end.send(());
         })?;
         Ok(Printer { events, lost, ended })
     }
 
-    /// A function that hands events to the thread, and never waits.
-    pub(crate) fn told(&self) -> impl Fn(&Event) + Send + Sync + 'static {
+    /// Returns a function that queues an event for the thread and never blocks. If the queue is
+    /// full, the event is only counted.
+    pub(crate) fn event_sink(&self) -> impl Fn(&Event) + Send + Sync + 'static {
         let (events, lost) = (self.events.clone(), self.lost.clone());
         move |event| {
             if events.try_send((event.kind(), event.to_string())).is_err() {
@@ -116,11 +118,12 @@ impl Printer {
         }
     }
 
-    /// Waits for the last lines, a second at the most. The server must have ended.
+    /// Waits up to [`FLUSH_TIMEOUT`] for the last lines. The server must have ended, so that no
+    /// event sink is left.
     pub(crate) fn finish(self) {
         drop(self.events);
-        // A stderr that nobody reads holds nobody up.
-        let _ = self.ended.recv_timeout(LAST_LINES);
+        // A stderr that is not read must not delay the end.
+        let _ = self.ended.recv_timeout(FLUSH_TIMEOUT);
     }
 }
 
@@ -149,7 +152,7 @@ fn write_events(events: &mpsc::Receiver<(&'static str, String)>, lost: &AtomicU6
 
 fn write(lines: impl IntoIterator<Item = String>) {
     for line in lines {
-        // There is nowhere to say that stderr cannot be written.
+        // A failed write to stderr cannot be reported anywhere.
         let _ = writeln!(std::io::stderr(), "pushpull-ps: {line}");
     }
 }
@@ -163,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_has_a_line_in_five_seconds_and_the_newest_event_is_told() {
+    fn a_kind_has_one_line_in_five_seconds_with_its_newest_event() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut limiter = Limiter::default();
@@ -176,7 +179,7 @@ mod tests {
         assert!(limiter.lines_due(at(4999)).is_empty());
         assert_eq!(limiter.lines_due(at(5000)), ["d (and 2 more)"]);
         assert_eq!(limiter.due(), None);
-        // The pause begins with each line.
+        // The interval starts again with each line.
         assert_eq!(event(&mut limiter, at(9999), "e"), None);
         assert_eq!(limiter.lines_due(at(10_000)), ["e"]);
         assert_eq!(event(&mut limiter, at(15_000), "f").as_deref(), Some("f"));
@@ -195,12 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_comes_late_goes_behind_the_line_that_is_due() {
+    fn a_new_event_joins_the_line_that_is_already_due() {
         let start = Instant::now();
         let mut limiter = Limiter::default();
         assert!(event(&mut limiter, start, "a").is_some());
         assert!(event(&mut limiter, start, "b").is_none());
-        let late = start + 2 * PAUSE;
+        let late = start + 2 * LINE_INTERVAL;
         assert!(event(&mut limiter, late, "c").is_none());
         assert_eq!(limiter.lines_due(late), ["c (and 1 more)"]);
     }

@@ -1,5 +1,5 @@
-//! The daemon: flags to a `PsConfig`, signals to a shutdown future. There is no second path:
-//! whatever it does, an embedder can do.
+//! The daemon: turns flags into a `PsConfig` and signals into a shutdown future. It uses the public
+//! API only, so an embedder can do all that it does.
 
 mod complaint;
 mod ending;
@@ -19,162 +19,172 @@ use pushpull::{
     Retention, StalenessPolicy, Storage, TaskId,
 };
 
-use complaint::{Complaint, Typed, takes_negative};
-use ending::{Signals, Worked};
+use complaint::{DaemonError, CommandLine, takes_negative};
+use ending::{Signals, WorkSummary};
 use events::Printer;
-use output::{complain, say};
+use output::{print_error, print_line};
 use training::TrainingOptions;
 
-/// A parameter server of a cluster. It ends on SIGINT and SIGTERM, and on SIGHUP unless that is ignored when it
-/// starts, as under nohup: pushes that are whole are finished first.
+/// Serve one ps task of a pushpull cluster. Ends on SIGINT and SIGTERM, and on SIGHUP unless that
+/// is ignored at the start, as under nohup. Finishes the pushes that are whole before it ends.
 #[derive(Debug, Parser)]
 #[command(name = "pushpull-ps", version)]
 struct Options {
-    /// The addresses of the parameter servers: host:port or unix:/path, separated by commas.
+    /// Addresses of the ps tasks, separated by commas: host:port or unix:/path.
     #[arg(long, value_delimiter = ',', required_unless_present = "cluster")]
     ps_hosts: Vec<String>,
-    /// The addresses of the workers; they are only names, nobody connects to a worker. Workers that are not
-    /// listed are refused, if any are.
+    /// Addresses of the worker tasks, separated by commas. They are only names: nothing connects to
+    /// a worker. If any are given, other workers are refused.
     #[arg(long, value_delimiter = ',')]
     worker_hosts: Vec<String>,
-    /// Lets workers in that the cluster does not list: any index of a job that it has. A cluster that lists no
-    /// workers at all lets any in.
+    /// Accept workers that the cluster does not list, with any index of a job that it has. A
+    /// cluster that lists no workers accepts any.
     #[arg(long)]
     elastic_workers: bool,
-    /// The cluster as text, such as "ps=a:1,b:1;worker=c:1", or as JSON; for sparse jobs.
+    /// Cluster as text, such as "ps=a:1,b:1;worker=c:1", or as JSON. Needed for jobs with gaps in
+    /// their task indices.
     #[arg(long, conflicts_with_all = ["ps_hosts", "worker_hosts"])]
     cluster: Option<String>,
-    /// The index of this task.
+    /// Index of this task in the ps job.
     #[arg(long, default_value_t = 0)]
     task_index: u32,
-    /// Listens here and not on the task's own address of the cluster.
+    /// Address to listen on in place of the address that the cluster gives this task.
     #[arg(long)]
     listen: Option<String>,
-    /// Listens on this Unix socket as well.
+    /// Unix socket to listen on as well.
     #[arg(long)]
     unix_socket: Option<PathBuf>,
-    /// Lends no memory to clients of this host and user that come through a Unix socket.
+    /// Share no memory with clients of the same host and user that connect through a Unix socket.
     #[arg(long)]
     no_shared_memory: bool,
-    /// Listens where other machines can reach it, though peers are not authenticated.
+    /// Allow addresses that other machines can reach, although peers are not authenticated.
     #[arg(long)]
     insecure: bool,
-    /// How many shards the task has, each with a thread.
+    /// Number of shards of the task, each with a thread of its own.
     #[arg(long, default_value_t = 1)]
     shards: u16,
-    /// A directory for the state, which survives this process: best on a memory file system such as
-    /// /dev/shm. Anonymous memory without it.
+    /// Directory for the state, which then survives this process: best on tmpfs, such as /dev/shm.
+    /// [default: anonymous memory]
     #[arg(long)]
     state_dir: Option<PathBuf>,
-    /// Checks every block of values and slots when the state is opened, not only what names them.
+    /// Keep a checksum of every block of values and slots, and verify all of them when the state is
+    /// opened. The tables that name the blocks always have checksums.
     #[arg(long, requires = "state_dir")]
     integrity_full: bool,
-    /// What an acknowledged push survives: the end of this process, or the loss of power, too.
-    #[arg(long, value_enum, default_value_t = Survives::Process)]
-    durability: Survives,
-    /// A directory for checkpoints, the same for all ps tasks.
+    /// Failures that an acknowledged push survives: the end of this process, or a loss of power as
+    /// well.
+    #[arg(long, value_enum, default_value_t = DurabilityOption::Process)]
+    durability: DurabilityOption,
+    /// Directory for checkpoints, the same for all ps tasks.
     #[arg(long)]
     checkpoint_dir: Option<PathBuf>,
-    /// Saves a checkpoint by itself so often; 0 only when asked.
+    /// Interval between automatic checkpoints, in milliseconds; 0 saves only on request.
     #[arg(long, default_value_t = 0, requires = "checkpoint_dir")]
     checkpoint_every_ms: u64,
-    /// How many of the newest checkpoints are kept; 0 keeps all.
+    /// Number of newest checkpoints to keep; 0 keeps all.
     #[arg(long, default_value_t = 5)]
     max_to_keep: usize,
-    /// Of the older ones, keeps the first in each stretch of so many hours.
+    /// Period in hours: of the older checkpoints, the first in each period is kept for good, except
+    /// in the first period; 0 keeps none of them.
     #[arg(long, default_value_t = 10_000)]
     keep_every_hours: u32,
-    /// The most bytes the shards may use together.
+    /// Memory limit of all shards together, in bytes.
     #[arg(long, default_value_t = Storage::BYTES_MAX)]
     bytes_max: u64,
     #[command(flatten)]
     training: TrainingOptions,
-    /// The global step at which training ends.
+    /// Global step at which training ends. [default: none]
     #[arg(long)]
     last_step: Option<u64>,
-    /// Makes each step of the gradients of A replicas of R: 4/5 takes the four fastest of five. The
-    /// same for all ps tasks. Each push is applied at once without this.
+    /// Make each step of the mean of A gradients, from R replicas: 4/5 takes the four fastest of
+    /// five. The same for all ps tasks. [default: every push is applied at once]
     #[arg(long, value_name = "A/R", value_parser = synchronous)]
     synchronous: Option<Mode>,
-    /// What is made of stale gradients, without --synchronous. damp divides their learning rate by 1 +
-    /// staleness; compensate:LAMBDA adds LAMBDA g g (w - w_read) to them, and keeps a copy of the values
-    /// for each worker; compensate alone takes 0.04. [default: ignore]
+    /// Staleness adjustment, without --synchronous: ignore, damp, compensate or compensate:LAMBDA.
+    /// damp divides the learning rate of a stale gradient by 1 + staleness. compensate adds LAMBDA
+    /// g g (w - w_read) to it and keeps a copy of the values for each worker; LAMBDA is 0.04 if not
+    /// given. [default: ignore]
     #[arg(long, value_name = "POLICY", value_parser = staleness, conflicts_with = "synchronous")]
     staleness: Option<StalenessPolicy>,
-    /// What becomes of a synchronous step when a replica is lost. shrink:MIN takes as few gradients as
-    /// are left, but no fewer than MIN; wait:SECONDS waits for another replica, and then tells who is
-    /// missing; fail tells it at once. [default: shrink:1]
+    /// Policy for a synchronous step when a replica is lost. shrink:MIN takes as many gradients as
+    /// the remaining replicas can give, at least MIN. wait:SECONDS waits for another replica, then
+    /// reports the absent ones. fail reports them at once. [default: shrink:1]
     #[arg(long, value_name = "POLICY", value_parser = on_loss, requires = "synchronous")]
     on_loss: Option<OnLoss>,
-    /// How long the first synchronous step counts on replicas that have not come yet, from the first
-    /// one's coming. [default: 60000]
+    /// Time in milliseconds that the first synchronous step waits for replicas that have not
+    /// joined, from the join of the first one. [default: 60000]
     #[arg(long, requires = "synchronous")]
     join_timeout_ms: Option<u64>,
-    /// Adds the gradients of a synchronous step up in the order of the worker tasks, so that two runs
-    /// give the same bits. Needs A = R, and waits for replicas that are lost.
+    /// Sum the gradients of a synchronous step in the order of the worker tasks, so that two runs
+    /// give the same bits. Requires A = R, and waits for lost replicas.
     #[arg(long, requires = "synchronous")]
     deterministic: bool,
-    /// Scales each gradient down to this Euclidean norm over all variables of all servers, if it is
-    /// longer. Give all tasks one. Without --synchronous workers clip.
+    /// Maximum Euclidean norm of a gradient over all variables of all servers: a longer gradient is
+    /// scaled down to it. Set it on all ps tasks or on none. Without --synchronous workers clip.
+    /// [default: none]
     #[arg(long, value_name = "NORM", requires = "synchronous")]
     clip_by_global_norm: Option<f64>,
-    /// Without --synchronous: whoever has made so many gradients more than the slowest worker waits
-    /// for it.
+    /// Lead in gradients, without --synchronous, at which a worker waits for the slowest one.
+    /// [default: none]
     #[arg(long, value_name = "GRADIENTS", conflicts_with = "synchronous")]
     wait_ahead: Option<u64>,
-    /// Without --synchronous: a gradient whose values are more than so many steps old is dropped.
+    /// Maximum age in steps, without --synchronous, of the values that a gradient was computed
+    /// from: an older gradient is dropped. [default: none]
     #[arg(long, value_name = "STEPS", conflicts_with = "synchronous")]
     reject_older: Option<u64>,
-    /// How long a worker may be silent before it is lost.
+    /// Time in milliseconds after which a silent worker is lost.
     #[arg(long, default_value_t = 5000)]
     lease_ms: u64,
-    /// How long a worker may hold a token; 0 for ever.
+    /// Time in milliseconds for which a worker may hold a token; 0 for no limit.
     #[arg(long, default_value_t = 600_000)]
     token_timeout_ms: u64,
-    /// What happens to NaN and infinities in a push, and to a push of finite elements that would make a value
-    /// one. Such a push is refused by a single shard without --synchronous, and else counted and told at
-    /// the end.
-    #[arg(long, value_enum, default_value_t = OnNonFinite::Reject)]
-    non_finite: OnNonFinite,
-    /// By when a peer must have said hello.
+    /// Policy for a push with NaN or infinity, and for a push of finite elements that would make a
+    /// value one: reject refuses it, count accepts and counts it, allow does not check. reject
+    /// refuses the second kind only on a single shard without --synchronous; elsewhere such pushes
+    /// are counted and reported at the end.
+    #[arg(long, value_enum, default_value_t = NonFiniteOption::Reject)]
+    non_finite: NonFiniteOption,
+    /// Time in milliseconds within which a peer must say hello.
     #[arg(long, default_value_t = 5000)]
     handshake_timeout_ms: u64,
-    /// How many connections that have not said hello are kept. When one more comes, the oldest goes of the
-    /// address that has most of them.
+    /// Maximum number of connections that have not said hello. For one more, the oldest connection
+    /// of the address with the most of them is closed.
     #[arg(long, default_value_t = 1024)]
     waiting_connections_max: usize,
-    /// The most connections of each shard after their hello. A shard refuses the next with Busy.
+    /// Maximum number of connections of each shard that have said hello. The shard refuses one more
+    /// with Busy.
     #[arg(long, default_value_t = 4096)]
     connections_max: usize,
-    /// How many whole pushes each shard has room for.
+    /// Number of push slots of each shard, each for one whole push. With --synchronous the shard
+    /// has further ones for the gradients of a step.
     #[arg(long, default_value_t = 4)]
     inbox_pushes: usize,
-    /// How many bytes of values each shard may hold on to for pulls and checkpoints; as many as it
-    /// has without this.
+    /// Bytes of values that each shard may pin for pulls and checkpoints. [default: the size of its
+    /// values]
     #[arg(long)]
     pin_bytes_max: Option<u64>,
-    /// Ends once every worker that joined is gone and the grace has passed.
+    /// Exit once every worker that joined has left or is lost and the grace period has passed.
     #[arg(long)]
     exit_when_done: bool,
-    /// How long to wait then for another worker.
+    /// Grace period of --exit-when-done, in milliseconds.
     #[arg(long, default_value_t = 10_000)]
     exit_grace_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Survives {
+enum DurabilityOption {
     Process,
     Power,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum OnNonFinite {
+enum NonFiniteOption {
     Reject,
     Count,
     Allow,
 }
 
-/// Reads how many gradients a step takes, and of how many replicas.
+/// Parses `A/R`, two positive integers, as a synchronous mode.
 fn synchronous(text: &str) -> Result<Mode, String> {
     let number = |part: &str| part.parse().ok().filter(|&number: &u32| number > 0);
     let parts = text.split_once('/').map(|(a, r)| (number(a), number(r)));
@@ -184,7 +194,7 @@ fn synchronous(text: &str) -> Result<Mode, String> {
     Ok(Mode::Synchronous { replicas_to_aggregate, total_num_replicas })
 }
 
-/// Reads what becomes of a step when a replica is lost.
+/// Parses the policy for the loss of a replica.
 fn on_loss(text: &str) -> Result<OnLoss, String> {
     let seconds = |text: &str| Duration::try_from_secs_f64(text.parse().ok()?).ok();
     let policy = match text.split_once(':') {
@@ -198,7 +208,7 @@ fn on_loss(text: &str) -> Result<OnLoss, String> {
     policy.ok_or_else(|| "expected shrink:MIN with MIN from 1 on, wait:SECONDS, or fail".to_owned())
 }
 
-/// Reads what is made of stale gradients.
+/// Parses a staleness policy.
 fn staleness(text: &str) -> Result<StalenessPolicy, String> {
     let compensation = |lambda| StalenessPolicy::DelayCompensation { lambda };
     let usable = |lambda: &f64| lambda.is_finite() && *lambda >= 0.0;
@@ -212,24 +222,24 @@ fn staleness(text: &str) -> Result<StalenessPolicy, String> {
     policy.ok_or_else(|| "expected ignore, damp, compensate, or compensate:LAMBDA".to_owned())
 }
 
-/// How long the address, the socket and the state of a predecessor that is going are waited for: a process
-/// that was killed has them until its memory is torn down.
-const HANDOVER: Duration = Duration::from_secs(5);
+/// Maximum time to wait for the address, socket and state of a predecessor. A killed process holds
+/// them until its memory is torn down.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often it is tried meanwhile.
-const AGAIN: Duration = Duration::from_millis(5);
+/// Interval between two attempts to start meanwhile.
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The exit code of a daemon that was told to do something it cannot do.
+/// Exit code for an invalid command line or a failed start.
 const EXIT_CONFIGURATION: u8 = 2;
-/// The exit code of a daemon that failed while it served.
+/// Exit code for a failure while serving.
 const EXIT_SERVING: u8 = 1;
 
 fn main() -> ExitCode {
     let parsed = Options::command().mut_args(takes_negative).try_get_matches();
-    let parsed = parsed.and_then(|typed| Ok((Options::from_arg_matches(&typed)?, Typed(typed))));
+    let parsed = parsed.and_then(|typed| Ok((Options::from_arg_matches(&typed)?, CommandLine(typed))));
     let (options, typed) = match parsed {
         Ok(parsed) => parsed,
-        // Which is how help and version are said, too.
+        // clap reports --help and --version as errors, too.
         Err(error) => {
             let code = u8::try_from(error.exit_code()).unwrap_or(EXIT_CONFIGURATION);
             let said = error.print();
@@ -248,45 +258,45 @@ fn main() -> ExitCode {
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err((code, complaint)) => {
-            complain(&complaint);
+        Err((code, error)) => {
+            print_error(&error);
             ExitCode::from(code)
         }
     }
 }
 
-/// Serves until it is told to end; the exit code of what went wrong, and what that was.
-async fn run(options: &Options, typed: &Typed, printer: &Printer) -> Result<(), (u8, Complaint)> {
-    let configuration = |complaint| (EXIT_CONFIGURATION, complaint);
+/// Serves until a signal or the end of training. Errors carry the exit code.
+async fn run(options: &Options, typed: &CommandLine, printer: &Printer) -> Result<(), (u8, DaemonError)> {
+    let configuration = |error| (EXIT_CONFIGURATION, error);
     let mut signals = Signals::watch().map_err(|error| configuration(error.to_string().into()))?;
     let cluster = cluster(options, typed).map_err(configuration)?;
     let owns_step = cluster.step_owner().is_some_and(|owner| owner.index == options.task_index);
-    let worked =
-        Worked { task: options.task_index, owns_step, synchronous: options.synchronous.is_some() };
+    let summary =
+        WorkSummary { task: options.task_index, owns_step, synchronous: options.synchronous.is_some() };
     let start = async || start(options, typed, &cluster, printer).await;
-    let ps = start_in_time(start, &mut signals).await.map_err(configuration)?;
+    let ps = start_after_predecessor(start, &mut signals).await.map_err(configuration)?;
     let (task, handle) = (options.task_index, ps.handle());
     if options.insecure {
         let address = handle.address();
-        complain(&format_args!("insecure: whoever reaches {address} can change the variables"));
+        print_error(&format_args!("insecure: every machine that reaches {address} can change the variables"));
     }
-    say(format_args!("task {task} serves on {}", handle.address()));
+    print_line(format_args!("task {task} serves on {}", handle.address()));
     let served = ps.serve(signals.any()).await;
     served.map_err(|error| (EXIT_SERVING, error.to_string().into()))?;
     let metrics = handle.metrics();
-    say(format_args!("{}", worked.said(&metrics, &handle.metrics_by_shard())));
+    print_line(format_args!("{}", summary.line(&metrics, &handle.metrics_by_shard())));
     if let Some(first) = &metrics.first_overflow {
         let overflows = metrics.overflows;
-        say(format_args!("task {task}: {overflows} updates overflowed, the first: {first}"));
+        print_line(format_args!("task {task}: {overflows} updates overflowed, the first: {first}"));
     }
     if let Some(mean) = metrics.staleness.mean() {
         let histogram = &metrics.staleness;
-        say(format_args!("task {task}: staleness {mean:.2} on average, {histogram}"));
+        print_line(format_args!("task {task}: mean staleness {mean:.2}, {histogram}"));
     }
     let saves = handle.saves();
     if let Some(error) = &saves.last_error {
         let newest = saves.newest.as_deref().unwrap_or("none since the start");
-        say(format_args!(
+        print_line(format_args!(
             "task {task}: the last {} saves of checkpoints failed, the newest saved is {newest}: {error}",
             saves.failed_in_a_row
         ));
@@ -294,35 +304,36 @@ async fn run(options: &Options, typed: &Typed, printer: &Printer) -> Result<(), 
     Ok(())
 }
 
-/// Starts as soon as a predecessor that is going has gone, if it goes in time.
-async fn start_in_time(
-    start: impl AsyncFn() -> Result<Ps, Complaint>,
+/// Starts the server. Retries for up to [`HANDOVER_TIMEOUT`] while an exiting predecessor holds
+/// what it needs.
+async fn start_after_predecessor(
+    start: impl AsyncFn() -> Result<Ps, DaemonError>,
     signals: &mut Signals,
-) -> Result<Ps, Complaint> {
-    let (began, mut told) = (Instant::now(), false);
+) -> Result<Ps, DaemonError> {
+    let (began, mut reported) = (Instant::now(), false);
     loop {
-        let complaint = match start().await {
-            Err(complaint) if complaint.may_pass && began.elapsed() < HANDOVER => complaint,
+        let error = match start().await {
+            Err(error) if error.is_transient && began.elapsed() < HANDOVER_TIMEOUT => error,
             started => return started,
         };
-        if !told {
-            told = true;
-            let most = HANDOVER.as_secs();
-            complain(&format_args!("waits for up to {most} s, as it may pass: {complaint}"));
+        if !reported {
+            reported = true;
+            let most = HANDOVER_TIMEOUT.as_secs();
+            print_error(&format_args!("waits up to {most} s for a predecessor to exit: {error}"));
         }
         tokio::select! {
-            () = tokio::time::sleep(AGAIN) => {}
-            () = signals.any() => return Err(complaint),
+            () = tokio::time::sleep(RETRY_INTERVAL) => {}
+            () = signals.any() => return Err(error),
         }
     }
 }
 
 async fn start(
     options: &Options,
-    typed: &Typed,
+    typed: &CommandLine,
     cluster: &ClusterSpec,
     printer: &Printer,
-) -> Result<Ps, Complaint> {
+) -> Result<Ps, DaemonError> {
     let own = cluster.task_address("ps", options.task_index);
     let own = own.map_err(|error| typed.blame("--task-index", &error))?;
     let hosts = if options.cluster.is_some() { "--cluster" } else { "--ps-hosts" };
@@ -330,7 +341,7 @@ async fn start(
         Some(address) => ("--listen", &**address),
         None => (hosts, own),
     };
-    let mut config = config(options, cluster.clone())?.on_event(printer.told());
+    let mut config = config(options, cluster.clone())?.on_event(printer.event_sink());
     let listener = match options.insecure {
         true => Ps::listen_insecure(address).await,
         false => Ps::listen(address).await,
@@ -356,7 +367,7 @@ async fn start(
     listener.start(config).map_err(|error| typed.cannot_start(&error))
 }
 
-fn cluster(options: &Options, typed: &Typed) -> Result<ClusterSpec, Complaint> {
+fn cluster(options: &Options, typed: &CommandLine) -> Result<ClusterSpec, DaemonError> {
     if let Some(text) = &options.cluster {
         let cluster = match text.trim_start().starts_with('{') {
             true => ClusterSpec::from_json(text),
@@ -393,13 +404,13 @@ fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
         .shared_memory(!options.no_shared_memory)
         .elastic_workers(options.elastic_workers)
         .durability(match options.durability {
-            Survives::Process => Durability::Process,
-            Survives::Power => Durability::Power,
+            DurabilityOption::Process => Durability::Process,
+            DurabilityOption::Power => Durability::Power,
         })
         .non_finite(match options.non_finite {
-            OnNonFinite::Reject => NonFinite::Reject,
-            OnNonFinite::Count => NonFinite::Count,
-            OnNonFinite::Allow => NonFinite::Allow,
+            NonFiniteOption::Reject => NonFinite::Reject,
+            NonFiniteOption::Count => NonFinite::Count,
+            NonFiniteOption::Allow => NonFinite::Allow,
         });
     if let Some(mode) = options.synchronous {
         config = config.mode(mode).deterministic(options.deterministic);
@@ -439,7 +450,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mode_is_two_numbers() {
+    fn a_synchronous_mode_is_two_positive_integers() {
         let mode = Mode::Synchronous { replicas_to_aggregate: 3, total_num_replicas: 4 };
         assert_eq!(synchronous("3/4"), Ok(mode));
         for text in ["", "3", "3/", "/4", "0/4", "3/0", "3/4/5", "-3/4", "3 / 4", "4294967296/1"] {
@@ -448,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_has_one_of_three_policies() {
+    fn the_loss_policy_is_shrink_wait_or_fail() {
         assert_eq!(on_loss("shrink:2"), Ok(OnLoss::Shrink { min: 2 }));
         let timeout = Duration::from_millis(1500);
         assert_eq!(on_loss("wait:1.5"), Ok(OnLoss::Wait { timeout }));
@@ -460,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_gradients_have_one_of_three_policies() {
+    fn the_staleness_policy_is_ignore_damp_or_compensate() {
         let compensation = |lambda| Ok(StalenessPolicy::DelayCompensation { lambda });
         assert_eq!(staleness("ignore"), Ok(StalenessPolicy::Ignore));
         assert_eq!(staleness("damp"), Ok(StalenessPolicy::Damp));
@@ -472,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_of_synchronous_mode_need_it_and_errors_name_the_value() {
+    fn synchronous_flags_require_the_mode_and_errors_name_the_value() {
         let parse = |flags: &[&str]| {
             let always = ["pushpull-ps", "--ps-hosts", "a:1"];
             Options::try_parse_from(always.iter().chain(flags))

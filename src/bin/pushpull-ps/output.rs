@@ -1,14 +1,15 @@
-//! What the daemon prints. Whoever reads it may go away, and it goes on serving.
+//! Output of the daemon. A line that cannot be written is lost: the daemon keeps serving if the
+//! readers of its stdout and stderr have gone.
 
 use std::fmt;
 use std::io::{self, Write};
 
-/// Prints a line; one that cannot be written is lost.
-pub(crate) fn say(line: fmt::Arguments<'_>) {
+/// Prints a line on stdout; a line that cannot be written is lost.
+pub(crate) fn print_line(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stdout(), "pushpull-ps: {line}");
 }
 
-/// The same where errors are printed.
-pub(crate) fn complain(line: &dyn fmt::Display) {
+/// Prints a line on stderr; a line that cannot be written is lost.
+pub(crate) fn print_error(line: &dyn fmt::Display) {
     let _ = writeln!(io::stderr(), "pushpull-ps: {line}");
 }

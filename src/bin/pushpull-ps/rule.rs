@@ -1,4 +1,4 @@
-//! A rule that trains variables, and its hyperparameters.
+//! The flags of an update rule and its hyperparameters.
 
 use std::sync::Arc;
 
@@ -8,67 +8,70 @@ use pushpull::{
 };
 
 use super::complaint::flag_called;
-use super::schedule::Course;
+use super::schedule::ScheduleOption;
 
-/// A hyperparameter that is not given is the rule's default.
+/// Flags of one update rule. An omitted hyperparameter has the default of the rule.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RuleOptions {
-    /// The rule that trains the variables, with the hyperparameters that it takes.
+    /// Update rule of the variables. Each rule accepts only the hyperparameters listed for it.
     #[arg(long, value_enum, default_value_t = Rule::Sgd)]
     optimizer: Rule,
-    /// The rule's learning rate.
+    /// Learning rate at the start of the schedule.
     #[arg(long, default_value_t = 0.01)]
     learning_rate: f64,
-    /// How the learning rate goes on from there, by the global step: steps:STEP=RATE,... (a rate
-    /// from behind a step on), exponential:RATE/STEPS or staircase:RATE/STEPS (times RATE every
-    /// STEPS, evenly or at once), cosine:RATE/STEPS (down to RATE in STEPS). Default: it stays.
+    /// Learning rate by global step: steps:STEP=RATE,... (RATE after STEP), exponential:RATE/STEPS
+    /// or staircase:RATE/STEPS (times RATE every STEPS, gradually or at once), cosine:RATE/STEPS
+    /// (down to RATE within STEPS). [default: constant]
     #[arg(long)]
-    schedule: Option<Course>,
-    /// In how many steps the learning rate rises before that.
+    schedule: Option<ScheduleOption>,
+    /// Number of steps before the schedule in which the learning rate rises linearly.
     #[arg(long, default_value_t = 0)]
     warm_up: u64,
-    /// How much of the momentum each update keeps: needed by momentum and nesterov; rmsprop [0].
+    /// Share of the momentum that each update keeps: required by momentum and nesterov; rmsprop
+    /// [0].
     #[arg(
         long,
         required_if_eq_any([("optimizer", "momentum"), ("optimizer", "nesterov")]),
     )]
     momentum: Option<f64>,
-    /// How much of the mean square each update keeps: adadelta [0.95], rmsprop [0.9].
+    /// Share of the mean square that each update keeps: adadelta [0.95], rmsprop [0.9].
     #[arg(long)]
     rho: Option<f64>,
-    /// Divides by the root of the variance and not of the mean square: rmsprop.
+    /// Divide by the root of the variance in place of the mean square: rmsprop.
     #[arg(long)]
     centered: bool,
-    /// The decay of the first moment: adam, lazy_adam, adamw, lamb [0.9].
+    /// Decay of the first moment: adam, lazy_adam, adamw, lamb [0.9].
     #[arg(long)]
     beta1: Option<f64>,
-    /// The decay of the second moment: adam, lazy_adam, adamw, lamb [0.999].
+    /// Decay of the second moment: adam, lazy_adam, adamw, lamb [0.999].
     #[arg(long)]
     beta2: Option<f64>,
-    /// What keeps a division from zero: adadelta [1e-8], rmsprop [1e-10], adam and
-    /// lazy_adam [1e-8], adamw [1e-7], lamb [1e-6].
+    /// Term that keeps a divisor above zero: adadelta [1e-8], rmsprop [1e-10], adam and lazy_adam
+    /// [1e-8], adamw [1e-7], lamb [1e-6].
     #[arg(long)]
     epsilon: Option<f64>,
-    /// Which share of a weight is lost by an update at learning rate 1: adamw [0.004], sgd, momentum
+    /// Share of a weight that an update at learning rate 1 removes: adamw [0.004]; sgd, momentum
     /// and nesterov [0]; lamb [0], times its ratio of norms.
     #[arg(long)]
     weight_decay: Option<f64>,
-    /// What the sum of squares starts with: adagrad, ftrl [0.1].
+    /// Initial value of the sum of squares: adagrad, ftrl [0.1].
     #[arg(long)]
     initial_accumulator: Option<f64>,
-    /// The power of the sum of squares with which steps become smaller: ftrl [-0.5].
+    /// Power of the sum of squares by which steps shrink: ftrl [-0.5].
     #[arg(long, allow_negative_numbers = true)]
     learning_rate_power: Option<f64>,
-    /// How far gradients must add up before a weight leaves zero: ftrl [0].
+    /// Sum of gradients below which a weight stays zero: ftrl [0].
     #[arg(long)]
     l1: Option<f64>,
-    /// The factor of the squared weight in the loss: ftrl [0]; of half of it: momentum, nesterov [0].
+    /// Factor of the squared weight in the loss: ftrl [0]; of half the squared weight: momentum,
+    /// nesterov [0].
     #[arg(long)]
     l2: Option<f64>,
-    /// The same as an addition to each gradient: ftrl [0].
+    /// Factor of the squared weight in the loss, added to each gradient but not to the sum of
+    /// squares: ftrl [0].
     #[arg(long)]
     l2_shrinkage: Option<f64>,
-    /// What is added to the root of the sum of squares: ftrl [0].
+    /// Term added to the root of the sum of squares: ftrl [0].
     #[arg(long)]
     beta: Option<f64>,
 }
@@ -90,7 +93,7 @@ enum Rule {
 }
 
 impl Rule {
-    /// The flags it takes beside `--learning-rate`.
+    /// Returns the flags that the rule accepts in addition to the learning rate and its schedule.
     const fn flags(self) -> &'static [&'static str] {
         match self {
             Rule::Sgd => &["--weight-decay"],
@@ -113,11 +116,11 @@ impl Rule {
 }
 
 impl RuleOptions {
-    /// The rule.
+    /// Builds the rule.
     ///
     /// # Errors
-    /// If a flag is given that the rule does not take: it would say something that is not so. If one
-    /// has a value that it cannot have.
+    /// Returns the text to print if a flag is given that the rule does not accept, since it would
+    /// have no effect, or if a hyperparameter is out of range.
     pub(crate) fn optimizer(&self) -> Result<Arc<dyn Optimizer>, String> {
         self.check()?;
         let rate = self.rate();
@@ -142,7 +145,7 @@ impl RuleOptions {
         }
     }
 
-    /// The flag that gives a hyperparameter of the rule this value.
+    /// Returns the flag that gave a hyperparameter of the rule this value.
     fn flag_of(&self, name: &str, value: f64) -> String {
         let is_first_rate = self.learning_rate == value || self.learning_rate.is_nan();
         match name {
@@ -157,11 +160,11 @@ impl RuleOptions {
 
     fn rate(&self) -> Schedule {
         let rate = self.learning_rate;
-        let course = self.schedule.as_ref().map(|course| course.starting_at(rate));
-        course.unwrap_or(rate.into()).warm_up(self.warm_up)
+        let schedule = self.schedule.as_ref().map(|schedule| schedule.starting_at(rate));
+        schedule.unwrap_or(rate.into()).warm_up(self.warm_up)
     }
 
-    /// Whether the rule takes every flag that is given.
+    /// Checks that the rule accepts every flag that is given.
     fn check(&self) -> Result<(), String> {
         let given = [
             ("--momentum", self.momentum.is_some()),
@@ -245,7 +248,7 @@ impl RuleOptions {
     }
 }
 
-/// A rule with a hyperparameter, if one is given.
+/// Sets a hyperparameter of a rule if a value is given.
 fn with<R>(rule: R, value: Option<f64>, set: fn(R, f64) -> R) -> R {
     match value {
         Some(value) => set(rule, value),
@@ -260,12 +263,12 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct RuleLine {
         #[command(flatten)]
         rule: RuleOptions,
     }
 
-    /// A value for a flag.
+    /// Returns a valid value for a flag that takes one.
     const fn value(flag: &str) -> Option<&'static str> {
         match flag.as_bytes() {
             b"--centered" => None,
@@ -278,7 +281,7 @@ mod tests {
         arguments: impl IntoIterator<Item = &'a str>,
     ) -> Result<RuleOptions, clap::Error> {
         let line = ["pushpull-ps"].into_iter().chain(arguments);
-        Line::try_parse_from(line).map(|line| line.rule)
+        RuleLine::try_parse_from(line).map(|line| line.rule)
     }
 
     fn rules() -> impl Iterator<Item = (&'static str, Rule)> {
@@ -287,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_takes_its_flags_and_no_other() {
+    fn a_rule_accepts_only_its_own_flags() {
         let all: Vec<&str> = rules().flat_map(|(_, rule)| rule.flags()).copied().collect();
         for (name, rule) in rules() {
             for &flag in &all {
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_cannot_be_is_told_by_its_flag() {
+    fn an_invalid_value_is_reported_with_its_flag() {
         let momentum = ["--optimizer", "momentum", "--momentum"];
         for (line, expected) in [
             (&["--learning-rate=-1"][..], "--learning-rate -1: "),
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_goes_on_by_its_schedule() {
+    fn the_rate_follows_its_schedule() {
         assert_eq!(parsed([]).unwrap().rate(), 0.01.into());
         let line = ["--learning-rate", "0.5", "--schedule", "cosine:0.1/100", "--warm-up", "7"];
         let expected = Schedule::cosine(0.5, 0.1, 100).warm_up(7);
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_the_default_of_the_rule() {
+    fn an_omitted_hyperparameter_has_the_default_of_the_rule() {
         let options = parsed([]).unwrap();
         assert_eq!(options.adam(0.5), Adam::new(0.5));
         assert_eq!(options.adamw(0.5), AdamW::new(0.5));

@@ -1,4 +1,4 @@
-//! Which rule trains which variables.
+//! The flags that choose the update rule and the learning rate of each variable.
 
 use std::str::FromStr;
 
@@ -8,48 +8,50 @@ use pushpull::{ClusterSpec, PsConfig, TaskId};
 use super::complaint::takes_negative;
 use super::rule::RuleOptions;
 
-/// A rule for all variables, and others for some.
+/// Update rule of all variables, with exceptions for some.
 #[derive(Debug, Args)]
 pub(crate) struct TrainingOptions {
     #[command(flatten)]
     rule: RuleOptions,
-    /// Another rule for some variables, of one name or beginning as it does up to a `*`, with its flags:
-    /// 'embedding/*=adagrad --learning-rate 0.1'. May be given several times; the last that is for a
-    /// variable counts. No hyperparameter is taken over from the rule of the others.
+    /// Update rule for some variables, with its flags: 'embedding/*=adagrad --learning-rate 0.1'.
+    /// NAMES is one name, or a prefix followed by `*`. May be given several times; the last match
+    /// counts. Omitted hyperparameters have the defaults of this rule, not the values of the rule
+    /// for all variables.
     #[arg(long, value_name = "NAMES=OPTIMIZER [FLAGS]")]
     optimizer_for: Vec<RuleFor>,
-    /// What the learning rate of some variables is multiplied by, named in the same way: 'bias*=0.5'.
-    /// May be given several times; the last that is for a variable counts.
+    /// Factor of the learning rate of some variables: 'bias*=0.5'. NAMES is one name, or a prefix
+    /// followed by `*`. May be given several times; the last match counts.
     #[arg(long, value_name = "NAMES=FACTOR")]
     rate_for: Vec<RateFor>,
 }
 
-/// A rule for the variables of some names.
+/// The value of `--optimizer-for`.
 #[derive(Clone, Debug)]
 struct RuleFor {
     names: String,
     rule: RuleOptions,
 }
 
-/// A factor of the learning rate, for the variables of some names.
+/// The value of `--rate-for`.
 #[derive(Clone, Debug, PartialEq)]
 struct RateFor {
     names: String,
     factor: f64,
 }
 
-/// The flags of a rule by themselves.
+/// A command line with only the flags of one rule.
 #[derive(Debug, Parser)]
-struct Line {
+struct RuleLine {
     #[command(flatten)]
     rule: RuleOptions,
 }
 
 impl TrainingOptions {
-    /// A server whose variables are trained by the rules.
+    /// Returns a configuration with these rules.
     ///
     /// # Errors
-    /// If a flag is given that its rule does not take: it would say something that is not so.
+    /// Returns the text to print if a flag is given that its rule does not accept, or a value is
+    /// out of range.
     pub(crate) fn config(&self, cluster: ClusterSpec, task: TaskId) -> Result<PsConfig, String> {
         let mut config = PsConfig::new(cluster, task, self.rule.optimizer()?);
         for RuleFor { names, rule } in &self.optimizer_for {
@@ -66,11 +68,12 @@ impl FromStr for RuleFor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (names, rule) = text.split_once('=').ok_or("no '=' behind the names")?;
+        let (names, rule) = text.split_once('=').ok_or("no '=' after the names")?;
         let line = ["--optimizer-for", "--optimizer"].into_iter().chain(rule.split_whitespace());
-        let line = Line::command().mut_args(takes_negative).try_get_matches_from(line);
-        let line = line.and_then(|line| Line::from_arg_matches(&line)).map_err(|error| {
-            // Without the usage, which is that of another line.
+        let line = RuleLine::command().mut_args(takes_negative).try_get_matches_from(line);
+        let line = line.and_then(|line| RuleLine::from_arg_matches(&line)).map_err(|error| {
+            // The usage is left out: it describes `RuleLine` and not the command line of the
+            // daemon.
             let said = error.to_string();
             let said = said.lines().take_while(|line| !line.is_empty()).map(str::trim);
             said.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
@@ -84,7 +87,7 @@ impl FromStr for RateFor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (names, factor) = text.rsplit_once('=').ok_or("no '=' behind the names")?;
+        let (names, factor) = text.rsplit_once('=').ok_or("no '=' after the names")?;
         let factor = factor.parse().map_err(|error| format!("{factor:?}: {error}"))?;
         Ok(RateFor { names: names.to_owned(), factor })
     }
@@ -95,20 +98,20 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Whole {
+    struct TrainingLine {
         #[command(flatten)]
         training: TrainingOptions,
     }
 
     fn config(line: &[&str]) -> Result<PsConfig, String> {
         let line = ["pushpull-ps"].iter().chain(line);
-        let whole = Whole::try_parse_from(line).map_err(|error| error.to_string())?;
+        let whole = TrainingLine::try_parse_from(line).map_err(|error| error.to_string())?;
         let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
         whole.training.config(cluster, TaskId::ps(0))
     }
 
     #[test]
-    fn a_rule_for_some_variables_has_flags_of_its_own() {
+    fn an_exception_has_its_own_rule_flags() {
         let line = [
             "--optimizer=adam",
             "--optimizer-for=emb/*=adagrad --learning-rate 0.25 --schedule steps:9=0.5,20=0.1",
@@ -124,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rule_for_some_variables_is_told() {
+    fn an_invalid_exception_is_reported() {
         let cases = [
-            ("--optimizer-for=emb", "no '=' behind the names"),
+            ("--optimizer-for=emb", "no '=' after the names"),
             ("--optimizer-for=emb=adagard", "adagard"),
             ("--optimizer-for=emb=momentum", "--momentum"),
             ("--optimizer-for=emb=adam --epsilon -1", "--epsilon -1: "),
             ("--optimizer-for=emb=adagrad --rho 0.5", "--optimizer adagrad does not take --rho"),
-            ("--rate-for=0.5", "no '=' behind the names"),
+            ("--rate-for=0.5", "no '=' after the names"),
             ("--rate-for=emb=half", "\"half\""),
         ];
         for (flag, expected) in cases {

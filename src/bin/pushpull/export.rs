@@ -1,4 +1,4 @@
-//! A checkpoint for other programs.
+//! `pushpull export`: writes a checkpoint as one safetensors file.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -8,22 +8,22 @@ use clap::Args;
 use pushpull::checkpoint::export_since;
 use pushpull::{CheckpointError, LocalDirectory};
 
-/// What to export.
+/// Options of `pushpull export`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The directory of the checkpoints.
+    /// Directory of the checkpoints.
     directory: PathBuf,
-    /// The file to write; it replaces what is there once it is whole.
+    /// File to write. It replaces an existing file once it is complete.
     #[arg(long)]
     to: PathBuf,
-    /// The name of a checkpoint; the newest that is sound without it.
+    /// Name of the checkpoint. Default: the newest sound one.
     #[arg(long)]
     checkpoint: Option<String>,
-    /// Writes the optimizer's slots, too, as `name:slot`.
+    /// Also write the optimizer slots, as `name:slot`.
     #[arg(long)]
     slots: bool,
-    /// Of tables that grow, writes only the rows that were pushed since this global step, which may
-    /// be that of an older checkpoint.
+    /// Of each table that grows, write only the rows pushed since this global step, for example
+    /// that of an older checkpoint.
     #[arg(long, value_name = "STEP", default_value_t = 0)]
     since: u64,
 }

@@ -1,4 +1,4 @@
-//! What a directory of a server holds, as a page for people or one JSON object.
+//! `pushpull inspect`: prints the contents of a state directory as a page or as one JSON object.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -11,15 +11,15 @@ use pushpull::inspect::{
 };
 use serde_json::{Value, json};
 
-use super::output::say;
+use super::output::print_lines;
 
-/// What to look into.
+/// Options of `pushpull inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// A state directory, or the folder of one shard in it, or a directory of checkpoints. Nothing in
-    /// it is changed, and a server may be running on it.
+    /// State directory, folder of one shard in it, or directory of checkpoints. Nothing in it is
+    /// changed, and a server may be running on it.
     directory: PathBuf,
-    /// Prints one JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -32,8 +32,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let found = pushpull::inspect(&options.directory)?;
     match options.json {
-        true => say(&json_of(&found).to_string())?,
-        false => say(page_of(&found)?.trim_end())?,
+        true => print_lines(&json_of(&found).to_string())?,
+        false => print_lines(page_of(&found)?.trim_end())?,
     }
     match found.is_sound() {
         true => Ok(()),
@@ -62,7 +62,7 @@ fn page_of(found: &Inspection) -> Result<String, std::fmt::Error> {
         write_variables(&mut page, &shard.variables)?;
         write_clients(&mut page, &shard.clients)?;
         for push in &shard.whole {
-            let client = push.client.as_ref().map_or("an older self".into(), ToString::to_string);
+            let client = push.client.as_ref().map_or("an older incarnation".into(), ToString::to_string);
             writeln!(
                 page,
                 "  whole      push {} of {client}: {}, {} bytes, token {}, push slot {}",
@@ -86,7 +86,7 @@ fn write_arena(page: &mut String, arena: &ArenaIs) -> std::fmt::Result {
 }
 
 fn write_state(page: &mut String, state: &ShardState, shard: &ShardInspection) -> std::fmt::Result {
-    let integrity = if state.integrity { "full" } else { "of words" };
+    let integrity = if state.integrity { "full" } else { "words only" };
     writeln!(
         page,
         "  state      step {}{}, version {}, {} gradients, restore epoch {}, life {}",
@@ -107,11 +107,11 @@ fn write_state(page: &mut String, state: &ShardState, shard: &ShardInspection) -
     )?;
     let intent = match shard.committed_words {
         None => "idle".to_owned(),
-        Some(words) => format!("committed, {words} words to be stored"),
+        Some(words) => format!("committed, {words} words to store"),
     };
     let undo = match shard.prepared_rows {
         None => "idle".to_owned(),
-        Some(rows) => format!("prepared, {rows} rows to be put back"),
+        Some(rows) => format!("prepared, {rows} rows to restore"),
     };
     writeln!(page, "  intent     {intent}")?;
     writeln!(page, "  undo       {undo}")?;
@@ -174,7 +174,7 @@ fn write_files(page: &mut String, shard: &ShardInspection) -> std::fmt::Result {
     for file in &shard.files {
         let verdict = match &file.verdict {
             Verdict::Fault { offset, expected } => {
-                format!("CORRUPT: at byte {offset} there must be {expected}")
+                format!("CORRUPT: expected {expected} at byte {offset}")
             }
             other => verdict(other).to_owned(),
         };

@@ -1,5 +1,6 @@
-//! The tool: `pushpull bench` measures a server beside the ceilings of the machine, and `pushpull
-//! inspect` says what a directory of a server holds.
+//! The command-line tool: `pushpull bench` measures a server beside the ceilings of the machine,
+//! `pushpull inspect` shows what a state or checkpoint directory holds, and `pushpull export`
+//! writes a checkpoint as a safetensors file.
 
 mod bench;
 mod export;
@@ -23,29 +24,29 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measures pulls and pushes beside the ceiling of the same transport and size.
+    /// Measure pulls and pushes beside the ceiling of the same transport and size.
     Bench(Box<bench::Options>),
-    /// Writes a checkpoint as one safetensors file, with whole tensors under their own names.
+    /// Write a checkpoint as one safetensors file, with whole tensors under their own names.
     Export(export::Options),
-    /// Says what a state directory or a directory of checkpoints holds, and whether it is sound.
+    /// Show what a state or checkpoint directory holds, and whether it is sound.
     Inspect(inspect::Options),
 }
 
 fn main() -> ExitCode {
     let done = match Options::try_parse() {
         Ok(options) => run(&options.command).map(|()| ExitCode::SUCCESS),
-        // Which is how help and version are said, too.
+        // clap reports --help and --version as errors, too.
         Err(error) => {
             let code = u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
-            error.print().map(|()| code).map_err(|error| output::unwritten(&error).into())
+            error.print().map(|()| code).map_err(|error| output::output_error(&error).into())
         }
     };
     match done {
         Ok(code) => code,
-        // Whoever reads the output has read enough.
+        // The reader has closed the pipe, as `head` does: not a failure.
         Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody is left to tell if that cannot be written either.
+            // If stderr cannot be written either, the error is lost.
             let _ = writeln!(std::io::stderr(), "pushpull: {error}");
             ExitCode::FAILURE
         }

@@ -1,13 +1,13 @@
-//! What the tool prints.
+//! Standard output of the tool.
 
 use std::io::{self, Write};
 
-/// Prints a line, or several; whoever reads them may go away.
-pub(crate) fn say(lines: &str) -> io::Result<()> {
-    writeln!(io::stdout(), "{lines}").map_err(|error| unwritten(&error))
+/// Prints one or more lines. Fails with `BrokenPipe` if the reader has closed the pipe.
+pub(crate) fn print_lines(lines: &str) -> io::Result<()> {
+    writeln!(io::stdout(), "{lines}").map_err(|error| output_error(&error))
 }
 
-/// Why nothing could be printed.
-pub(crate) fn unwritten(error: &io::Error) -> io::Error {
+/// Names the standard output in a write error.
+pub(crate) fn output_error(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot write to the standard output: {error}"))
 }

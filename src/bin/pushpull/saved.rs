@@ -1,4 +1,4 @@
-//! What a directory of checkpoints holds.
+//! `pushpull inspect` for a directory of checkpoints.
 
 use std::error::Error;
 use std::path::Path;
@@ -8,11 +8,11 @@ use pushpull::LocalDirectory;
 use pushpull::checkpoint::{CheckpointContents, CheckpointSummary, contents, list};
 use serde_json::{Value, json};
 
-use super::output::say;
+use super::output::print_lines;
 
 type Failure = Box<dyn Error>;
 
-/// Whether a directory is one of checkpoints: one of its folders has the name of one.
+/// Returns whether the directory has an entry named as a checkpoint, `ckpt-...`.
 pub(crate) fn holds_checkpoints(directory: &Path) -> std::io::Result<bool> {
     for entry in std::fs::read_dir(directory)? {
         if entry?.file_name().to_string_lossy().starts_with("ckpt-") {
@@ -22,7 +22,7 @@ pub(crate) fn holds_checkpoints(directory: &Path) -> std::io::Result<bool> {
     Ok(false)
 }
 
-/// Reads all of every checkpoint, and fails if one is not sound.
+/// Reads and verifies every checkpoint in full, prints them, and fails if one is not sound.
 pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Failure> {
     let storage = Arc::new(LocalDirectory::open(directory)?);
     let listed = list(&*storage)?;
@@ -40,8 +40,8 @@ pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Failure> {
     }
     let path = directory.display().to_string();
     match json {
-        true => say(&json!({ "path": path, "checkpoints": values }).to_string())?,
-        false => say(page.trim_end())?,
+        true => print_lines(&json!({ "path": path, "checkpoints": values }).to_string())?,
+        false => print_lines(page.trim_end())?,
     }
     match unsound {
         0 => Ok(()),

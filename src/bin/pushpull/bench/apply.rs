@@ -1,4 +1,5 @@
-//! What a commit costs: each rule through the store, in turns with the rule in place.
+//! Suite `apply`: each update rule through the store, interleaved with the rule in place. The
+//! difference is the cost of a commit.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -8,12 +9,12 @@ use pushpull::measure::{InPlace, StoreUnderTest};
 use pushpull::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Sgd};
 
 use super::report::{Report, Row, Unit};
-use super::turns::{Pace, take_turns};
+use super::turns::{Pace, interleave};
 
-/// Below this share of the ceiling something is wrong that is no matter of degree.
-const SKEW_LOST: f64 = 0.3;
+/// Ratio to the ceiling below which the suite fails: no ordinary slowdown is that large.
+const SKEW_LOST_RATIO: f64 = 0.3;
 
-/// Every rule there is, the plain ones first.
+/// Returns every rule, the plain ones first.
 pub(crate) fn every_rule() -> [Arc<dyn Optimizer>; 11] {
     [
         Arc::new(Sgd::new(0.5)),
@@ -30,7 +31,7 @@ pub(crate) fn every_rule() -> [Arc<dyn Optimizer>; 11] {
     ]
 }
 
-/// Measures these rules over a variable of so many bytes.
+/// Measures these rules over a variable of `bytes` bytes.
 pub(crate) fn run(
     rules: &[Arc<dyn Optimizer>],
     bytes: usize,
@@ -53,8 +54,9 @@ pub(crate) fn run(
             in_place.push(&gradient);
             Ok(start.elapsed())
         };
-        let (ours, ceiling) = take_turns(pace, ours, theirs)?;
-        // Both are driven by time; the one that is behind catches up, and then they are equal.
+        let (ours, ceiling) = interleave(pace, ours, theirs)?;
+        // The two sides ran for the same time, not the same number of pushes. The one behind
+        // catches up, and then their values are equal.
         let (mut a, mut b) = (ours.iter().flatten().count(), ceiling.iter().flatten().count());
         while a != b {
             if a < b {
@@ -66,14 +68,14 @@ pub(crate) fn run(
             }
         }
         if store.values() != in_place.values()[..elements] {
-            return Err(format!("the values of {name} are not those of the rule in place").into());
+            return Err(format!("the values of {name} differ from those of the rule in place").into());
         }
         let (row, unit, amount) = (format!("apply_{name}"), Unit::Throughput, bytes as u64);
-        let beside = "the rule in place";
-        let line = report.row(Row { name: row, unit, amount, ours, ceiling, beside })?;
-        // Streams that meet at one offset of their pages evict each other: 6 to 7 times slower.
-        if line.ratio().is_some_and(|ratio| ratio < SKEW_LOST) {
-            return Err(format!("{name}: the streams are not skewed any more").into());
+        let ceiling_name = "the rule in place";
+        let line = report.row(Row { name: row, unit, amount, ours, ceiling, ceiling_name })?;
+        // Streams at the same offset modulo a page evict each other, which is 6 to 7 times slower.
+        if line.ratio().is_some_and(|ratio| ratio < SKEW_LOST_RATIO) {
+            return Err(format!("{name}: the streams are no longer skewed").into());
         }
     }
     Ok(())

@@ -8,17 +8,17 @@ use pushpull::{
     ClusterSpec, Gradients, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
 };
 
-use super::ceiling::Way;
+use super::ceiling::Direction;
 use super::{Failure, Folder, Transport};
 
-/// The learning rate of a server in this process. Halves add up exactly in f32 as long as there are
-/// fewer than 2^24 of them.
+/// Learning rate of a server in this process. Multiples of 0.5 are exact in f32 below 2^23, so
+/// fewer than 2^24 pushes add up exactly.
 pub(crate) const RATE: f64 = 0.5;
 
-/// What there is to pull and to push.
+/// The model that is pulled and pushed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model {
-    /// The bytes of all variables together, in elements of 4.
+    /// Size of all variables together in bytes, 4 per element.
     pub(crate) bytes: usize,
     pub(crate) variables: usize,
 }
@@ -28,7 +28,8 @@ impl Model {
         (0..self.variables).map(|variable| format!("w{variable}"))
     }
 
-    /// The variables, the first ones an element longer if need be.
+    /// Returns the variables. The first ones are one element longer if the elements do not divide
+    /// evenly.
     fn specs(self) -> Result<Vec<VariableSpec>, Failure> {
         let elements = self.bytes / 4;
         if self.variables > elements {
@@ -43,13 +44,13 @@ impl Model {
     }
 }
 
-/// Where the server is.
+/// The server to measure.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum At<'a> {
-    /// In this process, with so many shards.
-    Here { shards: u16 },
-    /// Daemons at these addresses, whose rule is plain gradient descent with this rate.
-    There { addresses: &'a [String], rate: f64 },
+pub(crate) enum Target<'a> {
+    /// A server in this process with this number of shards.
+    InProcess { shards: u16 },
+    /// Daemons at these addresses, which run plain gradient descent with this rate.
+    Daemons { addresses: &'a [String], rate: f64 },
 }
 
 /// A server and its workers.
@@ -58,26 +59,26 @@ pub(crate) struct TestBed {
     cluster: ClusterSpec,
     replicas: Vec<Replica>,
     rate: f64,
-    /// What every element was before the first push, and the step.
+    /// Value of every element and global step before the first push.
     before: (f32, u64),
     _server: Option<Ps>,
     _folder: Option<Folder>,
 }
 
-/// One worker, and its copy of the model.
+/// One worker and its copy of the model.
 struct Replica {
     worker: Worker,
     reader: Reader,
     params: Params,
     names: Vec<String>,
-    /// Gradients that are not pushed: they have what room servers lend.
-    held: Vec<Gradients>,
+    /// Gradients that are never pushed. They occupy all buffer slots, if any.
+    unpushed: Vec<Gradients>,
     pushes: u64,
 }
 
 impl TestBed {
     pub(crate) fn start(
-        at: At<'_>,
+        at: Target<'_>,
         transport: Transport,
         model: Model,
         replicas: usize,
@@ -85,10 +86,10 @@ impl TestBed {
         let workers = (1..=replicas).map(|port| format!("127.0.0.1:{port}"));
         let builder = ClusterSpec::builder().job("worker", workers);
         let (cluster, server, rate, folder) = match at {
-            At::There { addresses, rate } => {
+            Target::Daemons { addresses, rate } => {
                 (builder.job("ps", addresses).build()?, None, rate, None)
             }
-            At::Here { shards } => {
+            Target::InProcess { shards } => {
                 let runtime = tokio::runtime::Builder::new_current_thread().build()?;
                 let (address, folder) = transport.address("transport")?;
                 let listener = runtime.block_on(Ps::listen(&address))?;
@@ -109,32 +110,33 @@ impl TestBed {
         Ok(bed)
     }
 
-    /// The cluster that the server is a task of.
+    /// Returns the cluster of the server.
     pub(crate) fn cluster(&self) -> &ClusterSpec {
         &self.cluster
     }
 
-    /// All replicas pull or push as often as this, at once. The time that one of them takes for it.
-    pub(crate) fn turn(&mut self, way: Way, times: usize) -> Result<Duration, Failure> {
-        let once = |replica: &mut Replica| match way {
-            Way::Pull => replica.pull(),
-            Way::Push => replica.push(),
+    /// Has all replicas pull or push this many times, concurrently. Returns the mean time of one
+    /// replica.
+    pub(crate) fn turn(&mut self, direction: Direction, times: usize) -> Result<Duration, Failure> {
+        let once = |replica: &mut Replica| match direction {
+            Direction::Pull => replica.pull(),
+            Direction::Push => replica.push(),
         };
         at_once(&mut self.replicas, times, once)
     }
 
-    /// From now on no gradient lies in memory that the server lends.
-    pub(crate) fn use_up_push_slots(&mut self) {
+    /// Takes all buffer slots, so that gradients are sent over the socket from now on.
+    pub(crate) fn use_up_buffer_slots(&mut self) {
         for replica in &mut self.replicas {
-            replica.held = (0..BUFFER_SLOTS_MAX).map(|_| replica.worker.gradients()).collect();
+            replica.unpushed = (0..BUFFER_SLOTS_MAX).map(|_| replica.worker.gradients()).collect();
         }
     }
 
-    /// The values on the server must be what the pushes add up to, and the step must be their number.
+    /// Checks that the values are the sum of the pushes and that the step counts them.
     pub(crate) fn check(self) -> Result<(), Failure> {
         let pushes: u64 = self.replicas.iter().map(|replica| replica.pushes).sum();
         let rate = self.rate as f32;
-        // One by one, as the server has done it.
+        // Subtracted one by one in f32, as the server does.
         let expected = (0..pushes).fold(self.before.0, |value, _| value - rate);
         let (value, step) = self.every_element()?;
         let begun = self.before.1;
@@ -143,11 +145,11 @@ impl TestBed {
         }
         match value == expected {
             true => Ok(()),
-            false => Err(format!("the elements are {value} and not {expected}").into()),
+            false => Err(format!("the elements are {value} instead of {expected}").into()),
         }
     }
 
-    /// What every element is, if all are the same, and the step.
+    /// Returns the value of every element and the step. Fails if the elements differ.
     fn every_element(&self) -> Result<(f32, u64), Failure> {
         let mut reader =
             Reader::connect(WorkerConfig::new(self.cluster.clone(), TaskId::worker(0)))?;
@@ -180,8 +182,8 @@ impl Replica {
         worker.join(specs, |_| ())?;
         let reader = Reader::connect(config)?;
         let params = reader.params();
-        let (names, held, pushes) = (model.names().collect(), Vec::new(), 0);
-        Ok(Replica { worker, reader, params, names, held, pushes })
+        let (names, unpushed, pushes) = (model.names().collect(), Vec::new(), 0);
+        Ok(Replica { worker, reader, params, names, unpushed, pushes })
     }
 
     fn pull(&mut self) -> Result<Duration, Failure> {
@@ -190,8 +192,8 @@ impl Replica {
         Ok(start.elapsed())
     }
 
-    /// One push, acknowledged as applied. What a model would do, filling the gradients, is not
-    /// measured.
+    /// Measures one push until it is acknowledged as applied. Filling the gradients, the work of a
+    /// model, is not measured.
     fn push(&mut self) -> Result<Duration, Failure> {
         let token = self.worker.token()?.ok_or("the training has ended")?;
         let mut gradients = self.worker.gradients();
@@ -206,8 +208,8 @@ impl Replica {
     }
 }
 
-/// Each of them does something so many times, all at once. The time that one of them takes for it, of
-/// what `once` says that it took.
+/// Runs `once` this many times on each item, one thread per item. Returns the mean over the items
+/// of the summed durations that `once` reports.
 pub(crate) fn at_once<T: Send>(
     several: &mut [T],
     times: usize,
@@ -219,11 +221,11 @@ pub(crate) fn at_once<T: Send>(
     }
     let (again, count) = (&again, several.len() as u32);
     let sum = std::thread::scope(|scope| {
-        // An error of another thread is told by its text.
+        // A `Failure` cannot be sent between threads: its text is.
         let turn = |one| scope.spawn(move || again(one).map_err(|error| error.to_string()));
         let threads: Vec<_> = several.iter_mut().map(turn).collect();
         let ended = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|_| Err("a worker has panicked".to_owned()))
+            thread.join().unwrap_or_else(|_| Err("a worker thread panicked".to_owned()))
         };
         threads.into_iter().map(ended).sum::<Result<Duration, String>>()
     })?;

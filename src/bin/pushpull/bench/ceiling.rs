@@ -1,4 +1,4 @@
-//! What the machine can do: small loops over the bare transport, run beside ours.
+//! The ceilings of the machine: small loops over the bare transport and bare memory.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,36 +15,36 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use super::bed::RATE;
 use super::{Failure, Transport};
 
-/// The short message of a round trip.
+/// Size in bytes of the short message of a round trip.
 const SHORT: usize = 32;
-/// How much is read at once, and applied while it is in cache.
+/// Bytes that the server reads at once and applies while they are in cache.
 const CHUNK: usize = 1 << 20;
 
-/// Which way the payload goes.
+/// Direction of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// To the server, which applies it in place as it arrives.
     Push,
     /// From the server.
     Pull,
 }
 
-/// A stream of either kind.
+/// A blocking stream, TCP or Unix.
 trait Stream: Read + Write + Send {}
 impl<S: Read + Write + Send> Stream for S {}
 
-/// One connection with one request outstanding, into a reused buffer.
+/// One connection with one outstanding request and a reused buffer.
 pub(crate) struct RoundTrip {
     stream: Box<dyn Stream>,
     buffer: Vec<u8>,
-    way: Way,
+    direction: Direction,
     server: Option<JoinHandle<()>>,
 }
 
 impl RoundTrip {
     pub(crate) fn start(
         transport: Transport,
-        way: Way,
+        direction: Direction,
         bytes: usize,
     ) -> std::io::Result<RoundTrip> {
         let (client, server): (Box<dyn Stream>, Box<dyn Stream>) = match transport {
@@ -57,31 +57,31 @@ impl RoundTrip {
                 (Box::new(client), Box::new(server))
             }
         };
-        let server = std::thread::spawn(move || serve(server, way, bytes));
-        Ok(RoundTrip { stream: client, buffer: vec![0; bytes], way, server: Some(server) })
+        let server = std::thread::spawn(move || serve(server, direction, bytes));
+        Ok(RoundTrip { stream: client, buffer: vec![0; bytes], direction, server: Some(server) })
     }
 
-    /// What it is called.
-    pub(crate) fn name(transport: Transport, way: Way) -> &'static str {
-        match (transport, way) {
-            (Transport::Tcp, Way::Pull) => "rr_tcp",
-            (Transport::Tcp, Way::Push) => "rr_apply_tcp",
-            (_, Way::Pull) => "rr_uds",
-            (_, Way::Push) => "rr_apply_uds",
+    /// Returns its name for the column `ceiling is`.
+    pub(crate) fn name(transport: Transport, direction: Direction) -> &'static str {
+        match (transport, direction) {
+            (Transport::Tcp, Direction::Pull) => "rr_tcp",
+            (Transport::Tcp, Direction::Push) => "rr_apply_tcp",
+            (_, Direction::Pull) => "rr_uds",
+            (_, Direction::Push) => "rr_apply_uds",
         }
     }
 
-    /// One round trip.
+    /// Measures one round trip.
     pub(crate) fn once(&mut self) -> std::io::Result<Duration> {
         let start = Instant::now();
         let mut short = [0; SHORT];
         self.stream.write_all(&short)?;
-        match self.way {
-            Way::Push => {
+        match self.direction {
+            Direction::Push => {
                 self.stream.write_all(&self.buffer)?;
                 self.stream.read_exact(&mut short)?;
             }
-            Way::Pull => {
+            Direction::Pull => {
                 self.stream.read_exact(&mut short)?;
                 self.stream.read_exact(&mut self.buffer)?;
             }
@@ -92,7 +92,7 @@ impl RoundTrip {
 
 impl Drop for RoundTrip {
     fn drop(&mut self) {
-        // The server ends with the stream.
+        // Closing the stream ends the server thread.
         self.stream = Box::new(std::io::Cursor::new(Vec::new()));
         if let Some(server) = self.server.take() {
             let _ = server.join();
@@ -100,16 +100,16 @@ impl Drop for RoundTrip {
     }
 }
 
-fn serve(mut stream: Box<dyn Stream>, way: Way, bytes: usize) {
+fn serve(mut stream: Box<dyn Stream>, direction: Direction, bytes: usize) {
     let mut short = [0; SHORT];
     let mut values = vec![0.0_f32; bytes / 4];
     let mut chunk = vec![0.0_f32; CHUNK.min(bytes) / 4];
     while stream.read_exact(&mut short).is_ok() {
-        let done = match way {
-            Way::Pull => stream
+        let done = match direction {
+            Direction::Pull => stream
                 .write_all(&short)
                 .and_then(|()| stream.write_all(bytemuck::cast_slice(&values))),
-            Way::Push => {
+            Direction::Push => {
                 let mut received = Ok(());
                 for values in values.chunks_mut(CHUNK / 4) {
                     let gradient = &mut chunk[..values.len()];
@@ -127,58 +127,59 @@ fn serve(mut stream: Box<dyn Stream>, way: Way, bytes: usize) {
     }
 }
 
-/// A word that two threads change in turn: what asking anybody at all costs within a machine.
+/// A word that two threads change alternately: the least cost of a request between two threads.
 pub(crate) struct SharedWord {
     word: Arc<AtomicU64>,
     other: Option<JoinHandle<()>>,
 }
 
-/// Waits a little; where the other thread may have no core, it is given this one. Whether it was.
-fn wait(turns: &mut u32) -> bool {
+/// Spins once; every 1000th call yields the core instead, in case the other thread has none.
+/// Returns whether it yielded.
+fn spin(turns: &mut u32) -> bool {
     *turns = turns.wrapping_add(1);
-    let gives = turns.is_multiple_of(1000);
-    match gives {
+    let yields = turns.is_multiple_of(1000);
+    match yields {
         true => std::thread::yield_now(),
         false => std::hint::spin_loop(),
     }
-    gives
+    yields
 }
 
-/// The word once there will be no more questions.
-const OVER: u64 = u64::MAX;
+/// The value that ends the answering thread.
+const STOP: u64 = u64::MAX;
 
 impl SharedWord {
-    /// The other thread does something before it answers.
+    /// Starts the answering thread, which calls `answer` before each answer.
     pub(crate) fn start(mut answer: impl FnMut() + Send + 'static) -> SharedWord {
         let word = Arc::new(AtomicU64::new(0));
         let shared = word.clone();
-        // It answers odd numbers with even ones.
+        // Odd numbers are requests, even ones answers.
         let other = std::thread::spawn(move || {
             let mut turns = 0;
             loop {
                 match shared.load(Ordering::Acquire) {
-                    OVER => return,
+                    STOP => return,
                     asked if asked % 2 == 1 => {
                         answer();
                         shared.store(asked + 1, Ordering::Release);
                         turns = 0;
                     }
-                    _ => _ = wait(&mut turns),
+                    _ => _ = spin(&mut turns),
                 }
             }
         });
         SharedWord { word, other: Some(other) }
     }
 
-    /// One question and its answer.
+    /// Measures one request and its answer.
     pub(crate) fn once(&mut self) -> Result<Duration, Failure> {
         let start = Instant::now();
         let asked = self.word.load(Ordering::Relaxed) + 1;
         self.word.store(asked, Ordering::Release);
         let mut turns = 0;
         while self.word.load(Ordering::Acquire) == asked {
-            if wait(&mut turns) && self.other.as_ref().is_none_or(JoinHandle::is_finished) {
-                return Err("the thread that answers has panicked".into());
+            if spin(&mut turns) && self.other.as_ref().is_none_or(JoinHandle::is_finished) {
+                return Err("the answering thread panicked".into());
             }
         }
         Ok(start.elapsed())
@@ -187,26 +188,26 @@ impl SharedWord {
 
 impl Drop for SharedWord {
     fn drop(&mut self) {
-        self.word.store(OVER, Ordering::Release);
+        self.word.store(STOP, Ordering::Release);
         if let Some(other) = self.other.take() {
             let _ = other.join();
         }
     }
 }
 
-/// A copy from one buffer to another.
-pub(crate) struct Copying {
+/// A copy from one buffer to another, `memcpy`.
+pub(crate) struct Memcpy {
     from: Vec<u8>,
     to: Vec<u8>,
 }
 
-impl Copying {
-    pub(crate) fn new(bytes: usize) -> Copying {
-        // Not zeros as they come from the system, which would be one page over and over.
-        Copying { from: vec![1; bytes], to: vec![2; bytes] }
+impl Memcpy {
+    pub(crate) fn new(bytes: usize) -> Memcpy {
+        // Zeroed memory from the kernel may be one page mapped many times.
+        Memcpy { from: vec![1; bytes], to: vec![2; bytes] }
     }
 
-    /// One copy.
+    /// Measures one copy.
     pub(crate) fn once(&mut self) -> Duration {
         let start = Instant::now();
         self.to.copy_from_slice(std::hint::black_box(&self.from));
@@ -215,20 +216,20 @@ impl Copying {
     }
 }
 
-/// Plain gradient descent in place, with a gradient that is there: what a push has to do at the least.
-pub(crate) struct Applying {
+/// Plain gradient descent in place with a gradient in memory: the least work of a push.
+pub(crate) struct RuleInPlace {
     values: InPlace,
     gradient: Vec<f32>,
 }
 
-impl Applying {
-    pub(crate) fn new(bytes: usize) -> std::io::Result<Applying> {
+impl RuleInPlace {
+    pub(crate) fn new(bytes: usize) -> std::io::Result<RuleInPlace> {
         let (elements, rule) = (bytes / 4, Arc::new(Sgd::new(RATE)));
         let values = InPlace::new(elements, rule)?;
-        Ok(Applying { values, gradient: vec![0.0; elements] })
+        Ok(RuleInPlace { values, gradient: vec![0.0; elements] })
     }
 
-    /// One gradient, which is written before, as a worker's is.
+    /// Measures one gradient. Writing the gradient, the work of a worker, is not measured.
     pub(crate) fn once(&mut self) -> Duration {
         self.gradient.fill(1.0);
         let start = Instant::now();
@@ -238,38 +239,38 @@ impl Applying {
     }
 }
 
-/// What one thread writes and another has the store apply, which is asked by a shared word: a push without
-/// its messages.
-pub(crate) struct Handing {
+/// A gradient that one thread writes and another applies to a store, signalled by a shared word: a
+/// push without its messages.
+pub(crate) struct GradientHandoff {
     word: SharedWord,
-    /// Each of them has it while the other waits.
+    /// Each thread locks it while the other waits for the word.
     gradient: Arc<Mutex<Vec<f32>>>,
 }
 
-impl Handing {
-    pub(crate) fn start(bytes: usize) -> Result<Handing, Failure> {
+impl GradientHandoff {
+    pub(crate) fn start(bytes: usize) -> Result<GradientHandoff, Failure> {
         let elements = bytes / 4;
         let mut store = StoreUnderTest::new(elements as u64, Arc::new(Sgd::new(RATE)))?;
         let gradient = Arc::new(Mutex::new(vec![0.0; elements]));
-        let handed = gradient.clone();
+        let shared = gradient.clone();
         let word = SharedWord::start(move || {
-            if let Ok(gradient) = handed.lock() {
+            if let Ok(gradient) = shared.lock() {
                 store.push(&gradient);
             }
         });
-        Ok(Handing { word, gradient })
+        Ok(GradientHandoff { word, gradient })
     }
 
-    /// One gradient, which is written before, as a worker's is.
+    /// Measures the hand-over of one gradient. Writing it, the work of a worker, is not measured.
     pub(crate) fn once(&mut self) -> Result<Duration, Failure> {
-        let mut gradient = self.gradient.lock().map_err(|_| "the store has panicked")?;
+        let mut gradient = self.gradient.lock().map_err(|_| "the storing thread panicked")?;
         gradient.fill(1.0);
         drop(gradient);
         self.word.once()
     }
 }
 
-/// The two ends of a connection over loopback.
+/// Returns the two ends of a loopback connection.
 fn tcp_pair() -> std::io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let client = TcpStream::connect(listener.local_addr()?)?;
@@ -279,25 +280,25 @@ fn tcp_pair() -> std::io::Result<(TcpStream, TcpStream)> {
     Ok((client, server))
 }
 
-/// A stream of either kind that a runtime waits for.
-trait Waited: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Waited for S {}
+/// An asynchronous stream, TCP or Unix.
+trait AsyncStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> AsyncStream for S {}
 
-/// One end of a connection that no runtime waits for yet.
-enum End {
+/// One end of a connection that is not registered with a runtime yet.
+enum StreamEnd {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-impl End {
-    /// Has the runtime of this thread wait for it.
-    fn waited(self) -> std::io::Result<Box<dyn Waited>> {
+impl StreamEnd {
+    /// Registers the stream with the runtime of this thread.
+    fn register(self) -> std::io::Result<Box<dyn AsyncStream>> {
         Ok(match self {
-            End::Tcp(stream) => {
+            StreamEnd::Tcp(stream) => {
                 stream.set_nonblocking(true)?;
                 Box::new(tokio::net::TcpStream::from_std(stream)?)
             }
-            End::Unix(stream) => {
+            StreamEnd::Unix(stream) => {
                 stream.set_nonblocking(true)?;
                 Box::new(tokio::net::UnixStream::from_std(stream)?)
             }
@@ -305,29 +306,29 @@ impl End {
     }
 }
 
-/// 64 bytes both ways between two runtimes of one thread each.
+/// A ping-pong of 64 bytes between two single-threaded runtimes.
 pub(crate) struct PingPong {
     runtime: tokio::runtime::Runtime,
-    stream: Option<Box<dyn Waited>>,
+    stream: Option<Box<dyn AsyncStream>>,
     server: Option<JoinHandle<()>>,
 }
 
 impl PingPong {
     pub(crate) fn start(transport: Transport) -> std::io::Result<PingPong> {
         let (client, server) = match transport {
-            Transport::Tcp => tcp_pair().map(|(a, b)| (End::Tcp(a), End::Tcp(b)))?,
-            _ => UnixStream::pair().map(|(a, b)| (End::Unix(a), End::Unix(b)))?,
+            Transport::Tcp => tcp_pair().map(|(a, b)| (StreamEnd::Tcp(a), StreamEnd::Tcp(b)))?,
+            _ => UnixStream::pair().map(|(a, b)| (StreamEnd::Unix(a), StreamEnd::Unix(b)))?,
         };
         let server = std::thread::spawn(move || {
-            // What fails here is told by the other end, which gets no answer.
+            // A failure here reaches the other end, which gets no answer.
             let _ = runtime().and_then(|runtime| runtime.block_on(answer(server)));
         });
         let runtime = runtime()?;
-        let stream = runtime.block_on(async { client.waited() })?;
+        let stream = runtime.block_on(async { client.register() })?;
         Ok(PingPong { runtime, stream: Some(stream), server: Some(server) })
     }
 
-    /// What it is called.
+    /// Returns its name for the column `ceiling is`.
     pub(crate) fn name(transport: Transport) -> &'static str {
         match transport {
             Transport::Tcp => "pingpong_tokio",
@@ -349,9 +350,9 @@ impl PingPong {
     }
 }
 
-/// Sends back what comes, until nothing more does.
-async fn answer(end: End) -> std::io::Result<()> {
-    let (mut stream, mut message) = (end.waited()?, [0; 64]);
+/// Echoes messages until the stream ends.
+async fn answer(end: StreamEnd) -> std::io::Result<()> {
+    let (mut stream, mut message) = (end.register()?, [0; 64]);
     loop {
         stream.read_exact(&mut message).await?;
         stream.write_all(&message).await?;
@@ -376,15 +377,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_panics_is_not_waited_for() {
+    fn a_panic_of_the_answering_thread_ends_the_wait() {
         let mut asked = 0;
         let mut word = SharedWord::start(move || {
             asked += 1;
-            assert!(asked < 3, "enough was asked");
+            assert!(asked < 3, "the planned panic");
         });
         assert!(word.once().is_ok());
         assert!(word.once().is_ok());
         assert!(word.once().is_err());
-        assert!(word.once().is_err(), "nor asked again");
+        assert!(word.once().is_err(), "a later request fails, too");
     }
 }

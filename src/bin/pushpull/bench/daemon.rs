@@ -1,4 +1,4 @@
-//! The daemon as a process of its own, and a chief that gives it variables.
+//! The daemon as a separate process, and a chief that declares its variables.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,37 +14,37 @@ use pushpull::{
 use super::probe::Line;
 use super::{Failure, Folder};
 
-/// How long a server may take to answer before the measurement is given up.
+/// Maximum time for a server to answer before the measurement fails.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How daemons are started, one after the other, on one state directory behind a Unix socket.
+/// Starts daemons one after the other on one state directory behind one Unix socket.
 pub(crate) struct Daemons {
     program: PathBuf,
     folder: Folder,
     address: String,
-    more: &'static [&'static str],
+    arguments: &'static [&'static str],
     pub(crate) cluster: ClusterSpec,
 }
 
-/// A daemon that ends with this.
+/// A running daemon, killed on drop.
 pub(crate) struct Daemon(Child);
 
 impl Daemons {
-    /// Those of a measurement, with more arguments than they need; none of them is started.
-    pub(crate) fn new(what: &str, more: &'static [&'static str]) -> Result<Daemons, Failure> {
+    /// Prepares daemons that are started with these extra arguments. Starts none.
+    pub(crate) fn new(what: &str, arguments: &'static [&'static str]) -> Result<Daemons, Failure> {
         let (program, folder) = (program()?, Folder::private(what)?);
         let address = format!("unix:{}/ps.sock", folder.path().display());
         let cluster =
             ClusterSpec::builder().job("ps", [&address]).job("worker", WORKERS).build()?;
-        Ok(Daemons { program, folder, address, more, cluster })
+        Ok(Daemons { program, folder, address, arguments, cluster })
     }
 
-    /// Where the state is.
+    /// Returns the state directory.
     pub(crate) fn state(&self) -> PathBuf {
         self.folder.path().join("state")
     }
 
-    /// The program.
+    /// Returns the path of the daemon's executable.
     pub(crate) fn program(&self) -> &Path {
         &self.program
     }
@@ -53,14 +53,15 @@ impl Daemons {
         let mut command = Command::new(&self.program);
         command.args(["--ps-hosts", &self.address, "--worker-hosts", &WORKERS.join(",")]);
         command.arg("--state-dir").arg(self.state());
-        // Initializing some GiB takes longer than a lease, and this chief says nothing meanwhile.
+        // The chief here sends no heartbeats, and initializing a few GiB takes longer than the
+        // default lease.
         command.args(["--lease-ms", "600000"]);
         command.args(["--bytes-max", &(64_u64 << 30).to_string()]);
-        command.args(self.more).stdout(Stdio::null());
+        command.args(self.arguments).stdout(Stdio::null());
         command.spawn().map(Daemon)
     }
 
-    /// Declares and initializes variables, as soon as a daemon answers.
+    /// Declares and initializes variables once a daemon answers.
     pub(crate) fn declare(&self, variables: Vec<VariableSpec>) -> Result<(), Failure> {
         let map = ShardMap::of_cluster(&self.cluster, 1)?;
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin)?;
@@ -69,7 +70,7 @@ impl Daemons {
         let mut chief = loop {
             match Line::open(&self.cluster, ShardId::default(), Role::Chief {}) {
                 Ok(Some(line)) => break line,
-                Ok(None) => return Err("the daemon does not welcome a chief".into()),
+                Ok(None) => return Err("the daemon refused a chief".into()),
                 Err(error) if began.elapsed() > TIMEOUT => return Err(error.into()),
                 Err(_) => std::thread::yield_now(),
             }
@@ -85,7 +86,7 @@ impl Daemon {
         self.0.id()
     }
 
-    /// Kills it, and waits until nothing of it is left.
+    /// Kills the process and waits until it is gone.
     pub(crate) fn kill(&mut self) -> std::io::Result<()> {
         self.0.kill()?;
         self.0.wait().map(drop)
@@ -94,21 +95,21 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // An error means that it has already exited.
         let _ = self.kill();
     }
 }
 
-/// Waits for a message of this name; a refusal is an error, and so is any other.
+/// Reads the next message. Fails unless it has this name.
 pub(crate) fn expect(line: &mut Line, name: &str) -> Result<(), Failure> {
     match line.next()? {
         Message::Refused(refused) => Err(refused.refusal.to_string().into()),
         message if message.name() == name => Ok(()),
-        message => Err(format!("a {} and not {name}", message.name()).into()),
+        message => Err(format!("received {} instead of {name}", message.name()).into()),
     }
 }
 
-/// The daemon beside this tool.
+/// Finds the daemon in the folder of this tool, or in the folder above it.
 fn program() -> Result<PathBuf, Failure> {
     let own = std::env::current_exe()?;
     let folders = own.ancestors().skip(1).take(2);
@@ -117,5 +118,5 @@ fn program() -> Result<PathBuf, Failure> {
     found.ok_or_else(|| "cannot measure a daemon: pushpull-ps is not beside this tool".into())
 }
 
-/// The workers that may come.
+/// Addresses of the workers in the cluster.
 const WORKERS: [&str; 2] = ["127.0.0.1:1", "127.0.0.1:2"];

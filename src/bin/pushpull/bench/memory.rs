@@ -1,5 +1,4 @@
-//! What a daemon takes of memory: at rest and while it is busy, and for a connection that says
-//! nothing.
+//! Suite `memory`: the memory of a daemon while idle and while busy, and of an idle connection.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,18 +14,18 @@ use super::daemon::Daemons;
 use super::probe::Line as Connection;
 use super::report::{Line, Report, Unit};
 
-/// The daemon's settings, which the formula knows: plain gradient descent has no slots.
+/// Settings of the daemon that the formula relies on. Plain gradient descent has no slots.
 const SETTINGS: &[&str] = &["--optimizer", "sgd", "--learning-rate", "0.5", "--inbox-pushes", "2"];
 const INBOX_PUSHES: u64 = 2;
 
-/// Workers that pull and push at once, and how often each does.
+/// Number of concurrent workers, and of the steps of each.
 const WORKERS: u32 = 2;
 const STEPS: u64 = 30;
 
-/// Connections that say nothing.
+/// Number of idle connections.
 const CONNECTIONS: usize = 1000;
 
-/// Measures a daemon with variables of so many bytes together.
+/// Measures a daemon whose variables have `bytes` bytes in total.
 pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
     let daemons = Daemons::new("memory", SETTINGS)?;
     let daemon = daemons.start()?;
@@ -42,18 +41,18 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
         let params = worker.join(&variables, |_| ())?;
         workers.push((worker, params));
     }
-    // The state, the new values of the largest push, the rooms of the inbox, and the values that
-    // pulls may hold on to: the bounds of the configuration, all at once.
+    // The bounds of the configuration, all at once: the state, the new values of the largest push,
+    // the push slots of the inbox, and the pinned values of pulls.
     let formula = bytes * (1 + 1 + INBOX_PUSHES + 1);
-    let taken = || taken(daemon.id(), &daemons.state());
-    let mut figure = |name: &str, taken: u64| -> Result<(), Failure> {
-        let (unit, beside) = (Unit::Memory, "state, largest push, inbox and pins");
-        let (ours, ceiling) = (taken as f64 / 1024.0, Some(formula as f64 / 1024.0));
+    let memory_used = || memory_used(daemon.id(), &daemons.state());
+    let mut figure = |name: &str, memory_used: u64| -> Result<(), Failure> {
+        let (unit, ceiling_name) = (Unit::Memory, "state, largest push, inbox and pins");
+        let (ours, ceiling) = (memory_used as f64 / 1024.0, Some(formula as f64 / 1024.0));
         let name = name.to_owned();
-        report.line(Line { name, unit, ours, ceiling, p99: None, beside, rounds: 1 })?;
+        report.line(Line { name, unit, ours, ceiling, p99: None, ceiling_name, rounds: 1 })?;
         Ok(())
     };
-    figure("memory_overhead_idle", taken()?)?;
+    figure("memory_overhead_idle", memory_used()?)?;
     let done = AtomicBool::new(false);
     let most = std::thread::scope(|scope| {
         let variables = &variables;
@@ -64,17 +63,17 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
         let watch = scope.spawn(|| -> std::io::Result<u64> {
             let mut most = 0;
             while !done.load(Ordering::Acquire) {
-                most = most.max(taken()?);
+                most = most.max(memory_used()?);
                 std::thread::yield_now();
             }
             Ok(most)
         });
         let ended = workers.into_iter().map(|worker| {
-            worker.join().unwrap_or_else(|_| Err("a worker has panicked".to_owned()))
+            worker.join().unwrap_or_else(|_| Err("a worker thread panicked".to_owned()))
         });
         let ended = ended.collect::<Vec<_>>();
         done.store(true, Ordering::Release);
-        let most = watch.join().unwrap_or_else(|_| Err(std::io::Error::other("it panicked")));
+        let most = watch.join().unwrap_or_else(|_| Err(std::io::Error::other("the watching thread panicked")));
         ended.into_iter().collect::<Result<Vec<()>, String>>().map(|_| most)
     })??;
     check(&daemons)?;
@@ -83,17 +82,17 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
     let before = anonymous(daemon.id())?;
     let idle = (0..CONNECTIONS).map(|_| {
         let connection = Connection::open(&daemons.cluster, ShardId::default(), Role::Reader {})?;
-        connection.ok_or_else(|| Failure::from("the daemon does not welcome a reader"))
+        connection.ok_or_else(|| Failure::from("the daemon refused a reader"))
     });
     let idle = idle.collect::<Result<Vec<_>, _>>()?;
     let each = anonymous(daemon.id())?.saturating_sub(before) as f64 / idle.len() as f64;
     let (name, unit) = ("memory_idle_connection".to_owned(), Unit::Memory);
-    let (ours, beside) = (each / 1024.0, "");
-    report.line(Line { name, unit, ours, ceiling: None, p99: None, beside, rounds: 1 })?;
+    let (ours, ceiling_name) = (each / 1024.0, "");
+    report.line(Line { name, unit, ours, ceiling: None, p99: None, ceiling_name, rounds: 1 })?;
     Ok(())
 }
 
-/// Pulls and pushes ones.
+/// Pulls, and pushes ones.
 fn train(
     mut worker: Worker,
     mut params: Params,
@@ -111,7 +110,7 @@ fn train(
     Ok(worker.leave()?)
 }
 
-/// The values must be what the pushes add up to.
+/// Checks that the values are the sum of the pushes.
 fn check(daemons: &Daemons) -> Result<(), Failure> {
     let config = WorkerConfig::new(daemons.cluster.clone(), TaskId::worker(0));
     let mut reader = pushpull::blocking::Reader::connect(config)?;
@@ -125,27 +124,27 @@ fn check(daemons: &Daemons) -> Result<(), Failure> {
     }
 }
 
-/// The bytes that a process takes: its own, and the files of its state, which lie in memory.
-pub(crate) fn taken(process: u32, state: &Path) -> std::io::Result<u64> {
+/// Returns the memory in bytes of a process and of its state files, which are in memory as well.
+pub(crate) fn memory_used(process: u32, state: &Path) -> std::io::Result<u64> {
     Ok(anonymous(process)? + files(state)?)
 }
 
-/// The memory of a process that no file holds.
+/// Returns the anonymous memory of a process in bytes.
 fn anonymous(process: u32) -> std::io::Result<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
     let kib = kib.and_then(|kib| kib.parse::<u64>().ok());
-    let missing = || std::io::Error::other("the system does not say what a process takes");
+    let missing = || std::io::Error::other("/proc does not report the anonymous memory of the process");
     kib.map(|kib| kib << 10).ok_or_else(missing)
 }
 
-/// The memory, or disk, of all files of a directory.
+/// Returns the bytes allocated for all files of a directory.
 fn files(directory: &Path) -> std::io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        // A file that is replaced may have gone since.
+        // A file may have been replaced and removed meanwhile.
         let Ok(what) = entry.metadata() else { continue };
         bytes += if what.is_dir() { files(&entry.path())? } else { what.blocks() * 512 };
     }

@@ -1,4 +1,4 @@
-//! `pushpull bench`: what a server does, in turns with what the machine could do.
+//! `pushpull bench`: measures a server, interleaved with the ceilings of the machine.
 
 mod apply;
 mod bed;
@@ -28,16 +28,16 @@ use clap::{Args, ValueEnum};
 use self::report::Report;
 use self::turns::Pace;
 
-/// What to measure.
+/// Options of `pushpull bench`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// What to measure.
+    /// Suites to run.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Suite::Transport])]
     suite: Vec<Suite>,
-    /// The transports of the suites `transport`, `rows` and `mlp`.
+    /// Transports of the suites `transport`, `rows` and `mlp`.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Transport::ALL)]
     transport: Vec<Transport>,
-    /// The bytes of all variables together in the suite `transport`, such as 64B, 4KiB or 4MiB.
+    /// Total sizes of the variables in the suite `transport`, such as 64B, 4KiB or 4MiB.
     #[arg(
         long,
         value_delimiter = ',',
@@ -45,83 +45,86 @@ pub(crate) struct Options {
         default_values = ["64B", "4KiB", "64KiB", "1MiB", "4MiB", "64MiB"]
     )]
     sizes: Vec<String>,
-    /// Into how many variables they are divided.
+    /// Number of variables that the total size is divided into.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     variables: u32,
-    /// How many workers pull and push at once.
+    /// Number of workers that pull and push at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     replicas: u32,
-    /// The shards of the server in this process.
+    /// Number of shards of the server in this process.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     shards: u16,
-    /// The addresses of running daemons, all of them in order of their tasks, instead of a server in
-    /// this process. They run plain gradient descent (`--optimizer sgd`) in asynchronous mode, and hold
-    /// nothing yet or the variables of an earlier run like this one.
+    /// Addresses of running daemons, all of them in the order of their tasks, to measure in place
+    /// of a server in this process. They must run `--optimizer sgd` in asynchronous mode, and hold
+    /// no variables or those of an earlier run with the same options.
     #[arg(long, value_delimiter = ',')]
     address: Vec<String>,
-    /// The learning rate of those daemons: what they hold must be what the pushes add up to.
+    /// Learning rate of the daemons of --address. Their values are checked against the sum of the
+    /// pushes.
     #[arg(long, default_value_t = bed::RATE, requires = "address")]
     learning_rate: f64,
-    /// The size of the variable of the suite `apply`.
+    /// Size of the variable of the suite `apply`.
     #[arg(long, value_parser = size, default_value = "256MiB")]
     apply_size: String,
-    /// The sizes of the state of the suite `restart`.
+    /// Sizes of the state in the suite `restart`.
     #[arg(long, value_delimiter = ',', value_parser = size, default_values = ["64MiB", "1GiB", "4GiB"])]
     restart_sizes: Vec<String>,
-    /// The size of the values of the suite `memory`.
+    /// Size of the values in the suite `memory`.
     #[arg(long, value_parser = size, default_value = "256MiB")]
     memory_size: String,
-    /// What a reader of the suite `memory` asks for before it stops reading.
+    /// Size of the pull in the suite `memory` whose reader stops reading.
     #[arg(long, value_parser = size, default_value = "1GiB")]
     stalled_size: String,
-    /// The largest number of variables of the suite `scale`.
+    /// Largest number of variables in the suite `scale`.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     scale_variables: u32,
-    /// The largest number of connections of the suite `scale`.
+    /// Largest number of connections in the suite `scale`.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=4_000))]
     scale_connections: u32,
-    /// The size of the variable of the suite `checkpoint`.
+    /// Size of the variable of the suite `checkpoint`.
     #[arg(long, value_parser = size, default_value = "256MiB")]
     checkpoint_size: String,
-    /// Rounds in which ours and the ceiling take turns; figures are medians over them.
+    /// Number of rounds of pushpull and its ceiling, interleaved. Figures are medians over the
+    /// rounds.
     #[arg(long, default_value_t = 7, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(5..=1000))]
     rounds: usize,
-    /// The time that one side of a round takes, in milliseconds, roughly.
+    /// Approximate duration of one side of a round, in milliseconds.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     round_ms: u64,
-    /// Prints one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
-    /// Draws the throughputs of the suite `transport` by size, with the ceilings, as an SVG picture.
+    /// Draw the throughputs of the suite `transport` by size, with the ceilings, into an SVG file.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Writes the figures, with the machine and the command, onto a page of documentation that has a
-    /// place for them.
+    /// Write the figures, the machine and the command into a Markdown page, between its figure
+    /// markers.
     #[arg(long, value_name = "FILE.md")]
     page: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Suite {
-    /// A little of all that is quick, in less than a minute.
+    /// A short selection of the other suites, in less than a minute.
     Quick,
-    /// Pulls and pushes, beside the bare transport.
+    /// Pulls and pushes beside the bare transport.
     Transport,
-    /// The rules in the store, beside the rules in place.
+    /// Update rules in the store beside the same rules in place.
     Apply,
-    /// Rows of a sparse variable and of a table in the store, and over the transports, beside a bare
-    /// gather.
+    /// Rows of a sparse variable and of a table, in the store and over the transports, beside a
+    /// bare gather.
     Rows,
-    /// A killed daemon, from exec to its first answered pull, beside a process that does nothing.
+    /// A killed daemon from exec to its first answered pull, beside a process that only prints its
+    /// version.
     Restart,
-    /// A small network trained by two workers, beside the same two computing alone.
+    /// A small network trained by two workers, beside the same two that only compute.
     Mlp,
-    /// What a daemon takes of memory, beside the bounds of its configuration; a connection that says
-    /// nothing; and pushes beside a reader that has asked for everything and stopped reading.
+    /// Memory of a daemon beside the bounds of its configuration, memory of an idle connection, and
+    /// pushes beside a reader that requested everything and stopped reading.
     Memory,
-    /// What a pull and a push cost with many variables, and with many connections, beside one.
+    /// Pulls and pushes with many variables and with many connections, beside one of each.
     Scale,
-    /// A checkpoint while pushes go on, beside a file that is written, flushed and read.
+    /// A checkpoint during pushes, beside a file that is written, flushed and read.
     Checkpoint,
 }
 
@@ -129,26 +132,26 @@ enum Suite {
 pub(crate) enum Transport {
     /// TCP over loopback.
     Tcp,
-    /// A Unix socket, and nothing else.
+    /// A Unix socket without shared memory.
     Uds,
-    /// Memory of the server that it lends over a Unix socket.
+    /// Memory that the server shares over a Unix socket.
     Shm,
 }
 
 impl Transport {
     const ALL: [Transport; 3] = [Transport::Tcp, Transport::Uds, Transport::Shm];
 
-    /// Whether it is one that leads to an address.
-    fn leads_to(self, address: &str) -> bool {
+    /// Returns whether a client can use this transport with the address.
+    fn fits(self, address: &str) -> bool {
         (self == Transport::Tcp) != address.starts_with("unix:")
     }
 
-    /// Whether memory is lent.
+    /// Returns whether the server shares memory.
     pub(crate) fn is_shared(self) -> bool {
         self == Transport::Shm
     }
 
-    /// Its name in the names of rows.
+    /// Returns its name within row names.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Transport::Tcp => "tcp",
@@ -157,7 +160,7 @@ impl Transport {
         }
     }
 
-    /// An address for a server of this process, and the private folder that it lies in.
+    /// Returns an address for a server in this process, and the private folder of its socket.
     pub(crate) fn address(self, what: &str) -> std::io::Result<(String, Option<Folder>)> {
         Ok(match self {
             Transport::Tcp => ("127.0.0.1:0".to_owned(), None),
@@ -171,7 +174,7 @@ impl Transport {
 
 pub(crate) type Failure = Box<dyn Error>;
 
-/// Measures what the options say, and prints it.
+/// Runs the suites of the options and prints their rows.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut report = Report::new(options.json);
     let pace = Pace { rounds: options.rounds, round: Duration::from_millis(options.round_ms) };
@@ -223,7 +226,7 @@ fn measure(
     }
 }
 
-/// Short rounds of what says most about a machine.
+/// Runs short rounds of the most telling suites.
 fn quick(options: &Options, report: &mut Report) -> Result<(), Failure> {
     let pace = Pace { rounds: options.rounds.min(5), round: Duration::from_millis(80) };
     let sizes = ["64B", "4KiB", "1MiB", "16MiB"].map(str::to_owned);
@@ -234,12 +237,12 @@ fn quick(options: &Options, report: &mut Report) -> Result<(), Failure> {
     restart::run(&["64MiB".to_owned()], pace.rounds, report)
 }
 
-/// A size on the command line, as it was said.
-fn size(said: &str) -> Result<String, String> {
-    bytes_of(said).map(|_| said.to_owned()).map_err(|error| error.to_string())
+/// Validates a size on the command line and returns its text.
+fn size(text: &str) -> Result<String, String> {
+    bytes_of(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
-/// Reads a size as it is said to people.
+/// Parses a size with a unit, such as 4KiB, to bytes.
 fn bytes_of(size: &str) -> Result<usize, Failure> {
     let digits = size.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &size[digits.len()..] {
@@ -260,7 +263,7 @@ fn bytes_of(size: &str) -> Result<usize, Failure> {
     Ok(bytes)
 }
 
-/// A private folder, removed with its contents. On a memory file system if there is one.
+/// A private folder, removed with its contents on drop. On tmpfs if /dev/shm exists.
 #[derive(Debug)]
 pub(crate) struct Folder(PathBuf);
 
@@ -289,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_say_them() {
+    fn sizes_need_a_unit_and_a_multiple_of_eight_bytes() {
         for (size, bytes) in [("64B", 64), ("4KiB", 4096), ("2MiB", 2 << 20), ("8GiB", 8 << 30)] {
             assert_eq!(bytes_of(size).unwrap(), bytes);
         }

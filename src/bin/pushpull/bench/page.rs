@@ -1,4 +1,4 @@
-//! The figures of a run on a page of the documentation, between two marks.
+//! Writes the figures of a run into a documentation page, between two marker lines.
 
 use std::fmt::Write;
 use std::fs;
@@ -7,14 +7,14 @@ use std::path::Path;
 use super::Failure;
 use super::report::Line;
 
-/// The lines between which the figures are.
+/// The marker lines around the figures.
 const BEGIN: &str = "<!-- figures: begin -->";
 const END: &str = "<!-- figures: end -->";
 
-/// Replaces the figures of a page by those of this run: the machine, the command, and a table.
+/// Replaces the figures of a page with those of this run: the machine, the command and a table.
 pub(crate) fn write(path: &Path, lines: &[Line]) -> Result<(), Failure> {
     let page = fs::read_to_string(path)
-        .map_err(|error| format!("--page {}: cannot read it: {error}", path.display()))?;
+        .map_err(|error| format!("--page {}: cannot read the page: {error}", path.display()))?;
     let command: Vec<String> = std::env::args().skip(1).collect();
     let figures = format!(
         "On {}, by `pushpull {}`:\n\n{}",
@@ -23,23 +23,23 @@ pub(crate) fn write(path: &Path, lines: &[Line]) -> Result<(), Failure> {
         table(lines)
     );
     let replaced = replaced(&page, &figures)
-        .ok_or_else(|| format!("--page {}: it has no {BEGIN} and {END}", path.display()))?;
+        .ok_or_else(|| format!("--page {}: the page lacks {BEGIN} and {END}", path.display()))?;
     Ok(fs::write(path, replaced)?)
 }
 
-/// What the system says of itself; nothing if it says nothing.
+/// Returns the text of a file, or nothing if it cannot be read.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// A page with other figures; nothing if it has no place for them.
+/// Returns the page with other figures, or `None` if it lacks the markers.
 fn replaced(page: &str, figures: &str) -> Option<String> {
     let (before, rest) = page.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
     Some(format!("{before}{BEGIN}\n\n{figures}\n{END}{after}"))
 }
 
-/// The machine in words, by the files in which Linux describes it.
+/// Describes the machine, from the text of /proc/cpuinfo, /proc/meminfo and /proc/version.
 fn machine(processors: &str, memory: &str, version: &str) -> String {
     let value = |text: &str, name: &str| {
         let of = |line: &str| line.strip_prefix(name)?.split_once(':').map(|at| at.1.trim().into());
@@ -59,11 +59,11 @@ fn table(lines: &[Line]) -> String {
     );
     for line in lines {
         let [ours, ceiling, ratio] = line.figures();
-        let (name, unit, beside) = (&line.name, line.unit.name(), line.beside);
+        let (name, unit, ceiling_name) = (&line.name, line.unit.name(), line.ceiling_name);
         let p99 = line.p99.map(|p99| format!(", p99 {p99:.1}")).unwrap_or_default();
-        // A string takes whatever is written to it.
+        // Writing to a string cannot fail.
         let _ =
-            writeln!(table, "| `{name}` | {ours} | {ceiling} | {ratio} | {unit}{p99} | {beside} |");
+            writeln!(table, "| `{name}` | {ours} | {ceiling} | {ratio} | {unit}{p99} | {ceiling_name} |");
     }
     table
 }
@@ -74,17 +74,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_figures_of_a_page_are_replaced_and_nothing_else() {
+    fn only_the_figures_of_a_page_are_replaced() {
         let page = format!("before\n{BEGIN}\nold\n{END}\nafter\n");
         let once = replaced(&page, "new\n").unwrap();
         assert_eq!(once, format!("before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"));
-        assert_eq!(replaced(&once, "new\n").unwrap(), once, "twice is as once");
+        assert_eq!(replaced(&once, "new\n").unwrap(), once, "replacement is idempotent");
         assert_eq!(replaced("no place", "new"), None);
         assert_eq!(replaced(&format!("{END} {BEGIN}"), "new"), None);
     }
 
     #[test]
-    fn a_machine_is_described_by_what_its_system_says() {
+    fn the_machine_is_described_from_proc() {
         let processors = "processor\t: 0\nmodel name\t: Some CPU\ncache size\t: 512 KB\n\
                           processor\t: 1\nmodel name\t: Some CPU\n";
         let said = machine(processors, "MemTotal:       25165824 kB\n", "Linux version 6.1.0 (x)");
@@ -94,10 +94,10 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_row_for_each_line() {
-        let (name, unit, beside) = ("a".to_owned(), Unit::Latency, "b");
+    fn the_table_has_a_row_for_each_line() {
+        let (name, unit, ceiling_name) = ("a".to_owned(), Unit::Latency, "b");
         let line =
-            Line { name, unit, ours: 3.0, ceiling: Some(2.0), p99: Some(9.0), beside, rounds: 5 };
+            Line { name, unit, ours: 3.0, ceiling: Some(2.0), p99: Some(9.0), ceiling_name, rounds: 5 };
         let alone = Line { ceiling: None, p99: None, ..line.clone() };
         let table = table(&[line, alone]);
         let rows: Vec<&str> = table.lines().skip(2).collect();

@@ -1,4 +1,4 @@
-//! The throughputs by size as a picture: ours, and the ceilings as lines beside them.
+//! Draws the throughputs by size, with the ceilings as dashed lines.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,20 +8,21 @@ use plotters::prelude::*;
 use super::report::{Line, Unit};
 use super::{Failure, bytes_of};
 
-/// The size of the picture.
+/// Width and height of the picture.
 const PIXELS: (u32, u32) = (960, 540);
 
-/// The points of one verb over one transport: the logarithm of the bytes, ours, the ceiling.
+/// Points of one verb over one transport: the binary logarithm of the bytes, our throughput, the
+/// ceiling.
 type Points = Vec<(f64, f64, f64)>;
 
-/// Draws the rows that are throughputs by size into an SVG file.
+/// Draws the throughput rows that differ in size only, as curves in an SVG file.
 pub(crate) fn draw(path: &Path, lines: &[Line]) -> Result<(), Failure> {
     let curves = curves(lines);
     let points = || curves.values().flatten();
     let sizes = points().map(|&(size, ..)| size);
     let (least, most) = sizes.fold((f64::MAX, 0.0_f64), |(a, b), size| (a.min(size), b.max(size)));
     if least >= most {
-        return Err("--plot: it takes pulls and pushes of at least two --sizes".into());
+        return Err("--plot: cannot draw a curve without pulls and pushes of at least two --sizes".into());
     }
     let top = points().fold(0.0_f64, |top, &(_, ours, ceiling)| top.max(ours).max(ceiling));
     let picture = SVGBackend::new(path, PIXELS).into_drawing_area();
@@ -37,7 +38,7 @@ pub(crate) fn draw(path: &Path, lines: &[Line]) -> Result<(), Failure> {
         .x_desc("bytes")
         .y_desc("GB/s")
         .x_labels((most - least).ceil().min(12.0) as usize + 1)
-        .x_label_formatter(&|size| in_words(size.exp2()))
+        .x_label_formatter(&|size| with_unit(size.exp2()))
         .draw()?;
     for (place, (name, points)) in curves.iter().enumerate() {
         let colour = Palette99::pick(place).to_rgba();
@@ -59,7 +60,7 @@ pub(crate) fn draw(path: &Path, lines: &[Line]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rows by what they measure, by size: `pull_tcp_4MiB` is a point of `pull_tcp`.
+/// Groups the rows into curves, sorted by size: `pull_tcp_4MiB` is a point of `pull_tcp`.
 fn curves(lines: &[Line]) -> BTreeMap<String, Points> {
     let mut curves: BTreeMap<String, Points> = BTreeMap::new();
     for line in lines.iter().filter(|line| line.unit == Unit::Throughput) {
@@ -76,8 +77,8 @@ fn curves(lines: &[Line]) -> BTreeMap<String, Points> {
     curves
 }
 
-/// A number of bytes as people say it.
-fn in_words(bytes: f64) -> String {
+/// Formats a number of bytes with a unit.
+fn with_unit(bytes: f64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let unit = units.into_iter().find(|&(_, bits)| bytes >= f64::from(1_u32 << bits));
     let (unit, bits) = unit.unwrap_or(("B", 0));
@@ -89,12 +90,12 @@ mod tests {
     use super::*;
 
     fn line(name: &str, ours: f64) -> Line {
-        let (name, unit, beside) = (name.to_owned(), Unit::Throughput, "rr");
-        Line { name, unit, ours, ceiling: Some(2.0 * ours), p99: None, beside, rounds: 5 }
+        let (name, unit, ceiling_name) = (name.to_owned(), Unit::Throughput, "rr");
+        Line { name, unit, ours, ceiling: Some(2.0 * ours), p99: None, ceiling_name, rounds: 5 }
     }
 
     #[test]
-    fn a_picture_has_a_curve_for_each_verb_and_transport() {
+    fn the_plot_has_a_curve_for_each_verb_and_transport() {
         let lines = [
             line("push_uds_4MiB", 3.0),
             line("push_uds_64B", 0.5),

@@ -1,7 +1,8 @@
-//! A conversation without a session: when a server answers again, as soon as it is possible.
+//! A protocol client without a session, which detects when a server answers again without delay.
 //!
-//! A worker would wait between its attempts, so that many do not come back in one instant. That
-//! wait is not the server's, so the probe speaks the protocol itself and tries without a pause.
+//! A worker pauses between attempts to connect, so that many workers do not return at the same
+//! instant. That pause is not the server's. The probe therefore speaks the protocol itself, and its
+//! callers retry without that pause.
 
 use std::io::{self, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -18,10 +19,10 @@ use pushpull::common::protocol::{
 };
 use pushpull::{ClusterSpec, ShardId};
 
-/// A server that is alive and says nothing does not hold anybody up for longer.
+/// Limit on each read, for a server that is alive but does not answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One attempt: whether the shard has welcomed a reader and answered its pull to the end.
+/// Makes one attempt. Returns whether the shard welcomed a reader and answered its pull completely.
 pub(crate) fn answers(
     cluster: &ClusterSpec,
     shard: ShardId,
@@ -38,7 +39,7 @@ pub(crate) fn answers(
     }
 }
 
-/// A connection to a shard that has welcomed us.
+/// A connection to a shard, after the welcome.
 pub(crate) struct Line {
     stream: Stream,
     reader: FrameReader,
@@ -46,7 +47,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Connects in this role; nothing if the shard does not welcome it.
+    /// Connects in this role. Returns `None` if the shard refuses.
     pub(crate) fn open(
         cluster: &ClusterSpec,
         shard: ShardId,
@@ -55,8 +56,8 @@ impl Line {
         Line::greet(cluster, &Hello { role, ..hello(cluster, shard) }, TIMEOUT)
     }
 
-    /// Connects to the shard that `hello` names; nothing if the shard does not welcome it. `timeout` limits
-    /// each read.
+    /// Connects to the shard that `hello` names. Returns `None` if the shard refuses. `timeout`
+    /// limits each read.
     pub(crate) fn greet(
         cluster: &ClusterSpec,
         hello: &Hello,
@@ -77,7 +78,7 @@ impl Line {
         Ok(Some(line))
     }
 
-    /// Sends a message.
+    /// Sends a message in the default envelope.
     pub(crate) fn send(&mut self, message: Message, body: &[u8]) -> io::Result<()> {
         self.send_in(Envelope::default(), &message, body)
     }
@@ -100,7 +101,7 @@ impl Line {
         }
     }
 
-    /// The next message; its body is read and forgotten.
+    /// Reads the next message and discards its body.
     pub(crate) fn next(&mut self) -> io::Result<Message> {
         let (reader, stream) = (&mut self.reader, &mut self.stream);
         let other = |error: ReadError| io::Error::other(error);
@@ -143,13 +144,13 @@ impl Stream {
     }
 }
 
-/// The hello of a reader.
+/// Returns the hello of a reader.
 pub(crate) fn hello(cluster: &ClusterSpec, shard: ShardId) -> Hello {
     Hello {
         version_oldest: version::OLDEST,
         version_newest: version::NEWEST,
         role: Role::Reader {},
-        // A member must be of the cluster.
+        // The task must be one of the cluster's, as for a member.
         job: Text::clipped("worker"),
         task: 0,
         shard,

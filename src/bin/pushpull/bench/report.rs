@@ -1,19 +1,19 @@
-//! Results: a table for people, or one JSON object a line, and all of them again for a plot.
+//! Results: printed as a table or as one JSON object per line, and kept for the plot and the page.
 
 use std::io;
 use std::time::Duration;
 
 use super::turns::Rounds;
-use crate::output::say;
+use crate::output::print_lines;
 
-/// What is measured in what unit.
+/// Quantity and unit of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// Payload bytes over time; more is better.
+    /// Payload in GB/s, 10^9 bytes; more is better.
     Throughput,
-    /// Batches over time; more is better.
+    /// Batches per second; more is better.
     Batches,
-    /// Millions of rows over time; more is better.
+    /// Millions of rows per second; more is better.
     Rows,
     /// Microseconds; less is better.
     Latency,
@@ -33,38 +33,38 @@ impl Unit {
     }
 }
 
-/// One row: ours and the ceiling, measured in turns.
+/// The measurements of one row: pushpull and its ceiling, interleaved.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) unit: Unit,
-    /// What one operation moves: payload bytes, batches, or rows.
+    /// Payload bytes, batches or rows of one operation.
     pub(crate) amount: u64,
-    /// The durations of our operations, round by round.
+    /// Durations of pushpull's operations, round by round.
     pub(crate) ours: Rounds,
-    /// Those of the ceiling.
+    /// Durations of the ceiling's operations, round by round.
     pub(crate) ceiling: Rounds,
-    /// What the ceiling is.
-    pub(crate) beside: &'static str,
+    /// Name of the ceiling.
+    pub(crate) ceiling_name: &'static str,
 }
 
-/// A row as it is printed.
+/// The figures of one row.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) unit: Unit,
-    /// The median; that of all operations for a latency.
+    /// Median over the rounds, or over all operations for a latency.
     pub(crate) ours: f64,
-    /// None if there is nothing to compare with.
+    /// `None` if there is no ceiling.
     pub(crate) ceiling: Option<f64>,
-    /// The 99th percentile of a latency.
+    /// 99th percentile of a latency.
     pub(crate) p99: Option<f64>,
-    pub(crate) beside: &'static str,
-    /// How many rounds the medians are of.
+    pub(crate) ceiling_name: &'static str,
+    /// Number of rounds.
     pub(crate) rounds: usize,
 }
 
-/// Where the rows of a run go.
+/// Prints and keeps the rows of a run.
 #[derive(Debug)]
 pub(crate) struct Report {
     json: bool,
@@ -76,24 +76,24 @@ impl Report {
         Report { json, lines: Vec::new() }
     }
 
-    /// Prints a row, and keeps it.
+    /// Summarizes, prints and keeps a row.
     pub(crate) fn row(&mut self, row: Row) -> io::Result<Line> {
         self.line(row.line())
     }
 
-    /// Prints a figure that is no median of rounds of operations.
+    /// Prints and keeps figures that were not measured in rounds of operations.
     pub(crate) fn line(&mut self, line: Line) -> io::Result<Line> {
         if !self.json && self.lines.is_empty() {
             let heads = ["name", "ours", "ceiling", "ratio", "unit", "ceiling is"];
-            let [name, ours, ceiling, ratio, unit, beside] = heads;
-            say(&format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {beside}"))?;
+            let [name, ours, ceiling, ratio, unit, ceiling_name] = heads;
+            print_lines(&format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {ceiling_name}"))?;
         }
-        say(&if self.json { line.json() } else { line.text() })?;
+        print_lines(&if self.json { line.json() } else { line.text() })?;
         self.lines.push(line.clone());
         Ok(line)
     }
 
-    /// What has been measured so far.
+    /// Returns all rows so far.
     pub(crate) fn lines(&self) -> &[Line] {
         &self.lines
     }
@@ -107,7 +107,7 @@ impl Row {
             ours,
             ceiling: Some(ceiling),
             p99,
-            beside: self.beside,
+            ceiling_name: self.ceiling_name,
             rounds: self.ours.len(),
         };
         match self.unit {
@@ -119,7 +119,7 @@ impl Row {
         }
     }
 
-    /// The median over rounds of each round's rate: GB/s, batches or millions of rows a second.
+    /// Returns the median over rounds of the rate of each round, in the unit of the row.
     fn rate(&self, rounds: &Rounds) -> f64 {
         let scale = match self.unit {
             Unit::Batches => 1.0,
@@ -135,31 +135,31 @@ impl Row {
 }
 
 impl Line {
-    /// Ours over the ceiling, if there is one.
+    /// Returns the ratio of our figure to the ceiling, if there is one.
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.compared().map(|(_, ratio)| ratio)
     }
 
-    /// The ceiling, and ours over it.
+    /// Returns the ceiling and the ratio to it.
     fn compared(&self) -> Option<(f64, f64)> {
         self.ceiling.map(|ceiling| (ceiling, self.ours / ceiling))
     }
 
-    /// Names and units are plain words: nothing needs to be escaped.
+    /// Names and units need no escaping: they contain no quotes or backslashes.
     fn json(&self) -> String {
-        let Line { name, ours, beside, rounds, .. } = self;
+        let Line { name, ours, ceiling_name, rounds, .. } = self;
         let figures = match self.p99 {
             Some(p99) => format!("\"p50_us\":{ours:.2},\"p99_us\":{p99:.2}"),
             None => format!("\"ours\":{ours:.6}"),
         };
         let compared = self.compared().map(|(ceiling, ratio)| {
-            format!("\"ceiling\":{ceiling:.6},\"ratio\":{ratio:.3},\"ceiling_is\":\"{beside}\",")
+            format!("\"ceiling\":{ceiling:.6},\"ratio\":{ratio:.3},\"ceiling_is\":\"{ceiling_name}\",")
         });
         let (compared, unit) = (compared.unwrap_or_default(), self.unit.name());
         format!("{{\"name\":\"{name}\",{figures},{compared}\"unit\":\"{unit}\",\"n\":{rounds}}}")
     }
 
-    /// Ours, the ceiling and the ratio for people; a dash for what there is not.
+    /// Formats our figure, the ceiling and the ratio, with a dash for a missing one.
     pub(crate) fn figures(&self) -> [String; 3] {
         let dash = || "-".to_owned();
         let (ceiling, ratio) = self.compared().map_or((dash(), dash()), |compared| {
@@ -169,27 +169,27 @@ impl Line {
     }
 
     fn text(&self) -> String {
-        let Line { name, beside, .. } = self;
+        let Line { name, ceiling_name, .. } = self;
         let ([ours, ceiling, ratio], unit) = (self.figures(), self.unit.name());
         let p99 = self.p99.map(|p99| format!(" (p99 of ours {p99:.1})")).unwrap_or_default();
-        format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {beside}{p99}")
+        format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {ceiling_name}{p99}")
     }
 }
 
-/// A figure with at least three digits that count.
+/// Formats a figure with at least three significant digits.
 fn three_digits(value: f64) -> String {
     let before = value.abs().log10().floor();
     let decimals = if before.is_finite() { (2.0 - before).clamp(1.0, 6.0) } else { 1.0 };
     format!("{value:.*}", decimals as usize)
 }
 
-/// A quantile over all operations of all rounds, in microseconds.
+/// Returns a quantile over all operations of all rounds, in microseconds.
 pub(crate) fn latency(rounds: &Rounds, share: f64) -> f64 {
     let mut all: Vec<f64> = rounds.iter().flatten().map(|d| d.as_secs_f64() * 1e6).collect();
     quantile(&mut all, share)
 }
 
-/// The value that a share of the sorted values lies below.
+/// Sorts the values and returns the one below which this share of them is.
 pub(crate) fn quantile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let index = (share * (values.len().saturating_sub(1)) as f64).round() as usize;
@@ -205,11 +205,11 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_the_median_of_the_rounds() {
+    fn a_rate_is_the_median_over_the_rounds() {
         let ours = vec![round(&[100, 300]), round(&[400, 400]), round(&[1000])];
         let ceiling = vec![round(&[50]); 3];
-        let (name, unit, beside) = ("a".to_owned(), Unit::Batches, "b");
-        let row = Row { name, unit, amount: 20, ours, ceiling, beside };
+        let (name, unit, ceiling_name) = ("a".to_owned(), Unit::Batches, "b");
+        let row = Row { name, unit, amount: 20, ours, ceiling, ceiling_name };
         let line = row.line();
         for (rate, expected) in [line.ours, line.ceiling.unwrap(), line.ratio().unwrap()]
             .into_iter()
@@ -222,10 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn a_latency_is_of_all_operations_and_a_line_says_what_it_is() {
+    fn a_latency_is_the_median_over_all_operations() {
         let (ours, ceiling) = (vec![round(&[1, 2]), round(&[3, 4, 100])], vec![round(&[2])]);
         let (name, unit) = ("latency".to_owned(), Unit::Latency);
-        let line = Row { name, unit, amount: 8, ours, ceiling, beside: "pingpong" }.line();
+        let line = Row { name, unit, amount: 8, ours, ceiling, ceiling_name: "pingpong" }.line();
         let printed: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
         let expected = serde_json::json!({
             "name": "latency", "p50_us": 3000.0, "p99_us": 100_000.0, "ceiling": 2000.0,
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn small_figures_keep_their_digits() {
+    fn figures_keep_three_significant_digits() {
         for (value, text) in [
             (0.001_234, "0.00123"),
             (0.5, "0.500"),

@@ -1,4 +1,4 @@
-//! How long a killed server is away: from exec to its first answered pull.
+//! Suite `restart`: the time of a killed server from exec to its first answered pull.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,24 +13,25 @@ use super::probe::answers;
 use super::report::{Line, Report, Row, Unit};
 use super::{Failure, bytes_of};
 
-/// One room and no pins, so that the state fits where it is measured.
-const SMALL: &[&str] = &["--inbox-pushes", "1", "--pin-bytes-max", "65536"];
+/// Settings for a small inbox: one push slot and few pinned bytes, so that the state fits in
+/// memory.
+const SMALL_INBOX: &[&str] = &["--inbox-pushes", "1", "--pin-bytes-max", "65536"];
 
-/// Kills and starts daemons whose states have these sizes.
+/// Kills and restarts daemons with states of these sizes.
 pub(crate) fn run(sizes: &[String], rounds: usize, report: &mut Report) -> Result<(), Failure> {
     let restarts = sizes.iter().map(|size| one_size(size, rounds, report));
     let restarts = restarts.collect::<Result<Vec<f64>, _>>()?;
     if let [first, .., last] = restarts[..] {
-        let (name, unit, beside) = ("restart_flat".to_owned(), Unit::Latency, "the first size");
+        let (name, unit, ceiling_name) = ("restart_flat".to_owned(), Unit::Latency, "the first size");
         let (ours, ceiling) = (last, Some(first));
-        report.line(Line { name, unit, ours, ceiling, p99: None, beside, rounds })?;
+        report.line(Line { name, unit, ours, ceiling, p99: None, ceiling_name, rounds })?;
     }
     Ok(())
 }
 
-/// How long a restart takes, in the median, in microseconds.
+/// Measures one size. Returns the median restart time in microseconds.
 fn one_size(size: &str, rounds: usize, report: &mut Report) -> Result<f64, Failure> {
-    let daemons = Daemons::new("restart", SMALL)?;
+    let daemons = Daemons::new("restart", SMALL_INBOX)?;
     let mut running = daemons.start()?;
     let (small, rows) = (VariableSpec::f32("small", [16])?, 1 << 16);
     let large = VariableSpec::f32("large", [rows, bytes_of(size)? as u64 / 4 / rows])?;
@@ -48,13 +49,14 @@ fn one_size(size: &str, rounds: usize, report: &mut Report) -> Result<f64, Failu
         Command::new(daemons.program()).arg("--version").stdout(Stdio::null()).status()?;
         theirs.push(vec![began.elapsed()]);
     }
-    // Not ours: the system takes the memory of a killed process apart before it releases its locks.
+    // This time is not pushpull's: the kernel tears down the memory of a killed process before it
+    // releases the locks.
     let (name, unit) = (format!("kill_to_lock_{size}"), Unit::Latency);
-    let beside = "a daemon that prints its version";
+    let ceiling_name = "a daemon that prints its version";
     let ceiling = theirs.clone();
-    report.row(Row { name, unit, amount: 8, ours: kills, ceiling, beside })?;
+    report.row(Row { name, unit, amount: 8, ours: kills, ceiling, ceiling_name })?;
     let name = format!("restart_{size}");
-    let line = report.row(Row { name, unit, amount: 8, ours, ceiling: theirs, beside })?;
+    let line = report.row(Row { name, unit, amount: 8, ours, ceiling: theirs, ceiling_name })?;
     Ok(line.ours)
 }
 

@@ -1,5 +1,5 @@
-//! What rows cost: pulls and pushes of a sparse variable, and of a table that grows, in the store, in
-//! turns with a bare gather.
+//! Suite `rows` in the store: pulls and pushes of rows of a sparse variable and of a table that
+//! grows, interleaved with a bare gather.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -9,35 +9,35 @@ use pushpull::measure::{RowsInPlace, StoreUnderTest};
 use pushpull::{Adagrad, TableSpec};
 
 use super::report::{Report, Row, Unit};
-use super::turns::{Pace, take_turns};
+use super::turns::{Pace, interleave};
 
-/// The rows of the table, and those of a batch.
+/// Rows of the variable or table, and rows of a batch.
 pub(crate) const ROWS: u32 = 1 << 20;
 pub(crate) const BATCH: usize = 4096;
-/// As many batches as it takes that their rows are not in cache when they come again: two thirds of
-/// the table's are in one of them. Those of 64 batches, 128,000 rows, would be 8 MB at 16 elements: a
-/// cache of 32 MiB keeps them, and the ceiling would be the cache's.
+/// Number of batches, large enough that their rows are out of cache when a batch repeats: two
+/// thirds of the table's rows are in at least one batch. The 128,000 rows of 64 batches would be 8
+/// MB at 16 elements. A cache of 32 MiB keeps those, and the ceiling would measure the cache.
 const BATCHES: usize = 1024;
 
-/// What holds the rows.
-trait Held {
-    /// What a row is called there.
+/// A container of rows.
+trait RowStore {
+    /// Key of a row: its index or its id.
     type Key: Copy + Ord;
 
     const NAME: &'static str;
 
     fn key(row: u32) -> Self::Key;
 
-    /// A gradient of rows, whose keys rise.
+    /// Applies a gradient to rows with ascending keys.
     fn push(&mut self, rows: &[Self::Key], gradient: &[f32]);
 
     fn pull(&self, rows: &[Self::Key]) -> Vec<u8>;
 }
 
 /// A sparse variable.
-struct Sparse(StoreUnderTest);
+struct SparseVariable(StoreUnderTest);
 
-impl Held for Sparse {
+impl RowStore for SparseVariable {
     type Key = u32;
 
     const NAME: &'static str = "store";
@@ -55,15 +55,15 @@ impl Held for Sparse {
     }
 }
 
-/// A table that has grown to as many rows.
-struct Growing(StoreUnderTest);
+/// A table that has grown to [`ROWS`] rows.
+struct GrowingTable(StoreUnderTest);
 
-impl Held for Growing {
+impl RowStore for GrowingTable {
     type Key = u64;
 
     const NAME: &'static str = "table";
 
-    /// Ids of all sizes, in no order.
+    /// Ids over the whole range, in no order.
     fn key(row: u32) -> u64 {
         u64::from(row).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
@@ -77,21 +77,21 @@ impl Held for Growing {
     }
 }
 
-/// Measures rows of so many elements.
+/// Measures rows of each of these widths, in elements.
 pub(crate) fn run(widths: &[u64], pace: Pace, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let batches = batches();
     for &width in widths {
         let rule = || Arc::new(Adagrad::new(0.5));
-        let store = Sparse(StoreUnderTest::table(ROWS.into(), width, rule())?);
+        let store = SparseVariable(StoreUnderTest::table(ROWS.into(), width, rule())?);
         measure(store, width as usize, &batches, pace, report)?;
-        let store = Growing(StoreUnderTest::growing(width, TableSpec::new(1 << 33), rule())?);
+        let store = GrowingTable(StoreUnderTest::growing(width, TableSpec::new(1 << 33), rule())?);
         measure(store, width as usize, &batches, pace, report)?;
     }
     Ok(())
 }
 
 /// Measures pushes and pulls beside a gather of the same rows.
-fn measure<H: Held>(
+fn measure<H: RowStore>(
     mut store: H,
     width: usize,
     batches: &[Vec<u32>],
@@ -106,14 +106,15 @@ fn measure<H: Held>(
         amount: BATCH as u64,
         ours,
         ceiling,
-        beside: "a bare gather",
+        ceiling_name: "a bare gather",
     };
     let keys = |rows: &[u32]| rows.iter().map(|&row| H::key(row)).collect::<Vec<H::Key>>();
     let sorted: Vec<Vec<u32>> = batches.iter().map(|rows| sorted_by::<H>(rows)).collect();
     let sorted_keys: Vec<Vec<H::Key>> = sorted.iter().map(|rows| keys(rows)).collect();
     let batch_keys: Vec<Vec<H::Key>> = batches.iter().map(|rows| keys(rows)).collect();
 
-    // All rows are there, and nobody waits for pages. A gradient of 0 changes nothing.
+    // Push zeros to every row first: all rows exist then, and no measured operation faults pages
+    // in.
     let all: Vec<u32> = (0..ROWS).collect();
     for rows in all.chunks(BATCH) {
         store.push(&keys(&sorted_by::<H>(rows)), &vec![0.0; rows.len() * width]);
@@ -137,10 +138,10 @@ fn measure<H: Held>(
         plain.gather(&batches[turn % BATCHES], &mut out);
         Ok(start.elapsed())
     };
-    report.row(row("push_adagrad", take_turns(pace, push, gather)?))?;
+    report.row(row("push_adagrad", interleave(pace, push, gather)?))?;
     (BATCHES..pushes).for_each(|turn| plain.push(&sorted[turn % BATCHES], &gradient));
     if store.pull(&keys(&all)) != bytemuck::cast_slice::<f32, u8>(plain.values()) {
-        return Err("the rows are not those of the rule in place".into());
+        return Err("the rows differ from those of the rule in place".into());
     }
 
     let (mut turn, mut pulled) = (0, Vec::new());
@@ -157,22 +158,22 @@ fn measure<H: Held>(
         plain.gather(&batches[other % BATCHES], &mut out);
         Ok(start.elapsed())
     };
-    let times = take_turns(pace, pull, gather)?;
+    let times = interleave(pace, pull, gather)?;
     plain.gather(&batches[turn % BATCHES], &mut out);
     if pulled != bytemuck::cast_slice::<f32, u8>(&out) {
-        return Err("what was pulled is not what the rows hold".into());
+        return Err("the pulled rows differ from those of the rule in place".into());
     }
     report.row(row("pull", times))?;
     Ok(())
 }
 
-/// The rows of each batch.
+/// Returns the rows of each batch.
 pub(crate) fn batches() -> Vec<Vec<u32>> {
     (0..BATCHES as u64).map(batch).collect()
 }
 
-/// Distinct rows, drawn by Zipf's law with exponent 1 (its continuous form: the logarithm of the rank
-/// is uniform), the ranks scattered over the table.
+/// Draws distinct rows by Zipf's law with exponent 1, and scatters the ranks over the table. It
+/// uses the continuous form: the logarithm of the rank is uniform.
 fn batch(seed: u64) -> Vec<u32> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut taken = vec![false; ROWS as usize];
@@ -183,7 +184,7 @@ fn batch(seed: u64) -> Vec<u32> {
         state ^= state << 17;
         let uniform = (state >> 11) as f64 / (1_u64 << 53) as f64;
         let rank = (uniform * f64::from(ROWS).ln()).exp() as u32;
-        // Odd, so that every rank has a row of its own.
+        // An odd factor maps every rank to a row of its own.
         let row = rank.wrapping_mul(0x9e37_79b1) % ROWS;
         if !std::mem::replace(&mut taken[row as usize], true) {
             rows.push(row);
@@ -192,13 +193,13 @@ fn batch(seed: u64) -> Vec<u32> {
     rows
 }
 
-/// Rows in their order.
+/// Returns the rows in ascending order.
 pub(crate) fn sorted(rows: &[u32]) -> Vec<u32> {
-    sorted_by::<Sparse>(rows)
+    sorted_by::<SparseVariable>(rows)
 }
 
-/// Rows in the order of their keys.
-fn sorted_by<H: Held>(rows: &[u32]) -> Vec<u32> {
+/// Returns the rows in the order of their keys.
+fn sorted_by<H: RowStore>(rows: &[u32]) -> Vec<u32> {
     let mut rows = rows.to_vec();
     rows.sort_unstable_by_key(|&row| H::key(row));
     rows
@@ -213,7 +214,7 @@ mod tests {
         let (a, b) = (sorted(&batch(0)), sorted(&batch(1)));
         assert!(a.windows(2).all(|pair| pair[0] < pair[1]) && a != b);
         let shared = a.iter().filter(|row| b.binary_search(row).is_ok()).count();
-        // Of a million rows two uniform batches would share 16.
+        // Two uniform batches out of a million rows would share 16.
         assert!((400..4000).contains(&shared), "{shared} rows are in both");
     }
 }

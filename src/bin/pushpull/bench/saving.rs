@@ -1,4 +1,4 @@
-//! What a checkpoint costs: its own time, and the pushes that go on beside it.
+//! Suite `checkpoint`: the time of a save, and the pushes that run meanwhile.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use pushpull::{
 use super::report::{Report, Row, Unit};
 use super::{Failure, Folder};
 
-/// Saves a model of so many bytes while a small variable of it is pushed all the time.
+/// Saves a model of `bytes` bytes while one of its small variables is pushed continuously.
 pub(crate) fn run(
     size: &str,
     bytes: usize,
@@ -40,7 +40,7 @@ pub(crate) fn run(
     let (handle, stop) = (server.handle(), AtomicBool::new(false));
     let (mut alone, mut during, mut saves, mut files) = (vec![], vec![], vec![], vec![]);
     for _ in 0..rounds {
-        alone.push(pushes(&mut worker, Duration::from_millis(300), None)?);
+        alone.push(push_small(&mut worker, Duration::from_millis(300), None)?);
         stop.store(false, Ordering::Release);
         let (pushed, saved) = std::thread::scope(|scope| {
             let (stop, handle, runtime) = (&stop, &handle, &runtime);
@@ -50,26 +50,26 @@ pub(crate) fn run(
                 stop.store(true, Ordering::Release);
                 saved.map(|_| began.elapsed())
             });
-            let pushed = pushes(&mut worker, Duration::MAX, Some(stop));
-            (pushed, saving.join().unwrap_or_else(|_| Err("it panicked".into())))
+            let pushed = push_small(&mut worker, Duration::MAX, Some(stop));
+            (pushed, saving.join().unwrap_or_else(|_| Err("the saving thread panicked".into())))
         });
         during.push(pushed?);
         saves.push(vec![saved?]);
         files.push(vec![write_and_read(&folder.path().join("file"), bytes)?]);
     }
     let (name, unit, amount) = (format!("checkpoint_{size}"), Unit::Throughput, bytes as u64);
-    let beside = "a file written, flushed and read";
-    report.row(Row { name, unit, amount, ours: saves, ceiling: files, beside })?;
-    // The ceiling is the same push without a checkpoint: the ratio of the medians is the cost, and
-    // the 99th percentile holds the pause.
+    let ceiling_name = "a file written, flushed and read";
+    report.row(Row { name, unit, amount, ours: saves, ceiling: files, ceiling_name })?;
+    // The ceiling is the same push without a checkpoint. The ratio of the medians is the cost; the
+    // 99th percentile shows the pause.
     let (name, unit) = (format!("push_64KiB_during_checkpoint_{size}"), Unit::Latency);
-    let (ours, ceiling, beside) = (during, alone, "the same push alone");
-    report.row(Row { name, unit, amount: 1 << 16, ours, ceiling, beside })?;
+    let (ours, ceiling, ceiling_name) = (during, alone, "the same push alone");
+    report.row(Row { name, unit, amount: 1 << 16, ours, ceiling, ceiling_name })?;
     Ok(())
 }
 
-/// Pushes ones to `small` for a time, or until told; how long each took.
-pub(crate) fn pushes(
+/// Pushes ones to `small` for this time, or until `stop` is set. Returns the duration of each push.
+pub(crate) fn push_small(
     worker: &mut Worker,
     time: Duration,
     stop: Option<&AtomicBool>,
@@ -86,8 +86,8 @@ pub(crate) fn pushes(
     Ok(durations)
 }
 
-/// Writes as many bytes to a file, flushes it, and reads it again: what a verified save cannot
-/// beat.
+/// Writes this many bytes to a file, flushes it and reads it back: a lower bound for a verified
+/// save.
 fn write_and_read(path: &std::path::Path, bytes: usize) -> std::io::Result<Duration> {
     let mut buffer = vec![1_u8; 1 << 20];
     let start = Instant::now();

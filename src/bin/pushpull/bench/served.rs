@@ -1,4 +1,4 @@
-//! What rows cost over a transport: a worker that pulls and pushes rows of a sparse variable, in turns
+//! Suite `rows` over a transport: a worker pulls and pushes rows of a sparse variable, interleaved
 //! with a bare gather.
 
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use pushpull::{Adagrad, ClusterSpec, Ps, PsConfig, TaskId, VariableSpec, WorkerC
 
 use super::report::{Report, Row, Unit};
 use super::rows::{BATCH, ROWS, batches, sorted};
-use super::turns::{Pace, take_turns};
+use super::turns::{Pace, interleave};
 use super::{Failure, Transport};
 
-/// Measures rows of so many elements.
+/// Measures rows of each of these widths, in elements.
 pub(crate) fn run(
     widths: &[u64],
     transport: Transport,
@@ -21,7 +21,7 @@ pub(crate) fn run(
     report: &mut Report,
 ) -> Result<(), Failure> {
     let batches = batches();
-    // Ids that rise need no sorting.
+    // Ascending ids need no sorting.
     let ids: Vec<Vec<u32>> = batches.iter().map(|rows| sorted(rows)).collect();
     for &width in widths {
         measure(width, transport, &ids, pace, report)?;
@@ -71,7 +71,7 @@ fn measure(
         plain.gather(&batches[turn % batches.len()], &mut gathered);
         Ok(start.elapsed())
     };
-    let pushed = take_turns(pace, push, &mut gather)?;
+    let pushed = interleave(pace, push, &mut gather)?;
     let mut pulls = 0;
     let pull = || {
         pulls += 1;
@@ -79,7 +79,7 @@ fn measure(
         reader.pull_rows("rows", &ids[pulls % ids.len()], &mut pulled)?;
         Ok(start.elapsed())
     };
-    let times = take_turns(pace, pull, &mut gather)?;
+    let times = interleave(pace, pull, &mut gather)?;
     (0..pushes).for_each(|turn| plain.push(&batches[turn % batches.len()], &gradient));
     let mut all = vec![0.0_f32; plain.values().len()];
     for (first, rows) in all.chunks_mut(elements).enumerate() {
@@ -88,12 +88,12 @@ fn measure(
         reader.pull_rows("rows", &ids, rows)?;
     }
     if all != plain.values() {
-        return Err("the rows are not those of the rule in place".into());
+        return Err("the rows differ from those of the rule in place".into());
     }
     for (verb, (ours, ceiling)) in [("pull", times), ("push_adagrad", pushed)] {
         let name = format!("rows_{verb}_{}_dim{width}", transport.name());
-        let (unit, amount, beside) = (Unit::Rows, BATCH as u64, "a bare gather");
-        report.row(Row { name, unit, amount, ours, ceiling, beside })?;
+        let (unit, amount, ceiling_name) = (Unit::Rows, BATCH as u64, "a bare gather");
+        report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
     }
     Ok(())
 }

@@ -1,21 +1,22 @@
-//! A reader that asks for everything and stops reading: what it costs the others, and how much memory.
+//! Suite `memory`: a reader that requests all values and stops reading, its effect on pushes and on
+//! the memory of the daemon.
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::common::protocol::message::{Pull, Role, Selection};
 use pushpull::{ShardId, TaskId, VariableSpec, WorkerConfig};
 
 use super::daemon::Daemons;
-use super::memory::taken;
+use super::memory::memory_used;
 use super::probe::Line as Connection;
 use super::report::{Line, Report, Row, Unit, latency};
-use super::saving::pushes;
+use super::saving::push_small;
 use super::turns::Pace;
 use super::{Failure, bytes_of};
 
-/// Plain gradient descent has no slots; one push at a time is enough for one worker.
+/// Settings of the daemon. Plain gradient descent has no slots, and one worker needs one push slot.
 const SETTINGS: &[&str] = &["--optimizer", "sgd", "--learning-rate", "1", "--inbox-pushes", "1"];
 
-/// Measures a daemon with so many bytes of values, all of which the reader asks for.
+/// Measures a daemon with values of this size, all of which the reader requests.
 pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Failure> {
     let bytes = bytes_of(size)? as u64;
     let daemons = Daemons::new("stalled", SETTINGS)?;
@@ -26,16 +27,16 @@ pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Fai
     let rows = 1 << 14;
     let large = VariableSpec::f32("large", [rows, (bytes / 4 / rows).max(1)])?;
     worker.join(&[small, large], |_| ())?;
-    let (mut alone, mut beside, mut most) = (Vec::new(), Vec::new(), 0);
+    let (mut alone, mut stalled, mut most) = (Vec::new(), Vec::new(), 0);
     for _ in 0..pace.rounds {
-        alone.push(pushes(&mut worker, pace.round, None)?);
+        alone.push(push_small(&mut worker, pace.round, None)?);
         let reader = Connection::open(&daemons.cluster, ShardId::default(), Role::Reader {})?;
-        let mut reader = reader.ok_or("the daemon does not welcome a reader")?;
+        let mut reader = reader.ok_or("the daemon refused a reader")?;
         reader.send(Pull { selection: Selection::All {} }.into(), &[])?;
-        beside.push(pushes(&mut worker, pace.round, None)?);
-        most = most.max(taken(daemon.id(), &daemons.state())?);
+        stalled.push(push_small(&mut worker, pace.round, None)?);
+        most = most.max(memory_used(daemon.id(), &daemons.state())?);
     }
-    let count: usize = alone.iter().chain(&beside).map(Vec::len).sum();
+    let count: usize = alone.iter().chain(&stalled).map(Vec::len).sum();
     let expected = -(count as f64) as f32;
     let mut reader = Reader::connect(config)?;
     let mut params = reader.params();
@@ -45,19 +46,19 @@ pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Fai
         return Err(format!("step {step} has {value}, not {expected} at {count}").into());
     }
     let unit = Unit::Latency;
-    let (p99, ceiling) = (latency(&beside, 0.99), Some(latency(&alone, 0.99)));
+    let (p99, ceiling) = (latency(&stalled, 0.99), Some(latency(&alone, 0.99)));
     let (name, is) = ("push_64KiB_beside_stalled_reader", "the same push alone");
-    let (ours, theirs) = (beside, alone);
-    let row = Row { name: name.into(), unit, amount: 1 << 16, ours, ceiling: theirs, beside: is };
+    let (ours, theirs) = (stalled, alone);
+    let row = Row { name: name.into(), unit, amount: 1 << 16, ours, ceiling: theirs, ceiling_name: is };
     report.row(row)?;
     let rounds = pace.rounds;
     let (name, none) = (format!("{name}_p99"), None);
-    report.line(Line { name, unit, ours: p99, ceiling, p99: none, beside: is, rounds })?;
-    // The state, the new values of the largest push, one room, and what pulls may hold on to.
+    report.line(Line { name, unit, ours: p99, ceiling, p99: none, ceiling_name: is, rounds })?;
+    // The state, the new values of the largest push, one push slot, and the pinned values of pulls.
     let formula = 4 * bytes;
     let (ours, ceiling) = (most as f64 / 1024.0, Some(formula as f64 / 1024.0));
     let (name, unit) = (format!("memory_stalled_reader_{size}"), Unit::Memory);
-    let beside = "state, largest push, inbox and pins";
-    report.line(Line { name, unit, ours, ceiling, p99: None, beside, rounds })?;
+    let ceiling_name = "state, largest push, inbox and pins";
+    report.line(Line { name, unit, ours, ceiling, p99: None, ceiling_name, rounds })?;
     Ok(())
 }

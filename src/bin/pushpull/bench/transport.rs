@@ -1,19 +1,19 @@
-//! Pulls and pushes of whole models, beside the bare transport.
+//! Suite `transport`: pulls and pushes of whole models beside the bare transport.
 
 use std::time::Duration;
 
-use super::bed::{At, Model, TestBed, at_once};
-use super::ceiling::{Applying, Copying, Handing, PingPong, RoundTrip, SharedWord, Way};
+use super::bed::{Target, Model, TestBed, at_once};
+use super::ceiling::{RuleInPlace, Memcpy, GradientHandoff, PingPong, RoundTrip, SharedWord, Direction};
 use super::report::{Report, Row, Unit};
-use super::turns::{Pace, take_turns};
+use super::turns::{Pace, interleave};
 use super::{Failure, Options, Transport, bytes_of};
 
-/// Several workers at once go on for so many bytes before they meet.
-const TURN_BYTES: usize = 8 << 20;
-/// And at most so many times.
-const TURN_MOST: usize = 256;
+/// Bytes that each of several concurrent workers moves in one operation.
+const OPERATION_BYTES: usize = 8 << 20;
+/// Maximum number of pulls or pushes in one operation.
+const OPERATION_REPEATS_MAX: usize = 256;
 
-/// Measures these sizes over the transports of the options, or with the daemons that they name.
+/// Measures these sizes over the transports of the options, or with the daemons of `--address`.
 pub(crate) fn run(
     options: &Options,
     sizes: &[String],
@@ -28,13 +28,13 @@ pub(crate) fn run(
                     .into(),
             );
         };
-        let at = At::There { addresses: &options.address, rate: options.learning_rate };
-        let mut ways = options.transport.iter().filter(|transport| transport.leads_to(address));
+        let at = Target::Daemons { addresses: &options.address, rate: options.learning_rate };
+        let mut ways = options.transport.iter().filter(|transport| transport.fits(address));
         return ways.try_for_each(|&transport| measure(options, at, transport, size, pace, report));
     }
     for &transport in &options.transport {
         for size in sizes {
-            let at = At::Here { shards: options.shards };
+            let at = Target::InProcess { shards: options.shards };
             measure(options, at, transport, size, pace, report)?;
         }
     }
@@ -43,7 +43,7 @@ pub(crate) fn run(
 
 fn measure(
     options: &Options,
-    at: At<'_>,
+    at: Target<'_>,
     transport: Transport,
     size: &str,
     pace: Pace,
@@ -64,67 +64,67 @@ fn measure(
     }
     let times = match replicas {
         1 => 1,
-        _ => (TURN_BYTES / bytes).clamp(1, TURN_MOST),
+        _ => (OPERATION_BYTES / bytes).clamp(1, OPERATION_REPEATS_MAX),
     };
-    let mut rows = Rows { bed, transport, bytes, replicas, times, end, pace, report };
-    // A ping-pong is the ceiling of small messages; the bare transport that of large ones.
+    let mut rows = TransportRows { bed, transport, bytes, replicas, times, end, pace, report };
+    // The ceiling of small messages is a ping-pong, that of large ones the bare transport.
     if bytes <= 64 && replicas == 1 {
         rows.latency()?;
     }
     match transport.is_shared() {
         true => rows.in_shared_memory()?,
         false => {
-            rows.beside_round_trips("pull", Way::Pull)?;
-            rows.beside_round_trips("push", Way::Push)?;
+            rows.beside_round_trips("pull", Direction::Pull)?;
+            rows.beside_round_trips("push", Direction::Push)?;
         }
     }
     rows.bed.check()
 }
 
-/// The rows of one size over one transport.
-struct Rows<'a> {
+/// The measured rows of one size over one transport.
+struct TransportRows<'a> {
     bed: TestBed,
     transport: Transport,
     bytes: usize,
     replicas: usize,
-    /// How often each replica goes on before they meet.
+    /// Number of pulls or pushes of each replica in one operation.
     times: usize,
-    /// How their names end.
+    /// Common suffix of the row names.
     end: String,
     pace: Pace,
     report: &'a mut Report,
 }
 
-impl Rows<'_> {
+impl TransportRows<'_> {
     fn latency(&mut self) -> Result<(), Failure> {
         let (pace, bed) = (self.pace, &mut self.bed);
-        let ours = || bed.turn(Way::Pull, 1);
-        let ((ours, ceiling), beside) = match self.transport {
+        let ours = || bed.turn(Direction::Pull, 1);
+        let ((ours, ceiling), ceiling_name) = match self.transport {
             Transport::Shm => {
                 let mut ceiling = SharedWord::start(|| ());
-                (take_turns(pace, ours, || ceiling.once())?, "a shared word, two threads")
+                (interleave(pace, ours, || ceiling.once())?, "a shared word, two threads")
             }
             transport => {
                 let mut ceiling = PingPong::start(transport)?;
-                (take_turns(pace, ours, || Ok(ceiling.once()?))?, PingPong::name(transport))
+                (interleave(pace, ours, || Ok(ceiling.once()?))?, PingPong::name(transport))
             }
         };
         let (name, unit, amount) =
             (format!("latency_pull{}", self.end), Unit::Latency, self.bytes as u64);
-        self.report.row(Row { name, unit, amount, ours, ceiling, beside })?;
+        self.report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
         Ok(())
     }
 
-    /// Values are read where they lie, gradients are written where they are read; and those that lie
-    /// elsewhere are sent, as over the bare transport.
+    /// Measures pulls and pushes in shared memory, then pushes that find no free buffer slot and
+    /// are sent like those over the bare transport.
     fn in_shared_memory(&mut self) -> Result<(), Failure> {
         let bytes = self.bytes;
-        let copying = || Ok(Copying::new(bytes));
-        self.beside("pull", Way::Pull, copying, |ceiling| Ok(ceiling.once()), "memcpy")?;
-        let applying = || Ok(Applying::new(bytes)?);
-        self.beside(
+        let copying = || Ok(Memcpy::new(bytes));
+        self.measure_beside("pull", Direction::Pull, copying, |ceiling| Ok(ceiling.once()), "memcpy")?;
+        let applying = || Ok(RuleInPlace::new(bytes)?);
+        self.measure_beside(
             "push",
-            Way::Push,
+            Direction::Push,
             applying,
             |ceiling| Ok(ceiling.once()),
             "the rule in place",
@@ -132,48 +132,48 @@ impl Rows<'_> {
         if self.replicas == 1 {
             self.handed()?;
         }
-        self.bed.use_up_push_slots();
-        self.beside_round_trips("push_copied", Way::Push)
+        self.bed.use_up_buffer_slots();
+        self.beside_round_trips("push_copied", Direction::Push)
     }
 
-    /// What a push would be without its messages.
+    /// Measures a push without its messages.
     fn handed(&mut self) -> Result<(), Failure> {
-        let (mut handing, mut applying) = (Handing::start(self.bytes)?, Applying::new(self.bytes)?);
-        let (ours, ceiling) = take_turns(self.pace, || handing.once(), || Ok(applying.once()))?;
+        let (mut handing, mut applying) = (GradientHandoff::start(self.bytes)?, RuleInPlace::new(self.bytes)?);
+        let (ours, ceiling) = interleave(self.pace, || handing.once(), || Ok(applying.once()))?;
         let (name, unit) = (format!("handed{}", self.end), Unit::Throughput);
-        let (amount, beside) = (self.bytes as u64, "the rule in place");
-        self.report.row(Row { name, unit, amount, ours, ceiling, beside })?;
+        let (amount, ceiling_name) = (self.bytes as u64, "the rule in place");
+        self.report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
         Ok(())
     }
 
-    fn beside_round_trips(&mut self, verb: &str, way: Way) -> Result<(), Failure> {
+    fn beside_round_trips(&mut self, verb: &str, direction: Direction) -> Result<(), Failure> {
         let (transport, bytes) = (self.transport, self.bytes);
-        let start = || Ok(RoundTrip::start(transport, way, bytes)?);
-        self.beside(
+        let start = || Ok(RoundTrip::start(transport, direction, bytes)?);
+        self.measure_beside(
             verb,
-            way,
+            direction,
             start,
             |ceiling| Ok(ceiling.once()?),
-            RoundTrip::name(transport, way),
+            RoundTrip::name(transport, direction),
         )
     }
 
-    /// All replicas at once, in turns with as many ceilings at once.
-    fn beside<C: Send>(
+    /// Measures all replicas at once, interleaved with as many ceilings at once.
+    fn measure_beside<C: Send>(
         &mut self,
         verb: &str,
-        way: Way,
+        direction: Direction,
         start: impl Fn() -> Result<C, Failure>,
         once: impl Fn(&mut C) -> Result<Duration, Failure> + Sync,
-        beside: &'static str,
+        ceiling_name: &'static str,
     ) -> Result<(), Failure> {
         let (bed, times, replicas) = (&mut self.bed, self.times, self.replicas);
         let mut ceilings = (0..replicas).map(|_| start()).collect::<Result<Vec<C>, _>>()?;
         let ceiling = || at_once(&mut ceilings, times, &once);
-        let (ours, ceiling) = take_turns(self.pace, || bed.turn(way, times), ceiling)?;
+        let (ours, ceiling) = interleave(self.pace, || bed.turn(direction, times), ceiling)?;
         let (name, unit) = (format!("{verb}{}", self.end), Unit::Throughput);
         let amount = (self.bytes * times * replicas) as u64;
-        self.report.row(Row { name, unit, amount, ours, ceiling, beside })?;
+        self.report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
         Ok(())
     }
 }

@@ -1,39 +1,39 @@
-//! Who takes turns with whom, and for how long: ours and the ceiling, again and again.
+//! Interleaves the operations of pushpull and its ceilings, so that both see the same neighbours.
 
 use std::time::{Duration, Instant};
 
 use super::Failure;
 
-/// How often ours and the ceiling take turns, and for how long.
+/// Number and length of the rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     pub(crate) rounds: usize,
-    /// The time that one side of a round takes, roughly.
+    /// Approximate duration of one side of a round.
     pub(crate) round: Duration,
 }
 
-/// The durations of operations, round by round.
+/// Durations of operations, round by round.
 pub(crate) type Rounds = Vec<Vec<Duration>>;
 
-/// Does something once, and says how long it took.
+/// Runs one operation and returns its duration.
 pub(crate) type Operation<'a> = &'a mut dyn FnMut() -> Result<Duration, Failure>;
 
-/// Ours, ceiling, ours, ceiling.
-pub(crate) fn take_turns(
+/// Alternates between rounds of ours and of the ceiling.
+pub(crate) fn interleave(
     pace: Pace,
     mut ours: impl FnMut() -> Result<Duration, Failure>,
     mut ceiling: impl FnMut() -> Result<Duration, Failure>,
 ) -> Result<(Rounds, Rounds), Failure> {
-    let [ours, ceiling] = all_take_turns(pace, [&mut ours, &mut ceiling])?;
+    let [ours, ceiling] = interleave_all(pace, [&mut ours, &mut ceiling])?;
     Ok((ours, ceiling))
 }
 
-/// One after the other, again and again.
-pub(crate) fn all_take_turns<const N: usize>(
+/// Runs one round of each operation in order, `pace.rounds` times.
+pub(crate) fn interleave_all<const N: usize>(
     pace: Pace,
     mut operations: [Operation<'_>; N],
 ) -> Result<[Rounds; N], Failure> {
-    // The first operations touch memory for the first time.
+    // Warm up: the first operations fault their memory in.
     for _ in 0..3 {
         for operation in &mut operations {
             operation()?;

@@ -1,4 +1,4 @@
-//! The ceilings: the same computing without a parameter server.
+//! The ceilings: the same computation without a parameter server.
 
 use pushpull::{Initializer, Shape};
 
@@ -6,10 +6,10 @@ use super::data::Data;
 use super::model::gemm::{Matrix, multiply};
 use super::model::{Mlp, NAMES};
 use super::{BATCH_ROWS, CLASSES, Fault, HIDDEN, INPUTS, WORKERS};
-use crate::bench::ceiling::{RoundTrip, Way};
+use crate::bench::ceiling::{RoundTrip, Direction};
 use crate::bench::{Failure, Transport};
 
-/// The first values of the network, the same for all who train it.
+/// Returns the initial values of the network, the same for every replica.
 pub(super) fn initial_values() -> [Vec<f32>; 4] {
     let mut names = NAMES.into_iter();
     Mlp::new(INPUTS, HIDDEN, CLASSES).shapes().map(|extents| {
@@ -23,7 +23,7 @@ pub(super) fn initial_values() -> [Vec<f32>; 4] {
     })
 }
 
-/// A copy of the network that never changes, and what is computed from it.
+/// A copy of the network that never changes, and buffers for what is computed from it.
 pub(super) struct Replica<'a> {
     model: Mlp,
     data: &'a Data,
@@ -36,7 +36,7 @@ pub(super) struct Replica<'a> {
 }
 
 impl<'a> Replica<'a> {
-    /// That of one of the workers, with its share of the batches.
+    /// Creates the replica of a worker, which takes every [`WORKERS`]th batch.
     pub(super) fn new(data: &'a Data, worker: usize) -> Replica<'a> {
         let params = initial_values();
         Replica {
@@ -51,7 +51,7 @@ impl<'a> Replica<'a> {
         }
     }
 
-    /// The gradients of the next batch.
+    /// Computes the gradients of the next batch.
     pub(super) fn compute(&mut self) -> Result<(), Fault> {
         let batch = self.data.batch(self.next);
         let params = self.params.each_ref().map(Vec::as_slice);
@@ -60,8 +60,7 @@ impl<'a> Replica<'a> {
         Ok(())
     }
 
-    /// The five matrix products that [`compute`](Replica::compute) makes, of the same shapes, and
-    /// nothing else.
+    /// Computes only the five matrix products of [`compute`](Replica::compute), in the same shapes.
     pub(super) fn products(&mut self) -> Result<(), Fault> {
         let batch = self.data.batch(self.next);
         let [w1, _, w2, _] = &self.params;
@@ -81,8 +80,8 @@ impl<'a> Replica<'a> {
     }
 }
 
-/// A replica that moves as many bytes as a training does, over a connection of its own to a thread
-/// that applies them in place: what the transport leaves for computing.
+/// A replica that also moves as many bytes as training does, over a connection of its own to a
+/// thread that applies them in place: an upper bound for training over this transport.
 pub(super) struct Exchange<'a> {
     replica: Replica<'a>,
     pull: RoundTrip,
@@ -95,8 +94,8 @@ impl<'a> Exchange<'a> {
         transport: Transport,
     ) -> Result<Exchange<'a>, Failure> {
         let bytes = 4 * replica.params.iter().map(Vec::len).sum::<usize>();
-        let start = |way| RoundTrip::start(transport, way, bytes);
-        Ok(Exchange { replica, pull: start(Way::Pull)?, push: start(Way::Push)? })
+        let start = |direction| RoundTrip::start(transport, direction, bytes);
+        Ok(Exchange { replica, pull: start(Direction::Pull)?, push: start(Direction::Push)? })
     }
 
     /// Pulls, computes the gradients of a batch, and pushes.

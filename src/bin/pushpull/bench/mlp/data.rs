@@ -1,4 +1,4 @@
-//! What is learned: random inputs, and the classes that a fixed teacher gives them.
+//! The training data: random inputs, and the classes that a fixed teacher assigns to them.
 
 use pushpull::{Initializer, Shape};
 
@@ -15,8 +15,9 @@ pub(super) struct Data {
 }
 
 impl Data {
-    /// `batches` of `batch_rows` samples of `width` values within 1 of zero. The class of a sample
-    /// is that of the greatest of `classes` linear functions of it.
+    /// Generates `batches` batches of `batch_rows` samples, each of `width` values of magnitude at
+    /// most 1. The class of a sample is the index of the greatest of `classes` linear functions of
+    /// it.
     pub(super) fn generate(
         batches: usize,
         batch_rows: usize,
@@ -36,12 +37,12 @@ impl Data {
         Data { features, labels, batch_rows, width }
     }
 
-    /// How many batches there are.
+    /// Returns the number of batches.
     pub(super) fn batches(&self) -> usize {
         self.labels.len() / self.batch_rows
     }
 
-    /// The samples of a batch; after the last comes the first again.
+    /// Returns the samples of a batch. The index wraps around.
     pub(super) fn batch(&self, index: usize) -> Samples<'_> {
         let rows = self.batch_rows;
         let first = index % self.batches() * rows;
@@ -54,13 +55,13 @@ impl Data {
 
 fn random(name: &str, rows: usize, columns: usize, initializer: Initializer) -> Vec<f32> {
     let mut values = vec![0.0; rows * columns];
-    // One long row: only the last four initializers look at the shape.
+    // One long row suffices: only the last four initializers depend on the shape.
     let shape = Shape::new([values.len() as u64]).unwrap_or(Shape::scalar());
     initializer.fill(SEED, name, &shape, 0, &mut values);
     values
 }
 
-/// The index of the greatest score.
+/// Returns the index of the greatest score.
 fn greatest(scores: &[f32]) -> u8 {
     let best = (0..scores.len()).max_by(|&a, &b| scores[a].total_cmp(&scores[b]));
     best.unwrap_or(0) as u8
@@ -73,11 +74,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_classes_are_those_of_the_teacher_in_every_run() {
+    fn the_classes_are_reproducible_and_balanced() {
         let data = Data::generate(6, 50, 20, 4);
         assert_eq!((data.batches(), data.labels.len(), data.features.len()), (6, 300, 6000));
         assert!(data.features.iter().all(|value| value.abs() <= 1.0));
-        // Neither rare nor common: no class can be learned by always saying it.
+        // Balanced: predicting one class always must not pay.
         for class in 0..4 {
             let count = data.labels.iter().filter(|&&label| label == class).count();
             assert!((30..150).contains(&count), "{count} samples of class {class}");
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_stretches_and_begin_anew() {
+    fn batches_are_consecutive_and_wrap_around() {
         let data = Data::generate(3, 2, 5, 4);
         let [first, last, again] = [0, 2, 3].map(|index| data.batch(index));
         assert_eq!((first.features, first.labels), (&data.features[..10], &data.labels[..2]));

@@ -1,10 +1,11 @@
-//! A small network trained by two workers and one server: its share of what the two compute alone.
+//! Suite `mlp`: two workers and one server train a small network, beside the same two workers that
+//! only compute.
 //!
-//! Workers, session threads and the server share the cores of one machine, so whatever a push and a
-//! pull cost is missing from the computing.
+//! Workers, session threads and the server share the cores of one machine, so the cost of a push
+//! and a pull is subtracted from the computation.
 //!
-//! To be run on an idle machine: beside other programs whoever has more threads gets more of the cores,
-//! and the share looks better than it is.
+//! Run it on an idle machine. Beside other programs the process with more threads gets more of the
+//! cores, and the ratio looks better than it is.
 
 mod alone;
 mod data;
@@ -19,13 +20,13 @@ use std::time::{Duration, Instant};
 use pushpull::Mode;
 
 use super::report::{Report, Row, Unit};
-use super::turns::{Pace, all_take_turns};
+use super::turns::{Pace, interleave_all};
 use super::{Failure, Transport};
 use alone::{Exchange, Replica};
 use data::Data;
 use training::Training;
 
-/// Whatever went wrong, from whichever thread.
+/// An error of any thread.
 type Fault = Box<dyn Error + Send + Sync>;
 
 const INPUTS: usize = 784;
@@ -34,13 +35,13 @@ const CLASSES: usize = 10;
 const BATCH_ROWS: usize = 128;
 const BATCHES: usize = 32;
 const WORKERS: usize = 2;
-/// The batches of each worker in one operation.
-const TURN: usize = 16;
+/// Batches of each worker in one operation.
+const BATCHES_PER_TURN: usize = 16;
 
-/// Measures, in turns: the matrix products alone, all computing alone, computing with the bare
-/// transport, and both modes of training.
+/// Measures, interleaved: the matrix products alone, the whole computation alone, the computation
+/// with the bare transport, and training in both modes.
 ///
-/// "Alone" are two threads that compute gradients and apply them to nothing.
+/// "Alone" means two threads that compute gradients and do nothing with them.
 pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Result<(), Failure> {
     let data = Data::generate(BATCHES, BATCH_ROWS, INPUTS, CLASSES);
     let replicas = || (0..WORKERS).map(|worker| Replica::new(&data, worker));
@@ -54,7 +55,7 @@ pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Resu
     let mut asynchronous = Training::start(transport, Mode::Asynchronous, &data)?;
     let mut synchronous = Training::start(transport, synchronous, &data)?;
 
-    let [products, computing, exchanging, ours, in_step] = all_take_turns(
+    let [products, computing, exchanging, ours, in_step] = interleave_all(
         pace,
         [
             &mut || together(&mut products, Replica::products),
@@ -65,21 +66,22 @@ pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Resu
         ],
     )?;
     let (alone, bare) = ("computing alone", "the matrix products alone");
-    for (name, ours, ceiling, beside) in [
+    for (name, ours, ceiling, ceiling_name) in [
         ("mlp_compute", &computing, &products, bare),
         ("mlp_wire", &exchanging, &computing, alone),
         ("mlp_asynchronous", &ours, &computing, alone),
         ("mlp_synchronous", &in_step, &computing, alone),
     ] {
         let (name, unit) = (format!("{name}_{}", transport.name()), Unit::Batches);
-        let (ours, ceiling, amount) = (ours.clone(), ceiling.clone(), (TURN * WORKERS) as u64);
-        report.row(Row { name, unit, amount, ours, ceiling, beside })?;
+        let (ours, ceiling, amount) = (ours.clone(), ceiling.clone(), (BATCHES_PER_TURN * WORKERS) as u64);
+        report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
     }
     asynchronous.check()?;
     synchronous.check()
 }
 
-/// Lets every worker take its turn on a thread of its own; the time until the last is done.
+/// Has every worker compute [`BATCHES_PER_TURN`] batches on a thread of its own. Returns the time
+/// until the last one is done.
 fn together<T: Send>(
     workers: &mut [T],
     batch: impl Fn(&mut T) -> Result<(), Fault> + Sync,
@@ -89,7 +91,7 @@ fn together<T: Send>(
         let turn = |worker| scope.spawn(move || one_turn(worker, batch));
         let threads: Vec<_> = workers.iter_mut().map(turn).collect();
         threads.into_iter().try_for_each(|thread| {
-            thread.join().unwrap_or_else(|_| Err("a worker has panicked".into()))
+            thread.join().unwrap_or_else(|_| Err("a worker thread panicked".into()))
         })
     })
     .map_err(|fault| -> Failure { fault })?;
@@ -97,5 +99,5 @@ fn together<T: Send>(
 }
 
 fn one_turn<T>(worker: &mut T, batch: &impl Fn(&mut T) -> Result<(), Fault>) -> Result<(), Fault> {
-    (0..TURN).try_for_each(|_| batch(worker))
+    (0..BATCHES_PER_TURN).try_for_each(|_| batch(worker))
 }

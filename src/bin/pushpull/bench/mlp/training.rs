@@ -14,19 +14,19 @@ use super::model::{Mlp, NAMES};
 use super::{CLASSES, Fault, HIDDEN, INPUTS, WORKERS, together};
 use crate::bench::{Failure, Folder, Transport};
 
-/// A training under way.
+/// A running training.
 pub(super) struct Training<'a> {
     trainers: Vec<Trainer<'a>>,
-    /// Of how many gradients a step is made.
+    /// Number of gradients in a step.
     gradients_per_step: u64,
-    /// The loss before the first step.
+    /// Loss before the first step.
     loss: f32,
     _server: Ps,
     _folder: Option<Folder>,
 }
 
 impl<'a> Training<'a> {
-    /// Starts a server in this process, and the workers, which join.
+    /// Starts a server in this process and the workers, which join.
     pub(super) fn start(
         transport: Transport,
         mode: Mode,
@@ -54,16 +54,16 @@ impl<'a> Training<'a> {
         Ok(Training { trainers, gradients_per_step, loss, _server: server, _folder: folder })
     }
 
-    /// Each worker trains on some batches.
+    /// Has each worker train on some batches. Returns the time until the last one is done.
     pub(super) fn turn(&mut self) -> Result<Duration, Failure> {
         together(&mut self.trainers, Trainer::step)
     }
 
-    /// Every gradient must have counted, and they must have taught something.
+    /// Checks that every gradient counted and that the loss fell.
     pub(super) fn check(mut self) -> Result<(), Failure> {
         let pushed: u64 = self.trainers.iter().map(|trainer| trainer.pushed).sum();
         let trainer = &mut self.trainers[0];
-        // What a token is for has all steps before it.
+        // A pull with a token includes all steps before it.
         let token = trainer.ready().map_err(failure)?;
         trainer.worker.pull(&token, &mut trainer.params)?;
         let (step, loss) = (trainer.params.step(), trainer.loss().map_err(failure)?);
@@ -71,7 +71,8 @@ impl<'a> Training<'a> {
             let per_step = self.gradients_per_step;
             return Err(format!("{pushed} pushes made {step} steps of {per_step}").into());
         }
-        // A hundred steps bring it down to 0.55 of that. NaN is not less.
+        // A hundred steps reduce the loss to 0.55 of the initial one. The comparison is false for
+        // NaN.
         let learned = loss < 0.75 * self.loss;
         let message = || format!("the loss was {} and is {loss}", self.loss).into();
         learned.then_some(()).ok_or_else(message)
@@ -82,12 +83,12 @@ impl<'a> Training<'a> {
 struct Trainer<'a> {
     worker: Worker,
     params: Params,
-    /// What comes next, whose values `params` has; none before the first step.
+    /// Token of the next step, whose values are in `params`; `None` before the first step.
     token: Option<Token>,
     model: Mlp,
     data: &'a Data,
     next: usize,
-    /// Pushes that were acknowledged as applied, or as a part of a step.
+    /// Number of pushes acknowledged as applied or accepted.
     pushed: u64,
 }
 
@@ -119,7 +120,7 @@ impl<'a> Trainer<'a> {
         Ok(Trainer { worker, params, token: None, model, data, next: index, pushed: 0 })
     }
 
-    /// A token, whose values `params` has.
+    /// Returns a token whose values are in `params`.
     fn ready(&mut self) -> Result<Token, Fault> {
         if let Some(token) = self.token.take() {
             return Ok(token);
@@ -131,7 +132,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// The training loop of the README, once around.
+    /// Runs the training loop of the README once.
     fn step(&mut self) -> Result<(), Fault> {
         let token = self.ready()?;
         let mut gradients = self.worker.gradients();
@@ -142,14 +143,14 @@ impl<'a> Trainer<'a> {
         self.token = next?;
         match push {
             Push::Applied { .. } | Push::Accepted { .. } => {}
-            other => return Err(format!("a push became {other:?}").into()),
+            other => return Err(format!("unexpected outcome of a push: {other:?}").into()),
         }
         self.next += WORKERS;
         self.pushed += 1;
         Ok(())
     }
 
-    /// The mean loss over all batches.
+    /// Returns the mean loss over all batches.
     fn loss(&mut self) -> Result<f32, Fault> {
         let mut gradients = self.worker.gradients();
         let mut sum = 0.0;
