@@ -1,5 +1,5 @@
-//! `pushpull bench`: its rows, its picture, and that it fails when the values are not what the pushes
-//! add up to. What it measures here says nothing.
+//! `pushpull bench`: its rows, its plot, and its failure when values differ from the sum of the
+//! pushes. The figures of these short runs mean nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId};
 use serde_json::Value;
 
-/// A server with a learning rate, and its address.
+/// Starts a server with learning rate `rate`, and returns it with its address.
 fn serve(runtime: &tokio::runtime::Runtime, rate: f64) -> (Ps, String) {
     let listener = runtime.block_on(Ps::listen("127.0.0.1:0")).unwrap();
     let address = listener.address().to_owned();
@@ -26,7 +26,7 @@ fn bench(arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// The rows that it has printed.
+/// Parses the rows that a successful run has printed.
 fn rows(output: &Output) -> Vec<Value> {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
@@ -34,19 +34,19 @@ fn rows(output: &Output) -> Vec<Value> {
     lines.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Why it has failed.
+/// Returns the standard error of a failed run.
 fn failure(output: &Output) -> String {
     assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]
-fn a_running_server_is_measured_again_and_again_and_its_values_are_checked() {
+fn a_running_server_is_measured_repeatedly_and_its_values_are_checked() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (_server, address) = serve(&runtime, 0.25);
-    let there = ["--json", "--address", &address, "--sizes", "4KiB", "--variables", "3"];
+    let common = ["--json", "--address", &address, "--sizes", "4KiB", "--variables", "3"];
     for _ in 0..2 {
-        let rows = rows(&bench(&[&there[..], &["--learning-rate", "0.25"]].concat()));
+        let rows = rows(&bench(&[&common[..], &["--learning-rate", "0.25"]].concat()));
         let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["pull_tcp_4KiB_variables3", "push_tcp_4KiB_variables3"]);
         for row in rows {
@@ -56,17 +56,17 @@ fn a_running_server_is_measured_again_and_again_and_its_values_are_checked() {
             assert_eq!((&row["unit"], figure("n")), (&Value::from("GB/s"), 5.0), "{row}");
         }
     }
-    // It believes another rate than the server has.
-    let error = failure(&bench(&there));
+    // The default learning rate differs from the server's.
+    let error = failure(&bench(&common));
     assert!(error.contains("the elements are "), "{error}");
     let error = failure(&bench(&["--address", &address, "--sizes", "64B,4KiB"]));
     assert!(error.contains("say one of --sizes"), "{error}");
-    // The server has three variables.
+    // The server has three variables, not one.
     failure(&bench(&["--address", &address, "--sizes", "4KiB"]));
 }
 
 #[test]
-fn several_replicas_variables_and_shards_are_measured_and_drawn() {
+fn several_replicas_variables_and_shards_are_measured_and_plotted() {
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("plot.svg");
     let arguments = ["--json", "--transport", "uds,shm", "--sizes", "4KiB,64KiB", "--plot"];
@@ -85,7 +85,7 @@ fn several_replicas_variables_and_shards_are_measured_and_drawn() {
 }
 
 #[test]
-fn what_lent_memory_leaves_for_a_push_is_measured_beside_it() {
+fn the_handover_of_a_shared_gradient_is_measured_beside_pushes() {
     let rows = rows(&bench(&["--json", "--transport", "shm", "--sizes", "64KiB"]));
     let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
     let expected = ["pull", "push", "handed", "push_copied"].map(|row| format!("{row}_shm_64KiB"));
@@ -112,7 +112,7 @@ fn daemons_are_measured_as_processes() {
         "restart_flat",
     ];
     assert_eq!(names, expected);
-    // The daemon itself takes more than so small a state.
+    // The daemon itself takes more memory than such a small state.
     assert!(rows[0]["ratio"].as_f64().unwrap() > 1.0, "{}", rows[0]);
     let connection = rows[2]["ours"].as_f64().unwrap();
     assert!((1.0..1024.0).contains(&connection), "a connection takes {connection} KiB");
@@ -137,7 +137,7 @@ fn many_variables_and_connections_are_measured() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused() {
+fn invalid_arguments_are_refused() {
     for (arguments, reason) in [
         (&["--rounds", "4"][..], "4 is not in 5..=1000"),
         (&["--sizes", "64kb"], "say 64B, 4KiB, 4MiB or 1GiB"),

@@ -1,4 +1,4 @@
-//! The example of a rule of one's own: what it computes, and that servers train by it.
+//! The custom optimizer of the examples: its arithmetic, and training with it.
 
 #![allow(dead_code, reason = "the example has a main of its own")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
@@ -11,7 +11,7 @@ use pushpull::Optimizer;
 use pushpull::optimizer::{ApplyAt, Run};
 
 #[test]
-fn the_rule_goes_by_the_sign_of_what_has_gathered() {
+fn the_optimizer_steps_by_the_sign_of_its_momentum() {
     let rule = Lion::new(0.5);
     assert_eq!(rule.fault(), None);
     let (mut values, mut momentum) = ([1.0_f64, 1.0, 1.0, 1.0], [0.0, 0.0, -1.0, 0.0]);
@@ -25,7 +25,7 @@ fn the_rule_goes_by_the_sign_of_what_has_gathered() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn servers_train_by_it() {
+async fn servers_train_with_the_optimizer() {
     let loss = custom_rule::train().await.unwrap();
     assert!(loss < 1e-6, "a loss of {loss} is left");
 }

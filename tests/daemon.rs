@@ -1,4 +1,4 @@
-//! The daemon as a process: what it says of its command line, what it prints and to whom, and how it ends.
+//! The daemon as a process: its errors for bad arguments, its output, and its exit.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -14,17 +14,17 @@ use pushpull::blocking::Worker;
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
 use rustix::process::Signal;
 
-/// Generous: it only ends a hang.
+/// Deadline that only ends a hang.
 const LONG: Duration = Duration::from_secs(120);
 
 const DAEMON: &str = env!("CARGO_BIN_EXE_pushpull-ps");
 
-/// A process that is ended with the test, and its command line.
+/// A process that is killed when the test ends, and its command line.
 struct Process(Child, String);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It has ended by itself unless the test has failed.
+        // The process has already exited unless the test has failed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -41,29 +41,29 @@ impl Process {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Waits for the process to end by itself: its status, what it printed and what it complained of, as far as
-    /// these are pipes that nobody has taken.
+    /// Waits until the process exits, and returns its status, output and errors. A stream is empty
+    /// if it is not a pipe, or if the test has taken the pipe.
     fn finish(&mut self) -> (ExitStatus, String, String) {
         let start = Instant::now();
         let status = loop {
             match self.0.try_wait().unwrap() {
                 Some(status) => break status,
-                None => assert!(start.elapsed() < LONG, "{:?} does not end", self.1),
+                None => assert!(start.elapsed() < LONG, "{:?} does not exit", self.1),
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        let (mut output, mut complaints) = (String::new(), String::new());
+        let (mut output, mut errors) = (String::new(), String::new());
         if let Some(mut pipe) = self.0.stdout.take() {
             pipe.read_to_string(&mut output).unwrap();
         }
         if let Some(mut pipe) = self.0.stderr.take() {
-            pipe.read_to_string(&mut complaints).unwrap();
+            pipe.read_to_string(&mut errors).unwrap();
         }
-        (status, output, complaints)
+        (status, output, errors)
     }
 }
 
-/// An address that nobody listens on: bound and given up again.
+/// Returns an address without a listener: bound once, then released.
 fn free_address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
@@ -87,7 +87,7 @@ fn train(address: &str) {
     }
 }
 
-/// A bad value of each flag, with what the flag needs beside it.
+/// Bad values for each flag, with the other flags that it needs.
 const BAD: &[(&str, &str, &[&str])] = &[
     ("--ps-hosts", "nowhere", &[]),
     ("--worker-hosts", "127.0.0.1:1,127.0.0.1:1", &[]),
@@ -151,7 +151,7 @@ const BAD: &[(&str, &str, &[&str])] = &[
 ];
 
 #[test]
-fn a_value_that_cannot_be_is_told_by_its_flag_as_it_was_typed() {
+fn a_bad_value_is_reported_with_its_flag_as_typed() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = folder.path().to_str().unwrap();
     for &(flag, value, beside) in BAD {
@@ -179,7 +179,7 @@ fn a_value_that_cannot_be_is_told_by_its_flag_as_it_was_typed() {
 }
 
 #[test]
-fn there_is_a_bad_value_of_every_flag_that_takes_one() {
+fn every_flag_with_a_value_has_a_bad_value() {
     let help = Command::new(DAEMON).arg("--help").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let flags = help.lines().filter_map(|line| line.trim().strip_prefix("--"));
@@ -187,13 +187,13 @@ fn there_is_a_bad_value_of_every_flag_that_takes_one() {
     assert!(flags.len() > 40, "{flags:?}");
     for flag in flags {
         let is_listed = BAD.iter().any(|(bad, ..)| bad.strip_prefix("--") == Some(flag));
-        assert!(is_listed, "--{flag} has no bad value here");
+        assert!(is_listed, "--{flag} has no bad value in BAD");
     }
 }
 
-/// The same of the tool.
+/// Checks that `pushpull` names the flag in its errors, as the daemon does.
 #[test]
-fn a_value_that_the_tool_cannot_take_is_told_by_its_flag() {
+fn a_bad_value_for_the_tool_is_reported_with_its_flag() {
     let folder = tempfile::tempdir().unwrap();
     let empty = folder.path().to_str().unwrap();
     let bench = |flag, value| vec!["bench", flag, value];
@@ -216,15 +216,15 @@ fn a_value_that_the_tool_cannot_take_is_told_by_its_flag() {
     ];
     for line in lines {
         let said = Command::new(env!("CARGO_BIN_EXE_pushpull")).args(&line).output().unwrap();
-        let complaint = String::from_utf8(said.stderr).unwrap();
+        let errors = String::from_utf8(said.stderr).unwrap();
         let (flag, value) = (line[line.len() - 2], line[line.len() - 1]);
-        let by_us = complaint.starts_with(&format!("pushpull: {flag} {value}: "));
-        let by_parser = complaint.contains(&format!("invalid value '{value}' for '{flag} <"));
-        assert!(!said.status.success() && (by_us || by_parser), "{line:?}: {complaint}");
+        let by_us = errors.starts_with(&format!("pushpull: {flag} {value}: "));
+        let by_parser = errors.contains(&format!("invalid value '{value}' for '{flag} <"));
+        assert!(!said.status.success() && (by_us || by_parser), "{line:?}: {errors}");
     }
 }
 
-/// What nothing can be written to: a device that is full, and a pipe that nobody reads.
+/// Returns two outputs that cannot be written: a full device, and a pipe without a reader.
 fn unwritable() -> [Stdio; 2] {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
@@ -234,7 +234,7 @@ fn unwritable() -> [Stdio; 2] {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_daemon_serves_to_the_end_though_nothing_it_prints_can_be_written() {
+fn a_daemon_serves_to_the_end_though_its_output_cannot_be_written() {
     for (out, error) in unwritable().into_iter().zip(unwritable()) {
         let address = free_address();
         let mut daemon = Process::start(daemon(&address).stdout(out).stderr(error));
@@ -245,10 +245,10 @@ fn a_daemon_serves_to_the_end_though_nothing_it_prints_can_be_written() {
     }
 }
 
-/// A server of the example, which `cargo test` builds beside the tests.
+/// Checks a server of the `digits` example, which `cargo test` builds with the tests.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_server_of_the_example_serves_though_nothing_it_prints_can_be_written() {
+fn a_server_of_the_example_serves_though_its_output_cannot_be_written() {
     let tests = std::env::current_exe().unwrap();
     let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();
     let path: PathBuf = profile.join("examples").join("digits");
@@ -268,7 +268,7 @@ fn a_server_of_the_example_serves_though_nothing_it_prints_can_be_written() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_tool_says_that_its_output_cannot_be_written() {
+fn the_tool_reports_that_its_output_cannot_be_written() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     let address = free_address();
@@ -286,7 +286,7 @@ fn a_tool_says_that_its_output_cannot_be_written() {
         let (status, _, said) = Process::start(&mut command).finish();
         assert_eq!(status.code(), Some(1), "{arguments:?}: {said}");
         assert!(said.starts_with("pushpull: cannot write"), "{arguments:?}: {said}");
-        // Whoever reads it has read enough.
+        // A closed pipe is no error: its reader has read enough.
         command.stdout(closed);
         let (status, _, said) = Process::start(&mut command).finish();
         assert!(status.success() && said.is_empty(), "{arguments:?}: {status}, {said}");
@@ -294,7 +294,7 @@ fn a_tool_says_that_its_output_cannot_be_written() {
 }
 
 #[test]
-fn the_daemon_ends_as_cleanly_on_any_of_its_signals() {
+fn the_daemon_exits_cleanly_on_each_of_its_signals() {
     for signal in [Signal::HUP, Signal::INT, Signal::TERM] {
         let address = free_address();
         let mut daemon = Process::start(daemon(&address).stdout(Stdio::piped()));
@@ -308,7 +308,7 @@ fn the_daemon_ends_as_cleanly_on_any_of_its_signals() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_hangup_that_is_ignored_when_the_daemon_starts_stays_ignored() {
+fn a_hangup_signal_ignored_at_start_stays_ignored() {
     let address = free_address();
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", DAEMON]);
@@ -325,7 +325,7 @@ fn a_hangup_that_is_ignored_when_the_daemon_starts_stays_ignored() {
 }
 
 #[test]
-fn the_last_line_of_synchronous_training_says_what_was_applied() {
+fn the_last_line_of_synchronous_training_counts_applied_steps() {
     let address = free_address();
     let mut daemon = daemon(&address);
     daemon.args(["--synchronous", "1/1", "--shards", "2"]);
@@ -338,35 +338,35 @@ fn the_last_line_of_synchronous_training_says_what_was_applied() {
     assert!(output.lines().last().unwrap_or_default().contains(expected), "{output}");
 }
 
-/// Something that holds an address, until it is dropped.
+/// A listener that holds an address until it is dropped.
 type Holder = Box<dyn Send>;
 
 #[test]
-fn an_address_that_another_process_still_holds_is_waited_for() {
+fn the_daemon_waits_for_an_address_in_use() {
     let folder = tempfile::tempdir().unwrap();
     let unix = folder.path().join("ps.sock");
-    let far = free_address();
+    let tcp = free_address();
     let holders: [(String, Holder); 2] = [
         (format!("unix:{}", unix.display()), Box::new(UnixListener::bind(&unix).unwrap())),
-        (far.clone(), Box::new(TcpListener::bind(&far).unwrap())),
+        (tcp.clone(), Box::new(TcpListener::bind(&tcp).unwrap())),
     ];
     for (address, holder) in holders {
         let mut daemon =
             Process::start(daemon(&address).stdout(Stdio::piped()).stderr(Stdio::piped()));
-        let mut complaints = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
-        let waits = complaints.next().unwrap().unwrap();
+        let mut errors = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
+        let waits = errors.next().unwrap().unwrap();
         assert!(waits.contains("waits") && waits.contains(&address), "{waits}");
         drop(holder);
         train(&address);
         daemon.signal(Signal::TERM);
         let (status, output, _) = daemon.finish();
         assert!(status.success() && output.contains("5 gradients"), "{status}: {output}");
-        assert!(complaints.next().is_none(), "it is said once");
+        assert!(errors.next().is_none(), "the wait is reported once");
     }
 }
 
 #[test]
-fn an_address_that_stays_in_use_is_told_after_a_while() {
+fn an_address_that_stays_in_use_is_reported_after_a_while() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let mut daemon = Process::start(daemon(&address).stderr(Stdio::piped()));
@@ -383,10 +383,10 @@ fn a_signal_ends_the_wait_for_an_address() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let mut daemon = Process::start(daemon(&address).stderr(Stdio::piped()));
-    let mut complaints = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
-    complaints.next().unwrap().unwrap();
+    let mut errors = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
+    errors.next().unwrap().unwrap();
     daemon.signal(Signal::TERM);
     let (status, ..) = daemon.finish();
     assert_eq!(status.code(), Some(2));
-    assert!(complaints.next().unwrap().unwrap().contains("in use"));
+    assert!(errors.next().unwrap().unwrap().contains("in use"));
 }

@@ -1,7 +1,7 @@
-//! Runs the tests of the example's modules: the data, the network, the picture.
+//! Runs the tests of the `digits` example's modules: the data, the network, the picture.
 //!
-//! An example that is its own test target is not built to be run, and `tests/processes.rs` runs
-//! it; so its modules are tested from here.
+//! Cargo does not build an example as a program if it is its own test target, but
+//! `tests/processes.rs` runs this one. So its modules are tested here.
 
 #![allow(dead_code, reason = "the example uses what these tests do not")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
@@ -24,7 +24,7 @@ use model::{Mlp, NAMES};
 use pushpull::{Initializer, Shape};
 
 #[test]
-fn descending_the_gradient_learns_the_digits() {
+fn gradient_descent_learns_the_digits() {
     let Split { train, test } = Split::digits();
     let mut model = Mlp::new(train.width, 64, train.classes);
     let mut params = model.shapes().map(|shape| vec![0.0_f32; shape.iter().product()]);

@@ -1,5 +1,5 @@
-//! Runs the tests of the example's modules, and trains its models: on made-up flights, and on the real
-//! ones where they have been fetched.
+//! Runs the tests of the `flights` example's modules. Trains its models on synthetic flights, and
+//! on the real data set if it has been downloaded.
 
 #![allow(dead_code, reason = "the example uses what these tests do not")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
@@ -33,9 +33,9 @@ use reference::Reference;
 use score::Score;
 use variables::Variables;
 
-/// Flights of which one airline's are late in the morning and the other's in the afternoon, so that
-/// neither field says anything by itself; and now and then one against the rule.
-fn made_up(flights: usize) -> Split {
+/// Generates flights: one airline's are late in the morning, the other's in the afternoon, so
+/// neither field predicts a delay alone. One flight in 20 is late in any case.
+fn synthetic(flights: usize) -> Split {
     let mut table = "year,month,day,hour,arr_delay,carrier,flight,tailnum,origin,dest\n".to_owned();
     let mut random = SplitMix64::new(1);
     for _ in 0..flights {
@@ -63,15 +63,15 @@ fn learn<M: Model<N>, const N: usize>(model: M, split: &Split, epochs: u64) -> S
 }
 
 #[test]
-fn the_network_learns_what_no_field_says_alone() {
-    let split = made_up(4000);
+fn the_network_learns_an_interaction_of_fields() {
+    let split = synthetic(4000);
     let network = learn(Network::new(FIELDS, 4, 16), &split, 5);
     assert!(network.auc > 0.95 && network.log_loss < 0.3, "{network:?}");
     let logistic = learn(Logistic::new(FIELDS), &split, 5);
     assert!((0.4..0.6).contains(&logistic.auc), "{logistic:?}");
 }
 
-/// The scores over two servers of two shards each, and without servers.
+/// Returns the score of training over two servers of two shards each, and of the reference.
 fn compare<M: Model<N>, const N: usize>(
     model: M,
     split: &Split,
@@ -93,11 +93,11 @@ fn compare<M: Model<N>, const N: usize>(
     [score, learn(model, split, 5)]
 }
 
-/// The server has its own rule, and rows and tensors lie on different shards; yet each step is the
-/// same arithmetic.
+/// Checks that each step is the same arithmetic, although servers apply their own optimizer, and
+/// rows and tensors are on different shards.
 #[test]
-fn one_worker_comes_to_the_very_values_of_the_reference() {
-    let split = made_up(1000);
+fn one_worker_reaches_exactly_the_scores_of_the_reference() {
+    let split = synthetic(1000);
     let [ours, theirs] = compare(Logistic::new(FIELDS), &split, 1, None);
     assert_eq!(ours, theirs);
     let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1, None);
@@ -105,15 +105,15 @@ fn one_worker_comes_to_the_very_values_of_the_reference() {
 }
 
 #[test]
-fn two_workers_come_near_the_reference() {
-    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &made_up(4000), 2, None);
+fn two_workers_come_close_to_the_reference() {
+    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &synthetic(4000), 2, None);
     assert!((ours.auc - theirs.auc).abs() < 0.02, "{ours:?} {theirs:?}");
     assert!(ours.auc > 0.95, "{ours:?} {theirs:?}");
 }
 
 #[test]
-fn encoded_gradients_come_near_the_reference() {
-    let split = made_up(4000);
+fn encoded_gradients_come_close_to_the_reference() {
+    let split = synthetic(4000);
     for codec in [Codec::Bf16, Codec::Int8] {
         let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1, Some(codec));
         assert!(ours != theirs, "{codec}: it was not encoded");

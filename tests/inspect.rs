@@ -1,4 +1,4 @@
-//! `pushpull inspect` on the files of a server that runs, that has stopped, and that were damaged.
+//! `pushpull inspect` on the files of a running server, of a stopped one, and on damaged files.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -13,7 +13,7 @@ use pushpull::{
 };
 use serde_json::Value;
 
-/// A server of two shards on a state directory, and its cluster.
+/// Starts a server of two shards on a state directory, and returns it with its cluster.
 fn serve(runtime: &tokio::runtime::Runtime, state: &Path) -> (Ps, ClusterSpec) {
     try_serve(runtime, state, Adam::new(0.1), Durability::Process).unwrap()
 }
@@ -36,7 +36,7 @@ fn try_serve(
     Ok((listener.start(config)?, cluster))
 }
 
-/// Joins, pushes so often, and holds one token more.
+/// Joins, pushes `pushes` times, and returns the worker.
 fn train(cluster: &ClusterSpec, pushes: usize) -> Worker {
     let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
     let mut worker = Worker::connect(config).unwrap();
@@ -78,7 +78,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn tables_that_grow_are_told_with_their_rows() {
+fn tables_are_reported_with_their_rows() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
@@ -104,20 +104,20 @@ fn tables_that_grow_are_told_with_their_rows() {
     assert!(page.contains("a table of 500 rows"), "{page}");
     assert_eq!(found.shards[0].variables[0].dtype, DType::F16);
     let half = &found.shards[1].variables[0];
-    // 28 bytes of f32: what a server keeps is no half.
+    // The server keeps f32 masters: 28 bytes for 7 elements.
     assert_eq!((&*half.name, half.dtype, half.bytes), ("half", DType::Bf16, 28));
     assert!(page.contains("bf16 [7]"), "{page}");
     drop(worker);
     runtime.block_on(server.serve(async {})).unwrap();
 
-    // A damaged row is found, as the files hold checksums.
+    // The files hold checksums, so a damaged row is found.
     let file = state.join("shard-0/rows-1-0-0");
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[4096 + 24] ^= 1;
     std::fs::write(&file, bytes).unwrap();
     let found = pushpull::inspect(&state).unwrap();
     assert!(!found.is_sound());
-    // What a damaged index or catalogue leaves of the rest is told all the same.
+    // With a damaged index or catalogue, the rest is still reported.
     for name in ["index-1-0", "catalogue-1"] {
         let file = state.join("shard-0").join(name);
         let right = std::fs::read(&file).unwrap();
@@ -128,12 +128,12 @@ fn tables_that_grow_are_told_with_their_rows() {
         assert_eq!(found.shards[0].clients.len(), 1, "without {name}");
         std::fs::write(&file, right).unwrap();
     }
-    // A table is no variable for a server that promises to survive a loss of power.
+    // A server that must survive a loss of power refuses tables.
     let power = try_serve(&runtime, &state, Adagrad::new(0.1), Durability::Power).unwrap_err();
     assert!(power.to_string().contains("\"users\""), "{power}");
 }
 
-/// When each file below was last written.
+/// Returns the modification time of each file below `path`.
 fn written(path: &Path) -> Vec<(PathBuf, std::time::SystemTime)> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(path).unwrap() {
@@ -148,7 +148,7 @@ fn written(path: &Path) -> Vec<(PathBuf, std::time::SystemTime)> {
 }
 
 #[test]
-fn a_running_server_and_its_files_afterwards_are_told() {
+fn a_running_server_and_its_stopped_state_are_reported() {
     let root = tempfile::tempdir().unwrap();
     let state = root.path().join("state");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -157,7 +157,7 @@ fn a_running_server_and_its_files_afterwards_are_told() {
 
     let found = pushpull::inspect(&state).unwrap();
     assert!(found.live && found.is_sound(), "{found:?}");
-    let [owner, other] = &found.shards[..] else { panic!("two shards: {found:?}") };
+    let [owner, other] = &found.shards[..] else { panic!("expected two shards: {found:?}") };
     let shard = owner.state.as_ref().unwrap();
     assert_eq!((shard.step, shard.version, shard.gradients), (GlobalStep(5), 5, 5));
     assert_eq!((shard.variables, shard.slots, shard.lives), (VariablesAre::Ready, 2, 1));
@@ -172,7 +172,7 @@ fn a_running_server_and_its_files_afterwards_are_told() {
     assert!(identity.iter().any(|(name, value)| name == "optimizer" && value == "adam"));
     assert!(owner.files.iter().all(|file| file.verdict == Verdict::Sound), "{:?}", owner.files);
 
-    // While pushes go on, too: a look never falls into a commit.
+    // An inspection during pushes never sees a commit in progress.
     let pushing = std::thread::spawn(move || {
         let mut worker = worker;
         for _ in 0..200 {
@@ -191,16 +191,16 @@ fn a_running_server_and_its_files_afterwards_are_told() {
     runtime.block_on(ps.serve(async {})).unwrap();
 
     let before = written(&state);
-    let told = json(&state);
-    assert_eq!((&told["live"], &told["sound"]), (&Value::Bool(false), &Value::Bool(true)));
-    assert_eq!(told["shards"][0]["state"]["step"], 205);
-    assert_eq!(told["shards"][0]["clients"][0]["presence"], "left");
-    assert_eq!(told["shards"][0]["arena"]["this_boot"], true);
+    let report = json(&state);
+    assert_eq!((&report["live"], &report["sound"]), (&Value::Bool(false), &Value::Bool(true)));
+    assert_eq!(report["shards"][0]["state"]["step"], 205);
+    assert_eq!(report["shards"][0]["clients"][0]["presence"], "left");
+    assert_eq!(report["shards"][0]["arena"]["this_boot"], true);
     let one = json(&state.join("shard-1"));
     assert_eq!(one["shards"][0]["arena"]["shard"], 1);
     let page = String::from_utf8(tool(&state, false).stdout).unwrap();
     assert!(page.contains("step 205") && page.contains("/job:worker/task:0"), "{page}");
-    assert_eq!(written(&state), before, "nothing is written");
+    assert_eq!(written(&state), before, "inspect writes nothing");
 
     let error = tool(root.path(), false);
     assert!(!error.status.success());
@@ -208,7 +208,7 @@ fn a_running_server_and_its_files_afterwards_are_told() {
 }
 
 #[test]
-fn what_is_wrong_is_told_by_file_and_place() {
+fn damage_is_reported_by_file_and_offset() {
     let root = tempfile::tempdir().unwrap();
     let state = root.path().join("state");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -228,7 +228,7 @@ fn what_is_wrong_is_told_by_file_and_place() {
         let folder = root.path().join(name).join("shard-0");
         copy(&state.join("shard-0"), &folder);
         let mut bytes = std::fs::read(folder.join(name)).unwrap();
-        // Values lie in either of two places: each is damaged.
+        // A block of values may be in either of two places, so both are damaged.
         damage(&mut bytes);
         if name == "values-1" {
             bytes[4096..].iter_mut().for_each(|byte| *byte ^= 1);
@@ -236,8 +236,8 @@ fn what_is_wrong_is_told_by_file_and_place() {
         std::fs::write(folder.join(name), bytes).unwrap();
         let output = tool(folder.parent().unwrap(), true);
         assert!(!output.status.success(), "{name}");
-        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let files = told["shards"][0]["files"].as_array().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let files = report["shards"][0]["files"].as_array().unwrap();
         let file = files.iter().find(|file| file["name"] == name).unwrap();
         assert_eq!(file["verdict"], verdict, "{file}");
         assert!(name == "values-1" || file["offset"] == offset, "{file}");
@@ -254,15 +254,15 @@ fn what_is_wrong_is_told_by_file_and_place() {
 }
 
 #[test]
-fn a_flush_that_failed_is_told_and_refused_until_the_machine_is_started_anew() {
-    // Temporary files may lie in memory, which a loss of power takes.
+fn state_with_a_failed_flush_is_reported_and_refused() {
+    // The default temporary directory may be in memory, which a loss of power erases.
     let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let state = root.path().join("state");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (ps, cluster) = try_serve(&runtime, &state, Adam::new(0.1), Durability::Power).unwrap();
     let mut worker = train(&cluster, 2);
     let token = worker.token().unwrap().unwrap();
-    // What cannot be found cannot be flushed.
+    // The flush fails because the file cannot be found.
     let (file, aside) = (state.join("shard-0/undo-1"), root.path().join("undo-1"));
     std::fs::rename(&file, &aside).unwrap();
     let mut gradients = worker.gradients();
@@ -282,11 +282,11 @@ fn a_flush_that_failed_is_told_and_refused_until_the_machine_is_started_anew() {
         };
         assert!(path.ends_with("shard-0/control") && reason.contains("undo-1"), "{error}");
     }
-    assert_eq!(written(&state), before, "what is refused is left as it was");
+    assert_eq!(written(&state), before, "refused state is left unchanged");
     let output = tool(&state, true);
     assert!(!output.status.success());
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let [owner, other] = [0, 1].map(|shard| &told["shards"][shard]["poisoned"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let [owner, other] = [0, 1].map(|shard| &report["shards"][shard]["poisoned"]);
     assert!(owner.as_str().unwrap().contains("undo-1"), "{owner}");
     assert_eq!(*other, Value::Null);
     let page = String::from_utf8(tool(&state, false).stdout).unwrap();
@@ -294,7 +294,7 @@ fn a_flush_that_failed_is_told_and_refused_until_the_machine_is_started_anew() {
 }
 
 #[test]
-fn whoever_has_read_enough_is_told_no_more() {
+fn a_closed_output_pipe_is_no_error() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (ps, cluster) = serve(&runtime, folder.path());

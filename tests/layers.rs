@@ -1,4 +1,4 @@
-//! The arrows of the house point down, and `unsafe` stays behind its fences.
+//! Checks that dependencies point downwards, and that only listed files hold `unsafe`.
 //!
 //! The rules are the tables below; `ARCHITECTURE.md` gives their reasons. The checks themselves
 //! are tested with planted violations.
@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Crates a crate may name among its dependencies, of those that matter to the layers.
+/// For each crate, the crates of `LAYERED` that it may depend on.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("common", &[]),
     ("common/runtime", &["tokio"]),
@@ -16,7 +16,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("worker", &["pushpull-common", "pushpull-runtime", "tokio"]),
 ];
 
-/// What only the layers above may name.
+/// The crates whose use is restricted to some layers.
 const LAYERED: &[&str] = &[
     "pushpull",
     "pushpull-common",
@@ -27,7 +27,7 @@ const LAYERED: &[&str] = &[
     "tokio-util",
 ];
 
-/// Words that stay out of the pure parts: they are pure because of it.
+/// Words for clocks, sockets, threads, randomness and environment. Pure parts may not use them.
 const IMPURE: &[&str] = &[
     "Instant::now",
     "SystemTime",
@@ -40,7 +40,7 @@ const IMPURE: &[&str] = &[
     "std::env",
 ];
 
-/// The pure parts, and the words that a file of them may use all the same.
+/// The pure parts, each with the impure words that it may use nevertheless.
 const PURE: &[(&str, &[&str])] = &[
     ("common/src", &[]),
     ("ps/src/shard", &[]),
@@ -58,7 +58,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/table", &[]),
     ("ps/src/peer_hello.rs", &[]),
     ("ps/src/runtime/adaptive_spin.rs", &[]),
-    // It compares addresses, and opens no socket.
+    // This file compares addresses but opens no socket.
     ("ps/src/runtime/waiting.rs", &["std::net"]),
     ("ps/src/simulation.rs", &[]),
     ("worker/src/simulation.rs", &[]),
@@ -76,7 +76,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/push_buffers.rs", &[]),
 ];
 
-/// Modules that a module may not name: arrows within a crate point down too.
+/// For each module, the modules that it may not name: dependencies in a crate point downwards, too.
 const MODULES: &[(&str, &[&str])] = &[
     ("common/src/protocol", &["crate::catalogue", "crate::cluster", "crate::placement"]),
     ("common/src/shared_values", &["crate::protocol", "crate::catalogue", "crate::placement"]),
@@ -116,21 +116,21 @@ const UNSAFE: &[&str] = &[
     "ps/src/arena/blocks.rs",
     "ps/src/cache.rs",
     "ps/src/volatile.rs",
-    // What tests and the simulator see of a crash.
+    // In-memory files of tests and the simulator.
     "ps/src/arena/shelf.rs",
     "ps/src/optimizer/kernel.rs",
     "worker/src/runtime/shared_memory.rs",
     "examples/digits/model/gemm.rs",
 ];
 
-/// One broken rule.
+/// Description of one broken rule.
 type Violation = String;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every Rust file below a path, relative to the root, with its text.
+/// Returns every Rust file below a path, relative to the root, with its text.
 fn sources(below: &str) -> Vec<(String, String)> {
     let mut files = Vec::new();
     collect(&root().join(below), &mut files);
@@ -154,7 +154,7 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The code of a file: without comments, and without what follows its test module.
+/// Returns the code of a file without comments, up to its test module.
 fn code(text: &str) -> String {
     let product = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     product
@@ -163,7 +163,7 @@ fn code(text: &str) -> String {
         .fold(String::new(), |code, line| code + line + "\n")
 }
 
-/// Whether code names a path or a word: not as a part of a longer one.
+/// Whether code contains a word or path, but not as a part of a longer one.
 fn names(code: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word).any(|(at, _)| {
@@ -214,7 +214,7 @@ fn packages_depend_downwards() {
 }
 
 #[test]
-fn the_pure_parts_know_no_clock_socket_thread_or_chance() {
+fn the_pure_parts_use_no_clock_socket_thread_or_randomness() {
     for (part, allowed) in PURE {
         for (file, text) in sources(part).iter().filter(|(file, _)| !is_test(file)) {
             assert_eq!(check_words(file, text, IMPURE, allowed), Vec::<Violation>::new());
@@ -223,7 +223,7 @@ fn the_pure_parts_know_no_clock_socket_thread_or_chance() {
 }
 
 #[test]
-fn modules_name_only_what_lies_below() {
+fn modules_name_only_lower_modules() {
     for (part, forbidden) in MODULES {
         for (file, text) in sources(part).iter().filter(|(file, _)| !is_test(file)) {
             assert_eq!(check_words(file, text, forbidden, &[]), Vec::<Violation>::new());
@@ -232,7 +232,7 @@ fn modules_name_only_what_lies_below() {
 }
 
 #[test]
-fn unsafe_stays_behind_its_fences() {
+fn only_listed_files_hold_unsafe() {
     let parts =
         ["src", "common/src", "common/runtime/src", "ps/src", "worker/src", "examples", "benches"];
     for part in parts {
@@ -242,7 +242,7 @@ fn unsafe_stays_behind_its_fences() {
     }
     for file in UNSAFE {
         let text = fs::read_to_string(root().join(file)).unwrap();
-        assert!(names(&code(&text), "unsafe"), "{file} needs no fence any more");
+        assert!(names(&code(&text), "unsafe"), "{file} holds no unsafe: unlist it");
     }
 }
 
@@ -262,8 +262,8 @@ fn planted_violations_are_found() {
 
     let clock = "fn now() -> Instant { std::time::Instant::now() }\n";
     assert_eq!(check_words("a.rs", clock, IMPURE, &[]), ["a.rs names Instant::now"]);
-    let told = "// Instant::now is not read here\nfn f(now: Instant) {}\n";
-    assert!(check_words("a.rs", told, IMPURE, &[]).is_empty());
+    let comment = "// Instant::now is not read here\nfn f(now: Instant) {}\n";
+    assert!(check_words("a.rs", comment, IMPURE, &[]).is_empty());
     let tests = "fn f() {}\n#[cfg(test)]\nmod tests { fn now() { Instant::now(); } }\n";
     assert!(check_words("a.rs", tests, IMPURE, &[]).is_empty());
     let upward = "use crate::runtime::Core;\n";

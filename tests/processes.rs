@@ -1,4 +1,4 @@
-//! Real processes: the trainer of the README as a cluster of four, and the daemon.
+//! Real processes: the README's trainer as a cluster of four, and the daemon.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use pushpull::blocking::Worker;
 use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig, bf16};
 
-/// Generous: it only ends a hang.
+/// Deadline that only ends a hang.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A process that is ended with the test.
+/// A process that is killed when the test ends.
 struct Process {
     name: &'static str,
     child: Child,
@@ -22,7 +22,7 @@ struct Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It has ended by itself unless the test has failed.
+        // The process has already exited unless the test has failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -34,13 +34,13 @@ impl Process {
         Process { name, child: command.spawn().unwrap() }
     }
 
-    /// Waits for the process to end by itself: its status and what it printed.
+    /// Waits until the process exits, and returns its status and output.
     fn finish(&mut self) -> (ExitStatus, String) {
         let start = Instant::now();
         let status = loop {
             match self.child.try_wait().unwrap() {
                 Some(status) => break status,
-                None => assert!(start.elapsed() < LONG, "{} does not end", self.name),
+                None => assert!(start.elapsed() < LONG, "{} does not exit", self.name),
             }
             std::thread::sleep(Duration::from_millis(20));
         };
@@ -50,7 +50,7 @@ impl Process {
     }
 }
 
-/// The trainer, which `cargo test` builds beside the tests.
+/// Returns a command for the trainer, which `cargo test` builds with the tests.
 fn digits() -> Command {
     let tests = std::env::current_exe().unwrap();
     let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();
@@ -59,7 +59,7 @@ fn digits() -> Command {
     Command::new(path)
 }
 
-/// Addresses nobody listens on: bound and given up again.
+/// Returns addresses without listeners: bound once, then released.
 fn free_addresses(count: usize) -> Vec<String> {
     let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
@@ -97,7 +97,7 @@ fn last_line(output: &str) -> serde_json::Value {
 #[test]
 fn four_processes_in_any_order_train_and_end_by_themselves() {
     let cluster = Cluster::new(&[]);
-    // The workers come first, and wait.
+    // The workers start first and wait.
     let mut processes = [
         cluster.task("worker 1", "worker", 1),
         cluster.task("worker 0", "worker", 0),
@@ -118,13 +118,13 @@ fn four_processes_in_any_order_train_and_end_by_themselves() {
 }
 
 #[test]
-fn a_killed_worker_does_not_keep_the_others() {
+fn a_killed_worker_does_not_stop_the_others() {
     let cluster = Cluster::new(&["--steps", "6000"]);
     let mut ps = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
     let mut chief = cluster.task("worker 0", "worker", 0);
     let mut victim = cluster.task("worker 1", "worker", 1);
-    // The chief's first line of progress goes to its standard error, so wait for the victim to
-    // have joined by watching the servers instead.
+    // The chief reports progress on its standard error, which this test does not read. A reader
+    // of the servers shows that training is in progress.
     let spec = ClusterSpec::builder()
         .job("ps", &cluster.hosts[..2])
         .job("worker", &cluster.hosts[2..])
@@ -148,11 +148,11 @@ fn a_killed_worker_does_not_keep_the_others() {
 }
 
 #[test]
-fn a_server_that_comes_later_is_waited_for() {
+fn workers_wait_for_servers_that_start_later() {
     let cluster = Cluster::new(&["--steps", "50"]);
     let mut workers =
         [cluster.task("worker 0", "worker", 0), cluster.task("worker 1", "worker", 1)];
-    // What is tested is the wait: long enough that both have tried, and backed off, many times.
+    // The wait is the subject of this test: both workers try and back off many times.
     std::thread::sleep(Duration::from_secs(5));
     let mut servers = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
     for process in workers.iter_mut().chain(&mut servers) {
@@ -202,16 +202,17 @@ fn the_daemon_serves_until_a_signal() {
     let (status, output) = daemon.finish();
     assert!(status.success(), "{status}: {output}");
     assert!(output.contains("step 5") && output.contains("5 gradients"), "{output}");
-    // What it has trained is kept until somebody removes it.
+    // The state is kept until the user removes it.
     assert!(state.join("shard-0/control").exists());
 }
 
-/// A client that knows the protocol's page and nothing of this crate, which compares what it pulls with a
-/// gradient descent of its own: alone, with another, and in synchronous mode.
+/// Runs a client that is written from the protocol page and uses nothing of this crate. It compares
+/// pulled values with its own gradient descent: alone, with a second client, and in synchronous
+/// mode.
 #[test]
 fn a_client_in_another_language_joins_pulls_and_pushes() {
     if !Command::new("python3").arg("--version").output().is_ok_and(|said| said.status.success()) {
-        println!("SKIPPED: there is no python3 for examples/protocol_client.py");
+        println!("SKIPPED: cannot run examples/protocol_client.py without python3");
         return;
     }
     for mode in [&[][..], &["--synchronous", "2/2"]] {
@@ -227,8 +228,8 @@ fn a_client_in_another_language_joins_pulls_and_pushes() {
         if mode.is_empty() {
             let (status, output) = client("alone", "0", "0.1", "40", "2").finish();
             assert!(status.success(), "{output}");
-            let (status, output) = client("of another rate", "0", "0.2", "20", "0").finish();
-            assert_eq!(status.code(), Some(3), "it finds what is not its own: {output}");
+            let (status, output) = client("another rate", "0", "0.2", "20", "0").finish();
+            assert_eq!(status.code(), Some(3), "it finds the other rate: {output}");
             assert!(output.contains("step 1: the server has"), "{output}");
         }
         let mut clients = [
@@ -248,8 +249,8 @@ fn rustix_pid(child: &Child) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap()
 }
 
-/// The commands of one server in a folder of its own, with a rule that has three slots, and one of
-/// one slot for a variable beside it.
+/// The commands of one server in its own folder. Its optimizer has three slots, and one variable
+/// has another optimizer with one slot.
 struct Server {
     folder: tempfile::TempDir,
 }
@@ -263,7 +264,7 @@ impl Server {
         format!("unix:{}", self.path("ps.sock"))
     }
 
-    /// Starts it over this state.
+    /// Starts the daemon on the state directory `state`.
     fn start(&self, state: &str, shards: &str) -> Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
         command
@@ -283,9 +284,9 @@ impl Server {
     }
 }
 
-/// The daemon tells of saves that fail, and one whose stderr is closed serves all the same.
+/// Checks that the daemon reports failed saves, and that it serves even if its stderr is closed.
 #[test]
-fn the_daemon_says_that_saves_fail_while_it_serves_and_when_it_ends() {
+fn the_daemon_reports_failed_saves_while_it_serves_and_when_it_exits() {
     let server = Server { folder: tempfile::tempdir().unwrap() };
     let checkpoints = server.path("checkpoints");
     for closed in [false, true] {
@@ -304,14 +305,14 @@ fn the_daemon_says_that_saves_fail_while_it_serves_and_when_it_ends() {
         }
         let mut worker = server.worker();
         worker.join(&slotted(), |_| ()).unwrap();
-        // A file in the place of the directory, as whoever is root may write anywhere.
+        // A file replaces the directory. Permissions would not stop a test that runs as root.
         std::fs::remove_dir_all(&checkpoints).unwrap();
         std::fs::write(&checkpoints, "no directory").unwrap();
         train(&mut worker, 0..2);
         let start = Instant::now();
-        // What is told on stderr is told to nobody where that is closed: a save by hand tells the time.
+        // A closed stderr shows no failure, so explicit saves find out when saves begin to fail.
         let failed = loop {
-            assert!(start.elapsed() < LONG, "no save fails");
+            assert!(start.elapsed() < LONG, "no save failed");
             match worker.save(b"") {
                 Ok(_) => {}
                 Err(error) => break error.to_string(),
@@ -380,7 +381,7 @@ fn pulled(worker: &mut Worker, params: &mut Params) -> Vec<Vec<u32>> {
 #[test]
 fn slots_survive_a_kill_and_a_restored_checkpoint_to_the_bit() {
     let server = Server { folder: tempfile::tempdir().unwrap() };
-    // Killed in the middle, saved, and trained on.
+    // A server is killed midway, saves a checkpoint, and trains on.
     let mut daemon = server.start("killed", "2");
     let mut worker = server.worker();
     let mut params = worker.join(&slotted(), |_| ()).unwrap();
@@ -393,15 +394,15 @@ fn slots_survive_a_kill_and_a_restored_checkpoint_to_the_bit() {
     train(&mut worker, 4..6);
     let killed = pulled(&mut worker, &mut params);
     drop((worker, daemon));
-    // Restored by a server without a state, of other shards.
+    // A server without state, with another number of shards, restores the checkpoint.
     let daemon = server.start("restored", "3");
     let mut worker = server.worker();
-    let mut params = worker.join(&slotted(), |_| panic!("it is restored")).unwrap();
+    let mut params = worker.join(&slotted(), |_| panic!("already restored")).unwrap();
     assert_eq!(worker.restored().unwrap().step, 4);
     train(&mut worker, 4..6);
     let restored = pulled(&mut worker, &mut params);
     drop((worker, daemon));
-    // Undisturbed.
+    // An undisturbed server trains the same steps.
     std::fs::remove_dir_all(server.path("checkpoints")).unwrap();
     let daemon = server.start("undisturbed", "1");
     let mut worker = server.worker();
@@ -409,13 +410,13 @@ fn slots_survive_a_kill_and_a_restored_checkpoint_to_the_bit() {
     train(&mut worker, 0..6);
     let undisturbed = pulled(&mut worker, &mut params);
     drop((worker, daemon));
-    assert!(killed == undisturbed, "what was killed differs");
-    assert!(restored == undisturbed, "what was restored differs");
-    assert!(undisturbed.iter().all(|values| values[0] != 0), "it is trained");
+    assert!(killed == undisturbed, "values after a kill differ");
+    assert!(restored == undisturbed, "restored values differ");
+    assert!(undisturbed.iter().all(|values| values[0] != 0), "all are trained");
 }
 
 #[test]
-fn the_daemon_says_what_is_wrong_and_exits_with_2() {
+fn the_daemon_reports_bad_arguments_and_exits_with_2() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let cases: [(&[&str], &str); 9] = [

@@ -1,6 +1,6 @@
-//! Many servers started and stopped in one process, each with a client in the middle of a
-//! push, leave nothing behind. In a binary of its own, because it counts the process's threads
-//! and descriptors.
+//! Starts and stops many servers in one process, each in the middle of a push, and checks that
+//! nothing is left behind. This is a test binary of its own because it counts the threads and
+//! descriptors of the process.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -12,32 +12,32 @@ use std::time::{Duration, Instant};
 use pushpull::blocking::Worker;
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, Storage, TaskId, VariableSpec, WorkerConfig};
 
-/// How often a server is started; `PUSHPULL_START_STOPS` overrides it.
+/// How many servers are started; `PUSHPULL_START_STOPS` overrides it.
 const STARTS: usize = 200;
 
 #[test]
-fn nothing_is_left_behind() {
+fn stopped_servers_leave_nothing_behind() {
     let starts = std::env::var("PUSHPULL_START_STOPS");
     let starts = starts.map_or(STARTS, |starts| starts.parse().expect("a number"));
     let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let threads = count("task");
-    // The first one lets whatever is made once be made.
+    // The first start creates everything that is created once per process.
     start_and_stop(&runtime, directory.path(), 0);
     wait_for_threads(threads);
     let descriptors = count("fd");
     for index in 1..=starts {
         start_and_stop(&runtime, directory.path(), index);
     }
-    println!("{starts} starts and stops, each with a push under way");
+    println!("{starts} starts and stops, each during a push");
     wait_for_threads(threads);
     assert_eq!(count("fd"), descriptors, "descriptors are left behind");
     let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
     assert!(left.is_empty(), "files are left behind: {left:?}");
 }
 
-/// Waits until there are so many threads: the kernel takes a moment to forget one that has been
-/// joined.
+/// Waits until the process has `threads` threads. The kernel lists a joined thread for a moment
+/// longer.
 fn wait_for_threads(threads: usize) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while count("task") != threads && Instant::now() < deadline {
@@ -46,15 +46,15 @@ fn wait_for_threads(threads: usize) {
     assert_eq!(count("task"), threads, "threads are left behind");
 }
 
-/// The entries of a folder of this process in /proc.
+/// Counts the entries of a folder in /proc/self.
 fn count(folder: &str) -> usize {
     fs::read_dir(format!("/proc/self/{folder}")).unwrap().count()
 }
 
-/// Runs a server, and stops it while a client is in the middle of a push.
+/// Starts a server, and stops it while a client is in the middle of a push.
 fn start_and_stop(runtime: &tokio::runtime::Runtime, directory: &Path, index: usize) {
     let state = directory.join(format!("state-{index}"));
-    // TCP and Unix sockets, memory and files take turns.
+    // TCP and Unix sockets alternate, and so do memory and files.
     let address = match index % 2 {
         0 => "127.0.0.1:0".to_owned(),
         _ => format!("unix:{}", directory.join(format!("{index}.sock")).display()),
@@ -94,7 +94,7 @@ fn start_and_stop(runtime: &tokio::runtime::Runtime, directory: &Path, index: us
     }
 }
 
-/// Sends most of a push, and holds it until the server is gone.
+/// Sends a push without finishing it, and holds it until the server has stopped.
 fn push_until_stopped(
     worker: &mut Worker,
     pushing: &AtomicBool,

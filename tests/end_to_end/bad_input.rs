@@ -1,4 +1,5 @@
-//! What bad input gets: a typed error that names the culprit, with the server unharmed.
+//! Bad input to servers and workers: a typed error names the culprit, and the server keeps
+//! running.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +15,7 @@ use pushpull::{
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector};
 
 #[test]
-fn a_port_in_use_is_named() {
+fn an_address_in_use_is_named() {
     let listener = listen();
     let address = listener.address();
     match block_on(Ps::listen(&address)) {
@@ -24,7 +25,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn addresses_that_others_can_reach_need_a_word() {
+fn addresses_beyond_loopback_need_listen_insecure() {
     for address in ["0.0.0.0:0", "[::]:0"] {
         let error = block_on(Ps::listen(address)).unwrap_err();
         assert!(matches!(error, ListenError::Exposed { .. }), "{error}");
@@ -61,7 +62,7 @@ fn a_server_must_be_a_ps_task_of_its_cluster() {
 }
 
 #[test]
-fn holes_and_doubles_in_a_cluster_are_refused() {
+fn duplicate_addresses_and_absent_tasks_are_refused() {
     let error = ClusterSpec::builder().job("ps", ["a:1", "a:1"]).build().unwrap_err();
     assert!(error.to_string().contains("a:1"), "{error}");
     let sparse = ClusterSpec::builder()
@@ -76,7 +77,7 @@ fn holes_and_doubles_in_a_cluster_are_refused() {
 }
 
 #[test]
-fn a_peer_of_another_cluster_is_told_what_differs() {
+fn a_refused_identity_names_the_field_that_differs() {
     let cluster = Cluster::sgd(1, |config| config);
     let other = spec([cluster.handle().address().to_owned(), "127.0.0.1:9".into()], 1);
     let error = Worker::connect(WorkerConfig::new(other, TaskId::worker(0))).unwrap_err();
@@ -92,7 +93,7 @@ fn a_peer_of_another_cluster_is_told_what_differs() {
 }
 
 #[test]
-fn servers_with_different_optimizers_are_found_out() {
+fn servers_with_different_optimizers_are_refused() {
     let listeners = [listen(), listen()];
     let cluster = spec(listeners.iter().map(|listener| listener.address()), 1);
     let [first, second] = listeners;
@@ -120,7 +121,7 @@ fn servers_with_different_optimizers_are_found_out() {
 }
 
 #[test]
-fn a_worker_with_other_variables_is_told_the_first_difference() {
+fn a_join_with_other_variables_names_the_first_difference() {
     let cluster = Cluster::sgd(2, |config| config);
     let mut chief = cluster.worker(0);
     chief.join(&[vector("w", 3), vector("b", 4)], |_| ()).unwrap();
@@ -174,7 +175,7 @@ fn variables_are_checked_by_name_type_and_shape() {
 }
 
 #[test]
-fn non_finite_gradients_are_refused_counted_or_let_through() {
+fn non_finite_gradients_are_refused_counted_or_allowed() {
     let push = |policy| {
         let cluster = Cluster::sgd(1, |config| config.non_finite(policy));
         let mut worker = cluster.worker(0);
@@ -186,7 +187,7 @@ fn non_finite_gradients_are_refused_counted_or_let_through() {
     };
     let (result, metrics) = push(NonFinite::Reject);
     assert_eq!(bad_element(result), 4321);
-    assert_eq!((metrics.pushes_dropped, metrics.global_step), (1, 0), "the shard has looked");
+    assert_eq!((metrics.pushes_dropped, metrics.global_step), (1, 0), "the shard drops the push");
     let (result, metrics) = push(NonFinite::Count);
     result.unwrap();
     assert_eq!((metrics.non_finite, metrics.global_step), (2, 1));
@@ -195,7 +196,8 @@ fn non_finite_gradients_are_refused_counted_or_let_through() {
     assert_eq!((metrics.non_finite, metrics.global_step), (0, 1));
 }
 
-/// Where one shard might count what another refuses, the worker looks before it sends.
+/// Checks that a worker scans a push for several shards before it sends it. Otherwise one shard
+/// could apply a part of a push that another shard refuses.
 #[test]
 fn non_finite_gradients_for_several_shards_are_not_sent() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
@@ -203,14 +205,14 @@ fn non_finite_gradients_for_several_shards_are_not_sent() {
     worker.join(&[vector("v", 3), vector("w", 5000)], |_| ()).unwrap();
     assert_eq!(bad_element(push_bad(&mut worker)), 4321);
     for ps in &cluster.servers {
-        assert_eq!(ps.handle().metrics().push_bytes, 0, "not a byte was sent");
+        assert_eq!(ps.handle().metrics().push_bytes, 0, "a refused gradient must not be sent");
     }
     cluster.stop();
 }
 
 /// The scan covers all parts of a large push, and the token of a push that it rejects goes back.
 #[test]
-fn of_a_large_push_for_several_shards_nothing_is_left_that_has_a_bad_element() {
+fn a_large_push_with_a_bad_element_is_not_sent_to_any_shard() {
     let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
     for mode in [Mode::Asynchronous, synchronous] {
         let configure = |config: PsConfig| config.last_step(1).mode(mode);
@@ -249,10 +251,10 @@ fn of_a_large_push_for_several_shards_nothing_is_left_that_has_a_bad_element() {
     }
 }
 
-/// The shard may find it in any part, when some have been applied to what is not committed yet, or in the
-/// last. Nothing is left of the push, and its token, the only one there is, comes back.
+/// Checks that a refused push is discarded whole, and that its token, the only one, is returned.
+/// The shard may find the bad element in any part, after it has applied others to shadow blocks.
 #[test]
-fn of_a_push_that_a_shard_refuses_nothing_is_left() {
+fn a_push_that_a_shard_refuses_is_discarded_whole() {
     let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
     for mode in [Mode::Asynchronous, synchronous] {
         let cluster = Cluster::sgd(1, |config| config.last_step(1).mode(mode));
@@ -279,7 +281,7 @@ fn of_a_push_that_a_shard_refuses_nothing_is_left() {
     }
 }
 
-/// Pushes a gradient of `w` with two bad elements.
+/// Pushes a gradient of `w` with two non-finite elements, at 4321 and 4999.
 fn push_bad(worker: &mut Worker) -> Result<Push, Error> {
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
@@ -291,7 +293,7 @@ fn push_bad(worker: &mut Worker) -> Result<Push, Error> {
 }
 
 #[test]
-fn a_rate_that_would_make_a_value_infinite_is_told_by_one_server_and_counted_by_two() {
+fn an_overflowing_update_is_refused_by_one_server_and_counted_by_two() {
     for servers in [1, 2] {
         let cluster = Cluster::start(servers, 1, Sgd::new(1e30), |config| config);
         let mut worker = cluster.worker(0);
@@ -322,7 +324,7 @@ fn a_rate_that_would_make_a_value_infinite_is_told_by_one_server_and_counted_by_
     }
 }
 
-/// Which element of `w` an error says is bad.
+/// Returns the index of the element of `w` that the error names.
 fn bad_element(result: Result<Push, Error>) -> usize {
     match result {
         Err(Error::NonFinite { variable, element, value }) => {
@@ -341,7 +343,7 @@ fn a_join_that_does_not_fit_names_need_and_limit() {
     let JoinError::Session(Error::Refused { refusal, .. }) = &error else { panic!("{error}") };
     let Refusal::DoesNotFit { need, limit } = refusal else { panic!("{error}") };
     assert!(*need > 4 << 20 && *limit == 1 << 20, "{error}");
-    // A smaller one does.
+    // A smaller variable fits.
     worker.join(&[vector("w", 1 << 10)], |_| ()).unwrap();
     cluster.stop();
 }
@@ -371,15 +373,16 @@ fn a_reader_waits_for_values_only_until_its_deadline() {
 }
 
 #[test]
-fn peers_that_do_not_say_hello_in_time_are_cut_off() {
+fn connections_without_a_hello_in_time_are_closed() {
     let cluster = Cluster::sgd(1, |config| config.handshake_timeout(Duration::from_millis(300)));
     let address = cluster.handle().address().to_owned();
-    // One says nothing; one sends a byte of a good hello now and then.
+    // One peer sends nothing; the other sends the start of a hello, byte by byte.
     let mut silent = TcpStream::connect(&address).unwrap();
     let mut dripping = TcpStream::connect(&address).unwrap();
     let drip = std::thread::spawn(move || {
         dripping.set_nodelay(true).unwrap();
-        // One deadline over all: each byte is in time for any timeout between two bytes.
+        // Each byte would satisfy a timeout between bytes: only a deadline for the whole hello
+        // ends this.
         for byte in b"ppsh".iter().chain(std::iter::repeat(&0)) {
             if dripping.write_all(&[*byte]).is_err() {
                 return;
@@ -388,7 +391,7 @@ fn peers_that_do_not_say_hello_in_time_are_cut_off() {
         }
     });
     silent.set_read_timeout(Some(LONG)).unwrap();
-    assert_eq!(silent.read(&mut [0; 16]).unwrap(), 0, "closed without a word");
+    assert_eq!(silent.read(&mut [0; 16]).unwrap(), 0, "the connection closes without a response");
     drip.join().unwrap();
     let mut worker = cluster.worker(0);
     worker.join(&[vector("w", 1)], |_| ()).unwrap();
@@ -396,7 +399,7 @@ fn peers_that_do_not_say_hello_in_time_are_cut_off() {
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_left_alone() {
+fn a_regular_file_at_a_socket_path_is_kept() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("important.txt");
     std::fs::write(&path, b"keep").unwrap();
@@ -407,13 +410,13 @@ fn a_file_that_is_no_socket_is_left_alone() {
         "{error}"
     );
     assert_eq!(std::fs::read(&path).unwrap(), b"keep");
-    // A socket that nobody listens on is replaced; one that somebody does is not.
+    // A socket without a listener is replaced; a socket with one is not.
     let orphan = directory.path().join("orphan.sock");
     drop(std::os::unix::net::UnixListener::bind(&orphan).unwrap());
     let address = format!("unix:{}", orphan.display());
     let listener = block_on(Ps::listen(&address)).unwrap();
     assert!(matches!(block_on(Ps::listen(&address)), Err(ListenError::InUse { .. })));
-    // Nor is another's socket removed with ours.
+    // Dropping a listener keeps a socket that another process has since bound at its path.
     std::fs::remove_file(&orphan).unwrap();
     let other = std::os::unix::net::UnixListener::bind(&orphan).unwrap();
     drop(listener);

@@ -4,13 +4,13 @@ use pushpull::{Push, Sgd, VariableSpec};
 
 use crate::cluster::{Cluster, vector};
 
-/// One on each ps task.
+/// Two variables, one on each ps task.
 fn variables() -> [VariableSpec; 2] {
     [vector("a", 4), vector("b", 4)]
 }
 
 #[test]
-fn a_gradient_that_is_too_old_is_dropped_on_every_shard() {
+fn stale_pushes_are_dropped_on_every_shard() {
     let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| config.reject_older(2));
     let mut workers = [cluster.worker(0), cluster.worker(1)];
     let mut params = workers.each_mut().map(|worker| worker.join(&variables(), |_| ()).unwrap());
@@ -39,7 +39,7 @@ fn a_gradient_that_is_too_old_is_dropped_on_every_shard() {
 }
 
 #[test]
-fn a_fast_worker_keeps_the_pace_of_a_slow_one() {
+fn a_fast_worker_stays_within_the_bound_of_a_slow_one() {
     const BOUND: u64 = 3;
     const GRADIENTS: u64 = 40;
     let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| config.wait_ahead(BOUND));
@@ -53,10 +53,10 @@ fn a_fast_worker_keeps_the_pace_of_a_slow_one() {
                 let mut worker = cluster.worker(index as u32);
                 worker.join(&variables(), |_| ()).unwrap();
                 let mut token = worker.token().unwrap();
-                // Both count from here on.
+                // Both workers have joined and hold a token before either starts to count.
                 ready.wait();
                 for gradient in 1..=GRADIENTS {
-                    // A bound that the other has not passed yet cannot be broken later.
+                    // The other's count only grows, so a gradient within the bound stays there.
                     let other = made[1 - index].load(SeqCst);
                     assert!(gradient <= other + BOUND, "gradient {gradient}, the other {other}");
                     if index == 0 {
@@ -64,7 +64,8 @@ fn a_fast_worker_keeps_the_pace_of_a_slow_one() {
                     }
                     let mut gradients = worker.gradients();
                     gradients.view_mut::<f32>("a").unwrap().fill(1.0);
-                    // It may be applied, and be the other's leave to go on, before we hear of it.
+                    // Count before the push: the server may apply it and let the other worker
+                    // continue before this one receives the outcome.
                     made[index].store(gradient, SeqCst);
                     worker.push(token.take().unwrap(), gradients).unwrap();
                     token = worker.token().unwrap();

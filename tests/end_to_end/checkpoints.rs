@@ -1,4 +1,4 @@
-//! Checkpoints through a whole cluster: saved, restored into other layouts, and rolled back to.
+//! Checkpoints of whole clusters: saved, restored into other layouts, and rolled back to.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -21,7 +21,7 @@ use crate::proxy::Proxy;
 
 const ROWS: u64 = 37;
 
-/// A matrix in so many parts, and two that are whole.
+/// A matrix in `parts` partitions, and two variables in one piece.
 fn variables(parts: u32) -> Vec<VariableSpec> {
     let partitioner = Partitioner::Fixed { shards: parts };
     vec![
@@ -41,7 +41,7 @@ fn cluster(ps: usize, directory: &Path) -> Cluster {
     })
 }
 
-/// Trains the steps of this range, each with gradients of its own.
+/// Trains these steps, each with different gradients.
 fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
     for step in steps {
         let token = worker.token().unwrap().unwrap();
@@ -62,7 +62,7 @@ fn values(worker: &mut Worker, params: &mut Params) -> Vec<Vec<f32>> {
     ["matrix", "bias", "count"].map(|name| params.view::<f32>(name).unwrap().to_vec()).into()
 }
 
-/// Everything in the newest checkpoint, values and slots, by name.
+/// Exports the newest checkpoint and returns the bytes of its values and slots by name.
 fn exported(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let file = directory.with_extension("safetensors");
     export(Arc::new(storage(directory)), None, &file, true).unwrap();
@@ -97,10 +97,10 @@ fn a_checkpoint_fits_any_number_of_partitions_shards_and_tasks() {
     for (ps, parts, epoch) in [(1, 1, 2), (3, 4, 3)] {
         let other = cluster(ps, &directory);
         let mut worker = other.worker(0);
-        let mut params = worker.join(&variables(parts), |_| panic!("it is restored")).unwrap();
+        let mut params = worker.join(&variables(parts), |_| panic!("already restored")).unwrap();
         let restored = worker.restored().unwrap();
         assert_eq!((restored.step, restored.epoch), (5, epoch));
-        // The same bits, slots and all: in what it would save again, and in what it trains.
+        // Values and slots have the same bits: another save and further training show it.
         worker.save(b"row 4711").unwrap();
         assert!(exported(&directory) == before, "{ps} tasks, {parts} parts");
         train(&mut worker, 5..8);
@@ -110,7 +110,7 @@ fn a_checkpoint_fits_any_number_of_partitions_shards_and_tasks() {
     assert_eq!(list(&storage(&directory)).unwrap().checkpoints.len(), 3);
 }
 
-/// A server whose address stays, and whose state is gone when it stops.
+/// A server that keeps its address across restarts but loses its state.
 struct Server {
     folder: tempfile::TempDir,
     ps: Option<Ps>,
@@ -152,7 +152,7 @@ impl Server {
 }
 
 #[test]
-fn who_was_further_than_the_checkpoint_is_told_how_far_it_goes_back() {
+fn a_worker_ahead_of_the_restored_checkpoint_gets_a_rollback_error() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let start = || {
@@ -166,38 +166,38 @@ fn who_was_further_than_the_checkpoint_is_told_how_far_it_goes_back() {
         Worker::connect(WorkerConfig::new(cluster.clone(), TaskId::worker(index))).unwrap()
     };
     let (ps, cluster) = start();
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
-    let behind = spec([door.local_addr().unwrap().to_string()], 2);
-    let proxy = Proxy::start(door, ps.handle().address().to_owned(), 0, 1);
+    let proxy_listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxied = spec([proxy_listener.local_addr().unwrap().to_string()], 2);
+    let proxy = Proxy::start(proxy_listener, ps.handle().address().to_owned(), 0, 1);
     let mut chief = connect(&cluster, 0);
     chief.join(&variables(1), |_| ()).unwrap();
-    let mut other = connect(&behind, 1);
+    let mut other = connect(&proxied, 1);
     let mut params = other.join(&variables(1), |_| ()).unwrap();
     train(&mut chief, 0..5);
     chief.save(b"").unwrap();
     train(&mut other, 5..8);
-    // Until the checkpoint is restored the other one finds no server.
-    proxy.lead_to(None);
+    // The other worker finds no server until the checkpoint is restored.
+    proxy.redirect(None);
     drop(chief);
     block_on(ps.serve(async {})).unwrap();
     let (ps, cluster) = start();
     let mut chief = connect(&cluster, 0);
-    chief.join(&variables(1), |_| panic!("it is restored")).unwrap();
+    chief.join(&variables(1), |_| panic!("already restored")).unwrap();
     assert_eq!(chief.restored().unwrap().step, 5);
-    proxy.lead_to(Some(ps.handle().address().to_owned()));
-    // A token it was given with its last answer it has already.
+    proxy.redirect(Some(ps.handle().address().to_owned()));
+    // The worker may hold a token from its last answer already; then the pull gets the error.
     let token = other.token();
     let error = token.and_then(|token| other.pull(&token.unwrap(), &mut params)).unwrap_err();
     assert_eq!(error, Error::RolledBack { from_step: 8, to_step: 5 });
     drop(other);
-    let mut other = connect(&behind, 1);
+    let mut other = connect(&proxied, 1);
     other.join(&variables(1), |_| ()).unwrap();
     train(&mut other, 5..6);
     assert_eq!(ps.handle().metrics().global_step, 6);
 }
 
 #[test]
-fn who_comes_back_before_the_checkpoint_is_restored_is_told_that_the_state_is_lost() {
+fn a_worker_that_reconnects_before_the_restore_gets_a_state_lost_error() {
     let mut server = Server::start();
     let mut chief = server.worker(0);
     chief.join(&variables(1), |_| ()).unwrap();
@@ -206,19 +206,19 @@ fn who_comes_back_before_the_checkpoint_is_restored_is_told_that_the_state_is_lo
     train(&mut chief, 0..5);
     chief.save(b"").unwrap();
     train(&mut other, 5..8);
-    // Nobody restores it: the chief is gone.
+    // The chief is gone, so the checkpoint is not restored.
     drop(chief);
     server.restart();
     let token = other.token();
     let error = token.and_then(|token| other.pull(&token.unwrap(), &mut params)).unwrap_err();
     assert_eq!(error, Error::StateLost { shard: ShardId { task: 0, shard: 0 } });
-    // It waits for the chief, and both go on from the checkpoint.
+    // A new worker waits for the chief, and both continue from the checkpoint.
     drop(other);
     let mut other = server.worker(1);
     let mut chief = server.worker(0);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| other.join(&variables(1), |_| ()).map(|_| ()));
-        chief.join(&variables(1), |_| panic!("it is restored")).unwrap();
+        chief.join(&variables(1), |_| panic!("already restored")).unwrap();
         waiting.join().unwrap().unwrap();
     });
     train(&mut other, 5..6);
@@ -226,7 +226,7 @@ fn who_comes_back_before_the_checkpoint_is_restored_is_told_that_the_state_is_lo
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
+fn a_damaged_checkpoint_is_passed_over_for_an_older_one() {
     let mut server = Server::start();
     let mut chief = server.worker(0);
     chief.join(&variables(1), |_| ()).unwrap();
@@ -250,16 +250,16 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     assert!(passed_over.cause.contains("shard-0-0.safetensors"), "{restored:?}");
     let handle = server.ps.as_ref().unwrap().handle();
     assert_eq!(handle.metrics().checkpoints_passed_over, 1);
-    let told = server.events.lock().unwrap();
-    let [Event::CheckpointPassedOver { checkpoint, cause, taken, .. }] = &told[..] else {
-        panic!("{told:?}")
+    let events = server.events.lock().unwrap();
+    let [Event::CheckpointPassedOver { checkpoint, cause, taken, .. }] = &events[..] else {
+        panic!("{events:?}")
     };
     assert_eq!((&**checkpoint, taken.as_deref()), ("ckpt-1-4", Some("ckpt-1-2")));
     assert!(cause.contains("shard-0-0.safetensors"), "{cause}");
 }
 
 #[test]
-fn one_server_that_has_lost_its_state_takes_all_back_to_one_checkpoint() {
+fn one_server_without_state_takes_all_back_to_one_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let addresses: Vec<String> =
         (0..2).map(|i| format!("unix:{}/{i}.sock", folder.path().display())).collect();
@@ -282,22 +282,22 @@ fn one_server_that_has_lost_its_state_takes_all_back_to_one_checkpoint() {
     chief.save(b"").unwrap();
     train(&mut chief, 3..5);
     drop(chief);
-    // One machine is lost, the other lives on.
+    // One server loses its state, the other keeps running.
     block_on(servers.remove(1).serve(async {})).unwrap();
     std::fs::remove_dir_all(folder.path().join("state-1")).unwrap();
     servers.push(start(1));
     let mut chief = connect().unwrap();
-    let mut params = chief.join(&variables(2), |_| panic!("it is restored")).unwrap();
+    let mut params = chief.join(&variables(2), |_| panic!("already restored")).unwrap();
     let restored = chief.restored().unwrap();
     assert_eq!((restored.step, restored.epoch), (3, 2));
-    assert!(values(&mut chief, &mut params) == expected, "both are at the checkpoint");
+    assert!(values(&mut chief, &mut params) == expected, "both are at the checkpoint's step");
     for server in servers {
         block_on(server.serve(async {})).unwrap();
     }
 }
 
-/// A server that saves by itself in short periods, and its worker.
-fn saving_by_itself(directory: &Path) -> (Cluster, Worker) {
+/// Starts a server with automatic saves every 30 ms, and its worker.
+fn auto_saving(directory: &Path) -> (Cluster, Worker) {
     let every = Duration::from_millis(30);
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
         config.checkpoints(Checkpoints::new(storage(directory)).every(every))
@@ -307,22 +307,22 @@ fn saving_by_itself(directory: &Path) -> (Cluster, Worker) {
     (cluster, worker)
 }
 
-/// Returns once the server has saved more than so many checkpoints.
+/// Waits until the server has saved more than `saved` checkpoints.
 fn wait_for_more_than(saved: u64, cluster: &Cluster) {
     let since = Instant::now();
     while cluster.handle().metrics().checkpoints_saved <= saved {
-        assert!(since.elapsed() < LONG, "no checkpoint is saved");
+        assert!(since.elapsed() < LONG, "no checkpoint was saved");
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn a_server_saves_by_itself_and_only_what_is_new() {
+fn automatic_saves_are_made_only_after_new_steps() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
-    let (cluster, mut worker) = saving_by_itself(&directory);
-    // Another one, of the same period, tells the time: it has something new in each.
-    let (clock, mut ticking) = saving_by_itself(&folder.path().join("clock"));
+    let (cluster, mut worker) = auto_saving(&directory);
+    // A second cluster with the same period is the clock: it has a new step to save in each.
+    let (clock, mut ticking) = auto_saving(&folder.path().join("clock"));
     let periods = |worker: &mut Worker| {
         for period in 0..5 {
             let saved = clock.handle().metrics().checkpoints_saved;
@@ -341,7 +341,7 @@ fn a_server_saves_by_itself_and_only_what_is_new() {
         (cluster.handle().metrics().checkpoints_saved, names()),
         (1, vec!["ckpt-1-1".into()])
     );
-    // Who asks has it saved again, and that goes for the server, too.
+    // An explicit save repeats a saved step. Automatic saves then skip the step as well.
     let name = block_on(cluster.handle().save(b"by hand")).unwrap();
     assert_eq!((&*name, names()), ("ckpt-1-1.1", vec![name.clone()]));
     train(&mut worker, 1..2);
@@ -356,30 +356,30 @@ fn a_server_saves_by_itself_and_only_what_is_new() {
 }
 
 #[test]
-fn automatic_saves_that_fail_are_told_until_their_directory_is_back() {
+fn failing_automatic_saves_are_reported_until_the_directory_is_back() {
     let folder = tempfile::tempdir().unwrap();
     let (directory, state) = (folder.path().join("checkpoints"), folder.path().join("state"));
     let events = Arc::new(Mutex::new(Vec::new()));
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
-        let (every, told) = (Duration::from_millis(30), events.clone());
+        let (every, sink) = (Duration::from_millis(30), events.clone());
         let state = Storage::Directory { state: state.clone(), bytes_max: 1 << 26 };
         config
             .storage(state)
             .checkpoints(Checkpoints::new(storage(&directory)).every(every))
-            .on_event(move |event| told.lock().unwrap().push(event.clone()))
+            .on_event(move |event| sink.lock().unwrap().push(event.clone()))
     });
     let mut worker = cluster.worker(0);
     worker.join(&variables(1), |_| ()).unwrap();
     train(&mut worker, 0..1);
     wait_for_more_than(0, &cluster);
     assert_eq!(cluster.handle().saves().failed_in_a_row, 0);
-    // A file in the place of the directory, as whoever is root may write anywhere.
+    // A file replaces the directory. Permissions would not stop a test that runs as root.
     std::fs::remove_dir_all(&directory).unwrap();
     std::fs::write(&directory, "no directory").unwrap();
     train(&mut worker, 1..2);
     let since = Instant::now();
     while cluster.handle().metrics().saves_failed_in_a_row < 2 {
-        assert!(since.elapsed() < LONG, "no save fails");
+        assert!(since.elapsed() < LONG, "no save failed");
         std::thread::yield_now();
     }
     let saves = cluster.handle().saves();
@@ -389,7 +389,7 @@ fn automatic_saves_that_fail_are_told_until_their_directory_is_back() {
     assert!(cause.contains(&directory.display().to_string()), "{cause}");
     let noted = pushpull::inspect(&state).unwrap().saves_failing.unwrap();
     assert!(noted.in_a_row >= 2 && noted.cause == cause, "{noted:?}");
-    // Once it is gone it is made again, without a restart.
+    // Once the file is gone, the server creates the directory again without a restart.
     std::fs::remove_file(&directory).unwrap();
     let saved = cluster.handle().metrics().checkpoints_saved;
     wait_for_more_than(saved, &cluster);
@@ -404,10 +404,10 @@ fn automatic_saves_that_fail_are_told_until_their_directory_is_back() {
     assert_eq!(kinds.last(), Some(&"saves-resumed"), "{kinds:?}");
 }
 
-/// Two replicas train over two ps tasks, without a pause, while checkpoints are saved: each element
-/// says how many steps its shard has applied.
+/// Saves checkpoints while two replicas train over two ps tasks without a pause. Each element
+/// equals the number of steps that its shard has applied.
 #[test]
-fn checkpoints_of_synchronous_steps_are_of_one_step_on_all_shards() {
+fn synchronous_checkpoints_hold_one_step_on_all_shards() {
     const SAVES: usize = 12;
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
@@ -437,7 +437,7 @@ fn checkpoints_of_synchronous_steps_are_of_one_step_on_all_shards() {
         }
         let since = Instant::now();
         while cluster.handle().metrics().steps_applied == 0 {
-            assert!(since.elapsed() < LONG, "nothing is trained");
+            assert!(since.elapsed() < LONG, "no step was applied");
             std::thread::yield_now();
         }
         let mut steps = Vec::new();
@@ -452,39 +452,39 @@ fn checkpoints_of_synchronous_steps_are_of_one_step_on_all_shards() {
             steps.push(newest.global_step);
         }
         over.store(true, Ordering::Relaxed);
-        assert!(steps.is_sorted() && steps[0] < steps[SAVES - 1], "training went on: {steps:?}");
+        assert!(steps.is_sorted() && steps[0] < steps[SAVES - 1], "training continues: {steps:?}");
     });
     cluster.stop();
 }
 
-/// A directory that does something of its own.
+/// A directory of checkpoints with faults for tests.
 #[derive(Clone, Debug)]
-struct Odd {
+struct FaultyStorage {
     directory: Arc<LocalDirectory>,
-    /// Nothing that was published can be deleted.
-    keeps_all: bool,
-    /// Where the readers of shards' files wait.
+    /// Whether the deletion of a published checkpoint fails.
+    refuses_deletion: bool,
+    /// The gate at which reads of shard files wait.
     gate: Option<Gate>,
 }
 
-/// What readers wait for, and how many have come so far.
+/// Holds reads back until the test admits them, and counts them.
 type Gate = Arc<(Mutex<GateState>, Condvar)>;
 
 #[derive(Debug, Default)]
 struct GateState {
-    came: usize,
-    may_pass: usize,
-    /// So many files may be read freely; those that are opened later are not.
-    free: usize,
+    reads: usize,
+    reads_admitted: usize,
+    /// Number of files that may still be opened without the gate.
+    opens_ungated: usize,
 }
 
-impl Odd {
-    fn new(directory: &Path) -> Odd {
-        Odd { directory: Arc::new(storage(directory)), keeps_all: false, gate: None }
+impl FaultyStorage {
+    fn new(directory: &Path) -> FaultyStorage {
+        FaultyStorage { directory: Arc::new(storage(directory)), refuses_deletion: false, gate: None }
     }
 }
 
-/// A file whose readers wait.
+/// A file whose reads wait at a gate.
 #[derive(Debug)]
 struct GatedFile {
     gate: Gate,
@@ -498,10 +498,10 @@ impl ReadFile for GatedFile {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), StorageFault> {
         let mut state = self.gate.0.lock().unwrap();
-        state.came += 1;
-        let turn = state.came;
+        state.reads += 1;
+        let number = state.reads;
         self.gate.1.notify_all();
-        drop(wait(&self.gate, state, |state| state.may_pass < turn));
+        drop(wait(&self.gate, state, |state| state.reads_admitted < number));
         self.file.read(offset, out)
     }
 }
@@ -512,11 +512,11 @@ fn wait<'a>(
     on: impl Fn(&GateState) -> bool,
 ) -> MutexGuard<'a, GateState> {
     let (state, timeout) = gate.1.wait_timeout_while(state, LONG, |state| on(state)).unwrap();
-    assert!(!timeout.timed_out(), "it does not come: {state:?}");
+    assert!(!timeout.timed_out(), "timed out at the gate: {state:?}");
     state
 }
 
-impl CheckpointStorage for Odd {
+impl CheckpointStorage for FaultyStorage {
     fn list(&self, folder: Option<&str>) -> Result<Vec<String>, StorageFault> {
         self.directory.list(folder)
     }
@@ -534,8 +534,8 @@ impl CheckpointStorage for Odd {
         Ok(match &self.gate {
             Some(gate) if file.starts_with("shard-") => {
                 let mut state = gate.0.lock().unwrap();
-                if state.free > 0 {
-                    state.free -= 1;
+                if state.opens_ungated > 0 {
+                    state.opens_ungated -= 1;
                     return Ok(opened);
                 }
                 Box::new(GatedFile { gate: gate.clone(), file: opened })
@@ -545,7 +545,7 @@ impl CheckpointStorage for Odd {
     }
 
     fn rename_folder(&self, from: &str, to: &str) -> Result<(), StorageFault> {
-        if self.keeps_all && to.ends_with(".tmp") {
+        if self.refuses_deletion && to.ends_with(".tmp") {
             let refused = std::io::ErrorKind::PermissionDenied.into();
             return Err(StorageFault::new("rename", from, refused));
         }
@@ -562,13 +562,13 @@ impl CheckpointStorage for Odd {
 }
 
 #[test]
-fn what_is_published_is_saved_though_older_ones_cannot_be_deleted() {
+fn a_save_succeeds_although_older_checkpoints_cannot_be_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
         let mut retention = Retention::default();
         retention.max_to_keep = 1;
-        let checkpoints = Checkpoints::new(Odd { keeps_all: true, ..Odd::new(&directory) });
+        let checkpoints = Checkpoints::new(FaultyStorage { refuses_deletion: true, ..FaultyStorage::new(&directory) });
         config.checkpoints(checkpoints.retention(retention))
     });
     let mut worker = cluster.worker(0);
@@ -585,37 +585,37 @@ fn what_is_published_is_saved_though_older_ones_cannot_be_deleted() {
 }
 
 #[test]
-fn a_server_that_stops_waits_for_the_piece_of_a_checkpoint_in_hand_only() {
+fn a_stopping_server_finishes_only_the_current_piece_of_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let gate = Gate::default();
-    let odd = Odd { gate: Some(gate.clone()), ..Odd::new(&folder.path().join("checkpoints")) };
+    let faulty = FaultyStorage { gate: Some(gate.clone()), ..FaultyStorage::new(&folder.path().join("checkpoints")) };
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
-        config.checkpoints(Checkpoints::new(odd.clone()))
+        config.checkpoints(Checkpoints::new(faulty.clone()))
     });
     let mut worker = cluster.worker(0);
-    // Some pieces of 1 MiB.
+    // Several pieces of 1 MiB.
     worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap();
     let mut reader = Reader::connect(cluster.config(0).timeout(Duration::from_secs(1))).unwrap();
     let mut params = reader.params();
     reader.pull(&mut params).unwrap();
     let handle = cluster.handle();
     let saving = std::thread::spawn(move || block_on(handle.save(b"")));
-    drop(wait(&gate, gate.0.lock().unwrap(), |state| state.came == 0));
+    drop(wait(&gate, gate.0.lock().unwrap(), |state| state.reads == 0));
     cluster.handle().stop();
-    // Its connections end when the shard has heard of the stop.
+    // The connections end when the shard has received the stop.
     let since = Instant::now();
     while reader.pull(&mut params).is_ok() {
-        assert!(since.elapsed() < LONG, "it does not stop");
+        assert!(since.elapsed() < LONG, "the server did not stop");
     }
-    gate.0.lock().unwrap().may_pass = 1;
+    gate.0.lock().unwrap().reads_admitted = 1;
     gate.1.notify_all();
     cluster.stop();
     assert!(saving.join().unwrap().is_err());
-    assert_eq!(gate.0.lock().unwrap().came, 1, "nobody came for a second piece");
+    assert_eq!(gate.0.lock().unwrap().reads, 1, "no second piece may be read");
 }
 
 #[test]
-fn a_server_that_stops_does_not_restore_to_the_end() {
+fn a_stopping_server_abandons_a_restore() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let variables = || [vector("w", 1 << 20)];
@@ -627,40 +627,40 @@ fn a_server_that_stops_does_not_restore_to_the_end() {
     worker.save(b"").unwrap();
     first.stop();
 
-    // It is read when it is looked for, and again when it is restored.
+    // The file is read once to select the checkpoint, and again to restore it.
     let gate = Gate::default();
-    gate.0.lock().unwrap().free = 1;
-    let odd = Odd { gate: Some(gate.clone()), ..Odd::new(&directory) };
+    gate.0.lock().unwrap().opens_ungated = 1;
+    let faulty = FaultyStorage { gate: Some(gate.clone()), ..FaultyStorage::new(&directory) };
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
-        config.checkpoints(Checkpoints::new(odd.clone()))
+        config.checkpoints(Checkpoints::new(faulty.clone()))
     });
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
-    let behind = spec([door.local_addr().unwrap().to_string()], 1);
-    let proxy = Proxy::start(door, cluster.handle().address().to_owned(), 0, 1);
-    // So long it waits at the end, when there is no server any more.
+    let proxy_listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxied = spec([proxy_listener.local_addr().unwrap().to_string()], 1);
+    let proxy = Proxy::start(proxy_listener, cluster.handle().address().to_owned(), 0, 1);
+    // This bounds the wait for the stopped server at the end of the test.
     let config =
-        WorkerConfig::new(behind, TaskId::worker(0)).connect_timeout(Duration::from_secs(10));
+        WorkerConfig::new(proxied, TaskId::worker(0)).connect_timeout(Duration::from_secs(10));
     let mut chief = Worker::connect(config).unwrap();
     let joining = std::thread::spawn(move || {
-        let joined = chief.join(&variables(), |_| panic!("it is restored")).map(|_| ());
+        let joined = chief.join(&variables(), |_| panic!("already restored")).map(|_| ());
         (chief, joined)
     });
-    drop(wait(&gate, gate.0.lock().unwrap(), |state| state.came == 0));
+    drop(wait(&gate, gate.0.lock().unwrap(), |state| state.reads == 0));
     cluster.handle().stop();
-    // Its connections end when the shard has heard of the stop.
+    // The connections end when the shard has received the stop.
     let since = Instant::now();
-    while !proxy.has_ended_one() {
-        assert!(since.elapsed() < LONG, "it does not stop");
+    while !proxy.has_ended_connection() {
+        assert!(since.elapsed() < LONG, "the server did not stop");
         std::thread::yield_now();
     }
-    gate.0.lock().unwrap().may_pass = 1;
+    gate.0.lock().unwrap().reads_admitted = 1;
     gate.1.notify_all();
     cluster.stop();
-    assert_eq!(gate.0.lock().unwrap().came, 1, "nobody came for a second piece");
+    assert_eq!(gate.0.lock().unwrap().reads, 1, "no second piece may be read");
     assert!(joining.join().unwrap().1.is_err());
 }
 
-/// Reads a file with Python's package; prints name, shape and the sum of each tensor.
+/// Python script that reads a safetensors file. It prints name, shape, type and sum of each tensor.
 const PYTHON: &str = r"
 import sys
 from safetensors.numpy import load_file
@@ -669,7 +669,7 @@ for name, tensor in sorted(load_file(sys.argv[1]).items()):
 ";
 
 #[test]
-fn the_tool_exports_what_other_programs_read_and_says_what_is_there() {
+fn the_tool_exports_for_other_programs_and_inspects_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let cluster = cluster(2, &directory);
@@ -710,7 +710,7 @@ fn the_tool_exports_what_other_programs_read_and_says_what_is_there() {
             assert!(lines[1].starts_with("count [3] float32 6.0"), "{said}");
             assert!(lines[2].starts_with("matrix [37, 11] float32"), "{said}");
         }
-        _ => println!("SKIPPED: Python's safetensors and numpy are not here to read the export"),
+        _ => println!("SKIPPED: cannot read the export without Python's safetensors and numpy"),
     }
 
     let inspected = tool(&["inspect", from, "--json"]);
@@ -719,7 +719,7 @@ fn the_tool_exports_what_other_programs_read_and_says_what_is_there() {
     let checkpoint = &found["checkpoints"][0];
     assert_eq!((&checkpoint["step"], &checkpoint["sound"]), (&3.into(), &true.into()));
     assert_eq!(checkpoint["variables"][0]["name"], "matrix");
-    // One damaged byte, and it says so.
+    // One damaged byte fails the inspection.
     let file = directory.join("ckpt-1-3/shard-1-0.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
     let last = bytes.len() - 1;

@@ -1,4 +1,4 @@
-//! Gradients that the servers of a synchronous cluster clip by their global norm.
+//! Clipping by global norm on the servers of a synchronous cluster.
 
 use pushpull::{
     Adam, DType, Gradients, Mode, Partitioner, PsConfig, Push, Sgd, Shape, StartError, TableSpec,
@@ -7,7 +7,7 @@ use pushpull::{
 
 use crate::cluster::{Cluster, listen, spec};
 
-/// Variables on every shard: of both types, in parts, by rows, and a table that grows.
+/// Variables on every shard: f32 and f64, partitioned, sparse, and a table.
 fn variables() -> [VariableSpec; 4] {
     let cut = Partitioner::Fixed { shards: 3 };
     let wide = VariableSpec::new("wide", DType::F64, Shape::new([3]).unwrap()).unwrap();
@@ -17,7 +17,7 @@ fn variables() -> [VariableSpec; 4] {
     [VariableSpec::f32("parts", [7, 3]).unwrap().partitioner(cut), rows, wide, table]
 }
 
-/// Of whole numbers, so that sums of their squares are exact in whatever order.
+/// Fills gradients with whole numbers, so that sums of their squares are exact in any order.
 fn fill(gradients: &mut Gradients, worker: u32, step: u64) {
     let number =
         |index: usize| ((index as u64 * 7 + step + 3 * u64::from(worker)) % 5) as f32 - 2.0;
@@ -33,7 +33,8 @@ fn fill(gradients: &mut Gradients, worker: u32, step: u64) {
     gradients.set_rows("table", &ids, &rows).unwrap();
 }
 
-/// All values after some steps of two workers, who may change their gradients before they push them.
+/// Returns all values after four steps of two workers, which apply `change` to each gradient before
+/// they push it.
 fn trained(
     configure: impl Fn(PsConfig) -> PsConfig,
     change: impl Fn(&mut Gradients),
@@ -72,7 +73,7 @@ fn trained(
 }
 
 #[test]
-fn servers_clip_as_each_worker_would_its_own_gradient() {
+fn clipping_on_servers_equals_clipping_on_workers() {
     const BOUND: f64 = 6.5;
     let by_servers = trained(|config| config.clip_by_global_norm(BOUND), |_| ());
     let by_workers = trained(
@@ -83,14 +84,14 @@ fn servers_clip_as_each_worker_would_its_own_gradient() {
         },
     );
     assert_eq!(by_servers, by_workers);
-    let by_nobody = trained(|config| config, |_| ());
-    assert_ne!(by_servers, by_nobody);
-    let nothing_to_clip = trained(|config| config.clip_by_global_norm(1e6), |_| ());
-    assert_eq!(nothing_to_clip, by_nobody);
+    let unclipped = trained(|config| config, |_| ());
+    assert_ne!(by_servers, unclipped);
+    let below_bound = trained(|config| config.clip_by_global_norm(1e6), |_| ());
+    assert_eq!(below_bound, unclipped);
 }
 
 #[test]
-fn asynchronous_servers_leave_it_to_workers() {
+fn asynchronous_servers_refuse_to_clip() {
     let listener = listen();
     let cluster = spec([listener.address()], 1);
     let config = PsConfig::new(cluster, pushpull::TaskId::ps(0), Adam::default());

@@ -1,4 +1,4 @@
-//! A small cluster in this process.
+//! Helpers that run a small cluster in this process.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use pushpull::{
     VariableSpec, WorkerConfig,
 };
 
-/// Generous: a deadline in these tests only ends a hang.
+/// Deadline that only ends a hang. No test depends on its length.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Runs a future to its end on this thread.
+/// Runs a future to completion on this thread.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(future)
@@ -28,7 +28,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// So many ps tasks, and names for so many workers.
+    /// Starts `ps` ps tasks. The spec also lists `workers` worker tasks, which are not started.
     pub(crate) fn start(
         ps: usize,
         workers: usize,
@@ -45,7 +45,7 @@ impl Cluster {
         Cluster { servers: servers.collect(), spec }
     }
 
-    /// One ps task with plain gradient descent at rate 1.
+    /// Starts one ps task with plain gradient descent at learning rate 1.
     pub(crate) fn sgd(workers: usize, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
         Cluster::start(1, workers, Sgd::new(1.0), configure)
     }
@@ -62,7 +62,7 @@ impl Cluster {
         self.servers[0].handle()
     }
 
-    /// Stops all servers and waits for them.
+    /// Stops all servers and waits until they have ended.
     pub(crate) fn stop(self) {
         for server in &self.servers {
             server.handle().stop();
@@ -73,21 +73,21 @@ impl Cluster {
     }
 }
 
-/// Waits until a server ends by itself.
+/// Waits until a server has ended.
 pub(crate) fn wait_for_end(server: Ps) -> Result<(), ServeError> {
     block_on(async {
         let serve = server.serve(std::future::pending());
-        tokio::time::timeout(LONG, serve).await.expect("the server ends")
+        tokio::time::timeout(LONG, serve).await.expect("the server did not end")
     })
 }
 
 pub(crate) fn spec(ps: impl IntoIterator<Item = String>, workers: usize) -> ClusterSpec {
-    // Nobody connects to a worker; its address is its name.
+    // Workers accept no connections: the address only identifies the task.
     let workers = (0..workers).map(|index| format!("127.0.0.1:{}", index + 1));
     ClusterSpec::builder().job("ps", ps).job("worker", workers).build().unwrap()
 }
 
-/// One variable of `elements` zeros.
+/// A dense f32 variable of `elements` zeros.
 pub(crate) fn vector(name: &str, elements: u64) -> VariableSpec {
     VariableSpec::f32(name, [elements]).unwrap()
 }

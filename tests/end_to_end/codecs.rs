@@ -1,4 +1,4 @@
-//! Gradients that travel encoded: what arrives, what stays behind, and what is refused.
+//! Encoded gradients and pulls: decoded values, residuals, and refused codecs.
 
 use std::net::TcpListener;
 
@@ -21,7 +21,7 @@ const CODECS: [Codec; 6] = [
     Codec::Threshold { magnitude: 2.0 },
 ];
 
-/// The gradient of a step: other numbers in each.
+/// Returns the gradient of a step: numbers between -1 and 1 that differ per step.
 fn gradient(step: u64, elements: usize) -> Vec<f32> {
     let number = |index: usize| {
         let mixed = (index as u64 * 31 + step * 977).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
@@ -30,8 +30,9 @@ fn gradient(step: u64, elements: usize) -> Vec<f32> {
     (0..elements).map(number).collect()
 }
 
-/// What a server that descends at rate 1 makes of these steps, from 0, and what is left.
-fn descended(codec: Codec, steps: std::ops::Range<u64>, elements: usize) -> (Vec<f32>, Vec<f32>) {
+/// Computes the values that gradient descent at rate 1 from zeros reaches after these steps, and
+/// the residual.
+fn descend(codec: Codec, steps: std::ops::Range<u64>, elements: usize) -> (Vec<f32>, Vec<f32>) {
     let mut residual = Residual::new(elements);
     let (mut values, mut decoded) = (vec![0f32; elements], vec![0f32; elements]);
     for step in steps {
@@ -61,7 +62,7 @@ fn values(cluster: &Cluster, name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn the_servers_take_what_is_encoded_and_the_residual_is_the_rest() {
+fn servers_apply_decoded_gradients_and_the_residual_keeps_the_rest() {
     for codec in CODECS {
         let cluster = Cluster::sgd(1, |config| config);
         let config = cluster.config(0).codec("*", codec).codec("plain/*", None);
@@ -70,13 +71,13 @@ fn the_servers_take_what_is_encoded_and_the_residual_is_the_rest() {
         let variables = [vector("w", 5001), vector("plain/b", 7), count];
         worker.join(&variables, |_| ()).unwrap();
         (0..4).for_each(|step| push(&mut worker, step, &["w", "plain/b"]));
-        // One variable in a push that is streamed.
+        // One variable in a streamed push.
         let token = worker.token().unwrap().unwrap();
         let mut streamed = worker.begin(token).unwrap();
         streamed.variable("w", &gradient(4, 5001)).unwrap();
         streamed.finish().unwrap();
 
-        let (expected, _) = descended(codec, 0..5, 5001);
+        let (expected, _) = descend(codec, 0..5, 5001);
         assert_eq!(values(&cluster, "w"), expected, "{codec}");
         let mut plain = [0f32; 7];
         for step in 0..4 {
@@ -89,7 +90,8 @@ fn the_servers_take_what_is_encoded_and_the_residual_is_the_rest() {
     }
 }
 
-/// Two shards, parts of a variable on both, in several stretches, and doubles.
+/// Checks two shards with a partition of one variable on each, encoded in several stretches, and an
+/// f64 variable.
 #[test]
 fn large_and_partitioned_variables_are_encoded_stretch_by_stretch() {
     for codec in CODECS {
@@ -113,7 +115,7 @@ fn large_and_partitioned_variables_are_encoded_stretch_by_stretch() {
             .iter()
             .zip(&sum)
             .fold(0f64, |most, (&value, sum)| most.max((f64::from(value) + sum).abs()));
-        // What is still on its way is at most what was given in three steps.
+        // The residual is at most the sum of three gradients.
         let most = match codec {
             Codec::F16 | Codec::Bf16 | Codec::Int8 => 0.02,
             _ => 3.0,
@@ -123,15 +125,15 @@ fn large_and_partitioned_variables_are_encoded_stretch_by_stretch() {
     }
 }
 
-/// Whatever is cut, a push is encoded once and counts once, as it was encoded.
+/// Checks that a push is encoded once and applied once, wherever connections are cut.
 #[test]
 fn encoded_pushes_count_once_through_cut_connections() {
     let (mut cuts, steps, elements) = (0, 40, 60_000);
     for codec in [Codec::Int8, Codec::TopK { fraction: 0.05 }] {
         let listener = listen();
-        let door = TcpListener::bind("127.0.0.1:0").unwrap();
-        let cluster = spec([door.local_addr().unwrap().to_string()], 1);
-        let proxy = Proxy::start(door, listener.address(), 150_000, 7);
+        let proxy_listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let cluster = spec([proxy_listener.local_addr().unwrap().to_string()], 1);
+        let proxy = Proxy::start(proxy_listener, listener.address(), 150_000, 7);
         let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0));
         let server = listener.start(config).unwrap();
         let config = WorkerConfig::new(cluster, TaskId::worker(0)).codec("w", codec);
@@ -141,7 +143,7 @@ fn encoded_pushes_count_once_through_cut_connections() {
         proxy.heal();
         let token = worker.token().unwrap().unwrap();
         worker.pull(&token, &mut params).unwrap();
-        let (expected, _) = descended(codec, 0..steps, elements as usize);
+        let (expected, _) = descend(codec, 0..steps, elements as usize);
         assert!(params.view::<f32>("w").unwrap() == expected, "{codec}");
         cuts += proxy.cuts();
         drop(server);
@@ -150,7 +152,7 @@ fn encoded_pushes_count_once_through_cut_connections() {
 }
 
 #[test]
-fn residuals_are_taken_along() {
+fn residuals_are_restored_by_another_worker() {
     let codec = Codec::OneBit;
     let cluster = Cluster::sgd(1, |config| config);
     let connect = || {
@@ -174,7 +176,7 @@ fn residuals_are_taken_along() {
     worker.restore_residuals(&saved).unwrap();
     assert_eq!(worker.residuals(), saved);
     (3..6).for_each(|step| push(&mut worker, step, &["w", "b"]));
-    assert_eq!(values(&cluster, "w"), descended(codec, 0..6, 1000).0);
+    assert_eq!(values(&cluster, "w"), descend(codec, 0..6, 1000).0);
 
     let mut plain = Worker::connect(cluster.config(0).codec("b", codec)).unwrap();
     assert_eq!(plain.restore_residuals(&saved), Err(ResidualsError::NotJoined));
@@ -191,7 +193,8 @@ fn residuals_are_taken_along() {
     cluster.stop();
 }
 
-/// Values come rounded, in any cut; what is plain comes as it is, and the servers keep all of it.
+/// Checks that pulled values are rounded, partitioned or not. Plain variables are pulled exactly,
+/// and the servers keep full precision.
 #[test]
 fn values_are_pulled_in_half_as_many_bytes() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
@@ -228,7 +231,7 @@ fn values_are_pulled_in_half_as_many_bytes() {
     assert_eq!(params.view::<f64>("d").unwrap(), [0.1, 1e300, -2.0].map(bf16));
     assert_eq!(params.view::<i64>("n").unwrap(), [i64::MAX, -1]);
     assert_eq!(params.view::<f32>("ledger").unwrap(), [0.1, 1e-9, 7.0]);
-    assert!(values(&cluster, "w") == given, "the servers hold all of it");
+    assert!(values(&cluster, "w") == given, "the servers keep full precision");
 
     let mut reader = Reader::connect(cluster.config(0).pull_codec(Codec::F16)).unwrap();
     let mut short = reader.params();
@@ -240,7 +243,7 @@ fn values_are_pulled_in_half_as_many_bytes() {
 }
 
 #[test]
-fn codecs_that_cannot_be_are_named() {
+fn invalid_codecs_are_named() {
     let cluster = Cluster::sgd(1, |config| config);
     let config = cluster.config(0).codec("*", Codec::TopK { fraction: 0.0 });
     let error = Worker::connect(config).unwrap_err().to_string();
@@ -253,16 +256,16 @@ fn codecs_that_cannot_be_are_named() {
     };
     let error = join(cluster.config(0).codec("dense/*", Codec::F16)).unwrap_err();
     assert!(matches!(&error, JoinError::NothingToCompress { names } if names == "dense/*"));
-    // Rows have few: of what the others leave out, the rest may never come.
+    // Rows support few codecs: with the others, a row's residual might never be sent.
     let topk = Codec::TopK { fraction: 0.1 };
-    let cannot = [
+    let refused = [
         ("count", "count", Codec::F16),
         ("rows", "rows", Codec::OneBit),
         ("ro*", "rows", topk),
-        // One that could have it does not help the other.
+        // A pattern must fit every trainable variable that it matches.
         ("r*", "rows", topk),
     ];
-    for (names, name, tried) in cannot {
+    for (names, name, tried) in refused {
         match join(cluster.config(0).codec(names, tried)).unwrap_err() {
             JoinError::NotCompressible { variable, codec } => {
                 assert_eq!((&variable[..], codec), (name, tried));
@@ -270,15 +273,16 @@ fn codecs_that_cannot_be_are_named() {
             error => panic!("{error}"),
         }
     }
-    // Of several variables it is for those that can have it.
+    // Only "*" skips variables that do not support the codec.
     join(cluster.config(0).codec("*", topk)).unwrap();
     join(cluster.config(0).codec("rows", Codec::F16)).unwrap();
     cluster.stop();
 }
 
-/// The policy is about what the servers see; a codec without room for NaN refuses it before.
+/// Checks that the policy applies to the values that servers decode. A codec that cannot represent
+/// NaN and infinity makes the worker refuse them before it sends.
 #[test]
-fn non_finite_gradients_are_told_as_they_are_without_codecs() {
+fn non_finite_gradients_are_reported_with_codecs_as_without() {
     let cluster = Cluster::sgd(1, |config| config.non_finite(NonFinite::Count));
     let config = cluster.config(0).codec("half", Codec::Bf16).codec("int", Codec::Int8);
     let mut worker = Worker::connect(config).unwrap();
@@ -296,7 +300,7 @@ fn non_finite_gradients_are_told_as_they_are_without_codecs() {
     let (variable, element, value) = ("int".to_owned(), 270, f64::INFINITY);
     let error = Err(Error::NonFinite { variable, element, value });
     assert_eq!(push(&["half", "int"]).map(|_| ()), error);
-    assert_eq!(cluster.handle().metrics().push_bytes, 0, "not a byte was sent");
+    assert_eq!(cluster.handle().metrics().push_bytes, 0, "it must not be sent");
     push(&["half"]).unwrap();
     assert_eq!(cluster.handle().metrics().non_finite, 1);
     cluster.stop();

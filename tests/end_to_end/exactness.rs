@@ -1,4 +1,4 @@
-//! Sums that come out exactly, however many push at once.
+//! Exact sums under concurrent pushes: every push is applied exactly once.
 
 use std::thread;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use pushpull::{Error, Push, Refusal, Sgd, WorkerConfig};
 
 use super::cluster::{Cluster, vector};
 
-/// Pushes a gradient of ones until there are no more tokens; how many.
+/// Pushes gradients of ones until there are no more tokens, and returns their number.
 fn push_ones(config: WorkerConfig, elements: u64) -> u64 {
     let mut worker = Worker::connect(config).unwrap();
     let mut params = worker.join(&[vector("w", elements)], |_| ()).unwrap();
@@ -24,7 +24,8 @@ fn push_ones(config: WorkerConfig, elements: u64) -> u64 {
     pushed
 }
 
-/// Lets all workers of a cluster push ones to its last step; the value every element then has.
+/// Lets all workers of a cluster push ones up to its last step, and returns the value that every
+/// element then has.
 fn sum_of_ones(cluster: &Cluster, workers: u32, elements: u64, last_step: u64) -> f32 {
     let pushed: u64 = thread::scope(|scope| {
         let workers: Vec<_> = (0..workers)
@@ -56,13 +57,13 @@ fn two_workers_times_a_thousand_pushes_are_exact() {
 #[test]
 fn the_last_step_is_exact_over_several_shards_and_tasks() {
     let cluster = Cluster::start(2, 5, Sgd::new(1.0), |config| config.shards(2).last_step(503));
-    // 300,000 elements are two parts of a megabyte.
+    // 300,000 elements take two parts of at most 1 MiB.
     assert_eq!(sum_of_ones(&cluster, 5, 300_000, 503), -503.0);
     cluster.stop();
 }
 
 #[test]
-fn a_gradient_whose_token_has_run_out_counts_on_no_shard() {
+fn a_gradient_with_an_expired_token_is_applied_on_no_shard() {
     let (tasks, last_step) = (2, 40);
     let cluster = Cluster::start(tasks, 2, Sgd::new(1.0), |config| {
         config.shards(2).last_step(last_step).token_timeout(Some(Duration::from_millis(200)))
@@ -80,7 +81,7 @@ fn a_gradient_whose_token_has_run_out_counts_on_no_shard() {
     let mut params = slow.join(&variables, |_| ()).unwrap();
     let token = slow.token().unwrap().unwrap();
     slow.pull(&token, &mut params).unwrap();
-    // The last step is promised to the slow one, and made by the other once its token has run out.
+    // The slow worker holds one of the 40 tokens. The fast worker gets it after it has expired.
     let mut fast = cluster.worker(1);
     let mut pulled = fast.join(&variables, |_| ()).unwrap();
     while let Some(token) = fast.token().unwrap() {
@@ -88,8 +89,8 @@ fn a_gradient_whose_token_has_run_out_counts_on_no_shard() {
         let gradients = gradients(&mut fast);
         assert!(matches!(fast.push(token, gradients).unwrap(), Push::Applied { .. }));
     }
-    let late = gradients(&mut slow);
-    let refused = slow.push(token, late).unwrap_err();
+    let slow_gradients = gradients(&mut slow);
+    let refused = slow.push(token, slow_gradients).unwrap_err();
     assert!(matches!(refused, Error::Refused { refusal: Refusal::Token { .. }, .. }), "{refused}");
     for server in &cluster.servers {
         for (shard, metrics) in server.handle().metrics_by_shard().into_iter().enumerate() {
@@ -107,7 +108,7 @@ fn a_gradient_whose_token_has_run_out_counts_on_no_shard() {
 }
 
 #[test]
-fn twenty_five_clusters_of_eight_clients_in_one_process() {
+fn twenty_five_clusters_of_eight_workers_share_one_process() {
     thread::scope(|scope| {
         let clusters: Vec<_> = (0..25_u64)
             .map(|index| {

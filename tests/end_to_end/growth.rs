@@ -1,4 +1,5 @@
-//! A table that cannot grow: training waits, everybody is told why, and it goes on without a restart.
+//! A table that cannot grow: training waits, the cause is reported to the worker and by an event,
+//! and training continues without a restart.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -11,20 +12,20 @@ use pushpull::{
 
 use super::cluster::{Cluster, LONG};
 
-/// Returns once `found` finds something.
+/// Polls `found` until it returns a value, and panics after [`LONG`].
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let since = Instant::now();
     loop {
         if let Some(found) = found() {
             return found;
         }
-        assert!(since.elapsed() < LONG, "{what} does not come");
+        assert!(since.elapsed() < LONG, "{what} did not come");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn a_table_that_cannot_grow_holds_a_push_and_says_why_until_it_can() {
+fn a_push_waits_with_a_reported_cause_until_its_table_can_grow() {
     let folder = tempfile::tempdir().unwrap();
     let (events, index) = (Arc::new(Mutex::new(Vec::new())), Cell::new(0));
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| {
@@ -35,19 +36,19 @@ fn a_table_that_cannot_grow_holds_a_push_and_says_why_until_it_can() {
             .lease(Duration::from_millis(500))
             .on_event(move |event| events.lock().unwrap().push(event.clone()))
     });
-    let told = Arc::new(Mutex::new(String::new()));
-    let heard = told.clone();
+    let reported = Arc::new(Mutex::new(String::new()));
+    let report = reported.clone();
     let config: WorkerConfig =
         cluster.config(0).on_progress(Duration::from_millis(100), move |silent| {
-            *heard.lock().unwrap() = silent.to_string();
+            *report.lock().unwrap() = silent.to_string();
         });
     let mut worker = Worker::connect(config).unwrap();
     let table = VariableSpec::table("table", DType::F32, [3], TableSpec::new(1 << 20)).unwrap();
     worker.join(&[table.partitioner(Partitioner::Fixed { shards: 2 })], |_| ()).unwrap();
-    // What a full file system would say cannot be had here without being root: something else that has the
-    // name of the file which the table grows by is as much in the way.
+    // Filling a file system needs root. A directory with the name of the table's next file stops
+    // the table from growing as well.
     let blocked = folder.path().join("state-1/shard-0/rows-1-0-0");
-    assert!(!blocked.exists(), "the first row makes it");
+    assert!(!blocked.exists(), "the file must be created only with the first row");
     std::fs::create_dir(&blocked).unwrap();
 
     let ids: Vec<u64> = (1..=64).collect();
@@ -59,15 +60,15 @@ fn a_table_that_cannot_grow_holds_a_push_and_says_why_until_it_can() {
         (worker, pushed)
     });
     let path = blocked.display().to_string();
-    wait_for("the worker's progress", || told.lock().unwrap().contains(&path).then_some(()));
-    let cause = wait_for("the event", || match events.lock().unwrap().first()? {
+    wait_for("the worker's progress", || reported.lock().unwrap().contains(&path).then_some(()));
+    let cause = wait_for("the event GrowthFailed", || match events.lock().unwrap().first()? {
         Event::GrowthFailed { shard, cause, .. } => Some((shard.task, cause.clone())),
         other => panic!("{other:?}"),
     });
     assert!(cause.0 == 1 && cause.1.contains(&path), "{cause:?}");
     let metrics = |task: usize| cluster.servers[task].handle().metrics();
     assert_eq!(metrics(1).shards_waiting_to_grow, 1);
-    assert!(!pushing.is_finished(), "it waits");
+    assert!(!pushing.is_finished(), "the push must wait");
 
     std::fs::remove_dir(&blocked).unwrap();
     let (worker, pushed) = pushing.join().unwrap();
@@ -75,7 +76,7 @@ fn a_table_that_cannot_grow_holds_a_push_and_says_why_until_it_can() {
     assert_eq!((metrics(0).gradients_applied, metrics(1).gradients_applied), (1, 1));
     assert_eq!(metrics(0).table_rows + metrics(1).table_rows, 64);
     assert_eq!((metrics(1).shards_waiting_to_grow, metrics(0).growths_failed), (0, 0));
-    wait_for("the second event", || {
+    wait_for("the event GrowthResumed", || {
         let events = events.lock().unwrap();
         matches!(events.last(), Some(Event::GrowthResumed { .. })).then_some(())
     });

@@ -1,5 +1,5 @@
-//! Rows of f16 and bf16, of sparse variables and of tables that grow: two bytes an element at the
-//! workers and on the way, f32 on the servers.
+//! Rows of f16 and bf16, in sparse variables and in tables: two bytes per element on workers and on
+//! the wire, f32 on servers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,11 +16,11 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::cluster::{Cluster, vector};
 
-/// Elements of a row: an odd number, so that rows do not end on whole words.
+/// Elements per row. Odd, so that rows do not end on whole words.
 const WIDTH: usize = 5;
 const ROWS: u64 = 41;
 
-/// One ps task with so many shards.
+/// Starts one ps task with `shards` shards.
 fn cluster(
     shards: u16,
     optimizer: impl Optimizer + Clone,
@@ -33,13 +33,13 @@ fn checkpoints(directory: &Path) -> impl Fn(PsConfig) -> PsConfig {
     move |config| config.checkpoints(Checkpoints::new(LocalDirectory::create(directory).unwrap()))
 }
 
-fn cut(variable: VariableSpec) -> VariableSpec {
+fn partitioned(variable: VariableSpec) -> VariableSpec {
     variable.partitioner(Partitioner::Fixed { shards: 5 })
 }
 
 fn sparse(name: &str, dtype: DType) -> VariableSpec {
     let extents = [ROWS, WIDTH as u64];
-    cut(match dtype {
+    partitioned(match dtype {
         DType::F16 => VariableSpec::f16(name, extents).unwrap().sparse(),
         DType::Bf16 => VariableSpec::bf16(name, extents).unwrap().sparse(),
         _ => VariableSpec::f32(name, extents).unwrap().sparse(),
@@ -48,22 +48,22 @@ fn sparse(name: &str, dtype: DType) -> VariableSpec {
 
 fn table(name: &str, dtype: DType) -> VariableSpec {
     let table = TableSpec::new(1 << 24).rows_at_once(1 << 10);
-    cut(VariableSpec::table(name, dtype, [WIDTH as u64], table).unwrap())
+    partitioned(VariableSpec::table(name, dtype, [WIDTH as u64], table).unwrap())
 }
 
-/// Rows of f16 and a table of bf16, and the same of f32 under other names; or all of f32.
+/// Sparse f16 rows and a bf16 table, each with an f32 twin. All are f32 if `half` is false.
 fn variables(half: bool) -> Vec<VariableSpec> {
-    let [half, brain] = if half { [DType::F16, DType::Bf16] } else { [DType::F32, DType::F32] };
+    let [half, other] = if half { [DType::F16, DType::Bf16] } else { [DType::F32, DType::F32] };
     vec![
         sparse("rows", half),
         sparse("rows/twin", DType::F32),
-        table("table", brain),
+        table("table", other),
         table("table/twin", DType::F32),
         vector("bias", 3),
     ]
 }
 
-/// Ids of rows as a step has them, none twice and in no order.
+/// Returns the ids of a step's rows: distinct and unordered.
 fn ids(name: &str, step: u64) -> Vec<u64> {
     let numbers =
         (0..ROWS).rev().filter(|row| row.is_multiple_of(7) || (row + step).is_multiple_of(3));
@@ -78,7 +78,7 @@ fn all(name: &str) -> Vec<u64> {
     (0..ROWS).map(|number| id(name, number)).collect()
 }
 
-/// Numbers between -1 and 1 that an f16 and a bf16 have room for.
+/// Returns numbers between -1 and 1 that f16 and bf16 represent exactly.
 fn numbers(step: u64, count: usize) -> Vec<f32> {
     let number = |index: usize| {
         let mixed = (index as u64 * 31 + step * 977 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -87,15 +87,16 @@ fn numbers(step: u64, count: usize) -> Vec<f32> {
     (0..count).map(number).collect()
 }
 
-fn halves(values: &[f32]) -> Vec<f16> {
+fn to_f16(values: &[f32]) -> Vec<f16> {
     values.iter().copied().map(f16::from_f32).collect()
 }
 
-fn brains(values: &[f32]) -> Vec<bf16> {
+fn to_bf16(values: &[f32]) -> Vec<bf16> {
     values.iter().copied().map(bf16::from_f32).collect()
 }
 
-/// Pushes the same numbers to each variable and its twin: at once, some of them scaled, or one by one.
+/// Pushes the same numbers to each variable and its twin. Of three steps, one pushes all at once,
+/// one scales the gradients, and one streams them.
 fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
     for step in steps {
         let token = worker.token().unwrap().unwrap();
@@ -103,17 +104,17 @@ fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
         let values = numbers(step, WIDTH * rows.len());
         let push = if step % 3 == 2 {
             let mut pushing = worker.begin(token).unwrap();
-            pushing.rows("rows", &rows, &halves(&values)).unwrap();
+            pushing.rows("rows", &rows, &to_f16(&values)).unwrap();
             pushing.rows("rows/twin", &rows, &values).unwrap();
-            pushing.rows("table", &table, &brains(&values)).unwrap();
+            pushing.rows("table", &table, &to_bf16(&values)).unwrap();
             pushing.rows("table/twin", &table, &values).unwrap();
             pushing.finish().unwrap()
         } else {
             let mut gradients = worker.gradients();
             gradients.view_mut::<f32>("bias").unwrap().fill(1.0);
-            gradients.set_rows("rows", &rows, &halves(&values)).unwrap();
+            gradients.set_rows("rows", &rows, &to_f16(&values)).unwrap();
             gradients.set_rows("rows/twin", &rows, &values).unwrap();
-            gradients.set_rows("table", &table, &brains(&values)).unwrap();
+            gradients.set_rows("table", &table, &to_bf16(&values)).unwrap();
             gradients.set_rows("table/twin", &table, &values).unwrap();
             if step % 3 == 1 {
                 gradients.scale(1.0 / 3.0);
@@ -135,20 +136,21 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The rows that are pulled are what their twins round to; the bits of the twins.
+/// Checks that pulled rows equal their rounded twins, and returns the bits of the twins.
 fn check_rounding(worker: &mut Worker) -> [Vec<u32>; 2] {
     let token = worker.token().unwrap().unwrap();
     let rows = pull::<f32>(worker, &token, "rows/twin");
-    assert_eq!(pull::<f16>(worker, &token, "rows"), halves(&rows));
+    assert_eq!(pull::<f16>(worker, &token, "rows"), to_f16(&rows));
     let table = pull::<f32>(worker, &token, "table/twin");
-    assert_eq!(pull::<bf16>(worker, &token, "table"), brains(&table));
+    assert_eq!(pull::<bf16>(worker, &token, "table"), to_bf16(&table));
     [bits(&rows), bits(&table)]
 }
 
-/// Whatever the shards and the mode: the servers' rows are, bit for bit, those of variables of f32 that
-/// were pushed the same, and what is pulled is their rounding. A checkpoint has them as they are.
+/// Checks, for several numbers of shards and both modes, that the servers' rows equal those of f32
+/// variables with the same pushes, bit for bit. Pulled rows are their rounding, and a checkpoint
+/// holds them unrounded.
 #[test]
-fn masters_of_rows_are_those_of_f32() {
+fn master_rows_equal_f32_rows() {
     let modes =
         [Mode::Asynchronous, Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 }];
     for (shards, mode) in [1, 2, 5].into_iter().flat_map(|n| modes.map(|mode| (n, mode))) {
@@ -170,7 +172,7 @@ fn masters_of_rows_are_those_of_f32() {
 
         let second = cluster(shards % 5 + 1, adam(), &saving);
         let mut worker = second.worker(0);
-        worker.join(&variables(false), |_| panic!("it is restored")).unwrap();
+        worker.join(&variables(false), |_| panic!("already restored")).unwrap();
         let token = worker.token().unwrap().unwrap();
         let masters = ["rows", "table"].map(|name| bits(&pull(&mut worker, &token, name)));
         assert!(masters == trained, "on {shards} shards in {mode:?}");
@@ -179,10 +181,10 @@ fn masters_of_rows_are_those_of_f32() {
     }
 }
 
-/// Goes on to the last bit after a restore into any number of shards; exported in its own type, and
-/// so are the rows of a table that were pushed since a step.
+/// Checks that training continues bit for bit after a restore into any number of shards. An export
+/// has the variable's own type, also an export of the rows that were pushed since a step.
 #[test]
-fn checkpoints_keep_masters_of_rows_and_export_halves() {
+fn checkpoints_keep_master_rows_and_export_half_precision() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let saving = checkpoints(&directory);
@@ -195,7 +197,7 @@ fn checkpoints_keep_masters_of_rows_and_export_halves() {
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
     let new = [1_u64 << 50, 3];
-    gradients.set_rows("table", &new, &brains(&numbers(77, 2 * WIDTH))).unwrap();
+    gradients.set_rows("table", &new, &to_bf16(&numbers(77, 2 * WIDTH))).unwrap();
     gradients.set_rows("table/twin", &new, &numbers(77, 2 * WIDTH)).unwrap();
     worker.push(token, gradients).unwrap();
     worker.save(b"").unwrap();
@@ -234,7 +236,7 @@ fn checkpoints_keep_masters_of_rows_and_export_halves() {
             (Dtype::BF16, found.len())
         );
         assert!(tensor("table").data() == bytemuck::cast_slice::<bf16, u8>(&held));
-        // Slots are f32, and those of the twin, whose rows may stand in another order.
+        // Slots are f32 and equal those of the twin, whose rows may be in another order.
         assert!(tensor("rows:m").data() == tensor("rows/twin:m").data());
         let slots = |name: &str| -> BTreeMap<u64, Vec<u8>> {
             let slots = tensor(&format!("{name}:v"));
@@ -252,16 +254,16 @@ fn checkpoints_keep_masters_of_rows_and_export_halves() {
     for shards in [1, 5] {
         let other = cluster(shards, adam(), &saving);
         let mut worker = other.worker(0);
-        worker.join(&variables(true), |_| panic!("it is restored")).unwrap();
+        worker.join(&variables(true), |_| panic!("already restored")).unwrap();
         train(&mut worker, 4..8);
         assert!(check_rounding(&mut worker) == expected, "on {shards} shards");
         other.stop();
     }
 }
 
-/// First values, `assign_rows`, plain rows, readers, and a form of values that others are asked for in.
+/// Checks initial values, `assign_rows`, plain rows, readers, and pull codecs for f32 rows.
 #[test]
-fn every_verb_takes_rows_of_halves() {
+fn every_operation_takes_half_precision_rows() {
     let cluster = cluster(2, Sgd::new(1.0), |config| config);
     let normal = Initializer::Normal { mean: 0.0, stddev: 1.0 };
     let variables = [
@@ -274,11 +276,11 @@ fn every_verb_takes_rows_of_halves() {
     let params = worker.join(&variables, |_| ()).unwrap();
     let mut first = vec![0_f32; WIDTH * ROWS as usize];
     params.catalogue().fill(VariableId(0), 0, &mut first);
-    let mut rows = halves(&first);
+    let mut rows = to_f16(&first);
     let given = [1.5, -2.0, 65504.0, 1e-3, 0.0].map(f16::from_f32);
     worker.assign_rows("rows", &[7], &given).unwrap();
     rows[7 * WIDTH..8 * WIDTH].copy_from_slice(&given);
-    let plain = brains(&numbers(3, 2 * WIDTH));
+    let plain = to_bf16(&numbers(3, 2 * WIDTH));
     worker.assign_rows("plain", &[40, 0], &plain).unwrap();
     worker.assign_rows("table", &[u64::MAX], &plain[..WIDTH]).unwrap();
 
@@ -294,25 +296,25 @@ fn every_verb_takes_rows_of_halves() {
         reader.pull_rows("table", &[5, u64::MAX, 5], &mut found).unwrap();
         assert_eq!(found[WIDTH..2 * WIDTH], plain[..WIDTH]);
         assert_eq!(found[..WIDTH], found[2 * WIDTH..]);
-        assert!(found[0] != bf16::ZERO, "what has no row is told as it would begin");
+        assert!(found[0] != bf16::ZERO, "a missing row is pulled with its initial values");
         let mut singles = [0_f32; WIDTH];
         reader.pull_rows("singles", &[9], &mut singles).unwrap();
         let rounded = singles.map(|value| f16::from_f32(value).to_f32());
-        assert_eq!(singles == rounded, short, "others are rounded if they are asked for so");
+        assert_eq!(singles == rounded, short, "a pull codec rounds f32 rows");
     }
     cluster.stop();
 }
 
-/// Several parts of 1 MiB and several requests: half of the bytes either way.
+/// Checks several parts of 1 MiB and several requests: half the bytes of f32 in both directions.
 #[test]
-fn many_rows_travel_in_two_bytes_an_element() {
+fn many_rows_travel_in_two_bytes_per_element() {
     const WIDE: u64 = 30_011;
     let cluster = cluster(2, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let rows = VariableSpec::f16("rows", [60, WIDE]).unwrap().sparse();
     worker.join(&[rows.partitioner(Partitioner::Fixed { shards: 2 })], |_| ()).unwrap();
     let ids: Vec<u64> = (0..60).rev().collect();
-    let gradient = halves(&numbers(5, 60 * WIDE as usize));
+    let gradient = to_f16(&numbers(5, 60 * WIDE as usize));
     let before = cluster.handle().metrics();
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
@@ -330,9 +332,9 @@ fn many_rows_travel_in_two_bytes_an_element() {
     cluster.stop();
 }
 
-/// Each of these sums and products is lost if it is made in halves.
+/// Checks sums and products that would be lost if they were computed in f16 or bf16.
 #[test]
-fn what_rows_lose_is_one_rounding() {
+fn rows_are_rounded_only_once() {
     let cluster = cluster(1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let variables = [
@@ -341,7 +343,7 @@ fn what_rows_lose_is_one_rounding() {
     ];
     worker.join(&variables, |_| ()).unwrap();
     let small = 2f32.powi(-8);
-    assert_eq!(bf16::from_f32(1.0 + small), bf16::ONE, "nothing to a bf16");
+    assert_eq!(bf16::from_f32(1.0 + small), bf16::ONE, "bf16 loses it");
     let mut scale = LossScale::default();
     let tiny = 2f64.powi(-26);
     assert_eq!(f16::from_f64(tiny), f16::ZERO);
@@ -350,7 +352,7 @@ fn what_rows_lose_is_one_rounding() {
         let token = worker.token().unwrap().unwrap();
         let mut gradients = worker.gradients();
         if step == 0 {
-            let rows = brains(&[1.0, small, small]);
+            let rows = to_bf16(&[1.0, small, small]);
             gradients.set_rows("rows", &[2, 2, 2], &rows).unwrap();
             worker.push(token, gradients).unwrap();
             continue;
@@ -358,7 +360,7 @@ fn what_rows_lose_is_one_rounding() {
         gradients.set_rows("table", &[9], &[scaled]).unwrap();
         assert!(scale.unscale(&mut gradients));
         if step == 63 {
-            // What is set anew is as it is.
+            // Rows that are set after `unscale` are not scaled.
             gradients.set_rows("table", &[8], &[scaled]).unwrap();
         }
         worker.push(token, gradients).unwrap();
@@ -374,9 +376,10 @@ fn what_rows_lose_is_one_rounding() {
     cluster.stop();
 }
 
-/// Codecs that are not of the type take the rows in f32, and keep what they leave out so: as of twins.
+/// Checks that a codec of another type encodes rows from f32 and keeps f32 residuals, as for the
+/// twins.
 #[test]
-fn codecs_take_rows_of_halves_in_f32() {
+fn codecs_encode_half_precision_rows_from_f32() {
     for codec in [Codec::Int8, Codec::Bf16, Codec::F16] {
         let cluster = cluster(2, Sgd::new(1.0 / 3.0), |config| config);
         let mut worker = Worker::connect(cluster.config(0).codec("*", codec)).unwrap();
@@ -386,7 +389,7 @@ fn codecs_take_rows_of_halves_in_f32() {
             check_rounding(&mut worker);
         }
         let residuals = worker.residuals();
-        assert!(residuals.len() > 1000, "{codec} leaves something out");
+        assert!(residuals.len() > 1000, "{codec} must leave residuals");
         worker.restore_residuals(&residuals).unwrap();
         assert!(worker.residuals() == residuals);
         train(&mut worker, 4..7);
@@ -397,9 +400,10 @@ fn codecs_take_rows_of_halves_in_f32() {
     }
 }
 
-/// The wrong type, the wrong width, NaN and infinities: each told by name, and nothing done.
+/// Checks that a wrong type, a wrong width, NaN and infinity are reported by name, and that nothing
+/// is changed.
 #[test]
-fn bad_rows_of_halves_are_told_by_name() {
+fn bad_half_precision_rows_are_reported_by_name() {
     let cluster = cluster(1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let variables = [sparse("rows", DType::F16), table("table", DType::Bf16)];
@@ -440,7 +444,7 @@ fn bad_rows_of_halves_are_told_by_name() {
         gradients.set_rows("rows", &[3, 6], &row).unwrap();
         assert_eq!(element(worker.push(token, gradients).unwrap_err()), 32);
     }
-    // Each finite, and their sum is not; nor what the servers would multiply.
+    // Each element is finite, but their sum is not, nor is the product with the scale.
     let most = [f16::MAX; 2 * WIDTH];
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
@@ -456,10 +460,10 @@ fn bad_rows_of_halves_are_told_by_name() {
     gradients.set_rows("table", &[77], &[bf16::NAN; WIDTH]).unwrap();
     let error = worker.push(token, gradients).unwrap_err();
     assert!(matches!(error, Error::NonFiniteRow { row: 77, .. }), "{error}");
-    assert_eq!(cluster.handle().metrics().push_bytes, 0, "not a byte was sent");
+    assert_eq!(cluster.handle().metrics().push_bytes, 0, "it must not be sent");
     cluster.stop();
 
-    // Where the policy lets them in, servers count them, and rows hold them.
+    // Under `NonFinite::Count` the servers count them, and the rows hold them.
     let cluster = Cluster::sgd(1, |config| config.non_finite(NonFinite::Count));
     let mut worker = cluster.worker(0);
     worker.join(&variables, |_| ()).unwrap();

@@ -1,4 +1,4 @@
-//! Variables of f16 and bf16: two bytes at the workers and on the way, f32 on the servers.
+//! Variables of f16 and bf16: two bytes per element on workers and on the wire, f32 on servers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::cluster::{Cluster, vector};
 
-/// One ps task with so many shards.
+/// Starts one ps task with `shards` shards.
 fn cluster(
     shards: u16,
     optimizer: impl Optimizer + Clone,
@@ -23,7 +23,7 @@ fn cluster(
     Cluster::start(1, 1, optimizer, |config| configure(config.shards(shards)))
 }
 
-/// A matrix in parts and a vector of each half type, and the same of f32 under other names.
+/// A partitioned bf16 matrix and an f16 vector, each with an f32 twin.
 fn variables() -> Vec<VariableSpec> {
     let parts = Partitioner::Fixed { shards: 5 };
     vec![
@@ -34,8 +34,8 @@ fn variables() -> Vec<VariableSpec> {
     ]
 }
 
-/// The same, all of f32: what a checkpoint has of masters.
-fn of_f32(variables: &[VariableSpec]) -> Vec<VariableSpec> {
+/// Returns the variables with type f32, the type of their masters in a checkpoint.
+fn as_f32(variables: &[VariableSpec]) -> Vec<VariableSpec> {
     let single = |variable: &VariableSpec| {
         let shape = variable.shape().clone();
         let single = VariableSpec::new(variable.name(), DType::F32, shape).unwrap();
@@ -44,13 +44,13 @@ fn of_f32(variables: &[VariableSpec]) -> Vec<VariableSpec> {
     variables.iter().map(single).collect()
 }
 
-/// A number between -1 and 1 that a bf16 has room for.
+/// Returns a number between -1 and 1 that bf16 represents exactly.
 fn number(step: u64, index: usize) -> f32 {
     let mixed = (index as u64 * 31 + step * 977 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     bf16::from_f32(mixed as f32 / (1_u64 << 31) as f32 - 1.0).to_f32()
 }
 
-/// Fills the gradients of a step: the same numbers for each variable and its twin.
+/// Fills the gradients of a step with the same numbers for each variable and its twin.
 fn fill(gradients: &mut Gradients, step: u64) {
     let brain = gradients.view_mut::<bf16>("brain").unwrap();
     (0..).zip(brain).for_each(|(i, g)| *g = bf16::from_f32(number(step, i)));
@@ -79,7 +79,7 @@ fn pull(worker: &mut Worker, params: &mut Params) {
     assert!(!worker.pull(&token, params).unwrap().is_stale());
 }
 
-/// The halves that were pulled are what their twins round to.
+/// Checks that pulled values equal their rounded twins.
 fn check_rounding(params: &Params) {
     let brain = params.view::<f32>("brain/twin").unwrap().iter().map(|&twin| bf16::from_f32(twin));
     assert!(params.view::<bf16>("brain").unwrap().iter().copied().eq(brain));
@@ -95,10 +95,11 @@ fn checkpoints(directory: &Path) -> impl Fn(PsConfig) -> PsConfig {
     move |config| config.checkpoints(Checkpoints::new(LocalDirectory::create(directory).unwrap()))
 }
 
-/// Whatever the shards and the mode: the servers' values are, bit for bit, those of variables of f32
-/// that were pushed the same, and what is pulled is their rounding. A checkpoint has them as they are.
+/// Checks, for several numbers of shards and both modes, that the servers' values equal those of
+/// f32 variables with the same pushes, bit for bit. Pulled values are their rounding, and a
+/// checkpoint holds them unrounded.
 #[test]
-fn masters_are_those_of_f32() {
+fn masters_equal_f32_variables() {
     let modes =
         [Mode::Asynchronous, Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 }];
     for (shards, mode) in [1, 2, 5].into_iter().flat_map(|n| modes.map(|mode| (n, mode))) {
@@ -115,18 +116,18 @@ fn masters_are_those_of_f32() {
         worker.save(b"").unwrap();
         let trained = [bits(&params, "brain/twin"), bits(&params, "half/twin")];
         let rough = params.view::<bf16>("brain").unwrap().iter().map(|value| value.to_f32());
-        assert!(rough.map(f32::to_bits).ne(trained[0].iter().copied()), "some are rounded");
+        assert!(rough.map(f32::to_bits).ne(trained[0].iter().copied()), "some must be rounded");
         first.stop();
 
         let second = cluster(shards % 5 + 1, Adam::new(0.25), &saving);
         let mut worker = second.worker(0);
-        let params = worker.join(&of_f32(&variables()), |_| panic!("it is restored")).unwrap();
+        let params = worker.join(&as_f32(&variables()), |_| panic!("already restored")).unwrap();
         assert_eq!([bits(&params, "brain"), bits(&params, "half")], trained);
         second.stop();
     }
 }
 
-/// Each of these updates is lost if values are kept in bf16.
+/// Checks updates that would each be lost if values were kept in bf16.
 #[test]
 fn tiny_updates_add_up_in_the_master() {
     let cluster = cluster(1, Sgd::new(1.0 / 4096.0), |config| config);
@@ -135,7 +136,7 @@ fn tiny_updates_add_up_in_the_master() {
     let mut params = worker.join(&variables, |_| ()).unwrap();
     let one = bf16::ONE;
     let tiny = bf16::from_f32(1.0 / 4096.0);
-    assert_eq!(bf16::from_f32(one.to_f32() - tiny.to_f32()), one, "nothing to a bf16");
+    assert_eq!(bf16::from_f32(one.to_f32() - tiny.to_f32()), one, "bf16 loses it");
     for _ in 0..64 {
         let token = worker.token().unwrap().unwrap();
         let mut gradients = worker.gradients();
@@ -147,10 +148,10 @@ fn tiny_updates_add_up_in_the_master() {
     cluster.stop();
 }
 
-/// What a scaled loss has saved of a gradient is not lost where the scale is taken back: each of these
-/// is below the smallest f16.
+/// Checks that unscaling does not lose the gradients that loss scaling has preserved: each is below
+/// the smallest f16.
 #[test]
-fn unscaled_gradients_keep_what_an_f16_cannot() {
+fn unscaled_gradients_keep_values_below_the_f16_range() {
     let cluster = cluster(1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&[VariableSpec::f16("w", [3]).unwrap()], |_| ()).unwrap();
@@ -169,9 +170,10 @@ fn unscaled_gradients_keep_what_an_f16_cannot() {
     cluster.stop();
 }
 
-/// Parts of 1 MiB, several stretches of a partition, streamed and not; half of the bytes either way.
+/// Checks parts of 1 MiB, several stretches per partition, and whole and streamed pushes: half the
+/// bytes of f32 in both directions.
 #[test]
-fn large_halves_travel_in_two_bytes_an_element() {
+fn large_half_precision_variables_travel_in_two_bytes_per_element() {
     const ELEMENTS: usize = 1_200_003;
     let cluster = cluster(2, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
@@ -209,9 +211,9 @@ fn large_halves_travel_in_two_bytes_an_element() {
     cluster.stop();
 }
 
-/// First values, `assign` and `assign_add`, readers, and values of others that are asked for short.
+/// Checks initial values, `assign`, `assign_add`, readers, and pull codecs for f32 variables.
 #[test]
-fn every_verb_takes_halves() {
+fn every_operation_takes_half_precision() {
     let cluster = cluster(2, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let plain = VariableSpec::bf16("plain", [3]).unwrap().plain();
@@ -241,7 +243,7 @@ fn every_verb_takes_halves() {
         let mut reader = Reader::connect(config).unwrap();
         let mut params = reader.params();
         reader.pull(&mut params).unwrap();
-        // 1/256 alone is nothing to a bf16 of 1: three of them are, to an f32 first.
+        // Each 1/256 would be lost in a bf16 of 1, but three of them add up in f32.
         let expected = brain([1.0 + 3.0 / 256.0, -1.0, 3e38]);
         assert_eq!(params.view::<bf16>("plain").unwrap(), expected);
         assert_eq!(params.view::<f32>("w").unwrap(), w);
@@ -249,9 +251,9 @@ fn every_verb_takes_halves() {
     cluster.stop();
 }
 
-/// Codecs that are shorter still take the gradient in f32.
+/// Checks that codecs shorter than two bytes encode the gradient from f32.
 #[test]
-fn codecs_shorten_halves_further() {
+fn codecs_shorten_half_precision_further() {
     for codec in [Codec::Int8, Codec::TopK { fraction: 0.1 }, Codec::Threshold { magnitude: 0.5 }] {
         let cluster = cluster(2, Sgd::new(1.0), |config| config);
         let mut worker = Worker::connect(cluster.config(0).codec("*", codec)).unwrap();
@@ -268,9 +270,10 @@ fn codecs_shorten_halves_further() {
     }
 }
 
-/// The wrong type, too many elements, NaN and infinities: each told by name, and nothing done.
+/// Checks that a wrong type, too many elements, NaN and infinity are reported by name, and that
+/// nothing is changed.
 #[test]
-fn bad_halves_are_told_by_name() {
+fn bad_half_precision_values_are_reported_by_name() {
     let cluster = cluster(1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let variables = [VariableSpec::f16("w", [4]).unwrap(), VariableSpec::bf16("b", [2]).unwrap()];
@@ -305,22 +308,22 @@ fn bad_halves_are_told_by_name() {
         is_of(worker.push(token, gradients).unwrap_err(), 2);
         is_of(worker.assign("w", &[f16::ONE, bad, bad, bad]).unwrap_err(), 1);
     }
-    // Finite, until the servers multiply it.
+    // The last element is finite until the servers multiply it by the scale.
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
     let view = gradients.view_mut::<f16>("w").unwrap();
     view.copy_from_slice(&[f16::ONE, f16::ONE, f16::ONE, f16::MAX]);
     gradients.scale(1e35);
     is_of(worker.push(token, gradients).unwrap_err(), 3);
-    assert_eq!(cluster.handle().metrics().push_bytes, 0, "not a byte was sent");
+    assert_eq!(cluster.handle().metrics().push_bytes, 0, "it must not be sent");
     pull(&mut worker, &mut params);
     assert_eq!(params.view::<f16>("w").unwrap(), [f16::ZERO; 4]);
     cluster.stop();
 }
 
-/// Where the policy lets them in, servers count them, and halves hold them.
+/// Checks that under `NonFinite::Count` the servers count them, and f16 values hold them.
 #[test]
-fn the_policy_for_non_finite_gradients_holds_for_halves() {
+fn the_non_finite_policy_applies_to_half_precision() {
     let cluster = Cluster::sgd(1, |config| config.non_finite(NonFinite::Count));
     let mut worker = cluster.worker(0);
     let variables = [VariableSpec::f16("w", [4]).unwrap()];
@@ -338,9 +341,10 @@ fn the_policy_for_non_finite_gradients_holds_for_halves() {
     cluster.stop();
 }
 
-/// A master beyond the largest f16 is pulled as that, and not lost.
+/// Checks that a master beyond the largest f16 is pulled as the largest f16, and stays on the
+/// server.
 #[test]
-fn masters_beyond_a_half_are_pulled_as_the_largest() {
+fn masters_beyond_f16_are_pulled_as_the_largest_f16() {
     let cluster = Cluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
     let variables = [VariableSpec::f16("w", [1]).unwrap()];
@@ -356,9 +360,10 @@ fn masters_beyond_a_half_are_pulled_as_the_largest() {
     cluster.stop();
 }
 
-/// Goes on to the last bit after a restore, into any number of shards; exported in its own type.
+/// Checks that training continues bit for bit after a restore into any number of shards. An export
+/// has the variable's own type.
 #[test]
-fn checkpoints_keep_masters_and_export_halves() {
+fn checkpoints_keep_masters_and_export_half_precision() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let saving = checkpoints(&directory);
@@ -394,7 +399,7 @@ fn checkpoints_keep_masters_and_export_halves() {
     for shards in [1, 5] {
         let other = cluster(shards, Adam::new(0.25), &saving);
         let mut worker = other.worker(0);
-        let mut params = worker.join(&variables(), |_| panic!("it is restored")).unwrap();
+        let mut params = worker.join(&variables(), |_| panic!("already restored")).unwrap();
         train(&mut worker, 4..8);
         pull(&mut worker, &mut params);
         check_rounding(&params);
@@ -404,7 +409,7 @@ fn checkpoints_keep_masters_and_export_halves() {
         other.stop();
     }
 
-    // Masters are f32, and a variable of another type has others.
+    // The masters of f16 do not fit a variable of f64.
     let other = cluster(1, Adam::new(0.25), &saving);
     let mut doubles = variables();
     doubles[2] = VariableSpec::new("half", DType::F64, Shape::new([7]).unwrap()).unwrap();

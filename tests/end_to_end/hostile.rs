@@ -1,4 +1,4 @@
-//! Hostile bytes on the wire: the connection ends, the server does not.
+//! Hostile bytes on the wire end their connection, never the server.
 
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,20 +14,20 @@ use pushpull::common::protocol::{
 
 use super::cluster::{Cluster, LONG, vector};
 
-/// Somebody who speaks the protocol and says what it likes.
-struct Stranger {
+/// A client that speaks the protocol itself and may send any message.
+struct RawClient {
     stream: TcpStream,
     reader: FrameReader,
 }
 
-impl Stranger {
-    /// Says hello to the one shard of a server; what it is answered.
+impl RawClient {
+    /// Says hello to the only shard of a server. Returns the client and the answer.
     fn greet(
         address: &str,
         role: Role,
         (job, task): (&str, u32),
         (incarnation, epoch): (u64, u64),
-    ) -> (Stranger, Message) {
+    ) -> (RawClient, Message) {
         let hello = Hello {
             version_oldest: version::OLDEST,
             version_newest: version::NEWEST,
@@ -46,12 +46,12 @@ impl Stranger {
         };
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        let mut stranger = Stranger { stream, reader: FrameReader::new() };
-        let answer = stranger.ask(hello.into(), &[]);
-        (stranger, answer)
+        let mut client = RawClient { stream, reader: FrameReader::new() };
+        let answer = client.ask(hello.into(), &[]);
+        (client, answer)
     }
 
-    /// Says something with a body; what is answered.
+    /// Sends a message with a body and returns the answer.
     fn ask(&mut self, message: Message, body: &[u8]) -> Message {
         let mut frame = Vec::new();
         let envelope = Envelope { sequence: Sequence(1), ..Envelope::default() };
@@ -71,7 +71,7 @@ impl Stranger {
         }
     }
 
-    fn refused(&mut self, message: Message, body: &[u8]) -> Refusal {
+    fn ask_refused(&mut self, message: Message, body: &[u8]) -> Refusal {
         refusal(self.ask(message, body))
     }
 }
@@ -79,15 +79,15 @@ impl Stranger {
 fn refusal(message: Message) -> Refusal {
     match message {
         Message::Refused(refused) => refused.refusal,
-        other => panic!("not refused but {other:?}"),
+        other => panic!("expected a refusal, got {other:?}"),
     }
 }
 
-/// The epoch that a welcome brings.
+/// Returns the client epoch that a welcome assigns.
 fn epoch(message: &Message) -> u64 {
     match message {
         Message::Welcome(welcome) => welcome.client_epoch.0,
-        other => panic!("not welcome but {other:?}"),
+        other => panic!("expected a welcome, got {other:?}"),
     }
 }
 
@@ -101,35 +101,35 @@ fn a_second_chief_cannot_assign_initialize_or_finish() {
     let mut worker = cluster.worker(1);
     worker.join(&variables, |_| ()).unwrap();
     let (as_chief, task) = (Role::Chief {}, ("worker", 2));
-    // It comes as a worker, and is one.
-    let (mut stranger, welcome) = Stranger::greet(&address, Role::Worker {}, task, (7, 0));
+    // The client says hello as a worker, and is accepted.
+    let (mut client, welcome) = RawClient::greet(&address, Role::Worker {}, task, (7, 0));
     let own = epoch(&welcome);
     for named in [own, 0] {
-        let (_, answer) = Stranger::greet(&address, as_chief, task, (7, named));
+        let (_, answer) = RawClient::greet(&address, as_chief, task, (7, named));
         assert_eq!(refusal(answer), Refusal::Role { role: as_chief.code(), kind: 1 });
     }
-    // As another process, under no epoch, or one that nobody was given.
-    let (_, answer) = Stranger::greet(&address, as_chief, task, (8, 0));
+    // Another incarnation, without an epoch or with one that was never assigned.
+    let (_, answer) = RawClient::greet(&address, as_chief, task, (8, 0));
     assert!(matches!(refusal(answer), Refusal::Busy { limit: 1, .. }));
     for named in [own + 1, 1 << 62, (1 << 63) - 1, u64::MAX] {
-        let (_, answer) = Stranger::greet(&address, as_chief, task, (8, named));
+        let (_, answer) = RawClient::greet(&address, as_chief, task, (8, named));
         let refusal = refusal(answer);
         let kept = matches!(refusal, Refusal::Busy { .. } | Refusal::UnknownEpoch { .. });
         assert!(kept, "{named}: {refusal}");
     }
-    // What it says as the worker that it is comes to nothing.
+    // On the worker's own session, messages of a chief are refused.
     for message in [
         Message::from(message::Initialize { epoch: RestoreEpoch(9) }),
         message::Finish {}.into(),
         message::Declare { digest: [0; 32] }.into(),
     ] {
         let name = message.name();
-        let refusal = stranger.refused(message, &[]);
+        let refusal = client.ask_refused(message, &[]);
         assert!(matches!(refusal, Refusal::Role { role: 1, .. }), "{name}: {refusal}");
     }
-    // An assignment is anybody's, and a chief's only before the first values: but no part of it may end
-    // beyond the last address.
-    let Message::Reserved(push_slot) = stranger.ask(message::Reserve {}.into(), &[]) else {
+    // Any client may assign, except before the first values, which only a chief may assign. But no
+    // part may end beyond the last address.
+    let Message::Reserved(push_slot) = client.ask(message::Reserve {}.into(), &[]) else {
         panic!()
     };
     let part = PushPart {
@@ -142,9 +142,9 @@ fn a_second_chief_cannot_assign_initialize_or_finish() {
         next: false,
         read: None,
     };
-    let refusal = stranger.refused(part.into(), &[1; 8]);
+    let refusal = client.ask_refused(part.into(), &[1; 8]);
     assert!(matches!(refusal, Refusal::Range { offset: u64::MAX, bytes: 8, .. }), "{refusal}");
-    // Nobody's training has ended, and the values are those of the chief.
+    // Training continues, and the values are still the chief's.
     let token = chief.token().unwrap().unwrap();
     chief.pull(&token, &mut params).unwrap();
     assert_eq!(params.view::<f32>("w").unwrap(), [0.0; 4]);
@@ -156,7 +156,7 @@ fn a_second_chief_cannot_assign_initialize_or_finish() {
 }
 
 #[test]
-fn who_is_not_of_the_cluster_is_refused_and_told_what_it_has() {
+fn unknown_tasks_are_refused_with_a_detail() {
     let cluster = Cluster::sgd(2, |config| config);
     let address = cluster.handle().address().to_owned();
     let (worker, peer) = (Role::Worker {}, Role::Peer {});
@@ -168,28 +168,28 @@ fn who_is_not_of_the_cluster_is_refused_and_told_what_it_has() {
         (peer, "ps", 1),
         (peer, "worker", 0),
     ] {
-        let (_, answer) = Stranger::greet(&address, role, (job, task), (1, 0));
+        let (_, answer) = RawClient::greet(&address, role, (job, task), (1, 0));
         let Refusal::UnknownTask { job: named, task: index, detail } = refusal(answer) else {
             panic!("{role:?} {job} {task}")
         };
         assert_eq!((named.as_str(), index), (job, task));
         assert!(!detail.as_str().is_empty());
     }
-    let (_, answer) = Stranger::greet(&address, worker, ("worker", 1), (1, 0));
+    let (_, answer) = RawClient::greet(&address, worker, ("worker", 1), (1, 0));
     epoch(&answer);
     cluster.stop();
     let cluster = Cluster::sgd(2, |config| config.elastic_workers(true));
     let address = cluster.handle().address().to_owned();
-    let (_, answer) = Stranger::greet(&address, worker, ("worker", 9), (1, 0));
+    let (_, answer) = RawClient::greet(&address, worker, ("worker", 9), (1, 0));
     epoch(&answer);
     cluster.stop();
 }
 
-/// Sends bytes and waits for the server to close.
+/// Sends bytes and waits until the server closes the connection.
 fn send(address: &str, bytes: &[u8], name: &str) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
-    // The server may have seen enough before all is sent.
+    // The server may close the connection before all bytes are sent.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
@@ -198,11 +198,11 @@ fn send(address: &str, bytes: &[u8], name: &str) {
         Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
         Err(error) => panic!("{name}: {error}"),
     }
-    assert!(answer.len() < 4096, "{name}: a stranger is told little");
+    assert!(answer.len() < 4096, "{name}: the answer is too long");
 }
 
 #[test]
-fn every_hostile_frame_ends_its_connection_and_nothing_else() {
+fn a_hostile_frame_ends_only_its_own_connection() {
     let cluster = Cluster::sgd(1, |config| config);
     let address = cluster.handle().address().to_owned();
     let mut worker = cluster.worker(0);
@@ -218,7 +218,7 @@ fn every_hostile_frame_ends_its_connection_and_nothing_else() {
         }
     }
     assert!(count >= 20, "only {count} hostile frames in {folder}");
-    // The worker that was there before goes on over the same connection.
+    // The existing worker continues on its connection.
     let token = worker.token().unwrap().unwrap();
     worker.pull(&token, &mut params).unwrap();
     let mut gradients = worker.gradients();
@@ -229,11 +229,11 @@ fn every_hostile_frame_ends_its_connection_and_nothing_else() {
 }
 
 #[test]
-fn a_crowd_that_says_nothing_leaves_room_for_those_who_do() {
+fn silent_connections_do_not_keep_a_worker_out() {
     let cluster = Cluster::sgd(1, |config| config.waiting_connections_max(8));
     let address = cluster.handle().address().to_owned();
-    let crowd: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    drop(crowd);
+    let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    drop(silent);
     let mut worker = cluster.worker(0);
     worker.join(&[vector("w", 1)], |_| ()).unwrap();
     cluster.stop();

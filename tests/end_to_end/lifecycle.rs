@@ -1,4 +1,4 @@
-//! How servers start, wait, are waited for, and end.
+//! Start, waiting, takeover and end of servers and workers.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -50,7 +50,7 @@ fn a_server_ends_once_a_silent_worker_has_lost_its_lease() {
     a.join(&[vector("w", 1)], |_| ()).unwrap();
     b.join(&[vector("w", 1)], |_| ()).unwrap();
     a.leave().unwrap();
-    // Without a goodbye, as if it had been killed.
+    // Dropped without a goodbye, as if the process had been killed.
     drop(b);
     for server in cluster.servers {
         wait_for_end(server).unwrap();
@@ -59,7 +59,7 @@ fn a_server_ends_once_a_silent_worker_has_lost_its_lease() {
 }
 
 #[test]
-fn the_tokens_of_a_lost_worker_are_pushed_by_others() {
+fn tokens_of_a_lost_worker_are_granted_to_others() {
     let cluster = Cluster::sgd(2, |config| config.last_step(2).lease(Duration::from_millis(300)));
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
     a.join(&[vector("w", 1)], |_| ()).unwrap();
@@ -80,22 +80,22 @@ fn the_tokens_of_a_lost_worker_are_pushed_by_others() {
 
 #[test]
 fn a_worker_waits_for_servers_that_are_not_up_yet() {
-    // Bound, so that the port is ours, but not served: connections stay unanswered.
+    // The ports are bound but not served yet: connections stay unanswered.
     let (first, second) = (listen(), listen());
     let cluster = spec([first.address(), second.address()], 1);
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let report = heard.clone();
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let sink = reports.clone();
     let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0)).on_progress(
         Duration::from_millis(20),
         move |silent| {
-            report.lock().unwrap().push(silent.to_string());
+            sink.lock().unwrap().push(silent.to_string());
         },
     );
     let worker = thread::spawn(move || {
         let mut worker = Worker::connect(config).unwrap();
         worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap();
     });
-    while heard.lock().unwrap().is_empty() {
+    while reports.lock().unwrap().is_empty() {
         thread::yield_now();
     }
     let start = |listener: pushpull::Listener, index| {
@@ -104,12 +104,12 @@ fn a_worker_waits_for_servers_that_are_not_up_yet() {
     };
     let servers = [start(first, 0), start(second, 1)];
     worker.join().unwrap();
-    assert!(heard.lock().unwrap()[0].contains("/job:ps/task:0"));
+    assert!(reports.lock().unwrap()[0].contains("/job:ps/task:0"));
     drop(servers);
 }
 
 #[test]
-fn the_deadline_names_the_silent_tasks_and_their_last_errors() {
+fn a_timeout_names_the_silent_tasks_and_their_last_errors() {
     let up = listen();
     let gone = listen();
     let cluster = spec([up.address(), gone.address()], 1);
@@ -142,17 +142,17 @@ fn a_cluster_without_servers_is_refused_at_once() {
 }
 
 #[test]
-fn a_restarted_worker_takes_over_and_its_older_self_is_fenced() {
+fn a_restarted_worker_takes_over_and_fences_its_old_incarnation() {
     let cluster = Cluster::sgd(1, |config| config.last_step(3));
     let mut old = cluster.worker(0);
     old.join(&[vector("w", 1)], |_| ()).unwrap();
     let token = old.token().unwrap().unwrap();
     let mut new = cluster.worker(0);
-    let mut params = new.join(&[vector("w", 1)], |_| panic!("it is initialized")).unwrap();
+    let mut params = new.join(&[vector("w", 1)], |_| panic!("already initialized")).unwrap();
     let mut gradients = old.gradients();
     gradients.view_mut::<f32>("w").unwrap().fill(1.0);
     assert_eq!(old.push(token, gradients), Err(Error::Fenced));
-    // All three steps are there for the new one: its older self's token went back.
+    // The new incarnation gets all three steps: the token of the old one was returned.
     let mut steps = 0;
     while let Some(token) = new.token().unwrap() {
         let mut gradients = new.gradients();
@@ -167,14 +167,14 @@ fn a_restarted_worker_takes_over_and_its_older_self_is_fenced() {
     cluster.stop();
 }
 
-/// A server at an address that another has had.
+/// Starts a server at the address of one that has ended.
 fn restart(address: &str, cluster: &pushpull::ClusterSpec, task: u32) -> pushpull::Ps {
     let listener = block_on(pushpull::Ps::listen(address)).unwrap();
     listener.start(PsConfig::new(cluster.clone(), TaskId::ps(task), Sgd::new(1.0))).unwrap()
 }
 
 #[test]
-fn a_server_that_comes_back_empty_is_named_and_the_others_keep_their_values() {
+fn a_server_that_restarts_empty_is_named_and_the_others_keep_their_values() {
     for lost in [0, 1] {
         let mut cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| config);
         let addresses: Vec<String> =
@@ -201,10 +201,10 @@ fn a_server_that_comes_back_empty_is_named_and_the_others_keep_their_values() {
             panic!("{error}")
         };
         assert_eq!(shard.task, lost as u32);
-        // What is left on the other is what was trained.
+        // The other server still holds the trained values.
         let kept = &cluster.servers[0].handle().metrics();
         assert_eq!(kept.gradients_applied, 1);
-        assert_eq!(kept.assigns_applied, 1, "the first chief's values, and no others");
+        assert_eq!(kept.assigns_applied, 1, "only the first chief may assign values");
         cluster.stop();
     }
 }

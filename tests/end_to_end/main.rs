@@ -1,4 +1,4 @@
-//! Real servers and real workers over real sockets, in one process.
+//! End-to-end tests: real servers and workers over real sockets, in one process.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

@@ -1,4 +1,5 @@
-//! Crowds at the listener: those that say nothing keep nobody out, and of those that say hello none is lost.
+//! Many connections at once: silent connections keep no client out, and no client that says hello
+//! is lost.
 
 use std::io::{IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -16,10 +17,10 @@ use pushpull::{ClusterSpec, GlobalStep, Ps, PsConfig, PsHandle, Sgd, ShardId, Ta
 
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector, wait_for_end};
 
-/// More than a test lasts: a silent connection goes only because it is evicted.
+/// Longer than any test: a silent connection ends only by eviction.
 const NEVER: Duration = Duration::from_secs(600);
 
-/// A connection on which a hello is sent, of a reader.
+/// Sends a reader's hello on a connection and returns the connection.
 fn greet<S: Write>(mut stream: S, spec: &ClusterSpec, task: u32) -> S {
     let hello = Hello {
         version_oldest: version::OLDEST,
@@ -43,7 +44,7 @@ fn greet<S: Write>(mut stream: S, spec: &ClusterSpec, task: u32) -> S {
     stream
 }
 
-/// Whether the server says welcome there.
+/// Whether the server answers with a welcome.
 fn is_welcome(mut stream: impl Read) -> bool {
     let mut source = |slices: &mut [IoSliceMut<'_>]| stream.read_vectored(slices);
     matches!(FrameReader::new().poll(&mut source), Ok(Poll::Frame(_, Message::Welcome(_))))
@@ -55,7 +56,7 @@ fn connect(address: &str) -> TcpStream {
     stream
 }
 
-/// Waits until so many connections were evicted.
+/// Waits until `count` connections have been evicted.
 fn await_evicted(handle: &PsHandle, count: u64) {
     let began = Instant::now();
     while handle.metrics().waiting_evicted < count {
@@ -65,28 +66,28 @@ fn await_evicted(handle: &PsHandle, count: u64) {
 }
 
 #[test]
-fn a_newcomer_is_welcome_beside_500_connections_that_say_nothing() {
+fn a_worker_joins_beside_500_silent_connections() {
     let cluster =
         Cluster::sgd(1, |config| config.waiting_connections_max(64).handshake_timeout(NEVER));
     let address = cluster.handle().address().to_owned();
     let silent: Vec<TcpStream> = (0..500).map(|_| connect(&address)).collect();
     let mut worker = cluster.worker(0);
     worker.join(&[vector("w", 1)], |_| ()).unwrap();
-    // The newcomer's is the one more.
+    // The worker's own connection evicts one more.
     await_evicted(&cluster.handle(), 500 - 64 + 1);
     let metrics = cluster.handle().metrics();
     assert_eq!((metrics.waiting_evicted, metrics.waiting_timed_out), (437, 0));
-    // The oldest have gone, and the newest are there.
+    // The oldest connections are evicted, the newest are open.
     assert_eq!((&silent[0]).read(&mut [0]).unwrap_or(0), 0);
     let newest = silent.last().unwrap();
     newest.set_nonblocking(true).unwrap();
-    assert!(newest.peek(&mut [0]).is_err(), "it is open, and nothing is said there");
+    assert!(newest.peek(&mut [0]).is_err(), "the newest connection must be open and silent");
     drop(silent);
     cluster.stop();
 }
 
 #[test]
-fn a_burst_of_300_clients_that_say_hello_loses_none() {
+fn a_burst_of_300_hellos_loses_no_client() {
     let cluster = Cluster::sgd(1, |config| config);
     let address = cluster.handle().address().to_owned();
     let connected: Vec<TcpStream> = (0..300).map(|_| connect(&address)).collect();
@@ -101,14 +102,14 @@ fn a_burst_of_300_clients_that_say_hello_loses_none() {
 }
 
 #[test]
-fn who_said_hello_before_the_server_looked_is_not_evicted() {
+fn clients_that_said_hello_before_the_server_started_are_not_evicted() {
     let folder = tempfile::tempdir().unwrap();
     let unix = folder.path().join("ps.sock");
     let listener =
         listen().also(block_on(Ps::listen(&format!("unix:{}", unix.display()))).unwrap());
     let spec = spec([listener.address()], 1);
     let address = listener.address();
-    // They wait in the backlogs while the server starts, with silent ones among them.
+    // All connections wait in the listen backlogs until the server starts; every third is silent.
     let mut silent = Vec::new();
     let mut remote = Vec::new();
     let mut local = Vec::new();
@@ -133,7 +134,8 @@ fn who_said_hello_before_the_server_looked_is_not_evicted() {
     wait_for_end(ps).unwrap();
 }
 
-/// Waits until these are the connections that timed out, and those whose first bytes were no hello.
+/// Waits until the counts of connections that timed out, and of those whose first bytes were no
+/// hello, are `expected`.
 fn await_counted(handle: &PsHandle, expected: (u64, u64)) {
     let began = Instant::now();
     loop {
@@ -148,7 +150,7 @@ fn await_counted(handle: &PsHandle, expected: (u64, u64)) {
 }
 
 #[test]
-fn who_says_nothing_in_time_or_something_else_is_counted() {
+fn silent_and_malformed_connections_are_counted() {
     let soon = Duration::from_millis(100);
     let cluster = Cluster::sgd(1, |config| config.handshake_timeout(soon));
     let mut silent = connect(cluster.handle().address());

@@ -1,5 +1,5 @@
-//! Operations that are under way at once: pushes and pulls that are awaited in any order, values that come
-//! variable by variable, and whole steps.
+//! Concurrent operations: pushes and pulls awaited in any order, pulls of single variables, and
+//! whole steps.
 
 use std::pin::pin;
 use std::task::{Context, Waker};
@@ -14,7 +14,7 @@ use super::cluster::{Cluster, block_on, vector};
 
 const ELEMENTS: u64 = 600_000;
 
-/// Two variables on all shards: one in several parts, and a small one.
+/// A large variable with a partition on each shard, and a small variable.
 fn variables(shards: u32) -> [VariableSpec; 2] {
     let split = Partitioner::Fixed { shards };
     [vector("large", ELEMENTS).partitioner(split), vector("small", 3)]
@@ -37,7 +37,7 @@ fn synchronous(aggregate: u32, total: u32) -> Mode {
 }
 
 #[test]
-fn pushes_and_pulls_are_under_way_at_once_and_awaited_in_any_order() {
+fn pushes_and_pulls_overlap_and_are_awaited_in_any_order() {
     for ps in [1, 2] {
         let cluster = Cluster::start(ps, 1, Sgd::new(1.0), |config| config.last_step(3));
         let mut worker = cluster.worker(0);
@@ -50,7 +50,7 @@ fn pushes_and_pulls_are_under_way_at_once_and_awaited_in_any_order() {
         let pull = worker.start_pull(&third, &mut params);
         let pushes = [worker.start_push(first, one), worker.start_push(second, two)];
         let again = worker.start_pull(&third, &mut other);
-        // The last that was begun is waited for first.
+        // The operation that started last is awaited first.
         assert!(matches!(again.wait().unwrap(), Pulled::Pulled { .. }));
         for push in pushes.into_iter().rev() {
             assert!(matches!(push.wait().unwrap(), Push::Applied { .. }));
@@ -65,8 +65,8 @@ fn pushes_and_pulls_are_under_way_at_once_and_awaited_in_any_order() {
     }
 }
 
-/// A push is on its way before its handle is polled, and one whose handle is dropped counts whole or not
-/// at all: the one token there is comes back, or is spent.
+/// Checks that a push is sent before its handle is polled. If the handle is dropped, the push
+/// counts whole or not at all: the only token is returned or spent.
 #[test]
 fn a_push_whose_handle_is_dropped_counts_whole_or_not_at_all() {
     for (ps, waits) in [(1, false), (2, false), (1, true), (2, true)] {
@@ -80,14 +80,14 @@ fn a_push_whose_handle_is_dropped_counts_whole_or_not_at_all() {
             gradients.view_mut::<f32>("small").unwrap().fill(1.0);
             let push: PushHandle = worker.push(token, gradients);
             if waits {
-                // Nobody has polled it, and it is applied all the same.
+                // The handle is never polled, but the push is applied.
                 let mut reader = pushpull::Reader::connect(cluster.config(0)).await.unwrap();
                 while reader.pull(&mut params).await.unwrap() == 0 {}
             }
             drop(push);
             let expected = match worker.token().await.unwrap() {
                 Some(token) => {
-                    assert!(!waits, "its token came back");
+                    assert!(!waits, "its token was returned");
                     worker.pull(&token, &mut params).await.unwrap();
                     0.0
                 }
@@ -105,7 +105,7 @@ fn a_push_whose_handle_is_dropped_counts_whole_or_not_at_all() {
 }
 
 #[test]
-fn values_are_pulled_while_gradients_are_sent_one_by_one() {
+fn values_are_pulled_during_a_streamed_push() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&variables(2), |_| ()).unwrap();
@@ -113,7 +113,7 @@ fn values_are_pulled_while_gradients_are_sent_one_by_one() {
     let mut push = worker.begin(token).unwrap();
     push.variable("small", &[1.0_f32; 3]).unwrap();
     worker.pull(&next, &mut params).unwrap();
-    assert!(all_are(&params, 0.0), "nothing of it is applied yet");
+    assert!(all_are(&params, 0.0), "nothing may be applied yet");
     let mut other = worker.begin(next).unwrap();
     push.variable("large", &vec![1.0_f32; ELEMENTS as usize]).unwrap();
     other.variable("large", &vec![1.0_f32; ELEMENTS as usize]).unwrap();
@@ -126,7 +126,7 @@ fn values_are_pulled_while_gradients_are_sent_one_by_one() {
 }
 
 #[test]
-fn variables_come_one_by_one_in_the_order_of_their_use() {
+fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
     for mode in [Mode::Asynchronous, synchronous(1, 1)] {
         let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.mode(mode));
         let mut worker = cluster.worker(0);
@@ -163,31 +163,31 @@ fn variables_come_one_by_one_in_the_order_of_their_use() {
             let result = worker.pull_variable(&token, name, &mut one);
             assert_eq!(result.unwrap_err(), Error::View(error));
         }
-        assert_eq!(one, [7.0], "it is as it was");
+        assert_eq!(one, [7.0], "it must not be written");
         cluster.stop();
     }
 }
 
-/// Another's step is made meanwhile: none of the values is of use.
+/// Checks a pull for a step that another replica has completed in the meantime.
 #[test]
-fn a_variable_of_a_step_that_has_passed_is_stale() {
+fn a_variable_of_a_past_step_is_stale() {
     let cluster = Cluster::sgd(2, |config| config.mode(synchronous(1, 2)));
     let (mut slow, mut fast) = (cluster.worker(0), cluster.worker(1));
     slow.join(&[vector("small", 3)], |_| ()).unwrap();
     fast.join(&[vector("small", 3)], |_| ()).unwrap();
-    let late = slow.token().unwrap().unwrap();
+    let stale = slow.token().unwrap().unwrap();
     let token = fast.token().unwrap().unwrap();
     let mut gradients = fast.gradients();
     gradients.view_mut::<f32>("small").unwrap().fill(1.0);
     fast.push(token, gradients).unwrap();
     assert_eq!(fast.token().unwrap().unwrap().step(), 1);
     let mut small = [5.0_f32; 3];
-    assert_eq!(slow.pull_variable(&late, "small", &mut small).unwrap(), Pulled::Stale);
+    assert_eq!(slow.pull_variable(&stale, "small", &mut small).unwrap(), Pulled::Stale);
     assert_eq!(small, [5.0; 3]);
     cluster.stop();
 }
 
-/// Takes steps to the end, each as one operation; how many.
+/// Runs `push_and_pull` until training ends, and returns how many pushes were not stale.
 fn step_to_the_end(
     worker: &mut Worker,
     params: &mut Params,
@@ -195,7 +195,7 @@ fn step_to_the_end(
 ) -> u64 {
     let mut steps = 0;
     let mut token = worker.token().unwrap();
-    // Another worker may have made the step meanwhile, if it takes one gradient alone.
+    // Another worker may have completed the step already, if one gradient is enough.
     while let Some(stale) = token.take() {
         if !worker.pull(&stale, params).unwrap().is_stale() {
             token = Some(stale);
@@ -215,9 +215,10 @@ fn step_to_the_end(
     steps
 }
 
-/// Whatever is asked for ahead, a step sees what was pushed in the one before it.
+/// Checks that a step sees the push of the step before it, although token and values are requested
+/// ahead of the outcome.
 #[test]
-fn a_step_in_one_operation_is_a_push_a_token_and_a_pull() {
+fn push_and_pull_is_a_push_a_token_and_a_pull() {
     for mode in [Mode::Asynchronous, synchronous(1, 1), synchronous(2, 1)] {
         for ps in [1, 2] {
             let last = 12;
@@ -228,7 +229,7 @@ fn a_step_in_one_operation_is_a_push_a_token_and_a_pull() {
             let steps = step_to_the_end(&mut worker, &mut params, |token, params| {
                 assert!(all_are(params, -(token.step() as f32)), "{mode:?}, step {}", token.step());
             });
-            // There may be two gradients in a step, of the one worker there is.
+            // If a step takes two gradients, the only worker contributes both.
             let each = if mode == synchronous(2, 1) { 2 } else { 1 };
             assert_eq!(steps, each * last, "{mode:?}");
             cluster.stop();
@@ -237,7 +238,7 @@ fn a_step_in_one_operation_is_a_push_a_token_and_a_pull() {
 }
 
 #[test]
-fn several_workers_step_in_one_operation_each() {
+fn several_workers_push_and_pull_together() {
     for (mode, each) in [(Mode::Asynchronous, 1), (synchronous(2, 2), 2), (synchronous(1, 2), 1)] {
         for ps in [1, 2] {
             let last = 20;
@@ -270,9 +271,10 @@ fn several_workers_step_in_one_operation_each() {
     }
 }
 
-/// What was asked for ahead of a push that fails is not waited for, and its token is not lost.
+/// Checks that a failed push does not wait for the requests sent with it, and that its token is not
+/// lost.
 #[test]
-fn a_step_whose_push_is_refused_ends_at_once_and_its_token_comes_back() {
+fn a_step_with_a_refused_push_ends_at_once_and_returns_its_token() {
     for mode in [Mode::Asynchronous, synchronous(1, 1)] {
         for ps in [1, 2] {
             let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(1);
@@ -288,14 +290,14 @@ fn a_step_whose_push_is_refused_ends_at_once_and_its_token_comes_back() {
             let gradients = ones(&mut worker);
             let StepOutcome { next, .. } =
                 worker.push_and_pull(token, gradients, &mut params).unwrap();
-            assert!(next.unwrap().is_none(), "that was the last step");
+            assert!(next.unwrap().is_none(), "training ends after the last step");
             cluster.stop();
         }
     }
 }
 
 #[test]
-fn a_step_that_is_dropped_leaves_the_worker_as_one_whose_push_was() {
+fn a_worker_continues_after_a_dropped_step() {
     let cluster = Cluster::sgd(1, |config| config.mode(synchronous(1, 1)).last_step(2));
     block_on(async {
         let mut worker = pushpull::Worker::connect(cluster.config(0)).await.unwrap();
@@ -307,7 +309,7 @@ fn a_step_that_is_dropped_leaves_the_worker_as_one_whose_push_was() {
             let mut step = pin!(worker.push_and_pull(token, gradients, &mut params));
             let _ = step.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         }
-        // Either way there is a token for the step that follows, and values of that step.
+        // Applied or not, there is a token for the next step, and values of that step.
         let token = worker.token().await.unwrap().unwrap();
         worker.pull(&token, &mut params).await.unwrap();
         let expected = -(token.step() as f32);

@@ -1,4 +1,4 @@
-//! A proxy that breaks connections, at places a seed decides.
+//! A TCP proxy that cuts connections at points drawn from a seed.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,30 +7,31 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Forwards connections to a server, and cuts each after a number of bytes drawn from a seed.
+/// Forwards connections to a server and cuts each after a number of bytes drawn from a seed.
 pub(crate) struct Proxy {
     pub(crate) address: String,
     shared: Arc<Shared>,
-    accepting: Option<JoinHandle<()>>,
+    accept_thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// The server; while there is none, connections are closed.
+    /// Address of the server. New connections are closed while it is `None`.
     target: Mutex<Option<String>>,
-    /// The mean of the bytes after which a connection is cut; 0 for never.
+    /// Mean number of bytes that one direction forwards before it is cut; 0 disables cuts.
     cut_after: AtomicU64,
     cuts: AtomicU64,
     ended: AtomicU64,
     random: AtomicU64,
     stopping: AtomicBool,
-    /// Bytes a second to the server; 0 for no limit.
+    /// Limit towards the server in bytes per second; 0 for no limit.
     rate: AtomicU64,
-    /// While held, nothing is forwarded.
-    held: AtomicBool,
+    /// Nothing is forwarded while this is set.
+    is_paused: AtomicBool,
 }
 
 impl Proxy {
-    /// A proxy for the server at `target`, whose connections live for `cut_after` bytes on average.
+    /// Starts a proxy for the server at `target`. Each direction of a connection forwards
+    /// `cut_after` bytes on average before it is cut; 0 disables cuts.
     pub(crate) fn start(listener: TcpListener, target: String, cut_after: u64, seed: u64) -> Proxy {
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared {
@@ -41,9 +42,9 @@ impl Proxy {
             random: AtomicU64::new(seed),
             stopping: AtomicBool::new(false),
             rate: AtomicU64::new(0),
-            held: AtomicBool::new(false),
+            is_paused: AtomicBool::new(false),
         });
-        let accepting = std::thread::spawn({
+        let accept_thread = std::thread::spawn({
             let shared = shared.clone();
             move || {
                 for stream in listener.incoming() {
@@ -58,40 +59,40 @@ impl Proxy {
                 }
             }
         });
-        Proxy { address, shared, accepting: Some(accepting) }
+        Proxy { address, shared, accept_thread: Some(accept_thread) }
     }
 
-    /// How many connections have been cut.
+    /// Number of connections cut so far.
     pub(crate) fn cuts(&self) -> u64 {
         self.shared.cuts.load(Ordering::Relaxed)
     }
 
-    /// Whether a connection has ended, whoever has closed it.
-    pub(crate) fn has_ended_one(&self) -> bool {
+    /// Whether any connection has ended, closed by either side or cut.
+    pub(crate) fn has_ended_connection(&self) -> bool {
         self.shared.ended.load(Ordering::SeqCst) > 0
     }
 
-    /// Forwards only so many bytes a second towards the server from now on.
+    /// Limits forwarding towards the server to `rate` bytes per second.
     pub(crate) fn throttle(&self, rate: u64) {
         self.shared.rate.store(rate, Ordering::SeqCst);
     }
 
-    /// Leads new connections to another server, or nowhere.
-    pub(crate) fn lead_to(&self, target: Option<String>) {
+    /// Forwards new connections to another server, or closes them if `target` is `None`.
+    pub(crate) fn redirect(&self, target: Option<String>) {
         *self.shared.target.lock().unwrap() = target;
     }
 
-    /// Forwards nothing until `release`.
-    pub(crate) fn hold(&self) {
-        self.shared.held.store(true, Ordering::SeqCst);
+    /// Stops forwarding until [`Proxy::resume`].
+    pub(crate) fn pause(&self) {
+        self.shared.is_paused.store(true, Ordering::SeqCst);
     }
 
-    /// Forwards again.
-    pub(crate) fn release(&self) {
-        self.shared.held.store(false, Ordering::SeqCst);
+    /// Continues forwarding after [`Proxy::pause`].
+    pub(crate) fn resume(&self) {
+        self.shared.is_paused.store(false, Ordering::SeqCst);
     }
 
-    /// Cuts no more.
+    /// Disables cuts for connections that are opened from now on.
     pub(crate) fn heal(&self) {
         self.shared.cut_after.store(0, Ordering::Relaxed);
     }
@@ -100,10 +101,10 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
-        // One last connection wakes the accepting thread.
+        // One last connection wakes the accept loop.
         let _ = TcpStream::connect(&self.address);
-        if let Some(accepting) = self.accepting.take() {
-            accepting.join().unwrap();
+        if let Some(accept_thread) = self.accept_thread.take() {
+            accept_thread.join().unwrap();
         }
     }
 }
@@ -129,18 +130,18 @@ impl Shared {
         }
     }
 
-    /// Forwards one direction; at the end both are closed.
+    /// Forwards one direction, then shuts down both streams.
     fn pump(&self, mut from: TcpStream, mut to: TcpStream, upwards: bool) {
         let mean = self.cut_after.load(Ordering::Relaxed);
         let mut left = if mean == 0 { u64::MAX } else { self.next_random() % (2 * mean) };
         let mut buffer = vec![0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            while self.held.load(Ordering::SeqCst) {
+            while self.is_paused.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
             let rate = self.rate.load(Ordering::SeqCst);
             if upwards && rate > 0 {
-                // This is what is simulated: a network that takes its time.
+                // The sleep is the slow network that this simulates.
                 std::thread::sleep(Duration::from_micros(count as u64 * 1_000_000 / rate));
             }
             let forwarded = count.min(usize::try_from(left).unwrap_or(usize::MAX));

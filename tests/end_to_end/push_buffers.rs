@@ -1,5 +1,5 @@
-//! Gradients that are written into memory which servers lend: they count as those that are sent do, bit by
-//! bit, and whatever becomes of them.
+//! Gradients written in push buffers: they give the same values as sent gradients, bit for bit, and
+//! survive drops, refusals and restarts of servers.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::shared_values::{await_counts, same_host_only, start};
 
 const SYNCHRONOUS: Mode = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
 
-/// Variables of every kind: some lie in a tray, and others travel beside them.
+/// Variables of every kind: some are in a push buffer, the others are sent with the push.
 fn variables() -> Vec<VariableSpec> {
     let split = Partitioner::Fixed { shards: 2 };
     vec![
@@ -29,29 +29,29 @@ fn variables() -> Vec<VariableSpec> {
     ]
 }
 
-/// A number between -1 and 1 that depends on `at` alone.
+/// Returns a number between -1 and 1 that depends only on `at`.
 fn noise(at: u64) -> f64 {
     let mut x = at.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     ((x ^ (x >> 27)) >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
 }
 
-/// One gradient of a step, of some of the variables, clipped.
+/// Returns the clipped gradients of a step. Every third step omits `last`.
 fn gradients(worker: &mut Worker, step: u64) -> pushpull::Gradients {
     let mut gradients = worker.gradients();
-    let value = |place: usize| noise(step * 1_000_003 + place as u64);
+    let value = |index: usize| noise(step * 1_000_003 + index as u64);
     for name in ["small", "large", "split", "encoded", "last"] {
         let view = gradients.view_mut::<f32>(name).unwrap();
-        view.iter_mut().enumerate().for_each(|(place, g)| *g = value(place) as f32);
+        view.iter_mut().enumerate().for_each(|(index, g)| *g = value(index) as f32);
     }
     let wide = gradients.view_mut::<f64>("wide").unwrap();
-    wide.iter_mut().enumerate().for_each(|(place, g)| *g = value(place));
+    wide.iter_mut().enumerate().for_each(|(index, g)| *g = value(index));
     let halves = gradients.view_mut::<pushpull::bf16>("halves").unwrap();
     halves
         .iter_mut()
         .enumerate()
-        .for_each(|(place, g)| *g = pushpull::bf16::from_f64(value(place)));
-    let rows: Vec<f32> = (0..12).map(|place| value(place) as f32).collect();
+        .for_each(|(index, g)| *g = pushpull::bf16::from_f64(value(index)));
+    let rows: Vec<f32> = (0..12).map(|index| value(index) as f32).collect();
     gradients.set_rows("rows", &[step % 7, 9, 40], &rows).unwrap();
     if step.is_multiple_of(3) {
         gradients.omit("last").unwrap();
@@ -72,15 +72,15 @@ fn bits(params: &Params) -> Vec<u64> {
 
 const STEPS: u64 = 12;
 
-/// Trains for some steps; what the values are then, and how many pushes were direct.
+/// Trains for [`STEPS`] steps. Returns the bits of the values and the number of direct pushes.
 fn train(
     folder: &Path,
     configure: impl Fn(PsConfig) -> PsConfig,
-    wish: impl Fn(WorkerConfig) -> WorkerConfig,
+    configure_worker: impl Fn(WorkerConfig) -> WorkerConfig,
 ) -> (Vec<u64>, u64) {
     let cluster =
         same_host_only(folder, |config| configure(config.optimizer_for("*", Adam::new(0.01))));
-    let config = wish(cluster.config(0)).codec("encoded", Codec::Int8);
+    let config = configure_worker(cluster.config(0)).codec("encoded", Codec::Int8);
     let mut worker = Worker::connect(config).unwrap();
     let mut params = worker.join(&variables(), |_| ()).unwrap();
     let mut token = worker.token().unwrap().unwrap();
@@ -110,7 +110,7 @@ fn train(
 }
 
 #[test]
-fn gradients_in_lent_memory_make_the_same_values_as_those_that_are_sent() {
+fn gradients_in_push_buffers_give_the_same_values_as_sent_gradients() {
     let folder = tempfile::tempdir().unwrap();
     for mode in [Mode::Asynchronous, SYNCHRONOUS] {
         for shards in [1, 2] {
@@ -118,7 +118,7 @@ fn gradients_in_lent_memory_make_the_same_values_as_those_that_are_sent() {
             let (sent, none) = train(folder.path(), server, |config| config.shared_memory(false));
             let (direct, some) = train(folder.path(), server, |config| config);
             assert!(sent == direct, "{mode:?} with {shards} shards");
-            // The first ones may have been written before there was a tray.
+            // The first gradients may be written before there is a push buffer.
             assert_eq!(none, 0);
             assert!(some >= (STEPS - 2) * u64::from(shards), "{some} pushes of {shards} shards");
         }
@@ -126,13 +126,13 @@ fn gradients_in_lent_memory_make_the_same_values_as_those_that_are_sent() {
 }
 
 #[test]
-fn a_server_that_lends_none_is_sent_gradients() {
+fn gradients_are_sent_to_a_server_without_push_buffers() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (shared, _) = train(folder.path(), |config| config, |config| config);
     let none = |config: PsConfig| config.shared_memory(false);
     let (sent, direct) = train(folder.path(), none, |config| config);
     assert!(shared == sent && direct == 0);
-    // As much memory as there is for all but a tray.
+    // State in files gives the same values.
     let in_files = |config: PsConfig| {
         let state = state.path().to_owned();
         config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
@@ -141,13 +141,13 @@ fn a_server_that_lends_none_is_sent_gradients() {
     assert!(shared == kept);
 }
 
-/// Two variables that lie in a tray, and one that lies in two pieces.
+/// Two variables that are in a push buffer, and one in two partitions.
 fn plain() -> Vec<VariableSpec> {
     let split = Partitioner::Fixed { shards: 2 };
     vec![vector("v", 3), vector("w", 200_000), vector("split", 100).partitioner(split)]
 }
 
-/// Pushes gradients of which every element is this.
+/// Pushes gradients whose elements are all `value`.
 fn push(worker: &mut Worker, value: f32) {
     let token = worker.token().unwrap().unwrap();
     let gradients = filled(worker, value);
@@ -162,7 +162,7 @@ fn filled(worker: &mut Worker, value: f32) -> pushpull::Gradients {
     gradients
 }
 
-/// The values of all elements, which are the same.
+/// Pulls the values, checks that all elements are equal, and returns their value.
 fn value(worker: &mut Worker, params: &mut Params) -> f32 {
     let token = worker.token().unwrap().unwrap();
     assert!(!worker.pull(&token, params).unwrap().is_stale());
@@ -173,9 +173,10 @@ fn value(worker: &mut Worker, params: &mut Params) -> f32 {
     first
 }
 
-/// Trays of two servers, and their rooms, have the same names.
+/// Checks gradients that are pushed to another server than the one that shares their memory. The
+/// push buffers of both servers, and their slots, have the same identifiers.
 #[test]
-fn gradients_that_another_worker_has_given_out_count_as_they_are_written() {
+fn gradients_of_another_worker_are_applied_as_written() {
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let clusters = folders.each_ref().map(|folder| same_host_only(folder.path(), |config| config));
     let codecs = [None, Some(Codec::Bf16)];
@@ -197,13 +198,13 @@ fn gradients_that_another_worker_has_given_out_count_as_they_are_written() {
         }
     }
     for cluster in clusters {
-        assert_eq!(cluster.handle().metrics().direct_pushes, 8, "those that were copied, too");
+        assert_eq!(cluster.handle().metrics().direct_pushes, 8, "copied gradients count, too");
         cluster.stop();
     }
 }
 
 #[test]
-fn what_is_not_finite_there_is_refused_with_its_place() {
+fn non_finite_elements_in_push_buffers_are_refused_with_their_index() {
     let folder = tempfile::tempdir().unwrap();
     for mode in [Mode::Asynchronous, SYNCHRONOUS] {
         for shards in [1, 2] {
@@ -222,7 +223,7 @@ fn what_is_not_finite_there_is_refused_with_its_place() {
                     other => panic!("{other:?}"),
                 }
             }
-            assert_eq!(value(&mut worker, &mut params), before, "nothing of them counts");
+            assert_eq!(value(&mut worker, &mut params), before, "refused pushes change nothing");
             let token = worker.token().unwrap().unwrap();
             let gradients = filled(&mut worker, 1.0);
             worker.push(token, gradients).unwrap();
@@ -233,7 +234,7 @@ fn what_is_not_finite_there_is_refused_with_its_place() {
 }
 
 #[test]
-fn gradients_that_are_dropped_leave_their_memory_and_more_than_there_is_room_for_are_sent() {
+fn dropped_gradients_free_their_slots_and_excess_gradients_are_sent() {
     let folder = tempfile::tempdir().unwrap();
     let cluster = same_host_only(folder.path(), |config| config);
     let mut worker = cluster.worker(0);
@@ -250,7 +251,7 @@ fn gradients_that_are_dropped_leave_their_memory_and_more_than_there_is_room_for
     for push in pushes {
         assert!(matches!(push.wait().unwrap(), Push::Applied { .. }));
     }
-    assert_eq!(cluster.handle().metrics().direct_pushes - before, 2, "there are two push slots");
+    assert_eq!(cluster.handle().metrics().direct_pushes - before, 2, "there are two buffer slots");
     assert_eq!(value(&mut worker, &mut params), -10.0);
     (0..4).for_each(|_| push(&mut worker, 0.5));
     assert_eq!(cluster.handle().metrics().direct_pushes - before, 6);
@@ -258,10 +259,10 @@ fn gradients_that_are_dropped_leave_their_memory_and_more_than_there_is_room_for
     cluster.stop();
 }
 
-/// What is a part of a step is not written over before the step is applied, however early the next gradient
-/// is begun.
+/// Checks that a gradient in a step is not overwritten before the step is applied, however early
+/// the next gradient is started.
 #[test]
-fn a_gradient_that_is_accepted_stays_as_it_is_until_all_have_applied_it() {
+fn an_accepted_gradient_is_not_overwritten_before_all_shards_apply_it() {
     let folder = tempfile::tempdir().unwrap();
     let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
     let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(2));
@@ -290,7 +291,7 @@ fn a_gradient_that_is_accepted_stays_as_it_is_until_all_have_applied_it() {
 }
 
 #[test]
-fn gradients_outlive_the_server_that_has_lent_their_memory() {
+fn gradients_outlive_the_server_that_shares_their_memory() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let stored = |config: PsConfig| {
         let state = state.path().to_owned();
@@ -317,7 +318,7 @@ fn gradients_outlive_the_server_that_has_lent_their_memory() {
 }
 
 #[test]
-fn gradients_outlive_a_server_whose_values_are_lost_with_it() {
+fn gradients_outlive_a_server_that_loses_its_values() {
     let folder = tempfile::tempdir().unwrap();
     let cluster = same_host_only(folder.path(), |config| config);
     let mut worker = cluster.worker(0);

@@ -1,4 +1,4 @@
-//! Connections that break at any byte: every push counts once all the same.
+//! Connections cut at any byte: every push still counts exactly once.
 
 use std::net::TcpListener;
 use std::thread;
@@ -10,18 +10,19 @@ use pushpull::{DType, Error, PsConfig, Push, Sgd, Shape, TaskId, VariableSpec, W
 use super::cluster::{listen, spec, vector};
 use super::proxy::Proxy;
 
-/// Two workers push ones, and add ones, through proxies that keep cutting.
+/// Has two workers push ones and add ones through proxies that keep cutting connections. Returns
+/// the number of cuts.
 fn push_through_cuts(seed: u64, elements: u64, cut_after: u64, last_step: u64) -> u64 {
     let listeners = [listen(), listen()];
-    // The cluster's addresses are the proxies'.
-    let doors = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let cluster = spec(doors.iter().map(|door| door.local_addr().unwrap().to_string()), 2);
-    let proxies: Vec<Proxy> = doors
+    // The cluster spec lists the addresses of the proxies.
+    let proxy_listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let cluster = spec(proxy_listeners.iter().map(|proxy_listener| proxy_listener.local_addr().unwrap().to_string()), 2);
+    let proxies: Vec<Proxy> = proxy_listeners
         .into_iter()
         .zip(&listeners)
         .enumerate()
-        .map(|(index, (door, listener))| {
-            Proxy::start(door, listener.address(), cut_after, seed + index as u64)
+        .map(|(index, (proxy_listener, listener))| {
+            Proxy::start(proxy_listener, listener.address(), cut_after, seed + index as u64)
         })
         .collect();
     let servers: Vec<_> = listeners
@@ -92,26 +93,26 @@ fn large_pushes_count_once_through_cut_connections() {
 }
 
 #[test]
-fn a_push_that_times_out_goes_on_and_can_be_asked_about() {
+fn a_push_continues_after_a_timeout_and_can_be_resumed() {
     let listener = listen();
     let target = listener.address();
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
-    let cluster = spec([door.local_addr().unwrap().to_string()], 1);
+    let proxy_listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let cluster = spec([proxy_listener.local_addr().unwrap().to_string()], 1);
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0));
     let server = listener.start(config).unwrap();
-    let proxy = Proxy::start(door, target, 0, 1);
+    let proxy = Proxy::start(proxy_listener, target, 0, 1);
     let config = WorkerConfig::new(cluster, TaskId::worker(0)).timeout(Duration::from_millis(300));
     let mut worker = Worker::connect(config).unwrap();
     worker.join(&[vector("w", 3)], |_| ()).unwrap();
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
     gradients.view_mut::<f32>("w").unwrap().fill(1.0);
-    proxy.hold();
+    proxy.pause();
     let error = worker.push(token, gradients).unwrap_err();
     let Error::Timeout { sequence: Some(sequence), awaited, .. } = error else { panic!("{error}") };
     assert_eq!(awaited.0.len(), 1);
-    assert_eq!(worker.outcome(sequence).unwrap(), None, "under way");
-    proxy.release();
+    assert_eq!(worker.outcome(sequence).unwrap(), None, "still in progress");
+    proxy.resume();
     let resumed = loop {
         match worker.resume(sequence) {
             Err(Error::Timeout { .. }) => {}
@@ -125,16 +126,16 @@ fn a_push_that_times_out_goes_on_and_can_be_asked_about() {
 }
 
 #[test]
-fn a_push_that_takes_many_leases_to_send_is_made_once() {
+fn a_push_that_takes_many_leases_is_sent_once() {
     let listener = listen();
     let target = listener.address();
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
-    let cluster = spec([door.local_addr().unwrap().to_string()], 1);
+    let proxy_listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let cluster = spec([proxy_listener.local_addr().unwrap().to_string()], 1);
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0));
     let server = listener.start(config.lease(Duration::from_millis(300))).unwrap();
-    let proxy = Proxy::start(door, target, 0, 1);
+    let proxy = Proxy::start(proxy_listener, target, 0, 1);
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
-    // 12 MB at 4 MB/s: three seconds, ten leases.
+    // 12 MB at 4 MB/s take three seconds, which is ten leases.
     worker.join(&[vector("w", 3_000_000)], |_| ()).unwrap();
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();

@@ -1,11 +1,11 @@
-//! A server that is started again on its state goes on where it stopped.
+//! A server that restarts on its state continues where it stopped.
 
 use pushpull::blocking::Worker;
 use pushpull::{Adam, Ps, PsConfig, Push, Sgd, Storage, TaskId, WorkerConfig};
 
 use crate::cluster::{block_on, spec, vector};
 
-/// A server on a Unix socket, so that it has the same address in each life.
+/// A server on a Unix socket, so that it keeps its address across restarts.
 struct Server {
     directory: tempfile::TempDir,
     ps: Option<Ps>,
@@ -48,7 +48,7 @@ impl Server {
 }
 
 #[test]
-fn a_restart_is_nothing_but_time_to_a_training_loop() {
+fn a_training_loop_sees_a_restart_only_as_a_pause() {
     let mut server = Server::start();
     let mut undisturbed = Server::start();
     let mut results = Vec::new();
@@ -80,12 +80,12 @@ fn a_restart_is_nothing_but_time_to_a_training_loop() {
         worker.leave().unwrap();
         server.stop();
     }
-    assert!(results[0] == results[1], "bit for bit, the slots of Adam and all");
+    assert!(results[0] == results[1], "values and slots are equal bit for bit");
     assert_ne!(results[0].1[0], 0.0);
 }
 
 #[test]
-fn a_chief_started_again_keeps_the_living_state() {
+fn a_restarted_chief_keeps_the_state_of_a_restarted_server() {
     let mut server = Server::start();
     let mut chief = server.worker(0);
     chief.join(&[vector("w", 3)], |_| ()).unwrap();
@@ -93,7 +93,7 @@ fn a_chief_started_again_keeps_the_living_state() {
     let mut gradients = chief.gradients();
     gradients.view_mut::<f32>("w").unwrap().fill(1.0);
     chief.push(token, gradients).unwrap();
-    // Both die; neither has said farewell.
+    // The chief ends without a goodbye, and the server restarts.
     drop(chief);
     server.restart();
     let mut chief = server.worker(0);
@@ -105,7 +105,7 @@ fn a_chief_started_again_keeps_the_living_state() {
 }
 
 #[test]
-fn the_state_of_a_server_that_was_configured_otherwise_is_refused_by_name() {
+fn state_with_another_configuration_is_refused_by_name() {
     let mut server = Server::start();
     server.stop();
     let listener = block_on(Ps::listen(&server.address())).unwrap();
@@ -118,7 +118,7 @@ fn the_state_of_a_server_that_was_configured_otherwise_is_refused_by_name() {
     let listener = block_on(Ps::listen(&server.address())).unwrap();
     let error = listener.start(server.config().shards(3)).unwrap_err().to_string();
     assert!(error.contains("shards"), "{error}");
-    // What is free to change may change.
+    // Settings that the state does not depend on may change.
     let listener = block_on(Ps::listen(&server.address())).unwrap();
     let config = server.config().lease(std::time::Duration::from_secs(9)).inbox_pushes(2);
     server.ps = Some(listener.start(config).unwrap());

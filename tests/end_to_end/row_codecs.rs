@@ -1,5 +1,4 @@
-//! Rows that travel encoded, of sparse variables and of tables that grow: what arrives, what stays
-//! behind, and what comes back.
+//! Encoded rows of sparse variables and of tables: decoded values, residuals, and pulls.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -16,12 +15,12 @@ use super::proxy::Proxy;
 
 const CODECS: [Codec; 3] = [Codec::F16, Codec::Bf16, Codec::Int8];
 
-/// Elements of a row: an odd number, so that rows do not end on whole words.
+/// Elements per row. Odd, so that rows do not end on whole words.
 const WIDTH: usize = 5;
 
 const NAMES: [&str; 2] = ["rows", "table"];
 
-/// `rows`, `table` and a dense `bias`, in so many parts.
+/// `rows` and `table` in `parts` partitions, and a dense `bias`.
 fn variables(rows: u64, parts: u32) -> [VariableSpec; 3] {
     let width = WIDTH as u64;
     let sparse = VariableSpec::f32("rows", [rows, width]).unwrap().sparse();
@@ -31,12 +30,12 @@ fn variables(rows: u64, parts: u32) -> [VariableSpec; 3] {
     [cut(sparse), cut(table), vector("bias", 3)]
 }
 
-/// What a row of each variable is called.
+/// Returns the id of a row: its number in `rows`, scattered over 64 bits in `table`.
 fn id(name: &str, number: u64) -> u64 {
     if name == "table" { number.wrapping_mul(0x9e37_79b9_7f4a_7c15) } else { number }
 }
 
-/// The gradient of a row: rows differ much in size.
+/// Returns the gradient of a row. Magnitudes differ between rows by up to 1000 times.
 fn row(step: u64, worker: u64, number: u64) -> [f32; WIDTH] {
     std::array::from_fn(|element| {
         let seed = number * 31 + step * 977 + worker * 7919 + element as u64 * 131;
@@ -45,27 +44,27 @@ fn row(step: u64, worker: u64, number: u64) -> [f32; WIDTH] {
     })
 }
 
-/// What servers see of a worker's rows: each encoded alone, with what was left of it.
-struct Seen {
+/// Computes what servers decode from a worker's rows: each is encoded alone, with its residual.
+struct RowEncoder {
     codec: Codec,
-    left: BTreeMap<(&'static str, u64), Residual<f32>>,
+    residuals: BTreeMap<(&'static str, u64), Residual<f32>>,
 }
 
-impl Seen {
-    fn new(codec: Codec) -> Seen {
-        Seen { codec, left: BTreeMap::new() }
+impl RowEncoder {
+    fn new(codec: Codec) -> RowEncoder {
+        RowEncoder { codec, residuals: BTreeMap::new() }
     }
 
     fn row(&mut self, name: &'static str, number: u64, given: &[f32]) -> Vec<f32> {
-        let left = self.left.entry((name, number)).or_insert_with(|| Residual::new(WIDTH));
+        let residual = self.residuals.entry((name, number)).or_insert_with(|| Residual::new(WIDTH));
         let (mut bytes, mut found) = (Vec::new(), vec![0.0; WIDTH]);
-        left.encode(&self.codec, Blocks::THROUGH, 0, given, &mut bytes).unwrap();
+        residual.encode(&self.codec, Blocks::THROUGH, 0, given, &mut bytes).unwrap();
         self.codec.encoding().decode(&bytes, &mut found).unwrap();
         found
     }
 }
 
-/// Rows as they are pushed in a step: their numbers and gradients.
+/// Returns the numbers and gradients of the rows that a worker pushes in a step.
 fn pushed(step: u64, worker: u64, rows: u64) -> Vec<(u64, Vec<f32>)> {
     let numbers = (0..rows)
         .filter(|number| number.is_multiple_of(7) || (number + step + worker).is_multiple_of(3));
@@ -81,8 +80,8 @@ fn with_codec(config: WorkerConfig, codec: Codec) -> WorkerConfig {
     NAMES.into_iter().fold(config, |config, name| config.codec(name, codec))
 }
 
-/// What two workers make of the rows in four steps; with the codec, or without it, pushing what it
-/// decodes to. Beside it the bytes that came.
+/// Returns the rows after four steps of two workers, and the bytes that servers received. Unless
+/// `encoded` is set, the workers push the decoded rows without the codec.
 fn trained(ps: usize, mode: Mode, codec: Codec, encoded: bool) -> (Vec<Vec<f32>>, u64) {
     const ROWS: u64 = 41;
     let cluster = Cluster::start(ps, 2, Adagrad::new(0.1), |config| config.mode(mode));
@@ -94,20 +93,20 @@ fn trained(ps: usize, mode: Mode, codec: Codec, encoded: bool) -> (Vec<Vec<f32>>
     for worker in &mut workers {
         worker.join(&variables(ROWS, 5), |_| ()).unwrap();
     }
-    let mut seen = [Seen::new(codec), Seen::new(codec)];
+    let mut encoder = [RowEncoder::new(codec), RowEncoder::new(codec)];
     for step in 0..4 {
         let tokens: Vec<_> = workers.iter_mut().map(|w| w.token().unwrap().unwrap()).collect();
         for (index, (worker, token)) in workers.iter_mut().zip(tokens).enumerate() {
             let given = NAMES.map(|name| {
                 let mut rows = pushed(step, index as u64, ROWS);
                 if encoded {
-                    // One row in two: they are summed, and then encoded.
+                    // One row is given twice, half each: the worker sums both before it encodes.
                     rows.push((0, rows[0].1.iter().map(|value| value / 2.0).collect()));
                     rows[0].1.iter_mut().for_each(|value| *value /= 2.0);
                     return (name, concat(&rows, name));
                 }
                 for (number, row) in &mut rows {
-                    *row = seen[index].row(name, *number, row);
+                    *row = encoder[index].row(name, *number, row);
                 }
                 (name, concat(&rows, name))
             });
@@ -143,7 +142,7 @@ fn trained(ps: usize, mode: Mode, codec: Codec, encoded: bool) -> (Vec<Vec<f32>>
 }
 
 #[test]
-fn encoded_rows_are_as_good_as_what_they_decode_to() {
+fn encoded_rows_train_as_their_decoded_values() {
     let synchronous = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
     for mode in [Mode::default(), synchronous] {
         for codec in CODECS {
@@ -158,7 +157,7 @@ fn encoded_rows_are_as_good_as_what_they_decode_to() {
     }
 }
 
-/// A worker that descends at rate 1 from zeros pushes rows of some steps.
+/// Pushes the rows of these steps.
 fn descend(worker: &mut Worker, steps: std::ops::Range<u64>, rows: u64) {
     for step in steps {
         let token = worker.token().unwrap().unwrap();
@@ -171,9 +170,10 @@ fn descend(worker: &mut Worker, steps: std::ops::Range<u64>, rows: u64) {
     }
 }
 
-/// What the servers make of that, whose rows are seen so.
-fn descended(
-    seen: &mut Seen,
+/// Computes the rows that gradient descent at rate 1 from zeros reaches after these steps. Without
+/// `feedback`, residuals are dropped.
+fn expected_rows(
+    encoder: &mut RowEncoder,
     steps: std::ops::Range<u64>,
     rows: u64,
     feedback: bool,
@@ -182,9 +182,9 @@ fn descended(
         let mut values = vec![0f32; WIDTH * rows as usize];
         for step in steps.clone() {
             for (number, given) in pushed(step, 0, rows) {
-                let found = seen.row(name, number, &given);
+                let found = encoder.row(name, number, &given);
                 if !feedback {
-                    seen.left.clear();
+                    encoder.residuals.clear();
                 }
                 let values = &mut values[number as usize * WIDTH..][..WIDTH];
                 values.iter_mut().zip(found).for_each(|(value, found)| *value -= found);
@@ -203,14 +203,14 @@ fn values(reader: &mut Reader, rows: u64) -> [Vec<f32>; 2] {
     })
 }
 
-/// Whatever is cut, rows are encoded once and count once, as they were encoded.
+/// Checks that rows are encoded once and applied once, wherever connections are cut.
 #[test]
 fn encoded_rows_count_once_through_cut_connections() {
     let (rows, steps) = (6000, 20);
     let listener = listen();
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
-    let cluster = spec([door.local_addr().unwrap().to_string()], 1);
-    let proxy = Proxy::start(door, listener.address(), 100_000, 7);
+    let proxy_listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let cluster = spec([proxy_listener.local_addr().unwrap().to_string()], 1);
+    let proxy = Proxy::start(proxy_listener, listener.address(), 100_000, 7);
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0));
     let server = listener.start(config).unwrap();
     let config = || WorkerConfig::new(cluster.clone(), TaskId::worker(0));
@@ -219,13 +219,13 @@ fn encoded_rows_count_once_through_cut_connections() {
     descend(&mut worker, 0..steps, rows);
     proxy.heal();
     let found = values(&mut Reader::connect(config()).unwrap(), rows);
-    assert!(found == descended(&mut Seen::new(Codec::Int8), 0..steps, rows, true));
+    assert!(found == expected_rows(&mut RowEncoder::new(Codec::Int8), 0..steps, rows, true));
     assert!(proxy.cuts() > 10, "only {} cuts", proxy.cuts());
     drop(server);
 }
 
 #[test]
-fn residuals_of_rows_are_taken_along() {
+fn residuals_of_rows_are_restored_by_another_worker() {
     const ROWS: u64 = 50;
     for codec in CODECS {
         let cluster = Cluster::sgd(1, |config| config);
@@ -251,25 +251,26 @@ fn residuals_of_rows_are_taken_along() {
         assert!(worker.residuals() == saved);
         descend(&mut worker, 3..6, ROWS);
         let found = values(&mut Reader::connect(cluster.config(0)).unwrap(), ROWS);
-        assert!(found == descended(&mut Seen::new(codec), 0..6, ROWS, true), "{codec}");
+        assert!(found == expected_rows(&mut RowEncoder::new(codec), 0..6, ROWS, true), "{codec}");
         drop(worker);
         cluster.stop();
 
-        // Without room nothing is kept, and each push is encoded alone.
+        // With no memory for residuals, each push is encoded alone.
         let cluster = Cluster::sgd(1, |config| config);
         let mut worker = connect(cluster.config(0).row_residual_bytes(0));
         descend(&mut worker, 0..4, ROWS);
         assert!(worker.residuals().len() < 100);
         let found = values(&mut Reader::connect(cluster.config(0)).unwrap(), ROWS);
-        let alone = descended(&mut Seen::new(codec), 0..4, ROWS, false);
-        let fed_back = descended(&mut Seen::new(codec), 0..4, ROWS, true);
+        let alone = expected_rows(&mut RowEncoder::new(codec), 0..4, ROWS, false);
+        let fed_back = expected_rows(&mut RowEncoder::new(codec), 0..4, ROWS, true);
         assert!(found == alone && alone != fed_back, "{codec}");
         drop(worker);
         cluster.stop();
     }
 }
 
-/// Rows come rounded; what is plain comes as it is, and the servers keep all of it.
+/// Checks that pulled rows are rounded. Plain rows are pulled exactly, and the servers keep full
+/// precision.
 #[test]
 fn rows_are_pulled_in_half_as_many_bytes() {
     const ROWS: u64 = 1000;

@@ -11,7 +11,7 @@ use super::cluster::{Cluster, vector};
 
 const ROWS: u64 = 23;
 
-/// 23 rows of 3, in so many parts, and a dense bias.
+/// A dense bias, and a sparse variable of 23 rows of 3 elements in `parts` partitions.
 fn variables(parts: u32) -> Vec<VariableSpec> {
     let normal = Initializer::Normal { mean: 0.0, stddev: 1.0 };
     let table = VariableSpec::f32("table", [ROWS, 3]).unwrap().initializer(normal).seed(7);
@@ -29,7 +29,7 @@ fn all_rows(reader: &mut Reader) -> Vec<f32> {
     rows
 }
 
-/// Pushes a few gradients, with rows in no order and rows that are there twice.
+/// Trains for `steps` steps with rows in no order and with duplicate rows.
 fn train(worker: &mut Worker, steps: u64) {
     let mut params = worker.join(&variables(5), |_| ()).unwrap();
     for step in 0..steps {
@@ -38,7 +38,7 @@ fn train(worker: &mut Worker, steps: u64) {
         let ids: Vec<u64> = (0..7).map(|i| (step * 11 + i * 5) % ROWS).chain([3, 3]).collect();
         let mut rows = vec![0.0_f32; 3 * ids.len()];
         worker.pull_rows(&token, "table", &ids, &mut rows).unwrap();
-        // The same rows are the same wherever they stand.
+        // Both pulls of a duplicate id give the same row.
         assert_eq!(rows[21..24], rows[24..27]);
         let mut gradients = worker.gradients();
         gradients.view_mut::<f32>("bias").unwrap().fill(step as f32);
@@ -58,8 +58,8 @@ fn trained(ps: usize, shards: u16, optimizer: impl Optimizer + Clone) -> Vec<f32
 }
 
 #[test]
-fn tables_are_equal_however_many_shards_there_are() {
-    // Lazy about rows that are not there, and not: every shard counts every push.
+fn rows_do_not_depend_on_the_number_of_shards() {
+    // Adagrad skips rows that a push lacks, Adam does not: every shard counts every push.
     let (lazy, eager) = (trained(1, 1, Adagrad::new(0.1)), trained(1, 1, Adam::new(0.1)));
     assert!(lazy != eager && lazy.iter().all(|value| value.is_finite()));
     for (ps, shards) in [(2, 1), (5, 1), (2, 2)] {
@@ -69,14 +69,14 @@ fn tables_are_equal_however_many_shards_there_are() {
 }
 
 #[test]
-fn a_synchronous_step_takes_the_mean_of_rows() {
+fn a_synchronous_step_reduces_rows() {
     let table = VariableSpec::f32("table", [ROWS, 3]).unwrap().sparse();
-    means_are_taken(&table, |row| row);
+    check_reductions(&table, |row| row);
 }
 
-/// Of the rows of a step's gradients, for each way to take them together: of a table that starts with
-/// zeros and whose rows are called so.
-pub(crate) fn means_are_taken(table: &VariableSpec, id: fn(u64) -> u64) {
+/// Checks every sparse reduction over the gradients of one step, on a variable of zeros. `id` maps
+/// row numbers to ids.
+pub(crate) fn check_reductions(table: &VariableSpec, id: fn(u64) -> u64) {
     let table = table.clone().partitioner(Partitioner::Fixed { shards: 4 });
     let pulled = |reduction| {
         let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
@@ -95,7 +95,7 @@ pub(crate) fn means_are_taken(table: &VariableSpec, id: fn(u64) -> u64) {
                 Pulled::Pulled { step: 0 }
             );
             let mut gradients = worker.gradients();
-            // One row of both, one of each.
+            // One row from both workers, and one from each alone.
             let (ids, rows) = ([id(1), id(20 + index as u64)], [-2.0_f32; 6]);
             gradients.set_rows("table", &ids, &rows).unwrap();
             assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step: 0 });
@@ -114,7 +114,7 @@ pub(crate) fn means_are_taken(table: &VariableSpec, id: fn(u64) -> u64) {
 }
 
 #[test]
-fn rows_stream_in_a_push_and_are_assigned() {
+fn rows_are_streamed_and_assigned() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     worker.join(&variables(3), |_| ()).unwrap();
@@ -134,7 +134,7 @@ fn rows_stream_in_a_push_and_are_assigned() {
 }
 
 #[test]
-fn what_is_wrong_with_rows_is_told_before_anything_is_sent() {
+fn bad_rows_are_reported_before_anything_is_sent() {
     let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&variables(2), |_| ()).unwrap();
@@ -170,10 +170,10 @@ fn what_is_wrong_with_rows_is_told_before_anything_is_sent() {
     cluster.stop();
 }
 
-/// Rows that are changed where they lie take with them what is dense: all in one go, however much it
-/// is.
+/// Checks that a push that updates rows in place commits them together with its dense variables,
+/// however large these are.
 #[test]
-fn few_rows_and_a_large_dense_variable_are_one_change() {
+fn few_rows_and_a_large_dense_variable_are_one_commit() {
     const DENSE: u64 = 400_000;
     const TABLE: u64 = 210_000;
     let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
@@ -182,7 +182,7 @@ fn few_rows_and_a_large_dense_variable_are_one_change() {
         let mut worker = cluster.worker(0);
         let table = VariableSpec::f32("table", [TABLE, 16]).unwrap().sparse();
         let mut params = worker.join(&[vector("dense", DENSE), table], |_| ()).unwrap();
-        // A row in each of most blocks: to copy them would be eight times the work.
+        // One row in most of the blocks: to copy the blocks would be eight times the work.
         let ids: Vec<u64> = (0..TABLE).step_by(1000).collect();
         let token = worker.token().unwrap().unwrap();
         let mut gradients = worker.gradients();

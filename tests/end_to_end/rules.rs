@@ -1,4 +1,4 @@
-//! Variables with rules and learning rates of their own, through whole clusters.
+//! Optimizers and learning rates per variable, on whole clusters.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 
 use crate::cluster::{Cluster, block_on, spec, vector};
 
-/// A table and a matrix in parts, and a bias.
+/// An embedding and a matrix in `parts` partitions, and a bias.
 fn variables(parts: u32) -> Vec<VariableSpec> {
     let cut = Partitioner::Fixed { shards: parts };
     vec![
@@ -23,12 +23,12 @@ fn variables(parts: u32) -> Vec<VariableSpec> {
     ]
 }
 
-/// Beside Adam at 0.25: Adagrad for the embedding, and half the rate for the bias.
-fn by_two_rules(config: PsConfig) -> PsConfig {
+/// Sets Adagrad for the embedding and half the rate for the bias. The default is Adam at 0.25.
+fn with_two_optimizers(config: PsConfig) -> PsConfig {
     config.optimizer_for("embedding/*", Adagrad::new(0.5)).rate_for("dense/b*", 0.5)
 }
 
-/// Trains the steps of this range, each with gradients of its own, and gives the values.
+/// Trains these steps, each with different gradients, and returns the values.
 fn train(
     worker: &mut Worker,
     params: &mut Params,
@@ -52,8 +52,9 @@ fn train(
     variables.iter().map(view).collect()
 }
 
-/// What so many steps make of a variable of a cluster that has one rule, and nothing else to train.
-fn alone(variable: VariableSpec, rule: impl Optimizer + Clone, steps: u64) -> Vec<f32> {
+/// Returns the values of a variable after `steps` steps on a cluster with one optimizer and no
+/// other variable.
+fn trained_alone(variable: VariableSpec, rule: impl Optimizer + Clone, steps: u64) -> Vec<f32> {
     let cluster = Cluster::start(1, 1, rule, |config| config);
     let (mut worker, variables) = (cluster.worker(0), [variable]);
     let mut params = worker.join(&variables, |_| ()).unwrap();
@@ -62,21 +63,21 @@ fn alone(variable: VariableSpec, rule: impl Optimizer + Clone, steps: u64) -> Ve
     values
 }
 
-/// What so many steps make of all of them, each by its own rule and at its own rate.
+/// Returns the values of all variables after `steps` steps, each with its own optimizer and rate.
 fn expected(steps: u64) -> Vec<Vec<f32>> {
     let [embedding, dense, bias] = variables(1).try_into().unwrap();
     vec![
-        alone(embedding, Adagrad::new(0.5), steps),
-        alone(dense, Adam::new(0.25), steps),
-        alone(bias, Adam::new(0.125), steps),
+        trained_alone(embedding, Adagrad::new(0.5), steps),
+        trained_alone(dense, Adam::new(0.25), steps),
+        trained_alone(bias, Adam::new(0.125), steps),
     ]
 }
 
 #[test]
-fn each_variable_is_trained_by_its_own_rule_on_any_number_of_shards() {
+fn each_variable_has_its_own_optimizer_on_any_number_of_shards() {
     let expected = expected(6);
     for (ps, shards, parts) in [(1, 1, 1), (1, 2, 3), (2, 2, 4)] {
-        let configure = |config: PsConfig| by_two_rules(config).shards(shards);
+        let configure = |config: PsConfig| with_two_optimizers(config).shards(shards);
         let cluster = Cluster::start(ps, 1, Adam::new(0.25), configure);
         let (mut worker, variables) = (cluster.worker(0), variables(parts));
         let mut params = worker.join(&variables, |_| ()).unwrap();
@@ -86,7 +87,7 @@ fn each_variable_is_trained_by_its_own_rule_on_any_number_of_shards() {
     }
 }
 
-/// A server on a Unix socket with a state directory.
+/// Configures a server on a Unix socket with a state directory.
 fn config(folder: &Path) -> PsConfig {
     let cluster = spec([format!("unix:{}", folder.join("ps.sock").display())], 1);
     let storage = Storage::Directory { state: folder.join("state"), bytes_max: 1 << 26 };
@@ -99,10 +100,10 @@ fn serve(folder: &Path, config: PsConfig) -> Result<Ps, pushpull::StartError> {
 }
 
 #[test]
-fn a_state_goes_on_under_its_own_rules_and_no_others() {
+fn state_is_refused_with_other_optimizers() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    let ps = serve(folder, by_two_rules(config(folder))).unwrap();
+    let ps = serve(folder, with_two_optimizers(config(folder))).unwrap();
     let cluster = spec([format!("unix:{}", folder.join("ps.sock").display())], 1);
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
     let variables = variables(2);
@@ -114,15 +115,15 @@ fn a_state_goes_on_under_its_own_rules_and_no_others() {
     let said = "whose optimizer_for is \"\\\"embedding/*\\\": adagrad\", and this one's is \
                 \"\\\"embedding/*\\\": sgd\"";
     assert!(refused(other).contains(said));
-    let unknown = refused(by_two_rules(config(folder)).rate_for("dens/*", 0.5));
+    let unknown = refused(with_two_optimizers(config(folder)).rate_for("dens/*", 0.5));
     assert!(unknown.contains("cannot train \"dens/*\" as configured"), "{unknown}");
-    let ps = serve(folder, by_two_rules(config(folder))).unwrap();
+    let ps = serve(folder, with_two_optimizers(config(folder))).unwrap();
     assert!(train(&mut worker, &mut params, &variables, 3..6) == expected(6));
     drop((worker, ps));
 }
 
 #[test]
-fn a_checkpoint_has_the_slots_of_each_rule_and_fits_other_layouts() {
+fn a_checkpoint_has_the_slots_of_each_optimizer_and_fits_other_layouts() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let storage = || LocalDirectory::create(&directory).unwrap();
@@ -131,7 +132,7 @@ fn a_checkpoint_has_the_slots_of_each_rule_and_fits_other_layouts() {
             configure(config).shards(2).checkpoints(Checkpoints::new(storage()))
         })
     };
-    let first = start(2, Adam::new(0.25), by_two_rules);
+    let first = start(2, Adam::new(0.25), with_two_optimizers);
     let mut worker = first.worker(0);
     let mut params = worker.join(&variables(3), |_| ()).unwrap();
     train(&mut worker, &mut params, &variables(3), 0..3);
@@ -154,7 +155,7 @@ fn a_checkpoint_has_the_slots_of_each_rule_and_fits_other_layouts() {
     let kinds: Vec<String> = training.into_iter().map(|trained| trained.unwrap().0).collect();
     assert_eq!(kinds, ["adagrad", "adam", "adam"]);
 
-    // By one rule for all it is not to be had.
+    // A server with one optimizer for all variables refuses the checkpoint.
     let other = start(1, Adam::new(0.25), |config| config);
     let error = other.worker(0).join(&variables(1), |_| ()).unwrap_err().to_string();
     let said = "cannot restore \"embedding/w\": the checkpoint has it trained by adagrad, not adam";
@@ -163,9 +164,9 @@ fn a_checkpoint_has_the_slots_of_each_rule_and_fits_other_layouts() {
 
     let expected = expected(6);
     for (ps, parts) in [(1, 1), (3, 4)] {
-        let other = start(ps, Adam::new(0.25), by_two_rules);
+        let other = start(ps, Adam::new(0.25), with_two_optimizers);
         let mut worker = other.worker(0);
-        let mut params = worker.join(&variables(parts), |_| panic!("it is restored")).unwrap();
+        let mut params = worker.join(&variables(parts), |_| panic!("already restored")).unwrap();
         assert_eq!(worker.restored().unwrap().step, 3);
         let values = train(&mut worker, &mut params, &variables(parts), 3..6);
         assert!(values == expected, "{ps} tasks, {parts} parts");
@@ -174,7 +175,7 @@ fn a_checkpoint_has_the_slots_of_each_rule_and_fits_other_layouts() {
 }
 
 #[test]
-fn variables_that_cannot_be_trained_so_are_refused_by_name() {
+fn untrainable_variables_are_refused_by_name() {
     type Configure = fn(PsConfig) -> PsConfig;
     let cases: [(Configure, &str, &str); 3] = [
         (|c| c.optimizer_for("emb*", Sgd::new(1.0)).rate_for("d*", 1.0), "d*", "named so"),

@@ -1,4 +1,4 @@
-//! Memory that a server lends over a Unix socket, read by a client that speaks the protocol itself.
+//! Shared values, read by a client that speaks the protocol itself and by workers.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
@@ -29,7 +29,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use super::cluster::{Cluster, LONG, block_on, spec, vector};
 
-/// A server on loopback and on a Unix socket in this folder.
+/// Starts a server on loopback and on a Unix socket in `folder`.
 fn cluster(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> (Cluster, String) {
     let socket = format!("unix:{}", folder.join("ps").display());
     let listener = block_on(async {
@@ -42,22 +42,22 @@ fn cluster(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> (Cluster,
     (Cluster { spec, servers }, socket)
 }
 
-/// A connection as a reader, and the descriptors that have come over it.
-struct Line<S> {
+/// A reader's connection, with the descriptors that it has received.
+struct RawConnection<S> {
     stream: S,
     reader: FrameReader,
     descriptors: Vec<File>,
 }
 
-impl<S: AsFd + Write> Line<S> {
-    fn say(&mut self, message: Message) {
+impl<S: AsFd + Write> RawConnection<S> {
+    fn send(&mut self, message: Message) {
         let envelope = Envelope { request: RequestId(1), ..Envelope::default() };
         let mut frame = Vec::new();
         encode(&mut frame, &envelope, &message, BodyStamp::NONE);
         self.stream.write_all(&frame).unwrap();
     }
 
-    fn hear(&mut self) -> Message {
+    fn receive(&mut self) -> Message {
         let (stream, descriptors) = (&self.stream, &mut self.descriptors);
         let mut source = |slices: &mut [IoSliceMut<'_>]| -> io::Result<usize> {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -73,16 +73,16 @@ impl<S: AsFd + Write> Line<S> {
         };
         match self.reader.poll(&mut source).unwrap() {
             Poll::Frame(_, message) => message,
-            other => panic!("no frame but {other:?}"),
+            other => panic!("expected a frame, got {other:?}"),
         }
     }
 
-    fn open(stream: S) -> (Line<S>, String) {
-        let mut line = Line { stream, reader: FrameReader::new(), descriptors: Vec::new() };
-        line.say(hello().into());
-        let Message::Welcome(welcome) = line.hear() else { panic!("a reader is not welcome") };
-        line.reader.open();
-        (line, welcome.unix_address.as_str().to_owned())
+    fn open(stream: S) -> (RawConnection<S>, String) {
+        let mut connection = RawConnection { stream, reader: FrameReader::new(), descriptors: Vec::new() };
+        connection.send(hello().into());
+        let Message::Welcome(welcome) = connection.receive() else { panic!("expected a welcome") };
+        connection.reader.open();
+        (connection, welcome.unix_address.as_str().to_owned())
     }
 }
 
@@ -105,10 +105,10 @@ fn hello() -> Hello {
     }
 }
 
-fn connect_unix(socket: &str) -> Line<UnixStream> {
+fn connect_unix(socket: &str) -> RawConnection<UnixStream> {
     let stream = UnixStream::connect(socket.strip_prefix("unix:").unwrap()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
-    Line::open(stream).0
+    RawConnection::open(stream).0
 }
 
 struct Mapped(MmapRaw);
@@ -116,8 +116,8 @@ struct Mapped(MmapRaw);
 impl Mapped {
     fn word(&self, word: usize) -> &AtomicU64 {
         assert!(word < self.0.len() / 8);
-        // SAFETY: the word lies inside the mapping, which starts at a page, and is only ever used as an
-        // atomic here.
+        // SAFETY: the assertion keeps the word inside the mapping. The mapping starts at a page, so
+        // the word is aligned. This type accesses the word only as an atomic.
         unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().cast::<u64>().add(word)) }
     }
 }
@@ -136,25 +136,25 @@ impl AtomicWords for Mapped {
     }
 }
 
-/// What a line was lent.
-struct Client {
+/// The values that a server shares over a connection.
+struct SharedReader {
     reader: Reader<Mapped>,
     logical_blocks: u32,
     blocks: Vec<u32>,
 }
 
-impl Client {
-    fn of(line: &mut Line<UnixStream>) -> Client {
-        line.say(ShareValues { wants: 1 }.into());
-        let Message::SharedValues(shared) = line.hear() else { panic!("nothing is shared") };
+impl SharedReader {
+    fn of(connection: &mut RawConnection<UnixStream>) -> SharedReader {
+        connection.send(ShareValues { wants: 1 }.into());
+        let Message::SharedValues(shared) = connection.receive() else { panic!("nothing is shared") };
         let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = shared;
         let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
         geometry.check(shared.values_bytes).unwrap();
-        let [block_table, reader_slot, values] = &std::mem::take(&mut line.descriptors)[..] else {
-            panic!("three descriptors come with shared memory")
+        let [block_table, reader_slot, values] = &std::mem::take(&mut connection.descriptors)[..] else {
+            panic!("expected three descriptors")
         };
         for file in [block_table, values] {
-            assert!(MmapOptions::new().map_raw(file).is_err(), "it is shared read-only");
+            assert!(MmapOptions::new().map_raw(file).is_err(), "it must be read-only");
         }
         let read = |file| Mapped(MmapOptions::new().map_raw_read_only(file).unwrap());
         let reader_slot = Mapped(MmapOptions::new().map_raw(reader_slot).unwrap());
@@ -165,14 +165,14 @@ impl Client {
             geometry,
             shared.owner_generation,
         );
-        Client { reader, logical_blocks, blocks: Vec::new() }
+        SharedReader { reader, logical_blocks, blocks: Vec::new() }
     }
 
     fn pin(&mut self) -> Result<Counts, NotNow> {
         self.reader.pin(0..self.logical_blocks, &mut self.blocks)
     }
 
-    /// So many f32 of the values, by what was pinned.
+    /// Copies the first `elements` f32 values from the pinned blocks.
     fn copy(&self, elements: u64) -> Vec<f32> {
         let geometry = self.reader.geometry();
         let pieces = geometry.pieces(0..4 * elements).flat_map(|(logical, within)| {
@@ -187,7 +187,7 @@ impl Client {
 const SMALL: u64 = 2;
 const LARGE: u64 = 200_000;
 
-/// Pushes a gradient of ones: of both variables, or of the small one.
+/// Pushes a gradient of ones for `small`, and for `large` if `both` is set.
 fn push(worker: &mut Worker, both: bool) {
     let token = worker.token().unwrap().unwrap();
     let mut push = worker.begin(token).unwrap();
@@ -199,13 +199,13 @@ fn push(worker: &mut Worker, both: bool) {
 }
 
 #[test]
-fn whoever_reads_in_lent_memory_beside_updates_sees_whole_versions() {
+fn a_reader_of_shared_values_sees_whole_versions_during_updates() {
     let folder = tempfile::tempdir().unwrap();
     let (cluster, socket) = cluster(folder.path(), |config| config);
     let mut worker = cluster.worker(0);
     worker.join(&[vector("small", SMALL), vector("large", LARGE)], |_| ()).unwrap();
-    let mut line = connect_unix(&socket);
-    let mut client = Client::of(&mut line);
+    let mut connection = connect_unix(&socket);
+    let mut client = SharedReader::of(&mut connection);
     let reads = std::thread::spawn(move || {
         let (mut versions, mut pulls) = (Vec::new(), 0);
         while versions.last() != Some(&200) {
@@ -216,7 +216,7 @@ fn whoever_reads_in_lent_memory_beside_updates_sees_whole_versions() {
             let values = client.copy(SMALL + LARGE);
             client.reader.unpin(4 * (SMALL + LARGE)).unwrap();
             pulls += 1;
-            // Every fourth push is of both.
+            // Every fourth push updates both variables.
             let (small, large) = (counts.version as f32, counts.version.div_ceil(4) as f32);
             let (first, others) = values.split_at(SMALL as usize);
             assert_eq!(first, [-small; SMALL as usize]);
@@ -224,12 +224,12 @@ fn whoever_reads_in_lent_memory_beside_updates_sees_whole_versions() {
             versions.push(counts.version);
         }
         assert!(versions.is_sorted());
-        drop(line);
+        drop(connection);
         pulls
     });
     (0..200).for_each(|version| push(&mut worker, version % 4 == 0));
     let pulls = reads.join().unwrap();
-    // The server hears of the last ones when the connection is gone.
+    // The server counts the last pulls when the connection ends.
     while cluster.handle().metrics().direct_pulls < pulls {
         std::thread::yield_now();
     }
@@ -238,28 +238,28 @@ fn whoever_reads_in_lent_memory_beside_updates_sees_whole_versions() {
 }
 
 #[test]
-fn a_reader_that_holds_updates_up_for_too_long_is_sent_away() {
+fn a_reader_that_pins_values_for_too_long_is_disconnected() {
     let folder = tempfile::tempdir().unwrap();
     let timeout = Duration::from_millis(200);
     let (cluster, socket) = cluster(folder.path(), |config| {
-        // As little as can be: a second push finds no memory that a first has not freed.
+        // The least spare memory: a second push needs the blocks that the first one frees.
         config.stall_timeout(timeout).pin_bytes_max(1)
     });
     let mut worker = cluster.worker(0);
     worker.join(&[vector("small", SMALL), vector("large", LARGE)], |_| ()).unwrap();
-    let mut line = connect_unix(&socket);
-    let mut client = Client::of(&mut line);
+    let mut connection = connect_unix(&socket);
+    let mut client = SharedReader::of(&mut connection);
     client.pin().unwrap();
     (0..3).for_each(|_| push(&mut worker, true));
     assert_eq!(client.reader.unpin(0), Err(NotNow::Over));
     let mut rest = [0; 1];
-    let closed = recvmsg_once(&line.stream, &mut rest);
-    assert_eq!(closed, 0, "its connection is closed");
+    let closed = recvmsg_once(&connection.stream, &mut rest);
+    assert_eq!(closed, 0, "the connection must be closed");
     assert_eq!(cluster.handle().metrics().connections_faulted, 1);
 
-    // One that is done in time holds nobody up.
-    let mut line = connect_unix(&socket);
-    let mut client = Client::of(&mut line);
+    // A reader that unpins in time delays no push.
+    let mut connection = connect_unix(&socket);
+    let mut client = SharedReader::of(&mut connection);
     for _ in 0..6 {
         client.pin().unwrap();
         push(&mut worker, true);
@@ -267,7 +267,7 @@ fn a_reader_that_holds_updates_up_for_too_long_is_sent_away() {
     }
     assert_eq!(cluster.handle().metrics().connections_faulted, 1);
     cluster.stop();
-    assert_eq!(client.pin().unwrap_err(), NotNow::Over, "nobody keeps the board any more");
+    assert_eq!(client.pin().unwrap_err(), NotNow::Over, "the server has stopped");
 }
 
 fn recvmsg_once(stream: &UnixStream, rest: &mut [u8]) -> usize {
@@ -278,7 +278,7 @@ fn recvmsg_once(stream: &UnixStream, rest: &mut [u8]) -> usize {
 }
 
 #[test]
-fn who_comes_over_tcp_is_told_where_memory_is_lent() {
+fn a_welcome_over_tcp_names_the_unix_socket_of_shared_values() {
     let folder = tempfile::tempdir().unwrap();
     for shared in [true, false] {
         let (cluster, socket) = cluster(folder.path(), |config| config.shared_memory(shared));
@@ -286,22 +286,22 @@ fn who_comes_over_tcp_is_told_where_memory_is_lent() {
         worker.join(&[vector("small", SMALL)], |_| ()).unwrap();
         let stream = TcpStream::connect(cluster.handle().address()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        let (mut line, unix_address) = Line::open(stream);
+        let (mut connection, unix_address) = RawConnection::open(stream);
         assert_eq!(unix_address, if shared { &socket } else { "" });
-        line.say(ShareValues { wants: 1 }.into());
-        let Message::Refused(refused) = line.hear() else { panic!("TCP passes no descriptors") };
+        connection.send(ShareValues { wants: 1 }.into());
+        let Message::Refused(refused) = connection.receive() else { panic!("expected a refusal") };
         assert!(matches!(refused.refusal, Refusal::Unsupported { kind: 6, .. }));
-        line.say(Pull { selection: Selection::All {} }.into());
-        assert!(matches!(line.hear(), Message::Pulled(_)), "and goes on as before");
+        connection.send(Pull { selection: Selection::All {} }.into());
+        assert!(matches!(connection.receive(), Message::Pulled(_)), "pulls must still work");
 
-        let mut line = connect_unix(&socket);
-        line.say(ShareValues { wants: 1 }.into());
-        assert_eq!(matches!(line.hear(), Message::SharedValues(_)), shared);
+        let mut connection = connect_unix(&socket);
+        connection.send(ShareValues { wants: 1 }.into());
+        assert_eq!(matches!(connection.receive(), Message::SharedValues(_)), shared);
         cluster.stop();
     }
 }
 
-/// A server on a Unix socket alone.
+/// Starts a server that listens only on a Unix socket.
 pub(super) fn same_host_only(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
     let socket = format!("unix:{}", folder.join("ps").display());
     let listener = block_on(Ps::listen(&socket)).unwrap();
@@ -323,7 +323,7 @@ fn variables() -> Vec<VariableSpec> {
     vec![vector("small", SMALL), rows, vector("large", LARGE)]
 }
 
-/// One step of a worker that is alone: the values are those of all steps before.
+/// Trains one step of the only worker, and checks that the values include all earlier steps.
 fn train(worker: &mut Worker, params: &mut Params, step: u64) {
     let token = worker.token().unwrap().unwrap();
     assert_eq!(worker.pull(&token, params).unwrap(), Pulled::Pulled { step });
@@ -339,28 +339,28 @@ fn train(worker: &mut Worker, params: &mut Params, step: u64) {
 }
 
 #[test]
-fn a_worker_reads_values_where_they_lie_if_it_may() {
+fn a_worker_reads_shared_values_if_it_can() {
     let folder = tempfile::tempdir().unwrap();
-    let wishes: [(&dyn Fn(WorkerConfig) -> WorkerConfig, bool); 3] = [
+    let cases: [(&dyn Fn(WorkerConfig) -> WorkerConfig, bool); 3] = [
         (&|config| config, true),
         (&|config| config.shared_memory(false), false),
         (&|config| config.pull_codec(pushpull::common::codec::Codec::F16), false),
     ];
-    for (wish, direct) in wishes {
+    for (configure, direct) in cases {
         let cluster = same_host_only(folder.path(), |config| config);
-        let mut worker = Worker::connect(wish(cluster.config(0))).unwrap();
+        let mut worker = Worker::connect(configure(cluster.config(0))).unwrap();
         let mut params = worker.join(&variables(), |_| ()).unwrap();
         let asked = cluster.handle().metrics().pulls;
         (0..20).for_each(|step| train(&mut worker, &mut params, step));
         worker.leave().unwrap();
-        // The pull of the join comes before or behind what is lent.
+        // The pull of the join may come before or after the values are shared.
         let expected = if direct { (21 - asked, 0) } else { (0, 20) };
         await_counts(&cluster, |metrics| (metrics.direct_pulls, metrics.pulls - asked) == expected);
         cluster.stop();
     }
 }
 
-/// The server hears of direct pulls now and then.
+/// Waits for the metrics: workers report direct pulls only now and then.
 pub(super) fn await_counts(cluster: &Cluster, counted: impl Fn(&pushpull::Metrics) -> bool) {
     let began = std::time::Instant::now();
     while !counted(&cluster.handle().metrics()) {
@@ -370,7 +370,7 @@ pub(super) fn await_counts(cluster: &Cluster, counted: impl Fn(&pushpull::Metric
 }
 
 #[test]
-fn a_restarted_server_lends_its_values_anew() {
+fn a_restarted_server_shares_its_values_again() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let stored = |config: PsConfig| {
         let state = state.path().to_owned();
@@ -393,7 +393,7 @@ fn a_restarted_server_lends_its_values_anew() {
 }
 
 #[test]
-fn synchronous_replicas_read_values_of_their_tokens_step() {
+fn synchronous_replicas_read_the_values_of_their_tokens_step() {
     let folder = tempfile::tempdir().unwrap();
     let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
     let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(2));
@@ -436,7 +436,7 @@ fn synchronous_replicas_read_values_of_their_tokens_step() {
 }
 
 #[test]
-fn values_that_are_read_after_a_push_have_it_in_them() {
+fn shared_values_read_after_a_push_include_it() {
     let folder = tempfile::tempdir().unwrap();
     let cluster = same_host_only(folder.path(), |config| config);
     let (mut worker, mut other) = (cluster.worker(0), cluster.worker(1));
@@ -445,7 +445,7 @@ fn values_that_are_read_after_a_push_have_it_in_them() {
     other.join(&variables, |_| ()).unwrap();
     let mut token = worker.token().unwrap().unwrap();
     for round in 1..=5 {
-        // The step that the next token will be of has come before the push.
+        // The other worker's pushes reach the step of the next token before this push.
         (0..3).for_each(|_| push(&mut other, true));
         let mut gradients = worker.gradients();
         gradients.view_mut::<f32>("small").unwrap().fill(1.0);

@@ -1,4 +1,4 @@
-//! A reader that takes its time: it keeps its own answer back, and nobody else's.
+//! A slow reader delays its own answers and no others.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use pushpull::common::protocol::{BodyStamp, Envelope, Message, encode, version};
 
 use super::cluster::{Cluster, LONG, vector};
 
-/// The bytes of a reader's hello and of so many pulls behind it.
+/// Encodes a reader's hello, followed by `pulls` pulls.
 fn hello_and_pulls(pulls: u64) -> Vec<u8> {
     let hello = Hello {
         version_oldest: version::OLDEST,
@@ -45,7 +45,7 @@ fn hello_and_pulls(pulls: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_reader_that_trickles_holds_up_nobody_for_longer_than_the_stall_timeout() {
+fn a_slow_reader_delays_others_no_longer_than_the_stall_timeout() {
     let elements = 4_000_000;
     let cluster = Cluster::sgd(1, |config| config.stall_timeout(Duration::from_millis(500)));
     let mut worker = cluster.worker(0);
@@ -57,7 +57,7 @@ fn a_reader_that_trickles_holds_up_nobody_for_longer_than_the_stall_timeout() {
     let trickle = std::thread::spawn(move || {
         let mut buffer = vec![0; 16 << 10];
         let mut total = 0;
-        // Each read is in time for a timeout between two reads.
+        // Each read would satisfy a timeout between reads.
         while let Ok(count @ 1..) = slow.read(&mut buffer) {
             total += count;
             std::thread::sleep(Duration::from_millis(20));
@@ -76,7 +76,7 @@ fn a_reader_that_trickles_holds_up_nobody_for_longer_than_the_stall_timeout() {
         let expected = -(step as f32);
         assert!(values.view::<f32>("w").unwrap().iter().all(|value| *value == expected));
     }
-    // It was cut off before it had all it asked for.
+    // The server closed the connection before it had sent all values.
     assert!(trickle.join().unwrap() < 8 * 4 * elements as usize);
     assert_eq!(cluster.handle().metrics().connections_faulted, 1);
     cluster.stop();

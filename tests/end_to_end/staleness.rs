@@ -5,7 +5,7 @@ use pushpull::{Params, PsConfig, PsHandle, Push, Sgd, StalenessPolicy, Token, Va
 
 use super::cluster::{Cluster, vector};
 
-/// One variable on each of two servers.
+/// Two variables, one on each of two servers.
 fn variables() -> [VariableSpec; 2] {
     [vector("a", 3), vector("b", 3)]
 }
@@ -16,7 +16,7 @@ fn ones(initial: &mut pushpull::InitialValues<'_>) {
     }
 }
 
-/// Two servers at rate 0.5, and two workers with their parameters.
+/// Starts two servers at rate 0.5, and joins two workers.
 fn pair(configure: impl Fn(PsConfig) -> PsConfig) -> (Cluster, [(Worker, Params); 2]) {
     let cluster = Cluster::start(2, 2, Sgd::new(0.5), configure);
     let workers = [0, 1].map(|index| {
@@ -28,17 +28,17 @@ fn pair(configure: impl Fn(PsConfig) -> PsConfig) -> (Cluster, [(Worker, Params)
 }
 
 fn token(worker: &mut Worker) -> Token {
-    worker.token().unwrap().expect("training goes on")
+    worker.token().unwrap().expect("training continues")
 }
 
-/// Pulls under a new token.
+/// Takes a token and pulls under it.
 fn read(worker: &mut Worker, params: &mut Params) -> Token {
     let token = token(worker);
     worker.pull(&token, params).unwrap();
     token
 }
 
-/// Pushes the same gradient everywhere for these variables; how stale it was.
+/// Pushes `gradient` as every element of these variables, and returns its staleness.
 fn push(worker: &mut Worker, token: Token, names: &[&str], gradient: f32) -> u64 {
     let mut gradients = worker.gradients();
     for name in names {
@@ -55,7 +55,7 @@ fn histogram(handle: &PsHandle) -> String {
 }
 
 #[test]
-fn every_server_counts_how_stale_its_share_was() {
+fn every_server_counts_the_staleness_of_its_part() {
     let (cluster, [(mut a, mut params_a), (mut b, mut params_b)]) = pair(|config| config);
     let stale = read(&mut a, &mut params_a);
     for names in [&["a", "b"][..], &["a"], &["a"]] {
@@ -63,7 +63,7 @@ fn every_server_counts_how_stale_its_share_was() {
         assert_eq!(push(&mut b, fresh, names, 1.0), 0);
     }
     assert_eq!(push(&mut a, stale, &["a", "b"], 1.0), 3);
-    // Nothing is pulled under this token: the step owner alone knows when it was granted.
+    // Nothing is pulled under this token, so only the step owner knows when it was granted.
     let blind = token(&mut a);
     assert_eq!(push(&mut a, blind, &["a", "b"], 1.0), 0);
     let [first, second] = [0, 1].map(|server| cluster.servers[server].handle());
@@ -108,8 +108,8 @@ fn the_histograms_of_all_shards_add_up_to_the_pushes() {
     cluster.stop();
 }
 
-/// The values of both variables after a gradient of 2, which brings them from 1 to 0, and one of 2
-/// that was computed from the same values.
+/// Returns the values of both variables after two gradients of 2. The first brings them from 1 to
+/// 0; the second was computed from the same values.
 fn after_two(policy: StalenessPolicy) -> [f32; 2] {
     let (cluster, [(mut a, mut params_a), (mut b, mut params_b)]) =
         pair(|config| config.staleness(policy));
@@ -119,8 +119,8 @@ fn after_two(policy: StalenessPolicy) -> [f32; 2] {
     assert_eq!(push(&mut a, stale, &["a", "b"], 2.0), 1);
     drop(read(&mut b, &mut params_b));
     let found = ["a", "b"].map(|name| params_b.view::<f32>(name).unwrap().to_vec());
-    let lacking = cluster.servers.iter().map(|s| s.handle().metrics().gradients_uncompensated);
-    assert_eq!(lacking.sum::<u64>(), 0);
+    let uncompensated = cluster.servers.iter().map(|s| s.handle().metrics().gradients_uncompensated);
+    assert_eq!(uncompensated.sum::<u64>(), 0);
     cluster.stop();
     found.map(|values| {
         assert_eq!(values, [values[0]; 3]);
@@ -132,6 +132,6 @@ fn after_two(policy: StalenessPolicy) -> [f32; 2] {
 fn policies_reach_every_server() {
     assert_eq!(after_two(StalenessPolicy::Ignore), [-1.0; 2]);
     assert_eq!(after_two(StalenessPolicy::Damp), [-0.5; 2]);
-    // 2 + 0.5 4 (0 - 1) = 0.
+    // The compensated gradient is 2 + 0.5 * 4 * (0 - 1) = 0.
     assert_eq!(after_two(StalenessPolicy::DelayCompensation { lambda: 0.5 }), [0.0; 2]);
 }

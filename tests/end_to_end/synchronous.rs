@@ -1,5 +1,5 @@
-//! Synchronous training over sockets: several replicas are one with a larger batch, and two runs
-//! give the same bits.
+//! Synchronous training over sockets: several replicas equal one with a larger batch, and
+//! deterministic runs give the same bits.
 
 use std::sync::Barrier;
 
@@ -10,21 +10,21 @@ use crate::cluster::{Cluster, vector};
 
 const FEATURES: usize = 12;
 const STEPS: u64 = 50;
-/// Samples of one step, over all replicas.
+/// Samples per step, over all replicas.
 const BATCH: usize = 32;
 
 fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
     Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
 }
 
-/// A number between -1 and 1 that depends on `at` alone.
+/// Returns a number between -1 and 1 that depends only on `at`.
 fn noise(at: u64) -> f32 {
     let mut x = at.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     ((x ^ (x >> 27)) >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// The gradient of the mean square error of a linear model over some samples.
+/// Computes the gradient of a linear model's mean square error over these samples.
 fn gradient(weights: &[f32], bias: f32, samples: std::ops::Range<u64>) -> (Vec<f32>, f32) {
     let count = (samples.end - samples.start) as f32;
     let (mut dw, mut db) = (vec![0.0; FEATURES], 0.0);
@@ -43,7 +43,7 @@ fn variables() -> [VariableSpec; 2] {
     [vector("w", FEATURES as u64), vector("b", 1)]
 }
 
-/// Trains with so many replicas, each on its share of every batch; the values at the end.
+/// Trains `replicas` replicas, each on its share of every batch, and returns the final values.
 fn train(
     replicas: u32,
     optimizer: impl Optimizer + Clone,
@@ -63,7 +63,7 @@ fn train(
                 while let Some(token) = worker.token().unwrap() {
                     let step = token.step();
                     if worker.pull(&token, &mut params).unwrap() == Pulled::Stale {
-                        panic!("nobody can be late where every replica is waited for");
+                        panic!("a pull was stale though each step waits for all replicas");
                     }
                     let share = BATCH as u64 / u64::from(replicas);
                     let first = step * BATCH as u64 + u64::from(index) * share;
@@ -76,7 +76,7 @@ fn train(
                     let pushed = worker.push(token, gradients).unwrap();
                     assert_eq!(pushed, Push::Accepted { step });
                 }
-                // Everybody has seen the end: nothing moves any more.
+                // All replicas have reached the end, so the values no longer change.
                 trained.wait();
                 let mut reader = cluster.worker(index);
                 let params = reader.join(&variables(), |_| ()).unwrap();
@@ -87,7 +87,7 @@ fn train(
         };
         let threads: Vec<_> = (0..replicas).map(|index| scope.spawn(train(index))).collect();
         let values: Vec<Vec<f32>> = threads.into_iter().map(|t| t.join().unwrap()).collect();
-        assert!(values.windows(2).all(|pair| pair[0] == pair[1]), "all read the same");
+        assert!(values.windows(2).all(|pair| pair[0] == pair[1]), "all read equal values");
         values.into_iter().next().unwrap()
     });
     cluster.stop();
@@ -95,11 +95,11 @@ fn train(
 }
 
 #[test]
-fn replicas_with_small_batches_are_one_with_a_large_batch() {
+fn replicas_with_small_batches_equal_one_with_a_large_batch() {
     for replicas in [2, 4] {
         let many = train(replicas, Sgd::new(0.1), |config| config);
         let one = train(1, Sgd::new(0.1), |config| config);
-        assert!(one[1] > 0.05, "it has learned something: {one:?}");
+        assert!(one[1] > 0.05, "nothing was learned: {one:?}");
         for (many, one) in many.iter().zip(&one) {
             assert!((many - one).abs() <= 1e-5, "{many} of {replicas} replicas, {one} of one");
         }
@@ -125,7 +125,7 @@ fn two_deterministic_runs_give_the_same_bits() {
 }
 
 #[test]
-fn with_a_backup_every_step_takes_two_and_the_third_is_told() {
+fn a_step_with_a_backup_replica_takes_two_gradients_of_three() {
     let mode = synchronous(2, 3);
     let cluster = Cluster::sgd(3, |config| {
         config.mode(mode).last_step(40).shards(2).on_loss(OnLoss::Shrink { min: 2 })

@@ -14,9 +14,9 @@ use pushpull::{
 use safetensors::SafeTensors;
 
 use super::cluster::{Cluster, vector};
-use super::rows::means_are_taken;
+use super::rows::check_reductions;
 
-/// A table in so many parts, and a dense bias.
+/// A table in `parts` partitions, and a dense bias.
 fn variables(parts: u32, spec: TableSpec) -> Vec<VariableSpec> {
     let normal = Initializer::Normal { mean: 0.0, stddev: 1.0 };
     let table = VariableSpec::table("table", DType::F32, [3], spec).unwrap();
@@ -24,22 +24,22 @@ fn variables(parts: u32, spec: TableSpec) -> Vec<VariableSpec> {
     vec![vector("bias", 4), table.partitioner(Partitioner::Fixed { shards: parts })]
 }
 
-fn roomy() -> TableSpec {
+fn large_table() -> TableSpec {
     TableSpec::new(1 << 24)
 }
 
-/// Ids of all sizes.
+/// Maps a number to an id anywhere in 64 bits.
 fn id(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Ids of a step: some of every step, some new, and some twice.
+/// Returns the ids of a step: some of every step, some new, and some duplicates.
 fn ids_of(step: u64) -> Vec<u64> {
     let numbers = (0..5).chain(step * 300..step * 300 + 400).chain([3, step * 300]);
     numbers.map(id).collect()
 }
 
-/// Trains so many steps by gradients that are the rows themselves.
+/// Trains these steps with gradients that equal the rows.
 fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
     for step in steps {
         let token = worker.token().unwrap().unwrap();
@@ -47,7 +47,7 @@ fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
         let mut rows = vec![0.0_f32; 3 * ids.len()];
         let pulled = worker.pull_rows(&token, "table", &ids, &mut rows).unwrap();
         assert_eq!(pulled, Pulled::Pulled { step });
-        assert_eq!(rows[9..12], rows[3 * 405..3 * 406], "the same row, wherever it stands");
+        assert_eq!(rows[9..12], rows[3 * 405..3 * 406], "duplicate ids give equal rows");
         let mut gradients = worker.gradients();
         gradients.view_mut::<f32>("bias").unwrap().fill(step as f32);
         gradients.set_rows("table", &ids, &rows).unwrap();
@@ -64,14 +64,14 @@ fn rows_of(cluster: &Cluster, ids: &[u64]) -> Vec<f32> {
 }
 
 fn all_ids(steps: u64) -> Vec<u64> {
-    // The last was never pushed.
+    // The last ids are never pushed.
     (0..=steps * 300 + 400).map(id).collect()
 }
 
 fn trained(ps: usize, shards: u16, optimizer: impl Optimizer + Clone) -> Vec<f32> {
     let cluster = Cluster::start(ps, 1, optimizer, |config| config.shards(shards));
     let mut worker = cluster.worker(0);
-    worker.join(&variables(5, roomy()), |_| ()).unwrap();
+    worker.join(&variables(5, large_table()), |_| ()).unwrap();
     train(&mut worker, 0..6);
     let rows = rows_of(&cluster, &all_ids(6));
     let metrics = cluster.servers.iter().map(|ps| ps.handle().metrics().table_rows).sum::<u64>();
@@ -81,7 +81,7 @@ fn trained(ps: usize, shards: u16, optimizer: impl Optimizer + Clone) -> Vec<f32
 }
 
 #[test]
-fn tables_are_equal_however_many_shards_there_are() {
+fn tables_do_not_depend_on_the_number_of_shards() {
     let (rows, lazy) = (trained(1, 1, Adagrad::new(0.1)), trained(1, 1, Adam::new(0.1).lazy()));
     assert!(rows != lazy && rows.iter().all(|value| value.is_finite()));
     for (ps, shards) in [(2, 1), (5, 1), (2, 2)] {
@@ -91,12 +91,13 @@ fn tables_are_equal_however_many_shards_there_are() {
 }
 
 #[test]
-fn a_synchronous_step_takes_the_mean_of_rows() {
-    let table = VariableSpec::table("table", DType::F32, [3], roomy()).unwrap();
-    means_are_taken(&table, id);
+fn a_synchronous_step_reduces_rows() {
+    let table = VariableSpec::table("table", DType::F32, [3], large_table()).unwrap();
+    check_reductions(&table, id);
 }
 
-/// A tensor of each name, as `f32` or as ids.
+/// Exports the newest checkpoint, or only rows pushed since a step. Returns the ids of the table
+/// and the other tensors by name.
 fn exported(directory: &Path, since: u64) -> (Vec<u64>, BTreeMap<String, Vec<f32>>) {
     let file = directory.with_extension("safetensors");
     let storage = Arc::new(LocalDirectory::create(directory).unwrap());
@@ -134,7 +135,7 @@ fn tables_are_saved_and_restored_into_any_layout() {
     };
     let first = start(2, 2);
     let mut worker = first.worker(0);
-    worker.join(&variables(5, roomy()), |_| ()).unwrap();
+    worker.join(&variables(5, large_table()), |_| ()).unwrap();
     train(&mut worker, 0..3);
     worker.save(b"").unwrap();
     train(&mut worker, 3..5);
@@ -153,7 +154,7 @@ fn tables_are_saved_and_restored_into_any_layout() {
     for (id, row) in ids.iter().zip(saved.chunks(3)) {
         assert!(rows.get(id).is_none_or(|exported| *exported == row), "row {id}");
     }
-    // What the steps 3 and 4 have touched.
+    // The rows that steps 3 and 4 have pushed.
     let (since, tensors) = exported(&directory, 3);
     let mut touched: Vec<u64> = (3..5).flat_map(ids_of).collect();
     touched.sort_unstable();
@@ -166,14 +167,14 @@ fn tables_are_saved_and_restored_into_any_layout() {
     for (ps, shards, parts) in [(2, 2, 5), (1, 1, 1), (3, 1, 7)] {
         let other = start(ps, shards);
         let mut worker = other.worker(0);
-        worker.join(&variables(parts, roomy()), |_| ()).unwrap();
+        worker.join(&variables(parts, large_table()), |_| ()).unwrap();
         assert_eq!(rows_of(&other, &ids), saved, "{ps} times {shards}");
         train(&mut worker, 5..7);
-        assert_eq!(rows_of(&other, &ids), expected, "slots are restored, too");
+        assert_eq!(rows_of(&other, &ids), expected, "slots must be restored");
         drop(worker);
         other.stop();
     }
-    // There is no room for them in a smaller one, and nothing is restored.
+    // The rows do not fit a smaller table, so nothing is restored.
     let small = start(1, 1);
     let mut worker = small.worker(0);
     let refused = worker.join(&variables(1, TableSpec::new(1 << 12)), |_| ()).unwrap_err();
@@ -183,10 +184,10 @@ fn tables_are_saved_and_restored_into_any_layout() {
     small.stop();
 }
 
-/// Chance is drawn when a push is made, so that nobody knows before whom it admits: a table takes pushes
-/// until it is full, and none with new rows from then on.
+/// Checks a table with random admission. It draws when a push is applied, so the number of new rows
+/// is not known before: a table takes pushes until it is full, then refuses those with new rows.
 #[test]
-fn a_table_that_chance_has_filled_refuses_new_rows() {
+fn a_table_filled_by_random_admission_refuses_new_rows() {
     let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let spec = TableSpec::new(100 * (16 + TableSpec::ROW_OVERHEAD_BYTES)).rows_at_once(1_000);
@@ -202,7 +203,7 @@ fn a_table_that_chance_has_filled_refuses_new_rows() {
     for block in 0..100 {
         let (before, result) = (rows(), push(1_000 * block..1_000 * block + 1_000));
         let Ok(result) = result else {
-            assert_eq!(before, 100, "it was full");
+            assert_eq!(before, 100, "only a full table refuses");
             let full = Error::TableFull {
                 variable: "table".to_owned(),
                 shard: ShardId::default(),
@@ -211,16 +212,16 @@ fn a_table_that_chance_has_filled_refuses_new_rows() {
                 limit: 100,
             };
             assert_eq!(result, Err(full));
-            assert!(block >= 2, "about 50 of each thousand come");
+            assert!(block >= 2, "about 50 rows of each 1000 are admitted");
             return cluster.stop();
         };
         assert!(matches!(result, Push::Applied { .. }));
     }
-    panic!("{} rows, and nothing is refused", rows());
+    panic!("no push was refused at {} rows", rows());
 }
 
 #[test]
-fn what_a_table_cannot_take_is_refused() {
+fn pushes_beyond_the_limits_of_a_table_are_refused() {
     let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let spec = TableSpec::new(100 * (16 + TableSpec::ROW_OVERHEAD_BYTES)).rows_at_once(200);
@@ -237,10 +238,10 @@ fn what_a_table_cannot_take_is_refused() {
     let (variable, shard) = ("table".to_owned(), ShardId::default());
     let expected = Error::TableFull { variable, shard, rows: 90, more: 30, limit: 100 };
     assert_eq!(full, expected);
-    assert_eq!(rows_of(&cluster, &[0, 89, 95]), before, "nothing is half applied");
+    assert_eq!(rows_of(&cluster, &[0, 89, 95]), before, "nothing may be applied");
     let many = push((0..201).collect()).unwrap_err();
     assert!(matches!(many, Error::View(ViewError::RowsAtOnce { rows: 201, limit: 200, .. })));
-    assert!(matches!(push((80..100).collect()), Ok(Push::Applied { .. })), "what fits is taken");
+    assert!(matches!(push((80..100).collect()), Ok(Push::Applied { .. })), "these rows fit");
 
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
@@ -251,7 +252,7 @@ fn what_a_table_cannot_take_is_refused() {
     assert!(matches!(error, Error::NonFiniteRow { row: 7, element: 1, .. }), "{error}");
     cluster.stop();
 
-    // A table may not be larger than the server, whatever it has at first.
+    // A table's limit may not exceed the server's memory, even while the table is empty.
     let storage = || Storage::Memory { bytes_max: 1 << 25 };
     let cluster = Cluster::start(1, 1, Sgd::new(0.1), |config| config.storage(storage()));
     let large = cluster.worker(0).join(&variables(1, TableSpec::new(1 << 30)), |_| ()).unwrap_err();
@@ -260,9 +261,9 @@ fn what_a_table_cannot_take_is_refused() {
     cluster.stop();
 
     let cluster = Cluster::start(1, 1, Adam::new(0.1), |config| config);
-    let refused = cluster.worker(0).join(&variables(1, roomy()), |_| ()).unwrap_err();
+    let refused = cluster.worker(0).join(&variables(1, large_table()), |_| ()).unwrap_err();
     assert!(refused.to_string().contains("moves rows that no push has"), "{refused}");
-    let fans = variables(1, roomy()).remove(1).initializer(Initializer::HeNormal).validate();
+    let fans = variables(1, large_table()).remove(1).initializer(Initializer::HeNormal).validate();
     assert!(matches!(fans, Err(VariableError::Table { .. })));
     cluster.stop();
 }
@@ -283,7 +284,7 @@ fn large_pushes_of_many_tables_are_one_commit() {
         }
         assert!(matches!(worker.push(token, gradients).unwrap(), Push::Applied { .. }));
     }
-    // More ids than a body of answers has rows of one element.
+    // More ids than there are rows of one element in one response body.
     let ids: Vec<u64> = (0..200_000).map(id).collect();
     let mut reader = Reader::connect(cluster.config(0)).unwrap();
     for table in &tables {
@@ -296,7 +297,7 @@ fn large_pushes_of_many_tables_are_one_commit() {
 }
 
 #[test]
-fn a_table_under_a_budget_keeps_what_is_used() {
+fn a_table_with_a_budget_keeps_the_rows_in_use() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let spec = TableSpec::new(400 * (16 + TableSpec::ROW_OVERHEAD_BYTES));
@@ -305,7 +306,7 @@ fn a_table_under_a_budget_keeps_what_is_used() {
     for step in 0..30 {
         let token = worker.token().unwrap().unwrap();
         let mut gradients = worker.gradients();
-        // 100 that come in each step, and 50 that come in two.
+        // 100 rows in every step, and 50 that come in two steps.
         let numbers = (0..100).chain(1000 + step / 2 * 50..1050 + step / 2 * 50);
         let ids: Vec<u64> = numbers.map(id).collect();
         gradients.set_rows("table", &ids, &vec![1.0_f32; 3 * ids.len()]).unwrap();
@@ -313,9 +314,9 @@ fn a_table_under_a_budget_keeps_what_is_used() {
     }
     let ids: Vec<u64> = (0..100).map(id).collect();
     let never = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
-    never.worker(0).join(&variables(1, roomy()), |_| ()).unwrap();
+    never.worker(0).join(&variables(1, large_table()), |_| ()).unwrap();
     let (rows, first) = (rows_of(&cluster, &ids), rows_of(&never, &ids));
-    // The first gradient was not taken.
+    // The first gradient of each row is not applied: admission takes two pushes.
     for (row, first) in rows.iter().zip(first) {
         assert!((row - (first - 29.0)).abs() < 1e-4, "{row} of {first}");
     }

@@ -1,4 +1,4 @@
-//! What each verb of a worker does.
+//! Tests of each operation of a worker.
 
 use pushpull::blocking::Reader;
 use pushpull::{
@@ -9,7 +9,7 @@ use pushpull::{
 use super::cluster::{Cluster, block_on, spec, vector};
 
 #[test]
-fn asynchronous_updates_overtake_each_other() {
+fn asynchronous_updates_do_not_wait_for_each_other() {
     // Loss w^2/2 from w = 1 at rate 0.1: both read 1.0, so both gradients are 1.0.
     let cluster = Cluster::start(1, 2, Sgd::new(0.1), |config| config);
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
@@ -18,7 +18,7 @@ fn asynchronous_updates_overtake_each_other() {
         initial.set("w", &[1.0_f32]);
     };
     let mut params_a = a.join(&variables, fill).unwrap();
-    let mut params_b = b.join(&variables, |_| panic!("only the chief fills")).unwrap();
+    let mut params_b = b.join(&variables, |_| panic!("only the chief initializes")).unwrap();
     let (token_a, token_b) = (a.token().unwrap().unwrap(), b.token().unwrap().unwrap());
     assert_eq!(a.pull(&token_a, &mut params_a).unwrap(), Pulled::Pulled { step: 0 });
     b.pull(&token_b, &mut params_b).unwrap();
@@ -28,7 +28,7 @@ fn asynchronous_updates_overtake_each_other() {
         gradients.view_mut("w").unwrap().copy_from_slice(params.view::<f32>("w").unwrap());
         let Push::Applied { step, staleness: behind } = worker.push(token, gradients).unwrap()
         else {
-            panic!("not applied")
+            panic!("the push was not applied")
         };
         staleness.push((step, behind));
     }
@@ -100,7 +100,7 @@ fn a_partitioned_variable_is_pushed_and_pulled_whole() {
 }
 
 #[test]
-fn variables_that_were_not_viewed_are_left_out() {
+fn omitted_variables_are_not_pushed() {
     let cluster = Cluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&[vector("a", 3), vector("b", 3)], |_| ()).unwrap();
@@ -120,7 +120,7 @@ fn variables_that_were_not_viewed_are_left_out() {
 }
 
 #[test]
-fn a_streamed_push_is_one_update_and_a_dropped_one_none() {
+fn a_streamed_push_is_one_update_and_a_dropped_one_is_none() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.last_step(2));
     let mut worker = cluster.worker(0);
     let large = 600_000;
@@ -137,7 +137,7 @@ fn a_streamed_push_is_one_update_and_a_dropped_one_none() {
     let mut push = worker.begin(token).unwrap();
     push.variable("a", &[1.0_f32; 3]).unwrap();
     drop(push);
-    // Only one step is left: its token is back, or this would wait for ever.
+    // One step is left. If its token were not returned, this would wait forever.
     let token = worker.token().unwrap().unwrap();
     worker.pull(&token, &mut params).unwrap();
     assert_eq!(params.view::<f32>("a").unwrap(), [-1.0; 3]);
@@ -166,7 +166,7 @@ fn plain_variables_are_assigned_and_added_to() {
     worker.assign("w", &[9.0_f32, 8.0]).unwrap();
     let mut reader = Reader::connect(cluster.config(0)).unwrap();
     let mut params = reader.params();
-    assert_eq!(reader.pull(&mut params).unwrap(), 0, "no step was made");
+    assert_eq!(reader.pull(&mut params).unwrap(), 0, "no step was applied");
     assert_eq!(params.view::<i64>("count").unwrap(), [30]);
     assert_eq!(params.view::<f64>("table").unwrap(), [1.5, 2.5, 3.5, 4.5]);
     assert_eq!(params.view::<f32>("w").unwrap(), [9.0, 8.0]);
@@ -176,7 +176,7 @@ fn plain_variables_are_assigned_and_added_to() {
 }
 
 #[test]
-fn a_token_that_is_dropped_goes_to_another() {
+fn a_dropped_token_goes_to_another_worker() {
     let cluster = Cluster::sgd(2, |config| config.last_step(1));
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
     a.join(&[vector("w", 1)], |_| ()).unwrap();
@@ -206,7 +206,7 @@ fn the_chief_ends_the_training_for_all() {
 }
 
 #[test]
-fn a_unix_socket_carries_the_same_conversation() {
+fn a_worker_joins_over_a_unix_socket() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ps.sock");
     let address = format!("unix:{}", path.display());
@@ -224,12 +224,12 @@ fn a_unix_socket_carries_the_same_conversation() {
 }
 
 #[test]
-fn a_streamed_push_whose_variable_was_interrupted_is_never_finished() {
+fn a_streamed_push_with_an_interrupted_variable_cannot_finish() {
     let cluster = Cluster::sgd(1, |config| config.last_step(1));
     block_on(async {
         let mut worker = pushpull::Worker::connect(cluster.config(0)).await.unwrap();
         worker.join(&[vector("a", 3)], |_| ()).await.unwrap();
-        // The session may answer before the first poll is over: then it is tried again.
+        // The session may answer during the first poll. Then the test tries again.
         let mut interrupted = false;
         while !interrupted {
             let token = worker.token().await.unwrap().unwrap();
@@ -247,7 +247,7 @@ fn a_streamed_push_whose_variable_was_interrupted_is_never_finished() {
                 assert_eq!(push.finish().await, Err(Error::Interrupted));
             }
         }
-        // The one token there is has come back, and nothing was applied.
+        // The only token was returned, and nothing was applied.
         let token = worker.token().await.unwrap().unwrap();
         let mut gradients = worker.gradients();
         gradients.view_mut("a").unwrap().copy_from_slice(&[1.0_f32; 3]);
@@ -258,7 +258,7 @@ fn a_streamed_push_whose_variable_was_interrupted_is_never_finished() {
 }
 
 #[test]
-fn bodies_carry_checksums_when_both_agree() {
+fn bodies_carry_checksums_if_both_sides_agree() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
     for checksums in [Checksums::Always, Checksums::Never] {
         let config = cluster.config(0).checksums(checksums);

@@ -1,4 +1,4 @@
-//! Rules that must know a whole variable before they change any of it.
+//! Optimizers that need sums over a whole variable before they update any part of it.
 
 use pushpull::optimizer::{ApplyAt, Run, SlotSpec, SumRun, Sums};
 use pushpull::{
@@ -7,11 +7,11 @@ use pushpull::{
 
 use crate::cluster::{Cluster, vector};
 
-/// More than a part of a push, and no whole number of blocks.
+/// More than one part of a push, and not a whole number of blocks.
 const ELEMENTS: usize = 300_001;
 
-/// A rule of somebody's own: each step is as long as a share of the values, by the one sum that it
-/// makes of each.
+/// A custom optimizer: the norm of each step is a fixed share of the norm of the values. It sums
+/// the squares of values and gradient.
 #[derive(Clone, Debug)]
 struct Share(f64);
 
@@ -49,18 +49,18 @@ fn gradient(worker: u32, step: u64) -> Vec<f32> {
     (0..ELEMENTS).map(|index| (index as f32 * salt).sin()).collect()
 }
 
-/// A variable by itself, whose gradients are each taken in one piece.
-struct Alone<'a> {
+/// Reference: one variable in memory, to which each gradient is applied in one piece.
+struct ReferenceVariable<'a> {
     rule: &'a dyn Optimizer,
     values: Vec<f32>,
     slots: Vec<Vec<f32>>,
     count: u64,
 }
 
-impl<'a> Alone<'a> {
+impl<'a> ReferenceVariable<'a> {
     fn new(rule: &'a dyn Optimizer) -> Self {
         let slots = vec![vec![0.0; ELEMENTS]; rule.slots().len()];
-        Alone { rule, values: start(), slots, count: 0 }
+        ReferenceVariable { rule, values: start(), slots, count: 0 }
     }
 
     fn push(&mut self, gradient: &[f32]) {
@@ -74,24 +74,24 @@ impl<'a> Alone<'a> {
     }
 }
 
-/// What a rule makes of the variable by these gradients.
+/// Returns the values after `rule` has applied these gradients.
 fn expected(rule: &dyn Optimizer, gradients: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
-    let mut alone = Alone::new(rule);
-    gradients.for_each(|gradient| alone.push(&gradient));
-    alone.values
+    let mut reference = ReferenceVariable::new(rule);
+    gradients.for_each(|gradient| reference.push(&gradient));
+    reference.values
 }
 
 fn start() -> Vec<f32> {
     (0..ELEMENTS).map(|index| (index as f32 * 0.1).cos()).collect()
 }
 
-/// The variable that is trained so, between two that are not.
+/// The variable under test, between two that have another optimizer.
 fn variables() -> [VariableSpec; 3] {
     [vector("before", 5), vector("w", ELEMENTS as u64), vector("behind", 3)]
 }
 
-/// The values of all variables after so many steps of these workers, who read before the first of
-/// them pushes.
+/// Returns the values of all variables after `steps` steps of `workers` workers. In each step, all
+/// workers pull before the first one pushes.
 fn trained(
     rule: impl Optimizer + Clone,
     shards: u16,
@@ -136,7 +136,7 @@ fn trained(
 }
 
 #[test]
-fn a_rule_with_norms_sees_the_whole_variable_on_any_number_of_shards() {
+fn an_optimizer_with_norms_sees_the_whole_variable_on_any_number_of_shards() {
     let gradients = || (0..3).map(|step| gradient(0, step));
     let lamb = Lamb::new(0.1).weight_decay(0.5);
     let by_lamb = expected(&lamb, gradients());
@@ -155,7 +155,7 @@ fn a_rule_with_norms_sees_the_whole_variable_on_any_number_of_shards() {
 }
 
 #[test]
-fn a_rule_with_norms_takes_the_mean_of_a_step() {
+fn an_optimizer_with_norms_uses_the_mean_of_a_step() {
     let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
     let mean = |step| {
         let both = gradient(0, step).into_iter().zip(gradient(1, step));
@@ -167,18 +167,18 @@ fn a_rule_with_norms_takes_the_mean_of_a_step() {
 }
 
 #[test]
-fn a_rule_with_norms_takes_the_norm_of_what_is_compensated() {
+fn an_optimizer_with_norms_uses_the_compensated_gradient() {
     const LAMBDA: f32 = 64.0;
     let lamb = Lamb::new(0.1);
     let policy = StalenessPolicy::DelayCompensation { lambda: LAMBDA.into() };
     let [_, w, _] = trained(lamb.clone(), 2, 2, 2, |config| config.staleness(policy));
-    let mut alone = Alone::new(&lamb);
+    let mut reference = ReferenceVariable::new(&lamb);
     for step in 0..2 {
-        let read = alone.values.clone();
-        alone.push(&gradient(0, step));
-        let way = alone.values.iter().zip(read).map(|(now, read)| now - read);
-        let late = gradient(1, step).into_iter().zip(way);
-        alone.push(&late.map(|(g, way)| g + (LAMBDA * g) * (g * way)).collect::<Vec<f32>>());
+        let read = reference.values.clone();
+        reference.push(&gradient(0, step));
+        let drift = reference.values.iter().zip(read).map(|(now, read)| now - read);
+        let compensated = gradient(1, step).into_iter().zip(drift);
+        reference.push(&compensated.map(|(g, drift)| g + (LAMBDA * g) * (g * drift)).collect::<Vec<f32>>());
     }
-    assert!(w == alone.values);
+    assert!(w == reference.values);
 }
