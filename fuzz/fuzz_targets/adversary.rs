@@ -1,5 +1,5 @@
-//! A shard whose peers say anything that can be said, with any number in every field; killed and opened
-//! again now and then. See `pushpull_ps::adversary`.
+//! Fuzzes a shard with valid messages that carry arbitrary numbers in every field. The shard is
+//! killed and opened again now and then. See `pushpull_ps::adversary`.
 
 #![no_main]
 

@@ -1,8 +1,9 @@
-//! Any bytes through the decoder: it never panics, never holds more than it may, and what it takes
-//! has exactly one encoding.
+//! Fuzzes the decoder with arbitrary bytes. It must not panic or exceed its buffer limit, and every
+//! frame that it accepts must have exactly one encoding.
 //!
-//! Each input is read twice: as it is, and mended, so that the fields behind the checksums are
-//! reached. How the stream is chopped, and which bodies are taken, follows from the input.
+//! Each input is read twice: as it is, and with headers and checksums repaired, so that the code
+//! behind the checksums is reached. The input also determines how the stream is cut into reads and
+//! which bodies are skipped.
 
 #![no_main]
 
@@ -15,7 +16,7 @@ use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode, header, limits,
 };
 
-/// Bodies longer than this are skipped: taking them would only cost time.
+/// The longest body that is read. Longer ones are skipped to save time.
 const TAKEN_MAX: u64 = 64 << 10;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -25,7 +26,8 @@ fuzz_target!(|bytes: &[u8]| {
     stretch(bytes);
 });
 
-/// A stretch of a gradient in any encoding: the first bytes say which, and of how many elements.
+/// Decodes an encoded gradient. The first three bytes choose the encoding and the number of
+/// elements.
 fn stretch(bytes: &[u8]) {
     let Some((&[code, low, high], rest)) = bytes.split_first_chunk() else {
         return;
@@ -40,7 +42,7 @@ fn stretch(bytes: &[u8]) {
     let _ = encoding.decode_rows(blocks, rest, &mut vec![0f32; elements]);
 }
 
-/// Choices that follow from the input (xorshift64).
+/// A random sequence that follows from the input (xorshift64).
 struct Choices(u64);
 
 impl Choices {
@@ -61,12 +63,12 @@ fn read(stream: &[u8]) {
         reader.open();
         meta_max = limits::META_BYTES_MAX;
     }
-    let room = (Header::BYTES + meta_max as usize).max(limits::READ_BUFFER_BYTES);
+    let buffer_max = (Header::BYTES + meta_max as usize).max(limits::READ_BUFFER_BYTES);
     let skips = choices.next();
     let mut rest = stream;
     let mut source = |slices: &mut [IoSliceMut<'_>]| {
         let buffer = slices.last().map_or(0, |slice| slice.len());
-        assert!(buffer <= room, "{buffer} bytes of buffer, {room} allowed");
+        assert!(buffer <= buffer_max, "{buffer} bytes of buffer, {buffer_max} allowed");
         let step = match choices.next() % 8 {
             0 => return Err(io::ErrorKind::WouldBlock.into()),
             1 => return Err(io::ErrorKind::Interrupted.into()),
@@ -88,13 +90,13 @@ fn read(stream: &[u8]) {
             Ok(Poll::Frame(header, message)) => (header, message),
             Ok(Poll::Pending) => continue,
             Ok(Poll::Closed) => {
-                assert_eq!(at, stream.len(), "every byte belongs to a frame");
+                assert_eq!(at, stream.len(), "bytes after the last frame");
                 return;
             }
             Err(_) => return,
         };
         let again = encode_again(&header, &message);
-        assert_eq!(again, stream[at..at + again.len()], "{message:?} has one encoding");
+        assert_eq!(again, stream[at..at + again.len()], "{message:?} has another encoding");
         at += again.len();
         if header.body_bytes > 0 {
             let skip = header.body_bytes > TAKEN_MAX || skips >> (frame % 64) & 1 == 1;
@@ -111,11 +113,11 @@ fn read(stream: &[u8]) {
                 }
             }
             let length = header.body_bytes as usize;
-            assert!(skip || body == stream[at..at + length], "the body is what was sent");
+            assert!(skip || body == stream[at..at + length], "the body differs from the stream");
             at += length;
             catalogue(&body);
         }
-        assert!(reader.bytes() >= at as u64, "what was read had come");
+        assert!(reader.bytes() >= at as u64, "the reader counts fewer bytes than it returned");
     }
 }
 
@@ -133,7 +135,7 @@ fn encode_again(header: &Header, message: &Message) -> Vec<u8> {
     bytes
 }
 
-/// The input as a stream of frames whose headers and checksums are right.
+/// Rewrites the input as a stream of frames with valid headers and checksums.
 fn mend(bytes: &[u8]) -> Vec<u8> {
     let mut stream = bytes.to_vec();
     let mut rest = stream.as_mut_slice();
@@ -153,7 +155,7 @@ fn mend(bytes: &[u8]) -> Vec<u8> {
         head[12..16].copy_from_slice(&u32::from(flags).to_le_bytes());
         head[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
         head[36..40].fill(0);
-        // One body in a few keeps a checksum that is wrong.
+        // One checksummed body in eight keeps its wrong checksum.
         match (flags, head[60] % 8) {
             (0, _) => head[60..64].fill(0),
             (_, 0) => {}
@@ -168,7 +170,7 @@ fn mend(bytes: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// A catalogue that decodes has one encoding, and layouts without holes.
+/// Checks that a catalogue that decodes has one encoding and layouts without holes.
 fn catalogue(bytes: &[u8]) {
     let Ok(catalogue) = Catalogue::decode(bytes) else {
         return;

@@ -1,9 +1,12 @@
-//! Any conversation with a shard: it never panics, applies no push twice, and tears no pull.
+//! Fuzzes the conversation with a shard: it must not panic, apply a push twice or tear a pull.
 //!
-//! An input is a list of actions of a few clients that break every rule a client can break, under
-//! a clock of its own. What must hold: a push has one outcome, a version belongs to one push, the
-//! global step is the number of gradients applied, and all elements of a partition are equal in
-//! every answer to a pull, since every push here gives all of them the same value.
+//! An input is a list of actions of a few clients that break every rule a client can break, with a
+//! clock of its own. These properties must hold:
+//!
+//! - A push has one outcome, and a version belongs to one push.
+//! - The global step is the number of gradients applied.
+//! - All elements of a partition are equal in every answer to a pull, since every push here gives
+//!   all of them the same value.
 
 #![no_main]
 
@@ -18,7 +21,7 @@ use pushpull_ps::{Adam, NonFinite, Sgd};
 
 use model::{Action, World};
 
-/// Actions beyond these are left out.
+/// The maximum number of actions that one input plays.
 const ACTIONS_MAX: usize = 200;
 
 #[derive(Arbitrary, Debug)]
@@ -29,7 +32,7 @@ struct Input {
     policy: u8,
     token_timeout: Option<u8>,
     inbox_pushes: bool,
-    /// Whether training has begun when the actions begin, and with which variables.
+    /// If set, training has begun before the actions, with the wide catalogue if true.
     begun: Option<bool>,
     actions: Vec<Action>,
 }

@@ -1,10 +1,10 @@
-//! A shard whose peers say anything that can be said: valid messages with any number in every field, from
-//! any role, in any order, between ticks, lost connections and kills.
+//! An adversary test of one shard: valid messages with arbitrary numbers in every field.
 //!
-//! [`play`] reads its input as choices, so that a fuzzer and a property test drive the same code. A peer
-//! is mostly honest, or nothing would ever lie whole anywhere, and gets a field wrong now and then. The
-//! shard's invariants are asserted after every input. A shard that is killed opens again, and has the
-//! values and the counts that it had.
+//! Peers of every role send messages in any order, between ticks, lost connections and kills.
+//! [`play`] reads its input as choices, so that a fuzzer and a property test drive the same code.
+//! Peers are mostly honest, since otherwise no push would ever be complete; now and then a field is
+//! wrong. The shard asserts its invariants after every input. A killed shard must open again with
+//! the same values and counts.
 
 mod choices;
 
@@ -42,36 +42,36 @@ use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK, Way};
-use choices::{Choices, Numbers};
+use choices::{Choices, KnownNumbers};
 
-/// The memory that the shard may use.
+/// The maximum memory of the shard.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// Bytes of a block, so that small variables have several.
+/// The bytes of a block: few, so that small variables have several blocks.
 const BLOCK_BYTES: usize = 256;
 
-/// More outputs than one input can ever cause with so few connections.
+/// More outputs than one input can cause with at most six connections.
 const OUTPUTS_MAX: usize = 4096;
 
-/// Inputs that are played of what is read: a longer one says nothing more.
+/// The maximum number of actions that one input plays.
 const ACTIONS_MAX: usize = 400;
 
 /// The lease of a member.
 const LEASE: Duration = Duration::from_millis(500);
 
-/// A connection as its peer knows it.
+/// The peer's side of a connection.
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct PeerLine {
     connection: u64,
-    /// The epoch that its client was welcomed with.
+    /// The epoch of the client, from its hello or its welcome.
     epoch: ClientEpoch,
-    /// The next sequence of its pushes.
+    /// The sequence of the newest push.
     next: u64,
-    /// A body is due: its length, and how much has come.
+    /// The body that is due: its length, and how much has been sent.
     body: Option<(usize, usize)>,
 }
 
-/// A shard, and what its peers know.
+/// A shard and the state of its peers.
 struct Play<'a> {
     choices: Choices<'a>,
     shard: Shard,
@@ -80,25 +80,25 @@ struct Play<'a> {
     id: ShardId,
     catalogue: Arc<Catalogue>,
     now: Instant,
-    lines: Vec<Line>,
+    lines: Vec<PeerLine>,
     next_connection: u64,
     next_request: u64,
     streams: Vec<PulledParts>,
-    known: Numbers,
-    /// Of all lives of the shard.
+    known: KnownNumbers,
+    /// The metrics of all processes of the shard together.
     counters: Arc<Counters>,
 }
 
-/// Plays the choices of an input against a shard. Returns how many gradients the shard applied, and whether
-/// it owns the step.
+/// Plays the choices of an input against a shard. Returns how many gradients the shard has applied,
+/// and whether it is the step owner.
 ///
 /// # Panics
-/// If a shard breaks its invariants, asks for a body in memory of another length, or cannot be opened again
-/// as it was.
+/// If the shard breaks its invariants, returns target memory of another length than the body, or
+/// does not recover its state after a kill.
 pub fn play(input: &[u8]) -> (u64, bool) {
     let mut play = Play::new(Choices::new(input));
     if play.choices.one_in(8) {
-        // Nobody has declared anything.
+        // One input in eight starts before any variable is declared.
     } else {
         play.begin();
     }
@@ -107,7 +107,7 @@ pub fn play(input: &[u8]) -> (u64, bool) {
             break;
         }
         play.act();
-        play.listen();
+        play.handle_outputs();
     }
     play.reopen();
     (play.counters.gradients_applied.read(), play.id.shard == 0)
@@ -170,7 +170,7 @@ fn config(choices: &mut Choices<'_>, shards: u16) -> PsConfig {
             config.staleness = StalenessPolicy::DelayCompensation { lambda: 0.5 };
         }
     }
-    config.check().expect("the settings are sound");
+    config.check().expect("the configuration is valid");
     config
 }
 
@@ -182,7 +182,7 @@ impl<'a> Play<'a> {
         let variables = variables(&mut choices);
         let map = ShardMap::new([0], shards).expect("one task");
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
-        let placement = placement.expect("small variables have their places");
+        let placement = placement.expect("small variables can be placed");
         let catalogue = Catalogue::new(variables, &placement).expect("a small catalogue");
         let shelf = Shelf::default();
         let now = Instant::now();
@@ -201,28 +201,28 @@ impl<'a> Play<'a> {
             next_connection: 1,
             next_request: 1,
             streams: Vec::new(),
-            known: Numbers::default(),
+            known: KnownNumbers::default(),
         }
     }
 
-    /// An honest chief comes, and declares and initializes the variables.
+    /// Connects an honest chief, which declares and initializes the variables.
     fn begin(&mut self) {
         let epoch = if self.id.shard == 0 { 0 } else { 1 };
         let hello = Hello { client_epoch: ClientEpoch(epoch), ..self.hello(Role::Chief {}, 0) };
         self.connect(&hello, Way::Remote);
         let catalogue = self.catalogue.clone();
         let declare = message::Declare { digest: catalogue.digest() };
-        self.say(0, Envelope::default(), declare.into(), catalogue.encode());
+        self.send(0, Envelope::default(), declare.into(), catalogue.encode());
         let initialize = message::Initialize { epoch: RestoreEpoch(1) };
-        self.say(0, Envelope::default(), initialize.into(), &[]);
+        self.send(0, Envelope::default(), initialize.into(), &[]);
         self.settle();
     }
 
     fn act(&mut self) {
         match self.choices.below(32) {
-            0..3 => self.come(),
+            0..3 => self.connect_any(),
             3 => self.disconnect(),
-            4 => self.pass(),
+            4 => self.advance_time(),
             5..9 => self.settle(),
             9 => {
                 self.shard.work(self.now);
@@ -232,7 +232,7 @@ impl<'a> Play<'a> {
             12 => self.on_owner_message(),
             13 | 14 => self.continue_body(),
             15..22 => self.push(),
-            _ => self.say_anything(),
+            _ => self.send_any_message(),
         }
     }
 
@@ -255,8 +255,8 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Somebody says hello.
-    fn come(&mut self) {
+    /// Connects a peer with a random role and, at times, wrong fields in its hello.
+    fn connect_any(&mut self) {
         let roles = [Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}];
         let role = roles[[0, 0, 0, 1, 1, 2, 3, 3][self.choices.below(8)]];
         let task = self.choices.below(4) as u32;
@@ -267,7 +267,7 @@ impl<'a> Play<'a> {
         if self.choices.one_in(3) {
             hello.incarnation = Incarnation(self.number());
         }
-        // The epoch that it was given, as a rule; on a shard that gives none out, some.
+        // Often an epoch that the step owner has minted or would mint for this task.
         let epoch = match self.choices.below(4) {
             0 => 0,
             1 => u64::from(task) + 1,
@@ -296,44 +296,44 @@ impl<'a> Play<'a> {
         else {
             return;
         };
-        self.lines.push(Line { connection, epoch: hello.client_epoch, next: 1, body: None });
+        self.lines.push(PeerLine { connection, epoch: hello.client_epoch, next: 1, body: None });
         let (hello, header) = (&hello, &header);
         self.shard.handle(self.now, Input::Connected { connection, hello, header, way });
-        self.listen();
+        self.handle_outputs();
     }
 
     fn disconnect(&mut self) {
         if let Some(index) = self.line() {
-            let Line { connection, .. } = self.lines.swap_remove(index);
+            let PeerLine { connection, .. } = self.lines.swap_remove(index);
             self.shard.handle(self.now, Input::Disconnected { connection });
         }
     }
 
-    fn pass(&mut self) {
+    fn advance_time(&mut self) {
         let times = [TICK, TICK, LEASE / 2, LEASE, 4 * LEASE];
         let time = times[self.choices.below(times.len())];
         self.now += time;
-        // Told in time, or only at the end: the process was stopped.
+        // The clock jumps, as after a stop of the process. At times the same tick arrives twice.
         let ticks = if self.choices.one_in(2) { 1 } else { 2 };
         for _ in 0..ticks {
             self.shard.handle(self.now, Input::Tick);
         }
     }
 
-    /// Does all the work there is.
+    /// Does all work that is due.
     fn settle(&mut self) {
         while self.shard.has_work() {
             match self.shard.work(self.now) {
                 Work::Blocked => self.streams.clear(),
                 Work::Idle | Work::More | Work::Flushing => {}
-                // There is memory to be had; it is tried again later.
-                Work::Growing => return self.listen(),
+                // The shard retries a failed growth only after some time, so this loop cannot wait.
+                Work::Growing => return self.handle_outputs(),
             }
-            self.listen();
+            self.handle_outputs();
         }
     }
 
-    /// What the step owner says to a shard that is another's.
+    /// Sends a message of the step owner to the shard, unless the shard is the step owner.
     fn on_owner_message(&mut self) {
         if self.id.shard == 0 {
             return;
@@ -373,17 +373,17 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// A push as an honest client makes it, but for what is wrong with it.
+    /// Pushes as an honest client does, except for a wrong field now and then.
     fn push(&mut self) {
         let Some(index) = self.line() else { return };
         let operations = [Operation::Gradient {}, Operation::Assign {}, Operation::AssignAdd {}];
         let operation = operations[[0, 0, 0, 0, 1, 2][self.choices.below(6)]];
         if self.choices.one_in(2) {
             let newest = TokenId(u64::MAX);
-            self.say(index, Envelope::default(), message::TokenRequest { newest }.into(), &[]);
+            self.send(index, Envelope::default(), message::TokenRequest { newest }.into(), &[]);
         }
         if !self.choices.one_in(4) {
-            self.say(index, Envelope::default(), message::Reserve {}.into(), &[]);
+            self.send(index, Envelope::default(), message::Reserve {}.into(), &[]);
         }
         let known = self.known.tokens.last().copied();
         let token = known.unwrap_or_else(|| 1 + self.choices.below(16) as u64);
@@ -435,14 +435,14 @@ impl<'a> Play<'a> {
                     read,
                     ranges,
                 };
-                self.say(index, envelope, shared.into(), &[]);
+                self.send(index, envelope, shared.into(), &[]);
             } else {
-                self.say(index, envelope, part.into(), &body);
+                self.send(index, envelope, part.into(), &body);
             }
         }
     }
 
-    /// The parts of an honest push: where each begins, and its body.
+    /// Returns the parts of an honest push: offset and body of each.
     fn parts(&mut self, operation: Operation) -> Vec<(u64, Vec<u8>)> {
         let catalogue = self.catalogue.clone();
         let layout = catalogue.layout(self.id);
@@ -479,7 +479,7 @@ impl<'a> Play<'a> {
         parts
     }
 
-    /// Some rows of a partition, rising.
+    /// Returns up to three rows of a partition, in ascending order.
     fn rows_of(&mut self, partition: &Partition) -> Vec<u64> {
         let count = self.choices.below(4) as u64;
         match partition.is_table() {
@@ -491,7 +491,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// A body: numbers, zeros, or what is none.
+    /// Returns a body of one repeated word: zeros, NaN, any number, or ones.
     fn content(&mut self, bytes: usize) -> Vec<u8> {
         let word = match self.choices.below(6) {
             0 => 0,
@@ -503,8 +503,8 @@ impl<'a> Play<'a> {
         words.flatten().take(bytes).collect()
     }
 
-    /// A message of any kind, with any number in any field.
-    fn say_anything(&mut self) {
+    /// Sends a message of any kind, with any number in any field.
+    fn send_any_message(&mut self) {
         let Some(index) = self.line() else { return };
         let mut body = Vec::new();
         if self.choices.one_in(2) {
@@ -628,10 +628,10 @@ impl<'a> Play<'a> {
         if Message::body_limit(message.kind()) == Some(0) {
             body.clear();
         }
-        self.say(index, envelope, message, &body);
+        self.send(index, envelope, message, &body);
     }
 
-    /// The generation under which the client of a line holds a token, if it does.
+    /// Returns the generation under which the client of a connection would hold a token.
     fn generation(&self, index: usize, token: u64) -> u32 {
         generation_of(TokenId(token), self.lines[index].epoch)
     }
@@ -668,7 +668,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// The next sequence of a line's pushes, or the one before.
+    /// Returns the next sequence for the pushes of a connection, or at times the last one again.
     fn sequence(&mut self, index: usize) -> u64 {
         let again = self.choices.one_in(4);
         let line = &mut self.lines[index];
@@ -680,7 +680,7 @@ impl<'a> Play<'a> {
         self.choices.number(&self.known)
     }
 
-    /// A line over which something may be said.
+    /// Chooses a connection; `None` if there is none.
     fn line(&mut self) -> Option<usize> {
         let count = self.lines.len();
         (count > 0).then(|| self.choices.below(count))
@@ -692,8 +692,8 @@ impl<'a> Play<'a> {
         Envelope { request, ..envelope }
     }
 
-    /// Sends a message with its body, of which the end may come later or never.
-    fn say(&mut self, index: usize, envelope: Envelope, message: Message, body: &[u8]) {
+    /// Sends a message with its body. The second half of the body may follow later or never.
+    fn send(&mut self, index: usize, envelope: Envelope, message: Message, body: &[u8]) {
         let Some(line) = self.lines.get(index).copied().filter(|line| line.body.is_none()) else {
             return;
         };
@@ -708,22 +708,22 @@ impl<'a> Play<'a> {
         if header.body_bytes > 0 {
             self.receive(index, connection, &body[..now]);
         }
-        self.listen();
+        self.handle_outputs();
     }
 
-    /// More of a body comes.
+    /// Sends the rest of a body that is due, as zeros.
     fn continue_body(&mut self) {
         let due = self.lines.iter().position(|line| line.body.is_some());
         let Some(index) = due else { return };
-        let Line { connection, body, .. } = self.lines[index];
+        let PeerLine { connection, body, .. } = self.lines[index];
         let (bytes, taken) = body.unwrap_or_default();
         self.receive(index, connection, &vec![0; bytes - taken]);
     }
 
-    /// These bytes of the body that is due come, as the runtime takes them in.
+    /// Delivers bytes of the body that is due, as the runtime does.
     fn receive(&mut self, index: usize, connection: u64, bytes: &[u8]) {
         let line = self.lines.get_mut(index).filter(|line| line.connection == connection);
-        let Some(Line { body: Some((length, taken)), .. }) = line else { return };
+        let Some(PeerLine { body: Some((length, taken)), .. }) = line else { return };
         if let Some(target) = self.shard.body_target(connection) {
             assert_eq!(target.len(), *length, "the target is as long as the body");
             target[*taken..*taken + bytes.len()].copy_from_slice(bytes);
@@ -737,15 +737,15 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Takes what the shard wants done.
-    fn listen(&mut self) {
+    /// Handles the shard's outputs.
+    fn handle_outputs(&mut self) {
         for count in 0.. {
             assert!(count < OUTPUTS_MAX, "the outputs of one input are bounded");
             let Some(output) = self.shard.poll_output() else { break };
             match output {
                 Output::Send { connection, envelope, message, body, .. } => {
-                    let said = framed(&envelope, &message, body.len());
-                    assert!(said.is_some(), "what a server says can be said: {message:?}");
+                    let sent = framed(&envelope, &message, body.len());
+                    assert!(sent.is_some(), "the server sends an invalid message: {message:?}");
                     self.known.learn(&message);
                     let line = self.lines.iter_mut().find(|line| line.connection == connection);
                     if let (Some(line), Message::Welcome(welcome)) = (line, &message) {
@@ -762,20 +762,20 @@ impl<'a> Play<'a> {
                 Output::Shared { message, .. } => self.known.learn(&message),
                 Output::Members { joined, present } => assert!(present <= joined),
                 Output::RestoreShard(_) | Output::SaveShard(_) | Output::Flush(_) => {
-                    unreachable!("no checkpoints are kept, and nothing on a disk")
+                    unreachable!("there is no checkpoint directory and no disk")
                 }
                 Output::ToOwner { .. } | Output::Order(_) | Output::Event(_) => {}
             }
         }
     }
 
-    /// The process is killed, and another opens what it left.
+    /// Kills the process and opens the shard again from its files.
     fn reopen(&mut self) {
         let settles = self.choices.one_in(2);
         if settles {
             self.settle();
         }
-        // What was being changed is not what is found.
+        // While work is due, the state in memory may differ from the durable state.
         let before = (!self.shard.has_work()).then(|| self.shard.durable_state());
         self.streams.clear();
         self.lines.clear();
@@ -783,14 +783,14 @@ impl<'a> Play<'a> {
         self.shard = open(&self.config, self.id, &self.shelf, &self.counters, self.now);
         if let Some(before) = before {
             let after = self.shard.durable_state();
-            assert!(before == after, "{before:?} is not {after:?}");
+            assert!(before == after, "the state changed from {before:?} to {after:?}");
         }
         self.shard.check_invariants();
-        self.listen();
+        self.handle_outputs();
     }
 }
 
-/// Opens the shard that is on this shelf, or makes one there.
+/// Opens the shard that is stored on the shelf, or creates it.
 fn open(
     config: &Arc<PsConfig>,
     id: ShardId,
@@ -803,10 +803,10 @@ fn open(
     let parts = Parts { id, config: config.clone(), identity, budget, counters };
     let life = Life { boot: [0; 16], arena: 1, epoch_base: 0 };
     let opened = Shard::open(parts, Place::Shelf(shelf.clone()), life, now);
-    opened.unwrap_or_else(|error| panic!("what a shard has written it reads: {error}"))
+    opened.unwrap_or_else(|error| panic!("a shard cannot open its own files: {error}"))
 }
 
-/// A message as it arrives: encoded and decoded; nothing if it cannot be said.
+/// Encodes a message and decodes it again, as it arrives; `None` if it is invalid.
 fn framed(envelope: &Envelope, message: &Message, body: usize) -> Option<(Header, Message)> {
     let mut bytes = Vec::new();
     encode(&mut bytes, envelope, message, BodyStamp::plain(body as u64));
@@ -829,18 +829,18 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
         #[test]
-        fn a_shard_takes_whatever_can_be_said_and_opens_again(input in inputs()) {
+        fn any_valid_messages_leave_a_shard_that_opens_again(input in inputs()) {
             super::play(&input);
         }
     }
 
-    /// A shard that refused every push would hide the code behind its checks.
+    /// If the shard refused every push, the code behind its checks would not be tested.
     #[test]
-    fn pushes_come_through_on_the_step_owner_and_on_other_shards() {
+    fn gradients_are_applied_on_the_step_owner_and_on_other_shards() {
         let mut runner = TestRunner::deterministic();
         let mut applied = [0, 0];
         for _ in 0..300 {
-            let input = inputs().new_tree(&mut runner).expect("bytes").current();
+            let input = inputs().new_tree(&mut runner).expect("an input").current();
             let (gradients, owns_the_step) = super::play(&input);
             applied[usize::from(!owns_the_step)] += gradients;
         }

@@ -1,7 +1,7 @@
-//! A shard behind a public door, for the fuzz targets alone: built under `cfg(fuzzing)` only.
+//! An endpoint of one shard for the fuzz targets. Built only under `cfg(fuzzing)`.
 //!
-//! The [`Door`] keeps to what the runtime promises a shard: bodies come after their messages,
-//! nothing is read from a connection that is being closed, and time does not go back.
+//! The [`FuzzEndpoint`] keeps the promises of the runtime to a shard: a body follows its message, a
+//! connection that is being closed is not read, and time does not go back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
@@ -24,34 +24,34 @@ use crate::shard::output::{Output, PulledParts};
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK, Way};
 
-/// The memory that the shard may use.
+/// The maximum memory of the shard.
 const BYTES_MAX: u64 = 4 << 20;
-/// More outputs than one input can ever cause with so few connections.
+/// More outputs than one input can cause with the few connections of a fuzz input.
 const OUTPUTS_MAX: usize = 4096;
 
-/// What the shard is configured with.
+/// The configuration of the shard.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The step at which training ends.
     pub last_step: Option<u64>,
-    /// What happens to NaN and infinities.
+    /// The policy for NaN and infinities.
     pub non_finite: NonFinite,
-    /// How long a token may be held.
+    /// How long a client may hold a token.
     pub token_timeout: Option<Duration>,
-    /// How long a member may be silent.
+    /// The lease: how long a silent member stays.
     pub lease: Duration,
-    /// Rooms of the inbox.
+    /// The number of push slots.
     pub inbox_pushes: usize,
-    /// Connections.
+    /// The maximum number of connections.
     pub connections_max: usize,
 }
 
-/// Something the shard wanted done.
+/// An output of the shard.
 #[derive(Debug)]
 pub enum Event {
     /// A frame was sent.
     Sent {
-        /// Over this connection.
+        /// The connection.
         connection: u64,
         /// The fields of the header.
         envelope: Envelope,
@@ -60,9 +60,9 @@ pub enum Event {
         /// The body.
         body: Vec<u8>,
     },
-    /// The connection is being closed: nothing more is read from it.
+    /// A connection is being closed: nothing more is read from it.
     Closed {
-        /// Which.
+        /// The connection.
         connection: u64,
     },
 }
@@ -70,25 +70,25 @@ pub enum Event {
 /// The values that answered a pull: offsets and bytes, in the order sent.
 pub type Values = Vec<(u64, Vec<u8>)>;
 
-/// A shard with its connections, without sockets and with a clock that is told the time.
+/// A shard with its connections, without sockets and with a clock that the caller advances.
 #[derive(Debug)]
-pub struct Door {
+pub struct FuzzEndpoint {
     shard: Shard,
     now: Instant,
     next_connection: u64,
-    /// What is left of the body that a connection is sending: its length, and how much has come.
+    /// By connection: the length of the body that is being received, and how much has arrived.
     bodies: BTreeMap<u64, (usize, usize)>,
     closed: BTreeSet<u64>,
     streams: Vec<(u64, PulledParts)>,
     counters: Arc<Counters>,
 }
 
-impl Door {
-    /// The one shard of the one task of a cluster, in anonymous memory.
+impl FuzzEndpoint {
+    /// Creates the only shard of a cluster with one task, in anonymous memory.
     ///
     /// # Panics
-    /// If a shard cannot be built of these settings.
-    pub fn new(settings: Settings, optimizer: impl Optimizer) -> Door {
+    /// If the settings are invalid.
+    pub fn new(settings: Settings, optimizer: impl Optimizer) -> FuzzEndpoint {
         let cluster = ClusterSpec::builder().job("ps", ["localhost:1"]).build();
         let cluster = cluster.expect("one task with an address is a cluster");
         let mut config = PsConfig::new(cluster, TaskId::ps(0), optimizer)
@@ -98,14 +98,14 @@ impl Door {
             .inbox_pushes(settings.inbox_pushes)
             .connections_max(settings.connections_max);
         config.last_step = settings.last_step;
-        config.check().expect("the settings are sound");
+        config.check().expect("the settings are valid");
         let counters = Arc::<Counters>::default();
         let id = ShardId { task: 0, shard: 0 };
         let (config, identity) = (Arc::new(config), Arc::new(Identity::new()));
         let (budget, now) = (Budget::new(BYTES_MAX), Instant::now());
         let parts = Parts { id, config, identity, budget, counters: counters.clone() };
         let life = Life { boot: [0; 16], arena: 1, epoch_base: 0 };
-        Door {
+        FuzzEndpoint {
             shard: Shard::open(parts, Place::Anonymous, life, now).expect("memory for a shard"),
             now,
             next_connection: 1,
@@ -116,7 +116,7 @@ impl Door {
         }
     }
 
-    /// A peer says hello; the number of its connection.
+    /// Opens a connection with a hello and returns its number.
     pub fn connect(&mut self, hello: &Hello, header: &Header, remote: bool) -> u64 {
         let connection = self.next_connection;
         self.next_connection += 1;
@@ -125,12 +125,12 @@ impl Door {
         connection
     }
 
-    /// Whether a connection may send a message: it is open, and no body is due.
+    /// Whether a connection may send a message: it is open and no body is due.
     pub fn may_send(&self, connection: u64) -> bool {
         !self.closed.contains(&connection) && !self.bodies.contains_key(&connection)
     }
 
-    /// A message comes, if it may.
+    /// Delivers a message, unless [`FuzzEndpoint::may_send`] is false.
     pub fn message(&mut self, connection: u64, header: &Header, message: Message) {
         if !self.may_send(connection) {
             return;
@@ -141,10 +141,10 @@ impl Door {
         self.shard.handle(self.now, Input::Message { connection, header, message });
     }
 
-    /// Bytes of the body that is due come; how many of them were taken.
+    /// Delivers bytes of the body that is due. Returns how many were taken.
     ///
     /// # Panics
-    /// If the shard lends memory of another length than the body's.
+    /// If the shard's target memory has another length than the body.
     pub fn body(&mut self, connection: u64, bytes: &[u8]) -> usize {
         let Some((length, taken)) = self.bodies.get_mut(&connection) else {
             return 0;
@@ -167,32 +167,32 @@ impl Door {
         count
     }
 
-    /// A connection is gone, and with it what was still to be sent over it.
+    /// Ends a connection and drops the values that were to be sent over it.
     pub fn disconnect(&mut self, connection: u64) {
         self.streams.retain(|(stream, _)| *stream != connection);
         self.bodies.remove(&connection);
         self.shard.handle(self.now, Input::Disconnected { connection });
     }
 
-    /// Time passes, and the shard is told so as often as it must be.
+    /// Advances time tick by tick, with an input for each tick.
     pub fn advance(&mut self, ticks: u32) {
         for _ in 0..ticks {
             self.pause(TICK);
         }
     }
 
-    /// Time passes, and the shard is told so only at the end: the process was stopped.
+    /// Advances time with one input at its end, as for a process that was stopped.
     pub fn pause(&mut self, time: Duration) {
         self.now += time;
         self.shard.handle(self.now, Input::Tick);
     }
 
-    /// Does a slice of the work that is due; whether there is more that can be done.
+    /// Does one slice of the work that is due. Returns true if more can be done at once.
     pub fn work(&mut self) -> bool {
         self.shard.has_work() && self.shard.work(self.now) == Work::More
     }
 
-    /// Does all work that is due, and sends all values, until neither brings anything.
+    /// Does all work that is due and sends all values, until no work is left.
     pub fn settle(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         while self.shard.has_work() {
@@ -203,10 +203,10 @@ impl Door {
         events
     }
 
-    /// What the shard has wanted done since the last call.
+    /// Returns the shard's outputs since the last call.
     ///
     /// # Panics
-    /// If that does not end.
+    /// If there are more than `OUTPUTS_MAX`.
     pub fn poll(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         for count in 0.. {
@@ -223,13 +223,13 @@ impl Door {
                     self.closed.insert(connection);
                     events.push(Event::Closed { connection });
                 }
-                Output::Shared { .. } => unreachable!("this memory cannot be shared"),
+                Output::Shared { .. } => unreachable!("anonymous memory cannot be shared"),
                 Output::ToOwner { .. }
                 | Output::Order(_)
                 | Output::SaveShard(_)
                 | Output::Flush(_)
                 | Output::RestoreShard(_) => {
-                    unreachable!("the one shard owns the step, and keeps no checkpoints")
+                    unreachable!("the only shard is the step owner and has no checkpoints")
                 }
                 Output::Members { joined, present } => assert!(present <= joined),
                 Output::Event(_) => {}
@@ -238,10 +238,10 @@ impl Door {
         events
     }
 
-    /// Sends the values that pulls are waiting for, which unpins them.
+    /// Sends the values that pulls wait for, which unpins them.
     ///
     /// # Panics
-    /// If a part is longer than a part may be.
+    /// If a part is longer than 1 MiB.
     pub fn send(&mut self) -> Vec<(u64, Values)> {
         let mut sent = Vec::new();
         for (connection, mut parts) in std::mem::take(&mut self.streams) {
@@ -254,7 +254,7 @@ impl Door {
                 let mut bytes = Vec::new();
                 slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
                 if parts.is_short() {
-                    // What is rounded is compared with nothing.
+                    // Encoded values are rounded, so they are not compared.
                     assert!(bytes.len() as u64 <= PART_BYTES_MAX);
                     continue;
                 }
@@ -266,7 +266,7 @@ impl Door {
         sent
     }
 
-    /// What the shard has counted.
+    /// Returns the shard's metrics.
     pub fn metrics(&self) -> Metrics {
         Metrics::sum([&*self.counters])
     }

@@ -1,9 +1,9 @@
-//! A shard behind a public door, for the simulator of whole clusters: bytes of connections go in and
-//! out, the time is told, and what a killed process leaves is kept.
+//! A simulated endpoint of one shard, for the simulator of whole clusters.
 //!
-//! The [`Door`] does for its shard what `runtime` does, without a socket, a thread or a clock, and
-//! has the shard's invariants checked after everything it does. The fuzz targets have a door of their
-//! own (`fuzzing`): they speak to a shard message by message, where this one reads streams of bytes.
+//! The [`ShardEndpoint`] does for its shard what `runtime` does, without a socket, a thread or a
+//! clock. Bytes of connections go in and out, the caller passes the time, and the files of a killed
+//! process are kept. The shard's invariants are checked after every input. The fuzz targets have an
+//! endpoint of their own (`fuzzing`), which takes messages; this one reads byte streams.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -26,131 +26,133 @@ use crate::shard::output::{Output, PulledParts};
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, Way};
 
-/// How often a shard must be told the time.
+/// The interval at which a shard needs [`ShardEndpoint::tick`].
 pub const TICK: Duration = crate::shard::TICK;
 
-/// The memory that a shard may use.
+/// The maximum memory of a shard.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// Bytes of a block, so that small variables have several.
+/// The bytes of a block: few, so that small variables have several blocks.
 const BLOCK_BYTES: usize = 256;
 
-/// Lives are two minutes apart: longer than most last, and hundreds of them are less than a day.
+/// The distance of the epoch bases of two processes, in milliseconds: two minutes. That is longer
+/// than most processes live, and hundreds of them are less than a day, within which other shards
+/// accept epochs.
 const EPOCHS_A_LIFE: u64 = 1 << 17;
 
-/// A shard's files, as a killed process leaves them.
+/// A shard's files as a killed process leaves them.
 #[derive(Debug, Default)]
 pub struct Files(Shelf);
 
-/// Something a shard wants done.
+/// An output of a shard, which the simulator carries out.
 #[derive(Debug)]
 pub enum Event {
     /// Send a frame.
     Send {
-        /// Over this connection.
+        /// The connection.
         connection: u64,
-        /// Its bytes.
+        /// The bytes of the frame.
         frame: Vec<u8>,
     },
-    /// Send a frame, and descriptors with its first byte.
+    /// Send a frame, with descriptors at its first byte.
     Shared {
-        /// Over this connection, which is a Unix socket.
+        /// The connection: a Unix socket.
         connection: u64,
-        /// Its bytes.
+        /// The bytes of the frame.
         frame: Vec<u8>,
-        /// Of the memory that is lent.
+        /// The descriptors of the shared memory.
         descriptors: Vec<OwnedFd>,
     },
     /// Send the values that answer a pull.
     Values {
-        /// Over this connection.
+        /// The connection.
         connection: u64,
-        /// Frame by frame, as the connection takes them.
+        /// The values, to be sent frame by frame as the connection takes them.
         values: Box<Values>,
     },
-    /// Close a connection once all that was sent before is out.
+    /// Close a connection after all earlier frames are sent.
     Close {
-        /// Which.
+        /// The connection.
         connection: u64,
     },
-    /// Send a frame over the connection to the step owner's shard.
+    /// Send a frame over the connection to the step owner.
     ToOwner {
-        /// Its bytes.
+        /// The bytes of the frame.
         frame: Vec<u8>,
     },
-    /// A step has been applied, and is committed.
+    /// A synchronous step has been applied and committed.
     Applied {
-        /// Counted from 0.
+        /// The index of the step, from 0.
         step: u64,
-        /// It was made of the pushes of these tokens, in this order.
+        /// The tokens of the pushes in the step, in the order of their sum.
         tokens: Vec<u64>,
     },
 }
 
-/// The answer to a pull. What it is of stays pinned until it is dropped.
+/// The values that answer a pull. Their blocks stay pinned until this is dropped.
 #[derive(Debug)]
 pub struct Values {
     parts: PulledParts,
     part_bytes: u64,
 }
 
-/// What a slice of work came to.
+/// The state of a shard's work after a slice of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Worked {
-    /// There is nothing more to do.
+pub enum WorkState {
+    /// No work is left.
     Idle,
-    /// There is more to do.
+    /// Work is left.
     More,
-    /// There is more to do once values that are being sent are out.
+    /// Work is left, and waits until values that are being sent are unpinned.
     Blocked,
 }
 
-/// One shard of a ps task, with its connections.
+/// One shard of a ps task with its connections.
 #[derive(Debug)]
-pub struct Door {
+pub struct ShardEndpoint {
     shard: Shard,
     id: ShardId,
     config: Arc<PsConfig>,
     shelf: Shelf,
-    connections: BTreeMap<u64, Stream>,
-    /// The connection to the step owner's shard, and whether that has said welcome.
-    owner: Option<(Stream, bool)>,
+    connections: BTreeMap<u64, ConnectionReader>,
+    /// The connection to the step owner, and whether the step owner has welcomed this shard.
+    owner: Option<(ConnectionReader, bool)>,
     requests: u64,
     part_bytes: u64,
     counters: Arc<Counters>,
-    /// Whether clients of this host have come over Unix sockets.
+    /// Whether same-host clients connect over Unix sockets.
     shares: bool,
     events: VecDeque<Event>,
 }
 
-/// What is read from a connection.
+/// The reading side of a connection.
 #[derive(Debug, Default)]
-struct Stream {
-    /// Up to the hello.
+struct ConnectionReader {
+    /// Reads frames up to the hello.
     reader: FrameReader,
-    /// From there on.
+    /// Reads frames after the hello.
     frames: Option<Frames>,
     closing: bool,
 }
 
-/// The shard as its connections find it, at a time.
-struct Hearing<'a> {
-    door: &'a mut Door,
+/// Passes the inputs that [`Frames`] decodes to the shard, at a fixed time.
+struct InputSink<'a> {
+    endpoint: &'a mut ShardEndpoint,
     now: Instant,
 }
 
-impl Hears for Hearing<'_> {
+impl Hears for InputSink<'_> {
     fn hear(&mut self, input: Input<'_>) {
-        self.door.handle(self.now, input);
+        self.endpoint.handle(self.now, input);
     }
 
     fn with_body<R>(&mut self, connection: u64, receive: impl FnOnce(Option<&mut [u8]>) -> R) -> R {
-        receive(self.door.shard.body_target(connection))
+        receive(self.endpoint.shard.body_target(connection))
     }
 }
 
 impl Values {
-    /// The bytes of the next frame; `None` after the last.
+    /// Encodes the next frame; `None` after the last.
     pub fn next_frame(&mut self) -> Option<Vec<u8>> {
         let mut frame = Vec::new();
         let range = self.parts.next_part_of(self.part_bytes, &mut frame)?;
@@ -161,13 +163,15 @@ impl Values {
     }
 }
 
-impl Door {
-    /// A process opens a shard on these files. `life` is higher in each process than in those before.
-    /// Values are sent in parts of at most `part_bytes`. Clients of the same host, whose incarnations are
-    /// even, are lent memory if `shares` says so.
+impl ShardEndpoint {
+    /// Opens a shard on the files that an earlier process left, or on new ones.
+    ///
+    /// `life` must be higher than in all earlier processes. Values are sent in parts of at most
+    /// `part_bytes`. If `shares` is set, clients with an even incarnation count as same-host
+    /// clients and may use shared memory.
     ///
     /// # Panics
-    /// If the settings are not sound, or the files cannot be opened.
+    /// If the configuration is invalid or the files cannot be opened.
     pub fn open(
         config: PsConfig,
         shard: u16,
@@ -176,9 +180,9 @@ impl Door {
         now: Instant,
         part_bytes: u64,
         shares: bool,
-    ) -> Door {
+    ) -> ShardEndpoint {
         let config = PsConfig { block_bytes: BLOCK_BYTES, ..config };
-        config.check().expect("the settings are sound");
+        config.check().expect("the configuration is valid");
         let (config, counters) = (Arc::new(config), Arc::<Counters>::default());
         let id = ShardId { task: config.task.index, shard };
         let parts = Parts {
@@ -190,8 +194,8 @@ impl Door {
         };
         let life = Life { boot: [1; 16], arena: life, epoch_base: life * EPOCHS_A_LIFE };
         let opened = Shard::open(parts, Place::Shelf(files.0.clone()), life, now);
-        let shard = opened.expect("a shard goes on with what it left");
-        let mut door = Door {
+        let shard = opened.expect("a shard recovers from the files that it left");
+        let mut endpoint = ShardEndpoint {
             shard,
             id,
             config,
@@ -204,16 +208,16 @@ impl Door {
             shares,
             events: VecDeque::new(),
         };
-        door.settle();
-        door
+        endpoint.settle();
+        endpoint
     }
 
-    /// Kills the process: what it leaves.
+    /// Kills the process and returns the files that it leaves.
     pub fn kill(self) -> Files {
         Files(Shelf::with(self.shelf.contents()))
     }
 
-    /// Which shard it is.
+    /// Returns the id of the shard.
     pub fn id(&self) -> ShardId {
         self.id
     }
@@ -223,17 +227,18 @@ impl Door {
         self.config.owns_step() && self.id.shard == 0
     }
 
-    /// Steps applied; in asynchronous mode the step owner's.
+    /// Returns how many steps this shard has applied. In asynchronous mode only the step owner
+    /// counts them.
     pub fn steps(&self) -> u64 {
         self.shard.step().0
     }
 
-    /// What the shard has counted.
+    /// Returns the shard's metrics.
     pub fn metrics(&self) -> Metrics {
         Metrics::sum([&*self.counters])
     }
 
-    /// For whom it waits, in words.
+    /// Describes the shard's step, the pushes it holds, and the replicas it waits for.
     pub fn waits(&self, now: Instant) -> String {
         let (steps, due) = self.shard.steps_and_due();
         let held = self.shard.whole_tokens();
@@ -241,30 +246,31 @@ impl Door {
         format!("{}: {steps} steps applied, due {due:?}, held {held:?}; {awaited}", self.id)
     }
 
-    /// Bytes come over a connection; the first ones are new to it. False if they break the protocol:
-    /// the connection is to be cut.
+    /// Receives bytes over a connection; the first bytes of a connection open it. Returns false if
+    /// they violate the protocol: the caller must cut the connection.
     pub fn receive(&mut self, now: Instant, connection: u64, bytes: &[u8]) -> bool {
-        // What stays in its place hears whether the connection is closed meanwhile.
+        // The entry that stays in the map records whether an output closes the connection
+        // meanwhile.
         let place = self.connections.entry(connection).or_default();
         let closing = place.closing;
-        let mut stream = Stream { closing, ..std::mem::take(place) };
+        let mut stream = ConnectionReader { closing, ..std::mem::take(place) };
         let sound = self.read(now, connection, &mut stream, bytes);
         stream.closing |= self.is_closing(connection);
         self.connections.insert(connection, stream);
         sound
     }
 
-    fn read(&mut self, now: Instant, connection: u64, stream: &mut Stream, bytes: &[u8]) -> bool {
+    fn read(&mut self, now: Instant, connection: u64, stream: &mut ConnectionReader, bytes: &[u8]) -> bool {
         let mut rest = bytes;
         let mut source = source(&mut rest);
         loop {
-            // Nothing is read from a connection that is being closed.
+            // A connection that is being closed is not read.
             stream.closing |= self.is_closing(connection);
             if stream.closing {
                 return true;
             }
             if let Some(frames) = &mut stream.frames {
-                match frames.next(&mut source, &mut Hearing { door: self, now }) {
+                match frames.next(&mut source, &mut InputSink { endpoint: self, now }) {
                     Err(_) => return false,
                     Ok(Came::Blocked | Came::Closed) => return true,
                     Ok(Came::Whole) => continue,
@@ -293,14 +299,14 @@ impl Door {
         self.connections.get(&connection).is_some_and(|stream| stream.closing)
     }
 
-    /// A connection is gone.
+    /// Ends a connection that is gone.
     pub fn disconnect(&mut self, now: Instant, connection: u64) {
         if self.connections.remove(&connection).is_some_and(|stream| stream.frames.is_some()) {
             self.handle(now, Input::Disconnected { connection });
         }
     }
 
-    /// Time has passed; due at least every [`TICK`].
+    /// Advances the shard's time. Due at least every [`TICK`].
     pub fn tick(&mut self, now: Instant) {
         self.handle(now, Input::Tick);
         let stall_timeout = self.config.stall_timeout;
@@ -312,19 +318,19 @@ impl Door {
         }
     }
 
-    /// There is a connection to the step owner's shard: says hello.
+    /// Sends the hello over a new connection to the step owner.
     pub fn owner_connected(&mut self) {
-        self.owner = Some((Stream::default(), false));
+        self.owner = Some((ConnectionReader::default(), false));
         let owner = self.config.cluster.step_owner().expect("a cluster has a ps task");
         let (task, identity) = (self.config.task.clone(), self.config.identity());
         let owner = ShardId { task: owner.index, shard: 0 };
         let hello = PeerHello { task, identity }.hello(owner);
         self.requests += 1;
         let request = RequestId(self.requests);
-        self.tell_owner(&Envelope { request, ..Envelope::default() }, &hello.into());
+        self.send_to_owner(&Envelope { request, ..Envelope::default() }, &hello.into());
     }
 
-    /// Bytes come from the step owner's shard. False if the connection is of no use.
+    /// Receives bytes from the step owner. Returns false if the connection is unusable.
     pub fn on_owner_message(&mut self, now: Instant, bytes: &[u8]) -> bool {
         let Some((mut stream, mut welcome)) = self.owner.take() else { return false };
         let mut rest = bytes;
@@ -349,51 +355,51 @@ impl Door {
         sound
     }
 
-    /// The connection to the step owner's shard is gone.
+    /// Ends the connection to the step owner, which is gone.
     pub fn owner_lost(&mut self, now: Instant) {
         if self.owner.take().is_some_and(|(_, welcome)| welcome) {
             self.handle(now, Input::OwnerLink { up: false });
         }
     }
 
-    /// Tells the step owner's shard that this one lives.
-    pub fn beat(&mut self) {
+    /// Sends a heartbeat to the step owner, if it has welcomed this shard.
+    pub fn send_heartbeat(&mut self) {
         if self.owner.as_ref().is_some_and(|(_, welcome)| *welcome) {
-            self.tell_owner(&Envelope::default(), &message::Heartbeat {}.into());
+            self.send_to_owner(&Envelope::default(), &message::Heartbeat {}.into());
         }
     }
 
-    fn tell_owner(&mut self, envelope: &Envelope, message: &Message) {
+    fn send_to_owner(&mut self, envelope: &Envelope, message: &Message) {
         let frame = frame_of(envelope, message, &[]);
         self.events.push_back(Event::ToOwner { frame });
     }
 
-    /// Whether [`Door::work`] has something to do.
+    /// Whether work is due.
     pub fn has_work(&self) -> bool {
         self.shard.has_work()
     }
 
-    /// Does a slice of the work that is due.
-    pub fn work(&mut self, now: Instant) -> Worked {
+    /// Does one slice of the work that is due.
+    pub fn work(&mut self, now: Instant) -> WorkState {
         let (step, due) = self.shard.steps_and_due();
         let due = due.map(<[u64]>::to_vec);
         let work = self.shard.work(now);
         self.shard.check_invariants();
         let applied = self.shard.steps_and_due().0;
         if applied != step {
-            assert_eq!(applied, step + 1, "one step at a time");
-            let tokens = due.expect("a step that is applied was due");
+            assert_eq!(applied, step + 1, "a slice of work applies at most one step");
+            let tokens = due.expect("an applied step was due");
             self.events.push_back(Event::Applied { step, tokens });
         }
         self.settle();
         match work {
-            Work::Idle => Worked::Idle,
-            Work::More => Worked::More,
-            Work::Blocked | Work::Flushing | Work::Growing => Worked::Blocked,
+            Work::Idle => WorkState::Idle,
+            Work::More => WorkState::More,
+            Work::Blocked | Work::Flushing | Work::Growing => WorkState::Blocked,
         }
     }
 
-    /// The next thing to do.
+    /// Takes the next output.
     pub fn poll(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -404,7 +410,7 @@ impl Door {
         self.settle();
     }
 
-    /// Takes what the shard wants done.
+    /// Converts the shard's outputs to events.
     fn settle(&mut self) {
         while let Some(output) = self.shard.poll_output() {
             let event = match output {
@@ -432,7 +438,7 @@ impl Door {
                 Output::Order(_)
                 | Output::SaveShard(_)
                 | Output::Flush(_)
-                | Output::RestoreShard(_) => unreachable!("no place for checkpoints is configured"),
+                | Output::RestoreShard(_) => unreachable!("no checkpoint directory is configured"),
             };
             self.events.push_back(event);
         }
@@ -446,7 +452,7 @@ fn frame_of(envelope: &Envelope, message: &Message, body: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Reads from these bytes, and shortens them by what was read.
+/// Returns a source that reads from `rest` and advances it.
 fn source<'a, 'b>(
     rest: &'a mut &'b [u8],
 ) -> impl FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize> + use<'a, 'b> {

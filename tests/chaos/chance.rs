@@ -1,9 +1,9 @@
-//! Chance that a seed repeats: the SplitMix64 sequence of Steele, Lea and Flood, 2014.
+//! Reproducible random numbers: the SplitMix64 sequence of Steele, Lea and Flood, 2014.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
-/// A sequence of numbers that follows from its seed.
+/// A random sequence that follows from its seed.
 #[derive(Debug)]
 pub(crate) struct Chance(u64);
 
@@ -12,12 +12,12 @@ impl Chance {
         Chance(seed)
     }
 
-    /// A seed that differs from run to run.
+    /// Returns a seed that differs from run to run.
     pub(crate) fn any_seed() -> u64 {
         RandomState::new().build_hasher().finish()
     }
 
-    /// A number in `0..bound`; `bound` is small, so the bias of the remainder does not matter.
+    /// Draws a number in `0..bound`. The bias of the remainder does not matter here.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -26,7 +26,7 @@ impl Chance {
         (mixed ^ (mixed >> 31)) % bound.max(1)
     }
 
-    /// True once in `times`.
+    /// Returns true once in `times`.
     pub(crate) fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -1,4 +1,4 @@
-//! The servers: the daemon's own binary, one process for each task, restarted on its state.
+//! The servers of a cluster: the daemon's binary, one process per task, restarted on its state.
 
 use std::fs;
 use std::net::TcpListener;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use crate::chance::Chance;
 use crate::links::Links;
 use crate::probe;
-use crate::process::{BLINK, Process, TIMEOUT};
+use crate::process::{POLL_INTERVAL, Process, TIMEOUT};
 use crate::setting::{
     ADAM_RATE, LEASE, MOMENTUM, MOMENTUM_RATE, SHARDS, Setting, TOKEN_TIMEOUT, worker_hosts,
 };
 use pushpull::common::protocol::message::{Role, Selection};
 
-/// Where the servers of a cluster listen.
+/// The kind of addresses on which the servers of a cluster listen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transport {
     Unix,
@@ -24,7 +24,7 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    /// Addresses that nobody listens on.
+    /// Returns `count` free addresses.
     pub(crate) fn addresses(self, folder: &Path, count: usize, chance: &mut Chance) -> Vec<String> {
         match self {
             Transport::Unix => (0..count)
@@ -35,16 +35,18 @@ impl Transport {
     }
 }
 
-/// Port 0 would give ports from which the system also connects: while a server is dead, somebody
-/// who tries to reach it could be given its port, meet itself, and keep the server from it. These
-/// lie below those.
+/// Returns `count` free addresses on ports below the ephemeral range.
+///
+/// Port 0 would return a port of that range, from which the kernel also takes the source ports of
+/// connections. While a server is dead, a client that connects to it could get the server's port as
+/// its source port, connect to itself, and keep the restarted server from binding it.
 fn free_ports(count: usize, chance: &mut Chance) -> Vec<String> {
     let mut listeners: Vec<TcpListener> = Vec::new();
     while listeners.len() < count {
         let port = 10_000 + chance.below(20_000);
         listeners.extend(TcpListener::bind(format!("127.0.0.1:{port}")));
     }
-    let address = |listener: &TcpListener| listener.local_addr().expect("it is bound").to_string();
+    let address = |listener: &TcpListener| listener.local_addr().expect("a bound listener").to_string();
     listeners.iter().map(address).collect()
 }
 
@@ -69,14 +71,14 @@ impl Daemons {
         self.running.len()
     }
 
-    /// Starts a server on whatever state there is; when that was.
+    /// Starts a server on the state that is there, if any. Returns the time just before the start.
     pub(crate) fn restart(&mut self, task: usize) -> Instant {
         let setting = &self.setting;
         let hosts = match &self.links {
             Some(links) => links.of_server(task, &setting.hosts[task]),
             None => setting.hosts.clone(),
         };
-        // A write beyond the limit of a file is an error then, as on a full disk, and not a signal.
+        // With SIGXFSZ ignored, a write beyond the file size limit fails, as on a full disk.
         let mut command = Command::new("sh");
         command
             .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pushpull-ps")])
@@ -116,33 +118,34 @@ impl Daemons {
         now
     }
 
-    /// Kills a server. It is gone when this returns, with its locks and connections.
+    /// Kills a server with SIGKILL. On return its locks and connections are gone too.
     pub(crate) fn kill(&mut self, task: usize) {
-        let mut process = self.running[task].take().expect("it runs");
-        process.strike();
-        process.bury();
+        let mut process = self.running[task].take().expect("the server runs");
+        process.kill();
+        process.wait_killed();
     }
 
-    /// Stops a server, or lets it go on.
-    pub(crate) fn stop_for_now(&self, task: usize) {
+    /// Stops a server with SIGSTOP, until [`Daemons::resume`].
+    pub(crate) fn pause(&self, task: usize) {
         self.process(task).stop();
     }
 
-    pub(crate) fn go_on(&self, task: usize) {
-        self.process(task).go_on();
+    pub(crate) fn resume(&self, task: usize) {
+        self.process(task).resume();
     }
 
-    /// Lets all servers write files of at most so many bytes.
+    /// Limits the files of all servers to `bytes`; `None` removes the limit.
     pub(crate) fn limit_files(&self, bytes: Option<u64>) {
         self.running.iter().flatten().for_each(|process| process.limit_files(bytes));
     }
 
     fn process(&self, task: usize) -> &Process {
-        self.running[task].as_ref().expect("it runs")
+        self.running[task].as_ref().expect("the server runs")
     }
 
-    /// Waits until a server that has just been started answers, or has ended by itself and must be
-    /// started anew.
+    /// Waits until all shards of a started server answer or its process ends.
+    ///
+    /// Returns the status of a process that has ended. The caller must start it again.
     pub(crate) fn await_answers_or_end(&mut self, task: usize) -> Option<ExitStatus> {
         let (since, cluster) = (Instant::now(), self.setting.cluster());
         loop {
@@ -151,61 +154,62 @@ impl Daemons {
             if shards.all(|shard| matches!(answers(shard), Ok(true))) {
                 return None;
             }
-            if let Some(status) = self.running[task].as_mut().expect("it runs").has_ended() {
+            if let Some(status) = self.running[task].as_mut().expect("the server runs").has_ended() {
                 self.running[task] = None;
                 return Some(status);
             }
             assert!(since.elapsed() < TIMEOUT, "ps {task} neither answers nor ends");
-            std::thread::sleep(BLINK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Waits for a server to end that has nothing to serve.
+    /// Waits until a server ends that cannot open its state.
     pub(crate) fn await_end(&mut self, task: usize) -> ExitStatus {
-        let (since, mut process) = (Instant::now(), self.running[task].take().expect("it runs"));
+        let (since, mut process) = (Instant::now(), self.running[task].take().expect("the server runs"));
         loop {
             if let Some(status) = process.has_ended() {
                 return status;
             }
-            assert!(since.elapsed() < TIMEOUT, "ps {task} serves what it cannot have");
-            std::thread::sleep(BLINK);
+            assert!(since.elapsed() < TIMEOUT, "ps {task} serves without its state");
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Waits until all shards of a server have answered a request; for how long, from `since`.
+    /// Waits until all shards of a server have answered a request. Returns the time from `since`.
     pub(crate) fn await_answers(&mut self, task: usize, since: Instant) -> Duration {
         let cluster = self.setting.cluster();
         for shard in self.setting.shards_of(task) {
             loop {
                 let last = match probe::answers(&cluster, shard, Selection::All {}) {
                     Ok(true) => break,
-                    Ok(false) => "another answer was expected".to_owned(),
+                    Ok(false) => "unexpected answer".to_owned(),
                     Err(error) => error.to_string(),
                 };
-                self.running[task].as_mut().expect("it runs").assert_alive();
+                self.running[task].as_mut().expect("the server runs").assert_alive();
                 assert!(since.elapsed() < TIMEOUT, "{shard} does not answer: {last}");
-                std::thread::sleep(BLINK);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
         since.elapsed()
     }
 
-    /// Waits until what was lent to clients that are gone is gone, too: of each shard only its board is
-    /// left.
-    pub(crate) fn await_memory_back(&mut self) {
+    /// Waits until the servers have unmapped the shared memory of clients that are gone. Only the
+    /// block table of each shard remains.
+    pub(crate) fn await_memory_released(&mut self) {
         let (since, block_tables) = (Instant::now(), usize::from(self.setting.shards_per_task()));
         for process in self.running.iter_mut().flatten() {
             while process.shared_memories() > block_tables {
                 process.assert_alive();
                 let shared = process.shared_memories();
-                assert!(since.elapsed() < TIMEOUT, "{shared} shared memories of nobody");
-                std::thread::sleep(BLINK);
+                assert!(since.elapsed() < TIMEOUT, "{shared} shared mappings without a client");
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
     }
 
-    /// How many connections fewer than they may the servers keep, while nobody trains; waits for those that
-    /// are gone to be noticed.
+    /// Returns how many connections fewer than the maximum the shards accept while no worker runs.
+    ///
+    /// Waits for the shards to notice the ends of old connections.
     pub(crate) fn slots_lost(&self) -> u64 {
         let cluster = self.setting.cluster();
         let lost = |index| {
@@ -228,7 +232,7 @@ impl Daemons {
         (0..SHARDS).map(lost).sum()
     }
 
-    /// How many panics the servers have logged, dead ones included.
+    /// Returns how many panics the servers have logged, those of killed processes included.
     pub(crate) fn panics(&self) -> u64 {
         let panics = |task| {
             let log = fs::read(self.log(task)).expect("a server has a log");
@@ -237,7 +241,7 @@ impl Daemons {
         (0..self.tasks()).map(panics).sum()
     }
 
-    /// The output of all lives of a server.
+    /// Returns the path of a server's log, which all its processes append to.
     fn log(&self, task: usize) -> PathBuf {
         self.setting.folder.join(format!("ps-{task}.log"))
     }
@@ -246,38 +250,38 @@ impl Daemons {
         self.running.iter_mut().flatten().for_each(Process::assert_alive);
     }
 
-    /// Stops all servers as their users do.
+    /// Shuts all servers down with SIGTERM.
     pub(crate) fn stop(&mut self) {
         let running: Vec<Process> = self.running.iter_mut().filter_map(Option::take).collect();
         running.iter().for_each(Process::ask_to_end);
         running.into_iter().for_each(Process::finish);
     }
 
-    /// Whether every task has files of its state.
+    /// Whether every task has state files.
     pub(crate) fn have_states(&self) -> bool {
         let holds =
             |task| fs::read_dir(self.state(task)).is_ok_and(|mut files| files.any(is_shard));
         (0..self.tasks()).all(holds)
     }
 
-    /// The state directory of a task.
+    /// Returns the state directory of a task.
     pub(crate) fn state(&self, task: usize) -> PathBuf {
         self.setting.folder.join(format!("state-{task}"))
     }
 
-    /// The directory for checkpoints.
+    /// Returns the checkpoint directory.
     pub(crate) fn checkpoints(&self) -> PathBuf {
         self.setting.folder.join("checkpoints")
     }
 }
 
-/// So often the servers save by themselves.
+/// The interval at which the servers save checkpoints.
 const CHECKPOINT_EVERY_MS: &str = "250";
 
-/// Connections that a shard keeps: so few that one which were never given back would be missed soon.
+/// The maximum number of connections per shard: small, so that leaked connections are noticed soon.
 const CONNECTIONS_MAX: usize = 64;
 
-/// What a server may use: the variables, four whole pushes and copies, many times over.
+/// The memory limit of a server: many times the variables, four whole pushes and their copies.
 const BYTES_MAX: u64 = 1 << 30;
 
 fn is_shard(entry: std::io::Result<fs::DirEntry>) -> bool {

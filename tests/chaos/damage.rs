@@ -1,4 +1,5 @@
-//! What happens to files: a bit that is another one, a directory that is a file, a list of checkpoints.
+//! Damage to files: flips bits, replaces directories, restricts permissions. Also lists
+//! checkpoints.
 
 use std::fmt::{self, Display};
 use std::fs::{self, OpenOptions, Permissions};
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::chance::Chance;
 
-/// A bit of a file that was flipped.
+/// A flipped bit of a file.
 #[derive(Debug)]
 pub(crate) struct Flip {
     file: PathBuf,
@@ -30,14 +31,16 @@ impl Flip {
         file.write_all_at(&byte, self.at).expect("a byte of the file");
     }
 
-    /// Flips it back.
+    /// Flips the bit back.
     pub(crate) fn undo(&self) {
         self.flip();
     }
 }
 
-/// Flips a bit of a file below this folder: of each file as likely as of another, and in half of all cases
-/// of its first pages, which are those that say most.
+/// Flips a bit of a file below `folder`.
+///
+/// Each file is equally likely. In half of all cases the bit is in the first 16 KiB, which hold the
+/// most important fields.
 pub(crate) fn flip_in(folder: &Path, chance: &mut Chance) -> Flip {
     let mut files = Vec::new();
     collect_files(folder, &mut files);
@@ -49,7 +52,7 @@ pub(crate) fn flip_in(folder: &Path, chance: &mut Chance) -> Flip {
     flip
 }
 
-/// The files below a folder that have bytes, with their lengths.
+/// Collects the non-empty files below a folder with their lengths.
 fn collect_files(folder: &Path, files: &mut Vec<(PathBuf, u64)>) {
     for entry in fs::read_dir(folder).expect("a folder can be read") {
         let entry = entry.expect("an entry of a folder");
@@ -62,27 +65,27 @@ fn collect_files(folder: &Path, files: &mut Vec<(PathBuf, u64)>) {
     }
 }
 
-/// The first pages of a file.
+/// The length of the first pages of a file.
 const FIRST_BYTES: u64 = 16 << 10;
 
-/// The name of a checkpoint, in the order of their age.
+/// The name of a checkpoint. A newer checkpoint has a greater name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Name {
+pub(crate) struct CheckpointName {
     epoch: u64,
     step: u64,
     revision: u64,
 }
 
-impl Name {
-    fn of(text: &str) -> Option<Name> {
+impl CheckpointName {
+    fn of(text: &str) -> Option<CheckpointName> {
         let (epoch, rest) = text.strip_prefix("ckpt-")?.split_once('-')?;
         let (step, revision) = rest.split_once('.').unwrap_or((rest, "0"));
         let number = |text: &str| text.parse().ok();
-        Some(Name { epoch: number(epoch)?, step: number(step)?, revision: number(revision)? })
+        Some(CheckpointName { epoch: number(epoch)?, step: number(step)?, revision: number(revision)? })
     }
 }
 
-impl Display for Name {
+impl Display for CheckpointName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ckpt-{}-{}", self.epoch, self.step)?;
         match self.revision {
@@ -92,30 +95,30 @@ impl Display for Name {
     }
 }
 
-/// The checkpoints that are published; none if there is no such directory.
-pub(crate) fn checkpoints(directory: &Path) -> Vec<Name> {
+/// Returns the published checkpoints; none if the directory does not exist.
+pub(crate) fn checkpoints(directory: &Path) -> Vec<CheckpointName> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.filter_map(|entry| Name::of(entry.file_name().to_str()?)).collect()
+    entries.filter_map(|entry| CheckpointName::of(entry.file_name().to_str()?)).collect()
 }
 
-/// The newest checkpoint.
-pub(crate) fn newest(directory: &Path) -> Option<Name> {
+/// Returns the newest published checkpoint.
+pub(crate) fn newest(directory: &Path) -> Option<CheckpointName> {
     checkpoints(directory).into_iter().max()
 }
 
-/// Puts a file where a directory is.
+/// Moves a directory to `aside` and puts a file in its place.
 pub(crate) fn replace(directory: &Path, aside: &Path) {
     fs::rename(directory, aside).expect("a directory can be moved");
-    fs::write(directory, "no directory").expect("a file can be written");
+    fs::write(directory, "not a directory").expect("a file can be written");
 }
 
-/// Puts the directory back where there is a file.
+/// Undoes [`replace`].
 pub(crate) fn put_back(directory: &Path, aside: &Path) {
     fs::remove_file(directory).expect("a file can be removed");
     fs::rename(aside, directory).expect("a directory can be moved");
 }
 
-/// Says who may do what with a directory.
+/// Sets the permissions of a directory.
 pub(crate) fn permit(directory: &Path, mode: u32) {
-    fs::set_permissions(directory, Permissions::from_mode(mode)).expect("it is ours");
+    fs::set_permissions(directory, Permissions::from_mode(mode)).expect("the directory is ours");
 }

@@ -1,5 +1,5 @@
-//! What a worker has done, by its own word: written by it line by line outside of the servers'
-//! state, read by whoever judges.
+//! The history of a worker: a log of its pushes, which the worker writes and the test reads. It is
+//! separate from the servers' state.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::setting::SHARDS;
 
-/// The writing end. A line is one write, so it is there whole however the worker dies.
+/// The writing end of a history. Each line is one write, so no kill leaves a part of a line.
 #[derive(Debug)]
 pub(crate) struct Log(File);
 
@@ -16,37 +16,37 @@ impl Log {
         OpenOptions::new().create(true).append(true).open(path).map(Log)
     }
 
-    /// A process begins: whatever was open before it has no answer, and gets none.
+    /// Logs the start of a process. A push that is open now will never have an outcome.
     pub(crate) fn start(&mut self) -> io::Result<()> {
         self.line("start")
     }
 
-    /// A push is about to be made. Written before, so that no push is unknown to the log.
+    /// Logs a push before it starts, so that the log knows every push.
     pub(crate) fn invoke(&mut self, push: u64) -> io::Result<()> {
         self.line(&format!("invoke {push}"))
     }
 
-    /// A push is acknowledged.
+    /// Logs that a push was acknowledged.
     pub(crate) fn acknowledged(&mut self, push: u64) -> io::Result<()> {
         self.line(&format!("ok {push}"))
     }
 
-    /// A push came too late: it is nowhere.
+    /// Logs that a push was stale: no shard may have it.
     pub(crate) fn stale(&mut self, push: u64) -> io::Result<()> {
         self.line(&format!("stale {push}"))
     }
 
-    /// A push was refused because its token was another's by then: it is nowhere.
+    /// Logs that a push was refused because its token had expired: no shard may have it.
     pub(crate) fn refused(&mut self, push: u64) -> io::Result<()> {
         self.line(&format!("refused {push}"))
     }
 
-    /// A checkpoint was restored: what is there of earlier pushes is what it had.
+    /// Logs that a checkpoint was restored. Of earlier pushes the servers have what it contained.
     pub(crate) fn restored(&mut self) -> io::Result<()> {
         self.line("restored")
     }
 
-    /// The worker has seen what must not be, or has failed.
+    /// Logs that the worker has found an inconsistency or has failed.
     pub(crate) fn fault(&mut self, what: &str) -> io::Result<()> {
         self.line(&format!("fault {}", what.replace('\n', " ")))
     }
@@ -56,41 +56,41 @@ impl Log {
     }
 }
 
-/// What pushes since the last restore have come to at one element of a ledger. More than one push meets
-/// there only in runs that are longer than the ledger.
+/// The counts of pushes to one element of a ledger since the last restore. An element has more than
+/// one push only in runs that are longer than the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) invoked: u64,
     pub(crate) acknowledged: u64,
 }
 
-/// The reading end.
+/// The reading end of a history.
 #[derive(Debug)]
 pub(crate) struct History {
     path: PathBuf,
     file: Option<File>,
     partial: Vec<u8>,
-    /// One for each element of the worker's ledger.
+    /// One entry for each element of the worker's ledger.
     pub(crate) entries: Vec<Entry>,
-    /// The push that has no answer yet, of the process that lives.
+    /// The push of the running process that has no outcome yet.
     pub(crate) open: Option<u64>,
-    /// How many processes there have been.
+    /// How many processes have started.
     pub(crate) starts: u64,
     pub(crate) invoked: u64,
     pub(crate) acknowledged: u64,
-    /// Pushes that came too late for their synchronous step.
+    /// Pushes that were stale for their synchronous step.
     pub(crate) stale: u64,
-    /// Pushes that were refused, as their tokens had expired.
+    /// Pushes that were refused because their tokens had expired.
     pub(crate) refused: u64,
-    /// Pushes from here on were begun after the last restore.
+    /// The first push that was started after the last restore.
     pub(crate) restored_at: u64,
-    /// What the last restore has found, for each element and on each shard.
+    /// The ledger after the last restore: each element on each shard.
     pub(crate) base: Vec<[f32; SHARDS]>,
     pub(crate) faults: Vec<String>,
 }
 
 impl History {
-    /// Of a log that need not be there yet.
+    /// Returns the history of a log file, which need not exist yet.
     pub(crate) fn of(path: PathBuf, elements: u64) -> History {
         let entries = vec![Entry::default(); elements as usize];
         History {
@@ -110,7 +110,7 @@ impl History {
         }
     }
 
-    /// Reads what has been written since.
+    /// Reads the lines that were written since the last call.
     pub(crate) fn catch_up(&mut self) {
         if self.file.is_none() {
             self.file = File::open(&self.path).ok();
@@ -124,7 +124,7 @@ impl History {
         }
     }
 
-    /// The number of the next push: past everything that was ever begun.
+    /// Returns the number of the next push, above all that were ever started.
     pub(crate) fn next(&self) -> u64 {
         self.invoked
     }
@@ -159,24 +159,23 @@ impl History {
     }
 
     pub(crate) fn acknowledge(&mut self, push: u64) {
-        assert_eq!(self.open.take(), Some(push), "what is acknowledged was open");
+        assert_eq!(self.open.take(), Some(push), "an acknowledged push was open");
         self.acknowledged += 1;
         self.entry(push).acknowledged += 1;
     }
 
-    /// A push that came too late, or was refused, must not be there.
+    /// Records that a push was stale or refused, so that no shard may have it.
     pub(crate) fn forget(&mut self, push: u64) {
-        assert_eq!(self.open.take(), Some(push), "what is refused was open");
+        assert_eq!(self.open.take(), Some(push), "a refused push was open");
         self.entry(push).invoked -= 1;
     }
 
-    /// Whether this is the only push that its element has had since the ledger was begun, and it was begun
-    /// after the last restore.
+    /// Whether this push is the first to its element and was started after the last restore.
     pub(crate) fn is_first_there(&self, push: u64) -> bool {
         push >= self.restored_at && push < self.entries.len() as u64
     }
 
-    /// What is there now is told in the base.
+    /// Resets the entries after a restore. The caller puts the restored values into `base`.
     fn restored(&mut self) {
         self.restored_at = self.invoked;
         self.open = None;
@@ -190,5 +189,5 @@ impl History {
 }
 
 fn number(text: &str) -> u64 {
-    text.parse().expect("a history holds numbers")
+    text.parse().expect("a history has a number here")
 }

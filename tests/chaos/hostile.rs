@@ -1,8 +1,10 @@
-//! Hostile clients: they send valid messages with mutated numbers to the shards of a training cluster.
+//! Hostile clients, which send valid messages with mutated numbers to the shards of a training
+//! cluster.
 //!
-//! A client connects as a reader or, in an asynchronous cluster, as a worker that the cluster lists and
-//! nobody runs; one in eight names a task that the cluster may not have. Messages come in any order, with
-//! bodies of any length. A client never assigns and never completes a push, so that the ledgers stay exact.
+//! A client connects as a reader or, in an asynchronous cluster, as a listed worker that does not
+//! run. One in eight names a task that the cluster may not have. It sends messages in any order,
+//! with bodies of any length. It never assigns and never completes a push, so the ledgers stay
+//! exact.
 
 use std::io;
 use std::sync::Arc;
@@ -21,20 +23,20 @@ use pushpull::{ClusterSpec, ShardId};
 
 use crate::chance::Chance;
 use crate::probe::{Line, hello};
-use crate::process::BLINK;
+use crate::process::POLL_INTERVAL;
 use crate::samples;
 use crate::setting::{SHARDS, Setting, WORKERS};
 
-/// Clients at a time.
+/// The number of concurrent clients.
 const CLIENTS: u64 = 2;
 
-/// The read timeout of a client: many of its messages have no answer.
+/// The read timeout of a client: short, since many of its messages have no answer.
 const READ_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The most messages of one round over a connection.
+/// The maximum number of random messages over one connection.
 const MESSAGES_MAX: u64 = 16;
 
-/// Limits of the protocol and of integers, and their neighbours.
+/// Limits of the protocol and of integers, with their neighbours.
 const EDGES: [u64; 14] = [
     0,
     1,
@@ -52,34 +54,34 @@ const EDGES: [u64; 14] = [
     u64::MAX,
 ];
 
-/// Counts of what hostile clients did.
+/// The figures of the hostile clients.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Said {
+pub(crate) struct HostileCounts {
     /// Connections whose hello was answered.
     pub(crate) connections: u64,
     /// Connections that were welcomed.
     pub(crate) welcomed: u64,
     /// Messages sent after the hello.
     pub(crate) messages: u64,
-    /// Rooms that servers gave for pushes.
+    /// Push slots that servers reserved for the clients.
     push_slots: u64,
 }
 
-impl Said {
-    pub(crate) fn add(&mut self, other: Said) {
+impl HostileCounts {
+    pub(crate) fn add(&mut self, other: HostileCounts) {
         self.connections += other.connections;
         self.welcomed += other.welcomed;
         self.messages += other.messages;
         self.push_slots += other.push_slots;
     }
 
-    /// Asserts that the clients got past the hello, and with pushes past the token: only then do their
-    /// numbers reach the code behind.
+    /// Asserts that a quarter of the clients were welcomed and, in asynchronous mode, that some got
+    /// a push slot. Only then do their numbers reach the code behind these checks.
     pub(crate) fn assert_deep(&self, synchronous: bool) {
         let welcomed = self.welcomed * 4 >= self.connections && self.messages > 0;
         assert!(
             welcomed && (synchronous || self.push_slots > 0),
-            "hostile clients got nowhere: {self:?}"
+            "hostile clients do not get past the first checks: {self:?}"
         );
     }
 }
@@ -88,7 +90,7 @@ impl Said {
 #[derive(Debug)]
 pub(crate) struct HostileClients {
     stop: Arc<AtomicBool>,
-    running: Vec<JoinHandle<Said>>,
+    running: Vec<JoinHandle<HostileCounts>>,
 }
 
 impl HostileClients {
@@ -100,7 +102,7 @@ impl HostileClients {
                 cluster: setting.cluster(),
                 chance: Chance::new(seed),
                 messages: samples::samples().into_iter().map(|sample| sample.message).collect(),
-                said: Said::default(),
+                counts: HostileCounts::default(),
             };
             let stop = stop.clone();
             std::thread::spawn(move || client.run(&stop))
@@ -110,9 +112,9 @@ impl HostileClients {
     }
 
     /// Stops the clients and returns their counts.
-    pub(crate) fn finish(self) -> Said {
+    pub(crate) fn finish(self) -> HostileCounts {
         self.stop.store(true, Ordering::Relaxed);
-        let mut all = Said::default();
+        let mut all = HostileCounts::default();
         for client in self.running {
             all.add(client.join().expect("a client does not panic"));
         }
@@ -127,83 +129,83 @@ struct HostileClient {
     chance: Chance,
     /// A sample of every message.
     messages: Vec<Message>,
-    said: Said,
+    counts: HostileCounts,
 }
 
-/// What a server gave to a client over one connection.
+/// What one client has from its server: token and push slot.
 #[derive(Debug, Default)]
-struct Given {
+struct ClientState {
     grant: Option<Grant>,
     push_slot: u32,
-    /// The sequence of the push under way.
+    /// The sequence of the current push.
     sequence: u64,
 }
 
 impl HostileClient {
-    fn run(mut self, stop: &AtomicBool) -> Said {
+    fn run(mut self, stop: &AtomicBool) -> HostileCounts {
         while !stop.load(Ordering::Relaxed) {
-            // Servers are killed meanwhile, and break off with whoever says what makes no sense.
-            if self.visit().is_err() {
-                std::thread::sleep(BLINK);
+            // Errors are expected: servers are killed, and close connections with senseless
+            // messages.
+            if self.attack().is_err() {
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
-        self.said
+        self.counts
     }
 
-    /// Comes to a shard, and says something.
-    fn visit(&mut self) -> io::Result<()> {
+    /// Connects to a shard and sends it some messages.
+    fn attack(&mut self) -> io::Result<()> {
         let shard = self.setting.shard(self.chance.below(SHARDS as u64) as usize);
         let hello = self.hello(shard);
         let line = Line::greet(&self.cluster, &hello, READ_TIMEOUT)?;
-        self.said.connections += 1;
+        self.counts.connections += 1;
         let Some(mut line) = line else { return Ok(()) };
-        self.said.welcomed += 1;
-        let mut given = Given { sequence: 1, ..Given::default() };
+        self.counts.welcomed += 1;
+        let mut state = ClientState { sequence: 1, ..ClientState::default() };
         let is_worker = hello.role == (Role::Worker {});
         if is_worker && !self.chance.once_in(4) {
-            // Only who has a token and a room comes far with a push.
+            // A push gets past the first checks only with a token and a push slot.
             line.send(TokenRequest { newest: TokenId(0) }.into(), &[])?;
             line.send(Reserve {}.into(), &[])?;
-            self.said.messages += 2;
-            // A shard that does not own the step has no tokens, and takes a room alone.
-            self.hear(&mut line, &mut given)?;
-            self.hear(&mut line, &mut given)?;
+            self.counts.messages += 2;
+            // Only the step owner grants a token; the other shards reserve only a push slot.
+            self.receive(&mut line, &mut state)?;
+            self.receive(&mut line, &mut state)?;
         }
         for _ in 0..1 + self.chance.below(MESSAGES_MAX) {
-            let message = self.message(&given);
+            let message = self.message(&state);
             let body = match Message::body_limit(message.kind()) {
                 Some(0) => Vec::new(),
                 _ => self.body(),
             };
-            line.send_in(self.envelope(&given), &message, &body)?;
-            self.said.messages += 1;
-            if given.push_slot != 0 && self.chance.once_in(4) {
-                // Another push in another room.
-                given.sequence += 1;
+            line.send_in(self.envelope(&state), &message, &body)?;
+            self.counts.messages += 1;
+            if state.push_slot != 0 && self.chance.once_in(4) {
+                // Start another push in another push slot.
+                state.sequence += 1;
                 line.send(Reserve {}.into(), &[])?;
-                self.said.messages += 1;
+                self.counts.messages += 1;
             }
             if self.chance.once_in(2) {
-                self.hear(&mut line, &mut given)?;
+                self.receive(&mut line, &mut state)?;
             }
         }
         Ok(())
     }
 
-    fn hear(&mut self, line: &mut Line, given: &mut Given) -> io::Result<()> {
+    fn receive(&mut self, line: &mut Line, state: &mut ClientState) -> io::Result<()> {
         match line.next()? {
-            Message::Granted(granted) => given.grant = Some(granted.grant),
+            Message::Granted(granted) => state.grant = Some(granted.grant),
             Message::Reserved(push_slot) => {
-                given.push_slot = push_slot.push_slot;
-                self.said.push_slots += 1;
+                state.push_slot = push_slot.push_slot;
+                self.counts.push_slots += 1;
             }
             _ => {}
         }
         Ok(())
     }
 
-    /// Of a task that may come, or else that the cluster does not have. The names of those that train are
-    /// theirs.
+    /// Draws a hello. In the worker role it never names one of the tasks that train.
     fn hello(&mut self, shard: ShardId) -> Hello {
         let may_join = !self.setting.synchronous;
         let is_worker = may_join && !self.chance.once_in(4);
@@ -217,11 +219,11 @@ impl HostileClient {
             hello.seen_step = GlobalStep(self.number());
         }
         if self.chance.once_in(8)
-            && let Message::Hello(changed) = self.changed(&hello.clone().into())
-            && changed.role == hello.role
-            && changed.shard.task == shard.task
+            && let Message::Hello(mutated) = self.mutated(&hello.clone().into())
+            && mutated.role == hello.role
+            && mutated.shard.task == shard.task
         {
-            hello = changed;
+            hello = mutated;
         }
         if is_worker && hello.task < WORKERS {
             hello.task = WORKERS;
@@ -229,11 +231,11 @@ impl HostileClient {
         hello
     }
 
-    /// Any message, or with a room rather a part of a push.
-    fn message(&mut self, given: &Given) -> Message {
+    /// Draws any message; with a push slot, mostly a part of a push.
+    fn message(&mut self, state: &ClientState) -> Message {
         let any = self.chance.below(self.messages.len() as u64) as usize;
         let mut message = self.messages[any].clone();
-        if given.push_slot != 0 && !self.chance.once_in(4) {
+        if state.push_slot != 0 && !self.chance.once_in(4) {
             let is_push = |message: &&Message| {
                 matches!(
                     message,
@@ -244,15 +246,15 @@ impl HostileClient {
             let pushes: Vec<Message> = pushes.cloned().collect();
             message = pushes[self.chance.below(pushes.len() as u64) as usize].clone();
         }
-        let mut message = self.changed(&message);
-        let held = (!self.chance.once_in(8)).then_some(given);
+        let mut message = self.mutated(&message);
+        let held = (!self.chance.once_in(8)).then_some(state);
         let offset = self.chance.once_in(2).then(|| self.number());
         match &mut message {
             Message::PushPart(part) => {
-                tame(part, held);
+                make_harmless(part, held);
                 part.offset = offset.unwrap_or(part.offset);
             }
-            Message::PushEncoded(encoded) => tame(&mut encoded.part, held),
+            Message::PushEncoded(encoded) => make_harmless(&mut encoded.part, held),
             Message::PushShared(shared) => {
                 (shared.operation, shared.whole) = (Operation::Gradient {}, None);
             }
@@ -261,8 +263,8 @@ impl HostileClient {
         message
     }
 
-    /// The same kind of message with other numbers in it.
-    fn changed(&mut self, message: &Message) -> Message {
+    /// Returns a message of the same kind with up to three numbers mutated.
+    fn mutated(&mut self, message: &Message) -> Message {
         let mut meta = Vec::new();
         message.put(&mut meta);
         for _ in 0..self.chance.below(4) {
@@ -278,11 +280,11 @@ impl HostileClient {
                 meta = before;
             }
         }
-        Message::take(message.kind(), &meta).expect("it is valid as it was")
+        Message::take(message.kind(), &meta).expect("the message stays valid")
     }
 
-    fn envelope(&mut self, given: &Given) -> Envelope {
-        let mut envelope = Envelope { sequence: Sequence(given.sequence), ..Envelope::default() };
+    fn envelope(&mut self, state: &ClientState) -> Envelope {
+        let mut envelope = Envelope { sequence: Sequence(state.sequence), ..Envelope::default() };
         match self.chance.below(8) {
             0 => envelope.sequence = Sequence(self.number()),
             1 => envelope.step = GlobalStep(self.number()),
@@ -309,14 +311,15 @@ impl HostileClient {
     }
 }
 
-/// A part of a gradient that is never whole, under what its sender was given.
-fn tame(part: &mut PushPart, held: Option<&Given>) {
+/// Makes a part harmless: a gradient that is never whole. With `held`, it names the token and push
+/// slot of its sender.
+fn make_harmless(part: &mut PushPart, held: Option<&ClientState>) {
     (part.operation, part.whole) = (Operation::Gradient {}, None);
-    let Some(given) = held else { return };
-    if let Some(grant) = given.grant {
+    let Some(state) = held else { return };
+    if let Some(grant) = state.grant {
         (part.token, part.generation) = (grant.token, grant.generation);
     }
-    if given.push_slot != 0 {
-        part.push_slot = given.push_slot;
+    if state.push_slot != 0 {
+        part.push_slot = state.push_slot;
     }
 }

@@ -1,4 +1,4 @@
-//! The judge: what the servers hold against what the workers have written down.
+//! The judge: compares the values on the servers with the histories of the workers.
 
 use pushpull::blocking::Reader;
 use pushpull::optimizer::{ApplyAt, Run};
@@ -10,25 +10,25 @@ use crate::setting::{
     Setting, TABLE, WIDTH, WORKERS, dense, heavy_rows, id, ledger, row, rows, sums, table,
 };
 
-/// What was found. The first four counts must be zero.
+/// The result of a judgement. The first four counts must be zero.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
-    /// Pushes that were acknowledged, and are not there.
+    /// Acknowledged pushes that are missing.
     pub(crate) lost: u64,
-    /// Pushes that are there more often than they were made.
+    /// Pushes that were applied more often than they were made.
     pub(crate) duplicated: u64,
-    /// Variables, or pairs of them, of which only a part has changed.
+    /// Variables, or pairs of variables, of which only a part has changed.
     pub(crate) torn: u64,
-    /// Pushes that some shards have and others do not, and that are not of a worker that was killed before it
-    /// was told of it, in asynchronous mode.
+    /// Pushes that only some of the shards have applied. In asynchronous mode a push whose worker
+    /// was killed before it received the outcome does not count.
     pub(crate) half_applied: u64,
-    /// Rows that were pushed, and made room for others.
+    /// Rows that were pushed and then evicted for others.
     pub(crate) evicted: u64,
-    /// The first faults, by name.
+    /// Descriptions of the first faults.
     pub(crate) names: Vec<String>,
 }
 
-/// How many faults are named.
+/// How many faults are described.
 const NAMES_MAX: usize = 20;
 
 impl Verdict {
@@ -56,7 +56,7 @@ impl Verdict {
         self.name(name);
     }
 
-    /// One element of a ledger: every acknowledged push once, every other one at most once.
+    /// Judges one element of a ledger: it has every acknowledged push once and others at most once.
     fn element(&mut self, value: f32, entry: Entry, name: impl Fn() -> String) {
         if value.fract() != 0.0 || value < 0.0 {
             return self.torn(format!("{} is {value}", name()));
@@ -71,9 +71,11 @@ impl Verdict {
         }
     }
 
-    /// One element of a ledger, as all shards have it, since the last restore: on each every acknowledged
-    /// push once, every other one at most once, and none that was refused. All have the same, unless
-    /// it is of a worker that was killed, in asynchronous mode.
+    /// Judges one element of a ledger on all shards, since the last restore.
+    ///
+    /// Each shard must have every acknowledged push once, every other push at most once, and no
+    /// refused push. All shards must have the same pushes. The exception, in asynchronous mode, is
+    /// a push without an outcome, whose worker was killed.
     pub(crate) fn everywhere(
         &mut self,
         values: [f32; SHARDS],
@@ -92,9 +94,11 @@ impl Verdict {
         }
     }
 
-    /// The rows of a worker's tables on a shard for a part of its ledger: those of the one that grows
-    /// hold what the ledger does; those of the one that has not room for all, too, or were evicted.
-    /// Returns how many of these rows were pushed, and how many the latter has.
+    /// Judges the rows of a worker's tables on a shard for one part of its ledger.
+    ///
+    /// Rows of the growing table must equal the ledger. Rows of the bounded table must equal the
+    /// ledger or be evicted. Returns how many of these rows were pushed, and how many the bounded
+    /// table has.
     fn tables(
         &mut self,
         reader: &mut Reader,
@@ -118,7 +122,7 @@ impl Verdict {
         Ok((ledger.iter().filter(|&&entry| entry != 0.0).count() as u64, cached))
     }
 
-    /// A row is evicted only where there is no room, and then one for each that comes.
+    /// Judges the number of rows in a bounded table: all that were pushed, up to its capacity.
     fn cache(&mut self, name: &str, (pushed, cached): (u64, u64)) {
         let expected = pushed.min(CACHED_ROWS);
         if cached != expected {
@@ -127,7 +131,7 @@ impl Verdict {
         self.evicted += pushed.saturating_sub(cached);
     }
 
-    /// A dense variable: all its elements are equal. Returns what they are.
+    /// Judges a dense variable, all of whose elements must be equal. Returns the first element.
     pub(crate) fn uniform(&mut self, values: &[f32], name: &str) -> f32 {
         let first = values.first().copied().unwrap_or_default();
         if let Some(other) = values.iter().position(|&value| value != first) {
@@ -138,12 +142,13 @@ impl Verdict {
     }
 }
 
-/// What each element of the ledgers is on each shard, by worker.
+/// By worker: each element of the ledger on each shard.
 pub(crate) type Found = Vec<Vec<[f32; SHARDS]>>;
 
-/// Judges the values of a cluster in which nothing moves any more. With `floors`, a checkpoint has just
-/// been restored: what was acknowledged before it was begun is there, and all else that was begun may be.
-/// Returns also what there is in the ledgers.
+/// Judges the values of a cluster at rest, and also returns the ledgers.
+///
+/// `floors` is set just after a restore: entries from before the checkpoint was begun. The
+/// checkpoint must have every push that they count as acknowledged, and may have any other push.
 pub(crate) fn judge(
     setting: &Setting,
     params: &Params,
@@ -178,7 +183,7 @@ pub(crate) fn judge(
         let mut entered = 0.0;
         for worker in 0..WORKERS {
             let found = &found[worker as usize];
-            // What each row must hold: a push enters the ledger and changes its row, or does neither.
+            // The expected rows: a push changes both the ledger and its row, or neither.
             let mut made = [0.0_f32; ROWS as usize];
             let mut cached = (0, 0);
             for chunk in 0..setting.chunks {
@@ -194,7 +199,7 @@ pub(crate) fn judge(
             verdict.cache(&table(CACHE, worker, shard), cached);
             let ids: Vec<u64> = (0..ROWS).collect();
             verdict.rows(reader, &rows(worker, shard), &ids, &made)?;
-            // The quarters that lie on this shard.
+            // The quarter on this shard.
             let quarter = shard as u64 * ROWS..(shard as u64 + 1) * ROWS;
             let name = heavy_rows(worker);
             let with_momentum = made.map(|pushes| after(&momentum(), pushes as u64));
@@ -211,16 +216,16 @@ pub(crate) fn judge(
         if value != expected {
             verdict.torn(format!("{ADAM} is {value} on {shard}, {pushes} pushes make {expected}"));
         }
-        // A push is one update of both: what has one without the other was torn in between. In
-        // synchronous mode the dense variable has the mean, one for each step; a part of a ledger
-        // is in one push of a step only. The last step takes what there is when training is finished.
+        // A push updates the dense variable and the ledgers in one commit. In synchronous mode the
+        // dense variable has the mean, so it counts steps, while each ledger element is in only one
+        // push of a step. The last step may take fewer gradients, when training is finished.
         let per_step = setting.gradients_per_step() as f64;
         let short = pushes * per_step - entered;
         if !(0.0..per_step).contains(&short) {
             let name = dense(shard);
             verdict.torn(format!("{name} has {pushes} pushes, the ledgers beside it {entered}"));
         }
-        // The first shard owns the global step.
+        // The first shard is the step owner.
         if shard == 0 && params.step() as f64 != pushes {
             verdict.torn(format!("the step is {} after {pushes} pushes", params.step()));
         }
@@ -229,7 +234,7 @@ pub(crate) fn judge(
 }
 
 impl Verdict {
-    /// Rows of a sparse variable, all of whose elements must be these.
+    /// Judges rows of a sparse variable. All elements of a row must equal the expected value.
     fn rows(
         &mut self,
         reader: &mut Reader,
@@ -252,7 +257,7 @@ fn momentum() -> Momentum {
     Momentum::new(MOMENTUM_RATE, MOMENTUM)
 }
 
-/// What an element comes to that starts at zero and is pushed minus one so many times.
+/// Computes the value of an element that starts at zero after `pushes` gradients of minus one.
 fn after(rule: &dyn Optimizer, pushes: u64) -> f32 {
     let mut value = [0.0_f32];
     let mut slots: Vec<[f32; 1]> = rule.slots().iter().map(|slot| [slot.initial as f32]).collect();

@@ -1,7 +1,8 @@
-//! Links between tasks: a TCP proxy for each pair of them, in this process, which can be cut and stalled.
+//! Links between tasks: a TCP proxy for each pair of tasks, in this process, which can be cut or
+//! stalled.
 //!
-//! A task is told the addresses of its own proxies, so that what is done to a link is done to that pair
-//! alone. Addresses are no part of a cluster's identity, so that each task may have a view of its own.
+//! Each task gets the addresses of its own proxies, so a fault of a link affects only that pair.
+//! Addresses are not part of a cluster's identity, so tasks may have different ones.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,22 +10,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Bytes that are forwarded at once.
+/// The buffer size for forwarding.
 const CHUNK: usize = 64 << 10;
 
-/// How long a write may block before it is looked whether its connection is cut.
-const LOOK: Duration = Duration::from_millis(50);
+/// How long a write may block before the proxy checks whether its connection is cut.
+const WRITE_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// How a link is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Both ends read an end of the stream, behind what was forwarded.
+    /// Both ends read the end of the stream after the forwarded bytes.
     Close,
-    /// Both ends are told that the connection is reset, and what is under way is lost.
+    /// Both ends get a connection reset; bytes in flight are lost.
     Reset,
 }
 
-/// Which direction of a link is stalled: nothing is forwarded in it, and nothing is closed.
+/// The stalled directions of a link. A stalled direction forwards no byte and no end of the stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stall {
     pub(crate) to_server: bool,
@@ -40,7 +41,7 @@ impl Stall {
 /// A link from a task to a server.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// Where the task finds the server.
+    /// The address at which the task reaches the server.
     pub(crate) address: String,
     state: Arc<State>,
 }
@@ -48,19 +49,19 @@ pub(crate) struct Link {
 #[derive(Debug)]
 struct State {
     target: String,
-    inside: Mutex<Inside>,
+    link_state: Mutex<LinkState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Inside {
-    /// While it is down, connections are closed as they come.
+struct LinkState {
+    /// Whether new connections are closed at once.
     down: bool,
     stall: Stall,
     connections: Vec<Connection>,
 }
 
-/// Both ends of a connection.
+/// Both ends of a forwarded connection.
 #[derive(Debug)]
 struct Connection {
     ends: [TcpStream; 2],
@@ -71,11 +72,12 @@ impl Connection {
     fn cut(self, how: Cut) {
         self.is_cut.store(true, Ordering::SeqCst);
         for end in &self.ends {
-            // An end that is closed already has nothing to be cut.
+            // An end that is already closed cannot be cut.
             let _ = match how {
                 Cut::Close => end.shutdown(Shutdown::Both),
-                // A reset is sent by the last descriptor that is closed, if it does not linger: those
-                // that forward notice the end of what they read, and no end of the stream is sent.
+                // Closing the last descriptor of a socket with a linger time of zero sends a reset.
+                // The forwarding threads see the end of their input and drop their descriptors.
+                // They do not shut the other end down if the connection is cut.
                 Cut::Reset => rustix::net::sockopt::set_socket_linger(end, Some(Duration::ZERO))
                     .map_err(Into::into)
                     .and_then(|()| end.shutdown(Shutdown::Read)),
@@ -85,14 +87,14 @@ impl Connection {
 }
 
 impl Link {
-    /// A link to the server that listens at `target`.
+    /// Starts a proxy for the server that listens at `target`.
     pub(crate) fn start(target: String) -> Link {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port for a proxy");
-        let address = listener.local_addr().expect("it is bound").to_string();
-        let (inside, changed) = (Mutex::default(), Condvar::new());
-        let state = Arc::new(State { target, inside, changed });
+        let address = listener.local_addr().expect("a bound listener").to_string();
+        let (link_state, changed) = (Mutex::default(), Condvar::new());
+        let state = Arc::new(State { target, link_state, changed });
         let shared = state.clone();
-        // It ends with the process: a run has as many as it has pairs of tasks.
+        // The thread ends with the process: a run has only one for each pair of tasks.
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 shared.accept(client);
@@ -101,26 +103,26 @@ impl Link {
         Link { address, state }
     }
 
-    /// Ends all connections. Unless `stays_down`, new ones are forwarded at once. Returns how many were cut.
+    /// Cuts all connections and returns their number. New ones are closed if `stays_down` is set.
     pub(crate) fn cut(&self, how: Cut, stays_down: bool) -> usize {
-        let mut inside = self.state.lock();
-        inside.down = stays_down;
-        let connections = std::mem::take(&mut inside.connections);
-        drop(inside);
+        let mut link_state = self.state.lock();
+        link_state.down = stays_down;
+        let connections = std::mem::take(&mut link_state.connections);
+        drop(link_state);
         let count = connections.len();
         connections.into_iter().for_each(|connection| connection.cut(how));
-        // Those that wait at a stall find theirs cut.
+        // Wakes the threads that wait for the end of a stall.
         self.state.changed.notify_all();
         count
     }
 
-    /// Stops forwarding, or goes on with it.
+    /// Sets the stalled directions.
     pub(crate) fn stall(&self, stall: Stall) {
         self.state.lock().stall = stall;
         self.state.changed.notify_all();
     }
 
-    /// Forwards everything again, and new connections.
+    /// Ends all faults: forwards in both directions and accepts connections.
     pub(crate) fn heal(&self) {
         self.state.lock().down = false;
         self.stall(Stall::default());
@@ -128,36 +130,36 @@ impl Link {
 }
 
 impl State {
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
+        self.link_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn accept(self: &Arc<Self>, client: TcpStream) {
-        // A server that is dead is met as it would be without a proxy: nobody answers.
+        // While the server is down, the client's connection is dropped.
         let Ok(server) = TcpStream::connect(&self.target) else { return };
         let ends = || -> std::io::Result<[TcpStream; 2]> {
             for end in [&client, &server] {
                 end.set_nodelay(true)?;
-                end.set_write_timeout(Some(LOOK))?;
+                end.set_write_timeout(Some(WRITE_TIMEOUT))?;
             }
             Ok([client.try_clone()?, server.try_clone()?])
         };
         let (Ok(ends), Ok([to, from])) = (ends(), ends()) else { return };
         let is_cut = Arc::new(AtomicBool::new(false));
-        let mut inside = self.lock();
-        if inside.down {
+        let mut link_state = self.lock();
+        if link_state.down {
             return;
         }
-        inside.connections.retain(|connection| connection.ends[0].peer_addr().is_ok());
-        inside.connections.push(Connection { ends, is_cut: is_cut.clone() });
-        drop(inside);
+        link_state.connections.retain(|connection| connection.ends[0].peer_addr().is_ok());
+        link_state.connections.push(Connection { ends, is_cut: is_cut.clone() });
+        drop(link_state);
         for (from, to, to_server) in [(client, server, true), (from, to, false)] {
             let (shared, is_cut) = (self.clone(), is_cut.clone());
             std::thread::spawn(move || shared.forward(from, to, to_server, &is_cut));
         }
     }
 
-    /// Forwards one direction; at its end both ends are closed.
+    /// Forwards one direction until its end, then closes both ends.
     fn forward(
         &self,
         mut from: TcpStream,
@@ -168,11 +170,11 @@ impl State {
         let is_cut = || is_cut.load(Ordering::SeqCst);
         let mut buffer = vec![0; CHUNK];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            let mut inside = self.lock();
-            while !is_cut() && inside.stall.stops(to_server) {
-                inside = self.changed.wait(inside).unwrap_or_else(PoisonError::into_inner);
+            let mut link_state = self.lock();
+            while !is_cut() && link_state.stall.stops(to_server) {
+                link_state = self.changed.wait(link_state).unwrap_or_else(PoisonError::into_inner);
             }
-            drop(inside);
+            drop(link_state);
             let mut left = &buffer[..count];
             while !left.is_empty() && !is_cut() {
                 match to.write(left) {
@@ -185,7 +187,7 @@ impl State {
                 break;
             }
         }
-        // One that is cut is closed as it was to be cut.
+        // `Connection::cut` has already closed a connection that is cut.
         if !is_cut() {
             [from, to].iter().for_each(|end| _ = end.shutdown(Shutdown::Both));
         }
@@ -195,9 +197,9 @@ impl State {
 /// A link for each pair of tasks.
 #[derive(Debug)]
 pub(crate) struct Links {
-    /// By worker, and by server.
+    /// The links of each worker, by server.
     pub(crate) workers: Vec<Vec<Link>>,
-    /// By server, and by the other server; the one to itself is unused.
+    /// The links of each server, by server; its link to itself is unused.
     pub(crate) servers: Vec<Vec<Link>>,
 }
 
@@ -210,19 +212,19 @@ impl Links {
         }
     }
 
-    /// The addresses at which a worker finds the servers.
+    /// Returns the addresses at which a worker reaches the servers.
     pub(crate) fn of_worker(&self, worker: usize) -> Vec<String> {
         addresses(&self.workers[worker])
     }
 
-    /// The addresses at which a server finds the others; at its own it listens.
+    /// Returns the addresses at which a server reaches the others, and its own listening address.
     pub(crate) fn of_server(&self, task: usize, own: &str) -> Vec<String> {
         let mut addresses = addresses(&self.servers[task]);
         own.clone_into(&mut addresses[task]);
         addresses
     }
 
-    /// The link of this number, over all pairs of different tasks.
+    /// Returns a link between two different tasks, by number modulo the number of links.
     pub(crate) fn pair(&self, number: u64) -> &Link {
         let workers = self.workers.iter().flatten();
         let others = self.servers.iter().enumerate().flat_map(|(from, links)| {

@@ -1,23 +1,30 @@
-//! Servers and workers of a training are killed without warning, stopped, cut off from each other, and lose
-//! their disks and their files, again and again. Nothing that was acknowledged is lost, nothing counts
-//! twice, nothing is torn or applied on some shards alone, and the training goes on. In half of the
-//! clusters steps are synchronous, and each takes exactly two whole gradients.
+//! The chaos test: trains clusters of real processes while servers, workers, links, disks and files
+//! fail.
 //!
-//! Every push adds one to all elements of a dense variable on each of four shards, and one at its
-//! own place in a ledger beside it; rows, tables that grow, partitioned variables, and the slots of Adam and
-//! of momentum must be what the ledger makes of them, to the bit. Workers write down what they begin and
-//! what is acknowledged or refused, so that at the end every push can be looked up.
+//! No acknowledged push may be lost, counted twice, torn, or applied on only some of the shards,
+//! and the training must continue after every fault. In half of the clusters steps are synchronous,
+//! and each takes exactly two whole gradients.
 //!
-//! A push that was refused is on no shard. One whose worker was killed before it was told, or was given up
-//! after three leases away, may be on some of the shards in asynchronous mode; in synchronous mode it is on
-//! all or on none.
+//! Every push adds one to all elements of a dense variable on each of four shards, and one to an
+//! element of its own in a ledger on the same shard. Rows, growing tables, partitioned variables,
+//! and the slots of Adam and momentum must follow from the ledger, to the bit. Workers log every
+//! push that they start and its outcome, so at the end every push can be checked.
 //!
-//! `cargo test --release --test chaos`. `PUSHPULL_CHAOS_KILLS=N` kills N servers in each mode in place of 8, with N/2 stops of
-//! workers and servers, N/2 cuts and N/4 stalls of links between any two tasks, N/10 faults of disks, N/10 damaged
-//! files and N/20 restores. Hostile clients connect to two further clusters, of which N/2 servers each are killed.
-//! With 0 only workers are killed. `PUSHPULL_CHAOS_ONLY=NAME` leaves all clusters but
-//! one out. `PUSHPULL_CHAOS_SECONDS=S` lets the faults of each cluster go on for S seconds at least. `PUSHPULL_SEED=N` draws the same faults again, though what they meet is up to the machine. The
-//! last line is one JSON object.
+//! A refused push is on no shard. A push without an outcome, because its worker was killed or was
+//! retired after three leases of absence, is on all shards or on none in synchronous mode. In
+//! asynchronous mode it may be on some of the shards.
+//!
+//! Run it with `cargo test --release --test chaos`:
+//!
+//! - `PUSHPULL_CHAOS_KILLS=N` kills N servers in each mode, 8 by default. With them come N/2 stops
+//!   of workers and servers, N/2 cuts and N/4 stalls of links, N/10 disk faults, N/10 damaged files
+//!   and N/20 restores. Hostile clients connect to two further clusters, of which N/2 servers each
+//!   are killed. With 0 only workers are killed.
+//! - `PUSHPULL_CHAOS_ONLY=NAME` runs only one of the clusters.
+//! - `PUSHPULL_CHAOS_SECONDS=S` continues the faults of each cluster for at least S seconds.
+//! - `PUSHPULL_SEED=N` draws the same faults again. Their effect still depends on the timing.
+//!
+//! The last line of the output is one JSON object.
 
 mod chance;
 mod daemons;
@@ -33,7 +40,7 @@ mod process;
 mod report;
 mod rounds;
 #[path = "../../common/tests/samples/mod.rs"]
-#[allow(dead_code, reason = "the golden frames look at more of a sample than its message")]
+#[allow(dead_code, reason = "the golden frames use more of a sample than its message")]
 mod samples;
 mod setting;
 mod training;
@@ -44,14 +51,14 @@ use std::time::Duration;
 
 use chance::Chance;
 use daemons::Transport;
-use place::Place;
+use place::RunFolder;
 use report::Report;
 use rounds::{Counts, Plan};
 
-/// How many servers are killed in each mode, if nobody says otherwise.
+/// The default number of servers to kill in each mode.
 const KILLS: u64 = 8;
 
-/// How many workers are killed in each cluster, if no server is.
+/// The number of workers to kill in each cluster if no server is killed.
 const WORKER_ROUNDS: u64 = 20;
 
 fn main() -> ExitCode {
@@ -66,11 +73,11 @@ fn main() -> ExitCode {
     }
     let seed = number("PUSHPULL_SEED").unwrap_or_else(Chance::any_seed);
     let kills = number("PUSHPULL_CHAOS_KILLS").unwrap_or(KILLS);
-    let mut place = Place::new();
+    let mut place = RunFolder::new();
     let path = place.path().display();
     println!("chaos: PUSHPULL_SEED={seed} PUSHPULL_CHAOS_KILLS={kills}, in {path}");
     if rustix::process::geteuid().is_root() {
-        println!("SKIPPED: no directory is made read-only, as that hinders no superuser");
+        println!("SKIPPED: no directory is made read-only, since root can write to it");
     }
     let mut chance = Chance::new(seed);
     let mut report = Report::default();
@@ -91,11 +98,13 @@ fn main() -> ExitCode {
     if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// For each mode a cluster behind Unix sockets, where values are read and gradients are written in lent
-/// memory, one whose tasks reach each other through links that can be cut, and one with hostile clients.
+/// Returns the plans of three clusters for each mode.
+///
+/// The first uses Unix sockets, shared values and push buffers. The tasks of the second reach each
+/// other through links that can be cut. The third has hostile clients.
 fn plans(kills: u64) -> [Plan; 6] {
     let worker_rounds = if kills == 0 { WORKER_ROUNDS } else { 0 };
-    // As many as come to a whole number, but some of each.
+    // Rounded down, but at least one of each.
     let part = |of: u64| if kills == 0 { 0 } else { (kills / of).max(1) };
     let one = Plan {
         name: "one-task",
@@ -142,7 +151,7 @@ fn plans(kills: u64) -> [Plan; 6] {
     ]
 }
 
-/// Whether the runner's arguments choose this test, as they would one of its own harness.
+/// Whether the arguments of the test runner select this test, as the default harness would decide.
 fn is_wanted(arguments: &[String]) -> bool {
     let mut names = arguments.iter().filter(|argument| !argument.starts_with('-')).peekable();
     let chosen = names.peek().is_none() || names.any(|name| "chaos".contains(name.as_str()));
@@ -151,5 +160,5 @@ fn is_wanted(arguments: &[String]) -> bool {
 
 fn number(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name} is a number, not {value:?}")))
+    Some(value.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {value:?}")))
 }

@@ -1,39 +1,42 @@
-//! Where the states, the sockets and the logs of a run lie; kept when the run fails.
+//! The folder of a run, with its states, sockets and logs. It is kept if the run fails.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A folder of the run. When it is dropped in a panic, it tells the ends of all logs, and stays.
+/// The folder of a run, removed on drop.
+///
+/// After a failure, or if it is dropped in a panic, it prints the last lines of all logs and is
+/// kept.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct RunFolder {
     path: PathBuf,
     keep: bool,
 }
 
-/// Lines of each log that a failure shows.
+/// How many lines of each log are printed.
 const TAIL: usize = 8;
 
-impl Place {
-    /// A fresh folder, in memory if this machine has such a file system: what is tested is the
-    /// death of processes, and a disk would only make it slow.
-    pub(crate) fn new() -> Place {
+impl RunFolder {
+    /// Creates a folder in `/dev/shm` if possible: the test kills processes, not machines, and a
+    /// disk would only slow it down.
+    pub(crate) fn new() -> RunFolder {
         let prefix = "pushpull-chaos-";
         let build = |folder: &Path| tempfile::Builder::new().prefix(prefix).tempdir_in(folder);
         let folder = build(Path::new("/dev/shm")).or_else(|_| build(&std::env::temp_dir()));
         let path = folder.expect("a folder for the run").keep();
-        Place { path, keep: false }
+        RunFolder { path, keep: false }
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The run has failed without a panic.
+    /// Marks the run as failed, so that drop keeps the folder.
     pub(crate) fn keep(&mut self) {
         self.keep = true;
     }
 
-    fn tell(&self) {
+    fn print_logs(&self) {
         let mut logs = Vec::new();
         collect_logs(&self.path, &mut logs);
         logs.sort();
@@ -49,12 +52,12 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RunFolder {
     fn drop(&mut self) {
         if self.keep || std::thread::panicking() {
-            self.tell();
+            self.print_logs();
         } else {
-            // What cannot be removed does not change what was found.
+            // A folder that cannot be removed does not change the result.
             let _ = fs::remove_dir_all(&self.path);
         }
     }

@@ -1,4 +1,4 @@
-//! A child process: started, killed without warning, or waited for; it ends with its owner.
+//! A child process that is killed when its handle is dropped.
 
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
-/// How long anything may take that everything is there for. Generous: it only ends a hang.
+/// How long the test waits for any event. Generous, since it only ends a hang.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a loop that waits for something outside of this process lies still in between.
-pub(crate) const BLINK: Duration = Duration::from_micros(200);
+/// The polling interval of loops that wait for something outside of this process.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// A process that is running, and what it says goes to a log.
+/// A running process whose output goes to a log.
 #[derive(Debug)]
 pub(crate) struct Process {
     name: String,
@@ -21,7 +21,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it; what it says is added to the log.
+    /// Starts a process and appends its output to a log file.
     pub(crate) fn start(name: String, command: &mut Command, log: PathBuf) -> Process {
         let log = OpenOptions::new().create(true).append(true).open(log).expect("a log");
         let errors = log.try_clone().expect("a log");
@@ -30,29 +30,29 @@ impl Process {
         Process { name, child }
     }
 
-    /// SIGKILL, without waiting for what comes of it.
-    pub(crate) fn strike(&mut self) {
+    /// Sends SIGKILL without waiting for the end of the process.
+    pub(crate) fn kill(&mut self) {
         self.assert_alive();
         self.child.kill().expect("a child can be killed");
     }
 
-    /// Waits for a process that was struck to be gone, and with it its locks and connections.
-    pub(crate) fn bury(mut self) {
+    /// Waits for the end of a killed process, which also ends its locks and connections.
+    pub(crate) fn wait_killed(mut self) {
         let status = self.child.wait().expect("a child can be waited for");
         assert!(status.code().is_none(), "{} has ended by itself, with {status}", self.name);
     }
 
-    /// Asks it to end, as one asks daemons.
+    /// Sends SIGTERM.
     pub(crate) fn ask_to_end(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// SIGSTOP: it does nothing until it goes on, and keeps its connections.
+    /// Sends SIGSTOP: the process pauses until [`Process::resume`] and keeps its connections.
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
     }
 
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
@@ -61,47 +61,48 @@ impl Process {
     }
 
     fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().cast_signed()).expect("a child has a number")
+        Pid::from_raw(self.child.id().cast_signed()).expect("a child has a process id")
     }
 
-    /// Lets it write files of at most so many bytes: what is longer is as on a disk that is full.
+    /// Limits the size of its files; longer writes fail as on a full disk. `None` removes the
+    /// limit.
     pub(crate) fn limit_files(&self, bytes: Option<u64>) {
         let limit = Rlimit { current: bytes, maximum: None };
         rustix::process::prlimit(Some(self.pid()), Resource::Fsize, limit)
             .expect("the limits of a child can be changed");
     }
 
-    /// How it has ended, if it has.
+    /// Returns the exit status if the process has ended.
     pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
         self.ended()
     }
 
-    /// Waits for it to end well.
+    /// Waits for the process to end with success.
     pub(crate) fn finish(mut self) {
         let status = self.await_end();
         assert!(status.success(), "{} has ended with {status}", self.name);
     }
 
-    /// Waits for it to end by itself.
+    /// Waits for the process to end without a signal from here.
     pub(crate) fn await_end(&mut self) -> ExitStatus {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.ended() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "{} does not end in {TIMEOUT:?}", self.name);
-            std::thread::sleep(BLINK);
+            assert!(Instant::now() < deadline, "{} has not ended after {TIMEOUT:?}", self.name);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// How many memories that are lent, or have been, it has mapped.
+    /// Returns how many shared memory mappings the process has, those of past connections included.
     pub(crate) fn shared_memories(&self) -> usize {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id()));
         let maps = maps.expect("a living child has mappings");
         maps.lines().filter(|line| line.contains("/memfd:pushpull")).count()
     }
 
-    /// Nothing ends by itself before it is told to.
+    /// Asserts that the process has not ended.
     pub(crate) fn assert_alive(&mut self) {
         if let Some(status) = self.ended() {
             panic!("{} has ended by itself, with {status}", self.name);
@@ -109,13 +110,13 @@ impl Process {
     }
 
     fn ended(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().expect("a child can be asked for")
+        self.child.try_wait().expect("a child can be polled")
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It has ended by itself unless the test has failed.
+        // The process has already ended unless the test has failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,67 +1,67 @@
-//! The figures of a run, and its last line.
+//! The figures of a run and its last line of output.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::damage::Name;
-use crate::hostile::Said;
+use crate::damage::CheckpointName;
+use crate::hostile::HostileCounts;
 use crate::ledger::Verdict;
 use crate::rounds::Counts;
 
-/// What was done, and what was found.
+/// The counts of faults and pushes, and the verdict.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Servers killed, in rounds that are about that.
+    /// Servers killed in the rounds for kills.
     pub(crate) kills: u64,
-    /// Servers killed with or after something else, or before they have answered.
-    pub(crate) kills_beside: u64,
-    /// Workers and servers stopped for a while.
+    /// Servers killed as part of another fault, or before they answered.
+    pub(crate) other_kills: u64,
+    /// Workers and servers stopped for some time.
     pub(crate) stops: u64,
     pub(crate) cuts: u64,
     pub(crate) stalls: u64,
     pub(crate) disk_faults: u64,
-    /// State files damaged, and how many of them were refused. The others were not in use, or were
-    /// recovered.
+    /// State files damaged. Those that were not refused were not in use or were recovered.
     pub(crate) damages: u64,
     pub(crate) damages_refused: u64,
     pub(crate) damages_of_checkpoints: u64,
     pub(crate) restores: u64,
-    /// Checkpoints that were seen, with the folders of their clusters.
-    pub(crate) checkpoints: BTreeSet<(PathBuf, Name)>,
-    /// How many of those had pushes under way that nobody had acknowledged.
+    /// The checkpoints that were found, with the folders of their clusters.
+    pub(crate) checkpoints: BTreeSet<(PathBuf, CheckpointName)>,
+    /// Server kills (`kills`) with a push in flight.
     pub(crate) in_flight: u64,
     pub(crate) worker_kills: u64,
-    /// Of those, workers that were the chief.
+    /// Worker kills (`worker_kills`) of the chief.
     pub(crate) chief_kills: u64,
-    /// Workers that have ended because the servers had given them up with a push half made.
+    /// Workers that ended because the step owner had retired them with an incomplete push.
     pub(crate) given_up: u64,
     pub(crate) acknowledged: u64,
-    /// Pushes that were begun, and never acknowledged because their worker was killed.
+    /// Pushes without an outcome because their worker was killed.
     pub(crate) unknown: u64,
-    /// Pushes that came too late for their synchronous step.
+    /// Pushes that were stale for their synchronous step.
     pub(crate) stale: u64,
-    /// Pushes that were refused, as their tokens had expired or their workers had been taken for lost.
+    /// Pushes that were refused because their tokens had expired or their workers had lost their
+    /// leases.
     pub(crate) refused: u64,
-    /// From the exec of a killed server's next life to the first answer of its last shard.
+    /// Times from the restart of a killed server to the first answer of its last shard.
     pub(crate) recoveries: Vec<Duration>,
     /// Panics that servers have logged.
     pub(crate) panics: u64,
-    /// What hostile clients did.
-    pub(crate) hostile: Said,
-    /// Connections that servers no longer have room for, and nobody has.
+    /// The figures of the hostile clients.
+    pub(crate) hostile: HostileCounts,
+    /// Connection slots that servers have leaked: in use without a connection.
     pub(crate) slots_lost: u64,
     pub(crate) verdict: Verdict,
 }
 
-/// The share of kills that must find a push under way, in percent: one that is seen may be answered before
-/// its server is dead.
+/// The least percentage of kills with a push in flight. Not 100, since a push may be answered
+/// between the check and the kill.
 const IN_FLIGHT_PERCENT: u64 = 50;
 
 impl Report {
     pub(crate) fn add(&mut self, other: Report) {
         self.kills += other.kills;
-        self.kills_beside += other.kills_beside;
+        self.other_kills += other.other_kills;
         self.stops += other.stops;
         self.cuts += other.cuts;
         self.stalls += other.stalls;
@@ -86,7 +86,7 @@ impl Report {
         self.verdict.add(other.verdict);
     }
 
-    /// What has been done.
+    /// Returns how often each fault was injected.
     pub(crate) fn counts(&self) -> Counts {
         Counts {
             kills: self.kills,
@@ -99,13 +99,13 @@ impl Report {
         }
     }
 
-    /// What was done to one cluster, for people.
-    pub(crate) fn told(&self) -> String {
-        let (servers, workers) = (self.kills + self.kills_beside, self.worker_kills);
+    /// Summarizes the run of one cluster in a readable line.
+    pub(crate) fn summary(&self) -> String {
+        let (servers, workers) = (self.kills + self.other_kills, self.worker_kills);
         let (damages, pushes) = (self.damages + self.damages_of_checkpoints, self.acknowledged);
         format!(
             "{servers} servers and {workers} workers killed, {} stops, {} cuts, {} stalls, {} disk faults, \
-             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers given up, {} hostile messages over {} connections",
+             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers retired, {} hostile messages over {} connections",
             self.stops,
             self.cuts,
             self.stalls,
@@ -120,30 +120,30 @@ impl Report {
         )
     }
 
-    /// What the run fails for.
+    /// Returns the reasons for which the run fails; none if it passes.
     pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = self.verdict.names.clone();
         if !self.verdict.is_clean() && faults.is_empty() {
-            faults.push("something is lost, duplicated, torn or half applied".to_owned());
+            faults.push("a push is lost, duplicated, torn or half applied".to_owned());
         }
         if self.in_flight * 100 < self.kills * IN_FLIGHT_PERCENT {
             let (in_flight, kills) = (self.in_flight, self.kills);
-            faults.push(format!("only {in_flight} of {kills} kills had a push under way"));
+            faults.push(format!("only {in_flight} of {kills} kills had a push in flight"));
         }
-        // Hardly any fault lasts that long.
+        // Few faults last for three leases, after which a worker is retired.
         let faults_of_links = self.stops + self.cuts + self.stalls;
         if self.given_up * 4 > faults_of_links {
             let given_up = self.given_up;
-            faults.push(format!("{given_up} workers were given up after {faults_of_links} faults"));
+            faults.push(format!("{given_up} workers were retired after {faults_of_links} faults"));
         }
         if self.panics > 0 {
             faults.push(format!("servers have logged {} panics", self.panics));
         }
         if self.slots_lost > 0 {
-            faults.push(format!("servers have lost {} slots for connections", self.slots_lost));
+            faults.push(format!("servers have leaked {} connection slots", self.slots_lost));
         }
         if self.acknowledged == 0 {
-            faults.push("nothing was acknowledged".to_owned());
+            faults.push("no push was acknowledged".to_owned());
         }
         if self.acknowledged >= 1_000 && self.verdict.evicted == 0 {
             faults.push("no row was evicted".to_owned());
@@ -151,13 +151,13 @@ impl Report {
         faults
     }
 
-    /// The last line, as JSON.
+    /// Returns the last line of the output as JSON.
     pub(crate) fn json(&self) -> String {
         let mut sorted = self.recoveries.clone();
         sorted.sort();
         let percentile = |percent: usize| match sorted.len() {
             0 => "null".to_owned(),
-            // The smallest value that so many percent of all values do not exceed.
+            // The nearest-rank percentile.
             count => {
                 let recovery = sorted[(count * percent).div_ceil(100) - 1];
                 format!("{:.1}", recovery.as_secs_f64() * 1e3)
@@ -170,7 +170,7 @@ impl Report {
              \"lost\":{},\"duplicated\":{},\"torn\":{},\"half_applied\":{},\"evicted\":{},\"panics\":{},\
              \"hostile_connections\":{},\"hostile_messages\":{},\"slots_lost\":{},\
              \"recovery_p50_ms\":{},\"recovery_p99_ms\":{}}}",
-            self.kills + self.kills_beside,
+            self.kills + self.other_kills,
             self.in_flight,
             self.worker_kills,
             self.given_up,

@@ -1,4 +1,4 @@
-//! One cluster from its start to the judgement: rounds of faults, at random moments.
+//! The run of one cluster: start, rounds of faults at random moments, judgement.
 
 use std::fs;
 use std::path::Path;
@@ -15,41 +15,43 @@ use crate::history::{Entry, History};
 use crate::hostile::HostileClients;
 use crate::ledger::{Found, Verdict, judge};
 use crate::links::{Cut, Link, Links, Stall};
-use crate::process::{BLINK, TIMEOUT};
+use crate::process::{POLL_INTERVAL, TIMEOUT};
 use crate::report::Report;
 use crate::setting::{LEASE, Setting, TOO_LONG, WORKERS};
 use crate::workers::Workers;
 
-/// What one cluster is like, and what is done to it.
+/// The shape of one cluster and its faults.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) name: &'static str,
     pub(crate) tasks: usize,
     pub(crate) transport: Transport,
-    /// Whether each pair of tasks has a link that can be cut. Then leases and tokens are short.
+    /// Whether each pair of tasks has a link that can be cut. Leases and token timeouts are short
+    /// then.
     pub(crate) has_links: bool,
     /// Whether hostile clients send valid messages with mutated numbers.
     pub(crate) is_attacked: bool,
-    /// Whether steps are synchronous. Then a worker is killed with each server, in turns the chief.
+    /// Whether steps are synchronous. A worker is killed with each server then, the chief every
+    /// other time.
     pub(crate) synchronous: bool,
     pub(crate) counts: Counts,
-    /// In how many rounds, if no server is killed, a worker is.
+    /// The number of worker kills after the rounds, if no server is killed.
     pub(crate) worker_rounds: u64,
-    /// How long the rounds go on at least, whatever the counts.
+    /// The minimum duration of the rounds.
     pub(crate) lasts: Duration,
 }
 
-/// How much of what is done to a cluster.
+/// The number of faults of each kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     /// Servers that are killed.
     pub(crate) kills: u64,
-    /// Workers and servers that are stopped for a while.
+    /// Workers and servers that are stopped for some time.
     pub(crate) stops: u64,
     pub(crate) cuts: u64,
     pub(crate) stalls: u64,
     pub(crate) disk_faults: u64,
-    /// State files that are damaged; checkpoints are with every other restore.
+    /// Damaged state files. Checkpoints are damaged by every other restore.
     pub(crate) damages: u64,
     pub(crate) restores: u64,
 }
@@ -61,32 +63,32 @@ impl Counts {
     }
 }
 
-/// One round in so many kills a worker as well.
+/// One kill round in this many also kills a worker.
 const WORKER_KILL_EVERY: u64 = 5;
 
-/// One round in so many does not wait for the training to have gone on.
+/// One round in this many does not wait for progress before the next round.
 const HASTY_EVERY: u64 = 8;
 
-/// One restart in so many is killed before it has answered.
+/// One restarted server in this many is killed before it answers.
 const STILLBORN_EVERY: u64 = 10;
 
-/// One round in so many takes the moment as it is drawn. The others wait on for a push to be under
-/// way, if none is: a server that dies while nobody wants anything has nothing to lose.
+/// One kill in this many happens at once. The others wait until a push is in flight, since an idle
+/// server has nothing to lose.
 const UNAIMED_EVERY: u64 = 16;
 
-/// A kill comes so late, at most, after the training was seen to go on.
+/// The longest pause between progress of the training and the next fault.
 const PAUSE_US_MAX: u64 = 40_000;
 
-/// The longest pause where hostile clients connect: a server must live long enough to give them rooms.
+/// The longest pause where hostile clients connect: they need time to get push slots.
 const ATTACKED_US_MAX: u64 = 600_000;
 
-/// A server that is killed before it answers lives so long, at most.
+/// The longest life of a server that is killed before it answers.
 const STILLBORN_US_MAX: u64 = 8_000;
 
-/// Bytes that a file of a server may have while its disk is full.
+/// The file size limit of a server whose disk is full.
 const FULL_BYTES: u64 = 64 << 10;
 
-/// Runs the plan below a folder of its own.
+/// Runs a plan in its own folder below `folder`.
 pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     let folder = folder.join(plan.name);
     fs::create_dir(&folder).expect("a folder for the cluster");
@@ -102,7 +104,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
         report: Report::default(),
         chance,
     };
-    // What is killed is a training; that servers die before there are variables is another test.
+    // Faults begin with the training. Other tests kill servers before there are variables.
     rounds.workers.await_all();
     let hostile = plan.is_attacked.then(|| HostileClients::start(&setting, rounds.chance));
     let since = Instant::now();
@@ -117,7 +119,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     }
     let (histories, given_up) = workers.finish();
     report.given_up = given_up;
-    daemons.await_memory_back();
+    daemons.await_memory_released();
     report.slots_lost = daemons.slots_lost();
     report.acknowledged = histories.iter().map(|history| history.acknowledged).sum();
     report.stale = histories.iter().map(|history| history.stale).sum();
@@ -126,11 +128,12 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     report.unknown = invoked - report.acknowledged - report.stale - report.refused;
     report.verdict.add(judge_now_and_later(plan, &setting, &mut daemons, &histories));
     report.panics = daemons.panics();
-    println!("{}: {seconds:.1} s, {}", plan.name, report.told());
+    println!("{}: {seconds:.1} s, {}", plan.name, report.summary());
     report
 }
 
-/// Ledgers for so many pushes that hardly two meet at one element in a run of the usual length.
+/// Returns the number of ledger variables per worker and shard: enough that in a run of the usual
+/// length hardly any element gets two pushes.
 fn chunks(plan: &Plan) -> u64 {
     if !plan.lasts.is_zero() {
         return CHUNKS_MAX;
@@ -138,10 +141,10 @@ fn chunks(plan: &Plan) -> u64 {
     (4 + (plan.counts.all().iter().sum::<u64>() + plan.worker_rounds) / 12).min(CHUNKS_MAX)
 }
 
-/// The most ledgers of a worker on a shard.
+/// The maximum number of ledger variables per worker and shard.
 const CHUNKS_MAX: u64 = 40;
 
-/// A cluster, and what has been done to it so far.
+/// A running cluster and the report of its faults.
 struct Rounds<'a> {
     setting: Setting,
     daemons: Daemons,
@@ -152,7 +155,7 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Does all that the plan has, in an order that is drawn.
+    /// Injects all faults of the plan in random order.
     fn all(&mut self, plan: &Plan) {
         let (since, mut round) = (Instant::now(), 0);
         loop {
@@ -179,7 +182,7 @@ impl Rounds<'_> {
                 drawn = drawn.saturating_sub(left);
                 is_it
             });
-            match kind.expect("what is drawn is one of those that are left") {
+            match kind.expect("the drawn number is below the total") {
                 0 => self.kill(plan, round),
                 1 => self.stop(),
                 2 => self.cut(),
@@ -198,7 +201,7 @@ impl Rounds<'_> {
         }
     }
 
-    /// Kills servers, and at times workers with them.
+    /// Kills one server or all, sometimes with a worker, and restarts them.
     fn kill(&mut self, plan: &Plan, round: u64) {
         if !self.chance.once_in(UNAIMED_EVERY) {
             self.workers.await_open_push();
@@ -215,10 +218,10 @@ impl Rounds<'_> {
         victims.into_iter().for_each(|task| self.revive(task));
     }
 
-    /// Stops a worker or a server in the middle of a push: for a moment, for longer than a lease, or for
-    /// longer than a token is good for. At times it is killed as it lies there.
+    /// Stops a worker or a server in the middle of a push: for less than half a lease, for longer
+    /// than a lease, or for longer than the token timeout. Sometimes kills the stopped process.
     fn stop(&mut self) {
-        let length = self.a_while();
+        let length = self.draw_duration();
         let is_worker = self.chance.once_in(2);
         let task = self.chance.below(self.daemons.tasks() as u64) as usize;
         let worker = self.chance.below(WORKERS.into()) as usize;
@@ -230,28 +233,28 @@ impl Rounds<'_> {
                 std::thread::sleep(length);
                 match dies {
                     true => self.kill_worker(worker),
-                    false => self.workers.go_on(worker),
+                    false => self.workers.resume(worker),
                 }
             }
             false => {
                 self.workers.await_open_push();
-                self.daemons.stop_for_now(task);
+                self.daemons.pause(task);
                 std::thread::sleep(length);
                 match dies {
                     true => {
                         self.daemons.kill(task);
-                        self.report.kills_beside += 1;
+                        self.report.other_kills += 1;
                         self.revive(task);
                     }
-                    false => self.daemons.go_on(task),
+                    false => self.daemons.resume(task),
                 }
             }
         }
         self.report.stops += 1;
     }
 
-    /// What is drawn is how long a fault lasts.
-    fn a_while(&mut self) -> Duration {
+    /// Draws how long a fault lasts.
+    fn draw_duration(&mut self) -> Duration {
         match self.chance.below(3) {
             0 => Duration::from_millis(self.chance.below(LEASE.as_millis() as u64 / 2)),
             1 => LEASE + LEASE / 2,
@@ -259,11 +262,11 @@ impl Rounds<'_> {
         }
     }
 
-    /// Cuts a link, which stays down for a while or is up at once.
+    /// Cuts a link, which stays down for some time or accepts connections at once.
     fn cut(&mut self) {
         self.workers.await_open_push();
         let how = if self.chance.once_in(2) { Cut::Reset } else { Cut::Close };
-        let lasts = self.chance.once_in(2).then(|| self.a_while());
+        let lasts = self.chance.once_in(2).then(|| self.draw_duration());
         let number = self.chance.below(u64::MAX);
         self.with_link(number, |link| {
             link.cut(how, lasts.is_some());
@@ -272,12 +275,12 @@ impl Rounds<'_> {
         self.report.cuts += 1;
     }
 
-    /// Forwards nothing over a link in one direction or in both, for a while; at times it is cut then.
+    /// Stalls a link for some time, in one direction or both. Sometimes resets it afterwards.
     fn stall(&mut self) {
         self.workers.await_open_push();
         let (to_server, from_server) =
             [(true, true), (true, false), (false, true)][self.chance.below(3) as usize];
-        let (length, number) = (self.a_while(), self.chance.below(u64::MAX));
+        let (length, number) = (self.draw_duration(), self.chance.below(u64::MAX));
         let is_cut = self.chance.once_in(4);
         self.with_link(number, |link| {
             link.stall(Stall { to_server, from_server });
@@ -289,15 +292,15 @@ impl Rounds<'_> {
         self.report.stalls += 1;
     }
 
-    /// Does something to a link, and heals it.
+    /// Applies a fault to a link, then heals the link.
     fn with_link(&self, number: u64, work: impl FnOnce(&Link)) {
-        let links = self.links.as_ref().expect("a plan that cuts has links");
+        let links = self.links.as_ref().expect("a plan with cuts has links");
         let link = links.pair(number);
         work(link);
         link.heal();
     }
 
-    /// A disk that is full, or directories that are not there or not to be used.
+    /// Injects a full disk, or makes the checkpoint or state directory unusable.
     fn disk_fault(&mut self) {
         match self.chance.below(3) {
             0 => self.full_disk(),
@@ -307,18 +310,19 @@ impl Rounds<'_> {
         self.report.disk_faults += 1;
     }
 
-    /// No server can write a long file for a while: saves fail, and training goes on.
+    /// Limits the file size of all servers for some time: saves fail and training must continue.
     fn full_disk(&mut self) {
         self.daemons.limit_files(Some(FULL_BYTES));
-        self.train_on();
-        // What was under way as the disk became full may have been written already.
+        self.await_some_progress();
+        // A save that was in progress when the disk became full may still have succeeded.
         let newest = damage::newest(&self.daemons.checkpoints());
-        self.train_on();
+        self.await_some_progress();
         self.daemons.limit_files(None);
         self.await_newer(newest);
     }
 
-    /// The directory for checkpoints cannot be used: it is a file, or if that hinders us it is read-only.
+    /// Makes the checkpoint directory unusable for some time: replaces it by a file, or sometimes
+    /// makes it read-only, unless the test runs as root.
     fn no_checkpoints(&mut self) {
         let directory = self.daemons.checkpoints();
         let aside = directory.with_extension("aside");
@@ -328,7 +332,7 @@ impl Rounds<'_> {
             true => damage::permit(&directory, 0o500),
             false => damage::replace(&directory, &aside),
         }
-        self.train_on();
+        self.await_some_progress();
         match read_only {
             true => damage::permit(&directory, 0o700),
             false => damage::put_back(&directory, &aside),
@@ -336,12 +340,12 @@ impl Rounds<'_> {
         self.await_newer(newest);
     }
 
-    /// A server is started where its state directory is a file, or if that hinders it is read-only: it
-    /// ends, and is started again once the directory is back.
+    /// Starts a server while its state directory is a file. The server must exit with an error; it
+    /// is started again after the directory is back.
     fn no_state(&mut self) {
         let task = self.chance.below(self.daemons.tasks() as u64) as usize;
         self.daemons.kill(task);
-        self.report.kills_beside += 1;
+        self.report.other_kills += 1;
         let state = self.daemons.state(task);
         let aside = state.with_extension("aside");
         damage::replace(&state, &aside);
@@ -356,26 +360,27 @@ impl Rounds<'_> {
         self.revive(task);
     }
 
-    /// Lets the training make some pushes.
-    fn train_on(&mut self) {
+    /// Waits until the training has made some pushes.
+    fn await_some_progress(&mut self) {
         for _ in 0..3 {
             self.await_progress();
         }
     }
 
-    /// Waits until a checkpoint is published that is newer than this one.
-    fn await_newer(&mut self, than: Option<damage::Name>) {
+    /// Waits until a checkpoint newer than `than` is published.
+    fn await_newer(&mut self, than: Option<damage::CheckpointName>) {
         let since = Instant::now();
         while damage::newest(&self.daemons.checkpoints()) <= than {
             self.daemons.assert_alive();
             self.workers.catch_up();
             assert!(since.elapsed() < TIMEOUT, "no checkpoint is published after {than:?}");
-            std::thread::sleep(BLINK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.note_checkpoints();
     }
 
-    /// Notes the checkpoints there are; others may have come and gone.
+    /// Records the current checkpoints. Others may have been published and removed since the last
+    /// call.
     fn note_checkpoints(&mut self) {
         let names = damage::checkpoints(&self.daemons.checkpoints());
         self.report
@@ -383,13 +388,13 @@ impl Rounds<'_> {
             .extend(names.into_iter().map(|name| (self.setting.folder.clone(), name)));
     }
 
-    /// A bit of a server's files is another one when it comes back. It refuses them, or what it serves
-    /// is right: that is judged with everything else.
+    /// Flips a bit of a killed server's files. The server must refuse them or serve correct values,
+    /// which the judgement checks.
     fn damage(&mut self) {
         let task = self.chance.below(self.daemons.tasks() as u64) as usize;
         self.workers.await_open_push();
         self.daemons.kill(task);
-        self.report.kills_beside += 1;
+        self.report.other_kills += 1;
         let flip = damage::flip_in(&self.daemons.state(task), self.chance);
         self.report.damages += 1;
         self.daemons.restart(task);
@@ -401,27 +406,29 @@ impl Rounds<'_> {
         }
     }
 
-    /// All servers lose their state, and the chief has them restore a checkpoint: the newest, or the one
-    /// before it if the newest is damaged. What was acknowledged before it was begun is there.
+    /// Removes the state of all servers and lets the chief restore a checkpoint.
+    ///
+    /// The servers must restore the newest checkpoint, or an older one if the newest is damaged. It
+    /// must have every push that was acknowledged before it was begun.
     fn restore(&mut self) {
         let is_damaged = self.report.restores.is_multiple_of(2);
         self.workers.catch_up();
         let floors: Vec<Vec<Entry>> =
             self.workers.histories.iter().map(|history| history.entries.clone()).collect();
-        // The first that comes now may have been begun before, the next ones were not.
+        // The next checkpoint may have been begun before now; the ones after it were not.
         for _ in 0..2 + u64::from(is_damaged) {
             let newest = damage::newest(&self.daemons.checkpoints());
             self.await_newer(newest);
         }
         let tasks = 0..self.daemons.tasks();
         tasks.clone().for_each(|task| self.daemons.kill(task));
-        self.report.kills_beside += tasks.len() as u64;
+        self.report.other_kills += tasks.len() as u64;
         self.workers.kill_all();
         for task in tasks.clone() {
             fs::remove_dir_all(self.daemons.state(task)).expect("a state can be removed");
         }
         let checkpoints = self.daemons.checkpoints();
-        let newest = damage::newest(&checkpoints).expect("some were published");
+        let newest = damage::newest(&checkpoints).expect("checkpoints were published");
         let flip =
             is_damaged.then(|| damage::flip_in(&checkpoints.join(newest.to_string()), self.chance));
         self.report.damages_of_checkpoints += u64::from(is_damaged);
@@ -431,7 +438,7 @@ impl Rounds<'_> {
         let is_newest = restored == newest.to_string();
         assert_eq!(
             is_newest, !is_damaged,
-            "{restored} is restored after {newest}, damaged: {what}"
+            "{restored} was restored, the newest is {newest}, damaged: {what}"
         );
         let (verdict, found) =
             read_and_judge(&self.setting, &self.workers.histories, Some(&floors));
@@ -444,12 +451,13 @@ impl Rounds<'_> {
         self.workers.start_all();
     }
 
-    /// Takes the chief's part until the variables have values; which checkpoint they are of.
+    /// Joins as the chief until the variables have values. Returns the name of the restored
+    /// checkpoint.
     fn restore_as_chief(&self) -> String {
         let config = WorkerConfig::new(self.setting.cluster(), TaskId::worker(0));
         let mut chief = Worker::connect(config).expect("a chief connects to servers that are up");
-        chief.join(&self.setting.variables(), |_| ()).expect("a chief has a checkpoint restored");
-        let restored = chief.restored().expect("there was nothing but a checkpoint").name.clone();
+        chief.join(&self.setting.variables(), |_| ()).expect("a chief can restore a checkpoint");
+        let restored = chief.restored().expect("the values are from a checkpoint").name.clone();
         chief.leave().expect("a chief may leave");
         restored
     }
@@ -462,7 +470,7 @@ impl Rounds<'_> {
         }
     }
 
-    /// Mostly one server, at times all of them.
+    /// Draws the servers to kill: usually one, sometimes all.
     fn victims(&mut self) -> Vec<usize> {
         let tasks = self.daemons.tasks();
         match self.chance.once_in(6) {
@@ -471,8 +479,8 @@ impl Rounds<'_> {
         }
     }
 
-    /// Counts servers that are dead now, and whether a push was under way: what is open while a
-    /// server is dead was open when it died.
+    /// Counts killed servers, and whether a push was in flight. A push that is open while a server
+    /// is dead was open when it died.
     fn count(&mut self, kills: u64) {
         self.report.kills += kills;
         if self.workers.have_open_pushes() {
@@ -480,7 +488,7 @@ impl Rounds<'_> {
         }
     }
 
-    /// Starts a server on its state until it answers; at times it is killed again before that.
+    /// Restarts a server until it answers. Sometimes kills it again before that.
     fn revive(&mut self, task: usize) {
         loop {
             let since = self.daemons.restart(task);
@@ -490,7 +498,7 @@ impl Rounds<'_> {
             }
             self.pause(STILLBORN_US_MAX);
             self.daemons.kill(task);
-            self.report.kills_beside += 1;
+            self.report.other_kills += 1;
         }
     }
 
@@ -511,7 +519,7 @@ impl Rounds<'_> {
         self.workers.await_more_than(before);
     }
 
-    /// Not a wait for anything: the moment of the next kill is what is drawn.
+    /// Sleeps for a random time below `us_max`, so that the next fault comes at a random moment.
     fn pause(&mut self, us_max: u64) {
         std::thread::sleep(Duration::from_micros(self.chance.below(us_max)));
     }
@@ -520,8 +528,8 @@ impl Rounds<'_> {
 /// The exit code of a server that cannot start.
 const REFUSED: i32 = 2;
 
-/// Judges what there is, and again after one more kill, in peace, and after a restart of the
-/// orderly kind if servers keep their state through one.
+/// Judges the values, again after one more kill, and again after an orderly restart if the servers
+/// keep their state through one.
 fn judge_now_and_later(
     plan: &Plan,
     setting: &Setting,
@@ -562,5 +570,5 @@ fn read_and_judge(
     let mut params = reader.params();
     reader.pull(&mut params).expect("servers that are up answer a pull");
     judge(setting, &params, &mut reader, histories, floors)
-        .expect("the variables are those that were declared")
+        .expect("the cluster has the declared variables")
 }

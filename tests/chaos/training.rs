@@ -1,4 +1,4 @@
-//! The process of a worker: pushes without end, writes down each, and looks at what it pulls.
+//! The worker process: pushes until it is stopped, logs each push, and checks the values it pulls.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -15,13 +15,13 @@ use crate::setting::{
     id, in_quarters, ledger, row, rows, sums, table,
 };
 
-/// The exit code of a worker that the step owner has retired.
-pub(crate) const GIVEN_UP: i32 = 3;
+/// The exit code of a worker that was fenced, because the step owner had retired it.
+pub(crate) const RETIRED: i32 = 3;
 
 /// The first argument of a worker's process.
 pub(crate) const ROLE: &str = "--chaos-worker";
 
-/// The arguments of a worker's process, which finds the servers at these addresses.
+/// Returns the arguments of a worker process that reaches the servers at `hosts`.
 pub(crate) fn arguments(setting: &Setting, worker: u32, hosts: &[String]) -> Vec<OsString> {
     let (mode, expires) = (setting.synchronous.to_string(), setting.expires.to_string());
     let hosts = hosts.join(",");
@@ -32,23 +32,23 @@ pub(crate) fn arguments(setting: &Setting, worker: u32, hosts: &[String]) -> Vec
     arguments
 }
 
-/// One push in so many looks at the values first. What is tested is pushes, so a kill should find
-/// one under way and not a worker that pulls.
+/// The worker pulls and checks the values before one push in this many. The test is about pushes,
+/// so a kill should usually find a push in flight and not a pull.
 const PULL_EVERY: u64 = 4;
 
-/// One push in so many is computed for longer than a token is good for, if tokens are short.
+/// One push in this many is computed for longer than the token timeout, if that is short.
 const SLOW_EVERY: u64 = 61;
 
 /// The gradient of a row.
 const ONE_ROW: [f32; WIDTH as usize] = [-1.0; WIDTH as usize];
 
-/// Trains until the stop file is there.
+/// Trains until the stop file exists.
 pub(crate) fn run(arguments: &[String]) -> ExitCode {
-    // A test that is itself killed leaves no workers behind.
+    // If the test itself is killed, its workers must end too.
     let kill = Some(rustix::process::Signal::KILL);
-    rustix::process::set_parent_process_death_signal(kill).expect("the system knows this");
+    rustix::process::set_parent_process_death_signal(kill).expect("the system supports this");
     let [worker, chunks, synchronous, expires, hosts, folder] = arguments else {
-        eprintln!("a worker has six arguments, not {arguments:?}");
+        eprintln!("a worker needs six arguments, not {arguments:?}");
         return ExitCode::from(2);
     };
     let hosts = hosts.split(',').map(str::to_owned).collect();
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     match Training::new(&setting, worker, &mut log).and_then(|mut training| training.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if matches!(of_session(&*error), Some(pushpull::Error::Fenced)) => {
-            ExitCode::from(GIVEN_UP as u8)
+            ExitCode::from(RETIRED as u8)
         }
         Err(error) => {
             log.fault(&format!("failed: {error}")).expect("a history can be written");
@@ -77,8 +77,8 @@ struct Training<'a> {
     params: Params,
     log: &'a mut Log,
     history: History,
-    /// How many pushes each shard had applied at the last pull.
-    seen: [f32; SHARDS],
+    /// How many updates each shard had applied at the last pull.
+    updates_seen: [f32; SHARDS],
 }
 
 impl<'a> Training<'a> {
@@ -90,30 +90,30 @@ impl<'a> Training<'a> {
         let mut session = Worker::connect(config)?;
         let params = session.join(&setting.variables(), |_| ())?;
         check_places(setting, &session)?;
-        let seen = [0.0; SHARDS];
-        Ok(Training { setting, worker, session, params, log, history, seen })
+        let updates_seen = [0.0; SHARDS];
+        Ok(Training { setting, worker, session, params, log, history, updates_seen })
     }
 
     fn run(&mut self) -> Result<(), Box<dyn Error>> {
-        while self.goes_on()? {
+        while self.continues()? {
             let push = self.history.next();
             let Some(token) = self.session.token()? else {
                 return match self.setting.synchronous {
                     true => Ok(()),
-                    false => Err("there are no tokens any more".into()),
+                    false => Err("no tokens are left".into()),
                 };
             };
             if push.is_multiple_of(PULL_EVERY) {
                 if self.session.pull(&token, &mut self.params)?.is_stale() {
                     continue;
                 }
-                self.look(push)?;
+                self.check_values(push)?;
             }
             if self.setting.expires && (push + 20 * u64::from(self.worker)) % SLOW_EVERY == 30 {
-                // What takes so long is a computation, and the servers hear of this worker meanwhile.
+                // Stands for a long computation: the session still renews its leases.
                 std::thread::sleep(TOO_LONG);
             }
-            // Both ways of pushing take their turn.
+            // One push in five is sent piece by piece.
             let pushed = match push % 5 {
                 0 => self.push_in_pieces(token, push),
                 _ => self.push(token, push),
@@ -131,15 +131,18 @@ impl<'a> Training<'a> {
                     self.log.refused(push)?;
                     self.history.forget(push);
                 }
-                (Ok(other), _) => return Err(format!("push {push} came to {other:?}").into()),
+                (Ok(other), _) => return Err(format!("push {push} ended with {other:?}").into()),
                 (Err(error), _) => return Err(error),
             }
         }
         Ok(())
     }
 
-    /// Workers stop one by one, unless a step needs several of them: then the chief ends it for all.
-    fn goes_on(&mut self) -> Result<bool, Box<dyn Error>> {
+    /// Whether the worker makes another push.
+    ///
+    /// In asynchronous mode each worker stops by itself. A synchronous step needs several workers,
+    /// so the chief finishes the training for all.
+    fn continues(&mut self) -> Result<bool, Box<dyn Error>> {
         let stop = self.setting.stop_file().exists();
         if stop && self.setting.synchronous {
             if self.worker == 0 {
@@ -150,8 +153,9 @@ impl<'a> Training<'a> {
         Ok(!stop)
     }
 
-    /// Every push adds one to all elements of the dense variables, one at its own place in the
-    /// ledger, and one to its rows: the learning rate is one, so the gradients are minus that.
+    /// Pushes whole gradients: one for all elements of the dense variables, for the push's own
+    /// element of the ledger, and for its rows. The gradients are minus one, since the learning
+    /// rate is one.
     fn push(&mut self, token: Token, push: u64) -> Result<Push, Box<dyn Error>> {
         let (chunk, element) = self.setting.entry(push);
         let mut gradients = self.session.gradients();
@@ -163,8 +167,8 @@ impl<'a> Training<'a> {
             gradients.view_mut::<f32>(&dense(shard))?.fill(-1.0);
             let name = ledger(self.worker, chunk, shard);
             match self.setting.has_halves() {
-                true => enter(gradients.view_mut(&name)?, element, f16::ZERO, f16::NEG_ONE),
-                false => enter(gradients.view_mut(&name)?, element, 0.0_f32, -1.0),
+                true => set_one(gradients.view_mut(&name)?, element, f16::ZERO, f16::NEG_ONE),
+                false => set_one(gradients.view_mut(&name)?, element, 0.0_f32, -1.0),
             }
             gradients.set_rows(&rows(self.worker, shard), &[row(push)], &ONE_ROW)?;
             for kind in [TABLE, CACHE] {
@@ -205,24 +209,24 @@ impl<'a> Training<'a> {
         Ok(pushing.finish()?)
     }
 
-    /// What was pulled is of one version on each shard, not older than what was pulled before, and
-    /// has what this worker was last told is there.
-    fn look(&mut self, push: u64) -> Result<(), Box<dyn Error>> {
+    /// Checks the pulled values: each shard's are of one version, not older than in the pull
+    /// before, and have this worker's last acknowledged push.
+    fn check_values(&mut self, push: u64) -> Result<(), Box<dyn Error>> {
         let mut verdict = Verdict::default();
         let before = push.saturating_sub(1);
         let (chunk, element) = self.setting.entry(before);
-        // What there is of earlier ones is known at the end.
+        // Only the last push is checked here; the judge checks all at the end.
         let last = self.history.entries[(before % self.setting.ledger_elements()) as usize];
         let mut entered = [0.0; SHARDS];
         for (shard, entered) in entered.iter_mut().enumerate() {
             let name = dense(shard);
             let pushes = verdict.uniform(self.params.view(&name)?, &name);
-            if pushes < self.seen[shard] {
-                let seen = self.seen[shard];
+            if pushes < self.updates_seen[shard] {
+                let updates_seen = self.updates_seen[shard];
                 verdict.lost += 1;
-                verdict.names.push(format!("{name} has gone back from {seen} to {pushes}"));
+                verdict.names.push(format!("{name} has gone back from {updates_seen} to {pushes}"));
             }
-            self.seen[shard] = pushes;
+            self.updates_seen[shard] = pushes;
             let name = ledger(self.worker, chunk, shard);
             *entered = self.setting.entries(&self.params, &name)?[element];
         }
@@ -241,7 +245,7 @@ fn of_session<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a pushpull::Erro
     error.downcast_ref()
 }
 
-/// Whether a push was refused because its token is not this worker's any more.
+/// Whether a push was refused because its token no longer belongs to this worker.
 fn is_expiry(error: &(dyn Error + 'static)) -> bool {
     matches!(
         of_session(error),
@@ -249,25 +253,26 @@ fn is_expiry(error: &(dyn Error + 'static)) -> bool {
     )
 }
 
-/// The gradient of a row of each quarter.
+/// The gradient of one row in each partition.
 const ROW_OF_EACH: [f32; SHARDS * WIDTH as usize] = [-1.0; SHARDS * WIDTH as usize];
 
-/// The gradient of these elements, one of each quarter.
+/// Returns a gradient of minus one at these elements, one in each partition.
 fn at_rows(ids: [u64; SHARDS]) -> [f32; SHARDS * ROWS as usize] {
     let mut gradient = [0.0; SHARDS * ROWS as usize];
     ids.iter().for_each(|&id| gradient[id as usize] = -1.0);
     gradient
 }
 
-/// A gradient of one at one place. The memory is that of earlier pushes.
-fn enter<T: Copy>(gradient: &mut [T], element: usize, zero: T, one: T) {
+/// Sets a gradient to `one` at one element and to `zero` elsewhere. The memory may hold an old
+/// gradient.
+fn set_one<T: Copy>(gradient: &mut [T], element: usize, zero: T, one: T) {
     gradient.fill(zero);
     gradient[element] = one;
 }
 
-/// The variables must lie where their names say, or the judge would compare apples and pears.
+/// Checks that each variable is on the shard that its name says, as the judge assumes.
 fn check_places(setting: &Setting, session: &Worker) -> Result<(), Box<dyn Error>> {
-    let placement = session.placement().ok_or("a worker that has joined has a placement")?;
+    let placement = session.placement().ok_or("a joined worker has no placement")?;
     let mut index = 0;
     for (id, variable) in setting.variables().iter().enumerate() {
         for placed in placement.of_variable(pushpull::VariableId(id as u32)) {

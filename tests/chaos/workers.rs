@@ -1,4 +1,4 @@
-//! The workers, as the test sees them: processes of this binary, and what they write down.
+//! The workers of a cluster: processes of this binary, with their histories.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use crate::history::{History, Log};
 use crate::links::Links;
-use crate::process::{BLINK, Process, TIMEOUT};
+use crate::process::{POLL_INTERVAL, Process, TIMEOUT};
 use crate::setting::{SHARDS, Setting, WORKERS};
-use crate::training::{self, GIVEN_UP};
+use crate::training::{self, RETIRED};
 
-/// What a worker may have mapped that servers lend: of each shard a board, a desk, values and a tray, and
-/// those of its server before while a reconnect is under way.
-const MEAN_GRADIENTS_MAX: usize = 2 * 4 * SHARDS;
+/// The maximum number of shared mappings of a worker. For each shard it has a block table, reader
+/// slots, values and a push buffer; during a reconnect those of the earlier server process too.
+const SHARED_MAPPINGS_MAX: usize = 2 * 4 * SHARDS;
 
 /// All workers of one cluster.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Workers {
     links: Option<Arc<Links>>,
     running: Vec<Process>,
     pub(crate) histories: Vec<History>,
-    /// Workers that ended because the step owner had retired them.
+    /// How many workers ended because the step owner had retired them.
     pub(crate) given_up: u64,
 }
 
@@ -51,16 +51,16 @@ impl Workers {
         Process::start(format!("worker {worker}"), &mut command, log)
     }
 
-    /// Kills all workers; what they had under way has no answer, and gets none.
+    /// Kills all workers. Their open pushes will never have an outcome.
     pub(crate) fn kill_all(&mut self) {
         self.keep_running();
-        self.running.iter_mut().for_each(Process::strike);
-        self.running.drain(..).for_each(Process::bury);
+        self.running.iter_mut().for_each(Process::kill);
+        self.running.drain(..).for_each(Process::wait_killed);
         self.catch_up();
         self.histories.iter_mut().for_each(|history| history.open = None);
     }
 
-    /// Writes down, while no worker lives, that a checkpoint was restored.
+    /// Logs in each history that a checkpoint was restored. No worker may be running.
     pub(crate) fn note_restore(&mut self) {
         for worker in 0..WORKERS {
             let log = Log::open(&self.setting.history(worker));
@@ -69,57 +69,57 @@ impl Workers {
         self.catch_up();
     }
 
-    /// Stops a worker, or lets it go on.
+    /// Stops a worker with SIGSTOP, until [`Workers::resume`].
     pub(crate) fn stop(&self, worker: usize) {
         self.running[worker].stop();
     }
 
-    pub(crate) fn go_on(&self, worker: usize) {
-        self.running[worker].go_on();
+    pub(crate) fn resume(&self, worker: usize) {
+        self.running[worker].resume();
     }
 
-    /// Kills a worker and starts it anew under its name: a new self that servers must not take
-    /// for the old one.
+    /// Kills a worker and starts a new process of its task, which the servers must not confuse with
+    /// the old one.
     pub(crate) fn kill_and_restart(&mut self, worker: usize) {
         self.keep_running();
         let mut killed = self.running.remove(worker);
-        killed.strike();
-        // The new self reads what the old one has written, so that one has to be gone.
-        killed.bury();
+        killed.kill();
+        // The new process reads the history, so the old one must have ended.
+        killed.wait_killed();
         self.restart(worker);
     }
 
-    /// Starts a worker whose old process has ended and was removed from `running`.
+    /// Starts a worker again whose process has ended and was removed from `running`.
     fn restart(&mut self, worker: usize) {
         self.catch_up();
         self.histories[worker].open = None;
         self.running.insert(worker, self.start_one(worker as u32));
     }
 
-    /// Whether a push is under way that nobody has acknowledged.
+    /// Whether any worker has a push in flight.
     pub(crate) fn have_open_pushes(&mut self) -> bool {
         self.catch_up();
         self.histories.iter().any(|history| history.open.is_some())
     }
 
-    /// Waits until a worker has a push under way.
+    /// Waits until this worker has a push in flight.
     pub(crate) fn await_open_push_of(&mut self, worker: usize) {
         let since = Instant::now();
         while self.histories[worker].open.is_none() {
             self.keep_running();
             assert!(since.elapsed() < TIMEOUT, "worker {worker} pushes nothing in {TIMEOUT:?}");
-            std::thread::sleep(BLINK);
+            std::thread::sleep(POLL_INTERVAL);
             self.catch_up();
         }
     }
 
-    /// Waits until a push is under way.
+    /// Waits until any worker has a push in flight.
     pub(crate) fn await_open_push(&mut self) {
         let since = Instant::now();
         while !self.have_open_pushes() {
             self.keep_running();
-            assert!(since.elapsed() < TIMEOUT, "nobody pushes anything in {TIMEOUT:?}");
-            std::thread::sleep(BLINK);
+            assert!(since.elapsed() < TIMEOUT, "no worker pushes anything in {TIMEOUT:?}");
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -128,18 +128,19 @@ impl Workers {
         self.histories.iter().map(|history| history.acknowledged).sum()
     }
 
-    /// Waits until more than so many pushes are acknowledged: the training goes on.
+    /// Waits until more than `acknowledged` pushes are acknowledged, which shows that the training
+    /// continues.
     pub(crate) fn await_more_than(&mut self, acknowledged: u64) {
         let since = Instant::now();
         while self.acknowledged() <= acknowledged {
             self.keep_running();
             let open: Vec<_> = self.histories.iter().map(|history| history.open).collect();
-            assert!(since.elapsed() < TIMEOUT, "no progress in {TIMEOUT:?}, open are {open:?}");
-            std::thread::sleep(BLINK);
+            assert!(since.elapsed() < TIMEOUT, "no progress in {TIMEOUT:?}, open pushes: {open:?}");
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Waits until each worker has had a push acknowledged.
+    /// Waits until each worker has an acknowledged push.
     pub(crate) fn await_all(&mut self) {
         let since = Instant::now();
         while !self.histories.iter().all(|history| history.acknowledged > 0) {
@@ -147,16 +148,18 @@ impl Workers {
             self.catch_up();
             let done: Vec<_> = self.histories.iter().map(|history| history.acknowledged).collect();
             assert!(since.elapsed() < TIMEOUT, "the training does not begin: {done:?}");
-            std::thread::sleep(BLINK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Restarts workers that the step owner retired after three leases away with a push half made, as a
-    /// supervisor would, and asserts that no other has ended.
+    /// Restarts workers that the step owner has retired, as a supervisor would. Asserts that no
+    /// other worker has ended.
+    ///
+    /// The step owner retires a worker that is absent for three leases with an incomplete push.
     pub(crate) fn keep_running(&mut self) {
         for worker in 0..self.running.len() {
             let ended = self.running[worker].has_ended();
-            if ended.and_then(|status| status.code()) == Some(GIVEN_UP) {
+            if ended.and_then(|status| status.code()) == Some(RETIRED) {
                 self.given_up += 1;
                 self.running.remove(worker);
                 self.restart(worker);
@@ -165,21 +168,21 @@ impl Workers {
         }
     }
 
-    /// Has them end after the push they are at, and waits for that; what they have written, and how many
-    /// were given up.
+    /// Lets all workers end after their current push and waits for them. Returns their histories
+    /// and how many workers were retired.
     pub(crate) fn finish(mut self) -> (Vec<History>, u64) {
         self.keep_running();
         for worker in &self.running {
             let shared = worker.shared_memories();
             assert!(
-                shared <= MEAN_GRADIENTS_MAX,
-                "a worker has {shared} memories mapped, of servers long gone"
+                shared <= SHARED_MAPPINGS_MAX,
+                "a worker has {shared} shared mappings: some of earlier servers are left"
             );
         }
         std::fs::write(self.setting.stop_file(), "").expect("the stop file can be written");
         for mut worker in self.running.drain(..) {
             match worker.await_end().code() {
-                Some(GIVEN_UP) => self.given_up += 1,
+                Some(RETIRED) => self.given_up += 1,
                 _ => worker.finish(),
             }
         }
@@ -187,6 +190,10 @@ impl Workers {
         (self.histories, self.given_up)
     }
 
+    /// Reads the new lines of all histories.
+    ///
+    /// # Panics
+    /// If a worker has logged a fault.
     pub(crate) fn catch_up(&mut self) {
         for (worker, history) in self.histories.iter_mut().enumerate() {
             history.catch_up();

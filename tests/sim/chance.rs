@@ -1,7 +1,7 @@
-//! Chance that can be drawn again: everything that a seed decides.
+//! Reproducible random choices: every choice of a run follows from its seed.
 //!
-//! Whoever draws has a stream of its own, so that what one does, or is left out, changes nothing of
-//! what others draw.
+//! Each consumer has its own stream, named by a label. A consumer that draws more, less or not at
+//! all does not change what the others draw.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub(crate) struct Chance(u64);
 
 impl Chance {
-    /// What this one of a seed's draws.
+    /// Returns the stream of one consumer of a seed. `who` is its label.
     pub(crate) fn of(seed: u64, who: &str) -> Chance {
         let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
         Chance(Chance(seed ^ fnv(who)).next())
@@ -24,32 +24,35 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Draws a number from `low` to `high`, both included.
     pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
 
-    /// True so many times in a hundred.
+    /// Returns true with this probability, in percent.
     pub(crate) fn percent(&mut self, percent: u64) -> bool {
         self.next() % 100 < percent
     }
 
-    /// So many microseconds, between these bounds.
+    /// Draws a duration between two bounds in microseconds, both included.
     pub(crate) fn micros(&mut self, low: u64, high: u64) -> Duration {
         Duration::from_micros(self.between(low, high))
     }
 
-    /// So many milliseconds, between these bounds, to the microsecond.
+    /// Draws a duration between two bounds in milliseconds, with a resolution of 1 us.
     pub(crate) fn millis(&mut self, low: u64, high: u64) -> Duration {
         self.micros(low * 1000, high * 1000)
     }
 
-    /// One of these.
+    /// Draws one element; `None` if there is none.
     pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
         if of.is_empty() { None } else { of.get((self.next() % of.len() as u64) as usize) }
     }
 
-    /// One of these, which have names: the same one whoever else is there, if it is.
+    /// Draws one of several named items; `None` if there is none.
+    ///
+    /// The item with the highest hash of draw and name is chosen. So the same draw chooses the same
+    /// item whether or not other items, which it did not choose, are present.
     pub(crate) fn pick_named<T>(&mut self, of: impl Iterator<Item = (String, T)>) -> Option<T> {
         let draw = self.next();
         of.max_by_key(|(name, _)| Chance(draw ^ fnv(name)).next()).map(|(_, one)| one)

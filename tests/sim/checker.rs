@@ -1,4 +1,4 @@
-//! What must be true of every run.
+//! The checker: asserts what must hold in every run of the simulator.
 
 mod asynchronous;
 mod line;
@@ -12,37 +12,37 @@ use pushpull_common::variable::VariableSpec;
 
 use asynchronous::Asynchronous;
 pub(crate) use asynchronous::Known;
-pub(crate) use line::{Line, Numbers};
+pub(crate) use line::{Elements, Tensors};
 use synchronous::Synchronous;
 
 use crate::setting::Setting;
 
-/// Watches a run.
+/// The checker of one run, for its update mode.
 #[derive(Debug)]
 pub(crate) enum Checker {
     Synchronous(Synchronous),
     Asynchronous(Asynchronous),
 }
 
-/// A push that is about to be made.
+/// A push that a worker is about to start.
 #[derive(Clone, Debug)]
 pub(crate) struct Pushed {
     pub(crate) token: u64,
     /// The worker task.
     pub(crate) task: u32,
-    /// The step that the values were read at.
+    /// The step at which the worker read its values.
     pub(crate) read: GlobalStep,
-    pub(crate) gradient: Numbers,
+    pub(crate) gradient: Tensors,
 }
 
-/// Values that a worker has pulled.
+/// The values that a worker has pulled.
 pub(crate) struct Pulled<'a, R> {
-    /// What was known when they were asked for.
+    /// The pushes that were known to be applied when the pull began.
     pub(crate) known: &'a Known,
-    /// They are said to be of this step.
+    /// The step that the answer names.
     pub(crate) step: GlobalStep,
     pub(crate) bytes: &'a [u8],
-    /// Where a variable lies.
+    /// Maps a variable to its range of `bytes`.
     pub(crate) range: R,
 }
 
@@ -54,20 +54,22 @@ impl Checker {
         }
     }
 
-    /// What a push adds to a variable: exact in any sum, and told apart from what others add, or
-    /// from what it adds itself elsewhere. `draw` is a number of the push.
-    pub(crate) fn line(&self, variable: &VariableSpec, draw: u64) -> Line {
+    /// Returns the next push's gradient for a variable.
+    ///
+    /// Its elements are integers, so every sum of gradients is exact. They differ between pushes
+    /// and between elements. `draw` is a number that differs from push to push.
+    pub(crate) fn line(&self, variable: &VariableSpec, draw: u64) -> Elements {
         let dtype = variable.dtype();
         let length = variable.bytes() as usize / dtype.size();
         match self {
-            Checker::Synchronous(_) => Line::of(dtype, length, |element| {
+            Checker::Synchronous(_) => Elements::of(dtype, length, |element| {
                 (draw.wrapping_add(element as u64 * 5) % 17) as i64 - 8
             }),
             Checker::Asynchronous(checker) => checker.line(dtype, length),
         }
     }
 
-    /// A worker is about to push.
+    /// Records a push before a worker starts it.
     pub(crate) fn pushes(&mut self, push: Pushed) {
         match self {
             Checker::Synchronous(checker) => checker.pushes(push),
@@ -75,7 +77,7 @@ impl Checker {
         }
     }
 
-    /// A worker was told what became of its push.
+    /// Checks the outcome that a worker received for its push.
     pub(crate) fn settled(&mut self, token: u64, outcome: Outcome) {
         match self {
             Checker::Synchronous(checker) => checker.settled(token, outcome),
@@ -83,7 +85,7 @@ impl Checker {
         }
     }
 
-    /// A shard has refused a push.
+    /// Records that a shard has refused a push.
     pub(crate) fn refused(&mut self, token: u64, shard: ShardId) {
         match self {
             Checker::Synchronous(checker) => checker.refused(token),
@@ -91,7 +93,7 @@ impl Checker {
         }
     }
 
-    /// A worker has given a push up before any shard could have it whole.
+    /// Records that a worker has abandoned a push before any shard could have all of it.
     pub(crate) fn withdrawn(&mut self, token: u64) {
         match self {
             Checker::Synchronous(checker) => checker.refused(token),
@@ -99,23 +101,23 @@ impl Checker {
         }
     }
 
-    /// A worker was told who is missing before its deadline.
-    pub(crate) fn told(&mut self, awaited: &str) {
+    /// Checks an error that names stragglers and arrived before the worker's deadline.
+    pub(crate) fn early_error(&mut self, awaited: &str) {
         match self {
-            Checker::Synchronous(checker) => checker.told(awaited),
-            Checker::Asynchronous(_) => panic!("nobody is waited for: {awaited}"),
+            Checker::Synchronous(checker) => checker.early_error(awaited),
+            Checker::Asynchronous(_) => panic!("no push waits for a straggler: {awaited}"),
         }
     }
 
-    /// How often workers were told.
-    pub(crate) fn told_count(&self) -> u64 {
+    /// Returns how many errors named stragglers before the deadline.
+    pub(crate) fn early_errors(&self) -> u64 {
         match self {
-            Checker::Synchronous(checker) => checker.told,
+            Checker::Synchronous(checker) => checker.early_errors,
             Checker::Asynchronous(_) => 0,
         }
     }
 
-    /// A process has opened a shard, which has made so many steps.
+    /// Checks the step count of a shard that a new process has opened.
     pub(crate) fn opened(&mut self, shard: ShardId, steps: u64) {
         match self {
             Checker::Synchronous(checker) => checker.opened(shard, steps),
@@ -123,7 +125,7 @@ impl Checker {
         }
     }
 
-    /// A shard has applied a step of synchronous mode.
+    /// Checks a synchronous step that a shard has applied, with its tokens in order.
     pub(crate) fn applied(&mut self, shard: ShardId, step: u64, tokens: Vec<u64>) {
         match self {
             Checker::Synchronous(checker) => checker.applied(shard, step, tokens),
@@ -131,7 +133,7 @@ impl Checker {
         }
     }
 
-    /// What is known now, which values that are asked for now must agree with.
+    /// Returns the pushes that are known to be applied now. A pull that begins now must show them.
     pub(crate) fn known(&self) -> Known {
         match self {
             Checker::Synchronous(_) => Known::default(),
@@ -139,7 +141,7 @@ impl Checker {
         }
     }
 
-    /// A worker has pulled values.
+    /// Checks values that a worker has pulled.
     pub(crate) fn pulled(&mut self, pulled: Pulled<'_, impl Fn(VariableId) -> Range<usize>>) {
         match self {
             Checker::Synchronous(checker) => checker.pulled(pulled),
@@ -147,7 +149,7 @@ impl Checker {
         }
     }
 
-    /// The run is over: what was told agrees with what was done.
+    /// Checks, at the end of the run, that all reported outcomes agree with the steps made.
     pub(crate) fn finish(&self, last_step: u64) {
         match self {
             Checker::Synchronous(checker) => checker.finish(last_step),
@@ -155,7 +157,7 @@ impl Checker {
         }
     }
 
-    /// Steps that were made.
+    /// Returns how many steps were made.
     pub(crate) fn steps(&self) -> u64 {
         match self {
             Checker::Synchronous(checker) => checker.steps(),
@@ -163,7 +165,7 @@ impl Checker {
         }
     }
 
-    /// Pulls that were answered.
+    /// Returns how many pulls were answered.
     pub(crate) fn pulls(&self) -> u64 {
         match self {
             Checker::Synchronous(checker) => checker.pulls,

@@ -1,13 +1,13 @@
-//! Runs that fail.
+//! Catches the panic of a run that fails.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 
-/// How a run has failed.
+/// The panic that ended a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Failure {
     pub(crate) words: String,
-    /// The file and the line. Failures of one place are taken for the same.
+    /// The file and the line. Two failures at one place count as the same failure.
     pub(crate) place: String,
 }
 
@@ -15,8 +15,8 @@ thread_local! {
     static LAST: RefCell<Failure> = RefCell::default();
 }
 
-/// From now on failures are caught, and print nothing.
-pub(crate) fn listen() {
+/// Installs a panic hook that records failures and prints nothing.
+pub(crate) fn install_hook() {
     set_hook(Box::new(|panic| {
         let place = panic.location().map(|at| format!("{}:{}", at.file(), at.line()));
         let payload = panic.payload();
@@ -26,7 +26,7 @@ pub(crate) fn listen() {
     }));
 }
 
-/// Runs something that may fail.
+/// Runs a closure and returns its panic as a [`Failure`].
 pub(crate) fn catch<R>(run: impl FnOnce() -> R) -> Result<R, Failure> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|_| LAST.take())
 }

@@ -1,4 +1,4 @@
-//! What goes wrong in a run, and when.
+//! The plan of a run: which faults happen, and when.
 
 use std::time::Duration;
 
@@ -8,31 +8,32 @@ use crate::setting::Setting;
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
-    /// A connection is cut; what was on its way is lost.
+    /// A connection is cut; bytes in flight are lost.
     Cut,
-    /// A part of a frame arrived before a cut.
+    /// Part of the bytes in flight arrives before a cut.
     Half,
-    /// A connection is slow for the rest of the faults.
+    /// A connection is slow until the faults end.
     Slow,
-    /// A worker's process is killed, and started again.
+    /// A worker's process is killed and started again.
     KillWorker,
-    /// The same of the chief.
+    /// The chief's process is killed and started again.
     KillChief,
-    /// A ps task is killed, with all its shards, and started again.
+    /// A ps task other than the step owner's is killed with all its shards and started again.
     KillShards,
-    /// The same of the task with the step owner.
+    /// The step owner's ps task is killed and started again.
     KillOwner,
-    /// A worker is stopped for longer than its lease, and goes on.
+    /// A worker is stopped for longer than its lease, then resumes.
     Pause,
-    /// The same, and another process has taken its place.
+    /// A worker is stopped for longer than its lease, and resumes after another process of its task
+    /// has started.
     Ghost,
-    /// A worker's data ends before the training does. It comes back if steps wait for it.
+    /// A worker's data ends before the training does. The worker returns if steps wait for it.
     Leave,
-    /// A worker comes late.
+    /// A worker starts late.
     Late,
-    /// A worker takes longer for a gradient than a token may be held.
+    /// A worker computes a gradient for longer than the token timeout.
     Hold,
-    /// A worker waits no longer for what it has asked for.
+    /// A worker cancels the operation that it waits for.
     Cancel,
 }
 
@@ -72,24 +73,25 @@ impl Fault {
     }
 }
 
-/// A fault that is to come.
+/// A planned fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Planned {
-    /// From the beginning of the run.
+    /// The time since the start of the run.
     pub(crate) at: Duration,
     pub(crate) fault: Fault,
-    /// The worker task that comes late.
+    /// The worker task that starts late, for [`Fault::Late`]; else 0.
     pub(crate) task: u32,
 }
 
-/// Which faults are tried when, and when they stop. Each seed has its own kinds and its own number of
-/// them; some have none.
+/// Draws the faults of a seed, in order of time, and the time at which faults end.
+///
+/// Each seed has its own kinds of faults and its own number of them; some seeds have none.
 pub(crate) fn plan(setting: &Setting) -> (Vec<Planned>, Duration) {
     let chance = &mut Chance::of(setting.seed, "faults");
     let end = chance.millis(1500, 6000);
     let mut kinds: Vec<Fault> = Fault::ALL.into_iter().filter(|_| chance.percent(55)).collect();
     let possible = |kind: &Fault| match kind {
-        // These come about otherwise.
+        // A cut may cause `Half`; `Late` is drawn per worker below.
         Fault::Half | Fault::Late => false,
         Fault::KillShards => setting.tasks > 1,
         Fault::Hold => setting.token_timeout.is_some(),
@@ -103,7 +105,7 @@ pub(crate) fn plan(setting: &Setting) -> (Vec<Planned>, Duration) {
         faults.push(Planned { at, fault, task: 0 });
     };
     for &kind in &kinds {
-        // Each kind once, and more of any.
+        // Each kind once; the loop below adds more of any kind.
         add(chance, kind);
     }
     for _ in 0..count {

@@ -1,13 +1,20 @@
-//! Whole clusters, each in one thread, with virtual time and everything that can go wrong: the real state
-//! machines of servers and workers train, in synchronous mode or in asynchronous mode, and every
-//! run is checked: against a replay of its steps, or by what its values are the sum of.
+//! The simulator: trains clusters under injected faults, each in one thread and in virtual time.
 //!
-//! `cargo test --test sim`. `PUSHPULL_SIM_SEEDS=N` runs N seeds, from 0 or `PUSHPULL_SIM_FIRST` on;
-//! `PUSHPULL_SEED=S` replays one and prints what happens; `PUSHPULL_SIM_WITHOUT=1,4` leaves faults of its
-//! plan out, `PUSHPULL_SIM_AT_MOST=workers=2,steps=3` makes it smaller. A seed that fails is made as
-//! small as can be, and the command that replays it is printed. The last line is one JSON object.
+//! The state machines of servers and workers are the real ones; connections, processes and the
+//! clock are simulated. A synchronous run is checked against a replay of its steps. An asynchronous
+//! run is checked by decoding from the values which pushes they are the sum of.
+//!
+//! Run it with `cargo test --test sim`:
+//!
+//! - `PUSHPULL_SIM_SEEDS=N` runs N seeds, from 0 or from `PUSHPULL_SIM_FIRST` on.
+//! - `PUSHPULL_SEED=S` replays one seed and prints its events.
+//! - `PUSHPULL_SIM_WITHOUT=1,4` leaves faults of the seed's plan out.
+//! - `PUSHPULL_SIM_AT_MOST=workers=2,steps=3` bounds the sizes.
+//!
+//! If a seed fails, the simulator searches for a smaller scenario that fails at the same place and
+//! prints the command that replays it. The last line of the output is one JSON object.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue panics with its location")]
 
 mod chance;
 mod checker;
@@ -35,17 +42,17 @@ use scenario::{Scenario, number};
 use trace::Trace;
 use world::{Outcome, World};
 
-/// Seeds, if nobody says otherwise.
+/// The default number of seeds.
 const SEEDS: u64 = 500;
 
-/// Every so many seeds one is run twice, and must do the same.
+/// One seed in this many runs twice; both runs must have the same trace.
 const TWICE: u64 = 20;
 
-/// Of so many seeds that fail a smaller scenario is looked for.
+/// The maximum number of failing seeds for which a smaller scenario is searched.
 const SHRUNK: usize = 3;
 
 fn main() -> ExitCode {
-    // Only the distance between instants counts; there is no other way to have a first one.
+    // Runs use only differences between instants. An `Instant` cannot be made in any other way.
     let start = Instant::now();
     if let Some(scenario) = Scenario::of_environment() {
         let world = World::new(&scenario, start, Trace::new(true));
@@ -54,21 +61,21 @@ fn main() -> ExitCode {
         println!("{:?}", world.run());
         return ExitCode::SUCCESS;
     }
-    failure::listen();
+    failure::install_hook();
     #[cfg(feature = "planted")]
     return planted::run(start);
     #[cfg(not(feature = "planted"))]
     check(start)
 }
 
-/// Runs the seeds, and tells how it went.
+/// Runs the seeds on all processors and prints the report.
 #[cfg_attr(feature = "planted", allow(dead_code, reason = "bugs are planted"))]
 fn check(start: Instant) -> ExitCode {
     let seeds = number("PUSHPULL_SIM_SEEDS").unwrap_or(SEEDS).max(1);
     let first = number("PUSHPULL_SIM_FIRST").unwrap_or(0);
     let next = AtomicU64::new(first);
     let results = Mutex::new((Vec::new(), Vec::new()));
-    // Seeds know nothing of each other.
+    // Seeds are independent of each other.
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -93,7 +100,7 @@ fn check(start: Instant) -> ExitCode {
     report(&outcomes, &failed)
 }
 
-/// Runs a seed, and says how it fails if it does; in fewer words, if those are wanted.
+/// Runs a seed. If it fails, prints the failure, and a smaller scenario if `shorter` returns true.
 #[cfg_attr(feature = "planted", allow(dead_code, reason = "bugs are planted"))]
 fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<Outcome> {
     let run = |scenario: &Scenario| World::new(scenario, start, Trace::new(false)).run();
@@ -101,7 +108,7 @@ fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<Ou
     let twice = catch(|| {
         let outcome = run(&scenario);
         let again = seed.is_multiple_of(TWICE).then(|| run(&scenario).trace);
-        assert_eq!(again.unwrap_or(outcome.trace), outcome.trace, "it does the same again");
+        assert_eq!(again.unwrap_or(outcome.trace), outcome.trace, "two runs of a seed differ");
         outcome
     });
     let failure = match twice {
@@ -109,16 +116,16 @@ fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<Ou
         Err(failure) => failure,
     };
     println!("FAULT: seed {seed}, at {}: {}", failure.place, failure.words);
-    println!("replay it with: {scenario} cargo test --test sim");
+    println!("replay with: {scenario} cargo test --test sim");
     if shorter() {
         let fails = |smaller: &Scenario| catch(|| run(smaller)).err();
         let (smaller, reruns) = smallest(&scenario, &failure, fails);
-        println!("seed {seed} or with: {smaller} cargo test --test sim ({reruns} reruns)");
+        println!("seed {seed}, smaller: {smaller} cargo test --test sim ({reruns} reruns)");
     }
     None
 }
 
-/// The smallest scenario found that fails at the same place, and how many were tried.
+/// Searches for a smaller scenario that fails at the same place. Also returns the number of reruns.
 fn smallest(
     scenario: &Scenario,
     failure: &Failure,
@@ -143,7 +150,7 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
         })
         .collect();
     let committed = outcomes.iter().filter(|outcome| outcome.commits > 0).count();
-    let told: u64 = outcomes.iter().map(|outcome| outcome.told).sum();
+    let early_errors: u64 = outcomes.iter().map(|outcome| outcome.early_errors).sum();
     let direct: u64 = outcomes.iter().map(|outcome| outcome.direct_pulls).sum();
     let named: u64 = outcomes.iter().map(|outcome| outcome.named).sum();
     let result = serde_json::json!({
@@ -156,22 +163,22 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
         "pulls": outcomes.iter().map(|outcome| outcome.pulls).sum::<u64>(),
         "direct_pulls": direct,
         "named": named,
-        "told": told,
+        "told": early_errors,
         "faults": counts,
     });
     println!("{result}");
     if !failed.is_empty() {
         return ExitCode::FAILURE;
     }
-    assert!(median >= 500, "a seed is worth {median} events");
-    assert!(committed * 100 >= outcomes.len() * 95, "{committed} seeds have made steps");
-    // Of a few seeds nothing can be said.
+    assert!(median >= 500, "the median seed has only {median} events");
+    assert!(committed * 100 >= outcomes.len() * 95, "only {committed} seeds have made steps");
+    // A few seeds need not show everything.
     if outcomes.len() >= 50 {
-        assert!(told > 0, "nobody was told who is missing");
-        assert!(direct > 0 || !cfg!(target_os = "linux"), "nobody has read shared values");
-        assert!(named > 0 || !cfg!(target_os = "linux"), "nobody has pushed from a push buffer");
+        assert!(early_errors > 0, "no worker was told of stragglers before its deadline");
+        assert!(direct > 0 || !cfg!(target_os = "linux"), "no worker has read shared values");
+        assert!(named > 0 || !cfg!(target_os = "linux"), "no worker has used a push buffer");
         for (fault, count) in counts {
-            assert!(count * 10 >= outcomes.len(), "{fault} comes in {count} seeds only");
+            assert!(count * 10 >= outcomes.len(), "{fault} happens in only {count} seeds");
         }
     }
     ExitCode::SUCCESS

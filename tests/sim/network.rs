@@ -1,4 +1,4 @@
-//! Connections whose bytes take their time: in order on each, in any order between them.
+//! Simulated connections with delays: each keeps its order, but there is no order between two.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -9,34 +9,35 @@ use pushpull_ps::simulation::Values;
 
 use crate::chance::Chance;
 
-/// Who has made a connection.
+/// The side that opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
-    /// A worker's process, by its number, over one of its links.
+    /// A worker's process, by its number, and one of its links.
     Worker { process: usize, link: usize },
-    /// A shard, to the step owner's.
+    /// A shard that connects to the step owner.
     Shard(ShardId),
 }
 
-/// A direction.
+/// A direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// From whoever has connected.
-    There,
-    Back,
+pub(crate) enum Direction {
+    /// From the client to the server.
+    ToServer,
+    /// From the server to the client.
+    ToClient,
 }
 
-/// Something on its way.
+/// Content in flight.
 #[derive(Debug)]
 pub(crate) enum Item {
     Bytes(VecDeque<u8>),
-    /// Made when it is its turn.
+    /// The values of a pull. Their frames are encoded when they reach the front of the queue.
     Values(Box<Values>),
     /// The server has closed the connection.
     End,
 }
 
-/// What arrives at a time.
+/// One delivery.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Arrival {
     Bytes(Vec<u8>),
@@ -47,61 +48,61 @@ pub(crate) enum Arrival {
 #[derive(Debug, Default)]
 pub(crate) struct Pipe {
     items: VecDeque<Item>,
-    /// Whether a delivery is due.
+    /// Whether a delivery is scheduled.
     pub(crate) due: bool,
 }
 
-/// A connection.
+/// A simulated connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) client: Client,
     pub(crate) server: ShardId,
-    /// The server's end is there.
+    /// Whether the server has accepted the connection.
     pub(crate) is_up: bool,
-    pub(crate) there: Pipe,
-    pub(crate) back: Pipe,
-    /// Carries so few bytes at a time, with such pauses.
+    pub(crate) to_server: Pipe,
+    pub(crate) to_client: Pipe,
+    /// Whether deliveries are at most 200 bytes, with pauses of 20 to 250 ms.
     pub(crate) slow: bool,
-    /// It passes descriptors.
+    /// Whether the connection passes descriptors.
     pub(crate) same_host: bool,
-    /// Those on their way to the client.
+    /// Descriptors in flight to the client.
     pub(crate) passed: Vec<Vec<OwnedFd>>,
     pub(crate) chance: Chance,
 }
 
 impl Connection {
     pub(crate) fn new(client: Client, server: ShardId, chance: Chance) -> Connection {
-        let (there, back) = (Pipe::default(), Pipe::default());
+        let (to_server, to_client) = (Pipe::default(), Pipe::default());
         let (same_host, passed) = (false, Vec::new());
         let (is_up, slow) = (false, false);
-        Connection { client, server, is_up, there, back, slow, same_host, passed, chance }
+        Connection { client, server, is_up, to_server, to_client, slow, same_host, passed, chance }
     }
 
-    pub(crate) fn pipe(&mut self, way: Way) -> &mut Pipe {
-        self.pipe_and_chance(way).0
+    pub(crate) fn pipe(&mut self, direction: Direction) -> &mut Pipe {
+        self.pipe_and_chance(direction).0
     }
 
-    fn pipe_and_chance(&mut self, way: Way) -> (&mut Pipe, &mut Chance) {
-        match way {
-            Way::There => (&mut self.there, &mut self.chance),
-            Way::Back => (&mut self.back, &mut self.chance),
+    fn pipe_and_chance(&mut self, direction: Direction) -> (&mut Pipe, &mut Chance) {
+        match direction {
+            Direction::ToServer => (&mut self.to_server, &mut self.chance),
+            Direction::ToClient => (&mut self.to_client, &mut self.chance),
         }
     }
 
-    /// What arrives now: a frame, a piece of one, or several.
-    pub(crate) fn next(&mut self, way: Way) -> Option<Arrival> {
+    /// Takes the next delivery: a frame, a piece of one, or several.
+    pub(crate) fn next(&mut self, direction: Direction) -> Option<Arrival> {
         let slow = self.slow;
-        let (pipe, chance) = self.pipe_and_chance(way);
+        let (pipe, chance) = self.pipe_and_chance(direction);
         pipe.next(slow, chance)
     }
 
-    /// Some of the bytes on their way, which arrive before the connection is cut.
-    pub(crate) fn last(&mut self, way: Way) -> Vec<u8> {
-        let (pipe, chance) = self.pipe_and_chance(way);
+    /// Empties a direction. Returns the bytes that still arrive before the connection is cut.
+    pub(crate) fn last(&mut self, direction: Direction) -> Vec<u8> {
+        let (pipe, chance) = self.pipe_and_chance(direction);
         pipe.cut(chance)
     }
 
-    /// When the next bytes arrive.
+    /// Draws the time of the next delivery.
     pub(crate) fn arrives(&mut self, now: Instant) -> Instant {
         let chance = &mut self.chance;
         match (self.slow, chance.between(0, 9)) {
@@ -142,7 +143,7 @@ impl Pipe {
                 }
                 Some(Item::Values(values)) => match values.next_frame() {
                     Some(frame) => self.items.push_front(Item::Bytes(frame.into())),
-                    // What it was of is free.
+                    // Dropping the values releases their pin.
                     None => _ = self.items.pop_front(),
                 },
                 Some(Item::End) if bytes.is_empty() => {

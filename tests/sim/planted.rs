@@ -1,4 +1,4 @@
-//! Planted bugs: every one that a whole cluster can show is found within a few seeds.
+//! Checks that the simulator finds every planted bug that a whole cluster can show.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -10,8 +10,9 @@ use crate::scenario::{self, Scenario};
 use crate::trace::Trace;
 use crate::world::World;
 
-/// The bugs of synchronous steps, those of what they stand on, and those of lent memory. The others need a crash in the
-/// middle of a commit, a disk, a checkpoint, or a client with many pushes under way.
+/// The bugs that the simulator must find: in synchronous steps, in their foundations, and in shared
+/// memory. The others need a crash in the middle of a commit, a disk, a checkpoint, or a client
+/// with many pushes in flight.
 const SHOWN: &[Bug] = &[
     Bug::AcknowledgeBeforeCommit,
     Bug::NoIncarnation,
@@ -31,20 +32,20 @@ const SHOWN: &[Bug] = &[
     Bug::OwnerNotAsked,
 ];
 
-/// By so many seeds a bug must have been found.
+/// The number of seeds within which a bug must be found.
 const SEEDS: u64 = 300;
 
-/// Plants the bug that `PUSHPULL_SIM_BUG` names, if it names one.
+/// Plants the bug that `PUSHPULL_SIM_BUG` names, if it is set.
 pub(crate) fn planted(mut world: World) -> World {
     if let Some(name) = scenario::text("PUSHPULL_SIM_BUG") {
         let bug = SHOWN.iter().find(|bug| format!("{bug:?}") == name);
-        world.plant(PlantedBugs::with(*bug.unwrap_or_else(|| panic!("no bug is called {name}"))));
+        world.plant(PlantedBugs::with(*bug.unwrap_or_else(|| panic!("unknown bug {name}"))));
     }
     world
 }
 
-/// Plants one bug after the other. Each is found, and shown by a smaller scenario than the one that it
-/// was found in.
+/// Plants the bugs one by one. Each must be found, and a scenario smaller than the first must show
+/// it.
 pub(crate) fn run(start: Instant) -> ExitCode {
     let mut missed = 0;
     for &bug in SHOWN {
@@ -55,7 +56,7 @@ pub(crate) fn run(start: Instant) -> ExitCode {
         };
         let found = (0..SEEDS).map(Scenario::of).find_map(|found| Some((fails(&found)?, found)));
         let Some((failure, found)) = found else {
-            println!("{bug:?}: not in {SEEDS} seeds");
+            println!("{bug:?}: not found in {SEEDS} seeds");
             missed += 1;
             continue;
         };
@@ -63,11 +64,11 @@ pub(crate) fn run(start: Instant) -> ExitCode {
         let (smaller, reruns) = crate::smallest(&found, &failure, fails);
         println!("{bug:?}: seed {}: {}", found.seed, words.lines().next().unwrap_or_default());
         println!("  PUSHPULL_SIM_BUG={bug:?} {smaller} ({reruns} reruns)");
-        // What is printed is what fails.
+        // The printed scenario must fail in the same way.
         let printed = Scenario::of_words(&smaller.to_string());
         let again = fails(&printed).map(|failure| failure.place);
         if smaller == found || again.as_ref() != Some(place) {
-            println!("  which is no smaller, or does not fail there: {again:?}");
+            println!("  not smaller, or fails at another place: {again:?}");
             missed += 1;
         }
     }

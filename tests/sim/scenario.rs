@@ -1,19 +1,19 @@
-//! What is run: a seed, or a part of what it says.
+//! A scenario: a seed, with some of its faults left out and its sizes bounded.
 
 use std::collections::BTreeSet;
 use std::env::{VarError, var};
 use std::fmt;
 
-/// A seed's run, with some of its faults left out and its sizes bounded.
+/// The description of a run. Its [`Display`](fmt::Display) form is the environment that replays it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
-    /// The faults that do not come, by their numbers in the seed's plan.
+    /// The faults that are left out, by their indices in the seed's plan.
     pub(crate) without: BTreeSet<usize>,
     pub(crate) at_most: Sizes,
 }
 
-/// How large a cluster and its training are, or may be.
+/// The sizes of a cluster and its training, or bounds on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub(crate) steps: u64,
@@ -24,17 +24,17 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// No bound.
+    /// The sizes that bound nothing.
     pub(crate) const ANY: Sizes = Sizes::all(u64::MAX);
 
-    /// The least that makes a cluster.
+    /// The smallest possible cluster.
     pub(crate) const LEAST: Sizes = Sizes::all(1);
 
     const fn all(size: u64) -> Sizes {
         Sizes { steps: size, workers: size, tasks: size, shards: size, variables: size }
     }
 
-    /// Each size with its name.
+    /// Returns each size with its name.
     pub(crate) fn named(&mut self) -> [(&'static str, &mut u64); 5] {
         [
             ("steps", &mut self.steps),
@@ -45,7 +45,7 @@ impl Sizes {
         ]
     }
 
-    /// The smaller one of each.
+    /// Returns the smaller of two sizes for each name.
     pub(crate) fn min(mut self, mut other: Sizes) -> Sizes {
         for ((_, size), (_, bound)) in self.named().into_iter().zip(other.named()) {
             *size = (*size).min(*bound);
@@ -55,24 +55,24 @@ impl Sizes {
 }
 
 impl Scenario {
-    /// All that the seed says.
+    /// Returns the full scenario of a seed.
     pub(crate) fn of(seed: u64) -> Scenario {
         Scenario { seed, without: BTreeSet::new(), at_most: Sizes::ANY }
     }
 
-    /// What the environment asks for, if it names a seed.
+    /// Reads a scenario from the environment; `None` unless `PUSHPULL_SEED` is set.
     pub(crate) fn of_environment() -> Option<Scenario> {
         Scenario::read(text)
     }
 
-    /// What these variables ask for, as they are printed.
+    /// Parses a scenario from its printed form.
     #[cfg(feature = "planted")]
     pub(crate) fn of_words(words: &str) -> Scenario {
         let value = |name: &str| {
             let mut variables = words.split(' ').filter_map(|variable| variable.split_once('='));
             variables.find(|(other, _)| *other == name).map(|(_, value)| value.to_owned())
         };
-        Scenario::read(value).expect("a seed is named")
+        Scenario::read(value).expect("the text has a seed")
     }
 
     fn read(value: impl Fn(&str) -> Option<String>) -> Option<Scenario> {
@@ -86,13 +86,13 @@ impl Scenario {
             let (size, most) = bound.split_once('=').unwrap_or((bound, ""));
             let mut named = scenario.at_most.named().into_iter();
             let place = named.find(|(other, _)| *other == size);
-            *place.unwrap_or_else(|| panic!("{name} knows no {size}")).1 = parse(name, most);
+            *place.unwrap_or_else(|| panic!("{name} has an unknown size {size:?}")).1 = parse(name, most);
         }
         Some(scenario)
     }
 }
 
-/// The variables of the environment that ask for it.
+/// Prints the environment variables that replay the scenario.
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PUSHPULL_SEED={}", self.seed)?;
@@ -108,7 +108,7 @@ impl fmt::Display for Scenario {
     }
 }
 
-/// A number in the environment.
+/// Reads a number from the environment; `None` if the variable is not set.
 pub(crate) fn number(name: &str) -> Option<u64> {
     text(name).map(|text| parse(name, &text))
 }
@@ -122,5 +122,5 @@ pub(crate) fn text(name: &str) -> Option<String> {
 }
 
 fn parse(name: &str, text: &str) -> u64 {
-    text.parse().unwrap_or_else(|_| panic!("{name} must be made of numbers, not {text:?}"))
+    text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text:?}"))
 }

@@ -1,4 +1,4 @@
-//! What a seed's cluster is made of.
+//! The configuration of a seed's cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use pushpull_ps::{Mode, OnLoss, PsConfig, Sgd};
 use crate::chance::Chance;
 use crate::scenario::Sizes;
 
-/// The learning rate: a power of two, so that it rounds nothing.
+/// The learning rate. It is a power of two, so multiplying by it does not round.
 pub(crate) const RATE: f64 = 0.5;
 
-/// How long a member may be silent.
+/// The lease: how long a silent member stays.
 pub(crate) const LEASE: Duration = Duration::from_millis(1000);
 
-/// The memory for what is changed while it is read, where there is hardly any.
+/// The maximum of pinned bytes where it is tight: the size of one block.
 const PIN_BYTES: u64 = 256;
 
-/// How long a worker may be at one pull in lent memory.
+/// How long an update waits for memory that a slow pull pins before the pull is cut off.
 const STALL: Duration = Duration::from_millis(700);
 
-/// A cluster, and how long its training is.
+/// The configuration of a cluster and the length of its training.
 #[derive(Debug)]
 pub(crate) struct Setting {
     pub(crate) seed: u64,
@@ -37,22 +37,22 @@ pub(crate) struct Setting {
     pub(crate) total: u32,
     pub(crate) last_step: u64,
     pub(crate) token_timeout: Option<Duration>,
-    /// Whether gradients are added up in the order of the worker tasks.
+    /// Whether a step sums its gradients in the order of the worker tasks.
     pub(crate) deterministic: bool,
     pub(crate) on_loss: OnLoss,
-    /// To which norm longer gradients are scaled down, in synchronous mode.
+    /// The norm to which larger gradients are clipped, in synchronous mode.
     pub(crate) clip: Option<f64>,
-    /// Whether each push is applied by itself.
+    /// Whether the cluster runs in asynchronous mode.
     pub(crate) asynchronous: bool,
     inbox_pushes: usize,
-    /// The bounds of staleness, in asynchronous mode.
+    /// The bounds on staleness, in asynchronous mode.
     wait_ahead: Option<u64>,
     pub(crate) reject_older: Option<u64>,
     /// The largest part of a push, or of the values of a pull.
     pub(crate) part_bytes: u64,
-    /// Whether workers on the servers' host have come over Unix sockets, and are lent memory.
+    /// Whether same-host workers connect over Unix sockets and use shared memory.
     pub(crate) shares: bool,
-    /// Whether shards have hardly any memory for what is changed while it is read.
+    /// Whether shards may pin only [`PIN_BYTES`].
     tight: bool,
     #[cfg(feature = "planted")]
     pub(crate) planted: pushpull_ps::PlantedBugs,
@@ -61,7 +61,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// That of a seed, no larger than this. What is drawn does not depend on the bound.
+    /// Draws the setting of a seed, bounded by `at_most`. The bound does not change later draws.
     pub(crate) fn draw(seed: u64, at_most: Sizes) -> Setting {
         let chance = &mut Chance::of(seed, "setting");
         let drawn = Sizes {
@@ -74,7 +74,7 @@ impl Setting {
         let sizes = drawn.min(at_most);
         let (tasks, shards) = (sizes.tasks as u32, sizes.shards as u16);
         let workers = sizes.workers as u32;
-        // Sometimes more come than are expected.
+        // Sometimes the cluster has one worker more than `total_num_replicas`.
         let asynchronous = chance.percent(25);
         let deterministic = chance.percent(12) && !asynchronous;
         let fewer = chance.percent(25) && !deterministic && workers > 1;
@@ -135,7 +135,7 @@ impl Setting {
         }
     }
 
-    /// How large it is.
+    /// Returns the sizes of the cluster and its training.
     pub(crate) fn sizes(&self) -> Sizes {
         Sizes {
             tasks: self.tasks.into(),
@@ -146,11 +146,11 @@ impl Setting {
         }
     }
 
-    /// What it is, in a line.
+    /// Describes the setting in one line.
     pub(crate) fn words(&self) -> String {
         format!(
             "{} ps tasks of {} shards, {} workers, {} variables in parts of {}, {}, {} steps, \
-             tokens for {:?}, lends: {}, tight: {}",
+             token timeout {:?}, shared memory: {}, tight: {}",
             self.tasks,
             self.shards,
             self.workers,
@@ -173,11 +173,11 @@ impl Setting {
     fn mode(&self) -> String {
         match (self.asynchronous, self.deterministic) {
             (true, _) => format!(
-                "asynchronous with {} push slots, ahead {:?}, older {:?}",
+                "asynchronous with {} push slots, wait_ahead {:?}, reject_older {:?}",
                 self.inbox_pushes, self.wait_ahead, self.reject_older
             ),
             (_, true) => format!(
-                "all {} in their order, clip {:?}, {:?}",
+                "all {} in task order, clip {:?}, {:?}",
                 self.total, self.clip, self.on_loss
             ),
             _ => format!(
@@ -187,7 +187,7 @@ impl Setting {
         }
     }
 
-    /// What the process of a ps task is told.
+    /// Returns the configuration of a ps task.
     pub(crate) fn config(&self, task: u32) -> PsConfig {
         let mode = match self.asynchronous {
             true => Mode::Asynchronous,
@@ -225,8 +225,8 @@ impl Setting {
     }
 }
 
-/// Small ones of both types; one of several blocks. In asynchronous mode they have room for the digits
-/// of all pushes.
+/// Returns small variables of both types, one of them with several blocks. In asynchronous mode
+/// each has enough elements for the digits of all pushes.
 fn variables(count: usize, asynchronous: bool) -> Vec<VariableSpec> {
     let shapes = match asynchronous {
         true => [(30, false), (12, true), (150, false), (15, true), (40, false), (70, true)],

@@ -1,22 +1,23 @@
-//! The search for a smaller scenario that fails as a larger one does.
+//! The search for a smaller scenario that still fails.
 
 use std::collections::BTreeSet;
 
 use crate::scenario::{Scenario, Sizes};
 
-/// So many scenarios are tried at the most.
+/// The maximum number of scenarios that one search runs.
 pub(crate) const RERUNS_MAX: u32 = 60;
 
-/// A scenario while it shrinks.
+/// The state of a search.
 struct Search<F> {
     smallest: Scenario,
     fails: F,
     reruns: u32,
 }
 
-/// The smallest scenario found that fails as this one does, by trying [`RERUNS_MAX`] others at the
-/// most; and how many were tried. `faults` is the number of those in its plan, and `sizes` how large
-/// it is.
+/// Searches for a smaller scenario for which `fails` still returns true.
+///
+/// `faults` is the number of faults in the plan of `scenario`, and `sizes` are its sizes. Runs at
+/// most [`RERUNS_MAX`] scenarios. Returns the smallest scenario found and the number of reruns.
 pub(crate) fn shrink(
     scenario: &Scenario,
     faults: usize,
@@ -26,15 +27,15 @@ pub(crate) fn shrink(
     let mut search = Search { smallest: scenario.clone(), fails, reruns: 0 };
     search.leave_faults_out((0..faults).collect());
     search.make_smaller(sizes);
-    // In a smaller cluster fewer may do.
+    // A smaller cluster may fail with fewer faults.
     let left = (0..faults).filter(|fault| !search.smallest.without.contains(fault));
     search.leave_faults_out(left.collect());
     (search.smallest, search.reruns)
 }
 
 impl<F: FnMut(&Scenario) -> bool> Search<F> {
-    /// Whether it fails, too: then it is the smallest.
-    fn has(&mut self, smaller: Scenario) -> bool {
+    /// Runs a smaller scenario unless the limit is reached. If it fails, it becomes the smallest.
+    fn try_smaller(&mut self, smaller: Scenario) -> bool {
         if smaller == self.smallest || self.reruns == RERUNS_MAX {
             return false;
         }
@@ -46,14 +47,14 @@ impl<F: FnMut(&Scenario) -> bool> Search<F> {
         fails
     }
 
-    /// Leaves faults out: all, then halves, down to one at a time.
+    /// Leaves faults out: all at first, then halves, down to one at a time.
     fn leave_faults_out(&mut self, mut left: Vec<usize>) {
         let mut count = left.len();
         while count > 0 {
             for chunk in left.clone().chunks(count) {
                 let without = self.smallest.without.iter().chain(chunk).copied();
                 let without: BTreeSet<usize> = without.collect();
-                if self.has(Scenario { without, ..self.smallest.clone() }) {
+                if self.try_smaller(Scenario { without, ..self.smallest.clone() }) {
                     left.retain(|fault| !chunk.contains(fault));
                 }
             }
@@ -61,7 +62,7 @@ impl<F: FnMut(&Scenario) -> bool> Search<F> {
         }
     }
 
-    /// Bounds each size in turn: by the least, or by half the way there, again and again.
+    /// Bounds each size in turn: tries the least size, then bisects.
     fn make_smaller(&mut self, mut sizes: Sizes) {
         let mut least = Sizes::LEAST;
         for (which, (_, &mut least)) in least.named().into_iter().enumerate() {
@@ -70,7 +71,7 @@ impl<F: FnMut(&Scenario) -> bool> Search<F> {
                 let bound = if low == least { least } else { low.midpoint(fails) };
                 let mut at_most = self.smallest.at_most;
                 *at_most.named()[which].1 = bound;
-                match self.has(Scenario { at_most, ..self.smallest.clone() }) {
+                match self.try_smaller(Scenario { at_most, ..self.smallest.clone() }) {
                     true => fails = bound,
                     false => low = bound + 1,
                 }

@@ -1,6 +1,6 @@
-//! What happened in a run, as a sum that is equal for equal runs; and told, if somebody listens.
+//! The trace of a run: a hash of its events, equal for equal runs.
 
-/// A trace.
+/// A running hash (FNV-1a) of the events of a run, which can also print them.
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     sum: u64,
@@ -12,7 +12,7 @@ impl Trace {
         Trace { sum: 0xcbf2_9ce4_8422_2325, prints }
     }
 
-    /// Something that happened, in words.
+    /// Adds an event, and prints it if the trace prints.
     pub(crate) fn note(&mut self, words: impl FnOnce() -> String) {
         let words = words();
         if self.prints {
@@ -21,7 +21,7 @@ impl Trace {
         self.bytes(words.as_bytes());
     }
 
-    /// Bytes that arrived. The sum is FNV-1a.
+    /// Adds bytes that arrived.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             self.sum = (self.sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);

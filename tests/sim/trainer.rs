@@ -1,4 +1,4 @@
-//! The training loop of one worker process: from joining to its end, one operation at a time.
+//! The training loop of one worker process, from joining to leaving, one operation at a time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::chance::Chance;
 use crate::checker::{Checker, Known, Pulled, Pushed};
 use crate::setting::Setting;
 
-/// How far a worker is.
+/// The state of a worker's training loop.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Phase {
     Opening,
@@ -23,43 +23,44 @@ pub(crate) enum Phase {
     Joining,
     Asking,
     Pulling(Grant),
-    /// The values come variable by variable: those that are still to come, the next one last.
+    /// Pulling variable by variable: the variables that are left, the next one last.
     PullingOneByOne(Grant, Vec<VariableId>),
     Computing(Grant, GlobalStep),
+    /// Waiting for the outcome of the push of this token.
     StreamingPush(u64),
-    /// Its gradients come one by one: the token, the push, and the variables that are left.
+    /// Pushing variable by variable: the token, the push, and the variables that are left.
     Streaming(u64, Sequence, Vec<VariableId>),
-    /// It was told that there are no more tokens, and looks at the last values.
-    Looking,
+    /// There are no more tokens: pulling the last values.
+    PullingLast,
     Leaving(VecDeque<ShardId>),
-    /// It has left; whether it was told that the training is over.
+    /// The worker has left; `ended` if it has learned that the training is over.
     Left {
         ended: bool,
     },
-    /// A newer process of its task has taken its place.
+    /// A newer process of its task has fenced this one off.
     Fenced,
 }
 
-/// What a worker does by itself, and for how long.
+/// The next action of a worker that needs no server, with its duration.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Does {
-    /// Computes a gradient.
+pub(crate) enum NextAction {
+    /// Compute a gradient.
     Gradient(Duration),
-    /// Computes one that it has set aside.
-    Aside(Duration),
-    /// Waits before it does again what it could not do: this operation.
+    /// Compute the slow gradient, beside the training loop.
+    SlowGradient(Duration),
+    /// Pause, then call [`Trainer::again`] for this operation.
     Pause(Duration, u64),
 }
 
-/// A gradient that takes so long that another is begun meanwhile.
+/// A slow gradient, beside which the training loop continues with other tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Aside {
+enum SlowGradient {
     Computing(Grant, GlobalStep),
-    /// The operation, and the token.
+    /// The operation and the token of its push.
     StreamingPush(u64, u64),
 }
 
-/// A training loop.
+/// The training loop of one worker process.
 #[derive(Debug)]
 pub(crate) struct Trainer {
     pub(crate) task: u32,
@@ -67,23 +68,23 @@ pub(crate) struct Trainer {
     synchronous: bool,
     pub(crate) incarnation: u64,
     pub(crate) phase: Phase,
-    /// The operation that is under way.
+    /// The operation in progress.
     op: u64,
     asked: Option<Instant>,
     timeout: Duration,
-    /// The gradient that it pushes one by one.
+    /// The gradient that is pushed variable by variable.
     gradient: Vec<u8>,
-    /// The values that it pulls one by one.
+    /// The values that are pulled variable by variable.
     values: Vec<u8>,
-    /// What was known when it last asked for values.
+    /// The pushes that were known to be applied when the last pull began.
     known: Known,
-    /// It leaves before its next step.
+    /// Whether the worker leaves before its next step.
     pub(crate) leaves: bool,
-    /// The next gradient takes so long.
+    /// How long the next gradient takes, if a fault makes it slow.
     pub(crate) holds: Option<Duration>,
-    aside: Option<Aside>,
-    /// It was told who is missing, before its time was over.
-    told: Option<Error>,
+    slow: Option<SlowGradient>,
+    /// The error that named stragglers before the deadline.
+    early_error: Option<Error>,
     ended: bool,
     pub(crate) resumed: u64,
 }
@@ -109,66 +110,67 @@ impl Trainer {
             known: Known::default(),
             leaves: false,
             holds: None,
-            aside: None,
-            told: None,
+            slow: None,
+            early_error: None,
             ended: false,
             resumed: 0,
         }
     }
 
-    /// Whether it does nothing any more.
+    /// Whether the loop has ended.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Left { .. } | Phase::Fenced)
     }
 
-    /// Begins, or begins again.
-    pub(crate) fn begin(&mut self, now: Instant, door: &mut Door) {
+    /// Starts the loop, or restarts it from the beginning.
+    pub(crate) fn begin(&mut self, now: Instant, endpoint: &mut Door) {
         self.phase = Phase::Opening;
-        self.ask(now, door, Want::Open);
+        self.ask(now, endpoint, Want::Open);
     }
 
     fn pull(
         &mut self,
         now: Instant,
-        door: &mut Door,
+        endpoint: &mut Door,
         token: Option<GlobalStep>,
         checker: &Checker,
     ) {
         self.known = checker.known();
-        self.ask(now, door, Want::Pull(token));
+        self.ask(now, endpoint, Want::Pull(token));
     }
 
-    /// Pulls the last of these variables.
-    fn pull_next(&mut self, now: Instant, door: &mut Door, grant: Grant, rest: Vec<VariableId>) {
+    /// Pulls the last variable of `rest`.
+    fn pull_next(&mut self, now: Instant, endpoint: &mut Door, grant: Grant, rest: Vec<VariableId>) {
         let next = rest.last().copied().expect("a cluster has variables");
         self.phase = Phase::PullingOneByOne(grant, rest);
-        self.ask(now, door, Want::PullVariable(next, Some(grant.step)));
+        self.ask(now, endpoint, Want::PullVariable(next, Some(grant.step)));
     }
 
-    fn pulled(&self, step: GlobalStep, bytes: &[u8], door: &Door, checker: &mut Checker) {
-        let range = |id| door.range(id);
+    fn pulled(&self, step: GlobalStep, bytes: &[u8], endpoint: &Door, checker: &mut Checker) {
+        let range = |id| endpoint.range(id);
         checker.pulled(Pulled { known: &self.known, step, bytes, range });
     }
 
-    fn ask(&mut self, now: Instant, door: &mut Door, want: Want) {
-        self.op = door.ask(now, want, self.timeout);
-        (self.asked, self.told) = (Some(now), None);
+    fn ask(&mut self, now: Instant, endpoint: &mut Door, want: Want) {
+        self.op = endpoint.ask(now, want, self.timeout);
+        (self.asked, self.early_error) = (Some(now), None);
     }
 
-    /// An operation was answered. Returns what the worker does now, if it does not wait.
-    pub(crate) fn hear(
+    /// Handles the reply to an operation. Returns what the worker does next, unless it waits for
+    /// another reply.
+    pub(crate) fn on_reply(
         &mut self,
         now: Instant,
-        door: &mut Door,
+        endpoint: &mut Door,
         op: u64,
         reply: Result<Answer, Error>,
         checker: &mut Checker,
         chance: &mut Chance,
-    ) -> Option<Does> {
-        if let Some(Aside::StreamingPush(other, token)) = self.aside
+    ) -> Option<NextAction> {
+        if let Some(SlowGradient::StreamingPush(other, token)) = self.slow
             && op == other
         {
-            self.hear_aside(now, door, token, reply, checker);
+            self.on_slow_reply(now, endpoint, token, reply, checker);
             return None;
         }
         if op != self.op {
@@ -177,11 +179,11 @@ impl Trainer {
         let answer = match reply {
             Ok(answer) => answer,
             Err(error) => {
-                if self.is_told(now, &error, checker) {
-                    self.told = Some(error);
-                    return Some(Does::Pause(chance.millis(50, 400), op));
+                if self.is_early_error(now, &error, checker) {
+                    self.early_error = Some(error);
+                    return Some(NextAction::Pause(chance.millis(50, 400), op));
                 }
-                self.fail(now, door, error, checker);
+                self.fail(now, endpoint, error, checker);
                 return None;
             }
         };
@@ -189,116 +191,117 @@ impl Trainer {
             (Phase::Opening, _) => {
                 if self.chief {
                     self.phase = Phase::Declaring(Vec::new());
-                    let first = door.shards()[0];
-                    self.ask(now, door, Want::Declare(first));
+                    let first = endpoint.shards()[0];
+                    self.ask(now, endpoint, Want::Declare(first));
                 } else {
-                    self.await_ready(now, door, door.shards().into());
+                    self.await_ready(now, endpoint, endpoint.shards().into());
                 }
             }
             (Phase::Declaring(mut found), Answer::Found(declared)) => {
-                let shards = door.shards();
+                let shards = endpoint.shards();
                 found.push((shards[found.len()], declared));
                 match shards.get(found.len()) {
                     Some(&next) => {
                         self.phase = Phase::Declaring(found);
-                        self.ask(now, door, Want::Declare(next));
+                        self.ask(now, endpoint, Want::Declare(next));
                     }
                     None => {
-                        let begun = door.begin(&found);
-                        self.initialize(now, door, begun.into());
+                        let begun = endpoint.begin(&found);
+                        self.initialize(now, endpoint, begun.into());
                     }
                 }
             }
             (Phase::Initializing(mut rest), Answer::Done) => {
                 rest.pop_front();
-                self.initialize(now, door, rest);
+                self.initialize(now, endpoint, rest);
             }
             (Phase::Awaiting(mut rest), Answer::Done) => {
                 rest.pop_front();
-                self.await_ready(now, door, rest);
+                self.await_ready(now, endpoint, rest);
             }
-            (Phase::Joining, Answer::Done) => self.go_on(now, door),
+            (Phase::Joining, Answer::Done) => self.continue_training(now, endpoint),
             (Phase::Asking, Answer::Token(Some(grant))) => {
-                // In asynchronous mode each variable would be of a step of its own.
+                // Only in synchronous mode: in asynchronous mode each variable could be of another
+                // step.
                 if self.synchronous && grant.token.0 % 4 == 1 {
                     self.known = checker.known();
-                    self.values = vec![0; door.bytes()];
-                    self.pull_next(now, door, grant, door.variables());
+                    self.values = vec![0; endpoint.bytes()];
+                    self.pull_next(now, endpoint, grant, endpoint.variables());
                 } else {
                     self.phase = Phase::Pulling(grant);
-                    self.pull(now, door, Some(grant.step), checker);
+                    self.pull(now, endpoint, Some(grant.step), checker);
                 }
             }
             (Phase::Asking, Answer::Token(None)) => {
                 self.ended = true;
-                self.phase = Phase::Looking;
-                self.pull(now, door, None, checker);
+                self.phase = Phase::PullingLast;
+                self.pull(now, endpoint, None, checker);
             }
             (Phase::PullingOneByOne(grant, mut rest), Answer::Pulled(bytes, step)) => {
                 assert_eq!(step, grant.step, "values for a token");
                 if let Some(variable) = rest.pop() {
-                    let range = door.range(variable);
+                    let range = endpoint.range(variable);
                     let length = range.len();
                     self.values[range].copy_from_slice(&bytes[..length]);
                 }
                 if !rest.is_empty() {
-                    self.pull_next(now, door, grant, rest);
+                    self.pull_next(now, endpoint, grant, rest);
                     return None;
                 }
                 let values = std::mem::take(&mut self.values);
-                self.pulled(step, &values, door, checker);
+                self.pulled(step, &values, endpoint, checker);
                 self.phase = Phase::Computing(grant, step);
-                return Some(Does::Gradient(self.holds.take().unwrap_or(chance.millis(5, 200))));
+                return Some(NextAction::Gradient(self.holds.take().unwrap_or(chance.millis(5, 200))));
             }
             (Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _), Answer::Stale) => {
-                door.drop_token(now, grant);
-                self.go_on(now, door);
+                endpoint.drop_token(now, grant);
+                self.continue_training(now, endpoint);
             }
             (Phase::Pulling(grant), Answer::Pulled(bytes, step)) => {
                 let is_of = if self.synchronous { step == grant.step } else { step >= grant.step };
                 assert!(is_of, "values of {step} for a token of {}", grant.step);
-                self.pulled(step, &bytes, door, checker);
-                let (usual, goes_on) = (chance.millis(5, 200), chance.percent(50));
+                self.pulled(step, &bytes, endpoint, checker);
+                let (usual, continues) = (chance.millis(5, 200), chance.percent(50));
                 let holds = self.holds.take();
-                if let Some(time) = holds.filter(|_| goes_on && self.aside.is_none()) {
-                    self.aside = Some(Aside::Computing(grant, step));
-                    self.go_on(now, door);
-                    return Some(Does::Aside(time));
+                if let Some(time) = holds.filter(|_| continues && self.slow.is_none()) {
+                    self.slow = Some(SlowGradient::Computing(grant, step));
+                    self.continue_training(now, endpoint);
+                    return Some(NextAction::SlowGradient(time));
                 }
                 self.phase = Phase::Computing(grant, step);
-                return Some(Does::Gradient(holds.unwrap_or(usual)));
+                return Some(NextAction::Gradient(holds.unwrap_or(usual)));
             }
             (Phase::Streaming(token, _, rest), Answer::Begun(sequence)) => {
                 self.phase = Phase::Streaming(token, sequence, rest);
-                return Some(Does::Pause(chance.millis(0, 30), op));
+                return Some(NextAction::Pause(chance.millis(0, 30), op));
             }
             (Phase::Streaming(..), Answer::Done) => {
                 if chance.percent(4) {
-                    // It thinks better of it.
-                    self.cancel(now, door, checker);
+                    // The worker changes its mind.
+                    self.cancel(now, endpoint, checker);
                     return None;
                 }
-                return Some(Does::Pause(chance.millis(0, 30), op));
+                return Some(NextAction::Pause(chance.millis(0, 30), op));
             }
             (Phase::StreamingPush(token), Answer::Pushed(outcome)) => {
                 checker.settled(token, outcome);
-                self.go_on(now, door);
+                self.continue_training(now, endpoint);
             }
-            (Phase::Looking, Answer::Pulled(bytes, step)) => {
-                self.pulled(step, &bytes, door, checker);
-                self.leave(now, door, door.shards().into());
+            (Phase::PullingLast, Answer::Pulled(bytes, step)) => {
+                self.pulled(step, &bytes, endpoint, checker);
+                self.leave(now, endpoint, endpoint.shards().into());
             }
             (Phase::Leaving(mut rest), Answer::Done) => {
                 rest.pop_front();
-                self.leave(now, door, rest);
+                self.leave(now, endpoint, rest);
             }
-            (phase, answer) => panic!("{phase:?} is answered {answer:?}"),
+            (phase, answer) => panic!("unexpected answer in {phase:?}: {answer:?}"),
         }
         None
     }
 
-    /// Whether this says, before the deadline, who is missing.
-    fn is_told(&self, now: Instant, error: &Error, checker: &mut Checker) -> bool {
+    /// Whether an error names stragglers before the deadline. The checker gets it if so.
+    fn is_early_error(&self, now: Instant, error: &Error, checker: &mut Checker) -> bool {
         let of_step = matches!(self.phase, Phase::Asking | Phase::StreamingPush(_));
         let awaited = match error {
             Error::Timeout { awaited, sequence: Some(_), .. } => awaited.to_string(),
@@ -307,62 +310,62 @@ impl Trainer {
             }
             _ => return false,
         };
-        // Shards answer a little before the deadline, so that the answer comes in time.
+        // Shards answer a little before the deadline, so that the answer arrives in time.
         let time = self.timeout.saturating_sub(Duration::from_millis(300));
         let early = of_step && self.asked.is_some_and(|asked| now < asked + time);
         if early {
-            checker.told(&awaited);
+            checker.early_error(&awaited);
         }
         early
     }
 
-    /// The pause is over: goes on with its push, or with what it was told that it cannot do.
-    pub(crate) fn again(&mut self, now: Instant, door: &mut Door, op: u64, checker: &mut Checker) {
+    /// Ends a pause: pushes the next variable, or handles the error that named stragglers.
+    pub(crate) fn again(&mut self, now: Instant, endpoint: &mut Door, op: u64, checker: &mut Checker) {
         if self.op != op {
             return;
         }
-        if let Some(error) = self.told.take() {
-            return self.fail(now, door, error, checker);
+        if let Some(error) = self.early_error.take() {
+            return self.fail(now, endpoint, error, checker);
         }
         let Phase::Streaming(token, sequence, mut rest) = self.phase.clone() else { return };
         match rest.pop() {
             Some(variable) => {
                 self.phase = Phase::Streaming(token, sequence, rest);
                 let (variables, bytes) = (vec![variable], self.gradient.clone());
-                self.ask(now, door, Want::More { sequence, variables, bytes });
+                self.ask(now, endpoint, Want::More { sequence, variables, bytes });
             }
             None => {
                 self.phase = Phase::StreamingPush(token);
-                self.ask(now, door, Want::End(sequence));
+                self.ask(now, endpoint, Want::End(sequence));
             }
         }
     }
 
-    /// The push of the gradient that was set aside was answered.
-    fn hear_aside(
+    /// Handles the reply to the push of the slow gradient.
+    fn on_slow_reply(
         &mut self,
         now: Instant,
-        door: &mut Door,
+        endpoint: &mut Door,
         token: u64,
         reply: Result<Answer, Error>,
         checker: &mut Checker,
     ) {
-        self.aside = None;
+        self.slow = None;
         match reply {
             Ok(Answer::Pushed(outcome)) => checker.settled(token, outcome),
             Err(Error::Refused { shard, .. }) => checker.refused(token, shard),
             Err(error @ Error::Timeout { sequence: Some(_), .. }) => {
                 self.resumed += 1;
-                let op = door.ask(now, Want::Resume(error), self.timeout);
-                self.aside = Some(Aside::StreamingPush(op, token));
+                let op = endpoint.ask(now, Want::Resume(error), self.timeout);
+                self.slow = Some(SlowGradient::StreamingPush(op, token));
             }
-            // Its other operation is told the same.
+            // The loop's other operation gets the same error.
             Err(Error::Fenced) => {}
-            other => panic!("a push of token {token} is answered {other:?}"),
+            other => panic!("unexpected answer to the push of token {token}: {other:?}"),
         }
     }
 
-    fn fail(&mut self, now: Instant, door: &mut Door, error: Error, checker: &mut Checker) {
+    fn fail(&mut self, now: Instant, endpoint: &mut Door, error: Error, checker: &mut Checker) {
         let timed_out = match &error {
             Error::Timeout { .. } => true,
             Error::Refused { refusal, .. } => matches!(refusal, Refusal::Deadline { .. }),
@@ -370,33 +373,33 @@ impl Trainer {
         };
         match (self.phase.clone(), error) {
             (_, Error::Fenced) => self.phase = Phase::Fenced,
-            // It would be refused for ever: nobody has an epoch that was not given to it.
+            // A correct client has no epoch but its own, and this refusal would repeat for ever.
             (_, Error::Refused { refusal: refusal @ Refusal::UnknownEpoch { .. }, .. }) => {
                 panic!("worker {} is refused: {refusal}", self.task)
             }
             (Phase::StreamingPush(_), error @ Error::Timeout { sequence: Some(_), .. }) => {
                 self.resumed += 1;
-                self.ask(now, door, Want::Resume(error));
+                self.ask(now, endpoint, Want::Resume(error));
             }
             (Phase::StreamingPush(token), Error::Refused { shard, .. }) => {
                 checker.refused(token, shard);
-                self.go_on(now, door);
+                self.continue_training(now, endpoint);
             }
             (
                 Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _),
                 Error::Timeout { .. } | Error::Refused { .. },
             ) => {
-                door.drop_token(now, grant);
-                self.go_on(now, door);
+                endpoint.drop_token(now, grant);
+                self.continue_training(now, endpoint);
             }
             (Phase::Asking, Error::Timeout { .. } | Error::Refused { .. }) => {
-                self.go_on(now, door);
+                self.continue_training(now, endpoint);
             }
-            (Phase::Looking, _) if timed_out => self.pull(now, door, None, checker),
+            (Phase::PullingLast, _) if timed_out => self.pull(now, endpoint, None, checker),
             (Phase::Leaving(mut rest), _) => {
-                // Whoever cannot be told misses it when its lease runs out.
+                // A shard that cannot be reached notices when the lease expires.
                 rest.pop_front();
-                self.leave(now, door, rest);
+                self.leave(now, endpoint, rest);
             }
             (
                 Phase::Opening
@@ -405,80 +408,80 @@ impl Trainer {
                 | Phase::Awaiting(_)
                 | Phase::Joining,
                 error,
-            ) if timed_out || Door::has_moved_on(&error) => self.begin(now, door),
+            ) if timed_out || Door::has_moved_on(&error) => self.begin(now, endpoint),
             (phase, error) => panic!("worker {} in {phase:?}: {error}", self.task),
         }
     }
 
-    /// Waits no longer for what it has asked for, and goes on; false if it could not.
-    pub(crate) fn cancel(&mut self, now: Instant, door: &mut Door, checker: &mut Checker) -> bool {
+    /// Cancels the operation in progress and continues; false if it cannot be cancelled.
+    pub(crate) fn cancel(&mut self, now: Instant, endpoint: &mut Door, checker: &mut Checker) -> bool {
         match self.phase.clone() {
-            Phase::Asking | Phase::StreamingPush(_) => door.cancel(now, self.op),
+            Phase::Asking | Phase::StreamingPush(_) => endpoint.cancel(now, self.op),
             Phase::Streaming(token, sequence, _) => {
-                door.abandon(now, sequence);
+                endpoint.abandon(now, sequence);
                 checker.withdrawn(token);
             }
             Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _) => {
-                door.cancel(now, self.op);
-                door.drop_token(now, grant);
+                endpoint.cancel(now, self.op);
+                endpoint.drop_token(now, grant);
             }
             _ => return false,
         }
-        self.go_on(now, door);
+        self.continue_training(now, endpoint);
         true
     }
 
-    /// The gradient is there: pushes it.
+    /// Pushes the computed gradient, at once or variable by variable. Sometimes drops the token.
     pub(crate) fn push(
         &mut self,
         now: Instant,
-        door: &mut Door,
+        endpoint: &mut Door,
         setting: &Setting,
         checker: &mut Checker,
         chance: &mut Chance,
     ) {
         let Phase::Computing(grant, read) = self.phase else { return };
         if chance.percent(3) {
-            // There was nothing to learn.
-            door.drop_token(now, grant);
-            return self.go_on(now, door);
+            // This batch has nothing to learn from.
+            endpoint.drop_token(now, grant);
+            return self.continue_training(now, endpoint);
         }
-        let want = self.gradient(grant, read, door, setting, checker, chance);
+        let want = self.gradient(grant, read, endpoint, setting, checker, chance);
         let token = grant.token.0;
         match want {
             Want::Push { grant, read, variables, bytes } if chance.percent(30) => {
                 self.gradient = bytes;
                 self.phase = Phase::Streaming(token, Sequence(0), variables);
-                self.ask(now, door, Want::Begin { grant, read });
+                self.ask(now, endpoint, Want::Begin { grant, read });
             }
             want => {
                 self.phase = Phase::StreamingPush(token);
-                self.ask(now, door, want);
+                self.ask(now, endpoint, want);
             }
         }
     }
 
-    /// The gradient that was set aside is there: pushes it, though another may be under way.
-    pub(crate) fn push_aside(
+    /// Pushes the slow gradient. Another push of this worker may be in flight.
+    pub(crate) fn push_slow(
         &mut self,
         now: Instant,
-        door: &mut Door,
+        endpoint: &mut Door,
         setting: &Setting,
         checker: &mut Checker,
         chance: &mut Chance,
     ) {
-        let Some(Aside::Computing(grant, read)) = self.aside else { return };
-        let want = self.gradient(grant, read, door, setting, checker, chance);
-        let op = door.ask(now, want, self.timeout);
-        self.aside = Some(Aside::StreamingPush(op, grant.token.0));
+        let Some(SlowGradient::Computing(grant, read)) = self.slow else { return };
+        let want = self.gradient(grant, read, endpoint, setting, checker, chance);
+        let op = endpoint.ask(now, want, self.timeout);
+        self.slow = Some(SlowGradient::StreamingPush(op, grant.token.0));
     }
 
-    /// A gradient, which the checker is told of, and its push.
+    /// Draws a gradient, announces it to the checker and returns its push.
     fn gradient(
         &self,
         grant: Grant,
         read: GlobalStep,
-        door: &Door,
+        endpoint: &Door,
         setting: &Setting,
         checker: &mut Checker,
         chance: &mut Chance,
@@ -487,7 +490,7 @@ impl Trainer {
         let variables = setting.catalogue.variables();
         let left_out =
             chance.percent(15).then(|| chance.between(0, variables.len() as u64 - 1) as usize);
-        let (mut bytes, mut present, mut gradient) = (vec![0; door.bytes()], vec![], vec![]);
+        let (mut bytes, mut present, mut gradient) = (vec![0; endpoint.bytes()], vec![], vec![]);
         for (index, variable) in variables.iter().enumerate() {
             let draw = token * 7 + u64::from(self.task) * 3 + self.incarnation;
             let line = checker.line(variable, draw);
@@ -496,7 +499,7 @@ impl Trainer {
                 gradient.push(None);
                 continue;
             }
-            bytes[door.range(id)].copy_from_slice(&line.to_bytes());
+            bytes[endpoint.range(id)].copy_from_slice(&line.to_bytes());
             present.push(id);
             gradient.push(Some(line));
         }
@@ -504,50 +507,50 @@ impl Trainer {
         Want::Push { grant, read, variables: present, bytes }
     }
 
-    fn go_on(&mut self, now: Instant, door: &mut Door) {
+    fn continue_training(&mut self, now: Instant, endpoint: &mut Door) {
         if self.leaves {
-            return self.leave(now, door, door.shards().into());
+            return self.leave(now, endpoint, endpoint.shards().into());
         }
         self.phase = Phase::Asking;
-        self.ask(now, door, Want::Token);
+        self.ask(now, endpoint, Want::Token);
     }
 
     fn initialize(
         &mut self,
         now: Instant,
-        door: &mut Door,
+        endpoint: &mut Door,
         rest: VecDeque<(ShardId, RestoreEpoch)>,
     ) {
         match rest.front() {
             Some(&(shard, epoch)) => {
                 self.phase = Phase::Initializing(rest);
-                self.ask(now, door, Want::Initialize(shard, epoch));
+                self.ask(now, endpoint, Want::Initialize(shard, epoch));
             }
             None => {
                 self.phase = Phase::Joining;
-                self.ask(now, door, Want::Joined);
+                self.ask(now, endpoint, Want::Joined);
             }
         }
     }
 
-    fn await_ready(&mut self, now: Instant, door: &mut Door, rest: VecDeque<ShardId>) {
+    fn await_ready(&mut self, now: Instant, endpoint: &mut Door, rest: VecDeque<ShardId>) {
         match rest.front() {
             Some(&shard) => {
                 self.phase = Phase::Awaiting(rest);
-                self.ask(now, door, Want::AwaitReady(shard));
+                self.ask(now, endpoint, Want::AwaitReady(shard));
             }
             None => {
                 self.phase = Phase::Joining;
-                self.ask(now, door, Want::Joined);
+                self.ask(now, endpoint, Want::Joined);
             }
         }
     }
 
-    fn leave(&mut self, now: Instant, door: &mut Door, rest: VecDeque<ShardId>) {
+    fn leave(&mut self, now: Instant, endpoint: &mut Door, rest: VecDeque<ShardId>) {
         match rest.front() {
             Some(&shard) => {
                 self.phase = Phase::Leaving(rest);
-                self.ask(now, door, Want::Leave(shard));
+                self.ask(now, endpoint, Want::Leave(shard));
             }
             None => self.phase = Phase::Left { ended: self.ended },
         }

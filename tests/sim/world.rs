@@ -1,5 +1,4 @@
-//! A cluster in one thread: its processes, its connections and its clock, driven by one queue of
-//! events.
+//! A cluster in one thread: its processes, connections and clock, driven by one event queue.
 
 mod connections;
 mod mischief;
@@ -16,71 +15,71 @@ use pushpull_worker::simulation as worker;
 use crate::chance::Chance;
 use crate::checker::Checker;
 use crate::faults::{self, Fault, Planned};
-use crate::network::{Client, Connection, Way};
+use crate::network::{Client, Connection, Direction};
 use crate::scenario::{Scenario, Sizes};
 use crate::setting::Setting;
 use crate::trace::Trace;
 use crate::trainer::Trainer;
 
-/// How long a run may take once the faults have stopped.
+/// How long a run may take, in virtual time, after the faults have stopped.
 const TIMEOUT: Duration = Duration::from_secs(150);
 
-/// More events than any sound run has.
+/// More events than any correct run has.
 const EVENTS_MAX: u64 = 400_000;
 
-/// Something that happens.
+/// A scheduled event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
-    /// A connection is made, or refused.
+    /// A connection is accepted or refused.
     Connect(u64),
-    Deliver(u64, Way),
-    /// The client of a connection learns that it is gone.
+    Deliver(u64, Direction),
+    /// The client of a connection notices that it is gone.
     ClientGone(u64, Client),
     ServerGone(u64, ShardId),
-    /// A session wants to know the time.
+    /// A session's timer fires.
     Wake(usize),
-    /// A gradient is computed.
+    /// A process has computed a gradient.
     Computed(usize),
-    /// The same of one that was set aside.
-    ComputedAside(usize),
-    /// A worker reads a little more in lent memory.
+    /// A process has computed its slow gradient.
+    ComputedSlow(usize),
+    /// A process reads a little more of the shared values.
     Read(usize),
-    /// It has paused long enough after this operation.
+    /// The pause of a process after this operation ends.
     Again(usize, u64),
     /// A worker's process starts.
     Start(u32),
     Tick(u32, u64),
     Work(ShardId, u64),
-    /// A shard connects to the step owner's.
+    /// A shard connects to the step owner.
     Link(ShardId, u64),
     Beat(ShardId, u64),
     Restart(u32),
-    /// The fault of this number.
+    /// The fault with this index in the plan is due.
     Fault(usize),
-    /// No fault comes after this.
+    /// The faults end.
     Heal,
 }
 
 /// A worker's process.
 #[derive(Debug)]
 struct Process {
-    door: worker::Door,
+    endpoint: worker::Door,
     trainer: Trainer,
     links: BTreeMap<usize, u64>,
-    /// The event that tells it the time.
+    /// The key of its pending [`Event::Wake`].
     armed: Option<(Instant, u64)>,
     paused_until: Option<Instant>,
     is_alive: bool,
-    /// Which of its task's.
+    /// Its number among the processes of its task, from 1.
     life: u64,
     chance: Chance,
 }
 
-/// A ps task's process, or what it has left.
+/// A ps task: its process, or the files that a killed process has left.
 #[derive(Debug)]
 struct Task {
     shards: Vec<Host>,
-    /// Which process it is.
+    /// Tells processes and the events that are meant for them apart. Rises at each start and kill.
     life: u64,
     is_up: bool,
     chance: Chance,
@@ -88,27 +87,27 @@ struct Task {
 
 #[derive(Debug)]
 enum Host {
-    Up(Box<ps::Door>),
+    Up(Box<ps::ShardEndpoint>),
     Down(Files),
 }
 
-/// What came of a run.
+/// The figures of a finished run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) events: u64,
     pub(crate) commits: u64,
     pub(crate) pulls: u64,
-    /// Those of values in lent memory.
+    /// Pulls that read shared values.
     pub(crate) direct_pulls: u64,
-    /// Frames that have said where gradients lie in lent memory.
+    /// Frames of pushes that name a push buffer in place of a body.
     pub(crate) named: u64,
-    /// Calls that ended early, because somebody was missing.
-    pub(crate) told: u64,
+    /// Operations that failed early with an error that names stragglers.
+    pub(crate) early_errors: u64,
     pub(crate) faults: BTreeSet<Fault>,
     pub(crate) trace: u64,
 }
 
-/// A cluster.
+/// A simulated cluster.
 pub(crate) struct World {
     setting: Setting,
     plan: Vec<Planned>,
@@ -121,13 +120,13 @@ pub(crate) struct World {
     processes: Vec<Process>,
     connections: BTreeMap<u64, Connection>,
     next_connection: u64,
-    /// How many there have been between two.
-    made: BTreeMap<String, u64>,
-    /// Workers that the step owner's earlier processes have given up.
+    /// By the names of client and server: how many connections they have made.
+    connection_counts: BTreeMap<String, u64>,
+    /// Workers that killed processes of the servers had retired.
     retired: u64,
-    /// The connection of each shard to the step owner's, and when it was last heard.
+    /// Each shard's connection to the step owner, and when it last received something.
     to_owner: BTreeMap<ShardId, (u64, Instant)>,
-    /// Work that is due.
+    /// The shards that have an [`Event::Work`] in the queue.
     working: BTreeSet<ShardId>,
     checker: Checker,
     faults: BTreeSet<Fault>,
@@ -136,11 +135,11 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// The cluster of a scenario, with what will go wrong.
+    /// Creates the cluster of a scenario, with its faults in the queue.
     pub(crate) fn new(scenario: &Scenario, start: Instant, trace: Trace) -> World {
         let seed = scenario.seed;
         let setting = Setting::draw(seed, scenario.at_most);
-        // The numbers of the faults are those of the whole seed.
+        // Fault indices refer to the plan of the unbounded setting, so they do not change with it.
         let (plan, end) = faults::plan(&Setting::draw(seed, Sizes::ANY));
         let checker = Checker::new(&setting);
         let mut world = World {
@@ -153,7 +152,7 @@ impl World {
             processes: Vec::new(),
             connections: BTreeMap::new(),
             next_connection: 1,
-            made: BTreeMap::new(),
+            connection_counts: BTreeMap::new(),
             retired: 0,
             to_owner: BTreeMap::new(),
             working: BTreeSet::new(),
@@ -172,24 +171,24 @@ impl World {
             world.tasks.push(Task { shards: files.collect(), life: 0, is_up: false, chance });
             world.at(start + delay, Event::Restart(task));
         }
-        let mut late = BTreeMap::new();
+        let mut late_starts = BTreeMap::new();
         for (number, planned) in world.plan.clone().into_iter().enumerate() {
             let left_out = scenario.without.contains(&number);
             let words = if left_out { ", left out" } else { "" };
             world.trace.note(|| format!("  fault {number}: {planned:?}{words}"));
             match planned.fault {
                 _ if left_out => {}
-                Fault::Late => _ = late.insert(planned.task, planned.at),
+                Fault::Late => _ = late_starts.insert(planned.task, planned.at),
                 _ => _ = world.at(start + planned.at, Event::Fault(number)),
             }
         }
         world.at(start + end, Event::Heal);
         for task in 0..world.setting.workers {
             let usual = Chance::of(seed, &format!("worker {task}")).millis(0, 300);
-            if late.contains_key(&task) {
+            if late_starts.contains_key(&task) {
                 world.faults.insert(Fault::Late);
             }
-            let delay = late.get(&task).copied().unwrap_or(usual);
+            let delay = late_starts.get(&task).copied().unwrap_or(usual);
             world.at(start + delay, Event::Start(task));
         }
         world
@@ -201,7 +200,10 @@ impl World {
         self.setting.planted = planted;
     }
 
-    /// Runs to the end.
+    /// Runs until the training is over.
+    ///
+    /// # Panics
+    /// If the run breaks a rule of the checker, or does not end.
     pub(crate) fn run(mut self) -> Outcome {
         while let Some(((at, _), event)) = self.queue.pop_first() {
             self.now = at;
@@ -221,9 +223,9 @@ impl World {
             if self.healed && self.is_over() {
                 break;
             }
-            let late = self.healed && self.now > self.heal_time() + TIMEOUT;
-            if late || self.events > EVENTS_MAX {
-                panic!("after {:?} the run has not ended: {}", self.now - self.start, self.waits());
+            let is_overdue = self.healed && self.now > self.heal_time() + TIMEOUT;
+            if is_overdue || self.events > EVENTS_MAX {
+                panic!("no end after {:?}: {}", self.now - self.start, self.waits());
             }
         }
         self.checker.finish(self.setting.last_step);
@@ -231,9 +233,9 @@ impl World {
             events: self.events,
             commits: self.checker.steps(),
             pulls: self.checker.pulls(),
-            named: self.processes.iter().map(|process| process.door.named()).sum(),
-            direct_pulls: self.processes.iter().map(|process| process.door.direct_pulls()).sum(),
-            told: self.checker.told_count(),
+            named: self.processes.iter().map(|process| process.endpoint.named()).sum(),
+            direct_pulls: self.processes.iter().map(|process| process.endpoint.direct_pulls()).sum(),
+            early_errors: self.checker.early_errors(),
             faults: self.faults,
             trace: self.trace.sum(),
         }
@@ -243,17 +245,17 @@ impl World {
         self.start + Duration::from_secs(6)
     }
 
-    /// Everybody has seen the end, and every shard has made it.
+    /// Whether all workers have ended and all shards have made the last step.
     fn is_over(&self) -> bool {
         let over = |process: &Process| !process.is_alive || process.trainer.is_over();
         let all = self.processes.iter().all(over) && self.next_starts() == 0;
         all && self.tasks.iter().all(|task| {
             task.shards.iter().all(|host| match host {
-                Host::Up(door) => {
+                Host::Up(endpoint) => {
                     let counts = !self.setting.asynchronous
-                        && self.setting.catalogue.shards().any(|id| id == door.id());
+                        && self.setting.catalogue.shards().any(|id| id == endpoint.id());
                     let last = self.setting.last_step;
-                    door.steps() == last || !(counts || door.owns_step())
+                    endpoint.steps() == last || !(counts || endpoint.owns_step())
                 }
                 Host::Down(_) => false,
             })
@@ -264,7 +266,7 @@ impl World {
         self.queue.values().filter(|event| matches!(event, Event::Start(_))).count()
     }
 
-    /// For whom everybody waits.
+    /// Describes what each live worker and each shard waits for.
     fn waits(&self) -> String {
         let mut text = String::new();
         for (number, process) in self.processes.iter().enumerate() {
@@ -277,7 +279,7 @@ impl World {
             for host in &task.shards {
                 text += "\n  ";
                 match host {
-                    Host::Up(door) => text += &door.waits(self.now),
+                    Host::Up(endpoint) => text += &endpoint.waits(self.now),
                     Host::Down(_) => text += "a shard is down",
                 }
             }
@@ -296,16 +298,16 @@ impl World {
         self.at(self.now + after, event);
     }
 
-    /// Until when the process that an event is for is stopped.
+    /// Returns until when the process that an event is meant for is stopped.
     fn pause_of(&self, event: Event) -> Option<Instant> {
         let process = match event {
             Event::Wake(process)
             | Event::Computed(process)
-            | Event::ComputedAside(process)
+            | Event::ComputedSlow(process)
             | Event::Read(process)
             | Event::Again(process, _) => process,
             Event::ClientGone(_, Client::Worker { process, .. }) => process,
-            Event::Deliver(connection, Way::Back) | Event::Connect(connection) => {
+            Event::Deliver(connection, Direction::ToClient) | Event::Connect(connection) => {
                 match self.connections.get(&connection)?.client {
                     Client::Worker { process, .. } => process,
                     Client::Shard(_) => return None,
@@ -319,22 +321,22 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Connect(connection) => self.connect(connection),
-            Event::Deliver(connection, way) => self.deliver(connection, way),
+            Event::Deliver(connection, direction) => self.deliver(connection, direction),
             Event::ClientGone(connection, client) => self.client_gone(connection, client),
             Event::ServerGone(connection, shard) => {
                 let now = self.now;
-                self.with_shard(shard, |door| door.disconnect(now, connection));
+                self.with_shard(shard, |endpoint| endpoint.disconnect(now, connection));
             }
             Event::Wake(process) => {
                 let now = self.now;
                 self.processes[process].armed = None;
-                self.with_process(process, |door| door.tick(now));
+                self.with_process(process, |endpoint| endpoint.tick(now));
             }
             Event::Computed(process) => self.computed(process, false),
-            Event::ComputedAside(process) => self.computed(process, true),
+            Event::ComputedSlow(process) => self.computed(process, true),
             Event::Read(process) => {
                 let now = self.now;
-                self.with_process(process, |door| door.read_on(now));
+                self.with_process(process, |endpoint| endpoint.read_on(now));
             }
             Event::Again(process, op) => self.again(process, op),
             Event::Start(task) => self.start_worker(task),
@@ -346,7 +348,7 @@ impl World {
                 }
             }
             Event::Link(shard, life) => self.link(shard, life),
-            Event::Beat(shard, life) => self.beat(shard, life),
+            Event::Beat(shard, life) => self.send_heartbeat(shard, life),
             Event::Restart(task) => self.restart(task),
             Event::Fault(number) => self.fault(number),
             Event::Heal => self.heal(),

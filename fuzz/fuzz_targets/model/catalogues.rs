@@ -1,4 +1,4 @@
-//! What the fuzzed chief may declare, and values that are the same in all of a partition.
+//! The catalogues that the fuzzed chief declares, and values that are equal within a partition.
 
 use std::sync::OnceLock;
 
@@ -9,21 +9,21 @@ use pushpull_common::placement::{Placement, ShardMap, PlacementStrategy};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
-/// A catalogue, ready to be sent.
+/// An encoded catalogue with its digest and the layout of shard 0.
 pub(crate) struct Declarable {
     pub(crate) digest: [u8; 32],
     pub(crate) encoded: Vec<u8>,
     pub(crate) layout: ShardLayout,
 }
 
-/// What may be declared, made once for all inputs.
+/// Returns the catalogues, made once for all inputs.
 pub(crate) fn declarables() -> &'static [Declarable] {
     static MADE: OnceLock<Vec<Declarable>> = OnceLock::new();
     MADE.get_or_init(make)
 }
 
-/// A small one, one of several blocks, an empty one, one that does not fit, and one that lies
-/// where this task is not.
+/// Makes five catalogues: a small one, one of several blocks, an empty one, one that does not fit
+/// into memory, and one that also has shards on a task outside the cluster.
 fn make() -> Vec<Declarable> {
     let f32 = |name, extent| VariableSpec::f32(name, [extent]).expect("a small variable");
     let scalar = |name, dtype| {
@@ -56,7 +56,7 @@ fn declarable(variables: Vec<VariableSpec>, tasks: &[u32]) -> Declarable {
     let map = ShardMap::new(tasks.to_vec(), 1).expect("there are shards");
     let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
     let placement = placement.expect("the variables can be placed");
-    let catalogue = Catalogue::new(variables, &placement).expect("the variables are sound");
+    let catalogue = Catalogue::new(variables, &placement).expect("the variables are valid");
     Declarable {
         digest: catalogue.digest(),
         encoded: catalogue.encode().to_vec(),
@@ -64,7 +64,7 @@ fn declarable(variables: Vec<VariableSpec>, tasks: &[u32]) -> Declarable {
     }
 }
 
-/// Bytes for a whole layout whose elements are all `value`; 255 stands for NaN.
+/// Returns the bytes of a whole layout with all elements equal to `value`; 255 means NaN.
 pub(crate) fn image(layout: &ShardLayout, value: u8) -> Vec<u8> {
     let mut bytes = vec![0; layout.bytes() as usize];
     let number = if value == u8::MAX { f64::NAN } else { f64::from(value) };
@@ -82,7 +82,7 @@ pub(crate) fn image(layout: &ShardLayout, value: u8) -> Vec<u8> {
     bytes
 }
 
-/// The first element that is not like the first one, as bits.
+/// Finds an element that differs from the first one: its index and its bits. All NaN are equal.
 pub(crate) fn differing(dtype: DType, bytes: &[u8]) -> Option<(usize, u64)> {
     let bits = |chunk: &[u8]| match dtype {
         DType::F32 => {

@@ -1,4 +1,4 @@
-//! The clients of the fuzzed shard, and what they know must hold.
+//! A model of the clients of the fuzzed shard, with the assertions that they can check.
 
 mod catalogues;
 
@@ -18,12 +18,12 @@ use pushpull_common::protocol::{
     BodyStamp, Envelope, Grant, Header, Message, Outcome, PushState, encode, version,
 };
 use pushpull_common::tensor::DType;
-use pushpull_ps::fuzzing::{Door, Event, Settings, Values};
+use pushpull_ps::fuzzing::{FuzzEndpoint, Event, Settings, Values};
 use pushpull_ps::optimizer::Optimizer;
 
 use catalogues::{Declarable, declarables, differing, image};
 
-/// Something a client does, or the world around it. `by` chooses a connection.
+/// An action of a client or of its environment. `by` chooses a connection.
 #[derive(Arbitrary, Debug)]
 pub(crate) enum Action {
     Connect { task: u8, role: u8, incarnation: u8, epoch: Number, seen_epoch: u8, remote: bool },
@@ -51,7 +51,7 @@ pub(crate) enum Action {
     Send,
 }
 
-/// A number that a client was told, or another.
+/// The number that the client knows, or another.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub(crate) enum Number {
     Known,
@@ -59,8 +59,8 @@ pub(crate) enum Number {
     Any(u64),
 }
 
-/// A sequence number: the next (twice, so that it is chosen more often), one before or after it,
-/// or any.
+/// A choice of a sequence number: the next one (two variants, so that it is more likely), one
+/// before or after it, or any.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub(crate) enum Choice {
     Next,
@@ -70,34 +70,35 @@ pub(crate) enum Choice {
     Any(u64),
 }
 
-/// How a push is sent.
+/// The form of a push.
 #[derive(Arbitrary, Clone, Debug)]
 pub(crate) struct Plan {
-    /// The partitions it covers, as bits.
+    /// The partitions that the push leaves out, as bits.
     partitions: u8,
     /// The length of a part, in units of 8 bytes.
     part: u16,
     value: u8,
     backwards: bool,
-    /// What goes wrong, if anything: see [`Plan::stop`], [`Plan::held`] and [`Plan::excess`].
+    /// The fault of the push: see [`Plan::stop`], [`Plan::withheld`] and [`Plan::excess`].
     trouble: u8,
     next: bool,
-    /// How gradients travel: see [`Plan::codec`].
+    /// The encoding of gradients: see [`Plan::codec`].
     codec: u8,
 }
 
 impl Plan {
-    /// The part after which it stops.
+    /// Returns the part after which the push stops, if it does.
     fn stop(&self) -> Option<usize> {
         matches!(self.trouble, 1..=8).then(|| usize::from(self.trouble) - 1)
     }
 
-    /// The bytes of the last part's body that are held back.
-    fn held(&self) -> usize {
+    /// Returns how many bytes at the end of the last part's body are withheld.
+    fn withheld(&self) -> usize {
         if matches!(self.trouble, 4..=24) { 8 * usize::from(self.trouble) - 31 } else { 0 }
     }
 
-    /// What encodes parts of gradients: of equal elements it makes equal ones, however they are cut.
+    /// Returns the codec for gradients, if any. Each codec decodes equal elements to equal
+    /// elements, however they are cut into parts.
     fn codec(&self) -> Option<Codec> {
         match self.codec % 16 {
             0 => Some(Codec::F16),
@@ -108,13 +109,13 @@ impl Plan {
         }
     }
 
-    /// By how much it says to be longer than it is.
+    /// Returns by how many bytes the stated length of the push exceeds its real length.
     fn excess(&self) -> u64 {
         u64::from(self.trouble == 25)
     }
 }
 
-/// A part with its body encoded; as it is, if its elements cannot be.
+/// Encodes the body of a part. Returns it unchanged if its elements cannot be encoded.
 fn encoded(
     part: PushPart,
     body: Vec<u8>,
@@ -144,30 +145,30 @@ fn encoded(
     }
 }
 
-/// A push: the task and epoch of its client, and its sequence.
+/// The key of a push: the task and epoch of its client, and its sequence.
 type Key = (u32, u64, u64);
 
 #[derive(Debug, Default)]
 struct Pushed {
     operations: BTreeSet<u8>,
-    /// Its last part was sent.
+    /// Whether the last part was sent.
     whole: bool,
     outcome: Option<Outcome>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct ClientLine {
     connection: u64,
     task: u32,
     incarnation: u64,
     is_member: bool,
-    /// Once it is welcome, if it is a member.
+    /// The epoch from the welcome, for a member.
     epoch: Option<u64>,
-    /// What is left of a body that is being sent.
+    /// The withheld rest of a body.
     rest: Vec<u8>,
 }
 
-/// What a client has been given.
+/// The sequence, tokens and push slots of a client.
 #[derive(Debug, Default)]
 struct Client {
     next: u64,
@@ -176,18 +177,18 @@ struct Client {
 }
 
 pub(crate) struct World {
-    door: Door,
+    endpoint: FuzzEndpoint,
     declarables: &'static [Declarable],
     layout: ShardLayout,
-    lines: Vec<Line>,
+    lines: Vec<ClientLine>,
     clients: BTreeMap<(u32, u64), Client>,
     /// The newest epoch of each task, and the incarnation it belongs to.
     current: BTreeMap<u32, (u64, u64)>,
     pushes: BTreeMap<Key, Pushed>,
     versions: BTreeMap<u64, Key>,
-    /// Bytes that this model did not make were sent as values.
-    untidy: bool,
-    /// A slice of work is done after each action, as the runtime does it.
+    /// Whether a raw push was sent, whose values need not be equal.
+    has_raw_pushes: bool,
+    /// Whether a slice of work is done after each action, as in the runtime.
     eager: bool,
     request: u64,
 }
@@ -195,7 +196,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(settings: Settings, optimizer: impl Optimizer, eager: bool) -> World {
         World {
-            door: Door::new(settings, optimizer),
+            endpoint: FuzzEndpoint::new(settings, optimizer),
             declarables: declarables(),
             layout: ShardLayout::default(),
             lines: Vec::new(),
@@ -203,19 +204,19 @@ impl World {
             current: BTreeMap::new(),
             pushes: BTreeMap::new(),
             versions: BTreeMap::new(),
-            untidy: false,
+            has_raw_pushes: false,
             eager,
             request: 0,
         }
     }
 
-    /// A chief declares and initializes the variables, and two workers join.
+    /// Lets a chief declare and initialize the variables, and two workers join.
     pub(crate) fn begin(&mut self, wide: bool) {
         self.connect(0, Role::Chief {}, 0, 0, 0, false);
         self.act(Action::Declare { by: 0, which: u8::from(wide), damage: None });
         self.act(Action::Initialize { by: 0 });
-        let events = self.door.settle();
-        self.hear(events);
+        let events = self.endpoint.settle();
+        self.on_events(events);
         for task in 1..3 {
             self.connect(task, Role::Worker {}, 0, 0, 0, false);
             let newest = Number::Zero;
@@ -242,7 +243,7 @@ impl World {
                 if !self.lines.is_empty() {
                     let index = usize::from(by) % self.lines.len();
                     let line = self.lines.remove(index);
-                    self.door.disconnect(line.connection);
+                    self.endpoint.disconnect(line.connection);
                 }
             }
             Action::Raw { by, kind, meta, sequence, step, body } => {
@@ -255,32 +256,32 @@ impl World {
                     let at = usize::from(at) % body.len();
                     body[at] ^= mask;
                 }
-                self.say(by, Envelope::default(), Declare { digest }.into(), body);
+                self.send_message(by, Envelope::default(), Declare { digest }.into(), body);
             }
-            Action::Initialize { by } => self.ask(by, 0, Initialize { epoch: RestoreEpoch(1) }),
-            Action::AwaitReady { by, deadline } => self.ask(by, deadline, AwaitReady {}),
-            Action::FetchCatalogue { by } => self.ask(by, 0, FetchCatalogue {}),
+            Action::Initialize { by } => self.send_request(by, 0, Initialize { epoch: RestoreEpoch(1) }),
+            Action::AwaitReady { by, deadline } => self.send_request(by, deadline, AwaitReady {}),
+            Action::FetchCatalogue { by } => self.send_request(by, 0, FetchCatalogue {}),
             Action::Token { by, deadline, newest } => {
                 let known = self.client(by).and_then(|client| client.grants.last());
                 let known = known.map_or(0, |grant| grant.token.0);
-                self.ask(by, deadline, TokenRequest { newest: TokenId(number(newest, known)) });
+                self.send_request(by, deadline, TokenRequest { newest: TokenId(number(newest, known)) });
             }
             Action::Return { by, token } => {
                 let (token, generation, _) = self.token(by, token);
-                self.ask(by, 0, ReturnToken { token, generation });
+                self.send_request(by, 0, ReturnToken { token, generation });
             }
-            Action::Reserve { by, deadline } => self.ask(by, deadline, Reserve {}),
+            Action::Reserve { by, deadline } => self.send_request(by, deadline, Reserve {}),
             Action::Push { by, sequence, operation, token, push_slot, plan } => {
                 self.push(by, sequence, operation, token, push_slot, &plan);
             }
             Action::Body { by, bytes } => self.body(by, usize::from(bytes)),
             Action::Withdraw { by, sequence } => {
                 let sequence = self.sequence(by, sequence);
-                self.say(by, envelope(sequence, 0, 0), Withdraw {}.into(), Vec::new());
+                self.send_message(by, envelope(sequence, 0, 0), Withdraw {}.into(), Vec::new());
             }
             Action::Query { by, sequence } => {
                 let sequence = self.sequence(by, sequence);
-                self.say(by, envelope(sequence, 0, 0), OutcomeQuery {}.into(), Vec::new());
+                self.send_message(by, envelope(sequence, 0, 0), OutcomeQuery {}.into(), Vec::new());
             }
             Action::Pull { by, partitions, at_least, deadline } => {
                 let selection = match partitions {
@@ -292,45 +293,45 @@ impl World {
                     }
                 };
                 let envelope = envelope(0, u64::from(at_least), deadline);
-                self.say(by, envelope, Pull { selection }.into(), Vec::new());
+                self.send_message(by, envelope, Pull { selection }.into(), Vec::new());
             }
-            Action::Finish { by } => self.ask(by, 0, Finish {}),
-            Action::Leave { by } => self.ask(by, 0, Leave {}),
-            Action::Advance { ticks } => self.door.advance(u32::from(ticks % 64)),
-            Action::Pause { ms } => self.door.pause(Duration::from_millis(ms.into())),
+            Action::Finish { by } => self.send_request(by, 0, Finish {}),
+            Action::Leave { by } => self.send_request(by, 0, Leave {}),
+            Action::Advance { ticks } => self.endpoint.advance(u32::from(ticks % 64)),
+            Action::Pause { ms } => self.endpoint.pause(Duration::from_millis(ms.into())),
             Action::Train { by, plan } => self.train(by, &plan),
             Action::Settle => {
-                let events = self.door.settle();
-                self.hear(events);
+                let events = self.endpoint.settle();
+                self.on_events(events);
             }
             Action::Work => {
-                self.door.work();
+                self.endpoint.work();
             }
             Action::Send => self.send(),
         }
         if self.eager {
-            self.door.work();
+            self.endpoint.work();
         }
-        self.listen();
-        let metrics = self.door.metrics();
-        assert_eq!(metrics.global_step, metrics.gradients_applied, "one owner, one shard");
+        self.poll_events();
+        let metrics = self.endpoint.metrics();
+        assert_eq!(metrics.global_step, metrics.gradients_applied, "the only shard counts the global step");
     }
 
-    /// Ends the world: whatever was whole is applied, and the books must balance.
+    /// Disconnects all clients, finishes all work and compares the outcomes with the global step.
     pub(crate) fn finish(mut self) {
         for line in std::mem::take(&mut self.lines) {
-            self.door.disconnect(line.connection);
+            self.endpoint.disconnect(line.connection);
         }
-        let events = self.door.settle();
-        self.hear(events);
+        let events = self.endpoint.settle();
+        self.on_events(events);
         let asked: Vec<Key> = self.pushes.keys().copied().collect();
         for (task, (epoch, incarnation)) in self.current.clone() {
             self.connect(task, Role::Worker {}, incarnation, epoch, 0, false);
             let by = (self.lines.len() - 1) as u8;
-            assert_eq!(self.lines[usize::from(by)].epoch, Some(epoch), "nobody came after it");
+            assert_eq!(self.lines[usize::from(by)].epoch, Some(epoch), "no newer process has joined");
             for &(_, _, sequence) in asked.iter().filter(|key| (key.0, key.1) == (task, epoch)) {
-                self.say(by, envelope(sequence, 0, 0), OutcomeQuery {}.into(), Vec::new());
-                self.listen();
+                self.send_message(by, envelope(sequence, 0, 0), OutcomeQuery {}.into(), Vec::new());
+                self.poll_events();
             }
         }
         let (mut applied, mut unknown) = (0, 0);
@@ -338,14 +339,18 @@ impl World {
             let sure = push.operations.len() == 1;
             match push.outcome {
                 Some(Outcome::Applied { .. }) if sure => applied += 1,
-                // Sent as more than one operation, or by a self that nobody can ask for any more.
+                // Sent as more than one operation, or by a fenced process, whose outcomes can no
+                // longer be queried.
                 Some(Outcome::Applied { .. }) => unknown += 1,
                 None if push.whole => unknown += 1,
                 _ => {}
             }
         }
-        let step = self.door.metrics().global_step;
-        assert!((applied..=applied + unknown).contains(&step), "{applied} + {unknown}, not {step}");
+        let step = self.endpoint.metrics().global_step;
+        assert!(
+            (applied..=applied + unknown).contains(&step),
+            "step {step} after {applied} applied and {unknown} unknown pushes"
+        );
     }
 
     fn connect(
@@ -361,7 +366,7 @@ impl World {
             version_oldest: version::OLDEST,
             version_newest: version::NEWEST,
             role,
-            // A peer is a task of the servers.
+            // A peer is a ps task.
             job: Text::clipped(if role == (Role::Peer {}) { "ps" } else { "worker" }),
             task,
             shard: ShardId::default(),
@@ -378,10 +383,10 @@ impl World {
         let Some((header, _)) = framed(&Envelope::default(), &message, 0) else {
             return;
         };
-        let connection = self.door.connect(&hello, &header, remote);
+        let connection = self.endpoint.connect(&hello, &header, remote);
         let (is_member, rest) = (role.is_member(), Vec::new());
-        self.lines.push(Line { connection, task, incarnation, epoch: None, is_member, rest });
-        self.listen();
+        self.lines.push(ClientLine { connection, task, incarnation, epoch: None, is_member, rest });
+        self.poll_events();
     }
 
     fn raw(&mut self, by: u8, kind: u8, meta: &[u8], numbers: (u8, u8), body: usize) {
@@ -391,11 +396,11 @@ impl World {
         };
         let body = body.min(Message::body_limit(kind).unwrap_or(0) as usize);
         let (sequence, step) = (u64::from(numbers.0), u64::from(numbers.1));
-        self.untidy |= matches!(
+        self.has_raw_pushes |= matches!(
             message,
             Message::PushPart(_) | Message::PushEncoded(_) | Message::PushShared(_)
         );
-        self.say(by, envelope(sequence, step, 0), message, vec![0x40; body]);
+        self.send_message(by, envelope(sequence, step, 0), message, vec![0x40; body]);
     }
 
     fn push(&mut self, by: u8, sequence: Choice, operation: u8, token: u8, push_slot: u8, plan: &Plan) {
@@ -419,7 +424,7 @@ impl World {
             _ => true,
         };
         let image = image(&self.layout, plan.value);
-        // A few parts each, or a body of one word after the other would take all the time.
+        // At most about 64 parts: bodies of one word each would take too long.
         let shortest = (self.layout.bytes() / 64).next_multiple_of(8);
         let part_bytes = (8 * (u64::from(plan.part) + 1)).clamp(shortest.max(8), 1 << 16);
         let mut ranges = Vec::new();
@@ -451,7 +456,7 @@ impl World {
                 offset: range.start,
                 whole: last.then_some(total + plan.excess()),
                 next: last && plan.next,
-                // As honest as the step is.
+                // True only if `step` is.
                 read: (step % 2 == 1).then_some(step),
             };
             let body = image[range.start as usize..range.end as usize].to_vec();
@@ -461,22 +466,22 @@ impl World {
                 }
                 _ => (part.into(), body),
             };
-            let held = if last || stops { plan.held().min(body.len()) } else { 0 };
-            let held = body.split_off(body.len() - held);
-            let length = body.len() + held.len();
+            let withheld = if last || stops { plan.withheld().min(body.len()) } else { 0 };
+            let withheld = body.split_off(body.len() - withheld);
+            let length = body.len() + withheld.len();
             self.announce(by, envelope(sequence, step, 0), message, length);
-            self.door.body(connection, &body);
+            self.endpoint.body(connection, &body);
             if let Some(line) = self.line(by) {
-                line.rest = held;
+                line.rest = withheld;
             }
-            self.listen();
-            if stops || !self.door.may_send(connection) {
+            self.poll_events();
+            if stops || !self.endpoint.may_send(connection) {
                 break;
             }
         }
     }
 
-    /// A step as an honest client makes it, but for the plan.
+    /// Makes a step as an honest client does, with the faults of the plan.
     fn train(&mut self, by: u8, plan: &Plan) {
         let newest = Number::Known;
         self.act(Action::Token { by, deadline: 0, newest });
@@ -489,24 +494,24 @@ impl World {
         let connection = line.connection;
         let count = bytes.min(line.rest.len());
         let now: Vec<u8> = line.rest.drain(..count).collect();
-        self.door.body(connection, &now);
+        self.endpoint.body(connection, &now);
     }
 
-    fn ask(&mut self, by: u8, deadline: u8, message: impl Into<Message>) {
-        self.say(by, envelope(0, 0, deadline), message.into(), Vec::new());
+    fn send_request(&mut self, by: u8, deadline: u8, message: impl Into<Message>) {
+        self.send_message(by, envelope(0, 0, deadline), message.into(), Vec::new());
     }
 
     /// Sends a message with its whole body.
-    fn say(&mut self, by: u8, envelope: Envelope, message: Message, body: Vec<u8>) {
+    fn send_message(&mut self, by: u8, envelope: Envelope, message: Message, body: Vec<u8>) {
         let Some(line) = self.line(by) else { return };
         let connection = line.connection;
-        if self.door.may_send(connection) {
+        if self.endpoint.may_send(connection) {
             self.announce(by, envelope, message, body.len());
-            self.door.body(connection, &body);
+            self.endpoint.body(connection, &body);
         }
     }
 
-    /// Sends a message; its body is due.
+    /// Sends a message and records the push that it belongs to. Its body is due next.
     fn announce(&mut self, by: u8, mut envelope: Envelope, message: Message, body: usize) {
         self.request += 1;
         envelope.request = RequestId(self.request);
@@ -529,24 +534,24 @@ impl World {
             });
             push.whole |= part.whole.is_some();
         }
-        self.door.message(connection, &header, message);
+        self.endpoint.message(connection, &header, message);
     }
 
     fn send(&mut self) {
-        for (_, values) in self.door.send() {
+        for (_, values) in self.endpoint.send() {
             self.check_values(&values);
         }
     }
 
-    /// All elements of a partition are equal, or a pull was torn.
+    /// Checks that all elements of a partition are equal; otherwise a pull was torn.
     fn check_values(&self, values: &Values) {
-        if self.untidy {
+        if self.has_raw_pushes {
             return;
         }
         let (mut whole, mut ranges) = (vec![0; self.layout.bytes() as usize], Vec::new());
         for (offset, bytes) in values {
             let range = *offset as usize..*offset as usize + bytes.len();
-            // A layout that was replaced since is of no interest.
+            // The layout was replaced since this pull.
             let Some(place) = whole.get_mut(range.clone()) else {
                 return;
             };
@@ -555,7 +560,7 @@ impl World {
         }
         for partition in self.layout.partitions() {
             let range = partition.offset as usize..(partition.offset + partition.bytes) as usize;
-            // No part is longer than these layouts, so a partition is sent in one.
+            // These layouts are shorter than a part, so a partition is sent in one part.
             if ranges.iter().any(|sent| sent.start <= range.start && range.end <= sent.end) {
                 let torn = differing(partition.dtype, &whole[range]);
                 assert_eq!(torn, None, "all elements of partition {} are equal", partition.id);
@@ -563,17 +568,17 @@ impl World {
         }
     }
 
-    fn listen(&mut self) {
-        let events = self.door.poll();
-        self.hear(events);
+    fn poll_events(&mut self) {
+        let events = self.endpoint.poll();
+        self.on_events(events);
     }
 
-    fn hear(&mut self, events: Vec<Event>) {
+    fn on_events(&mut self, events: Vec<Event>) {
         for event in events {
             let Event::Sent { connection, envelope, message, body } = event else {
                 continue;
             };
-            // Whatever a server says can be said.
+            // Every message of a server is valid.
             assert!(framed(&envelope, &message, body.len()).is_some(), "{message:?}");
             let Some(line) = self.lines.iter_mut().find(|line| line.connection == connection)
             else {
@@ -587,7 +592,7 @@ impl World {
                 line.epoch = Some(epoch);
                 let (task, incarnation) = (line.task, line.incarnation);
                 self.clients.entry((task, epoch)).or_default();
-                self.see(&welcome.catalogue);
+                self.update_layout(&welcome.catalogue);
                 self.current.insert(task, (epoch, incarnation));
                 continue;
             }
@@ -610,13 +615,13 @@ impl World {
                 Message::OutcomeIs(OutcomeIs { state: PushState::Settled { outcome } }) => {
                     self.settled(key, outcome);
                 }
-                Message::Declared(declared) => self.see(&declared.state),
+                Message::Declared(declared) => self.update_layout(&declared.state),
                 _ => {}
             }
         }
     }
 
-    /// A push has one outcome, and a version belongs to one push.
+    /// Checks that a push has one outcome and that a version belongs to one push.
     fn settled(&mut self, key: Key, outcome: Outcome) {
         let push = self.pushes.entry(key).or_default();
         let before = *push.outcome.get_or_insert(outcome);
@@ -627,7 +632,7 @@ impl World {
         }
     }
 
-    fn see(&mut self, state: &CatalogueState) {
+    fn update_layout(&mut self, state: &CatalogueState) {
         let digest = match state {
             CatalogueState::Absent {} => None,
             CatalogueState::Declared { digest } | CatalogueState::Ready { digest } => Some(digest),
@@ -636,7 +641,7 @@ impl World {
         self.layout = known.map(|known| known.layout.clone()).unwrap_or_default();
     }
 
-    fn line(&mut self, by: u8) -> Option<&mut Line> {
+    fn line(&mut self, by: u8) -> Option<&mut ClientLine> {
         let count = self.lines.len().max(1);
         self.lines.get_mut(usize::from(by) % count)
     }
@@ -665,7 +670,7 @@ impl World {
         }
     }
 
-    /// A token that the client has been given, the newest first, or one that it has not.
+    /// Chooses one of the client's tokens, the newest first, or a token that it does not have.
     fn token(&mut self, by: u8, back: u8) -> (TokenId, u32, u64) {
         let grants = self.client(by).map(|client| client.grants.as_slice()).unwrap_or_default();
         match grants.iter().rev().nth(usize::from(back % 64) / 16) {
@@ -692,7 +697,7 @@ fn envelope(sequence: u64, step: u64, deadline: u8) -> Envelope {
     }
 }
 
-/// A message as it arrives: encoded and decoded.
+/// Encodes a message and decodes it again, as it arrives; `None` if it is invalid.
 fn framed(envelope: &Envelope, message: &Message, body: usize) -> Option<(Header, Message)> {
     let mut bytes = Vec::new();
     encode(&mut bytes, envelope, message, BodyStamp::plain(body as u64));

@@ -1,8 +1,8 @@
-//! Choices that an input makes, and the numbers that peers know.
+//! The choices that an input encodes, and the numbers that peers have learned.
 
 use pushpull_common::protocol::{Grant, Message};
 
-/// Numbers at which something begins or ends.
+/// Boundary values of integers, fields and limits, and their neighbours.
 const EDGES: [u64; 22] = [
     0,
     1,
@@ -28,17 +28,17 @@ const EDGES: [u64; 22] = [
     u64::MAX,
 ];
 
-/// Numbers of one kind that are remembered: the newest.
+/// How many numbers of one kind are remembered; older ones are dropped.
 const KNOWN_MAX: usize = 8;
 
-/// Bytes, read as choices; 0 for ever behind the last.
+/// Bytes that are read as choices. After the last byte every read returns 0.
 pub(super) struct Choices<'a> {
     bytes: &'a [u8],
 }
 
-/// The numbers that a shard has said.
+/// The numbers that the shard has sent.
 #[derive(Debug, Default)]
-pub(super) struct Numbers {
+pub(super) struct KnownNumbers {
     pub(super) tokens: Vec<u64>,
     pub(super) push_slots: Vec<u64>,
     pub(super) epochs: Vec<u64>,
@@ -59,24 +59,25 @@ impl<'a> Choices<'a> {
         first
     }
 
-    /// A number below this one, which is at most 256.
+    /// Returns a number below `limit`, which is at most 256.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         usize::from(self.byte()) % limit.max(1)
     }
 
-    /// Whether something happens that does so once in so many times; never once nothing is left.
+    /// Returns true once in `times`; always false when the input is used up.
     pub(super) fn one_in(&mut self, times: usize) -> bool {
         !self.is_empty() && self.below(times) == times - 1
     }
 
-    /// One of these, or 1 if there are none.
+    /// Chooses one of `numbers`; 1 if there are none.
     pub(super) fn of(&mut self, numbers: &[u64]) -> u64 {
         let count = numbers.len();
         if count == 0 { 1 } else { numbers[self.below(count)] }
     }
 
-    /// Any number: one that means something to a shard, or is near one, or none.
-    pub(super) fn number(&mut self, known: &Numbers) -> u64 {
+    /// Chooses any number: a random one, or a known number, a byte or a boundary, at times off by
+    /// one.
+    pub(super) fn number(&mut self, known: &KnownNumbers) -> u64 {
         let number = match self.below(8) {
             0 => return u64::from_le_bytes(std::array::from_fn(|_| self.byte())),
             1 => self.of(&known.tokens),
@@ -93,8 +94,8 @@ impl<'a> Choices<'a> {
     }
 }
 
-impl Numbers {
-    /// Remembers what a shard has said.
+impl KnownNumbers {
+    /// Remembers the numbers of a message from the shard.
     pub(super) fn learn(&mut self, message: &Message) {
         match message {
             Message::Welcome(welcome) => learn(&mut self.epochs, welcome.client_epoch.0),

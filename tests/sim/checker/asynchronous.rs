@@ -1,7 +1,7 @@
-//! Asynchronous mode: every push counts once on each shard, and none that was acknowledged is lost.
+//! The checker of asynchronous mode: each shard applies a push once and loses no acknowledged push.
 //!
-//! Pushes are numbered, and each adds one digit of its own, in base 4, to every variable that it has:
-//! values tell which pushes they are the sum of. A digit of 2 or 3 is a push that counts twice.
+//! Pushes are numbered. Each adds 1 to a base-4 digit of its own in every variable that it has, so
+//! a value shows of which pushes it is the sum. A digit of 2 or 3 means that a push counts twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,24 +12,24 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_common::tensor::DType;
 
-use super::{Line, Pulled, Pushed};
+use super::{Elements, Pulled, Pushed};
 use crate::setting::{RATE, Setting};
 
-/// Which pushes each shard is known to have.
+/// The pushes that each shard is known to have applied.
 pub(crate) type Known = BTreeMap<ShardId, BTreeSet<usize>>;
 
-/// A push.
+/// What the checker knows of a push.
 #[derive(Debug)]
 struct Push {
     read: u64,
     variables: Vec<bool>,
-    /// The step that it made, if its worker was told.
+    /// The step that the push made, once its worker has received the outcome.
     step: Option<u64>,
-    /// It was refused, withdrawn, or too old: no shard counts it.
+    /// Whether the push was refused, withdrawn or stale: then no shard may apply it.
     dropped: bool,
 }
 
-/// Watches a run.
+/// The checker of a run in asynchronous mode.
 #[derive(Debug)]
 pub(crate) struct Asynchronous {
     catalogue: Arc<Catalogue>,
@@ -38,9 +38,9 @@ pub(crate) struct Asynchronous {
     pushes: Vec<Push>,
     numbers: BTreeMap<u64, usize>,
     known: Known,
-    /// The push that has made a step.
-    made: BTreeMap<u64, usize>,
-    /// The newest step that anybody was told.
+    /// By step: the number of the push that made it.
+    push_of_step: BTreeMap<u64, usize>,
+    /// The newest step that any answer has named.
     step: u64,
     pub(super) pulls: u64,
 }
@@ -55,21 +55,21 @@ impl Asynchronous {
             reject_older: setting.reject_older,
             pushes: Vec::new(),
             numbers: BTreeMap::new(),
-            made: BTreeMap::new(),
+            push_of_step: BTreeMap::new(),
             step: 0,
             pulls: 0,
         }
     }
 
-    pub(super) fn line(&self, dtype: DType, length: usize) -> Line {
+    pub(super) fn line(&self, dtype: DType, length: usize) -> Elements {
         let (element, digit) = place(self.pushes.len(), dtype);
-        assert!(element < length, "a variable of {length} elements has room for more pushes");
-        Line::of(dtype, length, |other| if other == element { 1 << (2 * digit) } else { 0 })
+        assert!(element < length, "{length} elements hold no digit for another push");
+        Elements::of(dtype, length, |other| if other == element { 1 << (2 * digit) } else { 0 })
     }
 
     pub(super) fn pushes(&mut self, push: Pushed) {
         let before = self.numbers.insert(push.token, self.pushes.len());
-        assert!(before.is_none(), "token {} is given out twice", push.token);
+        assert!(before.is_none(), "token {} is granted twice", push.token);
         let variables = push.gradient.iter().map(Option::is_some).collect();
         let (read, step) = (push.read.0, None);
         self.pushes.push(Push { read, variables, step, dropped: false });
@@ -94,7 +94,7 @@ impl Asynchronous {
         let passed = step.checked_sub(push.read + 1);
         assert_eq!(Some(staleness), passed, "token {token}, read at {}", push.read);
         push.step = Some(step);
-        let other = self.made.insert(step, number);
+        let other = self.push_of_step.insert(step, number);
         assert!(other.is_none_or(|other| other == number), "step {step} is made twice");
         self.step = self.step.max(step);
         for (shard, known) in &mut self.known {
@@ -106,7 +106,7 @@ impl Asynchronous {
 
     pub(super) fn refused(&mut self, token: u64, shard: ShardId) {
         let push = &mut self.pushes[self.numbers[&token]];
-        assert!(push.step.is_none(), "token {token} has made a step, and is refused by {shard}");
+        assert!(push.step.is_none(), "{shard} refuses token {token}, which has made a step");
         push.dropped = true;
     }
 
@@ -118,7 +118,7 @@ impl Asynchronous {
         if shard == self.owner {
             assert!(
                 steps >= self.step,
-                "{shard} opens at step {steps}, and {} was told",
+                "{shard} opens at step {steps}, but step {} was reported",
                 self.step
             );
             self.step = steps;
@@ -146,7 +146,7 @@ impl Asynchronous {
                         "push {number} in variable {id}, {shard}"
                     );
                 }
-                assert!(!push.dropped, "push {number} was dropped, and counts on {shard}");
+                assert!(!push.dropped, "{shard} has applied push {number}, which was dropped");
             }
             let lost: Vec<&usize> = pulled.known[&shard].difference(&has).collect();
             assert!(lost.is_empty(), "{shard} has lost the pushes {lost:?}");
@@ -156,12 +156,12 @@ impl Asynchronous {
                 let steps = has.len() as u64..=most as u64;
                 assert!(steps.contains(&pulled.step.0), "step {} of {steps:?}", pulled.step);
             }
-            self.known.get_mut(&shard).expect("it has variables").extend(has);
+            self.known.get_mut(&shard).expect("the shard has variables").extend(has);
         }
         self.step = self.step.max(pulled.step.0);
     }
 
-    /// The pushes that the values of a variable are made of.
+    /// Decodes the numbers of the pushes of which a variable's values are the sum.
     fn sum_of(&self, variable: VariableId, bytes: &[u8]) -> BTreeSet<usize> {
         let dtype = self.catalogue.variable(variable).dtype();
         let mut pushes = BTreeSet::new();
@@ -177,7 +177,7 @@ impl Asynchronous {
                 let number = element * digits(dtype) + digit;
                 assert!(count < 2, "push {number} counts {count} times in {variable}");
                 if count == 1 {
-                    assert!(number < self.pushes.len(), "{variable} has a push that nobody made");
+                    assert!(number < self.pushes.len(), "{variable} has push {number}, which was never made");
                     pushes.insert(number);
                 }
             }
@@ -186,9 +186,9 @@ impl Asynchronous {
     }
 
     pub(super) fn finish(&self, last_step: u64) {
-        assert_eq!(self.step, last_step, "the last step is reached, and none after it");
-        if let Some((&step, number)) = self.made.range(last_step + 1..).next() {
-            panic!("push {number} has made step {step} of {last_step}");
+        assert_eq!(self.step, last_step, "the run ends at its last step");
+        if let Some((&step, number)) = self.push_of_step.range(last_step + 1..).next() {
+            panic!("push {number} has made step {step} after the last step {last_step}");
         }
     }
 
@@ -197,7 +197,7 @@ impl Asynchronous {
     }
 }
 
-/// How many pushes an element tells apart.
+/// Returns how many pushes one element can encode: two bits each, exact in the type's mantissa.
 fn digits(dtype: DType) -> usize {
     match dtype {
         DType::F64 => 26,
@@ -205,7 +205,7 @@ fn digits(dtype: DType) -> usize {
     }
 }
 
-/// The element and the digit of a push.
+/// Returns the element and the digit of a push.
 fn place(number: usize, dtype: DType) -> (usize, usize) {
     (number / digits(dtype), number % digits(dtype))
 }
@@ -215,7 +215,7 @@ fn variables_on(catalogue: &Catalogue, shard: ShardId) -> Vec<usize> {
     layout.partitions().iter().map(|partition| partition.variable.0 as usize).collect()
 }
 
-/// Whether a push has variables of this shard.
+/// Whether a push has variables on this shard.
 fn has_part(catalogue: &Catalogue, shard: ShardId, push: &Push) -> bool {
     variables_on(catalogue, shard).into_iter().any(|id| push.variables[id])
 }

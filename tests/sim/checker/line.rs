@@ -1,67 +1,67 @@
-//! The elements of variables, as the checkers reckon with them.
+//! The elements of variables, as the checkers compute with them.
 
 use pushpull_common::tensor::DType;
 
 use crate::setting::RATE;
 
-/// All values, or a gradient: by variable; none where a gradient leaves a variable out.
-pub(crate) type Numbers = Vec<Option<Line>>;
+/// All values or one gradient, by variable; `None` where a gradient leaves a variable out.
+pub(crate) type Tensors = Vec<Option<Elements>>;
 
 /// The elements of one variable.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Line {
+pub(crate) enum Elements {
     Single(Vec<f32>),
     Double(Vec<f64>),
 }
 
-impl Line {
-    pub(crate) fn zeros(dtype: DType, length: usize) -> Line {
+impl Elements {
+    pub(crate) fn zeros(dtype: DType, length: usize) -> Elements {
         match dtype {
-            DType::F64 => Line::Double(vec![0.0; length]),
-            _ => Line::Single(vec![0.0; length]),
+            DType::F64 => Elements::Double(vec![0.0; length]),
+            _ => Elements::Single(vec![0.0; length]),
         }
     }
 
-    /// The elements, each an integer that this function gives, which the type can hold.
-    pub(crate) fn of(dtype: DType, length: usize, element: impl Fn(usize) -> i64) -> Line {
+    /// Returns `length` elements, each the integer `element(index)`. The type must hold it exactly.
+    pub(crate) fn of(dtype: DType, length: usize, element: impl Fn(usize) -> i64) -> Elements {
         match dtype {
-            DType::F64 => Line::Double((0..length).map(|e| element(e) as f64).collect()),
-            _ => Line::Single((0..length).map(|e| element(e) as f32).collect()),
+            DType::F64 => Elements::Double((0..length).map(|e| element(e) as f64).collect()),
+            _ => Elements::Single((0..length).map(|e| element(e) as f32).collect()),
         }
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         match self {
-            Line::Single(line) => line.iter().flat_map(|e| e.to_le_bytes()).collect(),
-            Line::Double(line) => line.iter().flat_map(|e| e.to_le_bytes()).collect(),
+            Elements::Single(line) => line.iter().flat_map(|e| e.to_le_bytes()).collect(),
+            Elements::Double(line) => line.iter().flat_map(|e| e.to_le_bytes()).collect(),
         }
     }
 
-    /// The sum of the squares of its elements.
+    /// Returns the sum of the squares of the elements.
     pub(crate) fn squares(&self) -> f64 {
         match self {
-            Line::Single(line) => line.iter().map(|&e| f64::from(e) * f64::from(e)).sum(),
-            Line::Double(line) => line.iter().map(|e| e * e).sum(),
+            Elements::Single(line) => line.iter().map(|&e| f64::from(e) * f64::from(e)).sum(),
+            Elements::Double(line) => line.iter().map(|e| e * e).sum(),
         }
     }
 
-    /// Multiplies all elements with a factor.
+    /// Multiplies all elements by a factor.
     pub(crate) fn scale(&mut self, factor: f64) {
         match self {
-            Line::Single(line) => {
+            Elements::Single(line) => {
                 line.iter_mut().for_each(|e| *e = (f64::from(*e) * factor) as f32);
             }
-            Line::Double(line) => line.iter_mut().for_each(|e| *e *= factor),
+            Elements::Double(line) => line.iter_mut().for_each(|e| *e *= factor),
         }
     }
 
-    /// Takes one step along the mean of these gradients, added up in their order.
-    pub(crate) fn descend(&mut self, gradients: &[&Line]) {
+    /// Takes one step of gradient descent along the mean of the gradients, summed in their order.
+    pub(crate) fn descend(&mut self, gradients: &[&Elements]) {
         match self {
-            Line::Single(values) => {
+            Elements::Single(values) => {
                 for (at, value) in values.iter_mut().enumerate() {
                     let sum = gradients.iter().fold(None, |sum: Option<f32>, line| {
-                        let Line::Single(line) = line else { unreachable!("of one type") };
+                        let Elements::Single(line) = line else { unreachable!("of one type") };
                         Some(sum.map_or(line[at], |sum| sum + line[at]))
                     });
                     if let Some(sum) = sum {
@@ -69,10 +69,10 @@ impl Line {
                     }
                 }
             }
-            Line::Double(values) => {
+            Elements::Double(values) => {
                 for (at, value) in values.iter_mut().enumerate() {
                     let sum = gradients.iter().fold(None, |sum: Option<f64>, line| {
-                        let Line::Double(line) = line else { unreachable!("of one type") };
+                        let Elements::Double(line) = line else { unreachable!("of one type") };
                         Some(sum.map_or(line[at], |sum| sum + line[at]))
                     });
                     if let Some(sum) = sum {

@@ -1,4 +1,4 @@
-//! Synchronous mode: the steps are the same everywhere, and made of what was accepted.
+//! The checker of synchronous mode: all shards apply the same steps, made of the accepted pushes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -7,35 +7,36 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_ps::OnLoss;
 
-use super::{Line, Numbers, Pulled, Pushed};
+use super::{Elements, Tensors, Pulled, Pushed};
 use crate::setting::Setting;
 
-/// A step as the first shard has applied it.
+/// A step as the first shard applied it.
 #[derive(Debug)]
 struct Step {
     tokens: Vec<u64>,
-    /// All values after it, by a replay of the steps in order.
-    values: Vec<Line>,
+    /// All values after the step, from a replay of the steps in order.
+    values: Vec<Elements>,
 }
 
-/// Watches a run.
+/// The checker of a run in synchronous mode.
 #[derive(Debug)]
 pub(crate) struct Synchronous {
-    begin: Vec<Line>,
+    begin: Vec<Elements>,
     steps: Vec<Step>,
-    /// Steps that each shard has applied.
+    /// How many steps each shard has applied.
     applied: BTreeMap<ShardId, u64>,
-    /// The step that a token's push is a part of.
+    /// By token: the step that its push is part of.
     step_of: BTreeMap<u64, u64>,
     /// By token: the worker task and its gradient, clipped.
-    pushed: BTreeMap<u64, (u32, Numbers)>,
-    /// Whether gradients are taken in the order of the worker tasks, one of each.
+    pushed: BTreeMap<u64, (u32, Tensors)>,
+    /// The number of workers in deterministic mode. A step takes one gradient of each, in task
+    /// order.
     ordered: Option<u32>,
     accepted: BTreeMap<u64, u64>,
     dropped: BTreeSet<u64>,
     on_loss: OnLoss,
     clip: Option<f64>,
-    pub(super) told: u64,
+    pub(super) early_errors: u64,
     pub(super) pulls: u64,
 }
 
@@ -43,7 +44,7 @@ impl Synchronous {
     pub(super) fn new(setting: &Setting) -> Synchronous {
         let zeros = setting.catalogue.variables().iter().map(|variable| {
             let size = variable.dtype().size() as u64;
-            Line::zeros(variable.dtype(), (variable.bytes() / size) as usize)
+            Elements::zeros(variable.dtype(), (variable.bytes() / size) as usize)
         });
         Synchronous {
             begin: zeros.collect(),
@@ -56,25 +57,25 @@ impl Synchronous {
             dropped: BTreeSet::new(),
             on_loss: setting.on_loss,
             clip: setting.clip,
-            told: 0,
+            early_errors: 0,
             pulls: 0,
         }
     }
 
-    /// Steps that some shard has applied.
+    /// Returns how many steps at least one shard has applied.
     pub(super) fn steps(&self) -> u64 {
         self.steps.len() as u64
     }
 
     pub(super) fn pushes(&mut self, push: Pushed) {
         let Pushed { token, task, mut gradient, .. } = push;
-        // Of whole numbers, so that the sum is exact in any order.
-        let norm = gradient.iter().flatten().map(Line::squares).sum::<f64>().sqrt();
+        // The elements are integers, so the sum is exact in any order.
+        let norm = gradient.iter().flatten().map(Elements::squares).sum::<f64>().sqrt();
         if let Some(bound) = self.clip.filter(|&bound| norm > bound) {
             gradient.iter_mut().flatten().for_each(|line| line.scale(bound / norm));
         }
         let before = self.pushed.insert(token, (task, gradient));
-        assert!(before.is_none(), "token {token} is given out twice");
+        assert!(before.is_none(), "token {token} is granted twice");
     }
 
     pub(super) fn settled(&mut self, token: u64, outcome: Outcome) {
@@ -90,22 +91,22 @@ impl Synchronous {
         }
     }
 
-    /// No shard may count it.
+    /// Records a push that no shard may apply.
     pub(super) fn refused(&mut self, token: u64) {
         self.dropped.insert(token);
     }
 
-    pub(super) fn told(&mut self, awaited: &str) {
-        self.told += 1;
+    pub(super) fn early_error(&mut self, awaited: &str) {
+        self.early_errors += 1;
         let policy = self.on_loss;
-        assert!(!matches!(policy, OnLoss::Shrink { .. }), "told by {policy:?}: {awaited}");
+        assert!(!matches!(policy, OnLoss::Shrink { .. }), "{policy:?} names stragglers early: {awaited}");
         let words = ["lost", "left", "not seen"];
-        assert!(words.iter().any(|word| awaited.contains(word)), "nobody is named: {awaited}");
+        assert!(words.iter().any(|word| awaited.contains(word)), "no replica is named: {awaited}");
     }
 
     pub(super) fn opened(&mut self, shard: ShardId, steps: u64) {
         let before = *self.applied.entry(shard).or_default();
-        assert_eq!(steps, before, "{shard} goes on where it was killed");
+        assert_eq!(steps, before, "{shard} resumes at the step at which it was killed");
     }
 
     pub(super) fn applied(&mut self, shard: ShardId, step: u64, tokens: Vec<u64>) {
@@ -113,19 +114,19 @@ impl Synchronous {
         assert_eq!(*before, step, "{shard} applies its steps in order");
         *before = step + 1;
         if let Some(first) = self.steps.get(step as usize) {
-            assert_eq!(first.tokens, tokens, "step {step} is made of the same on {shard}");
+            assert_eq!(first.tokens, tokens, "step {step} has the same tokens on {shard}");
             return;
         }
-        assert_eq!(self.steps.len() as u64, step, "no step is left out");
-        assert!(!tokens.is_empty(), "step {step} is made of nothing");
+        assert_eq!(self.steps.len() as u64, step, "no step is skipped");
+        assert!(!tokens.is_empty(), "step {step} has no gradient");
         for &token in &tokens {
             let before = self.step_of.insert(token, step);
-            assert_eq!(before, None, "token {token} counts in step {step} again");
+            assert_eq!(before, None, "token {token} counts again in step {step}");
             assert!(self.pushed.contains_key(&token), "token {token} was never pushed");
         }
         if let Some(workers) = self.ordered {
             let tasks = tokens.iter().map(|token| self.pushed[token].0);
-            assert!(tasks.eq(0..workers), "step {step} is made of {tokens:?}, in another order");
+            assert!(tasks.eq(0..workers), "step {step} is not in task order: {tokens:?}");
         }
         let mut values = self.values(step).expect("the step before").clone();
         for (variable, line) in values.iter_mut().enumerate() {
@@ -136,8 +137,8 @@ impl Synchronous {
         self.steps.push(Step { tokens, values });
     }
 
-    /// All values after so many steps.
-    fn values(&self, steps: u64) -> Option<&Vec<Line>> {
+    /// Returns all values after `steps` steps; `None` if no shard has made that many.
+    fn values(&self, steps: u64) -> Option<&Vec<Elements>> {
         match steps.checked_sub(1) {
             None => Some(&self.begin),
             Some(last) => self.steps.get(last as usize).map(|step| &step.values),
@@ -148,7 +149,7 @@ impl Synchronous {
         self.pulls += 1;
         let Pulled { step, bytes, range, .. } = pulled;
         let values = self.values(step.0);
-        let values = values.unwrap_or_else(|| panic!("values of step {step}, which nobody made"));
+        let values = values.unwrap_or_else(|| panic!("values of step {step}, which no shard has made"));
         for (id, line) in values.iter().enumerate() {
             let found = &bytes[range(VariableId(id as u32))];
             assert_eq!(found, line.to_bytes(), "variable {id} pulled at step {step}: {line:?}");
@@ -156,7 +157,7 @@ impl Synchronous {
     }
 
     pub(super) fn finish(&self, last_step: u64) {
-        assert_eq!(self.steps(), last_step, "the last step is reached, and none after it");
+        assert_eq!(self.steps(), last_step, "the run ends at its last step");
         for (shard, &steps) in &self.applied {
             assert_eq!(steps, last_step, "{shard} has applied all steps");
         }

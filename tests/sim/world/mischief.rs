@@ -1,4 +1,4 @@
-//! Faults, as they happen.
+//! Fault injection.
 
 use super::{Event, Process, World};
 use crate::chance::Chance;
@@ -7,7 +7,7 @@ use crate::network::Connection;
 use crate::setting::LEASE;
 
 impl World {
-    /// One of the living processes that this is true of.
+    /// Draws one of the running processes that match.
     fn pick_alive(&self, chance: &mut Chance, is: impl Fn(&Process) -> bool) -> Option<usize> {
         let alive = self.processes.iter().enumerate().filter(|(_, process)| {
             process.is_alive && process.paused_until.is_none() && is(process)
@@ -15,7 +15,7 @@ impl World {
         chance.pick_named(alive.map(|(number, process)| (process.name(), number)))
     }
 
-    /// One of the connections.
+    /// Draws one of the accepted connections.
     fn pick_connection(&self, chance: &mut Chance) -> Option<u64> {
         let up = self.connections.iter().filter(|(_, connection)| connection.is_up);
         let named = |connection: &Connection| {
@@ -24,16 +24,16 @@ impl World {
         chance.pick_named(up.map(|(&number, connection)| (named(connection), number)))
     }
 
-    /// A fault is due: it happens, if it can.
+    /// Injects a planned fault, if it is possible now.
     pub(super) fn fault(&mut self, number: usize) {
         let fault = self.plan[number].fault;
         let mut chance = Chance::of(self.setting.seed, &format!("fault {number}"));
-        if self.has_happened(fault, &mut chance) {
+        if self.inject(fault, &mut chance) {
             self.faults.insert(fault);
         }
     }
 
-    fn has_happened(&mut self, fault: Fault, chance: &mut Chance) -> bool {
+    fn inject(&mut self, fault: Fault, chance: &mut Chance) -> bool {
         match fault {
             Fault::Cut => {
                 let picked = self.pick_connection(chance);
@@ -82,8 +82,8 @@ impl World {
             Fault::Cancel => {
                 let now = self.now;
                 let Some(number) = self.pick_alive(chance, |_| true) else { return false };
-                let Process { door, trainer, .. } = &mut self.processes[number];
-                let cancelled = trainer.cancel(now, door, &mut self.checker);
+                let Process { endpoint, trainer, .. } = &mut self.processes[number];
+                let cancelled = trainer.cancel(now, endpoint, &mut self.checker);
                 self.settle_process(number);
                 cancelled
             }

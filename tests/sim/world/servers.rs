@@ -1,46 +1,46 @@
-//! The processes of ps tasks.
+//! The simulated ps tasks.
 
 use std::time::Duration;
 
 use pushpull_common::ids::ShardId;
-use pushpull_ps::simulation::{self as ps, Files, TICK, Worked};
+use pushpull_ps::simulation::{self as ps, Files, TICK, WorkState};
 
 use super::{Event, Host, World};
-use crate::network::{Client, Connection, Item, Way};
+use crate::network::{Client, Connection, Item, Direction};
 use crate::setting::LEASE;
 
 impl World {
-    fn shard(&mut self, shard: ShardId) -> Option<&mut ps::Door> {
+    fn shard(&mut self, shard: ShardId) -> Option<&mut ps::ShardEndpoint> {
         match self.tasks.get_mut(shard.task as usize)?.shards.get_mut(shard.shard as usize)? {
-            Host::Up(door) => Some(door),
+            Host::Up(endpoint) => Some(endpoint),
             Host::Down(_) => None,
         }
     }
 
-    /// Has a shard take something in, and does what it wants done.
+    /// Passes an input to a shard and carries out its outputs; `None` if the shard is down.
     pub(super) fn with_shard<R>(
         &mut self,
         shard: ShardId,
-        act: impl FnOnce(&mut ps::Door) -> R,
+        act: impl FnOnce(&mut ps::ShardEndpoint) -> R,
     ) -> Option<R> {
         let task = shard.task as usize;
         let at_once = self.tasks[task].chance.percent(60);
         let now = self.now;
-        let door = self.shard(shard)?;
-        let result = act(door);
-        // The runtime does a first slice before it sends anything; a busy one may come to it later.
-        let work = if at_once && door.has_work() { door.work(now) } else { Worked::More };
+        let endpoint = self.shard(shard)?;
+        let result = act(endpoint);
+        // The runtime does a first slice of work before it sends; a busy one may do it later.
+        let work = if at_once && endpoint.has_work() { endpoint.work(now) } else { WorkState::More };
         let mut events = Vec::new();
-        while let Some(event) = door.poll() {
+        while let Some(event) = endpoint.poll() {
             events.push(event);
         }
-        let has_work = door.has_work();
+        let has_work = endpoint.has_work();
         for event in events {
             self.carry_out(shard, event);
         }
         if has_work && self.working.insert(shard) {
             let pause = match work {
-                Worked::Blocked => self.tasks[task].chance.millis(2, 10),
+                WorkState::Blocked => self.tasks[task].chance.millis(2, 10),
                 _ => self.tasks[task].chance.micros(1, 4000),
             };
             let life = self.tasks[task].life;
@@ -52,21 +52,21 @@ impl World {
     fn carry_out(&mut self, shard: ShardId, event: ps::Event) {
         match event {
             ps::Event::Send { connection, frame } => {
-                self.send(connection, Way::Back, Item::Bytes(frame.into()));
+                self.send(connection, Direction::ToClient, Item::Bytes(frame.into()));
             }
             ps::Event::Shared { connection, frame, descriptors } => {
                 if let Some(connection) = self.connections.get_mut(&connection) {
                     connection.passed.push(descriptors);
                 }
-                self.send(connection, Way::Back, Item::Bytes(frame.into()));
+                self.send(connection, Direction::ToClient, Item::Bytes(frame.into()));
             }
             ps::Event::Values { connection, values } => {
-                self.send(connection, Way::Back, Item::Values(values));
+                self.send(connection, Direction::ToClient, Item::Values(values));
             }
-            ps::Event::Close { connection } => self.send(connection, Way::Back, Item::End),
+            ps::Event::Close { connection } => self.send(connection, Direction::ToClient, Item::End),
             ps::Event::ToOwner { frame } => {
                 if let Some(&(connection, _)) = self.to_owner.get(&shard) {
-                    self.send(connection, Way::There, Item::Bytes(frame.into()));
+                    self.send(connection, Direction::ToServer, Item::Bytes(frame.into()));
                 }
             }
             ps::Event::Applied { step, tokens } => {
@@ -76,11 +76,12 @@ impl World {
         }
     }
 
-    /// How many workers the step owner has given up, each with a push that other shards have applied.
+    /// Returns how many workers the step owner has retired, each with a push that other shards have
+    /// applied.
     pub(super) fn retired(&self) -> u64 {
         let hosts = self.tasks.iter().flat_map(|task| &task.shards);
         let now = hosts.map(|host| match host {
-            Host::Up(door) => door.metrics().clients_retired,
+            Host::Up(endpoint) => endpoint.metrics().clients_retired,
             Host::Down(_) => 0,
         });
         self.retired + now.sum::<u64>()
@@ -88,9 +89,9 @@ impl World {
 
     pub(super) fn work(&mut self, shard: ShardId) {
         let now = self.now;
-        self.with_shard(shard, |door| {
-            if door.has_work() {
-                door.work(now);
+        self.with_shard(shard, |endpoint| {
+            if endpoint.has_work() {
+                endpoint.work(now);
             }
         });
     }
@@ -101,7 +102,7 @@ impl World {
         }
         let now = self.now;
         for shard in 0..self.setting.shards {
-            self.with_shard(ShardId { task, shard }, |door| door.tick(now));
+            self.with_shard(ShardId { task, shard }, |endpoint| endpoint.tick(now));
         }
         self.after(TICK, Event::Tick(task, life));
     }
@@ -118,9 +119,9 @@ impl World {
             let id = ShardId { task, shard: index };
             let host = &mut self.tasks[task as usize].shards[index as usize];
             let Host::Down(files) = std::mem::replace(host, Host::Down(Files::default())) else {
-                unreachable!("it was down")
+                unreachable!("the task was down")
             };
-            let door = ps::Door::open(
+            let endpoint = ps::ShardEndpoint::open(
                 self.setting.config(task),
                 index,
                 files,
@@ -129,8 +130,8 @@ impl World {
                 self.setting.part_bytes,
                 self.setting.shares,
             );
-            let (steps, owns) = (door.steps(), door.owns_step());
-            *host = Host::Up(Box::new(door));
+            let (steps, owns) = (endpoint.steps(), endpoint.owns_step());
+            *host = Host::Up(Box::new(endpoint));
             if self.setting.catalogue.shards().any(|other| other == id) || owns {
                 self.checker.opened(id, steps);
             }
@@ -143,7 +144,7 @@ impl World {
         self.after(TICK, Event::Tick(task, life));
     }
 
-    /// Kills a task, and starts it again after a while; false if it is down.
+    /// Kills a task and schedules its restart; false if it is down already.
     pub(super) fn kill_task(&mut self, task: u32, delay: Duration) -> bool {
         if !self.tasks[task as usize].is_up {
             return false;
@@ -154,11 +155,11 @@ impl World {
             let id = ShardId { task, shard: index };
             self.working.remove(&id);
             let host = &mut self.tasks[task as usize].shards[index as usize];
-            if let Host::Up(door) = std::mem::replace(host, Host::Down(Files::default())) {
-                self.retired += door.metrics().clients_retired;
-                *host = Host::Down(door.kill());
+            if let Host::Up(endpoint) = std::mem::replace(host, Host::Down(Files::default())) {
+                self.retired += endpoint.metrics().clients_retired;
+                *host = Host::Down(endpoint.kill());
             }
-            // Its own connection to the step owner's shard, and those of others to it.
+            // The shard's connection to the step owner, and the connections to this shard.
             let is_of = |connection: &Connection| {
                 connection.server == id || connection.client == Client::Shard(id)
             };
@@ -172,7 +173,7 @@ impl World {
         true
     }
 
-    /// A shard connects to the step owner's.
+    /// Opens a shard's connection to the step owner.
     pub(super) fn link(&mut self, shard: ShardId, life: u64) {
         if self.tasks[shard.task as usize].life != life || self.to_owner.contains_key(&shard) {
             return;
@@ -182,7 +183,7 @@ impl World {
         self.to_owner.insert(shard, (connection, self.now));
     }
 
-    pub(super) fn beat(&mut self, shard: ShardId, life: u64) {
+    pub(super) fn send_heartbeat(&mut self, shard: ShardId, life: u64) {
         let Some(&(connection, heard)) = self.to_owner.get(&shard) else { return };
         if self.tasks[shard.task as usize].life != life {
             return;
@@ -190,7 +191,7 @@ impl World {
         if self.now.saturating_duration_since(heard) >= LEASE {
             return self.cut(connection);
         }
-        self.with_shard(shard, |door| door.beat());
+        self.with_shard(shard, |endpoint| endpoint.send_heartbeat());
         self.after(LEASE / 5, Event::Beat(shard, life));
     }
 }

@@ -1,4 +1,4 @@
-//! The processes of workers.
+//! The simulated worker processes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use pushpull_worker::simulation as worker;
 
 use super::{Event, Process, World};
 use crate::chance::Chance;
-use crate::network::{Client, Item, Way};
-use crate::trainer::{Does, Phase, Trainer};
+use crate::network::{Client, Item, Direction};
+use crate::trainer::{NextAction, Phase, Trainer};
 
 impl Process {
-    /// What it is called, whatever else happens.
+    /// Names the process. The name does not depend on other processes.
     pub(super) fn name(&self) -> String {
         format!("process {} of worker {}", self.life, self.trainer.task)
     }
@@ -30,7 +30,7 @@ impl World {
         let catalogue = Arc::clone(&self.setting.catalogue);
         let cluster = &self.setting.cluster;
         #[allow(unused_mut, reason = "for a planted bug")]
-        let mut door = worker::Door::new(
+        let mut endpoint = worker::Door::new(
             cluster,
             task,
             task == 0,
@@ -40,14 +40,14 @@ impl World {
         );
         #[cfg(feature = "planted")]
         if self.setting.planted.bug() == Some(pushpull_ps::Bug::SlotEarly) {
-            door.spoil_push_slots();
+            endpoint.spoil_push_slots();
         }
         #[cfg(feature = "planted")]
         if self.setting.planted.bug() == Some(pushpull_ps::Bug::OwnerNotAsked) {
-            door.never_ask_owner();
+            endpoint.never_ask_owner();
         }
         self.processes.push(Process {
-            door,
+            endpoint,
             trainer,
             links: BTreeMap::new(),
             armed: None,
@@ -57,21 +57,21 @@ impl World {
             chance,
         });
         let process = &mut self.processes[number];
-        process.trainer.begin(self.now, &mut process.door);
+        process.trainer.begin(self.now, &mut process.endpoint);
         self.settle_process(number);
     }
 
     pub(super) fn with_process(&mut self, process: usize, act: impl FnOnce(&mut worker::Door)) {
         if self.processes[process].is_alive {
-            act(&mut self.processes[process].door);
+            act(&mut self.processes[process].endpoint);
             self.settle_process(process);
         }
     }
 
-    /// Does what a session wants done, until it wants nothing more.
+    /// Carries out a session's outputs until there are none, then schedules its timer.
     pub(super) fn settle_process(&mut self, number: usize) {
         let now = self.now;
-        while let Some(event) = self.processes[number].door.poll() {
+        while let Some(event) = self.processes[number].endpoint.poll() {
             match event {
                 worker::Event::Connect { link, shard } => {
                     let client = Client::Worker { process: number, link };
@@ -85,13 +85,13 @@ impl World {
                 }
                 worker::Event::Send { link, frame } => {
                     if let Some(&connection) = self.processes[number].links.get(&link) {
-                        self.send(connection, Way::There, Item::Bytes(frame.into()));
+                        self.send(connection, Direction::ToServer, Item::Bytes(frame.into()));
                     }
                 }
                 worker::Event::Reads => {
                     let chance = &mut self.processes[number].chance;
                     let pause = match chance.between(0, 99) {
-                        // Stopped by the system, and sometimes for longer than it may be.
+                        // Descheduled, sometimes for longer than the stall timeout.
                         0 | 1 => chance.millis(100, 1500),
                         2..=9 => chance.millis(5, 100),
                         _ => chance.micros(1, 2000),
@@ -100,18 +100,18 @@ impl World {
                 }
                 worker::Event::Reply { op, reply } => {
                     self.trace.note(|| format!("  process {number} is answered {}", short(&reply)));
-                    let Process { door, trainer, chance, .. } = &mut self.processes[number];
+                    let Process { endpoint, trainer, chance, .. } = &mut self.processes[number];
                     let checker = &mut self.checker;
-                    let does = trainer.hear(now, door, op, reply, checker, chance);
-                    match does {
+                    let action = trainer.on_reply(now, endpoint, op, reply, checker, chance);
+                    match action {
                         None => {}
-                        Some(Does::Gradient(time)) => {
+                        Some(NextAction::Gradient(time)) => {
                             self.after(time, Event::Computed(number));
                         }
-                        Some(Does::Aside(time)) => {
-                            self.after(time, Event::ComputedAside(number));
+                        Some(NextAction::SlowGradient(time)) => {
+                            self.after(time, Event::ComputedSlow(number));
                         }
-                        Some(Does::Pause(time, op)) => self.after(time, Event::Again(number, op)),
+                        Some(NextAction::Pause(time, op)) => self.after(time, Event::Again(number, op)),
                     }
                     if self.processes[number].trainer.is_over() {
                         self.end_process(number);
@@ -124,7 +124,7 @@ impl World {
             return self.end_process(number);
         }
         let process = &mut self.processes[number];
-        let wake = process.door.wake_at(now).max(now + Duration::from_micros(1));
+        let wake = process.endpoint.wake_at(now).max(now + Duration::from_micros(1));
         if process.armed.is_none_or(|(armed, _)| wake < armed) {
             if let Some(later) = process.armed {
                 self.queue.remove(&later);
@@ -134,14 +134,14 @@ impl World {
         }
     }
 
-    pub(super) fn computed(&mut self, number: usize, aside: bool) {
+    pub(super) fn computed(&mut self, number: usize, slow: bool) {
         let process = &mut self.processes[number];
         if process.is_alive {
-            let Process { door, trainer, chance, .. } = process;
+            let Process { endpoint, trainer, chance, .. } = process;
             let (now, setting, checker) = (self.now, &self.setting, &mut self.checker);
-            match aside {
-                true => trainer.push_aside(now, door, setting, checker, chance),
-                false => trainer.push(now, door, setting, checker, chance),
+            match slow {
+                true => trainer.push_slow(now, endpoint, setting, checker, chance),
+                false => trainer.push(now, endpoint, setting, checker, chance),
             }
             self.settle_process(number);
         }
@@ -150,12 +150,12 @@ impl World {
     pub(super) fn again(&mut self, number: usize, op: u64) {
         let process = &mut self.processes[number];
         if process.is_alive {
-            process.trainer.again(self.now, &mut process.door, op, &mut self.checker);
+            process.trainer.again(self.now, &mut process.endpoint, op, &mut self.checker);
             self.settle_process(number);
         }
     }
 
-    /// A process ends by itself, or is killed.
+    /// Ends a process, which has finished or is killed.
     pub(super) fn end_process(&mut self, number: usize) {
         let process = &mut self.processes[number];
         process.is_alive = false;
@@ -170,12 +170,12 @@ impl World {
             let delay = chance.millis(300, 3000);
             self.after(delay, Event::Start(task));
         }
-        // Of two that have never been welcome, the last to say hello is the newer one.
+        // Of two processes that were never welcomed, the last to send a hello counts as the newer.
         let of_task = self.processes.iter().filter(|other| other.trainer.task == task);
         let is_alone = of_task.count() == 1;
         assert!(
             !(fenced && is_alone) || self.retired() > 0,
-            "process {number} of worker {task} is fenced by nobody"
+            "process {number} of worker {task} is fenced without a newer process"
         );
         let lives = |other: &Process| other.trainer.task == task && other.is_alive;
         let is_given_up = fenced && self.retired() > 0;
