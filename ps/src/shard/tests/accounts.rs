@@ -1,4 +1,4 @@
-//! The end of a random life: what must have become of each push.
+//! The end of a random run: every push is settled and checked against the ledger.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::peers::f32s;
 use super::world::Line;
 
 impl Model {
-    /// Everybody ends what it is about, and the ledger is read.
-    pub(super) fn settle_accounts(&mut self) {
+    /// Lets every client settle its push, then checks the ledger.
+    pub(super) fn settle_and_check(&mut self) {
         for round in 0.. {
-            assert!(round < 400, "everything ends: {:?}", self.actors);
+            assert!(round < 400, "clients have not settled after 400 rounds: {:?}", self.actors);
             for index in 0..self.actors.len() {
                 let actor = &mut self.actors[index];
                 if actor.pending.is_some() || actor.line.is_none() {
@@ -45,7 +45,7 @@ impl Model {
             let at_most = u8::from(entry < self.next_entry && !self.refused.contains(&entry));
             assert!(count == 0.0 || count == f32::from(at_most), "push {entry} counts {count}");
             let lost = count == 0.0 && self.acknowledged.contains(&entry);
-            assert!(!lost, "push {entry} was acknowledged");
+            assert!(!lost, "push {entry} was acknowledged and is lost");
         }
         assert!(applied as usize <= self.acknowledged.len() + self.unknown.len());
         let metrics = self.world.metrics();

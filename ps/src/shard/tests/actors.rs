@@ -1,4 +1,4 @@
-//! The clients of the model, and what their pushes are made of.
+//! The clients of the random model, and their pushes.
 
 use pushpull_common::ids::{RequestId, TokenId};
 use pushpull_common::protocol::Grant;
@@ -7,17 +7,18 @@ use super::peers::{Peer, Push, bytes_of, f32s, worker};
 use super::random::Random;
 use super::world::Line;
 
-/// Elements of the ledger: more than there are pushes in a life.
+/// Elements of the ledger; must exceed the number of pushes in one run.
 pub(super) const LEDGER: usize = 256;
 pub(super) const DENSE: usize = 3;
 
-/// A push of one client, until it is known what has become of it.
+/// A push whose outcome its client does not know yet.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) push: Push,
     pub(super) entry: usize,
-    /// The partitions in the order they are sent, cut into parts; and how many are sent.
+    /// The parts in the order they are sent.
     pub(super) parts: Vec<(u64, Vec<u8>)>,
+    /// How many of them have been sent.
     pub(super) sent: usize,
     pub(super) request: Option<RequestId>,
 }
@@ -33,8 +34,8 @@ pub(super) struct Actor {
     pub(super) reserving: Option<RequestId>,
     pub(super) push_slot: u32,
     pub(super) pending: Option<Pending>,
-    /// The pushes that are settled, each to be sent again out of the blue. All are in the window:
-    /// a life has fewer than that.
+    /// Settled pushes, which the model resends at random. All of them are in the push window: one
+    /// run has fewer pushes than it holds.
     pub(super) settled: Vec<Push>,
 }
 
@@ -67,8 +68,8 @@ pub(super) fn dense_bytes() -> usize {
     (4 * DENSE).next_multiple_of(8)
 }
 
-/// The gradient of a push: its partitions in any order, each in parts of any size.
-pub(super) fn cut_up(entry: usize, random: &mut Random) -> Vec<(u64, Vec<u8>)> {
+/// Returns the gradient of a push: partitions in random order, cut into parts of random size.
+pub(super) fn random_parts(entry: usize, random: &mut Random) -> Vec<(u64, Vec<u8>)> {
     let dense = bytes_of(&[-1_f32; DENSE]);
     let mut ledger = vec![0_f32; LEDGER];
     ledger[entry] = -1.0;
@@ -90,11 +91,11 @@ pub(super) fn cut_up(entry: usize, random: &mut Random) -> Vec<(u64, Vec<u8>)> {
     parts
 }
 
-/// Checks that the values are those of whole pushes; how many.
+/// Checks that the values are the sum of whole pushes, and returns how many.
 pub(super) fn check_whole(values: &[u8]) -> f32 {
     let values = f32s(values);
     let (dense, ledger) = values.split_at(dense_bytes() / 4);
     assert!(dense[..DENSE].iter().all(|&value| value == dense[0]), "torn: {dense:?}");
-    assert_eq!(ledger.iter().sum::<f32>(), dense[0], "the ledger agrees");
+    assert_eq!(ledger.iter().sum::<f32>(), dense[0], "`ledger` and `dense` count the same pushes");
     dense[0]
 }

@@ -1,4 +1,5 @@
-//! Arenas as files, in the states that a process can leave them in; and what a shard makes of them.
+//! Images of an arena's files as a killed process can leave them, and the state that a shard
+//! recovers from them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,10 +22,10 @@ use crate::optimizer::Adam;
 use crate::shard::durable::Life;
 use crate::shard::{Shard, Variables};
 
-/// Files by their names.
+/// Files by name.
 pub(super) type Files = BTreeMap<String, Arc<Vec<u8>>>;
 
-/// The word of rows that were kept for a change that was not committed.
+/// State word of an undo file that holds the old rows of an uncommitted change.
 const PREPARED: u64 = 0xa5a5_5a5a_f00f_0ff0;
 
 /// `w` spans blocks; `ledger` and `n` are plain.
@@ -37,10 +38,10 @@ fn variables() -> Vec<VariableSpec> {
     ]
 }
 
-/// The bytes of `w` and `d`, which a gradient is for, and where the plain ones start.
+/// Bytes of the trained variables `w` and `d`; the plain variables start at this offset.
 const TRAINED: usize = 440;
 
-/// A world whose shards have such variables, not yet declared.
+/// A world with these variables, not yet declared.
 pub(super) fn world(life: Life, shards: u16, integrity: bool) -> World {
     World::bare_as(life, variables(), Adam::new(0.5), |config| {
         let config = config.shards(shards).inbox_pushes(3).integrity_full(integrity);
@@ -48,8 +49,9 @@ pub(super) fn world(life: Life, shards: u16, integrity: bool) -> World {
     })
 }
 
-/// Two clients have pushed, and one push lies whole in the inbox.
-pub(super) fn lived(world: &mut World) -> Line {
+/// Lets two clients push three times each, and leaves one more push whole in the inbox. Returns the
+/// connection of the first client.
+pub(super) fn train(world: &mut World) -> Line {
     world.begin();
     let lines = [1, 2].map(|task| world.join(0, &mut worker(task)));
     let gradient: Vec<f32> = (0..TRAINED / 4).map(|i| i as f32 / 64.0).collect();
@@ -68,12 +70,12 @@ pub(super) fn lived(world: &mut World) -> Line {
     lines[0]
 }
 
-/// Files as a shard has left them.
-pub(super) fn shared(files: BTreeMap<String, Vec<u8>>) -> Files {
+/// Converts files that a shard has left, so that images can share their bytes.
+pub(super) fn files_of(files: BTreeMap<String, Vec<u8>>) -> Files {
     files.into_iter().map(|(name, bytes)| (name, bytes.into())).collect()
 }
 
-/// A few bytes are added to a plain variable, where they lie.
+/// Adds to a few bytes of a plain variable in place.
 fn touch(world: &mut World, line: Line, sequence: u64) {
     let push_slot = world.push_slot(line);
     let push = Push::plain(sequence, Operation::AssignAdd {}, push_slot);
@@ -82,74 +84,74 @@ fn touch(world: &mut World, line: Line, sequence: u64) {
     assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
 }
 
-/// The states that a process which is killed can leave.
-pub(super) struct Images {
+/// One state of the files that a killed process can leave.
+pub(super) struct Image {
     pub(super) name: &'static str,
     pub(super) files: Files,
 }
 
-pub(super) fn images(integrity: bool) -> Vec<Images> {
+pub(super) fn images(integrity: bool) -> Vec<Image> {
     let mut world = world(LIFE, 1, integrity);
-    let line = lived(&mut world);
-    let idle = shared(world.files(0));
-    // The push in the inbox is applied first, whole; then a few bytes, in place.
+    let line = train(&mut world);
+    let idle = files_of(world.files(0));
+    // Applies the push in the inbox, then changes a few bytes in place.
     world.work();
-    let applied = shared(world.files(0));
+    let applied = files_of(world.files(0));
     touch(&mut world, line, 5);
-    let touched = shared(world.files(0));
+    let touched = files_of(world.files(0));
     let part = |file: &str, from: &Files| (file.to_owned(), from[file].clone());
-    // The commit of the push is made, and no word of it is stored where it belongs.
+    // The push is committed in the intent, but none of its words is stored in place yet.
     let mut committed = applied.clone();
     committed.extend([part("control", &idle), part("tables-1", &idle)]);
     commit(file_mut(&mut committed, "intent"));
-    // The bytes are changed, and the commit is not made.
+    // The bytes are changed in place, but not committed.
     let mut prepared = applied.clone();
     prepared.extend([part("values-1", &touched), part("slots-1", &touched)]);
     prepared.extend([part("undo-1", &touched)]);
     set_word(file_mut(&mut prepared, "undo-1"), 0, PREPARED);
 
     let decode = |files: &Files| Decoded::of(&world, files.clone(), LIFE).unwrap();
-    assert_eq!(decode(&committed), decode(&applied), "it is done again");
+    assert_eq!(decode(&committed), decode(&applied), "recovery completes the commit");
     assert_ne!(decode(&idle), decode(&applied));
-    assert_ne!(applied["values-1"], touched["values-1"], "a change in place");
-    assert_eq!(decode(&prepared).values, decode(&applied).values, "it is put back");
+    assert_ne!(applied["values-1"], touched["values-1"], "the values are changed in place");
+    assert_eq!(decode(&prepared).values, decode(&applied).values, "recovery undoes the change");
     vec![
-        Images { name: "idle", files: idle },
-        Images { name: "committed", files: committed },
-        Images { name: "prepared", files: prepared },
+        Image { name: "idle", files: idle },
+        Image { name: "committed", files: committed },
+        Image { name: "prepared", files: prepared },
     ]
 }
 
-/// A file, to be changed.
+/// Returns the bytes of a file for a change.
 pub(super) fn file_mut<'a>(files: &'a mut Files, name: &str) -> &'a mut Vec<u8> {
     Arc::make_mut(files.get_mut(name).unwrap())
 }
 
-/// Makes an intent that is done one that is not.
+/// Marks a finished intent as committed, so that recovery completes it again.
 fn commit(intent: &mut [u8]) {
     intent[PAGE_BYTES + 4..PAGE_BYTES + 8].copy_from_slice(&COMMITTED.to_le_bytes());
 }
 
-/// Changes a word behind the first page.
+/// Sets a word after the first page.
 fn set_word(file: &mut [u8], word: usize, value: u64) {
     let at = PAGE_BYTES + 8 * word;
     file[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// All that a shard has taken up of its files.
+/// Everything that a shard has recovered from its files.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decoded {
     control: Vec<u64>,
     tables: Vec<u64>,
     values: Vec<u8>,
     slots: Vec<u8>,
-    /// The bodies of the pushes that lie whole.
+    /// The bodies of whole pushes.
     bodies: Vec<u8>,
     jobs: usize,
 }
 
 impl Decoded {
-    /// What a shard of this world takes up when it opens these files.
+    /// Opens these files as the first shard of this world and returns what it recovered.
     pub(super) fn of(world: &World, files: Files, life: Life) -> Result<Decoded, StorageError> {
         Decoded::of_shard(world, 0, files, life)
     }

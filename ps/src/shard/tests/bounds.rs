@@ -1,4 +1,5 @@
-//! Bounded staleness in asynchronous mode: nobody runs far ahead, and nothing too old is applied.
+//! Bounded staleness in asynchronous mode: no replica runs far ahead, and no gradient that is too
+//! old is applied.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::config::PsConfig;
 use crate::optimizer::Sgd;
 use crate::shard::TICK;
 
-/// Workers of one variable of two elements, at a rate of 1.
+/// Workers that train one variable of two elements, at a learning rate of 1.
 struct Workers {
     world: World,
     peers: Vec<Peer>,
@@ -31,51 +32,51 @@ impl Workers {
         Workers { world, sequences: vec![0; peers.len()], peers, lines }
     }
 
-    fn ask(&mut self, who: usize, newest: u64) -> RequestId {
+    fn ask(&mut self, index: usize, newest: u64) -> RequestId {
         let newest = TokenId(newest);
-        self.world.say(self.lines[who], message::TokenRequest { newest }.into())
+        self.world.say(self.lines[index], message::TokenRequest { newest }.into())
     }
 
-    fn answer(&mut self, who: usize, request: RequestId) -> Option<Grant> {
-        match self.world.answer(self.lines[who], request)? {
+    fn answer(&mut self, index: usize, request: RequestId) -> Option<Grant> {
+        match self.world.answer(self.lines[index], request)? {
             Message::Granted(granted) => Some(granted.grant),
             other => panic!("no token but {other:?}"),
         }
     }
 
-    fn token(&mut self, who: usize) -> Option<Grant> {
-        let request = self.ask(who, u64::MAX);
-        self.answer(who, request)
+    fn token(&mut self, index: usize) -> Option<Grant> {
+        let request = self.ask(index, u64::MAX);
+        self.answer(index, request)
     }
 
-    fn begin(&mut self, who: usize, grant: Grant, next: bool) -> Push {
-        self.sequences[who] += 1;
-        let push_slot = self.world.push_slot(self.lines[who]);
-        Push { next, ..Push::gradient(self.sequences[who], grant, push_slot) }
+    fn begin(&mut self, index: usize, grant: Grant, next: bool) -> Push {
+        self.sequences[index] += 1;
+        let push_slot = self.world.push_slot(self.lines[index]);
+        Push { next, ..Push::gradient(self.sequences[index], grant, push_slot) }
     }
 
-    fn push_for(&mut self, who: usize, grant: Grant, next: bool) -> message::PushAnswer {
-        let push = self.begin(who, grant, next);
+    fn push_for(&mut self, index: usize, grant: Grant, next: bool) -> message::PushAnswer {
+        let push = self.begin(index, grant, next);
         let body = bytes_of(&[1.0, 1.0]);
-        match self.world.push_answer(self.lines[who], &push, &[(0, &body)]) {
+        match self.world.push_answer(self.lines[index], &push, &[(0, &body)]) {
             Message::PushAnswer(answer) => answer,
             other => panic!("not answered but {other:?}"),
         }
     }
 
-    fn push(&mut self, who: usize, grant: Grant) -> Outcome {
-        self.push_for(who, grant, false).outcome
+    fn push(&mut self, index: usize, grant: Grant) -> Outcome {
+        self.push_for(index, grant, false).outcome
     }
 
-    /// Makes a gradient from beginning to end.
-    fn make(&mut self, who: usize) -> bool {
-        let grant = self.token(who);
-        grant.is_some_and(|grant| matches!(self.push(who, grant), Outcome::Applied { .. }))
+    /// Requests a token and pushes a gradient. Returns whether it was applied.
+    fn train(&mut self, index: usize) -> bool {
+        let grant = self.token(index);
+        grant.is_some_and(|grant| matches!(self.push(index, grant), Outcome::Applied { .. }))
     }
 
-    fn has_ended(&mut self, who: usize) -> bool {
-        let request = self.ask(who, u64::MAX);
-        matches!(self.world.answer(self.lines[who], request), Some(Message::Ended(_)))
+    fn has_ended(&mut self, index: usize) -> bool {
+        let request = self.ask(index, u64::MAX);
+        matches!(self.world.answer(self.lines[index], request), Some(Message::Ended(_)))
     }
 
     fn value(&mut self) -> f64 {
@@ -85,33 +86,33 @@ impl Workers {
     }
 
     fn pass(&mut self, time: Duration, alive: &[usize]) {
-        let alive: Vec<Line> = alive.iter().map(|&who| self.lines[who]).collect();
+        let alive: Vec<Line> = alive.iter().map(|&index| self.lines[index]).collect();
         self.world.pass(time, &alive);
     }
 }
 
 #[test]
-fn whoever_is_ahead_waits_for_the_slowest() {
+fn a_replica_that_is_ahead_waits_for_the_slowest() {
     let mut workers = Workers::new(3, |config| config.wait_ahead(2));
     let slow = workers.token(2).unwrap();
-    assert!(workers.make(0) && workers.make(0) && workers.make(1));
+    assert!(workers.train(0) && workers.train(0) && workers.train(1));
     let ahead = workers.ask(0, u64::MAX);
-    assert_eq!(workers.answer(0, ahead), None, "it has made two more than the slowest");
-    assert!(workers.make(1));
+    assert_eq!(workers.answer(0, ahead), None, "it has pushed two more than the slowest");
+    assert!(workers.train(1));
     let behind_it = workers.ask(1, u64::MAX);
     assert_eq!(workers.answer(1, behind_it), None);
-    // Who waits is passed by who is slower, and one gradient of the slowest lets both go on.
+    // Slower replicas overtake those that wait, and one gradient of the slowest lets both continue.
     let answer = workers.push_for(2, slow, true);
-    assert!(answer.next.is_some(), "whom the others wait for is not kept waiting");
+    assert!(answer.next.is_some(), "the slowest replica does not wait");
     assert!(workers.answer(0, ahead).is_some() && workers.answer(1, behind_it).is_some());
-    assert_eq!(workers.token(0), None, "a gradient that is being made counts");
+    assert_eq!(workers.token(0), None, "a gradient that is being computed counts");
     assert_eq!(workers.world.metrics().gradients_applied, 5);
 }
 
 #[test]
-fn who_waits_for_the_slowest_is_told_who_that_is() {
+fn a_wait_for_the_slowest_replica_names_it() {
     let mut workers = Workers::new(2, |config| config.wait_ahead(1));
-    assert!(workers.token(1).is_some() && workers.make(0));
+    assert!(workers.token(1).is_some() && workers.train(0));
     let newest = TokenId(u64::MAX);
     let envelope = Envelope { deadline_ms: 300, ..Envelope::default() };
     let request = workers.world.send(
@@ -122,7 +123,7 @@ fn who_waits_for_the_slowest_is_told_who_that_is() {
     );
     workers.pass(Duration::from_millis(300) + TICK, &[0, 1]);
     let Some(Message::Refused(refused)) = workers.world.answer(workers.lines[0], request) else {
-        panic!("it waits for longer than it said")
+        panic!("the request waits beyond its deadline")
     };
     let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!() };
     let awaited = awaited.to_string();
@@ -132,22 +133,22 @@ fn who_waits_for_the_slowest_is_told_who_that_is() {
 }
 
 #[test]
-fn nobody_waits_for_who_is_gone_or_has_not_begun() {
+fn absent_and_idle_replicas_are_not_waited_for() {
     let lease = Duration::from_secs(5);
     for leaves in [true, false] {
         let mut workers = Workers::new(3, |config| config.wait_ahead(1).lease(lease));
         assert!(workers.token(1).is_some());
-        // The third has joined, and does something else.
-        assert!(workers.make(0));
+        // The third replica has joined, but requests no token.
+        assert!(workers.train(0));
         let ahead = workers.ask(0, u64::MAX);
         assert_eq!(workers.answer(0, ahead), None);
         match leaves {
             true => _ = workers.world.ask(workers.lines[1], message::Leave {}.into()),
             false => workers.pass(lease + 2 * TICK, &[0, 2]),
         }
-        let grant = workers.answer(0, ahead).expect("there is nobody to wait for");
+        let grant = workers.answer(0, ahead).expect("no replica is behind");
         assert!(matches!(workers.push(0, grant), Outcome::Applied { .. }));
-        // Who comes back begins where the others are.
+        // A replica that comes back begins where the others are.
         workers.peers[1] = workers.peers[1].restarted();
         workers.lines[1] = workers.world.join(0, &mut workers.peers[1]);
         workers.sequences[1] = 0;
@@ -162,15 +163,15 @@ fn nobody_waits_for_who_is_gone_or_has_not_begun() {
 }
 
 #[test]
-fn a_step_owner_that_is_killed_knows_how_far_everybody_is() {
+fn a_killed_step_owner_knows_the_progress_of_each_replica() {
     let mut workers = Workers::new(2, |config| config.wait_ahead(3));
     let slow = workers.token(1).unwrap();
-    assert!(workers.make(0) && workers.make(0));
+    assert!(workers.train(0) && workers.train(0));
     workers.world.restart(0).unwrap();
-    for who in [0, 1] {
-        workers.lines[who] = workers.world.join(0, &mut workers.peers[who]);
+    for index in [0, 1] {
+        workers.lines[index] = workers.world.join(0, &mut workers.peers[index]);
     }
-    assert!(workers.make(0));
+    assert!(workers.train(0));
     let ahead = workers.ask(0, u64::MAX);
     assert_eq!(workers.answer(0, ahead), None);
     assert!(matches!(workers.push(1, slow), Outcome::Applied { .. }));
@@ -180,16 +181,16 @@ fn a_step_owner_that_is_killed_knows_how_far_everybody_is() {
 }
 
 #[test]
-fn what_is_too_old_is_dropped_and_said_to_be_stale() {
+fn gradients_that_are_too_old_are_dropped_as_stale() {
     let mut workers = Workers::new(2, |config| config.reject_older(1));
     let [old, older] = [workers.token(1).unwrap(), workers.token(1).unwrap()];
-    assert!(workers.make(0));
+    assert!(workers.train(0));
     assert!(matches!(workers.push(1, old), Outcome::Applied { staleness: 1, .. }));
     let stale = Outcome::Stale { current: 2.into() };
     let answer = workers.push_for(1, older, true);
     assert_eq!((answer.outcome, answer.duplicate, answer.next), (stale, false, None));
     assert_eq!(workers.value(), -2.0);
-    // Said once more if asked once more, and the token is gone.
+    // A resend has the same outcome, and the token is gone.
     workers.sequences[1] -= 1;
     let again = workers.push_for(1, older, false);
     assert_eq!((again.outcome, again.duplicate), (stale, true));
@@ -201,57 +202,57 @@ fn what_is_too_old_is_dropped_and_said_to_be_stale() {
         (metrics.gradients_applied, metrics.gradients_stale, metrics.global_step),
         (2, 1, 2)
     );
-    // A pull under the token makes it young again.
+    // A pull under the token makes the gradient fresh again.
     let young = workers.token(1).unwrap();
-    assert!(workers.make(0) && workers.make(0));
+    assert!(workers.train(0) && workers.train(0));
     let read = Grant { step: 4.into(), ..young };
     assert!(matches!(workers.push(1, read), Outcome::Applied { staleness: 0, .. }));
 }
 
 #[test]
-fn what_grows_too_old_on_its_way_is_dropped_whole() {
+fn a_gradient_that_becomes_too_old_while_it_arrives_is_dropped_whole() {
     let mut workers = Workers::new(3, |config| config.reject_older(0));
     let old = workers.token(1).unwrap();
     let push = workers.begin(1, old, false);
     let (line, half) = (workers.lines[1], bytes_of(&[9.0]));
-    // Its first half is young enough, and is applied to blocks that nothing names.
+    // The first half is fresh enough, and is applied to shadow blocks.
     workers.world.send(line, push.envelope(), push.part(0, None), &half);
-    assert!(workers.make(0));
+    assert!(workers.train(0));
     let request = workers.world.send(line, push.envelope(), push.part(8, Some(16)), &half);
     let Some(Message::PushAnswer(answer)) = workers.world.answer(line, request) else {
-        panic!("it is not answered")
+        panic!("the push is not answered")
     };
     assert_eq!(answer.outcome, Outcome::Stale { current: 1.into() });
     assert_eq!(workers.value(), -1.0);
-    // Two lie whole at once: the first makes the second too old.
-    let grants = [1, 2].map(|who| workers.token(who).unwrap());
+    // Two pushes are whole at once, and the first makes the second too old.
+    let grants = [1, 2].map(|index| workers.token(index).unwrap());
     let body = bytes_of(&[1.0, 1.0]);
     let requests: Vec<RequestId> = [1, 2]
         .into_iter()
         .zip(grants)
-        .map(|(who, grant)| {
-            let push = workers.begin(who, grant, false);
-            workers.world.send(workers.lines[who], push.envelope(), push.part(0, Some(16)), &body)
+        .map(|(index, grant)| {
+            let push = workers.begin(index, grant, false);
+            workers.world.send(workers.lines[index], push.envelope(), push.part(0, Some(16)), &body)
         })
         .collect();
     workers.world.work();
-    let outcomes = [1, 2].map(|who| {
-        let answer = workers.world.answer(workers.lines[who], requests[who - 1]);
-        let Some(Message::PushAnswer(answer)) = answer else { panic!("it is not answered") };
+    let outcomes = [1, 2].map(|index| {
+        let answer = workers.world.answer(workers.lines[index], requests[index - 1]);
+        let Some(Message::PushAnswer(answer)) = answer else { panic!("the push is not answered") };
         answer.outcome
     });
     assert!(matches!(outcomes[0], Outcome::Applied { staleness: 0, .. }));
     assert_eq!(outcomes[1], Outcome::Stale { current: 2.into() });
     assert_eq!(workers.value(), -2.0);
-    assert!((0..3).all(|who| workers.make(who)), "rooms and tokens are free");
+    assert!((0..3).all(|index| workers.train(index)), "push slots and tokens are free");
 }
 
 #[test]
-fn what_lies_whole_keeps_its_token_whatever_else_is_sent_under_it() {
+fn a_whole_push_keeps_its_token_when_another_is_sent_under_it() {
     let mut workers = Workers::new(2, |config| config.reject_older(1).last_step(5));
     let token = workers.token(1).unwrap();
-    assert!(workers.make(0) && workers.make(0));
-    // Read just now, whole, and waiting for its turn.
+    assert!(workers.train(0) && workers.train(0));
+    // A whole push of the newest values, which is queued.
     let young = Grant { step: 2.into(), ..token };
     let push = workers.begin(1, young, false);
     let (line, body) = (workers.lines[1], bytes_of(&[1.0, 1.0]));
@@ -265,9 +266,9 @@ fn what_lies_whole_keeps_its_token_whatever_else_is_sent_under_it() {
     workers.world.restart(0).unwrap();
     workers.world.work();
     assert_eq!(workers.world.answer(line, first), None, "the process was killed");
-    for who in [0, 1] {
-        workers.lines[who] = workers.world.join(0, &mut workers.peers[who]);
+    for index in [0, 1] {
+        workers.lines[index] = workers.world.join(0, &mut workers.peers[index]);
     }
     assert_eq!(workers.value(), -3.0);
-    assert!(workers.make(0) && workers.make(1) && workers.has_ended(0));
+    assert!(workers.train(0) && workers.train(1) && workers.has_ended(0));
 }

@@ -1,4 +1,4 @@
-//! One chief at a time: a lease on the step owner, a fence on every shard.
+//! At most one chief: it holds a lease on the step owner, and every shard fences older chiefs.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ use crate::shard::{Input, TICK};
 
 const LEASE: Duration = Duration::from_secs(5);
 
-/// Two shards, with nothing declared; a chief with a line to each, and another task that would be.
+/// Two shards with nothing declared, a chief connected to both, and another task with the role of
+/// a chief.
 fn world(planted: PlantedBugs) -> (World, Peer, [Line; 2], Peer) {
     let configure = |config: PsConfig| PsConfig { planted, ..config.shards(2).lease(LEASE) };
     let mut world = World::bare(variables(), Sgd::new(1.0), configure);
@@ -31,7 +32,7 @@ fn is_fenced(refusal: &Refusal, by: &Peer) -> bool {
 }
 
 #[test]
-fn a_chief_that_was_replaced_does_nothing_more() {
+fn a_replaced_chief_is_fenced() {
     an_older_chief_is_fenced(PlantedBugs::default());
 }
 
@@ -39,7 +40,7 @@ pub(super) fn an_older_chief_is_fenced(planted: PlantedBugs) {
     let (mut world, _, lines, mut second) = world(planted);
     let catalogue = world.catalogue.clone();
     lines.iter().for_each(|&line| _ = world.declare(line, &catalogue));
-    // The step owner has lost it; the other shard still hears it.
+    // The lease ends on the step owner only; the other shard still receives heartbeats.
     world.pass(LEASE + 2 * TICK, &[lines[1]]);
     world.join(0, &mut second);
     let fresh = [world.join(1, &mut second)];
@@ -61,7 +62,7 @@ pub(super) fn an_older_chief_is_fenced(planted: PlantedBugs) {
     let push_slot = world.push_slot(old);
     let assign = Push::plain(1, Operation::Assign {}, push_slot);
     let answer = world.push_answer(old, &assign, &[(0, &bytes_of(&[1.0_f64, 1.0]))]);
-    let Message::Refused(refused) = answer else { panic!("a first value is taken: {answer:?}") };
+    let Message::Refused(refused) = answer else { panic!("an initial value is accepted: {answer:?}") };
     assert!(is_fenced(&refused.refusal, &second), "{}", refused.refusal);
     for other in [assign.shared(&[(0, 16)], Some(16)), assign.encoded((1, 4), 0, Some(8))] {
         let name = other.name();
@@ -73,11 +74,11 @@ pub(super) fn an_older_chief_is_fenced(planted: PlantedBugs) {
         other => panic!("{other:?}"),
     };
     let digest = catalogue.digest();
-    assert_eq!(state, message::CatalogueState::Declared { digest }, "nothing was initialized");
+    assert_eq!(state, message::CatalogueState::Declared { digest }, "nothing is initialized");
 }
 
 #[test]
-fn what_an_older_chief_has_half_sent_comes_to_nothing() {
+fn a_half_sent_declaration_of_an_older_chief_is_refused() {
     let (mut world, _, lines, mut second) = world(PlantedBugs::default());
     let catalogue = world.catalogue.clone();
     let (digest, body) = (catalogue.digest(), catalogue.encode());
@@ -89,21 +90,21 @@ fn what_an_older_chief_has_half_sent_comes_to_nothing() {
     world.join(1, &mut second);
     world.body(lines[1], body);
     let Some(Message::Refused(refused)) = world.answer(lines[1], request) else {
-        panic!("it is taken")
+        panic!("the declaration is accepted")
     };
     assert!(is_fenced(&refused.refusal, &second), "{}", refused.refusal);
 }
 
 #[test]
-fn there_is_one_chief_for_as_long_as_its_lease_runs() {
+fn a_chief_keeps_its_role_until_its_lease_ends() {
     for leaves in [false, true] {
         let (mut world, mut first, lines, mut second) = world(PlantedBugs::default());
         let Err(Refusal::Busy { what, limit: 1 }) = world.try_join(0, &mut second) else {
-            panic!("there are two")
+            panic!("a second chief is accepted")
         };
         let said = what.to_string();
         assert!(said.starts_with("chiefs, which is /job:worker/task:0 (heard from"), "{said}");
-        // It itself may come again, over another connection or as another process.
+        // The chief may reconnect, as the same process or as a new one.
         world.join(0, &mut first);
         let mut restarted = first.restarted();
         let line = world.join(0, &mut restarted);
@@ -115,14 +116,14 @@ fn there_is_one_chief_for_as_long_as_its_lease_runs() {
         assert!(second.epoch > restarted.epoch);
         let refusal = world.try_join(0, &mut restarted).unwrap_err();
         assert!(is_fenced(&refusal, &second), "{refusal}");
-        // A worker it may still be.
+        // It may still join as a worker.
         let mut worker = Peer { role: Role::Worker {}, ..restarted.restarted() };
         world.join(0, &mut worker);
     }
 }
 
 #[test]
-fn a_restart_of_a_shard_lets_no_older_chief_in() {
+fn a_restarted_shard_still_fences_older_chiefs() {
     let (mut world, mut first, _, mut second) = world(PlantedBugs::default());
     world.pass(LEASE + 2 * TICK, &[]);
     world.join(0, &mut second);
@@ -135,7 +136,7 @@ fn a_restart_of_a_shard_lets_no_older_chief_in() {
     }
 }
 
-/// Tries to come in as the chief; what it is refused with.
+/// Tries to join as the chief, and returns the refusal.
 fn refused_as_chief(world: &mut World, shard: usize, peer: &Peer) -> Refusal {
     let mut peer = Peer { role: Role::Chief {}, ..peer.clone() };
     world.try_join(shard, &mut peer).unwrap_err()
@@ -145,11 +146,11 @@ fn is_wrong_role(refusal: &Refusal, role: Role) -> bool {
     *refusal == Refusal::Role { role: role.code(), kind: 1 }
 }
 
-/// A worker that is there says hello again, with its own incarnation, and its epoch or none.
+/// A present worker says hello again as chief, with its own incarnation and with its epoch or none.
 #[test]
-fn a_worker_does_not_become_the_chief_under_the_epoch_that_it_has() {
+fn a_worker_cannot_become_the_chief_under_its_epoch() {
     for restarts in [false, true] {
-        // The worker was given its epoch before the chief, or after it.
+        // The worker received its epoch before the chief, or after it.
         for older in [false, true] {
             let configure = |config: PsConfig| config.shards(2).lease(LEASE);
             let mut world = World::bare(variables(), Sgd::new(1.0), configure);
@@ -177,12 +178,12 @@ fn a_worker_does_not_become_the_chief_under_the_epoch_that_it_has() {
                     };
                     assert!(right, "{refusal}");
                 }
-                // The chief goes on, over another connection.
+                // The chief continues over another connection.
                 let line = world.join(shard, &mut first);
                 let catalogue = world.catalogue.clone();
                 let declared = world.declare(line, &catalogue);
                 assert!(matches!(declared, Message::Declared(_)), "{declared:?}");
-                // And the worker as a worker.
+                // The worker continues as a worker.
                 world.join(shard, &mut worker);
             }
         }
@@ -190,7 +191,7 @@ fn a_worker_does_not_become_the_chief_under_the_epoch_that_it_has() {
 }
 
 #[test]
-fn the_chief_does_not_become_a_worker_under_the_epoch_that_it_has() {
+fn the_chief_cannot_become_a_worker_under_its_epoch() {
     let (mut world, first, _, _) = world(PlantedBugs::default());
     for shard in [0, 1] {
         for epoch in [first.epoch, 0.into()] {
@@ -201,13 +202,13 @@ fn the_chief_does_not_become_a_worker_under_the_epoch_that_it_has() {
     }
 }
 
-/// Beside a living chief another task names an epoch: the chief's, a higher one, or an old one.
+/// While a chief is alive, another task names the chief's epoch, a higher one, or an older one.
 #[test]
-fn no_epoch_that_a_task_names_makes_it_the_chief_beside_a_living_one() {
+fn no_epoch_that_a_task_names_makes_it_a_second_chief() {
     let (mut world, mut first, _, second) = world(PlantedBugs::default());
     let mut restarted = first.restarted();
     [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut restarted));
-    // Its older self, and what that was given.
+    // The epoch of the chief's previous incarnation.
     let old = first.epoch;
     first = restarted;
     let named = |epoch| Peer { epoch, ..second.clone() };
@@ -222,7 +223,8 @@ fn no_epoch_that_a_task_names_makes_it_the_chief_beside_a_living_one() {
         let kept = matches!(refusal, Refusal::Busy { .. } | Refusal::UnknownEpoch { .. });
         assert!(kept, "{epoch}: {refusal}");
     }
-    // Nor is a worker that has the chief's epoch where none is minted, before and after a restart.
+    // A shard that mints no epochs refuses a worker with the chief's epoch as chief, before and
+    // after a restart.
     let mut liar = Peer { epoch: first.epoch, ..worker(8) };
     world.join(1, &mut liar);
     let refusal = refused_as_chief(&mut world, 1, &liar);
@@ -233,52 +235,52 @@ fn no_epoch_that_a_task_names_makes_it_the_chief_beside_a_living_one() {
     world.join(1, &mut first);
 }
 
-/// The step owner finds that the chief is gone; the next is given a higher epoch than all before.
+/// The chief leaves, and the step owner gives the next one a higher epoch than all before.
 #[test]
-fn who_follows_a_chief_that_is_gone_is_given_an_epoch_above_all_others() {
+fn the_next_chief_has_an_epoch_above_all_others() {
     let (mut world, first, lines, mut second) = world(PlantedBugs::default());
     let mut others: Vec<Peer> = (1..4).map(worker).collect();
     others.iter_mut().for_each(|other| _ = world.join(0, other));
     world.ask(lines[0], message::Leave {}.into());
-    // Not under an epoch that it has as a worker, though nobody is there.
+    // Without a chief, a worker is still refused as chief under its epoch.
     let refusal = refused_as_chief(&mut world, 0, &others[0]);
     assert!(is_wrong_role(&refusal, Role::Chief {}), "{refusal}");
     world.join(0, &mut second);
     let newest = others.iter().map(|other| other.epoch).max().unwrap();
     assert!(second.epoch > newest && second.epoch > first.epoch);
-    // The one that has left comes again as what it is now: one that was replaced.
+    // The chief that has left is fenced, because it was replaced.
     let refusal = refused_as_chief(&mut world, 0, &first);
     assert!(is_fenced(&refusal, &second), "{refusal}");
 }
 
 #[test]
-fn a_shard_that_has_the_owners_word_takes_no_chief_that_the_owner_does_not_know() {
+fn a_shard_linked_to_the_step_owner_refuses_chiefs_unknown_to_it() {
     let mut cluster = Cluster::new(2, Mode::Asynchronous, |config| config.lease(LEASE));
-    // A task that the cluster has and nobody runs names an epoch that nobody was given.
-    let lie = cluster.replicas[0].peer.epoch.0 + 100;
-    let mut liar = Peer { role: Role::Chief {}, epoch: lie.into(), ..worker(9) };
+    // A task of the cluster that was never started names an epoch that was never minted.
+    let claimed_epoch = cluster.replicas[0].peer.epoch.0 + 100;
+    let mut liar = Peer { role: Role::Chief {}, epoch: claimed_epoch.into(), ..worker(9) };
     let refusal = cluster.world.try_join(1, &mut liar).unwrap_err();
     let Refusal::Busy { what, .. } = &refusal else { panic!("{refusal}") };
-    let said = format!("chiefs, as the step owner has told of none with epoch {lie}");
+    let said = format!("chiefs, as the step owner has told of none with epoch {claimed_epoch}");
     assert_eq!(what.as_str(), said);
-    // The chief is what it was, there and at the owner.
+    // The chief keeps its role on this shard and on the step owner.
     let line = cluster.replicas[0].lines[1];
     let catalogue = cluster.world.catalogue.clone();
     let answer = cluster.world.declare(line, &catalogue);
     assert!(matches!(answer, Message::Declared(_)), "{answer:?}");
-    // The next chief is told of before it comes.
+    // The step owner announces the next chief before it connects here.
     cluster.leave(0);
     let mut next = Peer { role: Role::Chief {}, ..worker(7) };
     cluster.world.join(0, &mut next);
     cluster.settle();
-    // The one before is fenced from then on.
+    // The previous chief is fenced from then on.
     let old = cluster.replicas[0].peer.clone();
     let line = cluster.world.join(1, &mut old.clone());
     let initialize = message::Initialize { epoch: RestoreEpoch(9) };
     let refusal = cluster.world.refused(line, initialize.into());
     assert!(is_fenced(&refusal, &next), "{refusal}");
     cluster.world.join(1, &mut next);
-    // Without a connection to the owner there is nobody to ask.
+    // Without a connection to the step owner, the shard cannot check the epoch.
     let link = cluster.links[1].take().unwrap();
     cluster.world.disconnect(link);
     cluster.world.input(1, Input::OwnerLink { up: false });

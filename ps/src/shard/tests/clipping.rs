@@ -1,4 +1,4 @@
-//! Gradients of synchronous steps that are clipped by their norm over all shards.
+//! Clipping of the gradients of synchronous steps by their norm over all shards.
 
 use super::synchronous::{ACCEPTED, Cluster, synchronous, with_kills};
 
@@ -15,18 +15,18 @@ fn a_gradient_is_scaled_by_its_norm_over_all_shards() {
         let (a, b) = (cluster.token(0), cluster.token(1));
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         assert_eq!(cluster.push(1, b, 4.0), ACCEPTED(0));
-        // By the norm on one shard alone it would be another number there.
+        // The norm on one shard alone would give another value there.
         assert_eq!(cluster.values(1), (-1.0, -1.0), "{shards} shards");
         let (a, b) = (cluster.token(0), cluster.token(1));
         cluster.push(0, a, 0.5);
         cluster.push(1, b, 0.25);
-        assert_eq!(cluster.values(2), (-1.375, -1.375), "none is above the bound");
+        assert_eq!(cluster.values(2), (-1.375, -1.375), "no gradient exceeds the bound");
     }
 }
 
 #[test]
-fn kills_leave_the_bits_of_a_clipped_step_as_they_are() {
-    // A bound that no factor is exact for.
+fn kills_do_not_change_the_bits_of_a_clipped_step() {
+    // With this bound no clipping factor is exact.
     let found = with_kills(|config| config.clip_by_global_norm(0.7));
     let factor = 0.7 / (45.0_f64.sqrt());
     let one = 0.7 / norm();

@@ -1,33 +1,35 @@
-//! The corruption matrix of an arena: every byte, length, place and absence of every file. Of the bytes
-//! behind the first of each page, one in five unless the run is thorough.
+//! The corruption matrix of an arena: flipped bits, wrong lengths, swapped and missing files.
 //!
-//! Whatever is done to a file, the shard that opens it refuses it with an error that names the file,
-//! the place and what must be there, or has taken up exactly what was there before. Nothing is
-//! accepted in silence.
+//! Every bit is flipped in the first bytes of each page. One bit is flipped in each other byte, or
+//! in one byte of five unless the run is thorough.
+//!
+//! A shard that opens a damaged arena must do one of two things. It refuses the arena with an error
+//! that names the file, the place and the expected content, or it recovers exactly the state from
+//! before the damage. It never accepts damage silently.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::arenas::{Decoded, Files, images, lived, shared, world};
-use super::random::{Random, TellSeed, is_thorough};
+use super::arenas::{Decoded, Files, files_of, images, train, world};
+use super::random::{Random, PrintSeedOnPanic, is_thorough};
 use super::world::{LIFE, World};
 use crate::arena::{GAP_BYTES, SKEW_BYTES};
 use crate::error::StorageError;
 use crate::layout::PAGE_BYTES;
 use crate::shard::durable::Life;
 
-/// What became of the cases of one file.
+/// The results of all cases of one kind of file.
 #[derive(Debug, Default)]
 struct Tally {
     cases: usize,
     refused: usize,
     harmless: usize,
-    /// Bytes of values, slots and bodies, which have checksums with full integrity alone.
+    /// Accepted changes to values, slots or bodies: they have checksums with full integrity only.
     uncovered: usize,
 }
 
-/// An arena that is damaged in one way after another.
+/// An arena that is damaged in one way at a time.
 struct Matrix {
     world: World,
     files: Files,
@@ -38,7 +40,8 @@ struct Matrix {
 }
 
 impl Matrix {
-    /// Opens the files with these in place of theirs, or without them, and judges what comes.
+    /// Opens the arena with these files replaced, or removed where there are no bytes, and checks
+    /// the result.
     fn judge(&mut self, file: &str, what: &str, changed: Vec<(String, Option<Vec<u8>>)>) {
         let mut files = self.files.clone();
         for (name, bytes) in changed {
@@ -60,11 +63,11 @@ impl Matrix {
             }
             Ok(decoded) if decoded == self.right => tally.harmless += 1,
             Ok(_) if bulk && !self.integrity => tally.uncovered += 1,
-            Ok(_) => panic!("{case} is accepted in silence"),
+            Ok(_) => panic!("{case} is silently accepted"),
         }
     }
 
-    /// The file with one change.
+    /// Checks the arena with one change to one file.
     fn change(&mut self, file: &str, what: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let mut bytes = self.files[file].to_vec();
         change(&mut bytes);
@@ -75,8 +78,8 @@ impl Matrix {
         self.change(file, &format!("bits {bits:#x} of byte {at}"), |bytes| bytes[at] ^= bits);
     }
 
-    /// Flips a bit of each of these bytes, one by one, or of a sample of them; all bits where a page
-    /// starts.
+    /// Flips single bits in a range: every bit at the start of a page, and elsewhere one bit in
+    /// each byte or in a sample of the bytes.
     fn flip_each(&mut self, file: &str, range: Range<usize>, random: &mut Random) {
         let every = if is_thorough() { 1 } else { SAMPLE };
         for at in range {
@@ -88,7 +91,7 @@ impl Matrix {
         }
     }
 
-    /// Flips a bit of every byte of these, a page of them at a time, and of some alone.
+    /// Flips one bit in every byte of a page at once, and one bit in one byte of each page.
     fn flip_pages(&mut self, file: &str, range: Range<usize>, random: &mut Random) {
         for start in range.clone().step_by(PAGE_BYTES) {
             let end = range.end.min(start + PAGE_BYTES);
@@ -104,13 +107,13 @@ impl Matrix {
     fn flips(&mut self, random: &mut Random) {
         for (file, bytes) in self.files.clone() {
             let kind = file.trim_end_matches(DIGITS);
-            // What a state differs in from the first, and what has not been flipped already.
-            let here = match self.image {
+            // Skips the files that the first image or the run with full integrity covers.
+            let is_covered_here = match self.image {
                 "committed" => self.integrity && ["control", "tables", "intent"].contains(&kind),
                 "prepared" => self.integrity && kind == "undo",
                 _ => self.integrity || BULK.contains(&kind),
             };
-            if !here {
+            if !is_covered_here {
                 continue;
             }
             if self.image == "idle" && self.integrity {
@@ -126,7 +129,7 @@ impl Matrix {
         }
     }
 
-    /// What of a file is flipped byte by byte. The rest is not in use.
+    /// Returns the ranges of a file that are in use. They are flipped byte by byte.
     fn used(&self, file: &str, length: usize) -> Vec<Range<usize>> {
         let end = PAGE_BYTES..length;
         let each = |start, stride, bytes| -> Vec<Range<usize>> {
@@ -134,16 +137,16 @@ impl Matrix {
             starts.map(|start| start..length.min(start + bytes)).collect()
         };
         match file.trim_end_matches(DIGITS) {
-            // The shard and its three clients; all of these.
+            // The words of the shard and its three clients.
             "control" => each(0, length, 4 * PAGE_BYTES),
             "tables" | "catalogue" => vec![end],
-            // What a change needs, or the little that says that there is none.
+            // The whole record of a change, or the few words that say that there is none.
             "intent" if self.image == "committed" => each(0, length, 2 * PAGE_BYTES),
             "undo" if self.image == "prepared" => each(0, length, PAGE_BYTES),
             "intent" | "undo" => each(0, length, 64),
             "inbox" => each(0, PAGE_BYTES, 464),
             "values" => each(0, 128 + GAP_BYTES, 128),
-            // Those of the first kind, and behind them those of the second.
+            // The blocks of the first optimizer slot, then those of the second.
             "slots" => {
                 let blocks = self.files[&file.replace("slots", "values")].len() - PAGE_BYTES;
                 let region = blocks.next_multiple_of(PAGE_BYTES) + SKEW_BYTES;
@@ -177,7 +180,7 @@ impl Matrix {
         }
     }
 
-    /// Other arenas' files in place of ours, and ours in each other's.
+    /// Replaces each file by that of another arena, and swaps the files of this arena in pairs.
     fn swaps(&mut self, others: &[(&str, Files)]) {
         for (file, bytes) in self.files.clone() {
             let kind = file.trim_end_matches(DIGITS).to_owned();
@@ -195,7 +198,7 @@ impl Matrix {
         }
     }
 
-    /// A file of another format, whose checksum is right.
+    /// Changes the format number of each file, with a valid checksum.
     fn formats(&mut self) {
         for file in self.files.keys().cloned().collect::<Vec<_>>() {
             for by in [-1, 1] {
@@ -210,13 +213,13 @@ impl Matrix {
     }
 }
 
-/// The files of bytes that have checksums with full integrity alone.
+/// The kinds of files whose contents have checksums with full integrity only.
 const BULK: [&str; 3] = ["values", "slots", "inbox"];
-/// The digits of a generation.
+/// The characters of a generation in a file's name.
 const DIGITS: &[char] = &['-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];
-/// One in so many bytes is flipped by itself, unless the run is thorough.
+/// One in this many bytes is flipped by itself, unless the run is thorough.
 const SAMPLE: u64 = 5;
-/// So many bytes of a page have every bit flipped.
+/// How many bytes at the start of a page have every bit flipped.
 const HEADER_BYTES: usize = 64;
 
 fn check_refusal(case: &str, error: &StorageError) {
@@ -228,33 +231,33 @@ fn check_refusal(case: &str, error: &StorageError) {
     assert!(error.to_string().contains("anonymous memory/"), "{case}: {error} names its file");
 }
 
-/// An arena of the same shard made by another process, one of the other shard of the same task, and
-/// one whose variables were declared anew.
+/// Other arenas: of the same shard in another process, of another shard of the task, and of the
+/// same shard with the variables declared twice.
 fn others(integrity: bool) -> Vec<(&'static str, Files)> {
     let mut foreign = world(Life { arena: 99, ..LIFE }, 1, integrity);
-    lived(&mut foreign);
+    train(&mut foreign);
     let mut pair = world(LIFE, 2, integrity);
     pair.begin();
-    let mut anew = world(LIFE, 1, integrity);
+    let mut redeclared = world(LIFE, 1, integrity);
     let mut chief = super::peers::chief();
-    let line = anew.join(0, &mut chief);
+    let line = redeclared.join(0, &mut chief);
     let one = pushpull_common::variable::VariableSpec::f32("one", [1]).unwrap();
     let first = super::peers::place(vec![one], 1);
-    anew.declare(line, &first);
-    anew.disconnect(line);
-    lived(&mut anew);
-    let anew = anew.files(0);
-    assert!(anew.contains_key("values-2"), "{:?}", anew.keys());
+    redeclared.declare(line, &first);
+    redeclared.disconnect(line);
+    train(&mut redeclared);
+    let redeclared = redeclared.files(0);
+    assert!(redeclared.contains_key("values-2"), "{:?}", redeclared.keys());
     vec![
-        ("another arena", shared(foreign.files(0))),
-        ("another shard", shared(pair.files(1))),
-        ("another generation", shared(anew)),
+        ("another arena", files_of(foreign.files(0))),
+        ("another shard", files_of(pair.files(1))),
+        ("another generation", files_of(redeclared)),
     ]
 }
 
 fn run(integrity: bool) -> BTreeMap<String, Tally> {
     let seed = 0x5eed;
-    let _told = TellSeed(seed);
+    let _seed_guard = PrintSeedOnPanic(seed);
     let mut random = Random::new(seed);
     let mut tallies = BTreeMap::new();
     let others = others(integrity);
@@ -285,12 +288,12 @@ fn print(title: &str, tallies: &BTreeMap<String, Tally>) {
 }
 
 #[test]
-fn nothing_of_an_arena_is_accepted_damaged() {
+fn damaged_arenas_are_never_silently_accepted() {
     print("with full integrity", &run(true));
 }
 
 #[test]
-fn without_full_integrity_only_values_slots_and_bodies_are_not_covered() {
+fn without_full_integrity_only_values_slots_and_bodies_lack_checksums() {
     let tallies = run(false);
     print("without full integrity", &tallies);
     for (file, tally) in &tallies {
@@ -300,7 +303,7 @@ fn without_full_integrity_only_values_slots_and_bodies_are_not_covered() {
 }
 
 #[test]
-fn an_arena_is_for_one_boot_and_one_server() {
+fn an_arena_belongs_to_one_boot_and_one_shard() {
     let world = world(LIFE, 1, false);
     let files = images(false).remove(0).files;
     let life = Life { boot: [8; 16], ..LIFE };

@@ -1,18 +1,18 @@
-//! A crash at every store of a shard's life, and at every store of the recoveries from it.
+//! Crashes at every store of a scenario, and at every store of the recoveries from them.
 //!
-//! A life is lived twice. The first time, what the shard must have kept is noted after each input.
-//! The second time, every store is watched: at each, the files that a crash would leave are opened.
-//! They must hold what was kept before the input under way or what is kept after it, and nothing
-//! between. What the input before has answered was out by then, so it must be there.
+//! The scenario runs twice. The first run records the persistent state after each input. The second
+//! run traces every store, and at each opens the files that a crash there would leave. They must
+//! hold the state before the current input or the state after it, and nothing between. The answers
+//! to earlier inputs are out by then, so their effects must be there.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::crash_life::{self, Life};
+use super::crash_life::{self, CrashScenario};
 use super::images::Images;
-use super::kept::{Files, PooledBuffers, open_on};
+use super::kept::{Files, PersistentState, open_on};
 use super::random::{Random, is_thorough};
 use crate::arena::shelf::Shelf;
 use crate::arena::store_trace::{self, Event};
@@ -21,13 +21,14 @@ use crate::layout::PAGE_BYTES;
 use crate::optimizer::{Adam, Optimizer, Sgd};
 use crate::planted::PlantedBugs;
 
-/// One in so many images has its recovery watched in turn; more of those from which a recovery has
-/// something to do. A thorough run, and one that looks for planted bugs, watches four times as many.
+/// One image in `NESTED` has its recovery crashed as well, or one in `NESTED_AT_WORK` if that
+/// recovery has work to do. Thorough runs, and runs with the feature `planted`, take four times as
+/// many.
 const NESTED: u64 = 384;
 const NESTED_AT_WORK: u64 = 48;
 const THOROUGH: u64 = 4;
 
-/// What was seen.
+/// Counts of what a suite has checked.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figures {
     events: usize,
@@ -47,13 +48,14 @@ impl std::ops::AddAssign for Figures {
     }
 }
 
-/// Opens what crashes leave and judges it.
+/// Opens the files that crashes leave, and checks them.
 struct Judge {
     config: Arc<PsConfig>,
     now: Instant,
-    /// What is kept after each input.
-    reference: Vec<PooledBuffers>,
-    /// The inputs that are done, their outputs out; the first is the making of the shard.
+    /// The persistent state after each input.
+    reference: Vec<PersistentState>,
+    /// The number of inputs that are done, with their outputs out. The first is the creation of the
+    /// shard.
     done: Rc<Cell<usize>>,
     random: Random,
     figures: Figures,
@@ -70,7 +72,7 @@ impl Judge {
         let right = kept == *before || kept == *after || between && kept == before.undeclared();
         assert!(
             right,
-            "at {event:?} of input {done} a crash leaves what was never there: {}",
+            "at {event:?} of input {done} a crash leaves a state that never existed: {}",
             difference(&kept, before, after)
         );
         drop(shard);
@@ -82,48 +84,47 @@ impl Judge {
         }
     }
 
-    fn open(&self, files: &Files, when: &str) -> (Shelf, PooledBuffers) {
+    fn open(&self, files: &Files, when: &str) -> (Shelf, PersistentState) {
         let shelf = Shelf::with(files.clone());
         let kept = match open_on(&shelf, &self.config, self.now) {
             Ok(shard) => {
                 shard.check_invariants();
-                PooledBuffers::of(&shard)
+                PersistentState::of(&shard)
             }
-            Err(error) => panic!("a crash {when} leaves what cannot be opened: {error}"),
+            Err(error) => panic!("cannot open what a crash {when} leaves: {error}"),
         };
         (shelf, kept)
     }
 
-    /// The recovery from these files is killed at each of its stores, and begun again; and what it
-    /// leaves at its end is opened.
-    fn crash_the_recovery(&mut self, files: &Files, expected: &PooledBuffers) {
+    /// Kills the recovery from these files at each of its stores, and recovers again. Also recovers
+    /// from the files of the completed recovery.
+    fn crash_the_recovery(&mut self, files: &Files, expected: &PersistentState) {
         self.figures.recoveries += 1;
         let shelf = Shelf::with(files.clone());
         let images = Rc::new(RefCell::new(Vec::new()));
-        let seen = Rc::new(Cell::new(0));
-        let (left, told) = (images.clone(), seen.clone());
+        let event_count = Rc::new(Cell::new(0));
+        let (left, counter) = (images.clone(), event_count.clone());
         let mut follow = Images::new(shelf.clone(), self.random.below(u64::MAX));
         let watch = store_trace::watch(move |event| {
-            told.set(told.get() + 1);
+            counter.set(counter.get() + 1);
             left.borrow_mut().extend(follow.at(event).into_iter().map(|files| (event, files)));
         });
-        let shard = open_on(&shelf, &self.config, self.now).expect("it was opened before");
+        let shard = open_on(&shelf, &self.config, self.now).expect("the files were opened before");
         drop(watch);
         drop(shard);
-        self.figures.nested_events += seen.get();
+        self.figures.nested_events += event_count.get();
         for (event, files) in images.borrow().iter() {
             self.figures.nested_images += 1;
             let (_, kept) = self.open(files, &format!("at {event:?} of a recovery"));
             let what = || difference(&kept, expected, expected);
-            assert!(kept == *expected, "a recovery killed at {event:?} ends otherwise: {}", what());
+            assert!(kept == *expected, "a recovery killed at {event:?} ends in another state: {}", what());
         }
         let (_, again) = self.open(&shelf.contents(), "after a recovery");
-        assert!(again == *expected, "a second recovery ends otherwise");
+        assert!(again == *expected, "a second recovery ends in another state");
     }
 }
 
-/// Whether a recovery from these files has something to do: a committed intent, or rows to put
-/// back.
+/// Whether a recovery from these files has work to do: a committed intent, or rows to undo.
 fn is_at_work(files: &Files) -> bool {
     let state = |name: &str| files.get(name).and_then(|content| content.word(PAGE_BYTES));
     let undo = files.keys().find(|name| name.starts_with("undo"));
@@ -132,8 +133,8 @@ fn is_at_work(files: &Files) -> bool {
     states.any(|state| !idle.contains(&state))
 }
 
-fn difference(kept: &PooledBuffers, before: &PooledBuffers, after: &PooledBuffers) -> String {
-    let values = |kept: &PooledBuffers, other: &PooledBuffers| match kept.values == other.values {
+fn difference(kept: &PersistentState, before: &PersistentState, after: &PersistentState) -> String {
+    let values = |kept: &PersistentState, other: &PersistentState| match kept.values == other.values {
         true => "the same values",
         false => "other values",
     };
@@ -147,30 +148,30 @@ fn difference(kept: &PooledBuffers, before: &PooledBuffers, after: &PooledBuffer
     )
 }
 
-/// Lives the life, with a crash at every store.
-fn crash_everywhere(life: &Life) -> Figures {
+/// Runs the scenario with a crash at every store.
+fn crash_everywhere(scenario: &CrashScenario) -> Figures {
     let now = Instant::now();
     let reference = Rc::new(RefCell::new(Vec::new()));
     let noted = reference.clone();
-    let sound = Life { planted: PlantedBugs::default(), ..life.clone() };
-    let config = crash_life::live(
+    let sound = CrashScenario { planted: PlantedBugs::default(), ..scenario.clone() };
+    let config = crash_life::run(
         &sound,
         Shelf::default(),
-        Box::new(move |shard| noted.borrow_mut().push(PooledBuffers::of(shard))),
+        Box::new(move |shard| noted.borrow_mut().push(PersistentState::of(shard))),
     );
     let done = Rc::new(Cell::new(0));
-    let planted = life.planted;
+    let planted = scenario.planted;
     let judge = Judge {
         config: Arc::new(PsConfig { planted, ..(*config).clone() }),
         now,
         reference: reference.take(),
         done: done.clone(),
-        random: Random::new(life.seed),
+        random: Random::new(scenario.seed),
         figures: Figures::default(),
     };
     let judge = Rc::new(RefCell::new(judge));
     let shelf = Shelf::default();
-    let mut images = Images::new(shelf.clone(), life.seed);
+    let mut images = Images::new(shelf.clone(), scenario.seed);
     let judging = judge.clone();
     let watch = store_trace::watch(move |event| {
         let mut judge = judging.borrow_mut();
@@ -179,45 +180,45 @@ fn crash_everywhere(life: &Life) -> Figures {
             judge.judge(event, &files);
         }
     });
-    crash_life::live(life, shelf, Box::new(move |_| done.set(done.get() + 1)));
+    crash_life::run(scenario, shelf, Box::new(move |_| done.set(done.get() + 1)));
     drop(watch);
     let judge = judge.borrow();
-    assert_eq!(judge.done.get(), judge.reference.len(), "both lives have the same inputs");
+    assert_eq!(judge.done.get(), judge.reference.len(), "both runs have the same inputs");
     judge.figures
 }
 
-/// All lives but [`mixed`], each with a crash at every store.
+/// All scenarios but [`mixed`], each with a crash at every store.
 pub(super) fn suite(planted: PlantedBugs) -> Figures {
     let mut figures = Figures::default();
     for (seed, past_cache) in [(1, false), (2, true)] {
-        // Both change rows where they lie, the second slots as well.
+        // Both optimizers change rows in place; the second changes slots in place, too.
         let lazy = Arc::new(Adam::new(0.1).lazy());
         for optimizer in [Arc::new(Sgd::new(0.5)) as Arc<dyn Optimizer>, lazy] {
-            // Once is enough: the optimizer has no part in it.
-            let crowd = optimizer.slots().is_empty() && !past_cache;
-            let life = Life { optimizer, mixed: false, past_cache, crowd, planted, seed };
-            figures += crash_everywhere(&life);
+            // Once is enough: the optimizer makes no difference.
+            let many_clients = optimizer.slots().is_empty() && !past_cache;
+            let scenario = CrashScenario { optimizer, mixed: false, past_cache, many_clients, planted, seed };
+            figures += crash_everywhere(&scenario);
         }
     }
     figures
 }
 
-/// A life in which each variable has a rule of its own. No planted bug is looked for in it: they show
-/// in the others, and sooner.
-fn mixed() -> Life {
+/// A scenario with an optimizer for each variable. Planted bugs are not searched for in it: the
+/// others show them sooner.
+fn mixed() -> CrashScenario {
     let optimizer = Arc::new(Adam::new(0.1).lazy());
-    Life {
+    CrashScenario {
         optimizer,
         mixed: true,
         past_cache: true,
-        crowd: false,
+        many_clients: false,
         planted: PlantedBugs::default(),
         seed: 3,
     }
 }
 
 #[test]
-fn a_crash_at_any_store_leaves_what_was_before_or_after_it() {
+fn a_crash_at_any_store_leaves_the_state_before_or_after_an_input() {
     let start = Instant::now();
     let mut figures = suite(PlantedBugs::default());
     figures += crash_everywhere(&mixed());

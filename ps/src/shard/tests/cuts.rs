@@ -1,5 +1,5 @@
-//! A checkpoint of synchronous shards is of one step, while training goes on; of asynchronous ones the
-//! step owner's part is.
+//! Checkpoint cuts. In synchronous mode all parts of a checkpoint are of one step, while training
+//! continues. In asynchronous mode only the step owner's part is of the checkpoint's step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::config::Checkpoints;
 use crate::shard::Input;
 use crate::shard::checkpoints::{Asker, DUE, News, Order};
 
-/// Two shards and two replicas, with a place for checkpoints.
+/// Two shards and two replicas, with checkpoint storage.
 fn cluster(folder: &std::path::Path) -> (Cluster, Arc<dyn CheckpointStorage>) {
     cluster_of(folder, synchronous(2, 2))
 }
@@ -40,15 +40,15 @@ fn step(cluster: &mut Cluster, step: u64) {
     assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(step));
 }
 
-/// The chief wishes for a checkpoint; its orders to the saver by now, as the steps they are of.
-fn wish(cluster: &mut Cluster) -> Vec<u64> {
+/// Requests a checkpoint as the chief, and returns the steps of the saves that are ordered by now.
+fn request_save(cluster: &mut Cluster) -> Vec<u64> {
     let line = cluster.replicas[0].lines[0];
     cluster.world.say(line, message::Save {}.into());
     cluster.settle();
-    ordered(cluster)
+    ordered_steps(cluster)
 }
 
-fn ordered(cluster: &mut Cluster) -> Vec<u64> {
+fn ordered_steps(cluster: &mut Cluster) -> Vec<u64> {
     let orders = std::mem::take(&mut cluster.world.orders);
     let step = |(_, order)| match order {
         Order::Save { step, .. } => Some(step.0),
@@ -57,29 +57,29 @@ fn ordered(cluster: &mut Cluster) -> Vec<u64> {
     orders.into_iter().filter_map(step).collect()
 }
 
-/// A task that asks shards for their parts.
-fn asker(cluster: &mut Cluster, shard: usize) -> Line {
+/// Connects a task that asks a shard for its part of a checkpoint.
+fn connect_peer(cluster: &mut Cluster, shard: usize) -> Line {
     let peer = Peer { role: Role::Peer {}, ..worker(80) };
-    cluster.world.greet(shard, peer.hello(shard), false).unwrap().0
+    cluster.world.handshake(shard, peer.hello(shard), false).unwrap().0
 }
 
 fn part(cluster: &mut Cluster, shard: usize, save: &Save) -> ShardEntry {
     let name = Text::clipped(save.name().to_string());
-    let line = asker(cluster, shard);
+    let line = connect_peer(cluster, shard);
     let request = cluster.world.say(line, message::SaveShard { name }.into());
     let entry = cluster.world.answer_body(line, request);
     serde_json::from_slice(&entry).unwrap()
 }
 
 #[test]
-fn it_is_of_the_step_that_all_had_applied_whatever_is_applied_since() {
+fn a_checkpoint_is_of_the_step_that_all_shards_had_applied() {
     let folder = tempfile::tempdir().unwrap();
     let (mut cluster, storage) = cluster(folder.path());
     step(&mut cluster, 0);
-    // In the middle of the second step, of which one gradient is admitted.
+    // In the middle of the second step: one of its gradients is admitted.
     let (a, b) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(1));
-    assert_eq!(wish(&mut cluster), [1]);
+    assert_eq!(request_save(&mut cluster), [1]);
     let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(1), None).unwrap();
     let early = part(&mut cluster, 1, &save);
     assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(1));
@@ -88,10 +88,10 @@ fn it_is_of_the_step_that_all_had_applied_whatever_is_applied_since() {
     let late = part(&mut cluster, 0, &save);
     assert_eq!((early.gradients, late.gradients), (1, 1));
     publish_and_restore(&mut cluster, save, vec![late, early]);
-    assert_eq!(cluster.values(1), (-2.0, -2.0), "both are of the first step");
+    assert_eq!(cluster.values(1), (-2.0, -2.0), "both parts are of the first step");
 }
 
-/// Publishes a checkpoint of these parts, and has every shard restore it.
+/// Publishes a checkpoint of these parts, and restores it on every shard.
 fn publish_and_restore(cluster: &mut Cluster, save: Save, shards: Vec<ShardEntry>) {
     let catalogue = cluster.world.catalogue.clone();
     let training = Training::by_one(&catalogue, "sgd", &[]);
@@ -111,56 +111,56 @@ fn publish_and_restore(cluster: &mut Cluster, save: Save, shards: Vec<ShardEntry
     }
 }
 
-/// An update by an asynchronous worker of all its shards.
+/// Pushes one gradient to all shards in asynchronous mode.
 fn update(cluster: &mut Cluster) {
     let grant = cluster.token(0);
     assert!(matches!(cluster.push(0, grant, 1.0), Some(Outcome::Applied { .. })));
 }
 
 #[test]
-fn the_step_owners_part_of_an_asynchronous_one_has_the_updates_that_its_step_counts() {
+fn an_asynchronous_cut_of_the_step_owner_has_the_updates_that_its_step_counts() {
     let folder = tempfile::tempdir().unwrap();
     let (mut cluster, storage) = cluster_of(folder.path(), Mode::Asynchronous);
     update(&mut cluster);
-    assert_eq!(wish(&mut cluster), [1]);
+    assert_eq!(request_save(&mut cluster), [1]);
     update(&mut cluster);
     let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(1), None).unwrap();
     let parts = vec![part(&mut cluster, 0, &save), part(&mut cluster, 1, &save)];
     let gradients: Vec<u64> = parts.iter().map(|part| part.gradients).collect();
-    assert_eq!(gradients, [1, 2], "another shard saves what it has when it is asked");
+    assert_eq!(gradients, [1, 2], "another shard saves its present values");
     publish_and_restore(&mut cluster, save, parts);
     cluster.replicas[0].sequence += 1;
     let line = cluster.replicas[0].lines[0];
     let request = cluster.world.say(line, message::TokenRequest { newest: 0.into() }.into());
     let Some(Message::Granted(granted)) = cluster.world.answer(line, request) else {
-        panic!("there are more")
+        panic!("no token is granted")
     };
     assert_eq!(granted.grant.step, GlobalStep(1));
 }
 
 #[test]
-fn asynchronous_saves_come_one_at_a_time_and_only_so_many_wait() {
+fn asynchronous_saves_run_one_at_a_time_and_at_most_16_wait() {
     let folder = tempfile::tempdir().unwrap();
     let (mut cluster, storage) = cluster_of(folder.path(), Mode::Asynchronous);
     update(&mut cluster);
-    assert_eq!(wish(&mut cluster), [1]);
+    assert_eq!(request_save(&mut cluster), [1]);
     for ticket in 1..=17 {
-        let wished = News::Wished { ticket, user: Vec::new() };
-        cluster.world.input(0, Input::News(wished));
+        let save_request = News::Wished { ticket, user: Vec::new() };
+        cluster.world.input(0, Input::News(save_request));
     }
-    let mut told = Vec::new();
+    let mut reports = Vec::new();
     for (_, order) in std::mem::take(&mut cluster.world.orders) {
         let Order::Tell { ticket, result: Err(error) } = order else { panic!("{order:?}") };
-        told.push((ticket, error));
+        reports.push((ticket, error));
     }
-    assert_eq!(told, [(17, "cannot save now: 16 saves wait already".to_owned())]);
-    // However long the first takes: that it goes on is the saver's business, and its cut is kept.
+    assert_eq!(reports, [(17, "cannot save now: 16 saves wait already".to_owned())]);
+    // The cut of a running save is kept without a time limit: only the saver ends a save.
     cluster.pass(Duration::from_secs(100), &[0, 1]);
     update(&mut cluster);
     let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(1), None).unwrap();
     assert_eq!(part(&mut cluster, 0, &save).gradients, 1);
     for _ in 1..=16 {
-        assert_eq!(ordered(&mut cluster), [] as [u64; 0]);
+        assert_eq!(ordered_steps(&mut cluster), [] as [u64; 0]);
         let news = News::Saved { asker: Asker::Ticket(100), result: Err("no disk".to_owned()) };
         cluster.world.input(0, Input::News(news));
         let orders = std::mem::take(&mut cluster.world.orders);
@@ -170,41 +170,41 @@ fn asynchronous_saves_come_one_at_a_time_and_only_so_many_wait() {
 }
 
 #[test]
-fn it_waits_until_every_shard_has_applied_the_step_and_for_the_one_before() {
+fn a_save_waits_for_every_shard_to_apply_the_step_and_for_the_save_before() {
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = one_behind(folder.path());
-    assert_eq!(wish(&mut cluster), [] as [u64; 0], "one shard is at step 0, and one at step 1");
+    assert_eq!(request_save(&mut cluster), [] as [u64; 0], "one shard is at step 0, and one at step 1");
     cluster.link(1);
-    assert_eq!(ordered(&mut cluster), [1]);
-    assert_eq!(wish(&mut cluster), [] as [u64; 0], "one is being saved");
+    assert_eq!(ordered_steps(&mut cluster), [1]);
+    assert_eq!(request_save(&mut cluster), [] as [u64; 0], "another save is running");
     step(&mut cluster, 1);
     let error = Err("the disk is full".to_owned());
     let news = News::Saved { asker: Asker::Ticket(1), result: error };
     cluster.world.input(0, Input::News(news));
-    assert_eq!(ordered(&mut cluster), [2]);
+    assert_eq!(ordered_steps(&mut cluster), [2]);
 }
 
 #[test]
-fn a_shard_that_has_gone_on_without_being_told_says_so() {
+fn a_shard_without_a_cut_of_the_step_refuses_to_save_it() {
     let folder = tempfile::tempdir().unwrap();
     let (mut cluster, storage) = cluster(folder.path());
     let line = cluster.links[1].take().unwrap();
     cluster.world.disconnect(line);
-    assert_eq!(wish(&mut cluster), [0]);
+    assert_eq!(request_save(&mut cluster), [0]);
     cluster.link(1);
     step(&mut cluster, 0);
     let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(0), None).unwrap();
     assert_eq!(part(&mut cluster, 0, &save).gradients, 0);
     let name = Text::clipped(save.name().to_string());
-    let line = asker(&mut cluster, 1);
+    let line = connect_peer(&mut cluster, 1);
     let refusal = cluster.world.refused(line, message::SaveShard { name }.into());
     let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
     let said = "it has values of step 1, and kept none of step 0";
     assert_eq!(detail.to_string(), said);
 }
 
-/// A cluster in which the other shard has a step still to apply: it holds the last gradient, and does
-/// not hear that the step is committed.
+/// A cluster whose second shard has yet to apply a step: it holds the last gradient, but does not
+/// receive the commit of the step.
 fn one_behind(folder: &std::path::Path) -> Cluster {
     let (mut cluster, _) = cluster(folder);
     let (a, b) = (cluster.token(0), cluster.token(1));
@@ -219,66 +219,66 @@ fn one_behind(folder: &std::path::Path) -> Cluster {
 }
 
 #[test]
-fn saves_that_are_due_do_not_pile_up() {
+fn due_saves_do_not_pile_up() {
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = one_behind(folder.path());
     for _ in 0..20 {
-        let wished = News::Wished { ticket: DUE, user: Vec::new() };
-        cluster.world.input(0, Input::News(wished));
+        let save_request = News::Wished { ticket: DUE, user: Vec::new() };
+        cluster.world.input(0, Input::News(save_request));
     }
-    assert_eq!(wish(&mut cluster), [] as [u64; 0]);
+    assert_eq!(request_save(&mut cluster), [] as [u64; 0]);
     let line = cluster.replicas[0].lines[0];
-    let heard = cluster.world.heard.remove(&line).unwrap_or_default();
-    assert!(heard.is_empty(), "there is room for who asks: {heard:?}");
+    let received = cluster.world.received.remove(&line).unwrap_or_default();
+    assert!(received.is_empty(), "the request of the chief is not refused: {received:?}");
     cluster.link(1);
-    assert_eq!(ordered(&mut cluster), [1], "one of them");
+    assert_eq!(ordered_steps(&mut cluster), [1], "one of the due saves");
     let news = News::Saved { asker: Asker::Ticket(DUE), result: Err("no disk".to_owned()) };
     cluster.world.input(0, Input::News(news));
-    assert_eq!(ordered(&mut cluster), [1], "and the one that was asked for");
+    assert_eq!(ordered_steps(&mut cluster), [1], "then the requested save");
 }
 
 #[test]
-fn the_saver_hears_of_a_save_that_is_due_and_never_begins() {
+fn a_due_save_that_never_begins_is_reported_to_the_saver() {
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = one_behind(folder.path());
     for _ in 0..2 {
-        let wished = News::Wished { ticket: DUE, user: Vec::new() };
-        cluster.world.input(0, Input::News(wished));
+        let save_request = News::Wished { ticket: DUE, user: Vec::new() };
+        cluster.world.input(0, Input::News(save_request));
     }
     cluster.pass(Duration::from_secs(61), &[0, 1]);
-    let told: Vec<String> = std::mem::take(&mut cluster.world.orders)
+    let reports: Vec<String> = std::mem::take(&mut cluster.world.orders)
         .into_iter()
         .filter_map(|(_, order)| match order {
             Order::Tell { ticket: DUE, result } => Some(result.unwrap_err()),
             _ => None,
         })
         .collect();
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("it has waited 60s"), "{told:?}");
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    assert!(reports[0].contains("it has waited 60s"), "{reports:?}");
 }
 
 #[test]
-fn whoever_waits_for_a_shard_that_does_not_come_back_is_told() {
+fn a_save_request_ends_with_a_refusal_if_a_shard_stays_away() {
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = one_behind(folder.path());
     let line = cluster.replicas[0].lines[0];
     let request = cluster.world.say(line, message::Save {}.into());
     cluster.pass(Duration::from_secs(61), &[0, 1]);
     let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
-        panic!("it waits for ever")
+        panic!("the request still waits")
     };
     let said = refused.refusal.to_string();
     assert!(said.contains("it has waited 60s for step 0 to be applied by every shard"), "{said}");
     cluster.link(1);
-    assert_eq!(ordered(&mut cluster), [] as [u64; 0]);
+    assert_eq!(ordered_steps(&mut cluster), [] as [u64; 0]);
 }
 
 #[test]
-fn nothing_is_saved_for_who_is_gone_nor_for_an_older_chief() {
+fn requests_of_disconnected_and_older_chiefs_are_not_saved() {
     for leaves in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         let mut cluster = one_behind(folder.path());
-        assert_eq!(wish(&mut cluster), [] as [u64; 0]);
+        assert_eq!(request_save(&mut cluster), [] as [u64; 0]);
         match leaves {
             true => {
                 let line = cluster.replicas[0].lines[0];
@@ -291,6 +291,6 @@ fn nothing_is_saved_for_who_is_gone_nor_for_an_older_chief() {
             }
         }
         cluster.link(1);
-        assert_eq!(ordered(&mut cluster), [] as [u64; 0]);
+        assert_eq!(ordered_steps(&mut cluster), [] as [u64; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Parts that come encoded: they lie in the inbox as if they had not been.
+//! Encoded parts of pushes: the inbox holds their decoded elements.
 
 use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::VariableId;
@@ -33,7 +33,7 @@ fn is_applied(answer: Option<Message>) -> bool {
 }
 
 #[test]
-fn a_push_may_be_encoded_in_part_and_cut_anywhere() {
+fn a_push_may_be_partly_encoded_and_cut_anywhere() {
     let w = encode(Codec::Bf16, &[1f32, 2.0, -3.0]);
     let first = encode(Codec::OneBit, &[1f32, 2.0]);
     let third = encode(Codec::TopK { fraction: 1.0 }, &[-3f32]);
@@ -65,7 +65,7 @@ fn a_push_may_be_encoded_in_part_and_cut_anywhere() {
             let push = world.gradient(line, 1);
             let mut requests = Vec::new();
             for (at, (form, offset, body)) in cut.iter().enumerate() {
-                // The bytes of the elements are counted.
+                // The length counts decoded elements.
                 let whole = (at + 1 == cut.len()).then_some(32);
                 let message = match form {
                     Some(form) => push.encoded(*form, *offset, whole),
@@ -83,7 +83,7 @@ fn a_push_may_be_encoded_in_part_and_cut_anywhere() {
     }
 }
 
-/// What a part is refused for; then the room serves a sound push.
+/// Sends a part and returns its refusal, then checks that the push slot serves a valid push.
 fn refused(policy: NonFinite, message: impl Fn(&Push) -> Message, body: &[u8]) -> Refusal {
     let (mut world, line) = ready(policy);
     let push = world.gradient(line, 1);
@@ -93,7 +93,7 @@ fn refused(policy: NonFinite, message: impl Fn(&Push) -> Message, body: &[u8]) -
         Some(Message::Refused(refused)) => refused.refusal,
         other => panic!("not refused but {other:?}"),
     };
-    // Nothing of it is left: the next push, in the only room there is, is applied alone.
+    // Nothing of the refused push is left: the next one, in the only push slot, is applied alone.
     let push_slot = world.push_slot(line);
     let next = Push { sequence: 2, push_slot, ..push };
     let body = bytes_of(&[1f32, 1.0, 1.0]);
@@ -103,7 +103,7 @@ fn refused(policy: NonFinite, message: impl Fn(&Push) -> Message, body: &[u8]) -
 }
 
 #[test]
-fn parts_that_are_not_what_they_say_are_refused_by_name() {
+fn malformed_parts_are_refused_with_their_variable() {
     let w = encode(Codec::F16, &[1f32, 2.0, 3.0]);
     let f16 = Encoding::F16.code();
     let part = |form, offset| move |push: &Push| push.encoded(form, offset, Some(16));
@@ -130,7 +130,7 @@ fn parts_that_are_not_what_they_say_are_refused_by_name() {
         Push { operation: Operation::Assign {}, ..*push }.encoded((f16, 3), 0, Some(16))
     };
     encoding(refused(reject, assign, &w), "only gradients");
-    // In no type of its own: so not even a plain variable is.
+    // A plain variable takes parts only in its own type.
     let add = |push: &Push| {
         Push { operation: Operation::AssignAdd {}, ..*push }.encoded((f16, 2), 32, Some(8))
     };
@@ -158,13 +158,13 @@ fn parts_that_are_not_what_they_say_are_refused_by_name() {
         refused(reject, part((f16, u32::MAX), 0), &w),
         range(0, 4 * u64::from(u32::MAX), 12)
     );
-    // In the middle, and not where a part may end.
+    // The part ends inside a partition, where no part may end.
     assert_eq!(refused(reject, part((f16, 1), 0), &w), range(0, 4, 56));
     assert!(matches!(refused(reject, part((f16, 1), u64::MAX), &w), Refusal::Range { .. }));
 }
 
 #[test]
-fn values_are_sent_in_encodings_of_values_only() {
+fn values_are_sent_only_in_encodings_of_values() {
     let (mut world, line) = ready(NonFinite::Reject);
     for encoding in [Encoding::Int8.code(), Encoding::Pairs.code(), 77] {
         let pull = message::Pull { selection: message::Selection::All {} };
@@ -174,10 +174,10 @@ fn values_are_sent_in_encodings_of_values_only() {
     }
 }
 
-/// A shard keeps halves in f32: what comes as they are, whatever the operation, and as f32 is the same
-/// to it, and it sends both.
+/// A shard keeps 16-bit floats in f32. For every operation it accepts them in their own type or in
+/// f32, and it sends both.
 #[test]
-fn halves_may_come_and_go_in_two_bytes_or_four() {
+fn half_precision_values_travel_in_two_bytes_or_four() {
     let brains = VariableSpec::bf16("brains", [3]).unwrap();
     let plain = VariableSpec::f16("plain", [2]).unwrap().plain();
     let variables = vec![VariableSpec::f32("w", [1]).unwrap(), brains, plain];
@@ -202,7 +202,7 @@ fn halves_may_come_and_go_in_two_bytes_or_four() {
     let push = world.gradient(line, 3);
     let gradient = bytes_of(&[1e-3f32, 0.5, 0.0]);
     assert!(is_applied(send(&mut world, push, None, 8, 16, &gradient)));
-    // Multiplied where there is room for the product.
+    // The factor is multiplied in f32, which can hold the product.
     let push = world.gradient(line, 5);
     let mut message = push.encoded((of_brains, 3), 8, Some(16));
     let Message::PushEncoded(encoded) = &mut message else { unreachable!() };
@@ -211,7 +211,7 @@ fn halves_may_come_and_go_in_two_bytes_or_four() {
         world.send(line, push.envelope(), message, &encode(Codec::Bf16, &[0f32, 0.0, 1.0]));
     world.work();
     assert!(is_applied(world.answer(line, request)));
-    // Not in the type of another variable, unless it is a gradient.
+    // Only a gradient may have the type of another variable.
     let assign = Push::plain(4, Operation::Assign {}, world.push_slot(line));
     let refused = send(&mut world, assign, Some((of_plain, 3)), 8, 16, &brains);
     assert!(matches!(refused, Some(Message::Refused(_))), "{refused:?}");
@@ -229,7 +229,7 @@ fn halves_may_come_and_go_in_two_bytes_or_four() {
 }
 
 #[test]
-fn what_is_decoded_is_looked_at_by_the_policy() {
+fn decoded_elements_are_scanned_for_nan() {
     let body = encode(Codec::Bf16, &[1f32, f32::NAN, 3.0]);
     let message = |push: &Push| push.encoded((Encoding::Bf16.code(), 3), 0, Some(16));
     match refused(NonFinite::Reject, message, &body) {

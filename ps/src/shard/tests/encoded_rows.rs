@@ -1,4 +1,4 @@
-//! Rows that come and go encoded.
+//! Encoded rows, pushed and pulled.
 
 use pushpull_common::codec::{Blocks, Codec, Encoding};
 use pushpull_common::ids::{PartitionId, VariableId};
@@ -12,8 +12,8 @@ use super::peers::{Push, bytes_of, f32s, index_of, worker};
 use super::world::{Line, World};
 use crate::optimizer::Sgd;
 
-/// `rows` (5 of 3 f32, at 0; its index at 152), `plain` (4 of 1 f32, at 64) and `users` (3 f32, 6 rows
-/// at once, at 80; its index at 208).
+/// `rows` (5 of 3 f32, at 0; its index at 152), `plain` (4 of 1 f32, at 64) and `users` (3 f32, 6
+/// rows at once, at 80; its index at 208).
 fn ready() -> (World, Line) {
     let variables = vec![
         VariableSpec::f32("rows", [5, 3]).unwrap().sparse(),
@@ -29,10 +29,10 @@ fn ready() -> (World, Line) {
 const ROWS: (u64, u64) = (0, 152);
 const USERS: (u64, u64) = (80, 208);
 
-/// Two rows, and what they are as int8.
+/// The values of two rows.
 const VALUES: [f32; 6] = [1.27, 0.01, -0.5, 100.0, 127.0, -1.0];
 
-/// A stretch of rows of three, from this element of a row on.
+/// Encodes a stretch of rows of three, which begins at element `before` of a row.
 fn encode(codec: Codec, before: usize, values: &[f32]) -> Vec<u8> {
     let mut bytes = Vec::new();
     codec.encode_rows(Blocks::of_rows(3, before), values, &mut bytes).unwrap();
@@ -46,8 +46,8 @@ fn decode(codec: Codec, before: usize, values: &[f32]) -> Vec<f32> {
     found
 }
 
-/// A part of rows: where, in which encoding, of how many elements, its body, and the bytes that all
-/// parts of rows have when it is the last.
+/// A part of rows: offset, encoding, number of elements, body, and in the last part the bytes of
+/// all parts of rows.
 type Encoded<'a> = (u64, u8, u32, &'a [u8], Option<u64>);
 
 fn send(
@@ -68,13 +68,13 @@ fn send(
     world.answer(line, last.unwrap()).unwrap()
 }
 
-/// The answer to an encoded push of the rows 1 and 4.
+/// Pushes rows 1 and 4 in encoded parts, and returns the answer.
 fn push(world: &mut World, line: Line, parts: &[Encoded<'_>]) -> Message {
     let gradient = world.gradient(line, 1);
     send(world, line, &gradient, (ROWS.1, &index_of(&[1_u32, 4])), parts)
 }
 
-/// Rows by their numbers, as they are or in an encoding.
+/// Pulls rows by their numbers, plain or in an encoding.
 fn pull<T: bytemuck::Pod>(
     world: &mut World,
     line: Line,
@@ -90,7 +90,7 @@ fn pull<T: bytemuck::Pod>(
     let numbers = &bytes_of(rows)[..size_of_val(rows)];
     let request = world.send(line, Envelope::default(), message, numbers);
     world.work();
-    match world.heard_body(line, request) {
+    match world.answer_with_body(line, request) {
         (Message::Rows(_), body) => Ok(body),
         (Message::Refused(refused), _) => Err(refused.refusal),
         (other, _) => panic!("rows are answered by {other:?}"),
@@ -105,13 +105,13 @@ fn is_applied(answer: &Message) -> bool {
 }
 
 #[test]
-fn encoded_rows_lie_in_the_inbox_as_if_they_had_not_been() {
+fn encoded_rows_are_decoded_into_the_inbox() {
     for codec in [Codec::F16, Codec::Bf16, Codec::Int8] {
         let code = codec.encoding().code();
         let all = encode(codec, 0, &VALUES);
         let (head, tail) = (encode(codec, 0, &VALUES[..4]), encode(codec, 1, &VALUES[4..]));
         let whole: &[Encoded<'_>] = &[(0, code, 6, &all, Some(24))];
-        // The second begins within a row, which then has two scales.
+        // The second part begins within a row, which then has two scales.
         let cut: &[Encoded<'_>] = &[(0, code, 4, &head, None), (16, code, 2, &tail, Some(24))];
         for (parts, expected) in [
             (whole, decode(codec, 0, &VALUES)),
@@ -132,7 +132,7 @@ fn encoded_rows_lie_in_the_inbox_as_if_they_had_not_been() {
 }
 
 #[test]
-fn encoded_rows_of_tables_that_grow_come_alike() {
+fn encoded_rows_of_growing_tables_are_decoded_into_the_inbox() {
     let (mut world, line) = ready();
     let code = Encoding::Int8.code();
     // Three rows: an odd number, so that padding follows.
@@ -145,14 +145,14 @@ fn encoded_rows_of_tables_that_grow_come_alike() {
     let rows = f32s(&pull(&mut world, line, 2, &ids, None).unwrap());
     let expected: Vec<f32> = decode(Codec::Int8, 0, &values).iter().map(|value| -value).collect();
     assert_eq!(rows, expected);
-    // And go in a shorter form.
+    // A pull returns them in a shorter form.
     let short = pull(&mut world, line, 2, &ids, Some(Encoding::Bf16.code())).unwrap();
     assert_eq!(short, encode(Codec::Bf16, 0, &rows));
 }
 
-/// Whatever rows are said to be, they are refused and change nothing, and the room serves the next.
+/// Malformed rows are refused and change nothing, and the push slot serves the next push.
 #[test]
-fn rows_that_are_not_what_they_say_are_refused_by_name() {
+fn malformed_rows_are_refused_with_their_variable() {
     let (f16, int8) = (Encoding::F16.code(), Encoding::Int8.code());
     let body = encode(Codec::Int8, 0, &VALUES);
     let refused = |parts: &[Encoded<'_>]| {
@@ -181,7 +181,7 @@ fn rows_that_are_not_what_they_say_are_refused_by_name() {
         encoding(refused(&[(0, other.code(), 6, &[0; 16], Some(24))]), "rows do not come so");
     }
     encoding(refused(&[(0, 77, 6, &body, Some(24))]), "does not know");
-    // As long as it were if rows shared their scales.
+    // The length that it would have if the rows shared one scale.
     encoding(refused(&[(0, int8, 6, &body[..10], Some(24))]), "10 bytes for 6 elements");
     let mut scale = body.clone();
     scale[7..11].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -199,13 +199,13 @@ fn rows_that_are_not_what_they_say_are_refused_by_name() {
     assert_eq!(refused(&[(2, f16, 1, &[0; 8], Some(24))]), range(2, 4, 60));
     assert_eq!(refused(&[(152, f16, 1, &[0; 8], Some(24))]), range(152, 8, 152));
     assert!(matches!(refused(&[(u64::MAX, f16, 1, &[0; 8], Some(24))]), Refusal::Range { .. }));
-    // Fewer rows, and more, than the index says.
+    // Fewer rows than the index says, and more.
     let incomplete = |bytes| Refusal::Incomplete { partition: PartitionId(0), bytes, expected: 24 };
     assert_eq!(refused(&[(0, f16, 3, &half(&VALUES[..3]), Some(16))]), incomplete(16));
     assert_eq!(refused(&[(0, f16, 9, &half(&[1.0; 9]), Some(40))]), incomplete(40));
     let nan = half(&[1.0, 2.0, 3.0, f32::NAN, 5.0, 6.0]);
     let Refusal::NonFinite { variable, .. } = refused(&[(0, f16, 6, &nan, Some(24))]) else {
-        panic!("NaN is let in")
+        panic!("NaN is accepted")
     };
     assert_eq!(variable, VariableId(0));
 
@@ -218,17 +218,17 @@ fn rows_that_are_not_what_they_say_are_refused_by_name() {
     encoding(refused.refusal, "only gradients");
 }
 
-/// A shard keeps rows of halves in f32: they come and go in two bytes an element, plain ones and those of
-/// tables too, or in four; and in the type of no other variable.
+/// A shard keeps rows of 16-bit floats in f32. Rows of trained and plain variables and of tables
+/// travel in two bytes an element, in their own type only, or in four.
 #[test]
-fn rows_of_halves_come_and_go_in_two_bytes_or_four() {
+fn half_precision_rows_travel_in_two_bytes_or_four() {
     let spec = TableSpec::new(1 << 20).rows_at_once(6);
     let variables = vec![
         VariableSpec::f16("rows", [5, 3]).unwrap().sparse(),
         VariableSpec::bf16("plain", [4]).unwrap().sparse().plain(),
         VariableSpec::table("users", DType::Bf16, [3], spec).unwrap(),
     ];
-    // Laid out as those of f32.
+    // The layout is that of f32.
     let (mut world, _) = World::ready(variables, Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
     let (f16, bf16) = (Encoding::F16.code(), Encoding::Bf16.code());
@@ -236,7 +236,7 @@ fn rows_of_halves_come_and_go_in_two_bytes_or_four() {
     let values = [1.0, -2.5, 0.1, 65504.0, 2f32.powi(-20), 3.0];
     let body = encode(Codec::F16, 0, &values);
     let rounded = decode(Codec::F16, 0, &values);
-    // Assigned, and a gradient of f32 that an f16 has no room for.
+    // An assignment, then a gradient in f32 that f16 cannot represent.
     let assign = Push::plain(1, Operation::Assign {}, world.push_slot(line));
     let answer = send(&mut world, line, &assign, (ROWS.1, &index), &[(0, f16, 6, &body, Some(24))]);
     assert!(is_applied(&answer), "{answer:?}");
@@ -253,7 +253,7 @@ fn rows_of_halves_come_and_go_in_two_bytes_or_four() {
     let turned = [&masters[3..], &masters[..3]].concat();
     assert_eq!(short, encode(Codec::F16, 0, &turned));
 
-    // Multiplied where there is room for the product.
+    // The factor is multiplied in f32, which can hold the product.
     let push = world.gradient(line, 3);
     world.send(line, push.envelope(), push.part(USERS.1, None), &index_of(&[9_u64]));
     let mut message = push.encoded((bf16, 3), USERS.0, Some(32));
@@ -267,7 +267,7 @@ fn rows_of_halves_come_and_go_in_two_bytes_or_four() {
     let short = pull(&mut world, line, 2, &[9_u64], Some(bf16)).unwrap();
     assert_eq!(short, encode(Codec::Bf16, 0, &[-1.0 / 3.0; 3]));
 
-    // Plain rows come as what they are, too, and none as another half.
+    // Plain rows also travel in their own type, and no rows in another 16-bit type.
     let zeros = pull(&mut world, line, 1, &[3_u32], Some(bf16)).unwrap();
     assert_eq!(zeros, [0; 8]);
     for (partition, other) in [(0, bf16), (1, f16), (2, f16)] {
@@ -286,7 +286,7 @@ fn rows_of_halves_come_and_go_in_two_bytes_or_four() {
 }
 
 #[test]
-fn rows_are_sent_in_encodings_of_values_only() {
+fn rows_are_sent_only_in_encodings_of_values() {
     let (mut world, line) = ready();
     for encoding in [0, Encoding::Int8.code(), Encoding::Pairs.code(), 77] {
         let refusal = pull(&mut world, line, 0, &[0_u32], Some(encoding)).unwrap_err();

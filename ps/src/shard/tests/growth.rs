@@ -1,4 +1,5 @@
-//! Tables that cannot grow: the push waits, everybody is told why, and it is applied once there is space.
+//! Tables that cannot grow. The push waits and clients learn the cause; it is applied once there is
+//! memory.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::optimizer::Sgd;
 use crate::shard::work::Work;
 use crate::shard::{Input, TICK};
 
-/// `users` (rows of 2 f32) by itself, with no records yet.
+/// A world with the table `users` alone (rows of 2 f32), which has no records yet.
 fn ready() -> (World, Line) {
     let users = TableSpec::new(1 << 20).rows_at_once(4);
     let users = VariableSpec::table("users", DType::F32, [2], users).unwrap();
@@ -24,7 +25,7 @@ fn ready() -> (World, Line) {
     (world, line)
 }
 
-/// Sends a gradient for one row, whole.
+/// Sends a whole gradient for one row.
 fn push(world: &mut World, line: Line, sequence: u64, id: u64) -> pushpull_common::ids::RequestId {
     let gradient: Push = world.gradient(line, sequence);
     let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
@@ -40,7 +41,7 @@ fn heartbeat(world: &mut World, line: Line) -> Message {
 }
 
 #[test]
-fn a_push_waits_for_space_and_is_applied_once_there_is_some() {
+fn a_push_waits_for_memory_and_is_then_applied() {
     let (mut world, line) = ready();
     let taken = world.fill();
     let request = push(&mut world, line, 1, 77);
@@ -54,7 +55,7 @@ fn a_push_waits_for_space_and_is_applied_once_there_is_some() {
     assert_eq!(*shard, ShardId { task: 0, shard: 0 });
     assert!(cause.contains("0 bytes of bytes_max are left"), "{cause}");
     let cause = cause.clone();
-    // It is tried again every second, and told once.
+    // The shard retries every second, and reports the failure once.
     for _ in 0..TICKS_OF_A_SECOND - 1 {
         world.now += TICK;
         world.input(0, Input::Tick);
@@ -64,8 +65,8 @@ fn a_push_waits_for_space_and_is_applied_once_there_is_some() {
     world.now += TICK;
     assert_eq!((world.slice(0), world.metrics().growths_failed), (Work::Growing, 2));
     assert_eq!(world.events.len(), 1);
-    // Whoever says anything is told why it waits.
-    let Message::Refused(refused) = heartbeat(&mut world, line) else { panic!("not told") };
+    // A heartbeat is refused with the cause.
+    let Message::Refused(refused) = heartbeat(&mut world, line) else { panic!("not refused") };
     let Refusal::Storage { detail } = &refused.refusal else { panic!("{refused:?}") };
     assert_eq!(detail.as_str(), cause);
     drop(taken);
@@ -81,25 +82,25 @@ fn a_push_waits_for_space_and_is_applied_once_there_is_some() {
 }
 
 #[test]
-fn waits_behind_a_push_that_cannot_grow_name_the_cause() {
+fn waits_behind_a_push_without_memory_name_the_cause() {
     let (mut world, line) = ready();
     let _taken = world.fill();
     push(&mut world, line, 1, 77);
     push(&mut world, line, 2, 78);
     assert_eq!(world.work(), Work::Growing);
-    // Both rooms are taken by pushes that are not applied.
+    // Both push slots are taken by pushes that are not applied.
     let envelope = Envelope { deadline_ms: 500, ..Envelope::default() };
     let request = world.send(line, envelope, message::Reserve {}.into(), &[]);
     assert_eq!(world.answer(line, request), None);
     world.now += Duration::from_millis(500);
     world.tick();
-    let Some(Message::Refused(refused)) = world.answer(line, request) else { panic!("not told") };
+    let Some(Message::Refused(refused)) = world.answer(line, request) else { panic!("not refused") };
     let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
     assert!(awaited.as_str().contains("cannot grow: cannot reserve"), "{awaited}");
 }
 
 #[test]
-fn a_push_that_waits_for_space_survives_the_process() {
+fn a_push_that_waits_for_memory_survives_a_kill() {
     let (mut world, line) = ready();
     let taken = world.fill();
     push(&mut world, line, 1, 77);

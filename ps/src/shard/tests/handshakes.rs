@@ -1,4 +1,4 @@
-//! Coming in: who belongs here, and what it may do.
+//! Handshakes: which clients a shard accepts, and what their roles permit.
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
@@ -17,10 +17,10 @@ fn bare() -> World {
 }
 
 #[test]
-fn who_does_not_belong_here_is_told_why_and_closed() {
+fn a_refused_client_learns_the_reason_and_is_closed() {
     let mut world = bare();
     let hello = worker(1).hello(0);
-    let refusal = |world: &mut World, hello| world.greet(0, hello, false).unwrap_err();
+    let refusal = |world: &mut World, hello| world.handshake(0, hello, false).unwrap_err();
 
     let mut other = hello.clone();
     other.shard = ShardId { task: 0, shard: 7 };
@@ -38,7 +38,7 @@ fn who_does_not_belong_here_is_told_why_and_closed() {
     let Refusal::Identity { field, server, client, server_hash, client_hash } =
         refusal(&mut world, other)
     else {
-        panic!("another identity")
+        panic!("another identity is accepted")
     };
     assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("optimizer", "sgd", "adam"));
     assert_eq!((server_hash, client_hash), (identity().hash(), theirs.hash()));
@@ -52,11 +52,11 @@ fn who_does_not_belong_here_is_told_why_and_closed() {
     other.seen_epoch = RestoreEpoch(2);
     let (found, current, step) = (RestoreEpoch(2), RestoreEpoch(0), GlobalStep(0));
     assert_eq!(refusal(&mut world, other), Refusal::RestoreEpoch { found, current, step });
-    assert_eq!(world.members, [(0, 0)], "nobody has joined");
+    assert_eq!(world.members, [(0, 0)], "no member has joined");
 }
 
 #[test]
-fn one_connection_too_many_is_refused_until_another_goes() {
+fn connections_beyond_the_limit_are_refused_until_one_closes() {
     let mut world = bare();
     let lines: Vec<_> = (0..3).map(|task| world.join(0, &mut worker(task))).collect();
     let refusal = world.try_join(0, &mut worker(3)).unwrap_err();
@@ -66,18 +66,18 @@ fn one_connection_too_many_is_refused_until_another_goes() {
 }
 
 #[test]
-fn a_ghost_is_fenced_by_its_successor() {
-    a_ghost_is_fenced(PlantedBugs::default());
+fn an_older_incarnation_is_fenced_by_its_successor() {
+    an_older_incarnation_is_fenced(PlantedBugs::default());
 }
 
-pub(super) fn a_ghost_is_fenced(planted: PlantedBugs) {
+pub(super) fn an_older_incarnation_is_fenced(planted: PlantedBugs) {
     let mut world =
         World::bare(variables(), Sgd::new(1.0), |config| PsConfig { planted, ..config });
     let mut first = worker(1);
     let line = world.join(0, &mut first);
     let mut second = first.restarted();
     world.join(0, &mut second);
-    assert!(world.closed.contains(&line), "one connection for a task");
+    assert!(world.closed.contains(&line), "a task has one connection");
     let fenced = Refusal::Fenced { epoch: ClientEpoch(2), current: ClientEpoch(2) };
     assert_eq!(world.refused(line, message::Heartbeat {}.into()), fenced);
     let ghost = world.try_join(0, &mut first).unwrap_err();
@@ -88,19 +88,20 @@ pub(super) fn a_ghost_is_fenced(planted: PlantedBugs) {
         let refusal = world.try_join(0, &mut liar).unwrap_err();
         assert_eq!(refusal, Refusal::UnknownEpoch { epoch, newest: ClientEpoch(2) });
     }
-    assert_eq!(world.join(0, &mut first.restarted().restarted()).shard, 0, "epochs go on");
+    assert_eq!(world.join(0, &mut first.restarted().restarted()).shard, 0, "epochs continue");
 }
 
-/// An epoch that nobody minted would have been minted above, and written where it is never read.
+/// If a shard accepted such an epoch, it would mint the next above it, and could not read back
+/// what it writes.
 #[test]
-fn an_epoch_that_was_never_minted_does_no_harm_to_the_files_of_any_shard() {
+fn an_epoch_that_was_never_minted_harms_the_files_of_no_shard() {
     let last = (1 << 63) - 1;
     for role in [Role::Worker {}, Role::Chief {}] {
         let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.shards(2));
         let mut honest = worker(1);
         world.join(0, &mut honest);
         for shard in [0, 1] {
-            // A task that is known there, and one that is not.
+            // A task that the shard knows, and one that it does not.
             for task in [1, 2] {
                 for epoch in [last, last - 1, 1 << 62, 1 << 48].map(ClientEpoch) {
                     let mut liar = Peer { role, epoch, ..worker(task).restarted() };
@@ -116,21 +117,21 @@ fn an_epoch_that_was_never_minted_does_no_harm_to_the_files_of_any_shard() {
         }
         world.join(0, &mut worker(3));
         [0, 1].into_iter().for_each(|shard| world.restart(shard).unwrap());
-        // What an earlier life has minted is taken still.
+        // Epochs that were minted before the restart are still accepted.
         [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut honest));
     }
 }
 
-/// A shard that mints no epochs believes a liar; but only for a day after it has lied.
+/// A shard that mints no epochs accepts a false one, but none that is more than a day ahead.
 #[test]
-fn a_lie_about_an_epoch_shuts_its_task_out_for_a_day_at_most() {
+fn a_false_epoch_shuts_its_task_out_for_a_day_at_most() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.shards(2));
     let mut honest = worker(1);
     [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut honest));
     let ahead = ClientEpoch(super::super::replicas::EPOCHS_AHEAD);
     let mut liar = Peer { epoch: ahead, ..worker(1).restarted() };
     world.join(1, &mut liar);
-    // No other task has anything to do with that.
+    // Other tasks are not affected.
     let mut other = worker(2);
     [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut other));
     let refusal = world.try_join(1, &mut honest).unwrap_err();
@@ -141,9 +142,9 @@ fn a_lie_about_an_epoch_shuts_its_task_out_for_a_day_at_most() {
     assert!(restarted.epoch > ahead);
 }
 
-/// The epoch of a client is no other's: it says at other shards whose a push is.
+/// Each epoch belongs to one client: other shards tell by it which client made a push.
 #[test]
-fn an_epoch_that_was_given_to_another_task_is_refused_by_the_owner() {
+fn the_epoch_of_another_task_is_refused_by_the_step_owner() {
     let mut world = bare();
     let mut first = worker(1);
     world.join(0, &mut first);
@@ -154,7 +155,7 @@ fn an_epoch_that_was_given_to_another_task_is_refused_by_the_owner() {
 }
 
 #[test]
-fn a_shard_that_mints_no_epochs_takes_the_owners() {
+fn a_shard_that_mints_no_epochs_accepts_those_of_the_step_owner() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.shards(2));
     let mut peer = worker(1);
     let refusal = world.try_join(1, &mut peer).unwrap_err();
@@ -168,7 +169,7 @@ fn a_shard_that_mints_no_epochs_takes_the_owners() {
 }
 
 #[test]
-fn the_welcome_says_what_was_agreed() {
+fn the_welcome_states_the_agreed_settings() {
     let mut world = bare();
     for (asked, remote, agreed) in [
         (BodyCrc::Auto {}, false, BodyCrc::Off {}),
@@ -178,7 +179,7 @@ fn the_welcome_says_what_was_agreed() {
     ] {
         let mut hello = worker(1).hello(0);
         hello.body_crc = asked;
-        let (line, welcome) = world.greet(0, hello, remote).unwrap();
+        let (line, welcome) = world.handshake(0, hello, remote).unwrap();
         assert_eq!(welcome.body_crc, agreed);
         assert_eq!((welcome.lease_ms, welcome.shards), (5000, 1));
         assert_eq!(welcome.catalogue, CatalogueState::Absent {});
@@ -208,22 +209,22 @@ fn roles_are_checked_for_every_message() {
     assert!(matches!(left, Refusal::Role { kind: 53, .. }), "{left}");
 }
 
-/// A world whose cluster lists these tasks, and perhaps takes others.
-fn listed(cluster: &str, elastic: bool) -> World {
+/// A world whose cluster lists these tasks, and accepts others of its jobs if it is elastic.
+fn world_of(cluster: &str, elastic: bool) -> World {
     World::bare(variables(), Sgd::new(1.0), |config| {
         let cluster = cluster.parse().unwrap();
         PsConfig { cluster, ..config }.elastic_workers(elastic)
     })
 }
 
-/// Which of the tasks are let in, by what they say they are.
+/// Checks which tasks are accepted, by the role, the job and the index that they claim.
 #[test]
-fn only_tasks_that_the_cluster_has_are_let_in() {
+fn only_tasks_of_the_cluster_are_accepted() {
     let (only, dense) = ("ps=a:1", "ps=a:1,b:1;worker=c:1,d:1");
     let sparse = "ps=a:1;worker=3@c:1;evaluator=d:1";
     let (worker, chief, peer) = (Role::Worker {}, Role::Chief {}, Role::Peer {});
     let table = [
-        // A cluster that lists no workers says nothing of them.
+        // A cluster that lists no workers does not restrict them.
         (only, false, worker, "worker", 7, true),
         (only, false, chief, "anything", 1 << 31, true),
         (only, false, worker, "ps", 0, false),
@@ -236,7 +237,7 @@ fn only_tasks_that_the_cluster_has_are_let_in() {
         (sparse, false, worker, "worker", 3, true),
         (sparse, false, worker, "worker", 0, false),
         (sparse, false, worker, "evaluator", 0, true),
-        // An elastic one has more tasks of its jobs, and no others.
+        // An elastic cluster accepts more tasks of its jobs, and no other jobs.
         (dense, true, worker, "worker", 2, true),
         (dense, true, worker, "chief", 0, false),
         (dense, true, worker, "ps", 0, false),
@@ -246,14 +247,14 @@ fn only_tasks_that_the_cluster_has_are_let_in() {
         (dense, true, peer, "ps", 2, false),
         (dense, false, peer, "worker", 0, false),
         (only, false, peer, "worker", 0, false),
-        // Readers have no place in a cluster.
+        // Readers are no tasks of a cluster.
         (dense, false, Role::Reader {}, "notebook", 9, true),
     ];
     for (cluster, elastic, role, job, task, welcome) in table {
-        let mut world = listed(cluster, elastic);
+        let mut world = world_of(cluster, elastic);
         let mut hello = worker_of(task).hello(0);
         (hello.role, hello.job) = (role, Text::clipped(job));
-        match world.greet(0, hello, false) {
+        match world.handshake(0, hello, false) {
             Ok(_) => assert!(welcome, "{cluster}: {role:?} {job} {task}"),
             Err(Refusal::UnknownTask { job: named, task: index, detail }) => {
                 assert!(!welcome, "{cluster}: {role:?} {job} {task}: {}", detail.as_str());
@@ -263,7 +264,7 @@ fn only_tasks_that_the_cluster_has_are_let_in() {
             Err(other) => panic!("{cluster}: {role:?} {job} {task}: {other}"),
         }
     }
-    let mut world = listed(dense, false);
+    let mut world = world_of(dense, false);
     let refusal = world.try_join(0, &mut worker_of(2)).unwrap_err().to_string();
     assert!(refusal.contains("task 2 of job \"worker\"") && refusal.contains("0-1"), "{refusal}");
 }

@@ -1,9 +1,9 @@
-//! What a crash may leave, told store by store.
+//! The files that a crash may leave at each store.
 //!
-//! A killed process leaves what its stores had done, in program order. Two kinds of stores are in no
-//! such order: those of a stretch that somebody was lent, which the compiler may move about until
-//! the next word is stored in one piece; and those past the cache, which are in memory for sure only
-//! after a fence. Of those an image holds any part.
+//! A killed process leaves the effects of its stores in program order, with two exceptions. The
+//! compiler may reorder the stores to a borrowed stretch until the next word is stored in one
+//! piece. Streaming stores, which bypass the cache, are certain to be in memory only after a fence.
+//! An image may hold any part of these.
 
 use crate::arena::shelf::Shelf;
 use crate::arena::store_trace::Event;
@@ -11,27 +11,27 @@ use crate::arena::store_trace::Event;
 use super::kept::Files;
 use super::random::Random;
 
-/// Past the cache, memory is written in lines.
+/// The bytes of a cache line, the unit of streaming stores.
 const LINE: usize = 64;
 
-/// Images that hold each of the stretches in part, for each event.
+/// The number of images for each event that hold the stretches in part.
 const MIXED: usize = 2;
 
-/// A stretch whose stores may be there or not.
+/// A stretch of a file whose stores may or may not be in memory.
 #[derive(Debug)]
 struct Stretch {
     file: String,
     start: usize,
-    /// What it held before.
+    /// Its bytes before the stores.
     old: Vec<u8>,
 }
 
 impl Stretch {
-    /// Puts back what each line of it held, where the chance says so.
+    /// Restores the old bytes of each line for which `chance` returns `true`.
     fn put_back(&self, files: &mut Files, mut chance: impl FnMut() -> bool) {
         let Some(content) = files.get_mut(&self.file) else { return };
         let bytes = content.stretch_mut(self.start, self.old.len());
-        // Where the first line ends that the stretch is part of.
+        // The stretch may begin inside a line. The first line ends here.
         let (mut start, mut end) = (0, LINE - self.start % LINE);
         while start < bytes.len() {
             end = end.min(bytes.len());
@@ -42,7 +42,7 @@ impl Stretch {
         }
     }
 
-    /// Puts back what it held from a byte on, or up to it.
+    /// Restores the old bytes from `at` on, or up to `at`.
     fn cut(&self, files: &mut Files, at: usize, from: bool) {
         let Some(content) = files.get_mut(&self.file) else { return };
         let range = if from { at..self.old.len() } else { 0..at };
@@ -55,7 +55,7 @@ impl Stretch {
     }
 }
 
-/// Follows the stores to the files of a shelf.
+/// Follows the stores to the files of a shelf, and builds the images of crashes.
 pub(super) struct Images {
     shelf: Shelf,
     shared: Vec<Stretch>,
@@ -70,17 +70,17 @@ impl Images {
         Images { shelf, shared, streamed, random: Random::new(seed), last: Files::new() }
     }
 
-    /// The different images that a crash at this event may leave.
+    /// Returns the distinct images that a crash at this event may leave.
     pub(super) fn at(&mut self, event: Event) -> Vec<Files> {
         let Some(opened) = self.stretch_of(event) else {
-            // It is of memory that holds no file.
+            // The event concerns memory that holds no file.
             return Vec::new();
         };
         let images = self.images();
         match event {
             Event::Shared { .. } => self.shared.extend(opened),
             Event::Streaming { .. } => self.streamed.extend(opened),
-            // What was lent is written before a word is stored; so is what makes or moves a file.
+            // Borrowed stretches are written before a word is stored or a file is made or moved.
             Event::Storing { .. } | Event::Filing | Event::Moved { .. } => self.shared.clear(),
             Event::Fenced => {
                 self.shared.clear();
@@ -90,8 +90,8 @@ impl Images {
         images
     }
 
-    /// The stretch that an event is about to change in any order, if it does that; `None` if the
-    /// event is of no file.
+    /// Returns the stretch that an event opens for stores in any order, if it does. Returns `None`
+    /// if the event concerns no file.
     fn stretch_of(&self, event: Event) -> Option<Option<Stretch>> {
         match event {
             Event::Shared { address, start, bytes }
@@ -113,7 +113,7 @@ impl Images {
         }
         if self.streamed.iter().any(|stretch| stretch.has_changed(&self.shelf)) {
             let mut absent = present.clone();
-            // The older a stretch, the later it is put back: it knows what was there first.
+            // The oldest stretch is restored last: it has the original bytes.
             self.streamed.iter().rev().for_each(|stretch| stretch.put_back(&mut absent, || true));
             images.push(absent);
             for _ in 0..MIXED {

@@ -1,4 +1,4 @@
-//! The catalogue and the first values.
+//! Declaration of the catalogue, and initialization of the values.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, chief, f32s, f64s, place, variables, worker};
-use super::world::{Heard, World};
+use super::world::{Received, World};
 use crate::config::Storage;
 use crate::optimizer::{Adam, Sgd};
 
@@ -20,39 +20,39 @@ fn bare() -> World {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_need_and_limit_and_less_may_be_declared() {
+fn a_declaration_that_does_not_fit_is_refused_with_need_and_limit() {
     let limit = 3 << 20;
     let storage = Storage::Memory { bytes_max: limit };
     let mut world =
         World::bare(variables(), Adam::new(0.1), |config| config.storage(storage.clone()));
     let line = world.join(0, &mut chief());
     let large = place(vec![VariableSpec::f32("w", [1 << 18]).unwrap()], 1);
-    // Values, a shadow and a pinned copy of them, as much of two slots, four rooms: a MiB each,
-    // and what belongs to them.
-    let Message::Refused(refused) = world.declare(line, &large) else { panic!("it cannot fit") };
+    // 13 MiB and some overhead: values with a shadow and a pinned copy, the same for two optimizer
+    // slots, and four push slots, of a MiB each.
+    let Message::Refused(refused) = world.declare(line, &large) else { panic!("the declaration is accepted") };
     let Refusal::DoesNotFit { need, limit: found } = refused.refusal else { panic!("{refused:?}") };
     assert!((13 << 20..14 << 20).contains(&need) && found == limit, "{need} {found}");
     let refusal = world.refused(line, message::FetchCatalogue {}.into());
     assert_eq!(refusal, Refusal::NotInitialized {});
     let small = world.catalogue.clone();
     assert!(matches!(world.declare(line, &small), Message::Declared(_)));
-    // Another declaration gives the memory of the first back.
+    // Another declaration releases the memory of the one before.
     let medium = place(vec![VariableSpec::f32("w", [1 << 15]).unwrap()], 1);
     for catalogue in [&medium, &small, &medium] {
         let Message::Declared(declared) = world.declare(line, catalogue) else { panic!() };
         let digest = catalogue.digest();
         assert_eq!(declared.state, CatalogueState::Declared { digest });
     }
-    // A declaration that is refused leaves the earlier one as it was.
+    // A refused declaration does not change the earlier one.
     assert!(matches!(world.declare(line, &large), Message::Refused(_)));
     let Message::CatalogueIs(kept) = world.ask(line, message::FetchCatalogue {}.into()) else {
-        panic!("it is gone")
+        panic!("the catalogue is gone")
     };
     assert_eq!(kept.digest, medium.digest());
 }
 
 #[test]
-fn a_second_catalogue_is_refused_and_the_first_difference_named() {
+fn a_different_catalogue_is_refused_with_its_first_difference() {
     let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let mut other = variables();
     other[1] = VariableSpec::new("d", DType::F64, Shape::new([3]).unwrap()).unwrap();
@@ -68,12 +68,12 @@ fn a_second_catalogue_is_refused_and_the_first_difference_named() {
 
     let mut hello = worker(4).hello(0);
     hello.catalogue = Some(other.digest());
-    let refusal = world.greet(0, hello, false).unwrap_err();
+    let refusal = world.handshake(0, hello, false).unwrap_err();
     assert!(matches!(refusal, Refusal::Catalogue { .. }), "{refusal}");
 }
 
 #[test]
-fn a_declaration_that_is_no_catalogue_changes_nothing() {
+fn an_invalid_catalogue_changes_nothing() {
     let mut world = bare();
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();
@@ -97,7 +97,7 @@ fn a_declaration_that_is_no_catalogue_changes_nothing() {
 }
 
 #[test]
-fn the_first_values_are_the_initializers_on_any_split() {
+fn initial_values_do_not_depend_on_the_split() {
     let variables = || {
         let normal = Initializer::Normal { mean: 0.0, stddev: 0.5 };
         vec![
@@ -139,7 +139,7 @@ fn the_first_values_are_the_initializers_on_any_split() {
 }
 
 #[test]
-fn what_was_assigned_before_is_not_initialized() {
+fn values_assigned_before_initialization_are_kept() {
     let variables = || {
         let ones = |name| VariableSpec::f32(name, [2]).unwrap().initializer(Initializer::Ones);
         vec![ones("a"), ones("b"), ones("c")]
@@ -156,11 +156,11 @@ fn what_was_assigned_before_is_not_initialized() {
     let push_slot = world.push_slot(line);
     let gradient = Push { operation: Operation::Gradient {}, push_slot, ..push };
     let answer = world.push_answer(line, &gradient, &[(8, &[0; 8])]);
-    let Message::Refused(refused) = answer else { panic!("no values to train yet") };
+    let Message::Refused(refused) = answer else { panic!("a gradient is accepted before there are values") };
     assert_eq!(refused.refusal, Refusal::NotInitialized {});
     let push_slot = world.push_slot(line);
     let push = Push { push_slot, ..push };
-    // The assignment waits for its turn when the initialization is asked for.
+    // The assignment is still queued when the initialization is requested.
     let assigned = world.push(line, &push, &[(8, &bytes_of(&[5_f32, 6.0]))]);
     let ready = world.say(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
     world.work();
@@ -168,7 +168,7 @@ fn what_was_assigned_before_is_not_initialized() {
     assert!(matches!(world.answer(line, ready), Some(Message::Ready(_))));
     assert_eq!(f32s(&world.values(line)), [1.0, 1.0, 5.0, 6.0, 1.0, 1.0]);
 
-    // Asked again, it is still ready and nothing is overwritten.
+    // A second request is answered in the same way and overwrites nothing.
     assert!(matches!(
         world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into()),
         Message::Ready(_)
@@ -177,18 +177,18 @@ fn what_was_assigned_before_is_not_initialized() {
 }
 
 #[test]
-fn those_who_wait_for_the_values_are_answered_when_they_are_there() {
+fn clients_that_wait_for_values_are_answered_once_they_exist() {
     let mut world = bare();
     let (chief, waiting) = (world.join(0, &mut chief()), world.join(0, &mut worker(1)));
     let envelope = Envelope { deadline_ms: 300, ..Envelope::default() };
-    let impatient = world.send(waiting, envelope, message::AwaitReady {}.into(), &[]);
-    let patient = world.say(waiting, message::AwaitReady {}.into());
+    let with_deadline = world.send(waiting, envelope, message::AwaitReady {}.into(), &[]);
+    let without_deadline = world.say(waiting, message::AwaitReady {}.into());
     let refusal = world.refused(waiting, message::FetchCatalogue {}.into());
     assert_eq!(refusal, Refusal::NotInitialized {});
     world.pass(Duration::from_millis(299), &[chief, waiting]);
-    assert_eq!(world.answer(waiting, impatient), None);
+    assert_eq!(world.answer(waiting, with_deadline), None);
     world.pass(Duration::from_millis(1), &[chief, waiting]);
-    let Some(Message::Refused(refused)) = world.answer(waiting, impatient) else { panic!() };
+    let Some(Message::Refused(refused)) = world.answer(waiting, with_deadline) else { panic!() };
     let Refusal::Deadline { waited_ms: 300, awaited } = refused.refusal else { panic!() };
     assert!(awaited.as_str().contains("the chief"), "{}", awaited.as_str());
 
@@ -198,15 +198,15 @@ fn those_who_wait_for_the_values_are_answered_when_they_are_there() {
     let second = world.say(chief, message::Initialize { epoch: RestoreEpoch(1) }.into());
     assert_eq!(world.answer(chief, second), None);
     world.work();
-    for (line, request) in [(chief, first), (chief, second), (waiting, patient)] {
+    for (line, request) in [(chief, first), (chief, second), (waiting, without_deadline)] {
         let Some(Message::Ready(ready)) = world.answer(line, request) else { panic!() };
         assert_eq!(ready.digest, catalogue.digest());
     }
     assert!(matches!(world.ask(waiting, message::AwaitReady {}.into()), Message::Ready(_)));
-    world.heard.clear();
+    world.received.clear();
     world.say(waiting, message::FetchCatalogue {}.into());
-    let Some(Heard::Message { message: Message::CatalogueIs(is), body, .. }) =
-        world.heard.get_mut(&waiting).and_then(Vec::pop)
+    let Some(Received::Message { message: Message::CatalogueIs(is), body, .. }) =
+        world.received.get_mut(&waiting).and_then(Vec::pop)
     else {
         panic!("the catalogue is sent")
     };

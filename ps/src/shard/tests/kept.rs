@@ -1,4 +1,4 @@
-//! What a shard must have kept across a crash, read out of its tables.
+//! The state that a shard must keep across a crash, read out of its tables.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::shard::replicas::ClientKey;
 use crate::shard::{Shard, Variables};
 use crate::table::Table;
 
-/// The files of a shard.
+/// The files of a shard, by name.
 pub(super) type Files = BTreeMap<String, Content>;
 
-/// All that a crash must leave whole.
+/// Everything that a crash must leave intact.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PooledBuffers {
-    /// The step, the version, clients, windows, tokens, and the pushes that lie whole.
+pub(super) struct PersistentState {
+    /// Steps, versions, clients, push windows, tokens, and whole pushes.
     pub(super) tables: Tables,
-    /// The values and each slot.
+    /// The values, then each optimizer slot.
     pub(super) values: Vec<Vec<u8>>,
     /// The rows of each table that grows.
     pub(super) rows: Vec<BTreeMap<u64, Vec<u8>>>,
@@ -50,7 +50,7 @@ pub(super) struct Tables {
     pub(super) generation: u64,
     digest: Option<[u8; 32]>,
     assigned: Vec<u32>,
-    /// The pushes that lie whole, and their bodies.
+    /// The whole pushes, and their bodies.
     whole: Vec<(String, Vec<u8>)>,
 }
 
@@ -61,9 +61,9 @@ struct Client {
     tokens: Vec<String>,
 }
 
-impl PooledBuffers {
-    /// What a shard that goes on from here must have.
-    pub(super) fn of(shard: &Shard) -> PooledBuffers {
+impl PersistentState {
+    /// Reads the state that a shard must have if it continues from here.
+    pub(super) fn of(shard: &Shard) -> PersistentState {
         let steps = shard.owner.as_ref().map(|owner| owner.steps()).unwrap_or_default();
         let (variables, store) = match &shard.variables {
             Variables::Absent => (0, None),
@@ -73,7 +73,7 @@ impl PooledBuffers {
         let mut values = store.map_or_else(Vec::new, |store| store.contents());
         let mut assigned = Vec::new();
         if let Variables::Declared(store) = &shard.variables {
-            // What nobody has given a value yet means nothing.
+            // Values that have not been assigned yet mean nothing.
             values.truncate(1);
             for partition in store.layout().partitions() {
                 match shard.assigned.contains(&partition.id) {
@@ -85,7 +85,7 @@ impl PooledBuffers {
             }
         }
         let clients =
-            (0..shard.replicas.counts().0 as u32).map(|key| shard.kept_of(ClientKey(key)));
+            (0..shard.replicas.counts().0 as u32).map(|key| shard.client_state(ClientKey(key)));
         let tables = Tables {
             epoch: shard.epoch.0,
             restored_step: shard.restored_step.0,
@@ -104,22 +104,22 @@ impl PooledBuffers {
         };
         let of = |table: &Table| table.contents(&shard.journal);
         let rows = store.map_or_else(Vec::new, |store| store.tables().iter().map(of).collect());
-        PooledBuffers { tables, values, rows }
+        PersistentState { tables, values, rows }
     }
 
-    /// The same without variables: what lies between two declarations.
-    pub(super) fn undeclared(&self) -> PooledBuffers {
+    /// Returns this state without variables, as it is between two declarations.
+    pub(super) fn undeclared(&self) -> PersistentState {
         let mut tables = self.tables.clone();
         (tables.variables, tables.digest) = (0, None);
         (tables.assigned, tables.whole) = (Vec::new(), Vec::new());
-        PooledBuffers { tables, values: Vec::new(), rows: Vec::new() }
+        PersistentState { tables, values: Vec::new(), rows: Vec::new() }
     }
 }
 
 impl Shard {
-    fn kept_of(&self, key: ClientKey) -> Client {
+    fn client_state(&self, key: ClientKey) -> Client {
         let client = self.replicas.client(key);
-        // As it would be read: what has left the window is of no more use.
+        // Decodes the window as recovery does: outcomes that have left it are of no use.
         let window: Vec<u64> = client.window.words();
         let window = Window::decode(&window, PlantedBugs::default()).expect("a window");
         let (task, epoch) = (&client.task, client.epoch);
@@ -130,7 +130,7 @@ impl Shard {
     }
 }
 
-/// Starts a shard on the files of this shelf.
+/// Opens a shard on the files of this shelf.
 pub(super) fn open_on(
     shelf: &Shelf,
     config: &Arc<PsConfig>,
@@ -139,7 +139,7 @@ pub(super) fn open_on(
     open_at(Place::Shelf(shelf.clone()), config, now)
 }
 
-/// Starts a shard in this place.
+/// Opens a shard at this place.
 pub(super) fn open_at(
     place: Place,
     config: &Arc<PsConfig>,

@@ -1,32 +1,32 @@
-//! Arenas whose checksums are right and whose words are not those of a shard: each is refused, or is
-//! a shard that works.
+//! Forged arenas: the checksums are valid and some words are wrong. A shard refuses such an arena,
+//! or opens it and works.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use pushpull_common::protocol::{Message, message};
 
-use super::arenas::{Files, file_mut, images, lived, world};
+use super::arenas::{Files, file_mut, images, train, world};
 use super::peers::{Push, bytes_of, worker};
-use super::random::{Random, TellSeed, is_thorough};
+use super::random::{Random, PrintSeedOnPanic, is_thorough};
 use super::world::{LIFE, World};
 use crate::commit::reseal;
 use crate::layout::{Kind, PAGE_BYTES};
 use crate::store::reseal_undo;
 
-/// Arenas that lie, and how many in a thorough run; `PUSHPULL_LIARS` overrides it.
-const LIARS: u64 = 1_000;
-const LIARS_THOROUGH: u64 = 5_000;
+/// The number of forged arenas, normally and in a thorough run. `PUSHPULL_LIARS` overrides it.
+const FORGED_ARENAS: u64 = 1_000;
+const FORGED_ARENAS_THOROUGH: u64 = 5_000;
 
 /// The words of the shard and the numbers of its commits.
 const SHARD_WORDS: [std::ops::Range<usize>; 2] = [0..19, 509..511];
 
-/// Numbers that are wrong in their own ways, beside those that are near the right one.
+/// Wrong numbers of special interest, besides those close to the right one.
 const NUMBERS: [u64; 12] =
     [0, 1, 2, 3, 8, 64, 4096, 1 << 31, u32::MAX as u64, 1 << 40, 1 << 62, u64::MAX];
 
-/// Changes a word of a file to something else.
-fn lie(file: &mut [u8], word: usize, random: &mut Random) {
+/// Overwrites a word of a file with a wrong number.
+fn overwrite_word(file: &mut [u8], word: usize, random: &mut Random) {
     let at = word * 8;
     if file.len() < at + 8 {
         return;
@@ -44,8 +44,8 @@ fn lie(file: &mut [u8], word: usize, random: &mut Random) {
     file[at..at + 8].copy_from_slice(&wrong.to_le_bytes());
 }
 
-/// Where a lie is told, in words of the file.
-fn place(kind: &str, random: &mut Random) -> usize {
+/// Chooses the word of a file to overwrite.
+fn choose_word(kind: &str, random: &mut Random) -> usize {
     let behind = PAGE_BYTES / 8;
     match kind {
         "control" if random.one_in(2) => {
@@ -58,15 +58,15 @@ fn place(kind: &str, random: &mut Random) -> usize {
         "intent" => behind + random.below(400) as usize,
         "undo" => behind + random.below(24) as usize,
         "catalogue" => behind + random.below(24) as usize,
-        // A first page.
+        // A word of the first page.
         _ => random.below(24) as usize,
     }
 }
 
-/// Tells lies in these files, under the right checksums.
-fn tell(files: &mut Files, random: &mut Random) -> Vec<String> {
+/// Overwrites words of these files and recomputes their checksums. Returns what was changed.
+fn forge(files: &mut Files, random: &mut Random) -> Vec<String> {
     let names: Vec<String> = files.keys().cloned().collect();
-    let mut told = Vec::new();
+    let mut changes = Vec::new();
     for _ in 0..1 + random.below(3) {
         let kinds = ["control", "control", "tables", "tables", "intent", "undo", "catalogue"];
         let kind = match random.below(10) as usize {
@@ -76,13 +76,13 @@ fn tell(files: &mut Files, random: &mut Random) -> Vec<String> {
         let any = &names[random.below(names.len() as u64) as usize];
         let name = names.iter().find(|name| name.starts_with(kind) && !kind.is_empty());
         let name = name.unwrap_or(any);
-        let word = place(kind, random);
-        lie(file_mut(files, name), word, random);
-        told.push(format!("word {word} of {name}"));
+        let word = choose_word(kind, random);
+        overwrite_word(file_mut(files, name), word, random);
+        changes.push(format!("word {word} of {name}"));
         if random.one_in(16) {
             let length = random.below(files[name].len() as u64 * 2) as usize;
             file_mut(files, name).resize(length, 0);
-            told.push(format!("{length} bytes of {name}"));
+            changes.push(format!("{length} bytes of {name}"));
         }
     }
     let catalogue = &files["catalogue-1"];
@@ -108,11 +108,11 @@ fn tell(files: &mut Files, random: &mut Random) -> Vec<String> {
             _ => {}
         }
     }
-    told
+    changes
 }
 
-/// Lets a shard work: what it has, a new client that trains, and its own restart.
-fn work(world: &mut World) {
+/// Exercises a shard: it finishes its work, serves clients that train and pull, and restarts.
+fn exercise(world: &mut World) {
     world.work();
     for task in [7, 1] {
         let Ok(line) = world.try_join(0, &mut worker(task).restarted()) else { continue };
@@ -132,29 +132,29 @@ fn work(world: &mut World) {
         drop(world.streamed(line));
     }
     world.pass(Duration::from_millis(100), &[]);
-    world.restart(0).expect("what it has made of it is sound");
+    world.restart(0).expect("the shard opens its own files");
     world.work();
 }
 
 #[test]
-fn arenas_that_lie_are_refused_or_work() {
+fn forged_arenas_are_refused_or_work() {
     let seed = std::env::var("PUSHPULL_SEED").ok().and_then(|seed| seed.parse().ok());
-    let liars = if is_thorough() { LIARS_THOROUGH } else { LIARS };
-    let liars = std::env::var("PUSHPULL_LIARS").map_or(liars, |count| count.parse().unwrap());
-    let seeds = seed.map_or(0..liars, |seed: u64| seed..seed + 1);
+    let arena_count = if is_thorough() { FORGED_ARENAS_THOROUGH } else { FORGED_ARENAS };
+    let arena_count = std::env::var("PUSHPULL_LIARS").map_or(arena_count, |count| count.parse().unwrap());
+    let seeds = seed.map_or(0..arena_count, |seed: u64| seed..seed + 1);
     let states: Vec<_> = [false, true].map(images).into_iter().flatten().collect();
     let (mut refused, mut works) = (0, 0);
     for seed in seeds {
-        let _told = TellSeed(seed);
+        let _seed_guard = PrintSeedOnPanic(seed);
         let mut random = Random::new(seed);
         let image = &states[random.below(states.len() as u64) as usize];
         let mut files = image.files.clone();
-        let told = tell(&mut files, &mut random);
+        let changes = forge(&mut files, &mut random);
         let mut world = world(LIFE, 1, false);
         let plain = files.into_iter().map(|(name, bytes)| (name, bytes.to_vec())).collect();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let opened = world.reopen(0, plain);
-            opened.map(|()| work(&mut world))
+            opened.map(|()| exercise(&mut world))
         }));
         match outcome {
             Ok(Ok(())) => works += 1,
@@ -162,16 +162,16 @@ fn arenas_that_lie_are_refused_or_work() {
                 assert!(error.to_string().len() > 20, "{error}");
                 refused += 1;
             }
-            Err(_) => panic!("{told:?} of {} panics", image.name),
+            Err(_) => panic!("{changes:?} of {} panics", image.name),
         }
     }
-    println!("{refused} arenas that lie are refused, {works} are shards that work");
+    println!("{refused} forged arenas are refused, {works} work");
 }
 
 #[test]
-fn an_arena_that_tells_the_truth_works() {
+fn an_intact_arena_works() {
     let mut world = world(LIFE, 1, true);
-    lived(&mut world);
+    train(&mut world);
     world.restart(0).unwrap();
-    work(&mut world);
+    exercise(&mut world);
 }

@@ -1,4 +1,4 @@
-//! Who is here: leases, leaving, coming back.
+//! Membership: leases, leaving, and coming back.
 
 use std::io::{self, IoSliceMut, Read};
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn members_are_counted_as_they_join_leave_and_are_lost() {
     let mut reader = worker(3);
     reader.role = Role::Reader {};
     world.join(0, &mut reader);
-    assert_eq!(world.members[0], (2, 2), "a reader is no member");
+    assert_eq!(world.members[0], (2, 2), "a reader is not a member");
     assert!(matches!(world.ask(a, message::Leave {}.into()), Message::Left(_)));
     assert_eq!(world.members[0], (2, 1));
     world.disconnect(b);
@@ -35,7 +35,7 @@ fn members_are_counted_as_they_join_leave_and_are_lost() {
 }
 
 #[test]
-fn bytes_of_a_body_keep_a_client_alive_and_those_of_a_ghost_do_not() {
+fn bytes_of_a_body_renew_a_lease_and_those_over_a_replaced_connection_do_not() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let mut peer = worker(1);
     let line = world.join(0, &mut peer);
@@ -53,13 +53,13 @@ fn bytes_of_a_body_keep_a_client_alive_and_those_of_a_ghost_do_not() {
     assert_eq!(world.members[0].1, 0);
 }
 
-/// A shard of a world, as a connection finds it.
-struct Hearing<'a> {
+/// Passes the inputs of a connection to a shard of a world.
+struct ShardInputs<'a> {
     world: &'a mut World,
     shard: usize,
 }
 
-impl Hears for Hearing<'_> {
+impl Hears for ShardInputs<'_> {
     fn hear(&mut self, input: Input<'_>) {
         self.world.input(self.shard, input);
     }
@@ -69,14 +69,14 @@ impl Hears for Hearing<'_> {
     }
 }
 
-/// Bytes come over a line; what the last read came to.
-fn come(world: &mut World, line: Line, frames: &mut Frames, bytes: &[u8]) -> Came {
+/// Delivers bytes over a connection, and returns the result of the last read.
+fn deliver(world: &mut World, line: Line, frames: &mut Frames, bytes: &[u8]) -> Came {
     let mut rest = bytes;
     let mut source = |slices: &mut [IoSliceMut<'_>]| match rest.is_empty() {
         true => Err(io::ErrorKind::WouldBlock.into()),
         false => rest.read_vectored(slices),
     };
-    frames.next(&mut source, &mut Hearing { world, shard: line.shard }).unwrap()
+    frames.next(&mut source, &mut ShardInputs { world, shard: line.shard }).unwrap()
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
     let push = Push::gradient(1, world.token(line), world.push_slot(line));
     let part = push.part(0, Some(16));
     let mut frames = Frames::new(line.connection, FrameReader::new());
-    // Each comes in pieces of so many bytes, and a piece within each lease.
+    // Each message arrives in pieces of this size, one within each lease.
     for (message, body, piece) in [(large, 0, 250), (part, 16, 1)] {
         let (mut bytes, stamp) = (Vec::new(), BodyStamp::plain(body));
         encode(&mut bytes, &push.envelope(), &message, stamp);
@@ -100,26 +100,26 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
             .chunks(piece)
             .map(|piece| {
                 world.pass(LEASE - Duration::from_millis(50), &[]);
-                let came = come(&mut world, line, &mut frames, piece);
+                let result = deliver(&mut world, line, &mut frames, piece);
                 assert!(!world.closed.contains(&line), "{} of {message:?}", frames.bytes());
-                usize::from(came == Came::Whole)
+                usize::from(result == Came::Whole)
             })
             .sum();
         assert_eq!(whole, if body > 0 { 2 } else { 1 });
     }
     assert_eq!(world.members[0].1, 1, "the chief is lost, the sender is not");
-    assert_eq!(world.metrics().tokens_taken_back, 0, "its token is its own still");
-    // Half a header is no more than a byte: who stops there is lost.
+    assert_eq!(world.metrics().tokens_taken_back, 0, "the client keeps its token");
+    // Half a header renews the lease once. A client that stops there is lost.
     let mut bytes = Vec::new();
     encode(&mut bytes, &Envelope::default(), &message::Heartbeat {}.into(), BodyStamp::NONE);
-    assert_eq!(come(&mut world, line, &mut frames, &bytes[..40]), Came::Blocked);
+    assert_eq!(deliver(&mut world, line, &mut frames, &bytes[..40]), Came::Blocked);
     world.pass(LEASE, &[]);
     assert!(world.closed.contains(&line));
     assert_eq!(world.members[0].1, 0);
 }
 
 #[test]
-fn a_pause_of_this_server_loses_nobody() {
+fn a_pause_of_the_server_loses_no_member() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
     let push = Push::gradient(1, world.token(line), world.push_slot(line));
@@ -129,8 +129,8 @@ fn a_pause_of_this_server_loses_nobody() {
     world.tick();
     assert_eq!(world.members[0], (2, 2));
     let answer = world.push_answer(line, &push, &[(16, &[0; 16])]);
-    assert!(matches!(answer, Message::Refused(_)), "the length, and not the room: {answer:?}");
-    // What came before the tick is not put into the future by it.
+    assert!(matches!(answer, Message::Refused(_)), "for its length, not for its push slot: {answer:?}");
+    // The tick after a pause does not move an earlier message into the future.
     world.now += Duration::from_secs(3600);
     let heartbeat = world.say(line, message::Heartbeat {}.into());
     assert!(world.answer(line, heartbeat).is_some());
@@ -141,7 +141,7 @@ fn a_pause_of_this_server_loses_nobody() {
 }
 
 #[test]
-fn who_was_lost_or_has_left_may_come_back_and_its_pushes_are_known() {
+fn a_client_that_was_lost_or_has_left_may_come_back_and_resend() {
     for lost in [false, true] {
         let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
         let mut peer = worker(1);
@@ -152,7 +152,7 @@ fn who_was_lost_or_has_left_may_come_back_and_its_pushes_are_known() {
         if lost {
             world.pass(LEASE, &[]);
             assert!(world.closed.contains(&line));
-            // What comes before the connection has ended is not heard, and no reason to give up.
+            // Messages before the end of the connection are ignored, and not refused.
             let late = world.say(line, message::TokenRequest { newest: 0.into() }.into());
             assert_eq!(world.answer(line, late), None);
         } else {
@@ -167,7 +167,7 @@ fn who_was_lost_or_has_left_may_come_back_and_its_pushes_are_known() {
         assert!(answer.duplicate);
         let push = Push::gradient(2, unspent, world.push_slot(line));
         let answer = world.push_answer(line, &push, &[(0, &[0; 16])]);
-        assert!(matches!(answer, Message::Refused(_)), "its token went back: {answer:?}");
+        assert!(matches!(answer, Message::Refused(_)), "its token was returned: {answer:?}");
     }
 }
 

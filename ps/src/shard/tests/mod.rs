@@ -1,4 +1,4 @@
-//! The pure shard, told in stories, and played at random.
+//! Unit tests of the shard state machine: scripted scenarios and random runs.
 
 mod accounts;
 mod actors;

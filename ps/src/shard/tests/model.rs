@@ -1,7 +1,7 @@
-//! Random lives of several clients, with a ledger that says what must have become of each push.
+//! Random runs of several clients, checked against a ledger of their pushes.
 //!
-//! Every gradient adds 1 to all elements of `dense` and to one element of `ledger` that is its
-//! own, so that the ledger tells pushes that were lost, applied twice, or applied in half.
+//! Every gradient adds 1 to all elements of `dense` and to its own element of `ledger`. The ledger
+//! therefore shows pushes that were lost, applied twice, or applied in part.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use pushpull_common::protocol::message;
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
 
-use super::actors::{Actor, DENSE, LEDGER, Pending, actor, check_whole, cut_up};
+use super::actors::{Actor, DENSE, LEDGER, Pending, actor, check_whole, random_parts};
 use super::peers::{Peer, Push, unpack};
 use super::random::Random;
 use super::world::{Line, World};
@@ -31,7 +31,7 @@ pub(super) struct Model {
     pub(super) last_step: u64,
     pub(super) next_entry: usize,
     pub(super) acknowledged: BTreeSet<usize>,
-    /// Pushes of which nobody will ever know: their client has started anew.
+    /// Pushes whose outcome nobody learns, because their client restarted.
     pub(super) unknown: BTreeSet<usize>,
     pub(super) refused: BTreeSet<usize>,
     pub(super) reader: Line,
@@ -52,7 +52,7 @@ impl Model {
         let (mut world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
             let timeout = Some(Duration::from_secs(3));
             let config = config.last_step(last_step).lease(LEASE).inbox_pushes(push_slots);
-            // Small blocks, so that pushes span several and rows are few in them.
+            // Small blocks, so that a push spans several of them and a block holds few rows.
             let config = config.token_timeout(timeout).integrity_full(true);
             PsConfig { block_bytes: 256, planted, ..config }
         });
@@ -75,7 +75,7 @@ impl Model {
         }
     }
 
-    /// One random thing happens.
+    /// Performs one random action.
     fn step(&mut self) {
         let index = self.random.below(self.actors.len() as u64) as usize;
         match self.random.below(400) {
@@ -86,14 +86,14 @@ impl Model {
             309 => self.leave(index),
             310..=312 => self.withdraw(index),
             313..=319 => self.resend_settled(index),
-            320..=321 => self.give_back(index),
+            320..=321 => self.return_token(index),
             322..=335 => self.read(),
             336..=379 => {
                 self.world.slice(0);
             }
             _ => {
                 let alive: Vec<Line> = self.actors.iter().filter_map(|actor| actor.line).collect();
-                // Now and then long enough that the silent are lost.
+                // Sometimes longer than a lease, so that silent clients are lost.
                 let long = self.random.one_in(8);
                 let millis = if long { 500 } else { self.random.below(60) };
                 let silent = if long { self.random.below(alive.len() as u64 + 1) } else { 0 };
@@ -108,7 +108,7 @@ impl Model {
         }
     }
 
-    /// The client goes on with what it is about.
+    /// Performs the client's next action.
     pub(super) fn act(&mut self, index: usize) {
         let actor = &mut self.actors[index];
         let Some(line) = actor.line else {
@@ -151,9 +151,9 @@ impl Model {
             actor.sequence += 1;
             let mut push = Push::gradient(actor.sequence, grant, 0);
             push.next = self.random.one_in(2);
-            // What a client says that it has read is believed as far as it can be.
+            // An arbitrary read version, which the shard must clamp.
             push.read = push.next.then_some(actor.sequence);
-            let parts = cut_up(entry, &mut self.random);
+            let parts = random_parts(entry, &mut self.random);
             actor.pending = Some(Pending { push, entry, parts, sent: 0, request: None });
         } else if actor.asked.is_none() {
             let ask = message::TokenRequest { newest: actor.newest };
@@ -163,11 +163,11 @@ impl Model {
 
     fn connect(&mut self, index: usize) {
         let actor = &mut self.actors[index];
-        let Ok(line) = self.world.try_join(0, &mut actor.peer) else { panic!("it is welcome") };
+        let Ok(line) = self.world.try_join(0, &mut actor.peer) else { panic!("the client is not welcome") };
         actor.line = Some(line);
     }
 
-    /// Breaks the connection: in the open, or by taking it over with another.
+    /// Breaks the connection. Half of the time another connection has taken over before.
     fn cut(&mut self, index: usize) {
         let Some(line) = self.actors[index].line else {
             return;
@@ -201,7 +201,7 @@ impl Model {
         self.disconnect(index);
         let actor = &mut self.actors[index];
         if let Some(line) = actor.line {
-            // It had taken over at once; this self dies as well.
+            // `disconnect` has connected again; that connection ends as well.
             self.world.disconnect(line);
         }
         self.unknown.extend(actor.pending.take().map(|pending| pending.entry));
@@ -215,8 +215,8 @@ impl Model {
             return;
         };
         let left = self.world.say(line, message::Leave {}.into());
-        // It may have been lost before.
-        self.world.answer(line, left).expect("a farewell is answered");
+        // The client may have been lost before.
+        self.world.answer(line, left).expect("`Leave` is answered");
         (actor.token, actor.push_slot) = (None, 0);
         self.disconnect(index);
     }
@@ -249,7 +249,7 @@ impl Model {
         }
     }
 
-    fn give_back(&mut self, index: usize) {
+    fn return_token(&mut self, index: usize) {
         let actor = &mut self.actors[index];
         let Some(line) = actor.line else { return };
         let Some(Grant { token, generation, .. }) = actor.token.take() else {
@@ -258,9 +258,9 @@ impl Model {
         self.world.say(line, message::ReturnToken { token, generation }.into());
     }
 
-    /// The server is killed and starts again on what it has left.
+    /// Kills the server and restarts it on the files that it left.
     fn kill_server(&mut self) {
-        self.world.restart(0).expect("its state is sound");
+        self.world.restart(0).expect("the restarted server opens its files");
         self.kills += 1;
         for index in 0..self.actors.len() {
             self.forget_line(index);
@@ -268,19 +268,19 @@ impl Model {
         self.reader = self.world.join(0, &mut self.chief);
     }
 
-    /// Somebody reads everything, and finds a whole number of pushes.
+    /// Pulls all values as a reader, and checks that they are the sum of whole pushes.
     fn read(&mut self) {
         self.world.pull(self.reader, 0);
         while let Some(parts) = self.world.streamed(self.reader) {
             let (values, version) = unpack(parts);
             let applied = check_whole(&values);
             assert_eq!(applied, version as f32, "a version is a number of pushes");
-            assert!((version, applied) >= self.read, "nothing is taken back");
+            assert!((version, applied) >= self.read, "versions and values never go back");
             self.read = (version, applied);
         }
     }
 
-    /// The client reads what has come for it.
+    /// Handles the answers that the client has received.
     pub(super) fn listen(&mut self, index: usize) {
         let actor = &mut self.actors[index];
         let Some(line) = actor.line else { return };
@@ -339,7 +339,7 @@ impl Model {
                 Refusal::Token { .. } => {
                     self.refused.insert(pending.entry);
                 }
-                // The connection was lost to silence; the client comes back with another.
+                // The silent client lost its lease and connection. It retries over another one.
                 Refusal::Fenced { .. } => actor.pending = Some(pending),
                 other => panic!("a push is refused: {other}"),
             },
@@ -349,26 +349,26 @@ impl Model {
 }
 
 #[test]
-fn random_lives_lose_nothing_and_apply_nothing_twice() {
+fn random_runs_lose_no_push_and_apply_none_twice() {
     let seeds = std::env::var("PUSHPULL_SEED").ok().and_then(|seed| seed.parse().ok());
     suite(PlantedBugs::default(), seeds.map_or(0..SEEDS, |seed: u64| seed..seed + 1));
 }
 
-/// A random life for each of these seeds.
+/// Runs the model once for each of these seeds.
 pub(super) fn suite(planted: PlantedBugs, seeds: Range<u64>) {
     let (mut pushes, mut unknown, mut refused, mut kills) = (0, 0, 0, 0);
     for seed in seeds {
-        let told = super::random::TellSeed(seed);
+        let seed_guard = super::random::PrintSeedOnPanic(seed);
         let mut model = Model::new(seed, planted);
         for _ in 0..STEPS {
             model.step();
         }
-        model.settle_accounts();
+        model.settle_and_check();
         pushes += model.acknowledged.len();
         unknown += model.unknown.len();
         refused += model.refused.len();
         kills += model.kills;
-        drop(told);
+        drop(seed_guard);
     }
     println!("{pushes} pushes acknowledged, {unknown} unknown, {refused} refused, {kills} kills");
 }

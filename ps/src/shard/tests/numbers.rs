@@ -1,4 +1,4 @@
-//! The numbers of the classic system, and that they are exact.
+//! The numbers of the classic system, reproduced exactly.
 
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::initializer::Initializer;
@@ -49,7 +49,7 @@ fn staleness_counts_from_the_values_that_were_read() {
         world.push_answer(line, &Push::gradient(sequence, grant, push_slot), &[(0, &body)]);
     }
     let late = world.token(line);
-    // The step it says it has read is believed between the grant and now.
+    // The step that a push names as read is clamped between the grant and now.
     for (sequence, grant, read, staleness) in
         [(6, early, 3, 2), (7, late, 0, 1), (8, world.token(line), 99, 0)]
     {
@@ -64,7 +64,7 @@ fn staleness_counts_from_the_values_that_were_read() {
 }
 
 #[test]
-fn two_clients_with_a_thousand_pushes_each_lose_nothing() {
+fn two_clients_with_a_thousand_pushes_each_lose_none() {
     let w = VariableSpec::f32("w", [3]).unwrap();
     let rate = 1.0 / 1024.0;
     let (mut world, _) = World::ready(vec![w], Sgd::new(rate), |c| c.last_step(2000));

@@ -1,5 +1,5 @@
-//! Pushes of finite elements that would make values infinite: refused without a trace where one shard can say so
-//! for the whole push, counted and named elsewhere.
+//! Pushes of finite elements that would make values infinite. Where one shard can decide for the
+//! whole push, it refuses the push and changes nothing. Elsewhere overflows are counted and named.
 
 use pushpull_common::ids::{RequestId, ShardId};
 use pushpull_common::protocol::message::Operation;
@@ -15,13 +15,14 @@ use crate::config::{NonFinite, PsConfig};
 use crate::metrics::Overflowed;
 use crate::optimizer::{ApplyAt, Momentum, Optimizer, Run, Sgd, SlotSpec};
 
-/// What a gradient of [`LARGE`] times makes an infinity of f32.
+/// The learning rate, with which a gradient of [`LARGE`] overflows f32.
 const RATE: f64 = 1e30;
 const LARGE: f32 = -1e10;
 /// A gradient that moves a value by -1.
 const UNIT: f32 = 1e-30;
 
-/// `small` (6 f32, at 0), `big` (40,000 f32, at 24), `rows` (5 rows of 3 f32; its index behind all), and a table.
+/// `small` (6 f32, at 0), `big` (40,000 f32, at 24), `rows` (5 rows of 3 f32; its index after all
+/// values), and a table.
 fn variables() -> Vec<VariableSpec> {
     let users = TableSpec::new(1 << 20).rows_at_once(6);
     vec![
@@ -34,11 +35,11 @@ fn variables() -> Vec<VariableSpec> {
 
 const BIG: usize = 40_000;
 
-/// A rule of somebody's, which has no loop from one place to another.
+/// A custom optimizer, which has no loop from one block to another.
 #[derive(Debug)]
-struct Theirs;
+struct CustomOptimizer;
 
-impl Optimizer for Theirs {
+impl Optimizer for CustomOptimizer {
     fn kind(&self) -> &'static str {
         "theirs"
     }
@@ -64,7 +65,7 @@ fn ready(optimizer: impl Optimizer, configure: impl Fn(PsConfig) -> PsConfig) ->
     (world, line)
 }
 
-/// The parts of a push that is for `small`, `big` or both, with a large element at a place of the last.
+/// The parts of a push for `small`, `big` or both, with [`LARGE`] at element `at` of the last one.
 fn dense(small: bool, big: bool, at: usize) -> Vec<(u64, Vec<u8>)> {
     let (mut of_small, mut of_big) = (vec![UNIT; 6], vec![UNIT; BIG]);
     match big {
@@ -75,7 +76,7 @@ fn dense(small: bool, big: bool, at: usize) -> Vec<(u64, Vec<u8>)> {
         (true, true) => vec![(0, bytes_of(&[of_small, of_big].concat()))],
         (true, false) => vec![(0, bytes_of(&of_small))],
         _ => {
-            // In parts, so that it is applied as they come.
+            // In parts, so that they are applied as they arrive.
             let bytes = bytes_of(&of_big);
             let parts = bytes.chunks(60_000).scan(24, |at, part| {
                 let start = *at;
@@ -87,20 +88,20 @@ fn dense(small: bool, big: bool, at: usize) -> Vec<(u64, Vec<u8>)> {
     }
 }
 
-fn pushed(world: &mut World, line: Line, push: &Push, parts: &[(u64, Vec<u8>)]) -> Message {
+fn push_parts(world: &mut World, line: Line, push: &Push, parts: &[(u64, Vec<u8>)]) -> Message {
     let parts: Vec<(u64, &[u8])> = parts.iter().map(|(at, body)| (*at, &body[..])).collect();
     let last = world.push(line, push, &parts);
     world.work();
     if let Some(answer) = world.answer(line, last) {
         return answer;
     }
-    // It was refused before its last part came: under the request of the part that showed it.
+    // It was refused before its last part, under the request of the part with the overflow.
     let mut earlier = (1..=last.0).rev().map(RequestId);
-    earlier.find_map(|request| world.answer(line, request)).expect("it is refused")
+    earlier.find_map(|request| world.answer(line, request)).expect("the push is refused")
 }
 
-/// Where the rows of a variable begin, and their index.
-fn places(world: &World, variable: u32) -> (u64, u64) {
+/// The offsets of the rows of a variable and of their index.
+fn offsets(world: &World, variable: u32) -> (u64, u64) {
     let layout = world.catalogue.layout(ShardId::default());
     let partition = layout.all().iter().find(|partition| partition.variable.0 == variable).unwrap();
     (partition.offset, partition.index.unwrap())
@@ -121,14 +122,14 @@ fn state(world: &mut World, line: Line) -> (Vec<u8>, u64, u64) {
 }
 
 #[test]
-fn a_push_that_would_make_a_value_infinite_changes_nothing_and_names_it() {
+fn a_push_that_would_overflow_a_value_changes_nothing_and_names_it() {
     let rules: [fn() -> (World, Line); 3] = [
         || ready(Sgd::new(RATE), |config| config),
         || ready(Momentum::new(RATE, 0.9), |config| config),
-        || ready(Theirs, |config| config),
+        || ready(CustomOptimizer, |config| config),
     ];
     for (rule, begin) in rules.into_iter().enumerate() {
-        // Where it lies, from one place to another, and as parts come.
+        // In place, from block to block, and as parts arrive.
         for (small, big, at, variable) in [
             (true, false, 5, 0),
             (true, true, 0, 1),
@@ -141,7 +142,7 @@ fn a_push_that_would_make_a_value_infinite_changes_nothing_and_names_it() {
             let before = state(&mut world, line);
             for sequence in 1..3 {
                 let push = Push::gradient(sequence, grant, push_slot);
-                let answer = pushed(&mut world, line, &push, &dense(small, big, at));
+                let answer = push_parts(&mut world, line, &push, &dense(small, big, at));
                 let expected = (variable, at as u64, f64::INFINITY);
                 assert_eq!(refusal(answer), expected, "rule {rule}, {small}, {big}");
                 assert!(state(&mut world, line) == before, "rule {rule}, {small}, {big}, {at}");
@@ -149,12 +150,12 @@ fn a_push_that_would_make_a_value_infinite_changes_nothing_and_names_it() {
             }
             let metrics = world.metrics();
             assert_eq!((metrics.overflows_refused, metrics.overflows), (2, 0));
-            // The token is its client's still, and a smaller gradient is taken.
+            // The client still holds the token, and a smaller gradient is accepted.
             let push = Push::gradient(3, grant, push_slot);
-            let answer = pushed(&mut world, line, &push, &[(0, bytes_of(&[UNIT; 6]))]);
+            let answer = push_parts(&mut world, line, &push, &[(0, bytes_of(&[UNIT; 6]))]);
             assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
             assert_eq!(f32s(&world.select(line, &[0]).unwrap()), [-1.0; 6]);
-            // What was taken back is not in the files either.
+            // The discarded values are not in the files either.
             world.restart(0).unwrap();
             let line = world.join(0, &mut worker(2));
             assert_eq!(f32s(&world.select(line, &[0]).unwrap()), [-1.0; 6]);
@@ -170,17 +171,17 @@ fn rows_and_sums_that_overflow_are_refused_too() {
     let push = world.gradient(line, 1);
     let before = state(&mut world, line);
     let values = bytes_of(&[UNIT, UNIT, UNIT, UNIT, LARGE, UNIT]);
-    let (at, index) = places(&world, 2);
+    let (at, index) = offsets(&world, 2);
     let parts = [(index, index_of(&[1_u32, 4])), (at, values)];
-    assert_eq!(refusal(pushed(&mut world, line, &push, &parts)), (2, 13, f64::INFINITY));
+    assert_eq!(refusal(push_parts(&mut world, line, &push, &parts)), (2, 13, f64::INFINITY));
     assert!(state(&mut world, line) == before);
-    // A sum of what is finite, where `ledger` is plain.
+    // A sum of finite values in the plain variable `ledger`.
     let (mut world, _) = World::ready(super::peers::variables(), Sgd::new(RATE), |config| config);
     let line = world.join(0, &mut worker(1));
     for (sequence, refused) in [(1, false), (2, true)] {
         let push_slot = world.push_slot(line);
         let add = Push::plain(sequence, Operation::AssignAdd {}, push_slot);
-        let answer = pushed(&mut world, line, &add, &[(32, bytes_of(&[f32::MIN; 4]))]);
+        let answer = push_parts(&mut world, line, &add, &[(32, bytes_of(&[f32::MIN; 4]))]);
         match refused {
             false => assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}"),
             true => assert_eq!(refusal(answer), (2, 0, f64::NEG_INFINITY)),
@@ -190,12 +191,12 @@ fn rows_and_sums_that_overflow_are_refused_too() {
 }
 
 #[test]
-fn it_is_taken_and_counted_by_the_policy_and_never_looked_for_where_all_is_allowed() {
+fn overflows_are_accepted_and_counted_or_ignored_by_policy() {
     for (policy, counted) in [(NonFinite::Count, 1), (NonFinite::Allow, 0)] {
         for (small, big, at) in [(true, false, 2), (true, true, 9), (false, true, 9)] {
             let (mut world, line) = ready(Sgd::new(RATE), |config| config.non_finite(policy));
             let push = world.gradient(line, 1);
-            let answer = pushed(&mut world, line, &push, &dense(small, big, at));
+            let answer = push_parts(&mut world, line, &push, &dense(small, big, at));
             assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
             let metrics = world.metrics();
             assert_eq!((metrics.overflows, metrics.overflows_refused), (counted, 0));
@@ -203,9 +204,9 @@ fn it_is_taken_and_counted_by_the_policy_and_never_looked_for_where_all_is_allow
             let first = metrics.first_overflow.map(|first| first.to_string());
             let expected = format!("element {at} of {variable:?} became inf");
             assert_eq!(first, (counted > 0).then_some(expected));
-            // What is infinite already is not made so again, and holds no push up.
+            // A value that is already infinite does not count again, and no push is refused for it.
             let push = world.gradient(line, 2);
-            let answer = pushed(&mut world, line, &push, &dense(small, big, at));
+            let answer = push_parts(&mut world, line, &push, &dense(small, big, at));
             assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
             assert_eq!(world.metrics().overflows, counted);
         }
@@ -213,39 +214,39 @@ fn it_is_taken_and_counted_by_the_policy_and_never_looked_for_where_all_is_allow
 }
 
 #[test]
-fn a_value_that_is_infinite_already_is_no_reason_to_refuse() {
+fn a_value_that_is_already_infinite_causes_no_refusal() {
     let counts = |config: PsConfig| config.non_finite(NonFinite::Count);
     let (mut world, line) = ready(Sgd::new(RATE), counts);
     let push = world.gradient(line, 1);
-    pushed(&mut world, line, &push, &dense(true, true, 7));
+    push_parts(&mut world, line, &push, &dense(true, true, 7));
     let files = world.files(0);
     let (mut world, _) = ready(Sgd::new(RATE), |config| config);
     world.reopen(0, files).unwrap();
     let line = world.join(0, &mut worker(2));
     let push = world.gradient(line, 1);
-    let answer = pushed(&mut world, line, &push, &dense(true, true, 7));
+    let answer = push_parts(&mut world, line, &push, &dense(true, true, 7));
     assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
     let push = world.gradient(line, 2);
-    let answer = pushed(&mut world, line, &push, &dense(true, true, 8));
+    let answer = push_parts(&mut world, line, &push, &dense(true, true, 8));
     assert_eq!(refusal(answer), (1, 8, f64::INFINITY));
 }
 
-/// Another shard may have applied its part: a refusal would leave half a push.
+/// Another shard may have applied its part: a refusal would leave the push half applied.
 #[test]
-fn of_several_shards_none_refuses_and_each_counts() {
+fn several_shards_refuse_no_overflow_and_each_counts_its_own() {
     let variables = super::peers::variables();
     let configure = |config: PsConfig| config.shards(2).inbox_pushes(1);
     let (mut world, lines) = World::ready(variables, Sgd::new(RATE), configure);
     let push = world.gradient(lines[0], 1);
     // `w` is on the first shard, `d` on the second.
-    let answer = pushed(&mut world, lines[0], &push, &[(0, bytes_of(&[UNIT, LARGE, UNIT]))]);
+    let answer = push_parts(&mut world, lines[0], &push, &[(0, bytes_of(&[UNIT, LARGE, UNIT]))]);
     let applied = |answer: &Message| {
         let Message::PushAnswer(answer) = answer else { return false };
         matches!(answer.outcome, Outcome::Applied { .. })
     };
     assert!(applied(&answer), "{answer:?}");
     let push = Push { push_slot: world.push_slot(lines[1]), ..push };
-    let answer = pushed(&mut world, lines[1], &push, &[(0, bytes_of(&[f64::MAX, -1.0]))]);
+    let answer = push_parts(&mut world, lines[1], &push, &[(0, bytes_of(&[f64::MAX, -1.0]))]);
     assert!(applied(&answer), "{answer:?}");
     let metrics = world.metrics();
     assert_eq!((metrics.overflows, metrics.overflows_refused), (2, 0));
@@ -254,9 +255,9 @@ fn of_several_shards_none_refuses_and_each_counts() {
     assert_eq!(first, Overflowed { variable: "w".to_owned(), element: 1, value });
 }
 
-/// A step that is committed is made by all shards.
+/// All shards must apply a committed step.
 #[test]
-fn a_synchronous_step_that_overflows_is_made_and_counted() {
+fn a_synchronous_step_that_overflows_is_applied_and_counted() {
     let variables = super::peers::variables();
     let mode = synchronous(2, 2);
     let world = World::bare(variables, Sgd::new(RATE), |config| config.mode(mode).inbox_pushes(1));
@@ -271,17 +272,17 @@ fn a_synchronous_step_that_overflows_is_made_and_counted() {
 }
 
 #[test]
-fn rows_of_a_table_that_are_changed_where_they_lie_are_counted() {
+fn overflows_of_table_rows_in_place_are_counted() {
     let (mut world, line) = ready(Sgd::new(RATE), |config| config);
-    let (values, index) = places(&world, 3);
+    let (values, index) = offsets(&world, 3);
     for (sequence, last) in [(1, UNIT), (2, LARGE)] {
         let push = world.gradient(line, sequence);
         let rows = bytes_of(&[UNIT, UNIT, last]);
         let parts = [(index, index_of(&[77_u64])), (values, rows)];
-        let answer = pushed(&mut world, line, &push, &parts);
+        let answer = push_parts(&mut world, line, &push, &parts);
         let refused = matches!(&answer, Message::Refused(_));
         let metrics = world.metrics();
-        // A row that is new is made elsewhere, and can be forgotten.
+        // A new row is written elsewhere, and can be discarded.
         let counted = metrics.overflows + metrics.overflows_refused;
         assert_eq!(counted, u64::from(last == LARGE), "{answer:?}");
         assert_eq!(metrics.overflows_refused, u64::from(refused));

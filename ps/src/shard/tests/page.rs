@@ -1,4 +1,4 @@
-//! What `docs/protocol.md` promises a client that knows nothing else, where no other story tells it.
+//! The promises of `docs/protocol.md` to a client that no other test checks.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ use crate::shard::{Input, Way};
 
 const PAGE: &str = include_str!("../../../../docs/protocol.md");
 
-/// The rows of the page's table whose head begins so, by their first cell.
+/// The rows of the page's table whose head begins with `head`, by their first cell.
 fn table(head: &str) -> BTreeMap<&'static str, Vec<&'static str>> {
     let behind = PAGE.split_once(head).expect("the page has the table").1;
     let rows = behind.lines().skip(2).take_while(|line| line.starts_with('|'));
@@ -32,7 +32,7 @@ fn table(head: &str) -> BTreeMap<&'static str, Vec<&'static str>> {
     cells.map(|cells: Vec<&str>| (cells[0], cells)).collect()
 }
 
-/// When the page says that a request is refused with `NotInitialized`.
+/// The state in which, by the page, a request is refused with `NotInitialized`.
 fn refused_while(request: &str) -> &'static str {
     let name = format!("`{request}`");
     let rows = table("\n| request | refused so while |");
@@ -46,7 +46,7 @@ fn restore(name: &str) -> Message {
     message::Restore { checkpoint, epoch: RestoreEpoch(9) }.into()
 }
 
-/// Requests that a chief may say, without those that are never answered as long as there are no values.
+/// The requests that a chief may send, without those that wait until there are values.
 fn requests() -> Vec<Message> {
     let pull = || Pull { selection: Selection::All {} };
     let rows = || PullRows { partition: PartitionId(0) };
@@ -79,14 +79,14 @@ fn requests() -> Vec<Message> {
     ]
 }
 
-/// Compares what is refused in a state with what the page says of these requests, which has these rows
-/// for the state.
+/// Compares the refusals of these requests in a state with the page. `causes` are the cells of the
+/// page that apply in this state.
 fn check(world: &mut World, line: Line, state: &str, requests: Vec<Message>, causes: &[&str]) {
     for (message, sequence) in requests.into_iter().zip(1..) {
         let name = message.name();
         let expected = causes.contains(&refused_while(name));
         let envelope = Envelope { sequence: Sequence(sequence), ..Envelope::default() };
-        // What is wrong with a part that is encoded is said first.
+        // The body is valid, because faults of an encoded part are refused first.
         let body = if name == "PushEncoded" { Encoding::F16.bytes_max(DType::F32, 1) } else { 0 };
         let request = world.announce(line, envelope, message, body);
         world.work();
@@ -108,7 +108,7 @@ const NO_VALUES: &str = "the variables have no values";
 const NO_VALUES_FOR_PUSHES: &str = "the variables have no values; but an `assign` is taken from `Declare` on, until `Initialize` has begun";
 
 #[test]
-fn what_is_refused_without_values_is_what_the_page_says() {
+fn requests_without_values_are_refused_as_on_the_page() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(LocalDirectory::create(folder.path()).unwrap());
     let configure = |config: PsConfig| config.checkpoints(checkpoints.clone());
@@ -125,9 +125,9 @@ fn what_is_refused_without_values_is_what_the_page_says() {
 
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
-    // The chief restores a checkpoint that is not there, at the end of this: values are gone then.
+    // Begins to restore a checkpoint that does not exist. This loses the values, so it comes last.
     let request = world.say(line, restore("one"));
-    assert_eq!(world.answer(line, request), None, "it is being read");
+    assert_eq!(world.answer(line, request), None, "the checkpoint is being read");
     let restoring = [
         UNDECLARED_OR_RESTORING,
         UNDECLARED_OR_ANOTHER,
@@ -154,18 +154,18 @@ fn what_is_refused_without_values_is_what_the_page_says() {
 }
 
 #[test]
-fn a_token_that_is_returned_twice_is_not_held_the_second_time() {
+fn a_token_is_not_held_once_it_was_returned() {
     let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config.shards(2));
     let Grant { token, generation, .. } = world.token(lines[0]);
     let back = || -> Message { message::ReturnToken { token, generation }.into() };
     let refused = Refusal::Token { token, generation };
-    assert_eq!(world.refused(lines[1], back()), refused, "it is no step owner");
+    assert_eq!(world.refused(lines[1], back()), refused, "it is not the step owner");
     assert!(matches!(world.ask(lines[0], back()), Message::Returned(_)));
     assert_eq!(world.refused(lines[0], back()), refused);
 }
 
 #[test]
-fn a_room_has_one_number_until_a_part_is_in_it() {
+fn a_push_slot_has_one_number_until_it_has_a_part() {
     let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |c| c.inbox_pushes(3));
     let line = lines[0];
     let newest = TokenId(0);
@@ -183,16 +183,16 @@ fn a_room_has_one_number_until_a_part_is_in_it() {
 }
 
 #[test]
-fn nothing_that_an_assign_says_of_a_token_is_looked_at_and_first_values_are_the_chiefs() {
+fn the_token_of_an_assign_is_ignored_and_initial_values_are_the_chiefs() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
     let worker = world.join(0, &mut worker(1));
     let grant = Grant { token: TokenId(77), generation: 7, step: GlobalStep(99), push_slot: 0 };
-    let mut assign = |line: Line, sequence: u64, value: f32, told: Grant| {
+    let mut assign = |line: Line, sequence: u64, value: f32, stated: Grant| {
         let push = Push::plain(sequence, Operation::Assign {}, world.push_slot(line));
-        let push = Push { grant: told, read: Some(5), ..push };
+        let push = Push { grant: stated, read: Some(5), ..push };
         match world.push_answer(line, &push, &[(0, &bytes_of(&[value; 3]))]) {
             Message::PushAnswer(answer) => Ok(answer.outcome),
             Message::Refused(refused) => Err(refused.refusal),
@@ -211,7 +211,7 @@ fn nothing_that_an_assign_says_of_a_token_is_looked_at_and_first_values_are_the_
 }
 
 #[test]
-fn an_index_may_come_before_its_rows_or_behind_them() {
+fn an_index_may_come_before_its_rows_or_after_them() {
     let variables = || {
         let table = |name| VariableSpec::f32(name, [6, 2]).unwrap().sparse();
         vec![table("a"), VariableSpec::f32("b", [2]).unwrap(), table("c")]
@@ -236,11 +236,11 @@ fn an_index_may_come_before_its_rows_or_behind_them() {
 }
 
 #[test]
-fn a_shard_that_owns_no_step_tells_none() {
+fn a_shard_that_does_not_own_the_step_reports_none() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config.shards(2));
     let mut peer = worker(1);
     let lines = [world.join(0, &mut peer), world.join(1, &mut peer)];
-    // `d` and `n` lie on the other shard; the owner's share may be without a part.
+    // `d` and `n` are on the other shard.
     for sequence in 1..=2 {
         let grant = world.token(lines[0]);
         let outcomes = lines.map(|line| {
@@ -261,7 +261,7 @@ fn a_shard_that_owns_no_step_tells_none() {
 }
 
 #[test]
-fn of_a_hello_the_epoch_seen_counts_and_the_headers_does_not() {
+fn a_hello_is_checked_by_its_seen_epoch_and_not_by_its_header() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let (request, restore_epoch) = (RequestId(500), RestoreEpoch(77));
     let envelope = Envelope { request, restore_epoch, ..Envelope::default() };
@@ -275,15 +275,15 @@ fn of_a_hello_the_epoch_seen_counts_and_the_headers_does_not() {
     assert!(matches!(world.answer(line, request), Some(Message::Welcome(_))));
 
     let seen = |peer: Peer| Hello { seen_epoch: RestoreEpoch(9), ..peer.hello(0) };
-    let refusal = world.greet(0, seen(worker(2)), false).unwrap_err();
+    let refusal = world.handshake(0, seen(worker(2)), false).unwrap_err();
     let (found, current, step) = (RestoreEpoch(9), RestoreEpoch(1), GlobalStep(0));
     assert_eq!(refusal, Refusal::RestoreEpoch { found, current, step });
     let reader = Peer { role: Role::Reader {}, ..worker(3) };
-    world.greet(0, seen(reader), false).unwrap();
+    world.handshake(0, seen(reader), false).unwrap();
 }
 
 #[test]
-fn the_bounds_of_a_server_are_those_on_the_page() {
+fn the_bounds_of_a_server_match_the_page() {
     let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
     let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(0.1));
     let seconds = |time: std::time::Duration| format!("{} s", time.as_secs_f64());
@@ -297,8 +297,8 @@ fn the_bounds_of_a_server_are_those_on_the_page() {
         ("`inbox_pushes`", config.inbox_pushes.to_string()),
         ("`CLIENTS_MAX`", CLIENTS_MAX.to_string()),
     ]);
-    let told = table("\n| bound | unless configured |");
-    let told: BTreeMap<&str, String> =
-        told.into_iter().map(|(name, cells)| (name, cells[1].replace(',', ""))).collect();
-    assert_eq!(told, expected);
+    let stated = table("\n| bound | unless configured |");
+    let stated: BTreeMap<&str, String> =
+        stated.into_iter().map(|(name, cells)| (name, cells[1].replace(',', ""))).collect();
+    assert_eq!(stated, expected);
 }

@@ -1,4 +1,4 @@
-//! What peers say, and how it looks as bytes.
+//! The clients of the tests, and the messages that they send.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use pushpull_common::variable::VariableSpec;
 
 use crate::shard::output::PulledParts;
 
-/// One client task, as it introduces itself.
+/// A client task, with the fields of its hello.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub(super) role: Role,
@@ -27,7 +27,7 @@ pub(super) struct Peer {
     pub(super) epoch: ClientEpoch,
 }
 
-/// What a push says of itself; the rest is told part by part.
+/// The fields that all parts of a push have in common.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Push {
     pub(super) sequence: u64,
@@ -35,7 +35,7 @@ pub(super) struct Push {
     pub(super) grant: Grant,
     pub(super) push_slot: u32,
     pub(super) next: bool,
-    /// The gradients in the values that it was computed from.
+    /// How many gradients had been applied to the values that it was computed from.
     pub(super) read: Option<u64>,
 }
 
@@ -64,14 +64,14 @@ pub(super) fn place(variables: Vec<VariableSpec>, shards: u16) -> Arc<Catalogue>
     Arc::new(Catalogue::new(variables, &placement).unwrap())
 }
 
-/// The elements as bytes, padded to a whole word.
+/// Returns the elements as bytes, padded to a whole word.
 pub(super) fn bytes_of<T: bytemuck::Pod>(elements: &[T]) -> Vec<u8> {
     let mut bytes = bytemuck::cast_slice::<T, u8>(elements).to_vec();
     bytes.resize(bytes.len().next_multiple_of(8), 0);
     bytes
 }
 
-/// The index of rows that are pushed, numbered by 32 or 64 bits.
+/// Returns the index of pushed rows, whose numbers have 32 or 64 bits.
 pub(super) fn index_of<T: bytemuck::Pod>(rows: &[T]) -> Vec<u8> {
     let mut index = (rows.len() as u64).to_le_bytes().to_vec();
     index.extend(bytes_of(rows));
@@ -91,13 +91,13 @@ pub(super) fn identity() -> Identity {
 }
 
 impl Peer {
-    /// The same task, started anew.
+    /// Returns this task after a restart.
     pub(super) fn restarted(&self) -> Peer {
         Peer { incarnation: self.incarnation + 1000, epoch: ClientEpoch(0), ..self.clone() }
     }
 
     pub(super) fn hello(&self, shard: usize) -> Hello {
-        // Another shard of the one ps task there is.
+        // A peer is another shard of the only ps task.
         let (job, task) = match self.role {
             Role::Peer {} => ("ps", 0),
             _ => ("worker", self.task),
@@ -147,7 +147,7 @@ impl Push {
         part.into()
     }
 
-    /// The same for a body that is encoded.
+    /// Returns the message of a part with an encoded body.
     pub(super) fn encoded(
         &self,
         (encoding, elements): (u8, u32),
@@ -164,7 +164,7 @@ impl Push {
     }
 }
 
-/// A message through the bytes it travels as.
+/// Encodes a message as a frame, and decodes the frame.
 pub(super) fn pack(envelope: &Envelope, message: &Message, body_bytes: usize) -> (Header, Message) {
     let mut frame = Vec::new();
     encode(&mut frame, envelope, message, BodyStamp::plain(body_bytes as u64));
@@ -178,7 +178,7 @@ fn unpack_frame(frame: &[u8]) -> (Header, Message) {
     (header, message)
 }
 
-/// The bodies of all parts of a pull one behind the other, and its version.
+/// Returns the bodies of all parts of a pull in one buffer, and their version.
 pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
     let (mut bytes, mut version) = (Vec::new(), None);
     let mut head = Vec::new();
@@ -190,7 +190,7 @@ pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
             message => panic!("{message:?}"),
         };
         assert_eq!((pulled.offset, covered), (range.start, range.end - range.start));
-        assert!(version.is_none_or(|version| version == pulled.version), "one version");
+        assert!(version.is_none_or(|version| version == pulled.version), "all parts have one version");
         version = Some(pulled.version);
         let mut slices = Vec::new();
         parts.slices(range, &mut slices);
@@ -198,5 +198,5 @@ pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
         slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
         assert_eq!((bytes.len() - start) as u64, header.body_bytes);
     }
-    (bytes, version.expect("an answer has a part"))
+    (bytes, version.expect("an answer has at least one part"))
 }

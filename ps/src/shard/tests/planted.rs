@@ -1,48 +1,48 @@
-//! Every planted bug is found by the suites that everybody runs.
+//! The normal suites must find every planted bug.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use crate::planted::{Bug, PlantedBugs};
 
-/// A suite, as it runs without bugs, too.
+/// A suite, which runs without planted bugs, too.
 struct Layer {
     name: &'static str,
     run: fn(PlantedBugs),
-    /// Whether it is worth the time to look for this bug in it.
+    /// Whether the suite is run to search for this bug.
     looks_for: fn(Bug) -> bool,
 }
 
 const LAYERS: &[Layer] = &[
-    Layer { name: "window", run: crate::dedupe::tests::suite, looks_for: is_of_memory },
-    Layer { name: "stories", run: stories, looks_for: is_of_memory },
+    Layer { name: "window", run: crate::dedupe::tests::suite, looks_for: is_of_state },
+    Layer { name: "scenarios", run: scenarios, looks_for: is_of_state },
     Layer {
-        name: "random lives",
-        run: |planted| super::model::suite(planted, 0..LIVES),
-        looks_for: is_of_memory,
+        name: "random runs",
+        run: |planted| super::model::suite(planted, 0..RUNS),
+        looks_for: is_of_state,
     },
     Layer {
         name: "crash model",
         run: |planted| _ = super::crash_model::suite(planted),
-        looks_for: is_of_memory,
+        looks_for: is_of_state,
     },
-    Layer { name: "power cuts", run: power_cuts, looks_for: is_of_memory },
-    Layer { name: "saves", run: crate::checkpoint::tests::crashes::rot, looks_for: is_of_memory },
+    Layer { name: "power cuts", run: power_cuts, looks_for: is_of_state },
+    Layer { name: "saves", run: crate::checkpoint::tests::crashes::rot, looks_for: is_of_state },
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     Layer {
         name: "stepping",
         run: super::stepping::suite,
-        looks_for: |bug| is_of_memory(bug) && !UNSTEPPED.contains(&bug),
+        looks_for: |bug| is_of_state(bug) && !UNSTEPPED.contains(&bug),
     },
     Layer {
         name: "rules",
         run: |planted| _ = crate::aggregate::exhaustive::suite(planted),
-        looks_for: |bug| !is_of_memory(bug),
+        looks_for: |bug| !is_of_state(bug),
     },
 ];
 
-/// Whether a bug is in what a shard keeps, and not in the rules of synchronous steps.
-fn is_of_memory(bug: Bug) -> bool {
+/// Whether a bug is in the state of a shard, and not in the rules of synchronous steps.
+fn is_of_state(bug: Bug) -> bool {
     !matches!(
         bug,
         Bug::KeepLostTokens
@@ -53,7 +53,7 @@ fn is_of_memory(bug: Bug) -> bool {
     )
 }
 
-/// Bugs that only a whole cluster shows: the simulator finds them.
+/// Bugs that only a whole cluster shows. The simulator finds them.
 const IN_CLUSTERS: &[Bug] = &[
     Bug::MeanOfAll,
     Bug::StaleEpoch,
@@ -75,12 +75,12 @@ const UNSTEPPED: &[Bug] = &[
     Bug::EvictLiveOutcome,
 ];
 
-/// Of the seeds of the random lives and of the power cuts, so many: most bugs need only one.
-const LIVES: u64 = 60;
+/// The number of seeds for the random runs and for the power cuts. Most bugs need only one.
+const RUNS: u64 = 60;
 const CUTS: u64 = 10;
 
-fn stories(planted: PlantedBugs) {
-    super::handshakes::a_ghost_is_fenced(planted);
+fn scenarios(planted: PlantedBugs) {
+    super::handshakes::an_older_incarnation_is_fenced(planted);
     super::resends::a_restarted_client_is_another(planted);
     super::chiefs::an_older_chief_is_fenced(planted);
 }
@@ -89,25 +89,25 @@ fn power_cuts(planted: PlantedBugs) {
     super::power::cuts(0..CUTS, planted);
 }
 
-/// What the suite says if it fails.
+/// Runs a suite, and returns its panic message if it fails.
 fn caught_by(layer: &Layer, planted: PlantedBugs) -> Option<String> {
-    let here = std::thread::current().id();
-    let told = std::sync::Arc::new(std::panic::take_hook());
-    let others = told.clone();
+    let test_thread = std::thread::current().id();
+    let hook = std::sync::Arc::new(std::panic::take_hook());
+    let others = hook.clone();
     std::panic::set_hook(Box::new(move |panic| {
-        if std::thread::current().id() != here {
+        if std::thread::current().id() != test_thread {
             others(panic);
         }
     }));
     let caught = catch_unwind(AssertUnwindSafe(|| (layer.run)(planted))).err();
     drop(std::panic::take_hook());
-    std::panic::set_hook(Box::new(move |panic| told(panic)));
-    let said = caught?;
-    let said = said.downcast_ref::<String>().cloned().or_else(|| {
-        let said = said.downcast_ref::<&str>()?;
-        Some((*said).to_owned())
+    std::panic::set_hook(Box::new(move |panic| hook(panic)));
+    let message = caught?;
+    let message = message.downcast_ref::<String>().cloned().or_else(|| {
+        let message = message.downcast_ref::<&str>()?;
+        Some((*message).to_owned())
     });
-    Some(said.unwrap_or_default())
+    Some(message.unwrap_or_default())
 }
 
 #[test]
@@ -128,11 +128,11 @@ fn every_planted_bug_is_caught() {
             let start = Instant::now();
             let caught = caught_by(layer, PlantedBugs::with(bug));
             let (cell, time) = (if caught.is_some() { "caught" } else { "-" }, start.elapsed());
-            if let Some(said) = caught {
+            if let Some(message) = caught {
                 found += 1;
-                let said: String =
-                    said.lines().next().unwrap_or_default().chars().take(150).collect();
-                reasons += &format!("\n{bug:?}, {}: {said}", layer.name);
+                let message: String =
+                    message.lines().next().unwrap_or_default().chars().take(150).collect();
+                reasons += &format!("\n{bug:?}, {}: {message}", layer.name);
             }
             matrix += &format!(" | {:18}", format!("{cell} ({:.1} s)", time.as_secs_f64()));
         }

@@ -1,4 +1,4 @@
-//! What is made of stale gradients, to the bit.
+//! The adjustment of stale gradients by each policy, to the bit.
 
 use proptest::prelude::*;
 use pushpull_common::initializer::Initializer;
@@ -31,7 +31,7 @@ fn values(world: &mut World, client: &Client) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn a_damped_gradient_goes_a_part_of_the_way() {
+fn a_damped_gradient_is_scaled_by_its_staleness() {
     let (mut world, mut a, mut b) = two_shards(|config| config.staleness(DAMP));
     let stale = a.step(&mut world);
     for parts in [&[0, 1][..], &[0], &[0]] {
@@ -43,12 +43,12 @@ fn a_damped_gradient_goes_a_part_of_the_way() {
     assert_eq!(values(&mut world, &b), [[-0.5, 4.0], [0.5, 2.0]]);
     let body = bytes_of(&[1_f64, 8.0]);
     a.push(&mut world, &stale, &[(0, &body), (1, &body)]);
-    // Three gradients later on one shard: a quarter of the rate; one later on the other: half of it.
+    // A quarter of the rate at staleness 3 on one shard, half of it at staleness 1 on the other.
     assert_eq!(values(&mut world, &b), [[-0.625, 3.0], [0.25, 0.0]]);
 }
 
 #[test]
-fn a_gradient_is_compensated_for_the_way_that_its_shard_has_gone() {
+fn a_gradient_is_compensated_for_the_change_of_its_shard() {
     let (mut world, mut a, mut b) = two_shards(|config| config.staleness(HALF));
     let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
     let bodies = [bytes_of(&[2_f64, -2.0]), bytes_of(&[1_f64, 0.0])];
@@ -61,9 +61,9 @@ fn a_gradient_is_compensated_for_the_way_that_its_shard_has_gone() {
     assert_eq!(world.metrics().gradients_uncompensated, 0);
 }
 
-/// A client that pushes what was computed from other values than it has pulled last.
+/// A client pushes a gradient that was not computed from the values that it pulled last.
 #[test]
-fn without_the_values_that_it_was_computed_from_a_gradient_is_taken_as_it_is() {
+fn a_gradient_whose_base_values_are_lost_is_not_compensated() {
     let (mut world, mut a, mut b) = two_shards(|config| config.staleness(HALF));
     let ones = bytes_of(&[1_f64, 1.0]);
     let (early, fresh) = (a.step(&mut world), b.step(&mut world));
@@ -73,14 +73,14 @@ fn without_the_values_that_it_was_computed_from_a_gradient_is_taken_as_it_is() {
     assert_eq!(values(&mut world, &b), [[0.0; 2]; 2]);
     let lacking = [0, 1].map(|shard| metrics(&world, shard).gradients_uncompensated);
     assert_eq!(lacking, [1, 1]);
-    // 1 + 1/2 (0-0.5) = 0.75: the later ones are there.
+    // 1 + 1/2 (0-0.5) = 0.75: the values that were pulled later are kept.
     a.push(&mut world, &late, &[(0, &ones), (1, &ones)]);
     assert_eq!(values(&mut world, &b), [[-0.375; 2]; 2]);
     assert_eq!(world.metrics().gradients_uncompensated, 2);
 }
 
 #[test]
-fn what_a_client_has_read_goes_with_the_process() {
+fn base_values_are_lost_with_the_process() {
     let (mut world, mut a, mut b) = two_shards(|config| config.staleness(HALF));
     let ones = bytes_of(&[1_f64, 1.0]);
     let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
@@ -96,7 +96,7 @@ fn what_a_client_has_read_goes_with_the_process() {
 }
 
 #[test]
-fn copies_are_within_the_bytes_of_the_task_and_go_with_their_clients() {
+fn copies_count_against_bytes_max_and_are_freed_with_their_clients() {
     let left = |world: &World| world.shards[0].budget.left();
     let (mut world, a, b) = two_shards(|config| config.staleness(HALF));
     let before = left(&world);
@@ -126,7 +126,7 @@ fn copies_are_within_the_bytes_of_the_task_and_go_with_their_clients() {
 }
 
 #[test]
-fn policies_that_need_nothing_of_it_keep_nothing() {
+fn policies_that_need_no_copies_keep_none() {
     for policy in [StalenessPolicy::Ignore, DAMP] {
         let (mut world, a, _) = two_shards(|config| config.staleness(policy));
         let before = world.shards[0].budget.left();
@@ -135,16 +135,16 @@ fn policies_that_need_nothing_of_it_keep_nothing() {
     }
 }
 
-/// Several tiles, and several blocks.
+/// Elements that fill several tiles and several blocks.
 const LARGE: usize = 3 * (64 << 10) / 4 + 5;
 
-/// Any numbers, different for each element.
+/// Returns arbitrary numbers, which differ from element to element.
 fn some(seed: usize) -> Vec<f32> {
     (0..LARGE).map(|at| ((at * 37 + seed * 101) % 1000) as f32 / 500.0 - 1.0).collect()
 }
 
-/// Across tiles and blocks, and over variables of two types, whether the push comes as one or in parts
-/// that are applied as they come.
+/// Covers several tiles and blocks and variables of two types, for a push in one piece or in parts
+/// that are applied as they arrive.
 #[test]
 fn every_element_of_a_large_push_is_compensated_by_its_own_values() {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
@@ -181,7 +181,7 @@ fn every_element_of_a_large_push_is_compensated_by_its_own_values() {
     }
 }
 
-/// Pushes these gradients one after the other, each of the newest values.
+/// Pushes these gradients one by one, each under the newest values. Returns the values at the end.
 fn one_by_one(
     optimizer: impl Optimizer,
     policy: StalenessPolicy,
@@ -213,7 +213,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_fresh_gradient_is_taken_as_it_is_by_every_policy(
+    fn no_policy_changes_a_fresh_gradient(
         gradients in prop::collection::vec(
             (prop::array::uniform3(-1e3_f32..1e3), prop::array::uniform2(-1e3_f64..1e3)), 1..6),
         in_parts: bool,
@@ -229,10 +229,10 @@ proptest! {
     }
 }
 
-/// Eight workers in turn, each of whose gradients is seven behind, go down a parabola: plain steps
-/// swing ever wider at a rate which the damped ones, at an eighth of it, come to rest with.
+/// Eight workers in turn descend a parabola, with gradients of staleness 7. Plain steps diverge at
+/// this rate; damped steps, at an eighth of it, converge.
 #[test]
-fn damping_comes_to_rest_where_plain_steps_diverge() {
+fn damped_steps_converge_where_plain_steps_diverge() {
     const WORKERS: u32 = 8;
     let train = |policy| {
         let variables = vec![ones("w", 1)];
@@ -256,8 +256,9 @@ fn damping_comes_to_rest_where_plain_steps_diverge() {
     assert!(plain > 1e6 && damped < 1e-3, "{plain} and {damped}");
 }
 
-/// The way of the values of a logistic regression, one sample a step in the same order for all, if
-/// workers in turn compute the gradients: each from values that lack those of the others since.
+/// Trains a logistic regression, and returns the values after each step. Workers compute the
+/// gradients in turn, so each gradient misses the last ones of the others. The samples, one a step,
+/// are in the same order for any number of workers.
 fn regression(workers: u32, policy: StalenessPolicy) -> Vec<Vec<f64>> {
     const STEPS: usize = 600;
     let logistic = |x: &[f64], w: &[f64]| {
@@ -275,7 +276,7 @@ fn regression(workers: u32, policy: StalenessPolicy) -> Vec<Vec<f64>> {
             (worker, step)
         })
         .collect();
-    let mut way = Vec::new();
+    let mut trajectory = Vec::new();
     for at in 0..STEPS {
         let turn = at % workers.len();
         let (worker, step) = &mut workers[turn];
@@ -285,18 +286,18 @@ fn regression(workers: u32, policy: StalenessPolicy) -> Vec<Vec<f64>> {
         let gradient: Vec<f64> = x.iter().map(|x| error * x).collect();
         worker.push(&mut world, step, &[(0, &bytes_of(&gradient))]);
         *step = worker.step(&mut world);
-        way.push(f64s(&step.values[0]));
+        trajectory.push(f64s(&step.values[0]));
     }
     assert_eq!(world.metrics().gradients_uncompensated, 0);
-    way
+    trajectory
 }
 
 #[test]
-fn compensated_steps_stay_nearer_to_those_of_one_worker_with_a_modest_lambda() {
+fn compensated_steps_with_a_modest_lambda_stay_closer_to_those_of_one_worker() {
     let alone = regression(1, StalenessPolicy::Ignore);
     let distance = |policy| {
-        let way = regression(8, policy);
-        let elements = way.iter().flatten().zip(alone.iter().flatten());
+        let trajectory = regression(8, policy);
+        let elements = trajectory.iter().flatten().zip(alone.iter().flatten());
         elements.map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
     };
     let (plain, compensated) = (distance(StalenessPolicy::Ignore), distance(HALF));

@@ -1,4 +1,4 @@
-//! The loss of power: what was answered is there after it, whichever pages were.
+//! Power cuts: acknowledged pushes survive, for any mixture of pages on the disk.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ fn world(planted: PlantedBugs) -> (World, Line) {
     (world, lines[0])
 }
 
-/// Pushes ones to all elements, and holds the disk up.
+/// Pushes a gradient that adds 1 to all elements, and holds back the flush.
 fn push(world: &mut World, line: Line, sequence: u64) -> pushpull_common::ids::RequestId {
     let grant = world.token(line);
     let push_slot = world.push_slot(line);
@@ -45,7 +45,8 @@ fn push(world: &mut World, line: Line, sequence: u64) -> pushpull_common::ids::R
     request
 }
 
-/// What a cut leaves: of every page what was last put on the disk, or what was written since.
+/// Returns the files that a power cut leaves. Each page has, at random, what was flushed last or
+/// what was written since.
 fn cut(world: &World, random: &mut Random) -> Files {
     let now = world.shelves[0].contents();
     let disk = world.shelves[0].disk().clone();
@@ -56,16 +57,16 @@ fn cut(world: &World, random: &mut Random) -> Files {
         let mixed = bytes.chunks(4096).enumerate().flat_map(|(page, new)| {
             let start = page * 4096;
             let old = old.get(start..start + new.len());
-            // What was never put on the disk may be there all the same, or be zeros.
+            // A page that was never flushed may be on the disk all the same, or be zeros.
             let old = old.map_or_else(|| vec![0; new.len()], <[u8]>::to_vec);
-            // The name and the length of a file that was never flushed may be there.
+            // The name and the length of an unflushed file may be on the disk.
             if random.one_in(2) { new.to_vec() } else { old }
         });
         let mixed: Vec<u8> = mixed.collect();
-        // The first pages were there before anything was answered.
+        // The first pages were flushed before anything was answered.
         files.insert(name, mixed);
     }
-    // What an image names, and the control file's first page, were flushed with their names.
+    // Images, what they name, and the control file were flushed together with their names.
     for (name, bytes) in &disk {
         if name.starts_with("image") || name.starts_with("catalogue") {
             files.insert(name.clone(), bytes.clone());
@@ -78,13 +79,13 @@ fn cut(world: &World, random: &mut Random) -> Files {
 }
 
 #[test]
-fn what_a_cut_leaves_of_a_birth_is_no_arena() {
+fn a_cut_while_an_arena_is_created_leaves_none() {
     let (world, _) = world(PlantedBugs::default());
     let open = |files: BTreeMap<String, Vec<u8>>| {
         let place = Place::Shelf(Shelf::with(files));
         Shard::open(world.parts(0), place, LIFE, world.now)
     };
-    // Both files as they are made.
+    // Creates both files as the creation of an arena does.
     let shelf = Shelf::default();
     let stamp = Stamp { shard: Default::default(), arena: LIFE.arena };
     let arena = Arena { place: Place::Shelf(shelf.clone()), stamp };
@@ -94,7 +95,7 @@ fn what_a_cut_leaves_of_a_birth_is_no_arena() {
     drop(control);
     let made: BTreeMap<String, Vec<u8>> =
         shelf.contents().iter().map(|(name, content)| (name.clone(), content.to_vec())).collect();
-    // What may be there of a file: no name, no length, no page, some pages, all.
+    // What a cut may leave of a file: no name, no length, no page, some pages, or all.
     let left = |name: &str| {
         let whole = made[name].clone();
         let mut pages: Vec<Vec<u8>> = (0..2)
@@ -118,11 +119,11 @@ fn what_a_cut_leaves_of_a_birth_is_no_arena() {
         }
     }
     assert_eq!(cuts, 36);
-    // What somebody has committed to is not such.
-    let lived = world.files(0);
+    // The files of an arena with commits are not taken for an unfinished creation.
+    let committed = world.files(0);
     let others = ["values-1", "image-0", "image-1", "tables-1"];
     for alone in [&["intent"][..]].into_iter().chain(others.iter().map(std::slice::from_ref)) {
-        let files = alone.iter().map(|&name| (name.to_owned(), lived[name].clone()));
+        let files = alone.iter().map(|&name| (name.to_owned(), committed[name].clone()));
         let mut files: BTreeMap<_, _> = files.collect();
         let error = open(files.clone()).unwrap_err();
         assert!(matches!(error, StorageError::Missing { .. }), "{alone:?}: {error}");
@@ -134,11 +135,12 @@ fn what_a_cut_leaves_of_a_birth_is_no_arena() {
     }
 }
 
-/// Lives that end with a cut; panics if anything answered is lost.
+/// Random runs that end with power cuts. Panics if an acknowledged push is lost. Returns the number
+/// of cuts and of acknowledged pushes.
 pub(super) fn cuts(seeds: std::ops::Range<u64>, planted: PlantedBugs) -> (usize, usize) {
     let (mut cuts, mut acknowledged) = (0, 0);
     for seed in seeds {
-        let told = super::random::TellSeed(seed);
+        let seed_guard = super::random::PrintSeedOnPanic(seed);
         let mut random = Random::new(seed);
         let (mut world, mut reader) = world(planted);
         let mut peers = [worker(1), worker(2)];
@@ -173,8 +175,8 @@ pub(super) fn cuts(seeds: std::ops::Range<u64>, planted: PlantedBugs) -> (usize,
                 world.holds_flushes = false;
             }
             if random.one_in(2) {
-                // It has committed more than is on the disk. Killed, and started again, it would go
-                // on with what lies whole in its inbox.
+                // The shard has committed more than is on the disk. Once killed and restarted, it
+                // continues with the whole pushes in its inbox.
                 world.flush();
                 world.holds_flushes = false;
                 let begun = lines.map(|line| (line, world.token(line), world.push_slot(line)));
@@ -198,13 +200,13 @@ pub(super) fn cuts(seeds: std::ops::Range<u64>, planted: PlantedBugs) -> (usize,
             known = values[0] as u64;
         }
         let _ = reader;
-        drop(told);
+        drop(seed_guard);
     }
     (cuts, acknowledged)
 }
 
 #[test]
-fn what_was_answered_survives_the_loss_of_power() {
+fn acknowledged_pushes_survive_power_cuts() {
     let (cuts, acknowledged) = cuts(0..SEEDS, PlantedBugs::default());
     println!("{acknowledged} pushes acknowledged over {cuts} cuts, none lost");
 }
@@ -217,7 +219,7 @@ fn an_answer_waits_for_the_disk() {
     world.holds_flushes = false;
     world.flush();
     assert!(matches!(world.answer(line, request), Some(Message::PushAnswer(_))));
-    // Without a durable image of this boot or another, there is nothing to go on from.
+    // Without a flushed image of any boot, there is nothing to recover from.
     let mut files = world.shelves[0].contents();
     files.retain(|name, _| !name.starts_with("image"));
     let error = world.reboot(0, files).unwrap_err().to_string();
@@ -225,7 +227,7 @@ fn an_answer_waits_for_the_disk() {
 }
 
 #[test]
-fn an_image_that_nobody_has_taken_yet_waits_for_nothing() {
+fn an_image_that_is_still_in_the_outputs_blocks_nothing() {
     let (mut world, line) = world(PlantedBugs::default());
     world.works_at_once = true;
     for sequence in 1..=3 {
@@ -239,11 +241,11 @@ fn an_image_that_nobody_has_taken_yet_waits_for_nothing() {
 }
 
 #[test]
-fn a_flush_that_fails_ends_pushes_for_good() {
+fn a_failed_flush_ends_pushes_for_good() {
     let (mut world, line) = world(PlantedBugs::default());
     let request = push(&mut world, line, 1);
     world.fail_flush("the disk is gone");
-    assert_eq!(world.answer(line, request), None, "what is not on the disk is not answered");
+    assert_eq!(world.answer(line, request), None, "a push that is not on the disk is not answered");
     assert!(world.closed.contains(&line));
     world.holds_flushes = false;
     world.disconnect(line);
@@ -251,7 +253,7 @@ fn a_flush_that_fails_ends_pushes_for_good() {
     let asked: [Message; 3] = [
         message::Reserve {}.into(),
         message::TokenRequest { newest: TokenId(0) }.into(),
-        // The push is applied, and is not on the disk.
+        // The push is applied, but it is not on the disk.
         message::OutcomeQuery {}.into(),
     ];
     for message in asked {
@@ -259,28 +261,28 @@ fn a_flush_that_fails_ends_pushes_for_good() {
         let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
         assert!(detail.as_str().contains("the disk is gone"), "{detail}");
     }
-    assert_eq!(f32s(&world.values(line)).len(), ELEMENTS as usize, "but it can be read");
+    assert_eq!(f32s(&world.values(line)).len(), ELEMENTS as usize, "the values can be read");
 }
 
 #[test]
-fn the_saver_has_its_orders_though_a_flush_fails() {
+fn the_saver_receives_its_orders_although_a_flush_fails() {
     let (mut world, line) = world(PlantedBugs::default());
     push(&mut world, line, 1);
-    let wished = News::Wished { ticket: 7, user: Vec::new() };
-    world.input(0, Input::News(wished));
-    assert!(world.orders.is_empty(), "an image is waited for");
+    let save_request = News::Wished { ticket: 7, user: Vec::new() };
+    world.input(0, Input::News(save_request));
+    assert!(world.orders.is_empty(), "orders wait for the image");
     world.fail_flush("the disk is gone");
     let orders = std::mem::take(&mut world.orders);
     assert!(matches!(orders[..], [(_, Order::Tell { ticket: 7, .. })]), "{orders:?}");
 }
 
 #[test]
-fn a_flush_that_failed_is_not_forgotten_by_the_next_process() {
+fn a_failed_flush_is_remembered_by_the_next_process() {
     let (mut world, line) = world(PlantedBugs::default());
     push(&mut world, line, 1);
     world.fail_flush("the disk is gone");
     world.holds_flushes = false;
-    // As often as it is tried: what is refused is left as it was.
+    // Every attempt fails, because a refused arena is not changed.
     for _ in 0..2 {
         let error = world.restart(0).unwrap_err();
         let StorageError::Poisoned { path, reason } = &error else { panic!("{error}") };
@@ -288,22 +290,22 @@ fn a_flush_that_failed_is_not_forgotten_by_the_next_process() {
         assert_eq!(reason, "the disk is gone");
         assert!(error.to_string().contains("put the state directory aside"), "{error}");
     }
-    // Once the machine was started anew, it is as if the process had not come that far.
+    // A reboot takes the shard back to the last flushed image.
     let files = world.shelves[0].contents();
     world.reboot(0, files).unwrap();
     let line = world.join(0, &mut chief());
-    assert_eq!(f32s(&world.values(line)), vec![0.0; ELEMENTS as usize], "what was answered");
+    assert_eq!(f32s(&world.values(line)), vec![0.0; ELEMENTS as usize], "the acknowledged values");
     world.restart(0).unwrap();
 }
 
 #[test]
-fn a_flush_that_failed_is_not_forgotten_whenever_the_process_is_killed() {
+fn a_failed_flush_is_remembered_even_if_its_commit_is_interrupted() {
     let (mut world, line) = world(PlantedBugs::default());
     push(&mut world, line, 1);
     let before = world.files(0);
     world.fail_flush("the disk is gone");
     let after = world.files(0);
-    // The commit is made, and no word of it is stored where it belongs.
+    // The failure is committed in the intent, but none of its words is stored in place yet.
     let mut files = after.clone();
     files.insert("control".to_owned(), before["control"].clone());
     let state = PAGE_BYTES + 4..PAGE_BYTES + 8;

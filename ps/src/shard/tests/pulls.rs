@@ -1,4 +1,4 @@
-//! Values are of one version, whatever goes on beside.
+//! Pulls: the values of an answer are of one version, even while pushes are applied.
 
 use pushpull_common::ids::{GlobalStep, PartitionId};
 use pushpull_common::protocol::message::{self, Selection};
@@ -13,7 +13,7 @@ use crate::shard::work::Work;
 /// Five slices of values.
 const LARGE: usize = 5 << 18;
 
-/// More than all versions that a test has pinned at once.
+/// More bytes than a test pins at once.
 const PINNED_FREELY: u64 = 64 << 20;
 
 fn large(pin_bytes: u64) -> (World, Line, Line) {
@@ -40,7 +40,7 @@ fn all_are(bytes: &[u8], value: f32) {
 }
 
 #[test]
-fn a_selection_is_sent_in_its_order_and_an_unknown_one_refused() {
+fn a_selection_is_sent_in_its_order_and_unknown_partitions_are_refused() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
     let push = Push::gradient(1, world.token(line), world.push_slot(line));
@@ -57,7 +57,7 @@ fn a_selection_is_sent_in_its_order_and_an_unknown_one_refused() {
 }
 
 #[test]
-fn nothing_is_sent_before_there_are_values() {
+fn pulls_are_refused_before_there_are_values() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut super::peers::chief());
     let pull = || message::Pull { selection: Selection::All {} }.into();
@@ -68,12 +68,12 @@ fn nothing_is_sent_before_there_are_values() {
 }
 
 #[test]
-fn a_pull_waits_for_the_step_it_names_on_the_owner_only() {
+fn a_pull_waits_for_its_step_on_the_step_owner_only() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config.shards(2));
     let mut peer = worker(1);
     let lines = [world.join(0, &mut peer), world.join(1, &mut peer)];
     world.pull(lines[1], 1);
-    assert!(world.streamed(lines[1]).is_some(), "it keeps versions of its own");
+    assert!(world.streamed(lines[1]).is_some(), "the other shard has versions of its own");
     world.pull(lines[0], 1);
     let deadline = Envelope { step: GlobalStep(2), deadline_ms: 100, ..Envelope::default() };
     let pull = message::Pull { selection: Selection::All {} };
@@ -115,7 +115,7 @@ fn a_pull_sees_all_of_a_push_or_nothing() {
 }
 
 #[test]
-fn what_is_being_sent_does_not_change_while_pushes_are_applied() {
+fn values_that_are_being_sent_do_not_change() {
     let (mut world, a, b) = large(PINNED_FREELY);
     world.pull(b, 0);
     let before = world.streamed(b).unwrap();
@@ -134,7 +134,7 @@ fn what_is_being_sent_does_not_change_while_pushes_are_applied() {
 }
 
 #[test]
-fn an_update_waits_for_spare_memory_and_goes_on_when_a_pull_is_sent() {
+fn an_update_waits_for_free_blocks_and_resumes_when_a_pull_is_sent() {
     // A push needs as many blocks as it changes, 80, and 20 more may be pinned.
     let (mut world, a, b) = large(20 * (64 << 10));
     world.pull(b, 0);
@@ -143,15 +143,15 @@ fn an_update_waits_for_spare_memory_and_goes_on_when_a_pull_is_sent() {
     assert_eq!(world.work(), Work::Idle);
     push_large(&mut world, a, 2);
     assert_eq!(world.work(), Work::Blocked);
-    assert_eq!(world.slice(0), Work::Blocked, "for as long as it takes");
-    // It has not begun: others read on, and what they read is the same version.
+    assert_eq!(world.slice(0), Work::Blocked, "the update still waits");
+    // The update has not begun: others can still read, and read the same version.
     all_are(&world.values(a), -1.0);
     let heartbeat = world.say(b, message::Heartbeat {}.into());
-    assert!(world.answer(b, heartbeat).is_some(), "and all else goes on");
+    assert!(world.answer(b, heartbeat).is_some(), "other requests are served");
     all_are(&unpack(pinned).0, 0.0);
     assert_eq!(world.work(), Work::Idle);
     all_are(&world.values(b), -2.0);
-    // Many pulls and pushes later no block is lost.
+    // No block is lost after many pulls and pushes.
     for sequence in (3..13).step_by(2) {
         world.pull(b, 0);
         push_large(&mut world, a, sequence);

@@ -1,4 +1,5 @@
-//! Trays: what lies there is pushed by naming it, refused as what is sent, and gone with its client.
+//! Push buffers: a push names ranges of its buffer, and is checked like a push that is sent. A
+//! buffer is released with its client.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,7 +33,7 @@ use crate::shard::Way;
 use crate::shard::scan::{NonFiniteScan, ScanningInput};
 use crate::store::Give;
 
-/// A tray that somebody has been lent.
+/// The push buffer of a client.
 pub(super) struct MappedBuffer {
     file: File,
     pub(super) shared: SharedPushBuffer,
@@ -56,7 +57,7 @@ impl MappedBuffer {
         self.shared.push_slots.items()[place]
     }
 
-    /// Writes values to one of its rooms.
+    /// Writes bytes to one of its buffer slots.
     pub(super) fn put(&self, place: usize, offset: u64, bytes: &[u8]) {
         let start = self.shared.first + place as u64 * self.shared.stride;
         self.file.write_all_at(bytes, start + offset).unwrap();
@@ -64,7 +65,7 @@ impl MappedBuffer {
 }
 
 impl Push {
-    /// The message that these ranges lie in the tray.
+    /// Returns the message that names these ranges of the push buffer.
     pub(super) fn shared(&self, ranges: &[(u64, u64)], whole: Option<u64>) -> Message {
         let stretch = |&(start, end): &(u64, u64)| Stretch { start, end };
         let shared = PushShared {
@@ -81,7 +82,7 @@ impl Push {
     }
 }
 
-/// Says that these ranges are a whole push; what is answered.
+/// Pushes these ranges as a whole push, and returns the answer.
 fn push(world: &mut World, line: Line, push: &Push, ranges: &[(u64, u64)]) -> Message {
     let bytes = ranges.iter().map(|(start, end)| end - start).sum();
     let request = world.send(line, push.envelope(), push.shared(ranges, Some(bytes)), &[]);
@@ -96,7 +97,7 @@ fn refusal(answer: Message) -> Refusal {
     }
 }
 
-/// What a worker task says of a push that it has sent.
+/// Queries the state of a push.
 fn state(world: &mut World, line: Line, sequence: u64) -> PushState {
     let about = Envelope { sequence: Sequence(sequence), ..Envelope::default() };
     let request = world.send(line, about, message::OutcomeQuery {}.into(), &[]);
@@ -107,7 +108,7 @@ fn state(world: &mut World, line: Line, sequence: u64) -> PushState {
 }
 
 #[test]
-fn what_lies_in_a_tray_is_pushed_again_and_again() {
+fn a_push_buffer_serves_many_pushes() {
     let (mut world, _, line) = same_host(variables(), |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     for round in 1..=5_u64 {
@@ -121,16 +122,16 @@ fn what_lies_in_a_tray_is_pushed_again_and_again() {
     assert_eq!(f32s(&values[..12]), [-5.0, -10.0, -15.0]);
     assert_eq!(f64s(&values[16..32]), [-2.5, 0.0]);
     assert_eq!(world.metrics().push_bytes, 5 * 32);
-    // Sent again it is not applied again.
+    // A resend is not applied again.
     let gradient = Push::gradient(5, world.token(line), push_buffer.push_slot(1));
     let again = push(&mut world, line, &gradient, &[(0, 32)]);
     assert!(matches!(again, Message::PushAnswer(answer) if answer.duplicate));
     assert_eq!(world.values(line), values);
 }
 
-/// Variables that are longer than what is copied at a time, as they come and damped for their delay.
+/// Variables that are longer than one copied piece, plain and damped for their staleness.
 #[test]
-fn what_lies_in_a_tray_is_applied_as_what_is_sent() {
+fn gradients_in_a_push_buffer_are_applied_like_sent_ones() {
     let wide = || VariableSpec::new("d", DType::F64, Shape::new([3001]).unwrap()).unwrap();
     let variables = || vec![VariableSpec::f32("w", [5001]).unwrap(), wide()];
     let body = |seed: usize| {
@@ -155,7 +156,7 @@ fn what_lies_in_a_tray_is_applied_as_what_is_sent() {
                 let gradient = Push { read: stale.read[0], ..gradient };
                 assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, bytes)])), 2);
                 let values = world.values(line);
-                // The last but one of what is copied last, once the rest has been applied.
+                // The last but one element, in the piece that is copied after the rest is applied.
                 push_buffer.put(1, 0, &body(3));
                 push_buffer.put(1, bytes - 16, &bytes_of(&[f64::NAN]));
                 let gradient = Push::gradient(2, world.token(line), push_buffer.push_slot(1));
@@ -165,7 +166,7 @@ fn what_lies_in_a_tray_is_applied_as_what_is_sent() {
                     panic!("{refused:?}");
                 };
                 assert_eq!((variable, element), (VariableId(1), 2999));
-                assert_eq!(world.values(line), values, "nothing of it counts");
+                assert_eq!(world.values(line), values, "nothing of the push counts");
             } else {
                 a.push(&mut world, &stale, &[(0, &body(2))]);
             }
@@ -176,8 +177,8 @@ fn what_lies_in_a_tray_is_applied_as_what_is_sent() {
 }
 
 #[test]
-fn what_is_sent_beside_it_is_one_push_with_it() {
-    // Values, then rows, whose numbers come over the connection.
+fn shared_ranges_and_sent_parts_make_one_push() {
+    // Dense values, then rows, whose numbers are sent over the connection.
     let dense = VariableSpec::f32("dense", [6]).unwrap();
     let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
     let (mut world, _, line) = same_host(vec![dense, table], |config| config);
@@ -185,9 +186,9 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
     let (index, values) = (index_of(&[1_u32, 4]), bytes_of(&[1_f32; 6]));
     for (sequence, first) in [(1, true), (2, false)] {
         push_buffer.put(0, 0, &bytes_of(&[2_f32; 6]));
-        // What a client writes where the numbers of its rows would be is nothing to the server.
+        // The server ignores the bytes of the buffer where the numbers of rows would be.
         push_buffer.put(0, 24, &[0xff; 64]);
-        let left = world.left();
+        let left = world.bytes_left();
         let gradient = Push::gradient(sequence, world.token(line), push_buffer.push_slot(0));
         let whole = (24 + 24 + index.len()) as u64;
         if first {
@@ -195,7 +196,7 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
         }
         world.send(line, gradient.envelope(), gradient.part(88, None), &index);
         let last = (!first).then_some(whole);
-        assert_eq!(left > world.left(), first, "once there is memory for parts that are sent");
+        assert_eq!(left > world.bytes_left(), first, "memory for sent parts is taken once");
         let mut request = world.send(
             line,
             gradient.envelope(),
@@ -215,7 +216,7 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
 }
 
 #[test]
-fn what_is_sent_first_does_not_stand_for_all() {
+fn a_first_part_that_is_sent_does_not_stand_for_all() {
     let (mut world, _, line) = same_host(variables(), |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     push_buffer.put(1, 16, &bytes_of(&[3_f64, 4.0]));
@@ -230,7 +231,7 @@ fn what_is_sent_first_does_not_stand_for_all() {
 }
 
 #[test]
-fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
+fn a_push_with_nan_changes_nothing_not_even_the_rows_of_a_table() {
     let dense = VariableSpec::f32("dense", [LARGE as u64]).unwrap();
     let table = TableSpec::new(1 << 20);
     let table = VariableSpec::table("table", DType::F32, [2], table).unwrap();
@@ -240,7 +241,7 @@ fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
     let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
     let index_at = layout.tables()[0].index.unwrap();
     let (index, row) = (index_of(&[77_u64]), bytes_of(&[5_f32, 6.0]));
-    // A new row is written elsewhere, and one that is there where it lies.
+    // A new row is written elsewhere; an existing row is changed in place.
     let mut grant = world.token(line);
     for (sequence, value, rows) in [(1, f32::NAN, 0), (2, 1.0, 1), (3, f32::NAN, 1), (4, 1.0, 1)] {
         push_buffer.put(0, bytes - 4, &value.to_le_bytes());
@@ -264,8 +265,8 @@ fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
 }
 
 #[test]
-fn what_would_be_changed_where_it_lies_is_looked_at_first() {
-    // More than a slice, and rows in so many blocks that none is copied.
+fn gradients_for_changes_in_place_are_scanned_first() {
+    // More than one slice, and rows in so many blocks that none is copied.
     let elements = (1 << 18) + 1024_u64;
     let dense = VariableSpec::f32("dense", [elements]).unwrap();
     let table = VariableSpec::f32("table", [1 << 20, 4]).unwrap().sparse();
@@ -297,17 +298,17 @@ fn what_would_be_changed_where_it_lies_is_looked_at_first() {
 }
 
 #[test]
-fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
+fn any_variables_may_be_in_the_push_buffer_and_the_others_sent() {
     let variables = ["a", "b", "c"].map(|name| VariableSpec::f32(name, [2]).unwrap()).to_vec();
     let (mut world, _, line) = same_host(variables, |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
-    // What is sent is not looked for there.
+    // Variables that are sent are not read from the buffer.
     push_buffer.put(0, 0, &bytes_of(&[f32::NAN; 6]));
     for mask in 1..8_u64 {
         let gradient = Push::gradient(mask, world.token(line), push_buffer.push_slot(0));
         let mut shared = Vec::new();
         for n in 0..3 {
-            // Each time others, as both kinds of memory keep what was there.
+            // Each push has other values, because both kinds of memory keep the old ones.
             let (value, at) = (bytes_of(&[((n + 1) * mask) as f32; 2]), 8 * n);
             match mask >> n & 1 {
                 1 => {
@@ -331,12 +332,12 @@ fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
 }
 
 #[test]
-fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
+fn invalid_ranges_are_refused_and_the_next_push_is_applied() {
     let dense = VariableSpec::f32("dense", [6]).unwrap();
     let odd = VariableSpec::f32("odd", [3]).unwrap();
     let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
     let plain = VariableSpec::f32("plain", [2]).unwrap().plain();
-    // At 0, 24, 40, 104, and the numbers of rows from 112 on.
+    // The variables are at 0, 24, 40 and 104; the numbers of rows begin at 112.
     let (mut world, chief, line) = same_host(vec![dense, odd, table, plain], |config| config);
     let (push_buffer, other) =
         (MappedBuffer::new(&mut world, line), MappedBuffer::new(&mut world, chief));
@@ -383,7 +384,7 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
                 found.starts_with(expected),
                 "{ranges:?} of {push_slot}: {found}, not {expected}"
             );
-            // What of it comes later is passed over.
+            // Later messages of the push are ignored.
             if whole.is_none() {
                 let last = gradient.shared(&[(0, 24)], Some(24));
                 let request = world.send(line, gradient.envelope(), last, &[]);
@@ -392,15 +393,15 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
         }
         sequence += 1;
         let gradient = Push::gradient(sequence, grant, push_buffer.push_slot(0));
-        let lie = gradient.shared(&[(0, 24)], Some(32));
-        let request = world.send(line, gradient.envelope(), lie, &[]);
+        let wrong_length = gradient.shared(&[(0, 24)], Some(32));
+        let request = world.send(line, gradient.envelope(), wrong_length, &[]);
         let refused = refusal(world.answer(line, request).unwrap());
         assert!(matches!(refused, Refusal::Length { named: 32, received: 24 }), "{refused:?}");
     }
     assert_eq!(f32s(&world.values(line)), [0_f32; 28]);
     let gradient = Push::gradient(sequence + 1, grant, push_buffer.push_slot(0));
     assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 24)])), 1);
-    // A room is of one push at a time, and a token of one.
+    // A buffer slot serves one push at a time, and so does a token.
     let gradient = Push::gradient(sequence + 2, world.token(line), push_buffer.push_slot(0));
     world.send(line, gradient.envelope(), gradient.shared(&[(0, 24)], None), &[]);
     let next = Push { sequence: sequence + 3, ..gradient };
@@ -412,7 +413,7 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
 }
 
 #[test]
-fn as_many_ranges_as_can_be_named_are_taken() {
+fn the_maximum_number_of_ranges_is_accepted() {
     let scalars = 0..PUSH_SHARED_RANGES_MAX as u64 + 1;
     let variables = scalars.map(|n| VariableSpec::f32(format!("v{n}"), [2]).unwrap()).collect();
     let (mut world, _, line) = same_host(variables, |config| config);
@@ -421,7 +422,7 @@ fn as_many_ranges_as_can_be_named_are_taken() {
         (0..PUSH_SHARED_RANGES_MAX as u64).map(|n| (8 * n, 8 * n + 8)).collect();
     push_buffer.put(0, 0, &bytes_of(&vec![1_f32; 2 * PUSH_SHARED_RANGES_MAX + 2]));
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
-    // Every other one first, so that each is a range of its own.
+    // Every other range first, so that none is merged with its neighbor.
     let (odd, even): (Vec<_>, Vec<_>) = all.into_iter().partition(|(start, _)| start % 16 == 8);
     let ranges: Vec<(u64, u64)> = odd.into_iter().chain(even).collect();
     world.send(line, gradient.envelope(), gradient.shared(&ranges, None), &[]);
@@ -434,13 +435,13 @@ fn as_many_ranges_as_can_be_named_are_taken() {
 }
 
 #[test]
-fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
+fn a_push_with_nan_of_any_size_changes_nothing() {
     let names = ["w", "x"];
     let two = |elements: usize| {
         names.map(|name| VariableSpec::f32(name, [elements as u64]).unwrap()).to_vec()
     };
-    // Looked at before, where it is so small that it is made in place, and as it is applied, in a slice or
-    // several.
+    // The smallest push is applied in place and scanned before. The others are scanned as they are
+    // applied, in one slice or several.
     for elements in [4, 40_000, LARGE / 2] {
         let bytes = 8 * elements as u64;
         let (mut world, _, line) = same_host(two(elements), |config| config);
@@ -463,7 +464,7 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
         }
         assert!(f32s(&world.values(line)).iter().all(|&value| value == 0.0));
         assert_eq!(world.metrics().pushes_dropped, 4);
-        // The token is the client's still.
+        // The client still holds the token.
         values[0] = 1.0;
         let gradient = Push::gradient(9, grant, push_buffer.push_slot(0));
         assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, bytes)])), 1);
@@ -471,9 +472,9 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
     }
 }
 
-/// What such a rule has added up in its first pass is in all that it changes in its second.
+/// The sums of the first pass of such an optimizer affect everything that the second pass changes.
 #[test]
-fn nan_that_is_gone_before_the_second_pass_is_refused_all_the_same() {
+fn nan_that_is_overwritten_before_the_second_pass_is_refused() {
     let variables = vec![VariableSpec::f32("w", [LARGE as u64]).unwrap()];
     let (mut world, _, line) =
         same_host(variables, |config| config.optimizer_for("w", Lamb::default()));
@@ -491,10 +492,10 @@ fn nan_that_is_gone_before_the_second_pass_is_refused_all_the_same() {
 }
 
 #[test]
-fn nan_is_counted_once_or_not_looked_for_as_is_configured() {
+fn nan_is_counted_once_or_ignored_as_configured() {
     for (policy, counted) in [(NonFinite::Count, 3), (NonFinite::Allow, 0)] {
         for elements in [4, LARGE] {
-            // A rule that goes over the values twice.
+            // An optimizer that makes two passes.
             let variables = vec![VariableSpec::f32("w", [elements as u64]).unwrap()];
             let configure =
                 |config: PsConfig| config.non_finite(policy).optimizer_for("w", Lamb::default());
@@ -512,7 +513,7 @@ fn nan_is_counted_once_or_not_looked_for_as_is_configured() {
 }
 
 #[test]
-fn what_lies_whole_is_applied_though_its_client_is_gone() {
+fn a_whole_push_is_applied_although_its_client_is_gone() {
     let (mut world, chief, _) = large(80 << 16);
     let whole = |world: &mut World, sequence, peer: &mut Peer| {
         let line = world.join(0, peer);
@@ -523,12 +524,12 @@ fn what_lies_whole_is_applied_though_its_client_is_gone() {
         world.send(line, gradient.envelope(), gradient.shared(&[(0, bytes)], Some(bytes)), &[]);
         (line, gradient)
     };
-    let left = world.left();
-    // Its connection is gone, and it asks again over another.
+    let left = world.bytes_left();
+    // The connection is gone, and the client asks again over another.
     let mut peer = worker(5);
     let (line, gradient) = whole(&mut world, 1, &mut peer);
     world.disconnect(line);
-    assert!(world.left() < left, "it lies there still");
+    assert!(world.bytes_left() < left, "the push buffer is still in memory");
     let line = world.join(0, &mut peer);
     let bytes = 4 * LARGE as u64;
     assert_eq!(state(&mut world, line, 1), PushState::Receiving { bytes });
@@ -536,8 +537,8 @@ fn what_lies_whole_is_applied_though_its_client_is_gone() {
     let request = world.send(line, gradient.envelope(), empty, &[]);
     world.work();
     assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
-    assert_eq!(world.left(), left, "it is gone with its push");
-    // It is lost, has left, or is started anew.
+    assert_eq!(world.bytes_left(), left, "the push buffer is released with the push");
+    // The client is lost, has left, or is restarted.
     let (line, _) = whole(&mut world, 1, &mut worker(6));
     world.disconnect(line);
     world.pass(Duration::from_secs(60), &[chief]);
@@ -549,23 +550,23 @@ fn what_lies_whole_is_applied_though_its_client_is_gone() {
     let line = world.join(0, &mut older.restarted());
     world.work();
     all_are(&world.values(line), -4.0);
-    assert_eq!(world.left(), left);
+    assert_eq!(world.bytes_left(), left);
 }
 
 #[test]
-fn what_is_not_whole_goes_with_its_client() {
+fn an_incomplete_push_is_dropped_with_its_client() {
     let (mut world, _, line) = same_host(variables(), |config| config);
-    let left = world.left();
+    let left = world.bytes_left();
     let push_buffer = MappedBuffer::new(&mut world, line);
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
     world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], None), &[]);
     world.send(line, gradient.envelope(), gradient.part(16, None), &bytes_of(&[1_f64]));
     assert_eq!(state(&mut world, line, 1), PushState::Receiving { bytes: 24 });
     let late = world.announce(line, gradient.envelope(), gradient.part(24, None), 8);
-    // The same client over another connection: what comes over the old one goes nowhere.
+    // The client connects again: messages over the old connection are ignored.
     let mut again = Peer { epoch: ClientEpoch(2), ..worker(1) };
     let next = world.join(0, &mut again);
-    assert_eq!((again.epoch, world.left()), (ClientEpoch(2), left));
+    assert_eq!((again.epoch, world.bytes_left()), (ClientEpoch(2), left));
     assert!(world.closed.contains(&line) && world.answer(line, late).is_none());
     assert_eq!(state(&mut world, next, 1), PushState::Unknown {});
     let refused = refusal(push(&mut world, next, &gradient, &[(0, 16)]));
@@ -575,11 +576,11 @@ fn what_is_not_whole_goes_with_its_client() {
     let gradient = Push { push_slot: push_buffer.push_slot(0), ..gradient };
     assert_eq!(applied(&push(&mut world, next, &gradient, &[(0, 16)])), 1);
     assert!(matches!(world.ask(next, message::Leave {}.into()), Message::Left(_)));
-    assert_eq!(world.left(), left);
+    assert_eq!(world.bytes_left(), left);
 }
 
 #[test]
-fn the_token_of_a_refused_push_whose_client_is_gone_goes_to_others() {
+fn the_token_of_a_refused_push_is_free_once_its_client_is_gone() {
     let (mut world, _, line) = large(80 << 16);
     let push_buffer = MappedBuffer::new(&mut world, line);
     push_buffer.put(0, 4096, &f32::NAN.to_le_bytes());
@@ -595,7 +596,7 @@ fn the_token_of_a_refused_push_whose_client_is_gone_goes_to_others() {
 }
 
 #[test]
-fn a_push_that_is_withdrawn_leaves_the_room_to_its_client() {
+fn a_withdrawn_push_leaves_the_buffer_slot_to_its_client() {
     let (mut world, _, line) = same_host(variables(), |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     push_buffer.put(0, 0, &bytes_of(&[1_f32; 3]));
@@ -605,7 +606,7 @@ fn a_push_that_is_withdrawn_leaves_the_room_to_its_client() {
     let answer = world.answer(line, request);
     assert!(matches!(answer, Some(Message::PushAnswer(_))), "{answer:?}");
     let gradient = Push { sequence: 2, ..gradient };
-    // Nobody else needs the room, so no pause is too long.
+    // No other client needs the buffer slot, so no pause is too long.
     world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], None), &[]);
     world.pass(Duration::from_secs(60), &[line]);
     let empty = gradient.part(0, Some(16));
@@ -615,10 +616,10 @@ fn a_push_that_is_withdrawn_leaves_the_room_to_its_client() {
 }
 
 #[test]
-fn who_is_lent_no_tray_is_told_why_and_goes_on() {
+fn a_client_that_is_refused_a_push_buffer_learns_why_and_continues() {
     let refused = |world: &mut World, way: Way, role: Role| {
         let peer = Peer { role, ..worker(5) };
-        let (line, _) = world.greet_by(way, 0, peer.hello(0)).unwrap();
+        let (line, _) = world.handshake_over(way, 0, peer.hello(0)).unwrap();
         let refusal = world.refused(line, SharePushBuffer {}.into());
         assert!(world.shared.is_empty());
         let alive = world.ask(line, message::Heartbeat {}.into());
@@ -637,7 +638,7 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
     for role in [Role::Reader {}, Role::Peer {}] {
         assert!(refused(&mut world, SAME_HOST, role).starts_with("Role"));
     }
-    // One is enough for a client, over one connection.
+    // A client has one push buffer, over one connection.
     MappedBuffer::new(&mut world, line);
     let again = format!("{:?}", world.refused(line, SharePushBuffer {}.into()));
     assert!(again.contains("this client has a push buffer"), "{again}");
@@ -650,7 +651,7 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
     let often = format!("{:?}", world.refused(line, SharePushBuffer {}.into()));
     assert!(often.contains("often enough"), "{often}");
     world.shared.clear();
-    // As many as there can be, and one more once one is gone.
+    // The maximum number of push buffers, and one more once one is released.
     let mut lines: Vec<Line> =
         (1..PUSH_BUFFERS_MAX as u32).map(|task| world.join(0, &mut worker(100 + task))).collect();
     lines.iter().for_each(|&line| _ = MappedBuffer::new(&mut world, line));
@@ -671,11 +672,11 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
 }
 
 #[test]
-fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
+fn push_buffers_and_the_parts_sent_beside_them_count_as_memory() {
     let memory = |bytes_max| {
         let storage = Storage::Memory { bytes_max };
         let (mut world, _, line) = same_host(variables(), |config| config.storage(storage.clone()));
-        let used = bytes_max - world.left();
+        let used = bytes_max - world.bytes_left();
         (world.ask(line, SharePushBuffer {}.into()), used, world, line)
     };
     let (_, used, ..) = memory(1 << 30);
@@ -688,7 +689,7 @@ fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
     let gradient = Push::gradient(1, world.token(line), shared.push_slots.items()[0]);
     let request = world.announce(line, gradient.envelope(), gradient.part(16, None), 16);
     let refused = refusal(world.answer(line, request).unwrap());
-    // Those that all share have theirs.
+    // The push slots that all clients share have their memory already.
     assert_eq!(refused, Refusal::PushSlotTaken { push_slot: shared.push_slots.items()[0] });
     world.body(line, &[0; 16]);
     let gradient = Push { sequence: 2, ..gradient };
@@ -696,7 +697,7 @@ fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
 }
 
 #[test]
-fn values_are_assigned_from_a_tray() {
+fn values_are_assigned_from_a_push_buffer() {
     let (mut world, line, _) = same_host(variables(), |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     push_buffer.put(0, 32, &bytes_of(&[7_f32; 4]));
@@ -705,7 +706,7 @@ fn values_are_assigned_from_a_tray() {
     assert_eq!(f32s(&world.values(line)[32..48]), [7.0; 4]);
 }
 
-/// A world that keeps its state, with a worker that has a tray and a gradient in it.
+/// A world that keeps its state, and a worker with a gradient in its push buffer.
 fn with_state() -> (World, Line, MappedBuffer, Push) {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
@@ -716,8 +717,8 @@ fn with_state() -> (World, Line, MappedBuffer, Push) {
 }
 
 #[test]
-fn what_lay_whole_in_a_tray_when_its_server_was_killed_is_sent_again() {
-    let (mut world, line, _tray, gradient) = with_state();
+fn a_whole_push_in_a_push_buffer_is_sent_again_after_a_kill() {
+    let (mut world, line, _push_buffer, gradient) = with_state();
     let files = world.files(0).into_keys().collect::<Vec<_>>();
     world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], Some(16)), &[]);
     assert_eq!(world.files(0).into_keys().collect::<Vec<_>>(), files);
@@ -728,7 +729,7 @@ fn what_lay_whole_in_a_tray_when_its_server_was_killed_is_sent_again() {
         (world.shards[0].has_work(), state(&mut world, line, 1)),
         (false, PushState::Unknown {})
     );
-    // Its tray is gone, and its token is not.
+    // The push buffer is gone, but the token is not.
     let refused = refusal(push(&mut world, line, &gradient, &[(0, 16)]));
     assert_eq!(refused, Refusal::PushSlotTaken { push_slot: gradient.push_slot });
     let gradient = Push { push_slot: world.push_slot(line), ..gradient };
@@ -738,8 +739,8 @@ fn what_lay_whole_in_a_tray_when_its_server_was_killed_is_sent_again() {
 }
 
 #[test]
-fn what_was_applied_from_a_tray_is_applied_once_whenever_its_server_is_killed() {
-    let (mut world, line, _tray, gradient) = with_state();
+fn a_push_that_was_applied_from_a_push_buffer_is_not_applied_again_after_a_kill() {
+    let (mut world, line, _push_buffer, gradient) = with_state();
     assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 16)])), 1);
     world.restart(0).unwrap();
     let line = world.join(0, &mut Peer { epoch: ClientEpoch(2), ..worker(1) });
@@ -750,13 +751,13 @@ fn what_was_applied_from_a_tray_is_applied_once_whenever_its_server_is_killed() 
 }
 
 #[test]
-fn the_token_of_what_is_lost_with_its_client_and_its_server_goes_to_others() {
-    let (mut world, line, _tray, gradient) = with_state();
+fn the_token_of_a_push_that_is_lost_with_client_and_server_is_free() {
+    let (mut world, line, _push_buffer, gradient) = with_state();
     world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], Some(16)), &[]);
     let left = world.say(line, message::Leave {}.into());
     assert!(matches!(world.answer(line, left), Some(Message::Left(_))));
     let owner = |world: &World| world.shards[0].owner.as_ref().unwrap().tokens_out();
-    assert_eq!(owner(&world), 1, "its push is the server's");
+    assert_eq!(owner(&world), 1, "the push belongs to the server");
     world.restart(0).unwrap();
     assert_eq!((owner(&world), world.shards[0].has_work()), (0, false));
     world.tick();
@@ -764,10 +765,10 @@ fn the_token_of_what_is_lost_with_its_client_and_its_server_goes_to_others() {
     assert_eq!(owner(&world), 0);
 }
 
-/// What was refused as it was applied need not be there when it is looked for.
+/// The client may have overwritten a refused element before the scan searches for its position.
 #[test]
 #[cfg(target_os = "linux")]
-fn nan_that_is_gone_when_it_is_looked_for_is_refused_all_the_same() {
+fn nan_that_is_overwritten_before_the_search_is_refused() {
     let counters = Counters::default();
     let (memory, descriptor) = SharedBytes::new(16384).unwrap();
     let file = File::from(descriptor);

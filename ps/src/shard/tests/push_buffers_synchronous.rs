@@ -1,5 +1,5 @@
-//! Trays in synchronous mode: what lies there is looked at before it is held, and read when its step is
-//! applied.
+//! Push buffers in synchronous mode: a gradient is scanned before it is held, and read when its
+//! step is applied.
 
 use pushpull_common::ids::{RestoreEpoch, VariableId};
 use pushpull_common::protocol::message::{self, Operation};
@@ -15,7 +15,7 @@ use crate::config::PsConfig;
 use crate::shard::Input;
 use crate::shard::work::Work;
 
-/// A cluster whose replicas have trays.
+/// A cluster whose replicas have push buffers.
 pub(super) struct SharedBuffers {
     pub(super) cluster: Cluster,
     /// By replica and shard.
@@ -50,8 +50,8 @@ impl SharedBuffers {
         SharedBuffers { cluster, push_buffers }
     }
 
-    /// Puts a gradient of this value into room `place` of the tray of one shard, and pushes it; what is
-    /// answered by now.
+    /// Puts a gradient of this value into buffer slot `place` of one shard, and pushes it. Returns
+    /// the answer, if it has come by now.
     fn push_to(
         &mut self,
         (shard, replica): (usize, usize),
@@ -77,7 +77,8 @@ impl SharedBuffers {
         cluster.world.answer(line, request)
     }
 
-    /// Pushes a gradient to every shard, the step owner's last; what that one answers by now.
+    /// Pushes a gradient to every shard, last to the step owner's. Returns the outcome there, if it
+    /// is known by now.
     fn push(&mut self, replica: usize, place: usize, grant: Grant, value: f32) -> Option<Outcome> {
         self.cluster.replicas[replica].sequence += 1;
         let mut answer = None;
@@ -93,14 +94,14 @@ impl SharedBuffers {
 }
 
 #[test]
-fn a_step_is_the_mean_of_what_lies_in_trays_and_of_what_was_sent() {
+fn a_step_is_the_mean_of_gradients_in_push_buffers_and_sent_ones() {
     for shards in [1, 2] {
         let mut shared = SharedBuffers::new(shards, 3, 3, |config| config);
         for step in 0..4 {
             let tokens = [0, 1, 2].map(|replica| shared.cluster.token(replica));
             let place = (step % 2) as usize;
             assert_eq!(shared.push(0, place, tokens[0], 1.0), ACCEPTED(step));
-            // Another sends what it has.
+            // Another replica sends its gradient.
             assert_eq!(shared.cluster.push(1, tokens[1], 2.0), ACCEPTED(step));
             assert_eq!(shared.push(2, place, tokens[2], 6.0), ACCEPTED(step));
             let sum = -3.0 * (step + 1) as f32;
@@ -110,7 +111,7 @@ fn a_step_is_the_mean_of_what_lies_in_trays_and_of_what_was_sent() {
 }
 
 #[test]
-fn gradients_in_trays_are_clipped_by_their_norm() {
+fn gradients_in_push_buffers_are_clipped_by_their_norm() {
     for shards in [1, 2] {
         // Five elements of 2 have a norm of the root of 20.
         let norm = 20_f64.sqrt();
@@ -125,7 +126,7 @@ fn gradients_in_trays_are_clipped_by_their_norm() {
 }
 
 #[test]
-fn nan_is_refused_before_any_shard_has_said_that_it_holds_it() {
+fn nan_is_refused_before_a_shard_reports_that_it_holds_the_push() {
     for shards in [1_u16, 2] {
         for clips in [false, true] {
             let clip = |config: PsConfig| match clips {
@@ -145,7 +146,7 @@ fn nan_is_refused_before_any_shard_has_said_that_it_holds_it() {
                 if v == variable && value.is_nan());
             assert!(found, "{refusal:?}");
             assert_eq!(shared.cluster.world.metrics().gradients_admitted, 0);
-            // Its token is good for another, in the same room.
+            // The token serves another push, in the same buffer slot.
             assert_eq!(shared.push(0, 0, grant, 1.0), ACCEPTED(0));
             assert_eq!(shared.cluster.values(1), (-1.0, -1.0));
         }
@@ -153,10 +154,10 @@ fn nan_is_refused_before_any_shard_has_said_that_it_holds_it() {
 }
 
 #[test]
-fn what_is_stale_gives_its_room_back_and_what_lies_there_still_is_said() {
+fn a_stale_push_frees_its_buffer_slot_and_a_held_one_does_not() {
     let mut shared = SharedBuffers::new(2, 1, 2, |config| config);
     let (fast, slow) = (shared.cluster.token(0), shared.cluster.token(1));
-    // One shard holds the share of the slow one before the step passes without it.
+    // One shard holds the slow replica's part before the step is made without it.
     shared.cluster.replicas[1].sequence += 1;
     let held = shared.push_to((1, 1), 0, slow, 9.0);
     assert!(matches!(held, Some(Message::PushAnswer(ref a)) if a.outcome == Outcome::Held {}));
@@ -177,7 +178,7 @@ fn what_is_stale_gives_its_room_back_and_what_lies_there_still_is_said() {
 }
 
 #[test]
-fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
+fn work_due_on_a_push_is_not_done_on_the_next_in_its_buffer_slot() {
     for clips in [false, true] {
         let clip = |config: PsConfig| match clips {
             true => config.clip_by_global_norm(1e9),
@@ -191,12 +192,12 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
         let push = Push::gradient(1, grant, push_buffer.push_slot(0));
         world.send(line, push.envelope(), push.shared(&[(0, 32)], Some(32)), &[]);
         if clips {
-            assert_eq!(world.slice(0), Work::More, "it is looked at, and not measured yet");
+            assert_eq!(world.slice(0), Work::More, "it is scanned, and not measured yet");
         }
         let (token, generation) = (grant.token, grant.generation);
         world.say(line, message::ReturnToken { token, generation }.into());
         let dropped = world.shards[0].inbox.as_ref().unwrap().arrivals().count() == 0;
-        assert!(dropped, "what spends no token is not kept");
+        assert!(dropped, "a push without a token is dropped");
         let assign = Push::plain(2, Operation::Assign {}, push_buffer.push_slot(0));
         let said = assign.shared(&[(32, 48)], Some(16));
         let request = world.send(line, assign.envelope(), said, &[]);
@@ -209,7 +210,7 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
 }
 
 #[test]
-fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
+fn an_unscanned_push_is_not_reported_as_held() {
     let mut shared = SharedBuffers::new(2, 1, 1, |config| config);
     let grant = shared.cluster.token(0);
     let (line, push_buffer) = (shared.cluster.replicas[0].lines[1], &shared.push_buffers[0][1]);
@@ -217,7 +218,7 @@ fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
     let world = &mut shared.cluster.world;
     let push = Push::gradient(1, grant, push_buffer.push_slot(0));
     let request = world.send(line, push.envelope(), push.shared(&[(0, 16)], Some(16)), &[]);
-    // The shard says again what it has said, as to a step owner that was started anew.
+    // The shard repeats its reports, as to a restarted step owner.
     world.input(1, Input::OwnerLink { up: false });
     world.input(1, Input::OwnerLink { up: true });
     world.input(1, Input::Tick);
@@ -229,10 +230,10 @@ fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
     assert!(!holds(world) && matches!(world.answer(line, request), Some(Message::Refused(_))));
 }
 
-/// A push that is whole on a shard and not looked at yet when its step is over is answered like one that
-/// comes too late.
+/// A push that is whole on a shard and not scanned yet when its step is over is answered like a
+/// stale one.
 #[test]
-fn what_is_over_before_it_was_looked_at_is_answered() {
+fn an_unscanned_push_is_answered_when_its_step_is_over() {
     let mut shared = SharedBuffers::new(2, 1, 2, |config| config);
     let slow = shared.cluster.token(1);
     let (line, push_buffer) = (shared.cluster.replicas[1].lines[1], &shared.push_buffers[1][1]);
@@ -244,7 +245,7 @@ fn what_is_over_before_it_was_looked_at_is_answered() {
     let (header, message) = pack(&envelope, &message::Over { token: slow.token }.into(), 0);
     world.input(1, Input::Owner { header: &header, message });
     let Some(Message::PushAnswer(answer)) = world.answer(line, request) else {
-        panic!("nobody has said what became of it")
+        panic!("the push is not answered")
     };
     assert!(matches!(answer.outcome, Outcome::Stale { .. }), "{answer:?}");
     world.work();
@@ -252,7 +253,7 @@ fn what_is_over_before_it_was_looked_at_is_answered() {
 }
 
 #[test]
-fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_room() {
+fn a_gradient_is_measured_alone_after_an_unfinished_one_in_its_buffer_slot() {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     let norm = (LARGE as f64).sqrt();
     let mut shared =
@@ -268,7 +269,7 @@ fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_roo
     let world = &mut shared.cluster.world;
     let (envelope, said) = say(1, first);
     world.send(line, envelope, said, &[]);
-    // It is looked at in as many slices as it is measured in, and one of those is done.
+    // The scan takes as many slices as the measuring, of which one is done.
     for _ in 0..bytes.div_ceil(1 << 20) + 2 {
         assert_eq!(world.slice(0), Work::More);
     }
@@ -286,7 +287,7 @@ fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_roo
     assert!(f32s(&values).iter().all(|&value| value == -1.0), "it is not clipped");
 }
 
-/// Slices end between two elements, however many gradients share them.
+/// Slices end between two elements, for any number of gradients that share them.
 #[test]
 fn large_gradients_are_averaged_in_slices() {
     let ramp = |at: usize| (at % 7) as f32;
@@ -314,7 +315,7 @@ fn large_gradients_are_averaged_in_slices() {
             assert!(matches!(&answer, Some(Message::PushAnswer(a)) if accepted(a)), "{answer:?}");
         }
         let values = shared.cluster.world.values(shared.cluster.replicas[0].lines[0]);
-        // Each of those that are clipped is as large as the first.
+        // Each clipped gradient is as large as the first one.
         let sum = if clips { replicas } else { (1..=replicas).sum() };
         let (mean, most) = (sum as f32 / replicas as f32, if clips { 1e-5 } else { 0.0 });
         let differs = |(at, value): (usize, &f32)| (*value + ramp(at) * mean).abs() > most;
@@ -323,7 +324,7 @@ fn large_gradients_are_averaged_in_slices() {
 }
 
 #[test]
-fn a_gradient_that_has_no_rows_of_a_variable_is_measured() {
+fn a_gradient_without_rows_of_a_sparse_variable_is_measured() {
     let dense = VariableSpec::f32("dense", [6]).unwrap();
     let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
     let clip = |config: PsConfig| config.clip_by_global_norm(12_f64.sqrt());

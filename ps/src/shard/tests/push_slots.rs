@@ -1,4 +1,4 @@
-//! Push slots: first come first served, never hoarded, never stuck.
+//! Push slots: granted in the order of requests, and taken back from clients that do not use them.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn ones() -> Vec<u8> {
 }
 
 #[test]
-fn a_client_that_asks_twice_has_one_room() {
+fn a_client_that_asks_twice_has_one_push_slot() {
     let (mut world, lines) = ready(2, 2);
     let push_slot = world.push_slot(lines[0]);
     assert_eq!(world.push_slot(lines[0]), push_slot);
@@ -45,7 +45,7 @@ fn a_client_that_asks_twice_has_one_room() {
 }
 
 #[test]
-fn those_who_wait_are_served_in_order() {
+fn waiting_clients_are_served_in_order() {
     let (mut world, lines) = ready(1, 4);
     let mut push_slot = world.push_slot(lines[0]);
     let waiting: Vec<_> = lines[1..]
@@ -57,8 +57,8 @@ fn those_who_wait_are_served_in_order() {
         assert_eq!(world.answer(line, request), None);
         let answer = world.push_answer(sender, &add(1, push_slot), &[(32, &ones())]);
         let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
-        assert_eq!(answer.push_slot, 0, "another waits");
-        let Some(Message::Reserved(next)) = world.answer(line, request) else { panic!("its turn") };
+        assert_eq!(answer.push_slot, 0, "another client waits");
+        let Some(Message::Reserved(next)) = world.answer(line, request) else { panic!("the push slot is not granted") };
         (sender, push_slot) = (line, next.push_slot);
     }
     let answer = world.push_answer(sender, &add(1, push_slot), &[(32, &ones())]);
@@ -66,10 +66,10 @@ fn those_who_wait_are_served_in_order() {
 }
 
 #[test]
-fn a_room_beside_an_answer_goes_to_who_asks_for_one() {
+fn a_push_slot_granted_unasked_goes_to_a_client_that_asks() {
     let (mut world, lines) = ready(1, 2);
     let granted = world.token(lines[0]);
-    assert_ne!(granted.push_slot, 0, "nobody else wants it");
+    assert_ne!(granted.push_slot, 0, "no other client wants it");
     let push_slot = world.push_slot(lines[1]);
     let push = Push::gradient(1, granted, granted.push_slot);
     let answer = world.push_answer(lines[0], &push, &[(0, &[0; 16])]);
@@ -80,12 +80,12 @@ fn a_room_beside_an_answer_goes_to_who_asks_for_one() {
 }
 
 #[test]
-fn clients_in_step_do_not_take_the_room_from_each_other_for_ever() {
+fn clients_in_lockstep_do_not_starve_each_other() {
     let (mut world, lines) = ready(1, 2);
     let mut requests: Vec<_> =
         lines.iter().map(|&line| (line, world.say(line, message::Reserve {}.into()))).collect();
     for _ in 0..3 {
-        // Each acts upon what it was told, at the same time.
+        // Each client acts on its answer, at the same time.
         for (line, request) in &mut requests {
             if let Some(Message::Reserved(push_slot)) = world.answer(*line, *request) {
                 *request = world.push(*line, &add(1, push_slot.push_slot), &[(32, &ones())]);
@@ -97,7 +97,7 @@ fn clients_in_step_do_not_take_the_room_from_each_other_for_ever() {
 }
 
 #[test]
-fn a_room_that_was_asked_for_and_never_used_goes_on_after_a_lease() {
+fn an_unused_push_slot_is_taken_back_after_a_lease() {
     let (mut world, lines) = ready(1, 2);
     let push_slot = world.push_slot(lines[0]);
     world.pass(Duration::from_secs(4), &lines);
@@ -111,7 +111,7 @@ fn a_room_that_was_asked_for_and_never_used_goes_on_after_a_lease() {
 }
 
 #[test]
-fn a_stalled_push_loses_its_room_after_a_lease_and_a_slow_one_does_not() {
+fn a_stalled_push_loses_its_push_slot_after_a_lease_and_a_slow_one_does_not() {
     let (mut world, lines) = ready(1, 2);
     let push = add(1, world.push_slot(lines[0]));
     let waiting = world.say(lines[1], message::Reserve {}.into());
@@ -122,8 +122,8 @@ fn a_stalled_push_loses_its_room_after_a_lease_and_a_slow_one_does_not() {
         world.pass(LEASE - Duration::from_millis(50), &lines[1..]);
         world.body_until(lines[0], &body, end);
     }
-    assert_eq!(world.answer(lines[1], waiting), None, "it gets on");
-    // It lives, but its push does not get on. This server's own pause is not its fault.
+    assert_eq!(world.answer(lines[1], waiting), None, "the push makes progress");
+    // The push makes no progress from here on. A pause of the server does not count.
     world.now += 10 * LEASE;
     world.pass(LEASE - Duration::from_millis(100), &lines[1..]);
     assert_eq!(world.answer(lines[1], waiting), None);
@@ -131,14 +131,14 @@ fn a_stalled_push_loses_its_room_after_a_lease_and_a_slow_one_does_not() {
     assert!(matches!(world.answer(lines[1], waiting), Some(Message::Reserved(_))));
     world.body(lines[0], &body);
     world.work();
-    // Its lease has run out with it: nobody is left to be answered.
+    // The client's lease has ended as well, so there is no connection to answer on.
     let answer = world.answer(lines[0], request);
     assert!(!matches!(answer, Some(Message::PushAnswer(_))), "{answer:?}");
     assert_eq!(world.values(lines[1])[32..48], [0; 16]);
 }
 
 #[test]
-fn a_broken_connection_leaves_its_room_to_who_waits() {
+fn a_broken_connection_frees_its_push_slot_for_a_waiting_client() {
     for reconnects in [false, true] {
         let (mut world, lines) = ready(1, 2);
         let push = add(1, world.push_slot(lines[0]));
@@ -155,7 +155,7 @@ fn a_broken_connection_leaves_its_room_to_who_waits() {
 }
 
 #[test]
-fn a_wait_for_room_ends_at_its_deadline() {
+fn a_wait_for_a_push_slot_ends_at_its_deadline() {
     let (mut world, lines) = ready(1, 2);
     world.push_slot(lines[0]);
     let envelope = pushpull_common::protocol::Envelope { deadline_ms: 200, ..Default::default() };
@@ -167,7 +167,7 @@ fn a_wait_for_room_ends_at_its_deadline() {
 }
 
 #[test]
-fn another_declaration_has_other_rooms_and_serves_who_waits() {
+fn another_declaration_has_new_push_slots_and_serves_waiting_clients() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.inbox_pushes(1));
     let chief = world.join(0, &mut chief());
     let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
@@ -189,7 +189,7 @@ fn another_declaration_has_other_rooms_and_serves_who_waits() {
 }
 
 #[test]
-fn a_withdrawn_push_leaves_its_room_to_who_waits() {
+fn a_withdrawn_push_frees_its_push_slot_for_a_waiting_client() {
     let (mut world, lines) = ready(1, 2);
     let push = add(1, world.push_slot(lines[0]));
     world.send(lines[0], push.envelope(), push.part(32, None), &ones());
@@ -200,7 +200,7 @@ fn a_withdrawn_push_leaves_its_room_to_who_waits() {
 }
 
 #[test]
-fn a_client_that_lives_but_leaves_its_push_half_sent_loses_the_room() {
+fn a_live_client_with_a_half_sent_push_loses_the_push_slot() {
     let (mut world, lines) = ready(1, 2);
     let push = add(1, world.push_slot(lines[0]));
     world.send(lines[0], push.envelope(), push.part(32, None), &[0; 8]);

@@ -1,4 +1,4 @@
-//! Pushes in any cut and order, and withdrawn ones.
+//! Pushes cut anywhere and in any order, and withdrawn pushes.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ fn a_push_may_be_cut_anywhere_and_come_in_any_order_of_partitions() {
 }
 
 #[test]
-fn padding_is_no_value_whatever_it_holds() {
+fn padding_is_ignored() {
     let (mut world, line) = ready();
     let mut body = bytes_of(&[1_f32, 2.0, 3.0]);
     body[12..].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -83,7 +83,7 @@ fn padding_is_no_value_whatever_it_holds() {
 }
 
 #[test]
-fn an_empty_push_moves_the_step_and_nothing_else() {
+fn an_empty_push_advances_the_step_and_nothing_else() {
     let (mut world, line) = ready();
     for offset in [0, 1, 14, 57, u64::MAX] {
         let sequence = world.metrics().global_step + 1;
@@ -113,12 +113,12 @@ fn plain_variables_add_and_integers_wrap() {
     assert_eq!(f32s(&values[32..48]), [2.0, 3.0, 4.0, 5.0]);
     assert_eq!((&values[48..], f32s(&values[..12])), (&i64::MIN.to_le_bytes()[..], vec![9.0; 3]));
     let metrics = world.metrics();
-    assert_eq!((metrics.global_step, metrics.assigns_applied), (0, 5), "these are no steps");
+    assert_eq!((metrics.global_step, metrics.assigns_applied), (0, 5), "pushes to plain variables are no steps");
 }
 
 #[test]
-fn a_push_of_many_slices_ends_each_between_two_elements() {
-    // The odd partition in front would shift the slices of the other off its elements.
+fn slices_of_a_large_push_end_between_two_elements() {
+    // The odd partition in front could shift the slices of the next off its elements.
     for (dtype, odd) in [(DType::F64, 1), (DType::F64, 3), (DType::F32, 1), (DType::F32, 5)] {
         let large = 5 << 17;
         let variables = vec![
@@ -134,7 +134,7 @@ fn a_push_of_many_slices_ends_each_between_two_elements() {
         });
         let parts: Vec<(u64, &[u8])> =
             (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
-        // The first is applied as it comes; the second has to wait for it.
+        // The first push is applied as it arrives; the second has to wait for it.
         let push = world.gradient(line, 1);
         world.push(line, &push, &parts);
         let push = world.gradient(line, 2);
@@ -154,20 +154,20 @@ fn a_push_of_many_slices_ends_each_between_two_elements() {
 }
 
 #[test]
-fn the_answer_brings_the_next_token_and_a_room() {
+fn an_answer_brings_the_next_token_and_a_push_slot() {
     let (mut world, line) = ready();
     let push = Push { next: true, ..world.gradient(line, 1) };
     let Message::PushAnswer(answer) = world.push_answer(line, &push, &[(0, &[0; 16])]) else {
         panic!()
     };
-    let next = answer.next.expect("there is no end");
+    let next = answer.next.expect("training has no last step");
     assert!(answer.push_slot != 0 && next.token > push.grant.token);
     let push = Push::gradient(2, next, answer.push_slot);
     applied(&world.push_answer(line, &push, &[(0, &[0; 16])]));
 }
 
 #[test]
-fn a_push_is_known_in_each_of_its_states() {
+fn a_query_reports_each_state_of_a_push() {
     let (mut world, line) = ready();
     assert_eq!(state(&mut world, line, 70), PushState::Unknown {});
     let push = world.gradient(line, 70);
@@ -185,14 +185,14 @@ fn a_push_is_known_in_each_of_its_states() {
 }
 
 #[test]
-fn what_is_withdrawn_in_time_is_never_applied_and_its_room_is_free() {
+fn a_push_withdrawn_in_time_is_never_applied_and_frees_its_push_slot() {
     let (mut world, line) = ready();
     let push = world.gradient(line, 3);
     world.send(line, push.envelope(), push.part(0, None), &[1; 16]);
     let request = world.send(line, about(3), message::Withdraw {}.into(), &[]);
     let Some(Message::PushAnswer(answer)) = world.answer(line, request) else { panic!() };
     assert_eq!((answer.outcome, answer.duplicate), (Outcome::Withdrawn {}, false));
-    // Its other parts may be under way.
+    // Other parts of the push may be under way.
     let late = world.send(line, push.envelope(), push.part(16, Some(32)), &[1; 16]);
     world.work();
     let Some(Message::PushAnswer(answer)) = world.answer(line, late) else { panic!() };
@@ -208,7 +208,7 @@ fn what_is_withdrawn_in_time_is_never_applied_and_its_room_is_free() {
 }
 
 #[test]
-fn a_withdrawal_of_a_whole_push_is_answered_with_what_becomes_of_it() {
+fn a_withdrawal_of_a_whole_push_is_answered_with_its_outcome() {
     let (mut world, line) = ready();
     let push = world.gradient(line, 1);
     world.push(line, &push, &[(0, &bytes_of(&[1_f32; 3]))]);
@@ -217,7 +217,7 @@ fn a_withdrawal_of_a_whole_push_is_answered_with_what_becomes_of_it() {
     world.work();
     assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
     let request = world.send(line, about(1), message::Withdraw {}.into(), &[]);
-    assert_eq!(applied(&world.answer(line, request).unwrap()), 1, "and after");
+    assert_eq!(applied(&world.answer(line, request).unwrap()), 1, "also after it is applied");
     assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);
     let refusal = {
         world.send(line, about(500), message::Withdraw {}.into(), &[]);
@@ -229,12 +229,12 @@ fn a_withdrawal_of_a_whole_push_is_answered_with_what_becomes_of_it() {
 }
 
 #[test]
-fn many_waits_on_one_connection_are_refused_beyond_the_limit() {
+fn waits_beyond_the_limit_of_a_connection_are_refused() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config.last_step(1));
     let line = world.join(0, &mut worker(1));
     let requests: Vec<_> = (0..129).map(|_| world.pull(line, 5)).collect();
     let Some(Message::Refused(refused)) = world.answer(line, requests[128]) else { panic!() };
     assert!(matches!(refused.refusal, Refusal::Busy { limit: 128, .. }), "{}", refused.refusal);
     world.pass(Duration::from_millis(100), &[line]);
-    assert_eq!(world.answer(line, requests[127]), None, "the others wait");
+    assert_eq!(world.answer(line, requests[127]), None, "the others still wait");
 }

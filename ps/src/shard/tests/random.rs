@@ -1,4 +1,4 @@
-//! Numbers at random that a seed repeats.
+//! A seeded random number generator, and the switches of random suites.
 
 /// SplitMix64.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`, or 0.
+    /// Returns a number below `limit`, or 0 if `limit` is 0.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit.max(1)
     }
@@ -26,15 +26,15 @@ impl Random {
     }
 }
 
-/// Whether suites take all that they have, and not the sample that is enough between two changes.
+/// Whether the suites run in full (`PUSHPULL_THOROUGH`) instead of on a sample.
 pub(super) fn is_thorough() -> bool {
     std::env::var_os("PUSHPULL_THOROUGH").is_some()
 }
 
-/// Prints its seed if the test fails while it lives.
-pub(super) struct TellSeed(pub(super) u64);
+/// Prints its seed if the test panics while this value is in scope.
+pub(super) struct PrintSeedOnPanic(pub(super) u64);
 
-impl Drop for TellSeed {
+impl Drop for PrintSeedOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("seed {0}: repeat with PUSHPULL_SEED={0}", self.0);

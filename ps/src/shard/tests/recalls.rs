@@ -1,5 +1,5 @@
-//! Tokens that are taken back in asynchronous mode: no shard applies a gradient that the step owner
-//! refuses. Time is virtual.
+//! Recalled tokens in asynchronous mode: no shard applies a gradient that the step owner refuses.
+//! Time is virtual.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::config::PsConfig;
 const LEASE: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Two shards and three replicas, of which the second is the one that tests are about.
+/// Two shards and three replicas. The tests recall the tokens of the second replica.
 fn cluster(configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
     Cluster::new(2, Mode::Asynchronous, |config| configure(config).inbox_pushes(3))
 }
 
-/// How many gradients each shard has applied.
+/// Returns how many gradients each shard has applied.
 fn applied(cluster: &mut Cluster) -> [u64; 2] {
     let applied = |shard: usize| cluster.world.counters[shard].gradients_applied.read();
     [applied(0), applied(1)]
@@ -28,7 +28,7 @@ fn taken_back(cluster: &Cluster) -> u64 {
     cluster.world.metrics().tokens_taken_back
 }
 
-/// Pushes to one shard by the second replica, under its next number.
+/// Pushes to one shard as the second replica, under its present sequence.
 fn push_to(cluster: &mut Cluster, shard: usize, grant: Grant) -> Result<Outcome, Refusal> {
     let (line, sequence) = (cluster.replicas[1].lines[shard], cluster.replicas[1].sequence);
     let push_slot = cluster.world.push_slot(line);
@@ -51,14 +51,15 @@ fn a_lost_clients_token_is_taken_back_once_the_other_shard_has_closed_its_connec
     let mut cluster = cluster(|config| config);
     let grant = cluster.token(1);
     let other = cluster.replicas[1].lines[1];
-    // It lives, as far as the other shard knows: it is stopped between two writes, or cut off from one.
+    // Only the step owner misses its heartbeats: the client still lives as far as the other shard
+    // knows.
     let alive = [cluster.replicas[0].lines.clone(), vec![other]].concat();
     cluster.world.pass(LEASE, &alive);
     assert!(!cluster.world.closed.contains(&other) && taken_back(&cluster) == 0);
     cluster.settle();
-    assert!(cluster.world.closed.contains(&other), "what is under way there cannot arrive");
+    assert!(cluster.world.closed.contains(&other), "a push that is under way there cannot arrive");
     assert_eq!(taken_back(&cluster), 1);
-    // It goes on, and asks the owner first.
+    // The client continues, and pushes to the step owner first.
     cluster.connect(1);
     cluster.replicas[1].sequence = 1;
     let refusal = push_to(&mut cluster, 0, grant).unwrap_err();
@@ -72,7 +73,7 @@ fn a_push_that_another_shard_has_applied_keeps_its_token() {
     let grant = cluster.token(1);
     cluster.replicas[1].sequence = 1;
     assert!(matches!(push_to(&mut cluster, 1, grant), Ok(Outcome::Applied { .. })));
-    // Its connection to the owner is cut for longer than its lease.
+    // The client is cut off from the step owner for longer than its lease.
     cluster.pass(LEASE * 2, &[0, 2]);
     assert_eq!((taken_back(&cluster), cluster.world.metrics().members_lost), (0, 2));
     assert_eq!(cluster.try_token(0), Ok(None), "the last step is promised");
@@ -101,42 +102,42 @@ fn a_token_is_not_taken_back_while_a_shard_cannot_be_asked() {
 }
 
 #[test]
-fn who_computes_for_longer_than_a_token_may_be_held_counts_nowhere() {
+fn a_gradient_computed_for_longer_than_the_token_timeout_counts_nowhere() {
     let mut cluster = cluster(|config| config.token_timeout(Some(TIMEOUT)));
     let grant = cluster.token(1);
     let other = cluster.replicas[1].lines[1];
     cluster.pass(TIMEOUT, &[0, 1, 2]);
     assert_eq!((taken_back(&cluster), cluster.world.metrics().members_lost), (1, 0));
-    assert!(cluster.world.closed.contains(&other), "it connects anew");
+    assert!(cluster.world.closed.contains(&other), "the client must connect again");
     cluster.connect(1);
     cluster.replicas[1].sequence = 1;
     assert!(matches!(push_to(&mut cluster, 0, grant), Err(Refusal::Token { .. })));
     assert_eq!(applied(&mut cluster), [0, 0]);
-    // What it asks for now is a new one.
+    // The next token that it requests is a new one.
     let next = cluster.token(1);
     assert!(next.token > grant.token);
     assert!(push_to(&mut cluster, 0, next).is_ok() && push_to(&mut cluster, 1, next).is_ok());
 }
 
 #[test]
-fn a_client_that_comes_back_is_not_given_a_token_again_that_is_being_recalled() {
+fn a_client_that_comes_back_is_not_granted_a_token_that_is_being_recalled() {
     let mut cluster = cluster(|config| config);
     let grant = cluster.token(1);
     let link = cluster.links[1].take().unwrap();
     cluster.world.disconnect(link);
     cluster.pass(LEASE * 2, &[0, 2]);
     cluster.connect(1);
-    // It says that it knows of no token.
+    // The client claims to know of no token.
     let line = cluster.replicas[1].lines[0];
     let request = cluster.world.say(line, message::TokenRequest { newest: 0.into() }.into());
     let Some(Message::Granted(granted)) = cluster.world.answer(line, request) else {
-        panic!("there are more")
+        panic!("no token is granted")
     };
     assert!(granted.grant.token > grant.token);
 }
 
 #[test]
-fn a_client_that_is_back_and_waits_is_not_given_up() {
+fn a_client_that_is_back_and_waits_is_not_retired() {
     let mut cluster = cluster(|config| config.last_step(1));
     let grant = cluster.token(1);
     cluster.replicas[1].sequence = 1;
@@ -144,10 +145,10 @@ fn a_client_that_is_back_and_waits_is_not_given_up() {
     cluster.pass(LEASE * 2, &[0, 2]);
     assert_eq!(cluster.world.metrics().members_lost, 2);
     cluster.connect(1);
-    // The owner has no room for its share, for however long.
+    // The step owner has no push slot for its part for a long time.
     cluster.pass(LEASE * 10, &[0, 1, 2]);
     assert_eq!(cluster.world.metrics().clients_retired, 0);
-    // It goes again, and has as long as any other.
+    // The client is lost again, and has as much time as any other.
     cluster.pass(LEASE * 2, &[0, 2]);
     assert_eq!(cluster.world.metrics().clients_retired, 0);
     cluster.connect(1);
@@ -156,7 +157,7 @@ fn a_client_that_is_back_and_waits_is_not_given_up() {
 }
 
 #[test]
-fn a_client_that_has_died_with_its_push_half_made_is_given_up() {
+fn a_client_that_died_with_a_half_applied_push_is_retired() {
     let mut cluster = cluster(|config| config.last_step(1));
     let grant = cluster.token(1);
     cluster.replicas[1].sequence = 1;
@@ -165,13 +166,13 @@ fn a_client_that_has_died_with_its_push_half_made_is_given_up() {
     assert_eq!(taken_back(&cluster), 0, "its worker may come back");
     cluster.pass(LEASE * 3, &[0, 2]);
     assert_eq!(cluster.world.metrics().clients_retired, 1);
-    // Its step is somebody else's, and nobody waits for ever.
+    // Another replica makes the last step, so no wait is endless.
     let last = cluster.token(2);
     assert_eq!(
         cluster.push(2, last, 1.0),
         Some(Outcome::Applied { version: 1, step: 1.into(), staleness: 0 })
     );
-    // Should it live, it is told that it cannot go on; a new self of it can.
+    // The client is fenced if it comes back; a new incarnation of it may join.
     let peer = cluster.replicas[1].peer.clone();
     let refusal = cluster.world.try_join(0, &mut peer.clone()).unwrap_err();
     assert!(matches!(refusal, Refusal::Fenced { .. }), "{refusal}");
@@ -179,7 +180,7 @@ fn a_client_that_has_died_with_its_push_half_made_is_given_up() {
 }
 
 #[test]
-fn a_newer_self_of_a_client_makes_its_tokens_free_at_once() {
+fn a_newer_incarnation_frees_the_tokens_of_the_older_one_at_once() {
     let mut cluster = cluster(|config| config.last_step(1));
     let grant = cluster.token(1);
     cluster.replicas[1].sequence = 1;
@@ -190,7 +191,7 @@ fn a_newer_self_of_a_client_makes_its_tokens_free_at_once() {
 }
 
 #[test]
-fn who_leaves_is_asked_about_as_well() {
+fn the_token_of_a_leaving_client_is_recalled_as_well() {
     let mut cluster = cluster(|config| config.last_step(1));
     cluster.token(1);
     let other = cluster.replicas[1].lines[1];
@@ -203,7 +204,7 @@ fn who_leaves_is_asked_about_as_well() {
 }
 
 #[test]
-fn the_next_process_of_the_owner_asks_again() {
+fn a_restarted_step_owner_recalls_again() {
     let mut cluster = cluster(|config| config.last_step(1));
     let grant = cluster.token(1);
     cluster.replicas[1].sequence = 1;
@@ -220,7 +221,7 @@ fn the_next_process_of_the_owner_asks_again() {
 }
 
 #[test]
-fn the_next_process_of_another_shard_knows_what_it_has_applied() {
+fn a_restarted_shard_knows_what_it_has_applied() {
     let mut cluster = cluster(|config| config.last_step(1));
     let grant = cluster.token(1);
     cluster.replicas[1].sequence = 1;

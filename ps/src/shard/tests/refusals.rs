@@ -1,4 +1,4 @@
-//! Pushes that are refused: each for its reason, once, and without a trace.
+//! Refused pushes: each is refused once, with its reason, and changes nothing.
 
 use pushpull_common::ids::{PartitionId, Sequence, VariableId};
 use pushpull_common::partition::Partitioner;
@@ -21,7 +21,7 @@ fn ready(policy: NonFinite) -> (World, Line) {
     (world, line)
 }
 
-/// Sends parts, each with its own word on whether it is the last; returns what was refused.
+/// Sends parts, each with its own length of the whole push, if any. Returns the refusals.
 fn refusals(
     world: &mut World,
     line: Line,
@@ -45,7 +45,7 @@ fn refusals(
 }
 
 #[test]
-fn parts_of_one_push_do_the_same() {
+fn parts_of_a_push_have_one_operation() {
     let (mut world, line) = ready(NonFinite::Reject);
     let (grant, push_slot) = (world.token(line), world.push_slot(line));
     let gradient = Push::gradient(1, grant, push_slot);
@@ -60,7 +60,7 @@ fn parts_of_one_push_do_the_same() {
 }
 
 #[test]
-fn parts_out_of_place_are_refused_once_and_the_rest_is_passed_over() {
+fn misplaced_parts_are_refused_once_and_the_rest_is_ignored() {
     let range = |offset, bytes, limit| Refusal::Range { offset, bytes, limit };
     let operation = |variable, tried: &str| {
         let tried = pushpull_common::protocol::refusal::Detail::clipped(tried);
@@ -102,12 +102,12 @@ fn parts_out_of_place_are_refused_once_and_the_rest_is_passed_over() {
         assert_eq!(refused, [refusal], "{name}");
         assert_eq!(world.metrics().pushes_dropped, index as u64 + 1, "{name}");
     }
-    // There is only one room, and it was free each time; the sequence is as good as new.
+    // The only push slot was free each time, and the sequence can be used again.
     assert_eq!(world.values(line), [0; 56]);
     assert!(refusals(&mut world, line, ADD, &[(32, 24, None)]).is_empty());
 }
 
-/// A shard that does not own the step asks for no token before the push is whole.
+/// A shard that does not own the step checks the token only once the push is whole.
 #[test]
 fn a_part_that_ends_beyond_the_last_address_is_refused_by_every_shard() {
     let (mut world, lines) =
@@ -121,7 +121,7 @@ fn a_part_that_ends_beyond_the_last_address_is_refused_by_every_shard() {
                 let push = Push::plain(sequence, operation, world.push_slot(line));
                 let request = world.send(line, push.envelope(), push.part(offset, None), &[0; 8]);
                 let Some(Message::Refused(refused)) = world.answer(line, request) else {
-                    panic!("{operation:?} at {offset} is taken")
+                    panic!("{operation:?} at {offset} is accepted")
                 };
                 assert_eq!(refused.refusal, Refusal::Range { offset, bytes: 8, limit });
             }
@@ -130,7 +130,7 @@ fn a_part_that_ends_beyond_the_last_address_is_refused_by_every_shard() {
 }
 
 #[test]
-fn a_refused_room_goes_to_who_waits_for_it() {
+fn a_refused_push_frees_its_push_slot_for_a_waiting_client() {
     let (mut world, line) = ready(NonFinite::Reject);
     let other = world.join(0, &mut worker(2));
     let push = Push::plain(1, ADD, world.push_slot(line));
@@ -143,7 +143,7 @@ fn a_refused_room_goes_to_who_waits_for_it() {
 }
 
 #[test]
-fn after_its_last_part_a_refused_push_is_no_longer_passed_over() {
+fn a_refused_push_is_ignored_only_until_its_last_part() {
     let (mut world, line) = ready(NonFinite::Reject);
     let push = Push::plain(1, ADD, 77);
     for _ in 0..2 {
@@ -155,8 +155,8 @@ fn after_its_last_part_a_refused_push_is_no_longer_passed_over() {
     }
 }
 
-/// Variables of odd lengths are changed together with what pads them, which hides nothing: neither in the
-/// padding, nor behind it.
+/// Variables of odd lengths are changed together with their padding. The scan still finds bad
+/// values in the padding and after it.
 #[test]
 fn bad_values_beside_padding_are_refused_and_named() {
     let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [3]).unwrap()).to_vec();
@@ -186,7 +186,7 @@ fn bad_values_are_refused_and_named() {
         vec![VariableSpec::f32("a", [1]).unwrap(), w]
     };
     let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config.shards(2));
-    // Round robin fills one task; its shards are filled by bytes.
+    // Round robin distributes over tasks; the shards of a task are filled by bytes.
     let catalogue = world.catalogue.clone();
     for &line in &lines {
         let id = pushpull_common::ids::ShardId { task: 0, shard: line.shard as u16 };
@@ -200,7 +200,7 @@ fn bad_values_are_refused_and_named() {
             let push = Push::gradient(1, grant, push_slot);
             let body = bytes_of(&gradient);
             let offset = partition.offset;
-            // In two parts: the element is counted over the whole variable all the same.
+            // In two parts: the element still counts over the whole variable.
             let parts = [(offset, &body[..16]), (offset + 16, &body[16..])];
             let first = world.send(line, push.envelope(), push.part(parts[0].0, None), parts[0].1);
             let second =
@@ -221,7 +221,7 @@ fn bad_values_are_refused_and_named() {
 }
 
 #[test]
-fn doubles_are_looked_at_and_integers_are_not() {
+fn doubles_are_scanned_and_integers_are_not() {
     let (mut world, line) = ready(NonFinite::Reject);
     let grant = world.token(line);
     let push = Push::gradient(1, grant, world.push_slot(line));
@@ -237,7 +237,7 @@ fn doubles_are_looked_at_and_integers_are_not() {
 }
 
 #[test]
-fn the_other_policies_take_bad_values() {
+fn the_other_policies_accept_bad_values() {
     for (policy, counted) in [(NonFinite::Count, 2), (NonFinite::Allow, 0)] {
         let (mut world, line) = ready(policy);
         let grant = world.token(line);
@@ -251,10 +251,10 @@ fn the_other_policies_take_bad_values() {
     }
 }
 
-/// In parts of a block and a half each, or in one: the loop that applies them looks at them. Where other work is due none
-/// is applied as it comes.
+/// Covers parts of a block and a half, or one part, which the apply loop scans. While other work is
+/// due, no part is applied as it arrives.
 #[test]
-fn what_is_applied_as_it_comes_is_looked_at_once() {
+fn parts_applied_as_they_arrive_are_scanned_once() {
     const ELEMENTS: usize = 3 * (96 << 10) / 4 + 2;
     const PART: usize = (96 << 10) / 4;
     let places = [0, 1, PART - 1, PART, 2 * PART + 1_000, ELEMENTS - 1];
@@ -300,7 +300,7 @@ fn what_is_applied_as_it_comes_is_looked_at_once() {
                     let value = f64::NEG_INFINITY;
                     let expected = Refusal::NonFinite { variable: VariableId(0), element, value };
                     assert_eq!(refused, [expected], "busy: {busy}");
-                    assert!(values.iter().all(|&value| value == 0.0), "nothing of it counts");
+                    assert!(values.iter().all(|&value| value == 0.0), "nothing of the push counts");
                     assert_eq!(push(&mut world, 2, &vec![1.0; ELEMENTS]), []);
                     let values = f32s(&world.values(line));
                     assert!(values[..ELEMENTS].iter().all(|&value| value == -1.0));
@@ -340,10 +340,10 @@ fn the_slot_of_a_push_that_is_refused_as_it_is_applied_goes_to_the_client_that_w
     assert!(matches!(world.answer(other, waits), Some(Message::Reserved(_))));
 }
 
-/// What was taken in under another policy is looked at as it is applied, or what comes of it is, where it is changed where
-/// it lies: that is put back.
+/// A push that was accepted under another policy is scanned as it is applied. If it is applied in
+/// place, its results are scanned instead, and the change is undone.
 #[test]
-fn what_lay_whole_under_a_policy_that_took_it_does_no_harm_under_one_that_does_not() {
+fn a_whole_push_accepted_under_another_policy_does_no_harm() {
     for elements in [4, 80 << 10] {
         let w = VariableSpec::f32("w", [elements as u64]).unwrap();
         let take = |config: crate::PsConfig| config.non_finite(NonFinite::Allow);
@@ -364,10 +364,10 @@ fn what_lay_whole_under_a_policy_that_took_it_does_no_harm_under_one_that_does_n
     }
 }
 
-/// What is small enough to be changed where it lies is looked at before it lies whole, though against the loss of power
-/// nothing is: the process that applies it may be one that is not configured so.
+/// A push small enough for a change in place is scanned before it is whole. With power durability
+/// nothing is changed in place, but the process that applies the push may be configured without it.
 #[test]
-fn what_lay_whole_against_the_loss_of_power_is_refused_where_it_would_be_changed_in_place() {
+fn a_bad_push_received_with_power_durability_is_not_applied_without_it() {
     let w = VariableSpec::f32("w", [4]).unwrap();
     let power = |config: crate::PsConfig| config.durability(Durability::Power);
     let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), power);

@@ -1,4 +1,4 @@
-//! A push that comes again is answered and not applied, wherever the connection broke.
+//! Resent pushes are answered and not applied again, wherever the connection broke.
 
 use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::message::{self, Operation};
@@ -45,7 +45,7 @@ fn a_resend_after_the_answer_was_lost_is_a_duplicate() {
     let (first, _) = outcome(Some(world.push_answer(line, &push, &[(0, &ones())])));
     world.disconnect(line);
     let line = world.join(0, &mut peer);
-    // Whatever room it names, and in how many parts it comes.
+    // The resend may name any push slot, and have any number of parts.
     let half = ones();
     for (push_slot, parts) in [
         (push.push_slot, vec![(0, &half[..])]),
@@ -61,7 +61,7 @@ fn a_resend_after_the_answer_was_lost_is_a_duplicate() {
 }
 
 #[test]
-fn a_push_cut_off_in_the_middle_starts_anew() {
+fn a_push_cut_off_in_the_middle_starts_again() {
     let body = ones();
     for (lost_whole_part, new_push_slot) in
         [(false, false), (false, true), (true, false), (true, true)]
@@ -79,7 +79,7 @@ fn a_push_cut_off_in_the_middle_starts_anew() {
         let request = world.send(line, query, message::OutcomeQuery {}.into(), &[]);
         let known = world.answer(line, request);
         let state = PushState::Unknown {};
-        assert_eq!(known, Some(message::OutcomeIs { state }.into()), "given up");
+        assert_eq!(known, Some(message::OutcomeIs { state }.into()), "the push was dropped");
         let push_slot = if new_push_slot { world.push_slot(line) } else { push.push_slot };
         let push = Push { push_slot, ..push };
         let answer = world.push_answer(line, &push, &[(0, &body[..8]), (8, &body[8..])]);
@@ -89,7 +89,7 @@ fn a_push_cut_off_in_the_middle_starts_anew() {
 }
 
 #[test]
-fn a_second_connection_takes_over_even_while_a_body_is_under_way_on_the_first() {
+fn a_second_connection_takes_over_while_a_body_is_under_way_on_the_first() {
     let body = ones();
     for first_is_last in [false, true] {
         let (mut world, mut peer, old) = ready();
@@ -99,14 +99,14 @@ fn a_second_connection_takes_over_even_while_a_body_is_under_way_on_the_first() 
         let line = world.join(0, &mut peer);
         assert!(world.closed.contains(&old));
         let first = world.send(line, push.envelope(), push.part(0, None), &body[..8]);
-        // The rest of the older body arrives all the same: it is for nobody.
+        // The rest of the older body still arrives, and is discarded.
         world.body(old, &[9; 16]);
         let last = world.send(line, push.envelope(), push.part(8, Some(16)), &body[8..]);
         world.work();
         assert_eq!(world.answer(line, first), None);
         assert!(!outcome(world.answer(line, last)).1);
         applied_once(&mut world, line);
-        assert_eq!(world.heard.get(&old).map_or(0, Vec::len), 0, "its silence is kept");
+        assert_eq!(world.received.get(&old).map_or(0, Vec::len), 0, "nothing is sent over the old connection");
     }
 }
 
@@ -127,14 +127,14 @@ fn a_resend_while_the_whole_push_is_queued_is_answered_once_it_is_applied() {
 }
 
 #[test]
-fn an_answer_goes_to_the_connection_that_asked_and_to_no_other() {
+fn an_answer_goes_only_to_the_connection_that_asked() {
     let (mut world, mut peer, old) = ready();
     let push = Push { next: true, ..world.gradient(old, 1) };
     world.push(old, &push, &[(0, &ones())]);
     let line = world.join(0, &mut peer);
     world.work();
-    assert!(world.heard.get(&line).is_none_or(Vec::is_empty), "it has asked for nothing");
-    // Nor was a token given out that nobody heard of.
+    assert!(world.received.get(&line).is_none_or(Vec::is_empty), "the new connection has asked for nothing");
+    // No token was granted with an answer that was never sent.
     let metrics = world.metrics();
     let grant = world.token_after(line, push.grant.token);
     assert_eq!((grant.token.0, metrics.global_step), (push.grant.token.0 + 1, 1));
@@ -143,7 +143,7 @@ fn an_answer_goes_to_the_connection_that_asked_and_to_no_other() {
 }
 
 #[test]
-fn a_restarted_client_numbers_its_pushes_anew() {
+fn a_restarted_client_numbers_its_pushes_from_the_start() {
     a_restarted_client_is_another(PlantedBugs::default());
 }
 
@@ -151,7 +151,7 @@ pub(super) fn a_restarted_client_is_another(planted: PlantedBugs) {
     let (mut world, peer, old) = ready_with(planted);
     let push = world.gradient(old, 1);
     world.push_answer(old, &push, &[(0, &ones())]);
-    // Another is whole and not applied, a third is half there.
+    // A second push is whole and not applied, a third is half received.
     let queued = world.gradient(old, 2);
     world.push(old, &queued, &[(0, &ones())]);
     let half = world.gradient(old, 3);
@@ -171,7 +171,7 @@ fn a_push_that_newer_ones_overtake_while_it_waits_is_applied_once() {
     let (mut world, _, line) = ready();
     let ledger = bytes_of(&[1_f32; 4]);
     let operation = Operation::AssignAdd {};
-    // 5 is begun, and its last body under way, when 100 is applied.
+    // Push 5 is begun, and its last body is under way, when push 100 is applied.
     let late = Push::plain(5, operation, world.push_slot(line));
     world.send(line, late.envelope(), late.part(32, None), &ledger[..8]);
     let newer = Push::plain(100, operation, world.push_slot(line));
@@ -184,8 +184,8 @@ fn a_push_that_newer_ones_overtake_while_it_waits_is_applied_once() {
     assert_eq!(f32s(&world.values(line)[32..48]), [2.0; 4]);
     let again = world.push(line, &late, &[(32, &ledger)]);
     let answer = world.answer(line, again);
-    assert!(matches!(answer, Some(Message::Refused(_))), "too old to tell: {answer:?}");
-    // And both whole, the newer one first.
+    assert!(matches!(answer, Some(Message::Refused(_))), "its outcome has left the window: {answer:?}");
+    // Both pushes are whole, the newer one first.
     for sequence in [300, 200] {
         let push = Push::plain(sequence, operation, world.push_slot(line));
         world.push(line, &push, &[(32, &ledger)]);
@@ -195,7 +195,7 @@ fn a_push_that_newer_ones_overtake_while_it_waits_is_applied_once() {
 }
 
 #[test]
-fn one_push_has_one_room() {
+fn a_push_has_one_push_slot() {
     let (mut world, _, line) = ready();
     let operation = Operation::AssignAdd {};
     let ledger = bytes_of(&[1_f32; 4]);

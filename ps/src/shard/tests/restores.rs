@@ -1,4 +1,4 @@
-//! A shard that goes back to a checkpoint: what belongs to the past stays there.
+//! Restores of a checkpoint: no request, token or connection from before outlives one.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::shard::record::RESTORED_LIMIT;
 
 const ELEMENTS: u64 = 4;
 
-/// A world that keeps checkpoints in this folder, and its chief's line.
+/// A world with checkpoints in this folder, and the connection of its chief.
 fn world(folder: &std::path::Path) -> (World, Line, Arc<dyn CheckpointStorage>) {
     world_of(folder, ELEMENTS)
 }
@@ -40,12 +40,12 @@ fn push(world: &mut World, line: Line, sequence: u64) {
     world.push_answer(line, &Push::gradient(sequence, grant, push_slot), &[(0, &body)]);
 }
 
-/// Saves a checkpoint of the one shard.
+/// Saves a checkpoint of the only shard.
 fn save(world: &mut World, storage: &Arc<dyn CheckpointStorage>, step: u64) -> CheckpointId {
     save_forged(world, storage, step, |_| ())
 }
 
-/// The same, with something else in the manifest than the shard has said.
+/// Saves a checkpoint of the only shard, with a manifest that `forge` has changed.
 fn save_forged(
     world: &mut World,
     storage: &Arc<dyn CheckpointStorage>,
@@ -70,7 +70,7 @@ fn save_forged(
 }
 
 #[test]
-fn what_is_asked_for_while_a_restore_runs_does_not_outlive_it() {
+fn state_from_before_a_restore_does_not_outlive_it() {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, chief_line, storage) = world(folder.path());
     let mut peer = worker(1);
@@ -86,26 +86,26 @@ fn what_is_asked_for_while_a_restore_runs_does_not_outlive_it() {
     let epoch = RestoreEpoch(2);
     let restore = message::Restore { checkpoint: checkpoint.clone(), epoch };
     let ready = world.say(chief_line, restore.clone().into());
-    assert_eq!(world.answer(chief_line, ready), None, "it is being read");
-    assert!(world.closed.contains(&line), "everybody else is sent away");
+    assert_eq!(world.answer(chief_line, ready), None, "the checkpoint is being read");
+    assert!(world.closed.contains(&line), "all other clients are disconnected");
     world.disconnect(line);
 
-    // Somebody new comes, and one who knows the epoch that ends.
-    let mut stranger = worker(2);
-    let early = world.join(0, &mut stranger);
+    // A new client connects, and one that knows the epoch that ends.
+    let mut newcomer = worker(2);
+    let early = world.join(0, &mut newcomer);
     let token = message::TokenRequest { newest: TokenId(0) };
     assert_eq!(world.refused(early, token.into()), Refusal::NotInitialized {});
     let hello =
         pushpull_common::protocol::message::Hello { seen_epoch: RestoreEpoch(1), ..peer.hello(0) };
-    let busy = world.greet(0, hello.clone(), false).unwrap_err();
-    assert!(matches!(busy, Refusal::Busy { .. }), "it is to come again: {busy}");
+    let busy = world.handshake(0, hello.clone(), false).unwrap_err();
+    assert!(matches!(busy, Refusal::Busy { .. }), "the client is to connect again later: {busy}");
     // The chief asks again, and is answered once.
     let again = world.say(chief_line, restore.into());
     world.finish_restores();
     assert_eq!(world.answer(chief_line, ready), None);
     assert!(matches!(world.answer(chief_line, again), Some(Message::Ready(_))));
 
-    let gone = world.greet(0, hello, false).unwrap_err();
+    let gone = world.handshake(0, hello, false).unwrap_err();
     let (found, current, step) = (RestoreEpoch(1), epoch, GlobalStep(2));
     assert_eq!(gone, Refusal::RestoreEpoch { found, current, step });
     assert_eq!(f32s(&world.values(chief_line)), [2.0; 4]);
@@ -120,20 +120,20 @@ fn what_is_asked_for_while_a_restore_runs_does_not_outlive_it() {
 }
 
 #[test]
-fn a_checkpoint_that_is_another_than_was_said_is_not_taken() {
+fn a_checkpoint_that_differs_from_the_request_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, chief_line, storage) = world(folder.path());
     let line = world.join(0, &mut worker(1));
     push(&mut world, line, 1);
     let checkpoint = save(&mut world, &storage, 1);
-    let lies = [
+    let wrong_ids = [
         CheckpointId { step: GlobalStep(7), ..checkpoint.clone() },
         CheckpointId { name: Text::clipped("ckpt-1-9"), ..checkpoint.clone() },
     ];
-    for (epoch, lie) in (2..).zip(lies) {
+    for (epoch, wrong_id) in (2..).zip(wrong_ids) {
         let catalogue = world.catalogue.clone();
         world.declare(chief_line, &catalogue);
-        let restore = message::Restore { checkpoint: lie, epoch: RestoreEpoch(epoch) };
+        let restore = message::Restore { checkpoint: wrong_id, epoch: RestoreEpoch(epoch) };
         let request = world.say(chief_line, restore.into());
         world.finish_restores();
         let Some(Message::Refused(refused)) = world.answer(chief_line, request) else { panic!() };
@@ -149,10 +149,10 @@ fn a_checkpoint_that_is_another_than_was_said_is_not_taken() {
     assert!(matches!(refusal, Refusal::RestoreEpoch { .. }), "no epoch is above it: {refusal}");
 }
 
-/// Changes what a manifest is to say.
+/// Changes the contents of a manifest.
 type Forge<'a> = &'a dyn Fn(&mut Contents);
 
-/// Declares the variables anew, has the shard take this checkpoint, and says what it answers.
+/// Declares the variables again, restores this checkpoint, and returns the answer.
 fn restore(world: &mut World, line: Line, checkpoint: CheckpointId, epoch: u32) -> Option<Message> {
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
@@ -163,7 +163,7 @@ fn restore(world: &mut World, line: Line, checkpoint: CheckpointId, epoch: u32) 
 }
 
 #[test]
-fn a_checkpoint_that_says_what_no_shard_can_have_reached_is_refused_by_name() {
+fn a_checkpoint_with_impossible_counts_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, chief_line, storage) = world(folder.path());
     let far = RESTORED_LIMIT;
@@ -188,7 +188,7 @@ fn a_checkpoint_that_says_what_no_shard_can_have_reached_is_refused_by_name() {
         let name = checkpoint.name.clone();
         let Some(Message::Refused(refused)) = restore(&mut world, chief_line, checkpoint, epoch)
         else {
-            panic!("taken: {expected}")
+            panic!("accepted: {expected}")
         };
         let found = refused.refusal.to_string();
         let expected = format!("cannot restore {}", expected.replace("NAME", name.as_str()));
@@ -197,7 +197,7 @@ fn a_checkpoint_that_says_what_no_shard_can_have_reached_is_refused_by_name() {
 }
 
 #[test]
-fn the_largest_counts_that_are_taken_leave_an_arena_that_opens_again() {
+fn the_largest_accepted_counts_leave_an_arena_that_opens_again() {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, chief_line, storage) = world(folder.path());
     let last = RESTORED_LIMIT - 1;
@@ -212,8 +212,8 @@ fn the_largest_counts_that_are_taken_leave_an_arena_that_opens_again() {
     assert_eq!(world.token(line).step, GlobalStep(last + 1));
 }
 
-/// What is the matter when the writing, or else the reading, of a shard's part of a checkpoint is
-/// given up in this way while the second piece of its file is read.
+/// Returns the error of a save, or of a restore if `reads`, that is given up in this way while the
+/// second piece of the shard's file is read.
 fn given_up(reads: bool, give_up: impl Fn(&mut World, Line)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, chief_line, storage) = world_of(folder.path(), 1 << 20);
@@ -241,12 +241,12 @@ fn given_up(reads: bool, give_up: impl Fn(&mut World, Line)) -> String {
     give_up(&mut world, peer);
     gate.let_through(1);
     let error = running.join().unwrap().unwrap_err();
-    assert_eq!(gate.passed(), 2, "the piece in hand is the last");
+    assert_eq!(gate.passed(), 2, "no piece is read after the present one");
     error
 }
 
 #[test]
-fn a_stop_waits_for_the_piece_in_hand_and_for_no_other() {
+fn a_stop_waits_only_for_the_piece_that_is_being_read() {
     for reads in [false, true] {
         let error = given_up(reads, |world, _| world.shards[0].give_up_files());
         assert!(error.contains("cannot read") && error.contains("the server stops"), "{error}");
@@ -254,13 +254,13 @@ fn a_stop_waits_for_the_piece_in_hand_and_for_no_other() {
 }
 
 #[test]
-fn what_an_older_chief_has_restored_is_given_up() {
+fn a_restore_of_an_older_chief_is_given_up() {
     let error = given_up(true, |world, _| _ = world.join(0, &mut chief().restarted()));
     assert!(error.contains("another chief has come"), "{error}");
 }
 
 #[test]
-fn what_is_written_for_an_asker_that_is_gone_is_given_up() {
+fn a_save_for_a_client_that_is_gone_is_given_up() {
     let error = given_up(false, |world, peer| {
         let other = world.join(0, &mut worker(3));
         world.disconnect(other);
@@ -270,7 +270,7 @@ fn what_is_written_for_an_asker_that_is_gone_is_given_up() {
 }
 
 #[test]
-fn a_shard_pins_nothing_while_what_it_has_written_is_read_back() {
+fn a_shard_pins_nothing_while_its_part_is_read_back() {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, _, storage) = world(folder.path());
     let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0), None).unwrap();
@@ -283,7 +283,7 @@ fn a_shard_pins_nothing_while_what_it_has_written_is_read_back() {
     let gated = Arc::new(gate.clone());
     let running = std::thread::spawn(move || save.run(gated));
     gate.wait_for_reader();
-    // Too late to give up for the memory: it holds none.
+    // The save pins no memory any more, so it is not given up for memory.
     world.shards[0].give_up_saving();
     gate.open_all();
     running.join().unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Rows of sparse variables: pulled, pushed, refused, and the same as what is dense.
+//! Rows of sparse variables: pulls, pushes, refusals, and agreement with dense gradients.
 
 use std::sync::Arc;
 
@@ -35,13 +35,13 @@ fn ready(optimizer: impl Optimizer) -> (World, Line) {
     (world, line)
 }
 
-/// The rows of these numbers, or why they are refused.
+/// Pulls the rows with these numbers, or returns the refusal.
 fn pull(world: &mut World, line: Line, partition: u32, rows: &[u32]) -> Result<Vec<f32>, Refusal> {
     let body: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
     let pull = message::PullRows { partition: PartitionId(partition) };
     let request = world.send(line, Envelope::default(), pull.into(), &body);
     world.work();
-    match world.heard_body(line, request) {
+    match world.answer_with_body(line, request) {
         (Message::Rows(_), body) => Ok(f32s(&body)),
         (Message::Refused(refused), _) => Err(refused.refusal),
         (other, _) => panic!("rows are answered by {other:?}"),
@@ -52,7 +52,7 @@ fn table(world: &mut World, line: Line) -> Vec<f32> {
     pull(world, line, 1, &[0, 1, 2, 3, 4]).unwrap()
 }
 
-/// Pushes gradients for rows, and for what is dense if there are some.
+/// Pushes gradients for rows, and for the variable `dense` unless there are none.
 fn push(
     world: &mut World,
     line: Line,
@@ -68,7 +68,7 @@ fn push(
     world.push_answer(line, &push, &parts)
 }
 
-/// The index of rows lies behind all values: what is said of it is said of their variable.
+/// The index of rows is stored after all values. Its refusal names the variable of the rows.
 #[test]
 fn another_operation_for_an_index_is_refused_like_one_for_values() {
     let (mut world, line) = ready(Sgd::new(1.0));
@@ -85,7 +85,7 @@ fn another_operation_for_an_index_is_refused_like_one_for_values() {
 }
 
 #[test]
-fn rows_are_pulled_in_the_order_they_are_asked_for() {
+fn rows_are_pulled_in_the_requested_order() {
     let (mut world, line) = ready(Sgd::new(1.0));
     let values: Vec<f32> = (0..15).map(|i| -(i as f32)).collect();
     push(&mut world, line, 1, &[0, 1, 2, 3, 4], &values, &[]);
@@ -99,14 +99,14 @@ fn rows_are_pulled_in_the_order_they_are_asked_for() {
         let refused = Refusal::UnknownPartition { partition: PartitionId(partition) };
         assert_eq!(pull(&mut world, line, partition, &[0]), Err(refused));
     }
-    // 12 bytes a row in answers of a megabyte.
+    // Rows of 12 bytes in answers of at most 1 MiB.
     let limit = (1 << 20) / 12;
     let refused = Refusal::Rows { variable, rows: limit + 1, limit };
     assert_eq!(pull(&mut world, line, 1, &vec![0; limit as usize + 1]), Err(refused));
 }
 
 #[test]
-fn a_push_of_rows_changes_these_alone_and_their_slots() {
+fn a_push_of_rows_changes_only_these_and_their_slots() {
     let (mut world, line) = ready(Momentum::new(1.0, 0.5));
     let one = [1.0_f32; 3];
     for sequence in 1..3 {
@@ -114,7 +114,7 @@ fn a_push_of_rows_changes_these_alone_and_their_slots() {
         let Message::PushAnswer(answer) = answer else { panic!("not applied: {answer:?}") };
         assert!(matches!(answer.outcome, Outcome::Applied { .. }));
     }
-    // Momentum 1, then 1.5. What was never touched has none.
+    // The momentum is 1, then 1.5. Rows that were never pushed have none.
     push(&mut world, line, 3, &[0, 1], &[one, one].concat(), &[]);
     let expected = [[-1.0; 3], [-2.5 - 1.75; 3], [0.0; 3], [-2.5; 3], [0.0; 3]].concat();
     assert_eq!(table(&mut world, line), expected);
@@ -170,7 +170,7 @@ fn bad_rows_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn rows_take_no_first_values_from_the_chief() {
+fn the_chief_assigns_no_initial_values_to_rows() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();
@@ -182,7 +182,7 @@ fn rows_take_no_first_values_from_the_chief() {
 }
 
 #[test]
-fn tables_in_more_parts_than_there_may_be_are_refused() {
+fn tables_with_too_many_partitions_are_refused() {
     let declare = |shards| {
         let table = VariableSpec::table("users", DType::F32, [1], TableSpec::new(1 << 30));
         let table = table.unwrap().partitioner(Partitioner::Fixed { shards });
@@ -197,7 +197,7 @@ fn tables_in_more_parts_than_there_may_be_are_refused() {
     assert!(detail.as_str().contains("1025") && detail.as_str().contains("1024"), "{detail:?}");
 }
 
-/// A shard whose only variable is `table`, sparse or not, of blocks that its rows straddle.
+/// A shard whose only variable is `table`, sparse or dense, with rows that straddle its blocks.
 fn alone(optimizer: Arc<dyn Optimizer>, rows: u64, sparse: bool) -> (World, Line) {
     let table = VariableSpec::f32("table", [rows, 3]).unwrap();
     let table = if sparse { table.sparse() } else { table };
@@ -208,7 +208,7 @@ fn alone(optimizer: Arc<dyn Optimizer>, rows: u64, sparse: bool) -> (World, Line
     (world, line)
 }
 
-/// Every rule that a sparse variable may have.
+/// Every optimizer that a sparse variable may have.
 fn rules() -> Vec<Arc<dyn Optimizer>> {
     vec![
         Arc::new(Sgd::new(0.1).weight_decay(0.2)),
@@ -228,10 +228,10 @@ fn rules() -> Vec<Arc<dyn Optimizer>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Rows that are not in a push count as zeros for a rule that changes all; for the others a push
-    /// of all rows is a dense one.
+    /// Rows that are absent from a push count as zeros for an optimizer that moves absent rows.
+    /// For the others, a push of all rows equals a dense one.
     #[test]
-    fn rows_are_as_good_as_a_dense_gradient(
+    fn pushes_of_rows_equal_dense_gradients(
         pushes in prop::collection::vec(prop::collection::btree_set(0_u32..40, 0..40), 1..6),
         rule in prop::sample::select(rules()),
     ) {

@@ -1,5 +1,4 @@
-//! Memory that is lent: what clients read in it by themselves, and what becomes of those who read too
-//! long.
+//! Shared values: clients read them in place, and lose their pins if they read for too long.
 
 use std::fs::File;
 use std::time::Duration;
@@ -21,24 +20,24 @@ use crate::shard::durable::Life;
 use crate::shard::work::Work;
 use crate::shard::{Shard, Way};
 
-/// Eighty blocks.
+/// Elements that fill eighty blocks.
 pub(super) const LARGE: usize = 80 << 14;
 
 pub(super) const SAME_HOST: Way = Way::Unix { same_user: true };
 
-/// A world whose only shard has its files in this place.
+/// A world whose only shard has its files at this place.
 pub(super) fn at(
-    logical: Place,
+    place: Place,
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
 ) -> World {
     let mut world = World::bare(variables, Sgd::new(1.0), configure);
     let life = Life { arena: 2, ..LIFE };
-    world.shards[0] = Shard::open(world.parts(0), logical, life, world.now).unwrap();
+    world.shards[0] = Shard::open(world.parts(0), place, life, world.now).unwrap();
     world
 }
 
-/// A world whose shards have what they keep in memory that can be lent.
+/// A world whose shards keep their state in memory that can be shared.
 pub(super) fn shareable(
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
@@ -52,7 +51,8 @@ pub(super) fn shareable(
     world
 }
 
-/// The same in memory that can be lent, with values; and its chief's line.
+/// A world in memory that can be shared, whose variables have values. Returns the connections of
+/// its chief and of a worker.
 pub(super) fn same_host(
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
@@ -72,7 +72,7 @@ fn share() -> Message {
     ShareValues { wants: 1 }.into()
 }
 
-/// Who has been lent the values of a world's only shard.
+/// A client that shares the values of a world's only shard.
 struct Client {
     reader: Reader<SharedWords>,
     shared: SharedValues,
@@ -97,7 +97,7 @@ impl Client {
             assert_eq!(file.metadata().unwrap().len(), bytes);
         }
         for file in [block_table, values] {
-            assert!(Memory::of_file(file.try_clone().unwrap()).is_err(), "it is not to be written");
+            assert!(Memory::of_file(file.try_clone().unwrap()).is_err(), "the client cannot map it for writes");
         }
         let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = shared;
         let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
@@ -119,7 +119,7 @@ impl Client {
         self.reader.pin(0..self.shared.logical_blocks, &mut self.blocks)
     }
 
-    /// So many bytes of the values, by what was pinned.
+    /// Copies this many bytes of the values out of the pinned blocks.
     fn copy(&self, bytes: u64) -> Vec<u8> {
         let geometry = self.reader.geometry();
         let pieces = geometry.pieces(0..bytes).flat_map(|(logical, within)| {
@@ -156,7 +156,7 @@ pub(super) fn all_are(bytes: &[u8], value: f32) {
 }
 
 #[test]
-fn what_is_read_in_lent_memory_is_what_a_pull_answers() {
+fn shared_values_equal_the_answer_to_a_pull() {
     let (mut world, _, line) = same_host(variables(), |config| config);
     let mut reader = worker(2);
     reader.role = Role::Reader {};
@@ -174,7 +174,7 @@ fn what_is_read_in_lent_memory_is_what_a_pull_answers() {
         blocks.push(clients[0].blocks.clone());
         push_small(&mut world, line, version + 1);
     }
-    assert!(blocks.iter().all(|other| *other == blocks[0]), "few bytes are changed where they lie");
+    assert!(blocks.iter().all(|other| *other == blocks[0]), "few bytes are changed in place");
     world.tick();
     let metrics = world.metrics();
     assert_eq!((metrics.direct_pulls, metrics.direct_pull_bytes), (8, 8 * 56));
@@ -183,7 +183,7 @@ fn what_is_read_in_lent_memory_is_what_a_pull_answers() {
 }
 
 #[test]
-fn what_a_reader_has_pinned_is_not_changed_where_it_lies() {
+fn pinned_blocks_are_not_changed_in_place() {
     let (mut world, _, line) = same_host(variables(), |config| config);
     let mut client = Client::new(&mut world, line);
     client.pin().unwrap();
@@ -197,7 +197,7 @@ fn what_a_reader_has_pinned_is_not_changed_where_it_lies() {
 }
 
 #[test]
-fn a_slow_reader_holds_what_it_reads_and_no_more() {
+fn a_slow_reader_pins_only_what_it_reads() {
     let (mut world, _, line) = large(80 << 16);
     let mut client = Client::new(&mut world, line);
     client.pin().unwrap();
@@ -212,14 +212,14 @@ fn a_slow_reader_holds_what_it_reads_and_no_more() {
 }
 
 #[test]
-fn an_update_waits_for_a_reader_until_it_is_done_or_is_sent_away() {
+fn an_update_waits_until_a_reader_unpins_or_is_revoked() {
     // A push needs as many blocks as it changes, 80, and 20 more may be pinned.
     let (mut world, _, line) = large(20 << 16);
     let mut client = Client::new(&mut world, line);
     client.pin().unwrap();
     assert_eq!(push_large(&mut world, line, 1), Work::Idle);
     assert_eq!(push_large(&mut world, line, 2), Work::Blocked);
-    assert!(world.shards[0].is_shared(), "somebody has to look again");
+    assert!(world.shards[0].is_shared(), "the reader slots are to be checked again");
     all_are(&client.copy(4 * LARGE as u64), 0.0);
     client.reader.unpin(0).unwrap();
     assert_eq!(world.work(), Work::Idle);
@@ -227,12 +227,12 @@ fn an_update_waits_for_a_reader_until_it_is_done_or_is_sent_away() {
     let mut other = Client::new(&mut world, line);
     other.pin().unwrap();
     assert!(client.pin().is_ok());
-    assert_eq!(client.reader.unpin(0), Err(NotNow::Over), "a line has one desk");
+    assert_eq!(client.reader.unpin(0), Err(NotNow::Over), "a connection has one reader slot");
     assert_eq!(other.reader.unpin(0), Ok(()));
 }
 
 #[test]
-fn who_reads_for_too_long_is_told_that_it_has_read_nothing() {
+fn a_reader_that_takes_too_long_learns_that_its_pin_is_revoked() {
     let (mut world, chief, line) = large(20 << 16);
     let (mut slow, mut quick) = (Client::new(&mut world, line), Client::new(&mut world, chief));
     slow.pin().unwrap();
@@ -240,7 +240,7 @@ fn who_reads_for_too_long_is_told_that_it_has_read_nothing() {
     quick.pin().unwrap();
     assert_eq!(push_large(&mut world, line, 2), Work::Blocked);
     let away = world.shards[0].take_back_from_slow_readers();
-    assert_eq!(away, [line.connection], "the other holds nothing up");
+    assert_eq!(away, [line.connection], "the other reader blocks nothing");
     assert_eq!(world.work(), Work::Idle);
     assert_eq!(slow.reader.unpin(0), Err(NotNow::Over));
     all_are(&quick.copy(4 * LARGE as u64), -1.0);
@@ -250,14 +250,14 @@ fn who_reads_for_too_long_is_told_that_it_has_read_nothing() {
 }
 
 #[test]
-fn who_stops_in_the_middle_of_a_pull_is_cut_off_though_nobody_waits() {
+fn a_stalled_reader_is_cut_off_although_no_update_waits() {
     let (mut world, chief, line) = large(20 << 16);
     let (mut stopped, mut busy) = (Client::new(&mut world, line), Client::new(&mut world, chief));
     let stall_timeout = Duration::from_secs(30);
     stopped.pin().unwrap();
     let start = world.now;
     for second in 0..30 {
-        // One that is at work all the time may be met with the same pin again and again.
+        // A busy reader may have the same pin at every check.
         busy.pull(56);
         busy.pin().unwrap();
         let now = start + Duration::from_secs(second);
@@ -272,10 +272,10 @@ fn who_stops_in_the_middle_of_a_pull_is_cut_off_though_nobody_waits() {
 }
 
 #[test]
-fn what_was_held_for_readers_of_one_board_is_not_held_for_those_of_the_next() {
+fn blocks_kept_for_readers_of_one_block_table_are_not_kept_for_those_of_the_next() {
     let (mut world, _, line) = large(20 << 16);
     let mut first = Client::new(&mut world, line);
-    // Turns go on to a number that the next board comes to soon.
+    // The sequence advances to a number that the next block table reaches soon.
     first.pin().unwrap();
     assert_eq!(push_large(&mut world, line, 1), Work::Idle);
     world.disconnect(line);
@@ -286,7 +286,7 @@ fn what_was_held_for_readers_of_one_board_is_not_held_for_those_of_the_next() {
 }
 
 #[test]
-fn one_connection_is_lent_memory_only_so_often() {
+fn the_share_requests_of_a_connection_are_limited() {
     let (mut world, _, line) = same_host(variables(), |config| config);
     for _ in 0..SHARE_REQUESTS_MAX {
         assert_eq!(world.refused_or_shared(line), None);
@@ -298,7 +298,7 @@ fn one_connection_is_lent_memory_only_so_often() {
 }
 
 #[test]
-fn a_desk_says_whatever_its_owner_likes_and_harms_nobody() {
+fn no_content_of_a_reader_slot_harms_the_shard() {
     let (mut world, _, line) = same_host(variables(), |config| config);
     Client::new(&mut world, line);
     let Message::SharedValues(_) = world.ask(line, share()) else { panic!("nothing is shared") };
@@ -314,7 +314,7 @@ fn a_desk_says_whatever_its_owner_likes_and_harms_nobody() {
 }
 
 #[test]
-fn nobody_reads_by_what_is_lent_no_longer() {
+fn values_that_are_no_longer_shared_cannot_be_read() {
     let (mut world, chief, line) = same_host(variables(), |config| config);
     let (mut gone, mut stays) = (Client::new(&mut world, line), Client::new(&mut world, chief));
     gone.pin().unwrap();
@@ -324,23 +324,23 @@ fn nobody_reads_by_what_is_lent_no_longer() {
     world.disconnect(chief);
     assert_eq!(stays.pin().unwrap_err(), NotNow::Over);
     assert!(!world.shards[0].is_shared());
-    // And whoever comes later is lent the same.
+    // A client that comes later shares the same values.
     let line = world.join(0, &mut worker(3));
     assert_eq!(Client::new(&mut world, line).pull(56).1, world.values(line));
 }
 
 #[test]
-fn values_that_another_process_has_taken_over_are_not_read() {
+fn values_taken_over_by_another_process_are_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let state = StateDirectory::open(folder.path()).unwrap();
-    let logical = || Place::Folder(state.shard(0).unwrap());
-    let mut world = at(logical(), variables(), |config| config);
+    let place = || Place::Folder(state.shard(0).unwrap());
+    let mut world = at(place(), variables(), |config| config);
     let line = world.begin()[0];
     let mut client = Client::new(&mut world, line);
     assert_eq!((client.shared.owner_generation, client.pin().is_ok()), (0, true));
-    // The board of a process that is killed stays as it is.
+    // The block table of a killed process stays as it is.
     let (parts, life) = (world.parts(0), Life { arena: 2, ..LIFE });
-    let next = Shard::open(parts, logical(), life, world.now).unwrap();
+    let next = Shard::open(parts, place(), life, world.now).unwrap();
     std::mem::forget(std::mem::replace(&mut world.shards[0], next));
     assert_eq!(client.reader.unpin(0), Err(NotNow::Over));
     let line = world.join(0, &mut chief());
@@ -349,10 +349,10 @@ fn values_that_another_process_has_taken_over_are_not_read() {
 }
 
 #[test]
-fn who_is_lent_nothing_is_told_why_and_goes_on() {
+fn a_client_that_is_refused_shared_values_learns_why_and_continues() {
     let refused = |world: &mut World, way: Way, wants: u64, role: Role| {
         let peer = Peer { role, ..worker(5) };
-        let (line, _) = world.greet_by(way, 0, peer.hello(0)).unwrap();
+        let (line, _) = world.handshake_over(way, 0, peer.hello(0)).unwrap();
         let refusal = world.refused(line, ShareValues { wants }.into());
         assert!(world.shared.is_empty());
         let alive = world.ask(line, message::Heartbeat {}.into());
@@ -368,8 +368,8 @@ fn who_is_lent_nothing_is_told_why_and_goes_on() {
     let over_tcp = "memory is shared over Unix sockets only";
     assert_eq!(refused(&mut world, Way::Remote, 1, member), over_tcp);
     assert_eq!(refused(&mut world, Way::Loopback, 1, member), over_tcp);
-    let stranger = Way::Unix { same_user: false };
-    assert_eq!(refused(&mut world, stranger, 1, member), "Denied");
+    let other_user = Way::Unix { same_user: false };
+    assert_eq!(refused(&mut world, other_user, 1, member), "Denied");
     assert_eq!(refused(&mut world, SAME_HOST, 2, member), "nothing that is asked for is shared");
     assert!(refused(&mut world, SAME_HOST, 1, Role::Peer {}).starts_with("Role"));
 
@@ -391,11 +391,11 @@ fn who_is_lent_nothing_is_told_why_and_goes_on() {
 }
 
 #[test]
-fn what_is_lent_is_counted_as_memory() {
+fn shared_values_count_as_memory() {
     let memory = |bytes_max| {
         let (mut world, _, line) =
             same_host(variables(), |config| config.storage(Storage::Memory { bytes_max }));
-        let used = bytes_max - world.left();
+        let used = bytes_max - world.bytes_left();
         (world.refused_or_shared(line), used)
     };
     let (shared, used) = memory(1 << 30);
@@ -417,7 +417,7 @@ impl World {
 }
 
 #[test]
-fn variables_of_another_epoch_are_lent_anew() {
+fn values_of_forgotten_variables_are_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let state = StateDirectory::open(folder.path()).unwrap();
     let mut world = at(Place::Folder(state.shard(0).unwrap()), variables(), |config| config);

@@ -32,7 +32,7 @@ fn two_pushes_under_one_token_are_one_step() {
 }
 
 #[test]
-fn an_assignment_cannot_hold_on_to_a_token() {
+fn an_assignment_does_not_hold_a_token() {
     let (mut world, a, b) = ready(|config| config.last_step(1));
     let grant = world.token(a);
     let push_slot = world.push_slot(b);
@@ -60,7 +60,7 @@ fn a_gradient_needs_a_token() {
 }
 
 #[test]
-fn a_shard_that_does_not_own_the_step_knows_whose_a_token_is_and_whether_it_is_spent() {
+fn a_shard_that_does_not_own_the_step_checks_holder_and_use_of_a_token() {
     let (mut world, lines) =
         World::ready(variables(), Sgd::new(1.0), |config| config.shards(2).inbox_pushes(3));
     let before = world.values(lines[1]);
@@ -92,7 +92,7 @@ fn a_shard_that_does_not_own_the_step_knows_whose_a_token_is_and_whether_it_is_s
     assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
     let answer = push(&mut world, other[1], 1, of_other);
     assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
-    // Spent is spent, for the next process, too.
+    // A spent token stays spent for the next process.
     world.restart(1).unwrap();
     let mut first = super::peers::chief();
     first.epoch = pushpull_common::ids::ClientEpoch(1);
@@ -105,7 +105,7 @@ fn a_shard_that_does_not_own_the_step_knows_whose_a_token_is_and_whether_it_is_s
 fn an_answer_with_a_newer_token_never_hides_a_lost_one() {
     let (mut world, a, _) = ready(|config| config.last_step(2).inbox_pushes(2));
     let first = world.token_after(a, TokenId(0));
-    // The answer with the second token is lost: the client knows of the first alone.
+    // The answer with the second token is lost: the client knows only the first.
     let lost = world.token_after(a, first.token);
     let push_slot = world.push_slot(a);
     let push = Push::gradient(1, first, push_slot);

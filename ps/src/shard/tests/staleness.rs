@@ -1,4 +1,4 @@
-//! How stale gradients are, as each shard counts it.
+//! The staleness of gradients, as each shard counts it.
 
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::initializer::Initializer;
@@ -12,7 +12,7 @@ use crate::config::PsConfig;
 use crate::metrics::Metrics;
 use crate::optimizer::Sgd;
 
-/// A vector of `f64` that begins as ones.
+/// A vector of `f64` that is initialized to ones.
 pub(super) fn ones(name: &str, elements: u64) -> VariableSpec {
     let shape = Shape::new([elements]).unwrap();
     VariableSpec::new(name, DType::F64, shape).unwrap().initializer(Initializer::Ones)
@@ -24,18 +24,19 @@ fn two_shards(configure: impl Fn(PsConfig) -> PsConfig) -> World {
     World::ready(variables, Sgd::new(0.5), |config| configure(config.shards(2))).0
 }
 
-/// A client with a line to each shard.
+/// A client with a connection to each shard.
 pub(super) struct Client {
     pub(super) lines: Vec<Line>,
     sequence: u64,
 }
 
-/// What a client has pulled under a token: the token, and how many gradients each shard had applied.
+/// A token, the values that a client has pulled under it, and how many gradients each shard had
+/// applied to them.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) grant: Grant,
     pub(super) read: Vec<Option<u64>>,
-    /// The elements of each shard.
+    /// The values of each shard.
     pub(super) values: Vec<Vec<u8>>,
 }
 
@@ -47,8 +48,8 @@ impl Client {
         Client { lines, sequence: 0 }
     }
 
-    /// Takes a token and pulls everything. Nothing but gradients is pushed in these stories, so that
-    /// versions are counts of them.
+    /// Requests a token and pulls all values. The tests push nothing but gradients, so versions are
+    /// counts of gradients.
     pub(super) fn step(&self, world: &mut World) -> Step {
         let grant = world.token(self.lines[0]);
         let mut step = Step { grant, read: Vec::new(), values: Vec::new() };
@@ -62,7 +63,7 @@ impl Client {
         step
     }
 
-    /// Sends a push to these shards, each its bytes, without waiting for it.
+    /// Sends a push with these bytes to these shards, and does no work on it.
     pub(super) fn send(&mut self, world: &mut World, step: &Step, parts: &[(usize, &[u8])]) {
         self.sequence += 1;
         for &(shard, body) in parts {
@@ -73,7 +74,7 @@ impl Client {
         }
     }
 
-    /// The same until it is applied; what the step owner says of its staleness.
+    /// Sends a push and does all work. Returns the staleness that the step owner answers.
     pub(super) fn push(
         &mut self,
         world: &mut World,
@@ -82,9 +83,9 @@ impl Client {
     ) -> Option<u64> {
         self.send(world, step, parts);
         world.work();
-        let heard = world.heard.remove(&self.lines[0])?;
-        heard.into_iter().find_map(|heard| match heard {
-            super::world::Heard::Message { message: Message::PushAnswer(answer), .. } => {
+        let received = world.received.remove(&self.lines[0])?;
+        received.into_iter().find_map(|received| match received {
+            super::world::Received::Message { message: Message::PushAnswer(answer), .. } => {
                 match answer.outcome {
                     Outcome::Applied { staleness, .. } => Some(staleness),
                     other => panic!("{other:?}"),
@@ -95,7 +96,7 @@ impl Client {
     }
 }
 
-/// What a shard has counted.
+/// Returns the metrics of one shard.
 pub(super) fn metrics(world: &World, shard: usize) -> Metrics {
     Metrics::sum([&*world.counters[shard]])
 }
@@ -105,7 +106,7 @@ fn histogram(world: &World, shard: usize) -> String {
 }
 
 #[test]
-fn each_shard_counts_the_gradients_that_it_has_applied_since() {
+fn each_shard_counts_the_gradients_applied_since_the_pull() {
     let mut world = two_shards(|config| config);
     let (mut a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
     let ones = bytes_of(&[1_f64, 1.0]);
@@ -114,7 +115,7 @@ fn each_shard_counts_the_gradients_that_it_has_applied_since() {
         let step = b.step(&mut world);
         assert_eq!(b.push(&mut world, &step, &[(0, &ones), (1, &ones)]), Some(0));
     }
-    // Three more have nothing for the other shard.
+    // Three more pushes have no part for the other shard.
     for _ in 0..3 {
         let step = b.step(&mut world);
         b.push(&mut world, &step, &[(0, &[])]);
@@ -129,14 +130,14 @@ fn each_shard_counts_the_gradients_that_it_has_applied_since() {
 }
 
 #[test]
-fn a_count_that_cannot_be_is_now_and_none_at_all_is_counted() {
+fn impossible_counts_are_clamped_and_missing_ones_are_counted() {
     let mut world = two_shards(|config| config);
     let mut a = Client::join(&mut world, 1);
     let ones = bytes_of(&[1_f64, 1.0]);
     for read in [Some(99), Some(u64::MAX), None] {
         let step = a.step(&mut world);
-        let lies = step.grant.step.0.saturating_add(read.unwrap_or(0));
-        let grant = Grant { step: GlobalStep(lies), ..step.grant };
+        let claimed = step.grant.step.0.saturating_add(read.unwrap_or(0));
+        let grant = Grant { step: GlobalStep(claimed), ..step.grant };
         let step = Step { grant, read: vec![read; 2], ..step };
         assert_eq!(a.push(&mut world, &step, &[(0, &ones), (1, &ones)]), Some(0));
     }
@@ -146,14 +147,14 @@ fn a_count_that_cannot_be_is_now_and_none_at_all_is_counted() {
 }
 
 #[test]
-fn a_gradient_that_another_overtakes_in_the_middle_is_one_staler() {
+fn a_gradient_that_is_overtaken_while_it_arrives_is_one_staler() {
     let mut world = World::ready(vec![ones("a", 4)], Sgd::new(0.5), |config| config).0;
     let (a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
     let (slow, fast) = (a.step(&mut world), b.step(&mut world));
     let push = Push::gradient(1, slow.grant, world.push_slot(a.lines[0]));
     let push = Push { read: slow.read[0], ..push };
     let half = bytes_of(&[1_f64, 1.0]);
-    // The first part is applied as it comes, as of staleness 0.
+    // The first part is applied as it arrives, with staleness 0.
     world.send(a.lines[0], push.envelope(), push.part(0, None), &half);
     assert_eq!(b.push(&mut world, &fast, &[(0, &bytes_of(&[2_f64; 4]))]), Some(0));
     let last = world.send(a.lines[0], push.envelope(), push.part(16, Some(32)), &half);
@@ -165,7 +166,7 @@ fn a_gradient_that_another_overtakes_in_the_middle_is_one_staler() {
 }
 
 #[test]
-fn after_a_kill_the_step_owner_alone_knows() {
+fn only_the_step_owner_knows_the_staleness_after_a_kill() {
     let mut world = two_shards(|config| config);
     let (mut a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
     let ones = bytes_of(&[1_f64, 1.0]);

@@ -1,4 +1,4 @@
-//! Synchronous steps: where the classic system hangs, this one does not. Time is virtual.
+//! Synchronous steps, with the cases in which the classic system hangs. Time is virtual.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use pushpull_common::protocol::message::{self, Role};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, f64s, pack, variables, worker};
-use super::world::{Heard, Line, World};
+use super::world::{Received, Line, World};
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
@@ -15,7 +15,7 @@ use crate::shard::{Input, TICK};
 
 const LEASE: Duration = Duration::from_secs(5);
 
-/// A worker task and its lines to all shards.
+/// A worker task and its connections to all shards.
 pub(super) struct Replica {
     pub(super) peer: Peer,
     pub(super) lines: Vec<Line>,
@@ -23,10 +23,10 @@ pub(super) struct Replica {
     newest: u64,
 }
 
-/// Shards that trade words about synchronous steps, and replicas of which the first is the chief.
+/// Shards that exchange messages about steps, and replicas, of which the first is the chief.
 pub(super) struct Cluster {
     pub(super) world: World,
-    /// The lines from the other shards to the step owner's.
+    /// The connections of the other shards to the step owner's.
     pub(super) links: Vec<Option<Line>>,
     pub(super) replicas: Vec<Replica>,
 }
@@ -47,7 +47,7 @@ impl Cluster {
         Cluster::of(World::bare(variables(), Sgd::new(1.0), configure), mode)
     }
 
-    /// The shards of this world, with nothing declared.
+    /// Forms a cluster of the shards of this world, in which nothing is declared yet.
     pub(super) fn of(mut world: World, mode: Mode) -> Cluster {
         let (shards, lines) = (world.shards.len(), world.begin());
         let first = Replica { peer: chief(), lines, sequence: 0, newest: 0 };
@@ -62,24 +62,24 @@ impl Cluster {
         cluster
     }
 
-    /// A worker task joins.
+    /// Adds a worker task as a replica.
     fn add(&mut self, task: u32) {
         self.replicas.push(Replica { peer: worker(task), lines: vec![], sequence: 0, newest: 0 });
         self.connect(task as usize);
     }
 
-    /// A replica says hello to every shard.
+    /// Connects a replica to every shard.
     pub(super) fn connect(&mut self, replica: usize) {
         self.replicas[replica].lines.clear();
         for shard in 0..self.links.len() {
             let Replica { peer, lines, .. } = &mut self.replicas[replica];
             lines.push(self.world.join(shard, peer));
-            // The step owner tells the others of a chief.
+            // The step owner announces a chief to the other shards.
             self.settle();
         }
     }
 
-    /// A replica's process is killed and started again.
+    /// Kills and restarts the process of a replica.
     pub(super) fn restart(&mut self, replica: usize) {
         for line in std::mem::take(&mut self.replicas[replica].lines) {
             self.world.disconnect(line);
@@ -89,17 +89,17 @@ impl Cluster {
         self.connect(replica);
     }
 
-    /// A shard connects to the step owner's.
+    /// Connects a shard to the step owner's.
     pub(super) fn link(&mut self, shard: usize) {
         let peer = Peer { role: Role::Peer {}, ..worker(90 + shard as u32) };
-        let (line, _) = self.world.greet(0, peer.hello(0), false).unwrap();
+        let (line, _) = self.world.handshake(0, peer.hello(0), false).unwrap();
         self.links[shard] = Some(line);
         self.world.input(shard, Input::OwnerLink { up: true });
         self.world.input(shard, Input::Tick);
         self.settle();
     }
 
-    /// Kills the process of a shard and starts it again; everybody connects anew.
+    /// Kills and restarts the process of a shard. All clients and shards connect to it again.
     pub(super) fn kill_shard(&mut self, shard: usize) {
         self.world.restart(shard).unwrap();
         for replica in &mut self.replicas {
@@ -124,21 +124,21 @@ impl Cluster {
         self.settle();
     }
 
-    /// Carries words between the shards, and has work done, until nothing moves any more.
+    /// Delivers the messages between shards and does all work, until nothing is left to do.
     pub(super) fn settle(&mut self) {
         loop {
             self.world.work();
-            let words = std::mem::take(&mut self.world.to_owner);
-            let mut moved = !words.is_empty();
-            for (shard, envelope, message) in words {
+            let messages = std::mem::take(&mut self.world.to_owner);
+            let mut moved = !messages.is_empty();
+            for (shard, envelope, message) in messages {
                 if let Some(line) = self.links[shard] {
                     self.world.send(line, envelope, message, &[]);
                 }
             }
             for shard in 1..self.links.len() {
                 let Some(line) = self.links[shard] else { continue };
-                for heard in self.world.heard.remove(&line).unwrap_or_default() {
-                    let Heard::Message { envelope, message, .. } = heard else { continue };
+                for received in self.world.received.remove(&line).unwrap_or_default() {
+                    let Received::Message { envelope, message, .. } = received else { continue };
                     assert!(!matches!(message, Message::Refused(_)), "{message:?}");
                     let (header, message) = pack(&envelope, &message, 0);
                     self.world.input(shard, Input::Owner { header: &header, message });
@@ -151,7 +151,7 @@ impl Cluster {
         }
     }
 
-    /// Lets so much time pass; these replicas live.
+    /// Lets this much time pass, while these replicas send heartbeats.
     pub(super) fn pass(&mut self, time: Duration, alive: &[usize]) {
         let lines: Vec<Line> =
             alive.iter().flat_map(|&replica| self.replicas[replica].lines.clone()).collect();
@@ -159,7 +159,7 @@ impl Cluster {
         self.settle();
     }
 
-    /// Asks for a token; `None` if that waits.
+    /// Requests a token. Returns `None` if the request waits.
     pub(super) fn try_token(&mut self, replica: usize) -> Result<Option<Grant>, Message> {
         let newest = TokenId(self.replicas[replica].newest);
         let line = self.replicas[replica].lines[0];
@@ -178,7 +178,8 @@ impl Cluster {
         self.try_token(replica).unwrap().expect("a token")
     }
 
-    /// Sends a gradient of this value for every element to one shard; what it answers by now.
+    /// Sends a gradient with this value in every element to one shard. Returns the outcome, if it
+    /// is known by now.
     pub(super) fn push_to(
         &mut self,
         shard: usize,
@@ -206,7 +207,8 @@ impl Cluster {
         }
     }
 
-    /// Sends a gradient to every shard, the step owner's last; what that one answers by now.
+    /// Sends a gradient to every shard, last to the step owner's. Returns the outcome there, if it
+    /// is known by now.
     pub(super) fn push(&mut self, replica: usize, grant: Grant, value: f32) -> Option<Outcome> {
         self.replicas[replica].sequence += 1;
         for shard in (1..self.links.len()).rev() {
@@ -215,7 +217,7 @@ impl Cluster {
         self.push_to(0, replica, grant, value)
     }
 
-    /// What a push of this replica came to, as the step owner's shard remembers.
+    /// Queries the state of this replica's last push on the step owner's shard.
     fn outcome(&mut self, replica: usize) -> message::OutcomeIs {
         let (line, sequence) = (self.replicas[replica].lines[0], self.replicas[replica].sequence);
         let about = Envelope { sequence: sequence.into(), ..Envelope::default() };
@@ -226,12 +228,12 @@ impl Cluster {
         }
     }
 
-    /// The first element of `w` and of `d`, after so many steps on every shard.
+    /// Returns the first element of `w` and of `d`, after this many steps on every shard.
     pub(super) fn values(&mut self, steps: u64) -> (f32, f64) {
         let mut values = Vec::new();
         for line in self.replicas[0].lines.clone() {
             self.world.pull(line, steps);
-            let parts = self.world.streamed(line).expect("every shard has made the step");
+            let parts = self.world.streamed(line).expect("every shard has applied the step");
             values.push(super::peers::unpack(parts).0);
         }
         let d = match values.len() {
@@ -260,7 +262,7 @@ fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
     for shards in [1, 2] {
         let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config.last_step(2));
         let (a, b) = (cluster.token(0), cluster.token(1));
-        assert_eq!((a.step.0, cluster.try_token(0)), (0, Ok(None)), "one gradient of each");
+        assert_eq!((a.step.0, cluster.try_token(0)), (0, Ok(None)), "one gradient from each replica");
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         assert_eq!(cluster.values(0), (0.0, 0.0));
         assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
@@ -279,28 +281,28 @@ fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
 }
 
 #[test]
-fn what_is_said_of_a_push_can_wait_for_the_token_that_its_replica_has_asked_for() {
+fn an_answer_to_a_push_is_corked_while_its_replica_waits_for_a_token() {
     let mut cluster = Cluster::new(1, synchronous(3, 3), |config| config);
     let tokens = [0, 1, 2].map(|replica| cluster.token(replica));
-    // It may read more data before it asks.
+    // The replica may read more data before it requests a token.
     assert_eq!(cluster.push(0, tokens[0], 1.0), ACCEPTED(0));
-    assert_eq!(cluster.world.leisurely, []);
+    assert_eq!(cluster.world.corked, []);
     for replica in [1, 2] {
         assert_eq!(cluster.try_token(replica), Ok(None));
         assert_eq!(cluster.push(replica, tokens[replica], 1.0), ACCEPTED(0));
     }
-    // Nothing else can: the tokens themselves, above all.
+    // Nothing else is corked, and tokens least of all.
     let lines = [1, 2].map(|replica: usize| cluster.replicas[replica].lines[0]);
-    assert_eq!(cluster.world.leisurely, lines);
+    assert_eq!(cluster.world.corked, lines);
     cluster.token(0);
-    // That a push was for nothing is worth knowing.
+    // A stale outcome is sent at once.
     cluster.replicas[1].sequence += 1;
     assert_eq!(cluster.push_to(0, 1, tokens[1], 1.0), STALE(1));
-    assert_eq!(cluster.world.leisurely, lines);
+    assert_eq!(cluster.world.corked, lines);
 }
 
 #[test]
-fn a_gradient_that_comes_too_late_is_stale_and_its_worker_goes_on_at_once() {
+fn a_gradient_that_comes_too_late_is_stale_and_its_worker_continues_at_once() {
     for shards in [1, 2] {
         let mut cluster = Cluster::new(shards, synchronous(2, 3), |config| config);
         let tokens = [cluster.token(0), cluster.token(1), cluster.token(2)];
@@ -317,29 +319,29 @@ fn a_gradient_that_comes_too_late_is_stale_and_its_worker_goes_on_at_once() {
 }
 
 #[test]
-fn who_is_killed_with_a_token_holds_nobody_up_for_longer_than_its_lease() {
+fn a_replica_killed_with_a_token_blocks_a_step_for_one_lease_at_most() {
     for shards in [1, 2] {
         let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
         let a = cluster.token(0);
         let _held = cluster.token(1);
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         cluster.pass(LEASE - TICK, &[0]);
-        assert_eq!(cluster.try_token(0), Ok(None), "it may still come");
+        assert_eq!(cluster.try_token(0), Ok(None), "the killed replica may still come back");
         cluster.pass(2 * TICK, &[0]);
         assert_eq!(cluster.values(1), (-1.0, -1.0));
         let a = cluster.token(0);
         cluster.push(0, a, 1.0);
-        assert_eq!(cluster.values(2), (-2.0, -2.0), "alone, it goes on alone");
+        assert_eq!(cluster.values(2), (-2.0, -2.0), "the last replica continues alone");
     }
 }
 
 #[test]
-fn who_runs_out_of_data_leaves_the_others_training() {
+fn a_replica_that_runs_out_of_data_leaves_the_others_training() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(1, b, 3.0);
     cluster.leave(1);
-    assert_eq!(cluster.world.metrics().steps_applied, 0, "its gradient stays, and another comes");
+    assert_eq!(cluster.world.metrics().steps_applied, 0, "its gradient stays, and another is expected");
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     assert_eq!(cluster.values(1), (-2.0, -2.0));
     let a = cluster.token(0);
@@ -353,13 +355,13 @@ fn two_departures_with_one_backup_end_in_smaller_steps() {
     let a = cluster.token(0);
     cluster.leave(1);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
-    assert_eq!(cluster.world.metrics().steps_applied, 0, "two are left for two gradients");
+    assert_eq!(cluster.world.metrics().steps_applied, 0, "two replicas are left for two gradients");
     cluster.leave(2);
     assert_eq!(cluster.values(1), (-1.0, -1.0));
 }
 
 #[test]
-fn who_comes_late_makes_the_next_step_larger() {
+fn a_replica_that_comes_late_makes_the_next_step_larger() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     cluster.leave(1);
     let a = cluster.token(0);
@@ -374,11 +376,11 @@ fn who_comes_late_makes_the_next_step_larger() {
 }
 
 #[test]
-fn replicas_that_never_come_are_waited_for_until_the_join_timeout() {
+fn absent_replicas_are_waited_for_until_the_join_timeout() {
     let wait = Duration::from_secs(20);
     let mode = synchronous(2, 2);
     let mut cluster = Cluster::new(1, mode, |config| config.join_timeout(wait));
-    // Begun anew with the chief alone.
+    // Another world, in which only the chief has joined.
     let (world, lines) = World::ready(variables(), Sgd::new(1.0), |config| {
         config.mode(mode).lease(LEASE).join_timeout(wait)
     });
@@ -399,7 +401,7 @@ fn a_worker_that_is_started_a_hundred_times_is_one_replica() {
         let a = cluster.token(0);
         let b = cluster.token(1);
         if round % 2 == 0 {
-            // A part of it arrives.
+            // A part of its push arrives.
             cluster.replicas[1].sequence += 1;
             cluster.push_to(1, 1, b, 50.0);
         }
@@ -415,30 +417,30 @@ fn a_worker_that_is_started_a_hundred_times_is_one_replica() {
 }
 
 #[test]
-fn a_chief_that_is_killed_and_started_again_goes_on_at_the_same_step() {
+fn a_restarted_chief_continues_at_the_same_step() {
     for admitted in [false, true] {
         let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
         let (a, b) = (cluster.token(0), cluster.token(1));
         cluster.push(0, a, 1.0);
         cluster.push(1, b, 3.0);
         assert_eq!(cluster.values(1), (-2.0, -2.0));
-        // In the middle of the next step: the chief is the first replica.
+        // In the middle of the next step, the chief restarts. It is the first replica.
         let (a, b) = (cluster.token(0), cluster.token(1));
         if admitted {
             assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(1));
         }
         let before = cluster.world.now;
         cluster.restart(0);
-        // It finds the variables as they are, declared and with their values.
+        // It finds the variables declared and with their values.
         let catalogue = cluster.world.catalogue.clone();
         for line in cluster.replicas[0].lines.clone() {
             let declared = cluster.world.declare(line, &catalogue);
             let Message::Declared(declared) = declared else { panic!("{declared:?}") };
             let digest = catalogue.digest();
             assert_eq!(declared.state, message::CatalogueState::Ready { digest });
-            assert_eq!(declared.restore_epoch.0, 1, "nothing was begun anew");
+            assert_eq!(declared.restore_epoch.0, 1, "nothing was initialized again");
         }
-        // What it had given to the step stays; what it had not is asked for again.
+        // An admitted gradient stays in the step; otherwise the chief is asked for one again.
         if !admitted {
             let a = cluster.token(0);
             assert_eq!(a.step.0, 1, "the same step");
@@ -447,7 +449,7 @@ fn a_chief_that_is_killed_and_started_again_goes_on_at_the_same_step() {
         assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(1));
         assert_eq!(cluster.values(2), (-4.0, -4.0));
         assert_eq!(cluster.token(0).step.0, 2);
-        assert_eq!(cluster.world.now, before, "nobody has waited for a lease");
+        assert_eq!(cluster.world.now, before, "no replica has waited for a lease");
     }
 }
 
@@ -461,15 +463,15 @@ fn the_step_owner_may_be_killed_between_admission_and_commit() {
         let settled = cluster.outcome(0).state;
         let outcome = Outcome::Accepted { step: 0.into() };
         assert_eq!(settled, pushpull_common::protocol::PushState::Settled { outcome });
-        assert_eq!(cluster.try_token(0), Ok(None), "it has given its share");
+        assert_eq!(cluster.try_token(0), Ok(None), "it has contributed its gradient");
         assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
         assert_eq!(cluster.values(1), (-2.0, -2.0), "{shards} shards");
         assert_eq!(cluster.token(0).step.0, 1);
     }
 }
 
-/// The values after a step of gradients of 1 and of 3, with a kill of a shard before each thing that
-/// happens in it, one after the other.
+/// Returns the values after a step of the gradients 1 and 3, for each shard and each moment of the
+/// step at which that shard is killed.
 pub(super) fn with_kills(configure: impl Fn(PsConfig) -> PsConfig + Copy) -> Vec<(f32, f64)> {
     let mut found = Vec::new();
     for killed in [0, 1] {
@@ -510,7 +512,7 @@ fn any_shard_may_be_killed_anywhere_in_a_step() {
 }
 
 #[test]
-fn a_shard_that_is_killed_between_commit_and_apply_applies_the_step_when_it_is_back() {
+fn a_shard_killed_between_commit_and_apply_applies_the_step_when_it_is_back() {
     for shards in [1, 2] {
         for killed in 0..shards.into() {
             let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
@@ -520,7 +522,7 @@ fn a_shard_that_is_killed_between_commit_and_apply_applies_the_step_when_it_is_b
             for shard in 1..shards.into() {
                 cluster.push_to(shard, 1, b, 3.0);
             }
-            // The last one, and no work is done.
+            // The last push arrives, and no work is done.
             let line = cluster.replicas[1].lines[0];
             let push_slot = cluster.world.push_slot(line);
             let push = Push::gradient(1, b, push_slot);
@@ -539,7 +541,7 @@ fn a_replica_that_does_not_come_back_to_a_restarted_step_owner_is_lost() {
     let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config);
     let a = cluster.token(0);
     cluster.push(0, a, 1.0);
-    // The other is killed, too.
+    // The other replica is killed, too.
     for line in std::mem::take(&mut cluster.replicas[1].lines) {
         cluster.world.disconnect(line);
     }
@@ -549,7 +551,7 @@ fn a_replica_that_does_not_come_back_to_a_restarted_step_owner_is_lost() {
 }
 
 #[test]
-fn what_is_left_when_training_is_finished_makes_a_last_step() {
+fn gradients_that_are_left_at_the_end_of_training_make_a_last_step() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(0, a, 1.0);
@@ -557,14 +559,14 @@ fn what_is_left_when_training_is_finished_makes_a_last_step() {
     assert!(matches!(cluster.world.ask(line, message::Finish {}.into()), Message::Finished(_)));
     cluster.settle();
     assert_eq!(cluster.world.metrics().steps_applied, 0, "a token is out");
-    assert_eq!(cluster.try_token(0), Ok(None), "it may look at the last step when that is made");
+    assert_eq!(cluster.try_token(0), Ok(None), "it may still pull the last step");
     assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
     assert_eq!(cluster.values(1), (-2.0, -2.0));
     assert!(matches!(cluster.try_token(0), Err(Message::Ended(_))));
 }
 
 #[test]
-fn a_push_that_waits_for_its_turn_is_waited_for_until_its_deadline_and_kept() {
+fn a_push_that_waits_for_an_earlier_task_is_kept_beyond_its_deadline() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config.deterministic(true));
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.replicas[1].sequence += 1;
@@ -580,29 +582,29 @@ fn a_push_that_waits_for_its_turn_is_waited_for_until_its_deadline_and_kept() {
     assert_eq!(cluster.world.answer(line, request), None);
     cluster.pass(2 * TICK, &[0, 1]);
     let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
-        panic!("it is not told")
+        panic!("the push is not answered")
     };
     let Refusal::Deadline { waited_ms, awaited } = refused.refusal else { panic!("{refused:?}") };
     assert!((1000..1200).contains(&waited_ms), "{waited_ms}");
     assert!(awaited.as_str().contains("/job:worker/task:0"), "{awaited}");
     let state = cluster.outcome(1).state;
     assert_eq!(state, pushpull_common::protocol::PushState::Receiving { bytes: 16 });
-    // Whoever asks again hears of it when it is decided.
+    // A resend is answered once the push is decided.
     let request = cluster.world.send(line, push.envelope(), push.part(0, Some(16)), &[]);
     cluster.push(0, a, 1.0);
     let Some(Message::PushAnswer(answer)) = cluster.world.answer(line, request) else {
-        panic!("it is not told")
+        panic!("the push is not answered")
     };
     assert_eq!(Some(answer.outcome), ACCEPTED(0));
     assert_eq!(cluster.values(1), (-2.0, -2.0));
 }
 
 #[test]
-fn a_token_that_is_given_back_takes_its_push_with_it() {
+fn a_push_is_dropped_when_its_token_is_returned() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.replicas[0].sequence += 1;
-    assert_eq!(cluster.push_to(0, 0, a, 50.0), None, "the other shard lacks it");
+    assert_eq!(cluster.push_to(0, 0, a, 50.0), None, "the other shard lacks the push");
     let line = cluster.replicas[0].lines[0];
     let back = message::ReturnToken { token: a.token, generation: a.generation };
     assert!(matches!(cluster.world.ask(line, back.into()), Message::Returned(_)));
@@ -620,22 +622,22 @@ fn another_replica_takes_the_place_of_a_killed_one_while_the_others_wait() {
     let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config);
     let (a, _held) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
-    assert_eq!(cluster.try_token(0), Ok(None), "it waits first, and has given its share");
+    assert_eq!(cluster.try_token(0), Ok(None), "it waits first, and has contributed");
     cluster.add(2);
     let line = cluster.replicas[2].lines[0];
     let newest = TokenId(0);
     let request = cluster.world.say(line, message::TokenRequest { newest }.into());
-    assert_eq!(cluster.world.answer(line, request), None, "there is no room yet");
+    assert_eq!(cluster.world.answer(line, request), None, "no token is free yet");
     cluster.pass(LEASE + TICK, &[0, 2]);
     let Some(Message::Granted(granted)) = cluster.world.answer(line, request) else {
-        panic!("the push slot of the killed one is free")
+        panic!("the token of the killed replica is not free")
     };
     cluster.push(2, granted.grant, 3.0);
     assert_eq!(cluster.values(1), (-2.0, -2.0));
 }
 
 #[test]
-fn a_push_that_one_shard_alone_has_is_over_with_its_token() {
+fn a_push_on_one_shard_only_is_over_with_its_token() {
     let timeout = Duration::from_secs(60);
     let mut cluster =
         Cluster::new(2, synchronous(2, 2), |config| config.token_timeout(Some(timeout)));
@@ -653,7 +655,7 @@ fn a_push_that_one_shard_alone_has_is_over_with_its_token() {
 }
 
 #[test]
-fn who_comes_and_goes_and_comes_is_one_of_those_who_are_expected() {
+fn a_replica_that_leaves_and_comes_back_is_one_of_the_expected_replicas() {
     let mut cluster = Cluster::new(1, synchronous(3, 3), |config| config);
     let (world, lines) = World::ready(variables(), Sgd::new(1.0), |config| {
         config.mode(synchronous(3, 3)).lease(LEASE)
@@ -666,7 +668,7 @@ fn who_comes_and_goes_and_comes_is_one_of_those_who_are_expected() {
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(0, a, 1.0);
     cluster.push(1, b, 2.0);
-    assert_eq!(cluster.world.metrics().steps_applied, 0, "the third has not been seen");
+    assert_eq!(cluster.world.metrics().steps_applied, 0, "the third replica has not joined");
     cluster.add(2);
     let c = cluster.token(2);
     cluster.push(2, c, 3.0);
@@ -674,11 +676,11 @@ fn who_comes_and_goes_and_comes_is_one_of_those_who_are_expected() {
 }
 
 #[test]
-fn a_deterministic_step_that_is_the_last_one_has_no_gaps() {
+fn a_deterministic_last_step_does_without_absent_gradients() {
     let mut cluster = Cluster::new(1, synchronous(3, 3), |config| config.deterministic(true));
     let (a, c) = (cluster.token(0), cluster.token(2));
     cluster.push(0, a, 1.0);
-    assert_eq!(cluster.push(2, c, 3.0), None, "the second comes before it");
+    assert_eq!(cluster.push(2, c, 3.0), None, "the gradient of the second task comes first");
     let line = cluster.replicas[0].lines[0];
     let newest = TokenId(a.token.0);
     let waits = cluster.world.say(line, message::TokenRequest { newest }.into());
@@ -689,7 +691,7 @@ fn a_deterministic_step_that_is_the_last_one_has_no_gaps() {
 }
 
 #[test]
-fn what_is_held_or_accepted_is_not_withdrawn() {
+fn held_and_accepted_pushes_are_not_withdrawn() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
@@ -698,7 +700,7 @@ fn what_is_held_or_accepted_is_not_withdrawn() {
         let about = Envelope { sequence: 1.into(), ..Envelope::default() };
         let request = cluster.world.send(line, about, message::Withdraw {}.into(), &[]);
         let Some(Message::PushAnswer(answer)) = cluster.world.answer(line, request) else {
-            panic!("it is not answered")
+            panic!("the withdrawal is not answered")
         };
         assert_eq!(answer.outcome, outcome);
     }
@@ -707,17 +709,17 @@ fn what_is_held_or_accepted_is_not_withdrawn() {
 }
 
 #[test]
-fn a_step_that_nobody_has_made_is_not_believed() {
+fn claims_of_a_step_that_was_never_made_are_ignored() {
     let mut cluster = Cluster::new(2, synchronous(1, 1), |config| config);
     for round in 0..9 {
         let a = cluster.token(0);
-        let lies = Grant { step: 999.into(), ..a };
-        assert_eq!(cluster.push(0, lies, 1.0), ACCEPTED(round));
+        let claim = Grant { step: 999.into(), ..a };
+        assert_eq!(cluster.push(0, claim, 1.0), ACCEPTED(round));
         assert_eq!(cluster.world.metrics().steps_applied, 2 * (round + 1));
         cluster.kill_shard(0);
     }
-    // Nor is a shard that says it has made it, nor one that speaks for another: here the other shard
-    // holds a push, lies, and does not hear that the step is committed.
+    // False reports of shards are ignored as well, for themselves and for others. Here the other
+    // shard holds a push, sends false reports, and does not receive the commit of the step.
     let a = cluster.token(0);
     cluster.replicas[0].sequence += 1;
     assert_eq!(cluster.push_to(1, 0, a, 1.0), Some(Outcome::Held {}));
@@ -730,22 +732,22 @@ fn a_step_that_nobody_has_made_is_not_believed() {
     cluster.world.disconnect(line);
     cluster.links[1] = None;
     assert_eq!(cluster.push_to(0, 0, a, 1.0), ACCEPTED(9));
-    assert_eq!(cluster.try_token(0), Ok(None), "the other shard has still to make the step");
+    assert_eq!(cluster.try_token(0), Ok(None), "the other shard has yet to apply the step");
     cluster.link(1);
     assert_eq!(cluster.values(10), (-10.0, -10.0));
 }
 
 #[test]
-fn nobody_pushes_under_the_token_of_another() {
+fn a_push_under_the_token_of_another_replica_adds_nothing() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
-    // Where the step owner does not see it, another pushes under the first one's token.
+    // The second replica pushes under the first one's token where the step owner does not see it.
     cluster.replicas[1].sequence += 1;
     assert_eq!(cluster.push_to(1, 1, a, 50.0), Some(Outcome::Held {}));
     cluster.replicas[0].sequence += 1;
     assert_eq!(cluster.push_to(0, 0, a, 1.0), None, "the other shard does not hold it");
     assert_eq!(cluster.world.metrics().gradients_admitted, 0);
-    // Its holder gives it back, as it has no room for it there, and all is as before.
+    // The holder returns the token, as there is no push slot for it there, and all is as before.
     let line = cluster.replicas[0].lines[0];
     let back = message::ReturnToken { token: a.token, generation: a.generation };
     assert!(matches!(cluster.world.ask(line, back.into()), Message::Returned(_)));
@@ -756,7 +758,7 @@ fn nobody_pushes_under_the_token_of_another() {
 }
 
 #[test]
-fn a_shard_that_has_lost_what_was_accepted_is_not_begun_anew() {
+fn a_declaration_says_that_training_has_begun_once_a_gradient_is_accepted() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     let declared = |cluster: &mut Cluster| {
         let line = cluster.replicas[0].lines[0];
@@ -769,18 +771,18 @@ fn a_shard_that_has_lost_what_was_accepted_is_not_begun_anew() {
     let a = cluster.token(0);
     assert!(!declared(&mut cluster));
     cluster.push(0, a, 1.0);
-    assert!(declared(&mut cluster), "a gradient is accepted, though no step is made");
+    assert!(declared(&mut cluster), "a gradient is accepted, although no step is made");
 }
 
 #[test]
-fn a_ghost_that_goes_on_pushing_adds_nothing() {
+fn a_lost_replica_that_keeps_pushing_adds_nothing() {
     let mut cluster = Cluster::new(2, synchronous(2, 3), |config| config);
     let (a, b, c) = (cluster.token(0), cluster.token(1), cluster.token(2));
     cluster.replicas[2].sequence += 1;
     cluster.push_to(1, 2, c, 100.0);
     cluster.pass(LEASE + TICK, &[0, 1]);
     assert_eq!(cluster.world.metrics().members_lost, 2, "on each shard");
-    // It does not know, and sends the rest.
+    // The replica does not know that it is lost, and sends the rest.
     let line = cluster.replicas[2].lines[0];
     assert!(cluster.world.closed.contains(&line));
     cluster.connect(2);
@@ -794,28 +796,28 @@ fn a_ghost_that_goes_on_pushing_adds_nothing() {
 }
 
 #[test]
-fn who_has_given_its_share_holds_nobody_up_who_waits_behind_it() {
+fn a_replica_that_has_contributed_does_not_block_those_that_wait_behind_it() {
     let timeout = Duration::from_secs(2);
     let mode = synchronous(2, 2);
     let mut cluster = Cluster::new(2, mode, |config| config.token_timeout(Some(timeout)));
     let (a, b) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
-    // The first waits for the next step, and the second, which does nothing with what it has, too.
+    // The first replica waits for the next step. So does the second, which does not use its token.
     assert_eq!(cluster.try_token(0), Ok(None));
     let (line, newest) = (cluster.replicas[1].lines[0], b.token);
     let request = cluster.world.say(line, message::TokenRequest { newest }.into());
     assert_eq!(cluster.world.answer(line, request), None);
     cluster.pass(timeout + TICK, &[0, 1]);
     let Some(Message::Granted(granted)) = cluster.world.answer(line, request) else {
-        panic!("its token is taken back, and it has no other")
+        panic!("no token replaces the one taken back")
     };
     cluster.push(1, granted.grant, 3.0);
     assert_eq!(cluster.values(1), (-2.0, -2.0));
 }
 
 #[test]
-fn in_deterministic_mode_the_order_is_that_of_the_tasks() {
-    // Added up in another order, the sum is another.
+fn deterministic_steps_add_gradients_in_the_order_of_tasks() {
+    // The sum depends on the order of the addition.
     let gradients = [1.0e8_f32, 1.0, -1.0e8];
     let mut results = Vec::new();
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
@@ -835,7 +837,7 @@ fn in_deterministic_mode_the_order_is_that_of_the_tasks() {
 }
 
 #[test]
-fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
+fn a_wait_for_a_lost_replica_ends_and_names_it() {
     let timeout = Duration::from_secs(30);
     for (policy, timeout) in [(OnLoss::Wait { timeout }, timeout), (OnLoss::Fail, Duration::ZERO)] {
         let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config.on_loss(policy));
@@ -848,13 +850,13 @@ fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
         assert_eq!(cluster.world.answer(line, request), None);
         cluster.pass(4 * TICK, &[0]);
         let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
-            panic!("nobody is told")
+            panic!("the request is not refused")
         };
         let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
         assert!(awaited.as_str().contains("/job:worker/task:1 (lost"), "{awaited}");
         assert!(awaited.as_str().contains("1 of 2 gradients"), "{awaited}");
-        assert_eq!(cluster.world.answer(line, request), None, "told once");
-        // Another takes its place.
+        assert_eq!(cluster.world.answer(line, request), None, "the request is refused once");
+        // A new incarnation takes its place.
         cluster.restart(1);
         let b = cluster.token(1);
         cluster.push(1, b, 3.0);
@@ -863,45 +865,46 @@ fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
 }
 
 #[test]
-fn whoever_is_gone_is_named_though_it_left_or_has_given_its_gradient_or_never_came() {
+fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
     let fails = |config: PsConfig| config.on_loss(OnLoss::Fail);
-    let told = |cluster: &mut Cluster| {
+    let wait_text = |cluster: &mut Cluster| {
         let line = cluster.replicas[0].lines[0];
         let newest = cluster.token(0).token;
         let request = cluster.world.say(line, message::TokenRequest { newest }.into());
         cluster.pass(2 * TICK, &[0]);
         let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
-            panic!("nobody is told")
+            panic!("the request is not refused")
         };
         let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
         awaited.to_string()
     };
     let mut cluster = Cluster::new(1, synchronous(2, 2), fails);
     cluster.leave(1);
-    let awaited = told(&mut cluster);
+    let awaited = wait_text(&mut cluster);
     assert!(awaited.contains("/job:worker/task:1 (left"), "{awaited}");
 
-    // It gives one gradient of its two.
+    // The replica contributes one of its two gradients.
     let mut cluster = Cluster::new(1, synchronous(4, 2), fails);
     let b = cluster.token(1);
     cluster.push(1, b, 3.0);
     cluster.pass(LEASE + TICK, &[0]);
     cluster.token(0);
-    let awaited = told(&mut cluster);
+    let awaited = wait_text(&mut cluster);
     assert!(awaited.contains("/job:worker/task:1 (lost"), "{awaited}");
     assert!(awaited.contains("1 of 4 gradients"), "{awaited}");
 
-    // No longer expected, and yet it is what is missing.
+    // The absent replica is no longer expected, but it is named.
     let mut cluster = Cluster::new(1, synchronous(2, 1), |config| {
         config.mode(synchronous(2, 2)).on_loss(OnLoss::Fail).join_timeout(TICK)
     });
     cluster.pass(2 * TICK, &[0]);
-    let awaited = told(&mut cluster);
+    let awaited = wait_text(&mut cluster);
     assert!(awaited.contains("1 not seen yet"), "{awaited}");
 }
 
-/// What a replica is told that asks for a token in vain, after so long.
-fn told_after(cluster: &mut Cluster, replica: usize, time: Duration) -> String {
+/// Requests a token with this deadline, which is not granted. Returns what the refusal says is
+/// awaited.
+fn awaited_after(cluster: &mut Cluster, replica: usize, time: Duration) -> String {
     let line = cluster.replicas[replica].lines[0];
     let newest = TokenId(cluster.replicas[replica].newest);
     let deadline_ms = u32::try_from(time.as_millis()).unwrap();
@@ -910,13 +913,13 @@ fn told_after(cluster: &mut Cluster, replica: usize, time: Duration) -> String {
     let request = cluster.world.send(line, envelope, ask, &[]);
     cluster.pass(time, &[0, 1]);
     let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
-        panic!("nobody is told")
+        panic!("the request is not refused")
     };
     let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
     awaited.to_string()
 }
 
-/// Cuts a shard off from the step owner's.
+/// Disconnects a shard from the step owner's.
 fn cut_off(cluster: &mut Cluster, shard: usize) {
     let line = cluster.links[shard].take().unwrap();
     cluster.world.disconnect(line);
@@ -924,7 +927,7 @@ fn cut_off(cluster: &mut Cluster, shard: usize) {
 }
 
 #[test]
-fn a_shard_whose_word_is_missing_is_named_before_workers_that_have_given_theirs() {
+fn a_shard_without_a_report_is_named_before_workers_that_have_contributed() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.pass(Duration::from_secs(1), &[0, 1]);
@@ -934,34 +937,34 @@ fn a_shard_whose_word_is_missing_is_named_before_workers_that_have_given_theirs(
         assert_eq!(cluster.push_to(1, replica, grant, 1.0), Some(Outcome::Held {}));
         assert_eq!(cluster.push_to(0, replica, grant, 1.0), None);
     }
-    let told = told_after(&mut cluster, 0, Duration::from_secs(3));
+    let wait_text = awaited_after(&mut cluster, 0, Duration::from_secs(3));
     let shard = "/job:ps/task:0/shard:1 (not connected, heard from 3";
-    let (first, second) = (told.find(shard), told.find("/job:worker"));
-    assert!(first.is_some() && first < second, "{told}");
-    assert!(told.contains("has not said that it holds 2 that others hold"), "{told}");
-    // Once its word is there, nobody is missing.
+    let (first, second) = (wait_text.find(shard), wait_text.find("/job:worker"));
+    assert!(first.is_some() && first < second, "{wait_text}");
+    assert!(wait_text.contains("has not said that it holds 2 that others hold"), "{wait_text}");
+    // Once the shard reports, nothing is missing.
     cluster.link(1);
     assert_eq!(cluster.values(1), (-1.0, -1.0));
 }
 
 #[test]
-fn a_shard_that_has_not_said_that_it_has_applied_a_step_is_named() {
+fn a_shard_that_has_not_reported_a_step_as_applied_is_named() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(0, a, 1.0);
     cluster.replicas[1].sequence += 1;
     assert_eq!(cluster.push_to(1, 1, b, 1.0), Some(Outcome::Held {}));
-    // It hears nothing of the commit.
+    // The shard does not receive the commit.
     cut_off(&mut cluster, 1);
     cluster.push_to(0, 1, b, 1.0);
-    let told = told_after(&mut cluster, 0, Duration::from_secs(3));
-    assert!(told.starts_with("step 0 to be applied by every shard; not yet by "), "{told}");
-    assert!(told.contains("/job:ps/task:0/shard:1 (not connected, heard from 3"), "{told}");
-    assert!(!told.contains("/job:worker"), "{told}");
+    let wait_text = awaited_after(&mut cluster, 0, Duration::from_secs(3));
+    assert!(wait_text.starts_with("step 0 to be applied by every shard; not yet by "), "{wait_text}");
+    assert!(wait_text.contains("/job:ps/task:0/shard:1 (not connected, heard from 3"), "{wait_text}");
+    assert!(!wait_text.contains("/job:worker"), "{wait_text}");
 }
 
 #[test]
-fn a_shard_without_the_step_owner_says_so_to_those_who_wait_there() {
+fn a_shard_without_the_step_owner_reports_that_to_waiting_clients() {
     let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
     cut_off(&mut cluster, 1);
     let metrics = cluster.world.metrics();
@@ -976,7 +979,7 @@ fn a_shard_without_the_step_owner_says_so_to_those_who_wait_there() {
     let request = cluster.world.send(line, envelope, pull.into(), &[]);
     cluster.pass(Duration::from_secs(2), &[0, 1]);
     let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
-        panic!("nobody is told")
+        panic!("the request is not refused")
     };
     let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
     let expected = "global step 1; this shard has applied 0; /job:ps/task:0/shard:1 has had no \

@@ -1,4 +1,4 @@
-//! Whole exchanges with a shard, in one call each.
+//! Complete exchanges with a shard, one call each.
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, PartitionId, RequestId, TokenId};
@@ -7,11 +7,11 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
 use super::peers::{Push, unpack};
-use super::world::{Heard, Line, World};
+use super::world::{Received, Line, World};
 use crate::shard::output::PulledParts;
 
 impl World {
-    /// Says something, does all the work there is, and returns the answer.
+    /// Sends a message, does all work, and returns the answer.
     pub(super) fn ask(&mut self, line: Line, message: Message) -> Message {
         let name = message.name();
         let request = self.say(line, message);
@@ -19,7 +19,7 @@ impl World {
         self.answer(line, request).unwrap_or_else(|| panic!("{name} is not answered"))
     }
 
-    /// Says something that is refused.
+    /// Sends a message and returns its refusal. Panics if it is not refused.
     pub(super) fn refused(&mut self, line: Line, message: Message) -> Refusal {
         let request = self.say(line, message);
         match self.answer(line, request) {
@@ -34,12 +34,13 @@ impl World {
         self.answer(line, request).expect("a declaration is answered")
     }
 
-    /// Asks for a token that is there.
+    /// Requests a token. Panics if none is granted at once.
     pub(super) fn token(&mut self, line: Line) -> Grant {
         self.token_after(line, TokenId(u64::MAX))
     }
 
-    /// The same, for a client whose newest token is this one.
+    /// Requests a token as a client whose newest token is `newest`. Panics if none is granted at
+    /// once.
     pub(super) fn token_after(&mut self, line: Line, newest: TokenId) -> Grant {
         let request = self.say(line, message::TokenRequest { newest }.into());
         match self.answer(line, request) {
@@ -48,7 +49,7 @@ impl World {
         }
     }
 
-    /// Asks for a room that is there.
+    /// Reserves a push slot. Panics if none is free.
     pub(super) fn push_slot(&mut self, line: Line) -> u32 {
         let request = self.say(line, message::Reserve {}.into());
         match self.answer(line, request) {
@@ -57,13 +58,13 @@ impl World {
         }
     }
 
-    /// A push of gradients, under a token and in a room that are asked for.
+    /// Requests a token and a push slot, and returns a push of gradients that uses them.
     pub(super) fn gradient(&mut self, line: Line, sequence: u64) -> Push {
         let grant = self.token(line);
         Push::gradient(sequence, grant, self.push_slot(line))
     }
 
-    /// Sends a push in these parts, the last of which says that it is whole.
+    /// Sends a push in these parts. The last part carries the length of the push.
     pub(super) fn push(&mut self, line: Line, push: &Push, parts: &[(u64, &[u8])]) -> RequestId {
         let total: usize = parts.iter().map(|(_, body)| body.len()).sum();
         let mut request = RequestId(0);
@@ -74,7 +75,7 @@ impl World {
         request
     }
 
-    /// The same, until it is answered.
+    /// Sends a push in these parts, does all work, and returns the answer.
     pub(super) fn push_answer(
         &mut self,
         line: Line,
@@ -86,23 +87,23 @@ impl World {
         self.answer(line, request).expect("a push is answered")
     }
 
-    /// Starts a pull of everything.
+    /// Starts a pull of all values, at step `at_least` or later.
     pub(super) fn pull(&mut self, line: Line, at_least: u64) -> RequestId {
         let envelope = Envelope { step: GlobalStep(at_least), ..Envelope::default() };
         self.send(line, envelope, message::Pull { selection: Selection::All {} }.into(), &[])
     }
 
-    /// The values that have come over a line, if they have, still pinned.
+    /// Takes the first values received over a connection, if any. Their blocks stay pinned.
     pub(super) fn streamed(&mut self, line: Line) -> Option<PulledParts> {
-        let heard = self.heard.entry(line).or_default();
-        let index = heard.iter().position(|heard| matches!(heard, Heard::Values(_)))?;
-        match heard.remove(index) {
-            Heard::Values(parts) => Some(parts),
-            Heard::Message { .. } => None,
+        let received = self.received.entry(line).or_default();
+        let index = received.iter().position(|received| matches!(received, Received::Values(_)))?;
+        match received.remove(index) {
+            Received::Values(parts) => Some(parts),
+            Received::Message { .. } => None,
         }
     }
 
-    /// All values of a shard, in the order of its layout.
+    /// Pulls all values of a shard, in layout order.
     pub(super) fn values(&mut self, line: Line) -> Vec<u8> {
         self.pull(line, 0);
         self.work();
@@ -111,7 +112,7 @@ impl World {
         bytes
     }
 
-    /// The values of some partitions.
+    /// Pulls the values of some partitions.
     pub(super) fn select(&mut self, line: Line, partitions: &[u32]) -> Result<Vec<u8>, Refusal> {
         let ids = partitions.iter().map(|&id| PartitionId(id)).collect();
         let selection = Selection::Partitions { partitions: List::new(ids).unwrap() };

@@ -1,4 +1,4 @@
-//! Tokens: the end is exact, and none is lost.
+//! Tokens: training ends at exactly the last step, and no token is lost.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn ask() -> Message {
     message::TokenRequest { newest: TokenId(u64::MAX) }.into()
 }
 
-fn give_back(grant: Grant) -> Message {
+fn return_token(grant: Grant) -> Message {
     message::ReturnToken { token: grant.token, generation: grant.generation }.into()
 }
 
@@ -38,7 +38,7 @@ fn spend(world: &mut World, line: Line, sequence: u64, grant: Grant) -> message:
 }
 
 #[test]
-fn the_last_step_is_reached_exactly_by_many_clients() {
+fn many_clients_reach_exactly_the_last_step() {
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), |c| c.last_step(37));
     world.disconnect(chief[0]);
     let lines: Vec<Line> = (1..=10).map(|task| world.join(0, &mut worker(task))).collect();
@@ -55,7 +55,7 @@ fn the_last_step_is_reached_exactly_by_many_clients() {
                 match answer.next {
                     Some(grant) => {
                         assert_eq!(grant.step, step);
-                        world.ask(line, give_back(grant));
+                        world.ask(line, return_token(grant));
                         waiting.insert(0, (line, world.say(line, ask())));
                     }
                     None if answer.ended.is_none() => {
@@ -76,19 +76,19 @@ fn the_last_step_is_reached_exactly_by_many_clients() {
 }
 
 #[test]
-fn who_waits_for_the_last_token_gets_it_when_it_comes_back() {
+fn a_client_that_waits_for_the_last_step_gets_it_once_its_token_is_returned() {
     let (mut world, a, b) = ready(|config| config.last_step(1));
     let grant = world.token(a);
     let waiting = world.say(b, ask());
     assert_eq!(world.answer(b, waiting), None);
-    assert!(matches!(world.refused(b, give_back(grant)), Refusal::Token { .. }), "it is a's");
-    assert!(matches!(world.ask(a, give_back(grant)), Message::Returned(_)));
-    let Some(Message::Granted(granted)) = world.answer(b, waiting) else { panic!("it is free") };
-    assert_ne!(granted.grant.token, grant.token, "a new one");
-    assert!(matches!(world.refused(a, give_back(grant)), Refusal::Token { .. }), "it is gone");
+    assert!(matches!(world.refused(b, return_token(grant)), Refusal::Token { .. }), "another client holds it");
+    assert!(matches!(world.ask(a, return_token(grant)), Message::Returned(_)));
+    let Some(Message::Granted(granted)) = world.answer(b, waiting) else { panic!("no token is granted") };
+    assert_ne!(granted.grant.token, grant.token, "the token is a new one");
+    assert!(matches!(world.refused(a, return_token(grant)), Refusal::Token { .. }), "the token is gone");
     let waiting = world.say(a, ask());
     let answer = spend(&mut world, b, 1, granted.grant);
-    // Those who wait are first; the end is told to all of them.
+    // Waiting clients are served first, and all of them learn of the end.
     assert_eq!((answer.next, answer.ended), (None, None));
     let end = world.answer(a, waiting);
     assert_eq!(end, Some(message::Ended { reason: EndReason::LastStep {} }.into()));
@@ -110,29 +110,29 @@ fn finish_ends_the_waits_and_a_token_that_is_out_may_be_spent() {
 }
 
 #[test]
-fn a_lost_client_gives_its_token_to_who_waits_and_not_to_itself() {
+fn the_token_of_a_lost_client_goes_to_a_waiting_client_and_not_to_itself() {
     let (mut world, a, b) = ready(|config| config.last_step(1));
     let grant = world.token(a);
-    // Both wait; the one that will be lost was first.
+    // Both clients wait; the one that will be lost was first.
     let own = world.say(a, ask());
     let waiting = world.say(b, ask());
     world.pass(LEASE, &[b]);
     assert!(world.closed.contains(&a));
     assert_eq!(world.answer(a, own), None);
-    let Some(Message::Granted(granted)) = world.answer(b, waiting) else { panic!("it is free") };
+    let Some(Message::Granted(granted)) = world.answer(b, waiting) else { panic!("no token is granted") };
     assert_ne!(granted.grant.token, grant.token);
     assert_eq!(world.metrics().tokens_taken_back, 1);
 }
 
 #[test]
-fn who_leaves_gives_all_back_and_gets_nothing_more() {
+fn a_leaving_client_returns_its_tokens_and_receives_no_more() {
     let (mut world, a, b) = ready(|config| config.last_step(2));
     world.token(a);
     world.token(b);
     let own = world.say(a, ask());
     let waiting = world.say(b, ask());
     assert!(matches!(world.ask(a, message::Leave {}.into()), Message::Left(_)));
-    assert_eq!(world.answer(a, own), None, "it wanted no more");
+    assert_eq!(world.answer(a, own), None, "the client has left");
     assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))));
     let refusal = world.refused(a, ask());
     assert!(matches!(refusal, Refusal::Unsupported { .. }), "it has left: {refusal}");
@@ -147,14 +147,14 @@ fn a_request_that_waited_on_a_replaced_connection_takes_no_token() {
     world.say(a, ask());
     let mut peer = worker(1);
     let again = world.join(0, &mut peer);
-    world.ask(b, give_back(grant));
+    world.ask(b, return_token(grant));
     let granted = world.token(again);
     assert_ne!(granted.token, grant.token);
-    assert!(world.heard[&a].is_empty(), "nothing was granted to a line that nobody reads");
+    assert!(world.received[&a].is_empty(), "nothing was granted over the replaced connection");
 }
 
 #[test]
-fn an_answer_that_was_lost_is_given_again() {
+fn a_lost_grant_is_given_again() {
     let (mut world, a, _) = ready(|config| config.last_step(2));
     let first = world.token_after(a, TokenId(0));
     let second = world.token_after(a, first.token);
@@ -162,10 +162,10 @@ fn an_answer_that_was_lost_is_given_again() {
     world.disconnect(a);
     let mut peer = worker(1);
     let a = world.join(0, &mut peer);
-    assert_eq!(world.token_after(a, first.token).token, second.token, "it never heard of it");
+    assert_eq!(world.token_after(a, first.token).token, second.token, "the client does not know the second token");
     assert_eq!(world.token_after(a, TokenId(0)).token, first.token);
     let waiting = world.say(a, message::TokenRequest { newest: second.token }.into());
-    assert_eq!(world.answer(a, waiting), None, "it knows both");
+    assert_eq!(world.answer(a, waiting), None, "the client knows both tokens");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn a_token_held_too_long_goes_to_another_and_its_push_is_refused() {
 }
 
 #[test]
-fn a_pause_of_this_server_takes_no_token_back() {
+fn a_pause_of_the_server_takes_no_token_back() {
     let timeout = Duration::from_secs(20);
     let (mut world, a, b) = ready(|config| config.last_step(1).token_timeout(Some(timeout)));
     world.token(a);
@@ -200,7 +200,7 @@ fn a_pause_of_this_server_takes_no_token_back() {
 }
 
 #[test]
-fn a_restart_gives_the_tokens_of_the_older_self_back_but_not_those_of_whole_pushes() {
+fn a_restarted_client_returns_its_tokens_but_not_those_of_whole_pushes() {
     let (mut world, a, b) = ready(|config| config.last_step(2));
     let (spent, _unspent) = (world.token(a), world.token(a));
     let waiting = world.say(b, ask());
@@ -208,13 +208,13 @@ fn a_restart_gives_the_tokens_of_the_older_self_back_but_not_those_of_whole_push
     world.push(a, &Push::gradient(1, spent, push_slot), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);
     let mut again = worker(1).restarted();
     let again = world.join(0, &mut again);
-    assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))), "one came back");
-    // It knows of no token; the one its older self has pushed under is not given again.
+    assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))), "one token was returned");
+    // The new incarnation knows no token. The one of the whole push is not granted again.
     let waiting = world.say(again, message::TokenRequest { newest: TokenId(0) }.into());
     assert_eq!(world.answer(again, waiting), None);
     world.work();
-    assert_eq!(world.metrics().global_step, 1, "what was whole belongs to the server");
-    assert!(world.heard[&again].is_empty(), "and its answer to nobody");
+    assert_eq!(world.metrics().global_step, 1, "the whole push belongs to the server");
+    assert!(world.received[&again].is_empty(), "its answer is sent to nobody");
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn whole_pushes_of_lost_and_leaving_clients_keep_their_tokens() {
         let push_slot = world.push_slot(a);
         world.push(a, &Push::gradient(1, grant, push_slot), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);
         let waiting = world.say(b, ask());
-        assert!(matches!(world.refused(a, give_back(grant)), Refusal::Token { .. }));
+        assert!(matches!(world.refused(a, return_token(grant)), Refusal::Token { .. }));
         if leaves {
             world.say(a, message::Leave {}.into());
         } else {

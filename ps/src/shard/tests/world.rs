@@ -1,4 +1,5 @@
-//! A small world around shards: virtual time, peers that speak messages, bodies in any chop.
+//! A test world around shards: virtual time, and clients that exchange messages with the shards.
+//! Bodies are delivered in pieces of any size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -34,45 +35,45 @@ pub(super) struct Line {
     pub(super) connection: u64,
 }
 
-/// Something a peer has heard.
+/// A message, or the values of a pull, that a client has received.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum Received {
     Message { envelope: Envelope, message: Message, body: Vec<u8> },
     Values(PulledParts),
 }
 
-/// Somebody who is shown a shard.
+/// A callback that inspects a shard.
 pub(super) type Observer = Box<dyn FnMut(&Shard)>;
 
 pub(super) struct World {
     pub(super) shards: Vec<Shard>,
     pub(super) counters: Vec<Arc<Counters>>,
     pub(super) catalogue: Arc<Catalogue>,
-    pub(super) heard: BTreeMap<Line, Vec<Heard>>,
-    /// Over which lines something was sent that can wait for more.
-    pub(super) leisurely: Vec<Line>,
-    /// The descriptors that a line was sent last.
+    pub(super) received: BTreeMap<Line, Vec<Received>>,
+    /// The connections of corked messages, which may wait for the next one; one entry a message.
+    pub(super) corked: Vec<Line>,
+    /// The descriptors that were sent last over each connection.
     pub(super) shared: BTreeMap<Line, Vec<OwnedFd>>,
     /// The connections that a shard has closed.
     pub(super) closed: BTreeSet<Line>,
-    /// What whoever runs the shards was told.
+    /// The events that the shards have reported, with the index of the shard.
     pub(super) events: Vec<(usize, crate::event::Event)>,
-    /// The last numbers of members, by shard.
+    /// The members that have joined and those present, as each shard reported last.
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
     pub(super) shelves: Vec<Shelf>,
     life: Life,
-    /// Images that are to be put on the disk.
+    /// Images that wait to be flushed to the disk.
     pub(super) flushes: Vec<(usize, Flush)>,
-    /// Whether they wait to be told, and are not put there at once.
+    /// Whether images wait for [`World::flush`] and are not flushed at once.
     pub(super) holds_flushes: bool,
-    /// Whether work is begun before what an input has caused is taken, as the runtime does.
+    /// Whether work begins before the outputs of an input are taken, as in the runtime.
     pub(super) works_at_once: bool,
-    /// Where checkpoints are kept, if they are.
+    /// The storage of checkpoints, if there is one.
     pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
-    /// What shards say to the step owner, in synchronous mode.
+    /// Messages from shards to the step owner.
     pub(super) to_owner: Vec<(usize, Envelope, Message)>,
-    /// What the saver is to do: no world has one.
+    /// Orders for the saver. A world has no saver.
     pub(super) orders: Vec<(usize, Order)>,
     saves: Vec<(usize, ShardSave)>,
     restores: Vec<(usize, ShardRestore)>,
@@ -80,19 +81,19 @@ pub(super) struct World {
     budget: Budget,
     boots: u8,
     boot: [u8; 16],
-    /// Bytes that a body is delivered in at a time.
+    /// How many bytes of a body are delivered at a time.
     pub(super) chop: usize,
-    /// Is shown a shard after each input and each slice of work, once its outputs are out.
+    /// Called after each input and each slice of work, once the outputs are taken.
     pub(super) observer: Option<Observer>,
     next_connection: u64,
     next_request: u64,
 }
 
-/// What the processes of the world bring along.
+/// Boot, arena and epoch base of a world's processes.
 pub(super) const LIFE: Life = Life { boot: [7; 16], arena: 1, epoch_base: 0 };
 
 impl World {
-    /// Shards for these variables, nothing declared.
+    /// Creates shards for these variables, with nothing declared.
     pub(super) fn bare(
         variables: Vec<VariableSpec>,
         optimizer: impl Optimizer,
@@ -101,7 +102,7 @@ impl World {
         World::on(LIFE, variables, optimizer, configure, |_| Shelf::default())
     }
 
-    /// The same, in arenas that are made by another process.
+    /// Creates shards with nothing declared, in arenas of this boot and arena number.
     pub(super) fn bare_as(
         life: Life,
         variables: Vec<VariableSpec>,
@@ -111,7 +112,7 @@ impl World {
         World::on(life, variables, optimizer, configure, |_| Shelf::default())
     }
 
-    /// The same on these shelves.
+    /// Creates shards with nothing declared, on these shelves.
     pub(super) fn on(
         life: Life,
         variables: Vec<VariableSpec>,
@@ -155,8 +156,8 @@ impl World {
             events: Vec::new(),
             members: vec![(0, 0); counters.len()],
             counters,
-            heard: BTreeMap::new(),
-            leisurely: Vec::new(),
+            received: BTreeMap::new(),
+            corked: Vec::new(),
             shared: BTreeMap::new(),
             closed: BTreeSet::new(),
             now,
@@ -167,7 +168,8 @@ impl World {
         }
     }
 
-    /// The same, declared and initialized by a chief, whose lines it returns.
+    /// Creates shards whose variables a chief has declared and initialized. Returns the chief's
+    /// connections.
     pub(super) fn ready(
         variables: Vec<VariableSpec>,
         optimizer: impl Optimizer,
@@ -178,7 +180,7 @@ impl World {
         (world, lines)
     }
 
-    /// Declares the variables and initializes them, as a chief, whose lines it returns.
+    /// Declares and initializes the variables as a chief. Returns the chief's connections.
     pub(super) fn begin(&mut self) -> Vec<Line> {
         let mut chief = chief();
         let lines: Vec<Line> =
@@ -193,19 +195,19 @@ impl World {
         lines
     }
 
-    /// Kills the process of a shard and starts it again: its connections are gone.
+    /// Kills the process of a shard and restarts it. Its connections are gone.
     pub(super) fn restart(&mut self, shard: usize) -> Result<(), StorageError> {
         let files = self.shelves[shard].contents();
         self.reopen(shard, files)
     }
 
-    /// What the process of a shard leaves if it is killed now.
+    /// Returns the files that the process of a shard leaves if it is killed now.
     pub(super) fn files(&self, shard: usize) -> BTreeMap<String, Vec<u8>> {
         let files = self.shelves[shard].contents().into_iter();
         files.map(|(name, content)| (name, content.to_vec())).collect()
     }
 
-    /// Replaces a shard by one that opens these files.
+    /// Replaces a shard by one that opens these files in the same boot.
     pub(super) fn reopen(
         &mut self,
         shard: usize,
@@ -215,7 +217,7 @@ impl World {
         self.reopen_in(shard, files, Life { boot, ..self.life })
     }
 
-    /// The same after the machine was started anew.
+    /// Replaces a shard by one that opens these files after a reboot.
     pub(super) fn reboot(
         &mut self,
         shard: usize,
@@ -231,20 +233,20 @@ impl World {
         files: BTreeMap<String, impl Into<Content>>,
         life: Life,
     ) -> Result<(), StorageError> {
-        let lines: Vec<Line> = self.heard.keys().copied().filter(|l| l.shard == shard).collect();
+        let lines: Vec<Line> = self.received.keys().copied().filter(|l| l.shard == shard).collect();
         for line in lines {
-            self.heard.remove(&line);
+            self.received.remove(&line);
             self.closed.insert(line);
         }
         let disk = std::mem::take(&mut *self.shelves[shard].disk());
         self.shelves[shard] = Shelf::with(files);
-        // What this boot has put on the disk is there; after another it is what there is at all.
+        // Within a boot, the disk keeps what was flushed. After a reboot, these files are on it.
         *self.shelves[shard].disk() = match life.boot == self.boot {
             true => disk,
             false => self.files(shard),
         };
         self.boot = life.boot;
-        // Its memory is given back before it is taken again.
+        // Releases the memory of the old shard before the new one reserves it.
         let unborn = self.parts(shard);
         let other = Life { arena: self.life.arena + 1, ..self.life };
         self.shards[shard] = Shard::open(unborn, Place::Anonymous, other, self.now)?;
@@ -265,33 +267,33 @@ impl World {
         }
     }
 
-    /// The bytes of memory that nobody has taken.
-    pub(super) fn left(&self) -> u64 {
+    /// Returns the free bytes of the memory budget.
+    pub(super) fn bytes_left(&self) -> u64 {
         self.budget.left()
     }
 
-    /// Takes all memory that nobody has taken, until what this returns is dropped.
+    /// Takes all free memory until the returned value is dropped.
     pub(super) fn fill(&self) -> crate::arena::Loan {
-        self.budget.take(self.budget.left()).expect("so much is left")
+        self.budget.take(self.budget.left()).expect("the budget has this many bytes left")
     }
 
     pub(super) fn metrics(&self) -> Metrics {
         Metrics::sum(self.counters.iter().map(|counters| &**counters))
     }
 
-    /// Says hello as told; the line exists only if it is welcome.
-    pub(super) fn greet(
+    /// Sends this hello. Returns the connection if the client is welcome.
+    pub(super) fn handshake(
         &mut self,
         shard: usize,
         hello: Hello,
         remote: bool,
     ) -> Result<(Line, Welcome), Refusal> {
         let way = if remote { Way::Remote } else { Way::Unix { same_user: true } };
-        self.greet_by(way, shard, hello)
+        self.handshake_over(way, shard, hello)
     }
 
-    /// The same as who has come this way.
-    pub(super) fn greet_by(
+    /// Sends this hello over this kind of connection.
+    pub(super) fn handshake_over(
         &mut self,
         way: Way,
         shard: usize,
@@ -309,7 +311,7 @@ impl World {
         match self.answer(line, request) {
             Some(Message::Welcome(welcome)) => Ok((line, welcome)),
             Some(Message::Refused(refused)) => {
-                assert!(self.closed.contains(&line), "who is not welcome is closed");
+                assert!(self.closed.contains(&line), "the connection of a refused client is closed");
                 self.disconnect(line);
                 Err(refused.refusal)
             }
@@ -318,7 +320,7 @@ impl World {
     }
 
     pub(super) fn try_join(&mut self, shard: usize, peer: &mut Peer) -> Result<Line, Refusal> {
-        let (line, welcome) = self.greet(shard, peer.hello(shard), false)?;
+        let (line, welcome) = self.handshake(shard, peer.hello(shard), false)?;
         peer.epoch = welcome.client_epoch;
         Ok(line)
     }
@@ -329,7 +331,7 @@ impl World {
 
     pub(super) fn disconnect(&mut self, line: Line) {
         self.input(line.shard, Input::Disconnected { connection: line.connection });
-        self.heard.remove(&line);
+        self.received.remove(&line);
     }
 
     /// Sends a message without a body.
@@ -337,7 +339,7 @@ impl World {
         self.send(line, Envelope::default(), message, &[])
     }
 
-    /// Sends a message with its body; the envelope's request is chosen here.
+    /// Sends a message with its body, under the next request number.
     pub(super) fn send(
         &mut self,
         line: Line,
@@ -352,7 +354,7 @@ impl World {
         request
     }
 
-    /// Sends a message whose body is still to come.
+    /// Sends a message whose body follows later.
     pub(super) fn announce(
         &mut self,
         line: Line,
@@ -375,7 +377,7 @@ impl World {
         self.input(line.shard, Input::Body { connection: line.connection });
     }
 
-    /// Delivers a body chop by chop up to `end`, without its end; returns how far it came.
+    /// Delivers a body in pieces up to `end`, without [`Input::Body`]. Returns the bytes delivered.
     pub(super) fn body_until(&mut self, line: Line, body: &[u8], end: usize) -> usize {
         let mut at = 0;
         while at < end {
@@ -392,17 +394,17 @@ impl World {
         at
     }
 
-    /// What was answered to a request, if it was.
+    /// Takes the answer to a request, if it has come.
     pub(super) fn answer(&mut self, line: Line, request: RequestId) -> Option<Message> {
-        let heard = self.heard.entry(line).or_default();
-        let matches = |heard: &Heard| matches!(heard, Heard::Message { envelope, .. } if envelope.request == request);
-        match heard.remove(heard.iter().position(matches)?) {
-            Heard::Message { message, .. } => Some(message),
-            Heard::Values(_) => None,
+        let received = self.received.entry(line).or_default();
+        let matches = |received: &Received| matches!(received, Received::Message { envelope, .. } if envelope.request == request);
+        match received.remove(received.iter().position(matches)?) {
+            Received::Message { message, .. } => Some(message),
+            Received::Values(_) => None,
         }
     }
 
-    /// Does all the work there is, until it is done or blocked.
+    /// Works until every shard is done or blocked. Returns the last result.
     pub(super) fn work(&mut self) -> Work {
         let mut last = Work::Idle;
         for shard in 0..self.shards.len() {
@@ -416,7 +418,7 @@ impl World {
         last
     }
 
-    /// Puts the images that are due on the disk.
+    /// Flushes the images that are due.
     pub(super) fn flush(&mut self) {
         while let Some((shard, flush)) = self.flushes.pop() {
             let result = flush.run();
@@ -425,53 +427,53 @@ impl World {
         }
     }
 
-    /// The body of the answer to a shard that was told to save its part.
+    /// Runs the saves that are due, and returns the body of the answer to this request.
     pub(super) fn answer_body(&mut self, line: Line, request: RequestId) -> Vec<u8> {
-        let storage = self.storage.clone().expect("a place for checkpoints");
+        let storage = self.storage.clone().expect("the world has checkpoint storage");
         while let Some((shard, save)) = self.saves.pop() {
             let (connection, request) = (save.connection, save.request);
             let result = save.run(storage.clone());
             self.input(shard, Input::ShardSaved { connection, request, result });
         }
-        let heard = self.heard.remove(&line).unwrap_or_default();
-        let body = heard.into_iter().find_map(|heard| match heard {
-            Heard::Message { envelope, body, .. } => (envelope.request == request).then_some(body),
-            Heard::Values(_) => None,
+        let received = self.received.remove(&line).unwrap_or_default();
+        let body = received.into_iter().find_map(|received| match received {
+            Received::Message { envelope, body, .. } => (envelope.request == request).then_some(body),
+            Received::Values(_) => None,
         });
-        body.expect("it has saved its part")
+        body.expect("`SaveShard` is answered")
     }
 
-    /// What a shard is to write to a checkpoint.
-    /// The answer to a request with its body.
-    pub(super) fn heard_body(&mut self, line: Line, request: RequestId) -> (Message, Vec<u8>) {
-        let heard = self.heard.entry(line).or_default();
-        let is_it = |heard: &Heard| matches!(heard, Heard::Message { envelope, .. } if envelope.request == request);
-        let index = heard.iter().position(is_it).expect("it is answered");
-        match heard.remove(index) {
-            Heard::Message { message, body, .. } => (message, body),
-            Heard::Values(_) => panic!("values are not what was asked for"),
+    /// Takes the answer to a request, with its body.
+    pub(super) fn answer_with_body(&mut self, line: Line, request: RequestId) -> (Message, Vec<u8>) {
+        let received = self.received.entry(line).or_default();
+        let is_it = |received: &Received| matches!(received, Received::Message { envelope, .. } if envelope.request == request);
+        let index = received.iter().position(is_it).expect("the request is answered");
+        match received.remove(index) {
+            Received::Message { message, body, .. } => (message, body),
+            Received::Values(_) => panic!("the answer is values, not a message"),
         }
     }
 
+    /// Takes the save that a shard has ordered.
     pub(super) fn take_save(&mut self) -> ShardSave {
-        self.saves.pop().expect("a shard is to save its part").1
+        self.saves.pop().expect("a save is due").1
     }
 
-    /// What a shard is to read of a checkpoint.
+    /// Takes the restore that a shard has ordered.
     pub(super) fn take_restore(&mut self) -> ShardRestore {
-        self.restores.pop().expect("a shard is to restore").1
+        self.restores.pop().expect("a restore is due").1
     }
 
-    /// Reads the checkpoints that are to be restored, to the end.
+    /// Runs the restores that are due.
     pub(super) fn finish_restores(&mut self) {
-        let storage = self.storage.clone().expect("a place for checkpoints");
+        let storage = self.storage.clone().expect("the world has checkpoint storage");
         while let Some((shard, restore)) = self.restores.pop() {
             let restored = Box::new(restore.run(storage.clone()));
             self.input(shard, Input::ShardRestored(restored));
         }
     }
 
-    /// The image that is due cannot be put there.
+    /// Fails the flush of the image that is due.
     pub(super) fn fail_flush(&mut self, error: &str) {
         let (shard, _) = self.flushes.pop().expect("an image is due");
         self.shards[shard].handle(self.now, Input::Flushed(Err(error.to_owned())));
@@ -485,7 +487,7 @@ impl World {
         work
     }
 
-    /// Lets so much time pass; those with a line send heartbeats.
+    /// Lets this much time pass, while the connections in `alive` send heartbeats.
     pub(super) fn pass(&mut self, time: Duration, alive: &[Line]) {
         let end = self.now + time;
         while self.now < end {
@@ -524,17 +526,17 @@ impl World {
             let line = |connection| Line { shard, connection };
             match output {
                 Output::Send { connection, envelope, message, body, can_wait, .. } => {
-                    self.leisurely.extend(can_wait.then(|| line(connection)));
-                    let heard = self.heard.entry(line(connection)).or_default();
-                    heard.push(Heard::Message { envelope, message, body: body.to_vec() });
+                    self.corked.extend(can_wait.then(|| line(connection)));
+                    let received = self.received.entry(line(connection)).or_default();
+                    received.push(Received::Message { envelope, message, body: body.to_vec() });
                 }
                 Output::Shared { connection, envelope, message, descriptors } => {
                     self.shared.insert(line(connection), descriptors);
-                    let heard = self.heard.entry(line(connection)).or_default();
-                    heard.push(Heard::Message { envelope, message, body: Vec::new() });
+                    let received = self.received.entry(line(connection)).or_default();
+                    received.push(Received::Message { envelope, message, body: Vec::new() });
                 }
                 Output::Stream { connection, parts } => {
-                    self.heard.entry(line(connection)).or_default().push(Heard::Values(parts));
+                    self.received.entry(line(connection)).or_default().push(Received::Values(parts));
                 }
                 Output::ToOwner { envelope, message } => {
                     self.to_owner.push((shard, envelope, message));
