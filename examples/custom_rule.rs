@@ -28,7 +28,9 @@ impl Lion {
     /// Updates a run of either type. Computes in f64 and rounds at the end.
     fn apply<T: Copy + Into<f64>>(&self, at: ApplyAt, run: Run<'_, T>, round: fn(f64) -> T) {
         let rate = self.learning_rate.at(at.step) * at.rate;
-        let [momentum] = run.slots else { unreachable!("a run has the slots that the rule declares") };
+        let [momentum] = run.slots else {
+            unreachable!("a run has the slots that the rule declares")
+        };
         let elements = run.values.iter_mut().zip(momentum.iter_mut()).zip(run.gradient);
         for ((value, momentum), &gradient) in elements {
             let (m, g): (f64, f64) = ((*momentum).into(), gradient.into());

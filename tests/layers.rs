@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 /// For each crate, the crates of `LAYERED` that it may depend on.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("common", &[]),
-    ("common/runtime", &["tokio"]),
-    ("ps", &["pushpull-common", "pushpull-runtime", "tokio", "tokio-util"]),
-    ("worker", &["pushpull-common", "pushpull-runtime", "tokio"]),
+    ("common/net", &["tokio"]),
+    ("ps", &["pushpull-common", "pushpull-net", "tokio", "tokio-util"]),
+    ("worker", &["pushpull-common", "pushpull-net", "tokio"]),
 ];
 
 /// The crates whose use is restricted to some layers.
@@ -21,7 +21,7 @@ const LAYERED: &[&str] = &[
     "pushpull",
     "pushpull-common",
     "pushpull-ps",
-    "pushpull-runtime",
+    "pushpull-net",
     "pushpull-worker",
     "tokio",
     "tokio-util",
@@ -57,13 +57,12 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/store", &[]),
     ("ps/src/table", &[]),
     ("ps/src/peer_hello.rs", &[]),
-    ("ps/src/runtime/adaptive_spin.rs", &[]),
+    ("common/net/src/adaptive_spin.rs", &[]),
     // This file compares addresses but opens no socket.
     ("ps/src/runtime/waiting.rs", &["std::net"]),
     ("ps/src/simulation.rs", &[]),
     ("worker/src/simulation.rs", &[]),
     ("worker/src/session", &[]),
-    ("worker/src/runtime/adaptive_spin.rs", &[]),
     ("worker/src/sharding_plan.rs", &[]),
     ("worker/src/params.rs", &[]),
     ("worker/src/clipping.rs", &[]),
@@ -111,7 +110,7 @@ const MODULES: &[(&str, &[&str])] = &[
 
 /// The files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
-    "common/runtime/src/quiet_unix_stream.rs",
+    "common/net/src/stream.rs",
     "ps/src/arena/memory.rs",
     "ps/src/arena/blocks.rs",
     "ps/src/cache.rs",
@@ -234,7 +233,7 @@ fn modules_name_only_lower_modules() {
 #[test]
 fn only_listed_files_hold_unsafe() {
     let parts =
-        ["src", "common/src", "common/runtime/src", "ps/src", "worker/src", "examples", "benches"];
+        ["src", "common/src", "common/net/src", "ps/src", "worker/src", "examples", "benches"];
     for part in parts {
         for (file, text) in sources(part) {
             assert_eq!(check_unsafe(&file, &text), Vec::<Violation>::new());

@@ -335,7 +335,11 @@ mod tests {
             vec![VariableSpec::f32("w", [1]).unwrap(), VariableSpec::f32("w", [1]).unwrap()];
         let places = |count| {
             (0..count)
-                .map(|v| PartitionPlacement { variable: VariableId(v), rows: 0..1, shard: ShardId::default() })
+                .map(|v| PartitionPlacement {
+                    variable: VariableId(v),
+                    rows: 0..1,
+                    shard: ShardId::default(),
+                })
                 .collect()
         };
         let error = Catalogue::build(twice.clone(), places(2)).unwrap_err();

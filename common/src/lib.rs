@@ -23,4 +23,3 @@ pub mod shared_values;
 pub mod table;
 pub mod tensor;
 pub mod variable;
-pub mod wait_history;

@@ -270,10 +270,6 @@ mod tests {
         assert_eq!(check([0, 4].into_iter(), partition), refused(1, 4, 1));
         assert_eq!(check([0, 2, 2].into_iter(), partition), refused(2, 2, 3));
         assert_eq!(check([1, 0].into_iter(), partition), refused(1, 0, 2));
-        assert_eq!(
-            numbers(&[0; 12], partition, 2).len(),
-            0,
-            "a truncated index has no rows"
-        );
+        assert_eq!(numbers(&[0; 12], partition, 2).len(), 0, "a truncated index has no rows");
     }
 }

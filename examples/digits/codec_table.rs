@@ -34,8 +34,12 @@ pub(crate) fn write(options: &Options, split: &Split, path: &Path) -> Result<(),
     let document = fs::read_to_string(path)?;
     let name = if options.data.is_some() { "fashion-mnist" } else { "digits" };
     let begin = format!("<!-- table: {name} -->\n");
-    let (before, rest) = document.split_once(&begin).ok_or(format!("cannot write the table: no {begin:?} in {path:?}"))?;
-    let (_, after) = rest.split_once("<!-- end -->").ok_or(format!("cannot write the table: no end of {begin:?}"))?;
+    let (before, rest) = document
+        .split_once(&begin)
+        .ok_or(format!("cannot write the table: no {begin:?} in {path:?}"))?;
+    let (_, after) = rest
+        .split_once("<!-- end -->")
+        .ok_or(format!("cannot write the table: no end of {begin:?}"))?;
     let mut table = format!(
         "{} rows to train on, {} to test on, a network of {} parameters; {} steps of {} rows, \
          2 servers, {} workers.\n\n",

@@ -22,7 +22,7 @@ use pushpull::{Adam, ClusterSpec, Listener, Ps, PsConfig, TaskId};
 
 use data::Split;
 use options::{Job, Options, Replicas};
-use output::{print_line, print_error};
+use output::{print_error, print_line};
 use train::{Failure, Outcome};
 
 fn main() -> ExitCode {

@@ -12,7 +12,7 @@ use pushpull::{
 use super::data::{Batch, Batches, Split};
 use super::model::{Mlp, NAMES};
 use super::options::Options;
-use super::output::{print_line, print_error};
+use super::output::{print_error, print_line};
 use super::progress::Progress;
 
 /// An error of any thread.
@@ -39,7 +39,9 @@ pub(crate) fn run(
     // Round robin would place both large matrices on one server.
     let config = WorkerConfig::new(cluster.clone(), task.clone())
         .placement(PlacementStrategy::GreedyBytes)
-        .on_progress(Duration::from_secs(5), |shards| print_error(format_args!("waiting for {shards}")));
+        .on_progress(Duration::from_secs(5), |shards| {
+            print_error(format_args!("waiting for {shards}"))
+        });
     let encoded = match options.codec {
         Some(codec) => config.clone().codec("*", codec),
         None => config.clone(),

@@ -321,7 +321,8 @@ impl Journal {
         for &(address, value) in &staged {
             let address = decode_address(address);
             let index = address.index();
-            let change = Words::contribution(index, self.load(address)) ^ Words::contribution(index, value);
+            let change =
+                Words::contribution(index, self.load(address)) ^ Words::contribution(index, value);
             let sum_at = address.beside(Words::checksum_place(index / CELL_WORDS));
             match &mut checksum {
                 Some((at, sum)) if *at == sum_at => *sum ^= change,

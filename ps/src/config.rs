@@ -154,6 +154,7 @@ pub struct PsConfig {
     pub(crate) pin_bytes_max: Option<u64>,
     pub(crate) handshake_timeout: Duration,
     pub(crate) stall_timeout: Duration,
+    pub(crate) busy_poll: Duration,
     pub(crate) connections_max: usize,
     pub(crate) waiting_connections_max: usize,
     pub(crate) exit_when_done: Option<Duration>,
@@ -205,6 +206,7 @@ impl PsConfig {
             pin_bytes_max: None,
             handshake_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(30),
+            busy_poll: Duration::from_micros(50),
             connections_max: 4096,
             waiting_connections_max: 1024,
             exit_when_done: None,
@@ -384,6 +386,16 @@ impl PsConfig {
     /// ([`PsConfig::pin_bytes_max`]) before that pull is cut off. Default 30 s.
     pub fn stall_timeout(self, timeout: Duration) -> Self {
         PsConfig { stall_timeout: timeout, ..self }
+    }
+
+    /// Sets for how long a shard's thread polls its sockets at most before it sleeps. It polls only while peers
+    /// have come within that time again and again, and no more threads are runnable than there are processors.
+    ///
+    /// On an idle host polling costs at most one processor per shard while requests follow each other, and saves
+    /// the wake-up of some 20 us per request. On a busy host the thread does not poll. Zero switches polling off.
+    /// Default 50 us.
+    pub fn busy_poll(self, longest: Duration) -> Self {
+        PsConfig { busy_poll: longest, ..self }
     }
 
     /// Sets the maximum number of connections per shard. Default 4096.

@@ -60,7 +60,8 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, InspectError> {
         return Err(InspectError::NoState { path: path.to_owned() });
     }
     let live = is_locked(directory);
-    let shards = folders.iter().map(|folder| inspect_shard(folder, live)).collect::<Result<_, _>>()?;
+    let shards =
+        folders.iter().map(|folder| inspect_shard(folder, live)).collect::<Result<_, _>>()?;
     let saves_failing = SaveNote::of(directory).read();
     let saves_failing = saves_failing.map(|(in_a_row, cause)| SavesFailing { in_a_row, cause });
     Ok(Inspection { path: path.to_owned(), live, saves_failing, shards })
@@ -88,7 +89,10 @@ fn inspect_shard(folder: &Path, live: bool) -> Result<ShardInspection, InspectEr
             control.as_ref().map(|control: &crate::arena::Memory| control.bytes().to_vec())
         };
         let unchanged = bytes(&before) == bytes(&after);
-        if !live || attempt == ATTEMPTS_MAX || (unchanged && found.files.iter().all(|f| f.verdict.is_sound())) {
+        if !live
+            || attempt == ATTEMPTS_MAX
+            || (unchanged && found.files.iter().all(|f| f.verdict.is_sound()))
+        {
             return Ok(found);
         }
         std::thread::sleep(Duration::from_millis(attempt.into()));

@@ -130,7 +130,11 @@ impl Page {
     /// # Panics
     /// If the text is longer than [`TEXT_BYTES_MAX`].
     pub(crate) fn encode(&self) -> Vec<u8> {
-        assert!(self.text.len() <= TEXT_BYTES_MAX, "cannot encode a text of {} bytes", self.text.len());
+        assert!(
+            self.text.len() <= TEXT_BYTES_MAX,
+            "cannot encode a text of {} bytes",
+            self.text.len()
+        );
         let mut page = vec![0; PAGE_BYTES];
         page[..8].copy_from_slice(&MAGIC);
         page[8..12].copy_from_slice(&FORMAT.to_le_bytes());

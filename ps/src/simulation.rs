@@ -260,7 +260,13 @@ impl ShardEndpoint {
         sound
     }
 
-    fn read(&mut self, now: Instant, connection: u64, stream: &mut ConnectionReader, bytes: &[u8]) -> bool {
+    fn read(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        stream: &mut ConnectionReader,
+        bytes: &[u8],
+    ) -> bool {
         let mut rest = bytes;
         let mut source = source(&mut rest);
         loop {

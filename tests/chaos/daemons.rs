@@ -46,7 +46,8 @@ fn free_ports(count: usize, chance: &mut Chance) -> Vec<String> {
         let port = 10_000 + chance.below(20_000);
         listeners.extend(TcpListener::bind(format!("127.0.0.1:{port}")));
     }
-    let address = |listener: &TcpListener| listener.local_addr().expect("a bound listener").to_string();
+    let address =
+        |listener: &TcpListener| listener.local_addr().expect("a bound listener").to_string();
     listeners.iter().map(address).collect()
 }
 
@@ -154,7 +155,8 @@ impl Daemons {
             if shards.all(|shard| matches!(answers(shard), Ok(true))) {
                 return None;
             }
-            if let Some(status) = self.running[task].as_mut().expect("the server runs").has_ended() {
+            if let Some(status) = self.running[task].as_mut().expect("the server runs").has_ended()
+            {
                 self.running[task] = None;
                 return Some(status);
             }
@@ -165,7 +167,8 @@ impl Daemons {
 
     /// Waits until a server ends that cannot open its state.
     pub(crate) fn await_end(&mut self, task: usize) -> ExitStatus {
-        let (since, mut process) = (Instant::now(), self.running[task].take().expect("the server runs"));
+        let (since, mut process) =
+            (Instant::now(), self.running[task].take().expect("the server runs"));
         loop {
             if let Some(status) = process.has_ended() {
                 return status;

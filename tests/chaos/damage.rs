@@ -81,7 +81,11 @@ impl CheckpointName {
         let (epoch, rest) = text.strip_prefix("ckpt-")?.split_once('-')?;
         let (step, revision) = rest.split_once('.').unwrap_or((rest, "0"));
         let number = |text: &str| text.parse().ok();
-        Some(CheckpointName { epoch: number(epoch)?, step: number(step)?, revision: number(revision)? })
+        Some(CheckpointName {
+            epoch: number(epoch)?,
+            step: number(step)?,
+            revision: number(revision)?,
+        })
     }
 }
 

@@ -480,7 +480,11 @@ struct GateState {
 
 impl FaultyStorage {
     fn new(directory: &Path) -> FaultyStorage {
-        FaultyStorage { directory: Arc::new(storage(directory)), refuses_deletion: false, gate: None }
+        FaultyStorage {
+            directory: Arc::new(storage(directory)),
+            refuses_deletion: false,
+            gate: None,
+        }
     }
 }
 
@@ -568,7 +572,10 @@ fn a_save_succeeds_although_older_checkpoints_cannot_be_deleted() {
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
         let mut retention = Retention::default();
         retention.max_to_keep = 1;
-        let checkpoints = Checkpoints::new(FaultyStorage { refuses_deletion: true, ..FaultyStorage::new(&directory) });
+        let checkpoints = Checkpoints::new(FaultyStorage {
+            refuses_deletion: true,
+            ..FaultyStorage::new(&directory)
+        });
         config.checkpoints(checkpoints.retention(retention))
     });
     let mut worker = cluster.worker(0);
@@ -588,7 +595,10 @@ fn a_save_succeeds_although_older_checkpoints_cannot_be_deleted() {
 fn a_stopping_server_finishes_only_the_current_piece_of_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let gate = Gate::default();
-    let faulty = FaultyStorage { gate: Some(gate.clone()), ..FaultyStorage::new(&folder.path().join("checkpoints")) };
+    let faulty = FaultyStorage {
+        gate: Some(gate.clone()),
+        ..FaultyStorage::new(&folder.path().join("checkpoints"))
+    };
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
         config.checkpoints(Checkpoints::new(faulty.clone()))
     });

@@ -16,7 +16,12 @@ fn push_through_cuts(seed: u64, elements: u64, cut_after: u64, last_step: u64) -
     let listeners = [listen(), listen()];
     // The cluster spec lists the addresses of the proxies.
     let proxy_listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let cluster = spec(proxy_listeners.iter().map(|proxy_listener| proxy_listener.local_addr().unwrap().to_string()), 2);
+    let cluster = spec(
+        proxy_listeners
+            .iter()
+            .map(|proxy_listener| proxy_listener.local_addr().unwrap().to_string()),
+        2,
+    );
     let proxies: Vec<Proxy> = proxy_listeners
         .into_iter()
         .zip(&listeners)

@@ -78,7 +78,8 @@ impl<S: AsFd + Write> RawConnection<S> {
     }
 
     fn open(stream: S) -> (RawConnection<S>, String) {
-        let mut connection = RawConnection { stream, reader: FrameReader::new(), descriptors: Vec::new() };
+        let mut connection =
+            RawConnection { stream, reader: FrameReader::new(), descriptors: Vec::new() };
         connection.send(hello().into());
         let Message::Welcome(welcome) = connection.receive() else { panic!("expected a welcome") };
         connection.reader.open();
@@ -146,11 +147,14 @@ struct SharedReader {
 impl SharedReader {
     fn of(connection: &mut RawConnection<UnixStream>) -> SharedReader {
         connection.send(ShareValues { wants: 1 }.into());
-        let Message::SharedValues(shared) = connection.receive() else { panic!("nothing is shared") };
+        let Message::SharedValues(shared) = connection.receive() else {
+            panic!("nothing is shared")
+        };
         let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = shared;
         let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
         geometry.check(shared.values_bytes).unwrap();
-        let [block_table, reader_slot, values] = &std::mem::take(&mut connection.descriptors)[..] else {
+        let [block_table, reader_slot, values] = &std::mem::take(&mut connection.descriptors)[..]
+        else {
             panic!("expected three descriptors")
         };
         for file in [block_table, values] {

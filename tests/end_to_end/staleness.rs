@@ -119,7 +119,8 @@ fn after_two(policy: StalenessPolicy) -> [f32; 2] {
     assert_eq!(push(&mut a, stale, &["a", "b"], 2.0), 1);
     drop(read(&mut b, &mut params_b));
     let found = ["a", "b"].map(|name| params_b.view::<f32>(name).unwrap().to_vec());
-    let uncompensated = cluster.servers.iter().map(|s| s.handle().metrics().gradients_uncompensated);
+    let uncompensated =
+        cluster.servers.iter().map(|s| s.handle().metrics().gradients_uncompensated);
     assert_eq!(uncompensated.sum::<u64>(), 0);
     cluster.stop();
     found.map(|values| {

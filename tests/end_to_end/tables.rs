@@ -178,7 +178,7 @@ fn tables_are_saved_and_restored_into_any_layout() {
     let small = start(1, 1);
     let mut worker = small.worker(0);
     let refused = worker.join(&variables(1, TableSpec::new(1 << 12)), |_| ()).unwrap_err();
-    let refusal = "there is room for 51 rows";
+    let refusal = "holds at most 51 of its rows";
     assert!(refused.to_string().contains(refusal), "{refused}");
     drop(worker);
     small.stop();

@@ -178,7 +178,9 @@ fn an_optimizer_with_norms_uses_the_compensated_gradient() {
         reference.push(&gradient(0, step));
         let drift = reference.values.iter().zip(read).map(|(now, read)| now - read);
         let compensated = gradient(1, step).into_iter().zip(drift);
-        reference.push(&compensated.map(|(g, drift)| g + (LAMBDA * g) * (g * drift)).collect::<Vec<f32>>());
+        reference.push(
+            &compensated.map(|(g, drift)| g + (LAMBDA * g) * (g * drift)).collect::<Vec<f32>>(),
+        );
     }
     assert!(w == reference.values);
 }

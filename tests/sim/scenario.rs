@@ -86,7 +86,8 @@ impl Scenario {
             let (size, most) = bound.split_once('=').unwrap_or((bound, ""));
             let mut named = scenario.at_most.named().into_iter();
             let place = named.find(|(other, _)| *other == size);
-            *place.unwrap_or_else(|| panic!("{name} has an unknown size {size:?}")).1 = parse(name, most);
+            *place.unwrap_or_else(|| panic!("{name} has an unknown size {size:?}")).1 =
+                parse(name, most);
         }
         Some(scenario)
     }

@@ -140,7 +140,13 @@ impl Trainer {
     }
 
     /// Pulls the last variable of `rest`.
-    fn pull_next(&mut self, now: Instant, endpoint: &mut Door, grant: Grant, rest: Vec<VariableId>) {
+    fn pull_next(
+        &mut self,
+        now: Instant,
+        endpoint: &mut Door,
+        grant: Grant,
+        rest: Vec<VariableId>,
+    ) {
         let next = rest.last().copied().expect("a cluster has variables");
         self.phase = Phase::PullingOneByOne(grant, rest);
         self.ask(now, endpoint, Want::PullVariable(next, Some(grant.step)));
@@ -251,7 +257,9 @@ impl Trainer {
                 let values = std::mem::take(&mut self.values);
                 self.pulled(step, &values, endpoint, checker);
                 self.phase = Phase::Computing(grant, step);
-                return Some(NextAction::Gradient(self.holds.take().unwrap_or(chance.millis(5, 200))));
+                return Some(NextAction::Gradient(
+                    self.holds.take().unwrap_or(chance.millis(5, 200)),
+                ));
             }
             (Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _), Answer::Stale) => {
                 endpoint.drop_token(now, grant);
@@ -320,7 +328,13 @@ impl Trainer {
     }
 
     /// Ends a pause: pushes the next variable, or handles the error that named stragglers.
-    pub(crate) fn again(&mut self, now: Instant, endpoint: &mut Door, op: u64, checker: &mut Checker) {
+    pub(crate) fn again(
+        &mut self,
+        now: Instant,
+        endpoint: &mut Door,
+        op: u64,
+        checker: &mut Checker,
+    ) {
         if self.op != op {
             return;
         }
@@ -414,7 +428,12 @@ impl Trainer {
     }
 
     /// Cancels the operation in progress and continues; false if it cannot be cancelled.
-    pub(crate) fn cancel(&mut self, now: Instant, endpoint: &mut Door, checker: &mut Checker) -> bool {
+    pub(crate) fn cancel(
+        &mut self,
+        now: Instant,
+        endpoint: &mut Door,
+        checker: &mut Checker,
+    ) -> bool {
         match self.phase.clone() {
             Phase::Asking | Phase::StreamingPush(_) => endpoint.cancel(now, self.op),
             Phase::Streaming(token, sequence, _) => {

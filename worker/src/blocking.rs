@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::Sequence;
@@ -21,7 +21,7 @@ use crate::initial_values::InitialValues;
 use crate::outcome::{Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
 use crate::params::{Gradients, Params};
 use crate::reader::ReaderError;
-use crate::runtime::{AWAKE, SessionRunner};
+use crate::runtime::SessionRunner;
 use crate::token::Token;
 
 /// [`crate::Worker`], blocking.
@@ -326,12 +326,13 @@ impl Waiter {
     /// Waits while another thread runs the session.
     fn wait_apart<F: Future>(&mut self, future: F) -> F::Output {
         let mut future = pin!(future);
+        let polls_for = self.runner.as_ref().map_or(Duration::ZERO, |runner| runner.polls_for());
         let (sleeper, waker) = self.waker();
         let mut context = Context::from_waker(waker);
         loop {
             match future.as_mut().poll(&mut context) {
                 Poll::Ready(output) => return output,
-                Poll::Pending => sleeper.sleep(),
+                Poll::Pending => sleeper.sleep(polls_for),
             }
         }
     }
@@ -356,11 +357,11 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Until it is woken, or for no reason.
-    fn sleep(&self) {
+    /// Waits until it is woken, or spuriously: polls for a while, then sleeps.
+    fn sleep(&self, polls_for: Duration) {
         let since = Instant::now();
         while !self.is_woken.swap(false, Ordering::Acquire) {
-            if since.elapsed() > AWAKE {
+            if since.elapsed() >= polls_for {
                 // Who has woken it meanwhile has seen to it that this ends at once.
                 return std::thread::park();
             }

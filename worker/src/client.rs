@@ -65,7 +65,7 @@ impl Client {
             addresses: addresses.collect(),
             progress_interval: config.progress.is_some().then_some(config.progress_interval),
         };
-        let thread = SessionThread::start(start, config.progress.clone())
+        let thread = SessionThread::start(start, config.progress.clone(), config.busy_poll)
             .map_err(|source| ConnectError::Thread { source })?;
         let caller = thread.caller().clone();
         let welcomed = open(&caller, vec![owner], config.connect_timeout).await?;

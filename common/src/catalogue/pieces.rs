@@ -242,9 +242,11 @@ mod tests {
                 assert!(rest.is_empty());
                 for (found, &word) in found.iter().zip(words) {
                     // Encoded values may differ in the bits that the shorter form drops.
-                    let is_close = |a: f32, b: f32| a == b || (a - b).abs() <= 4e-3 * b.abs() + 1e-7;
+                    let is_close =
+                        |a: f32, b: f32| a == b || (a - b).abs() <= 4e-3 * b.abs() + 1e-7;
                     let floats = |word: u64| bytemuck::cast::<u64, [f32; 2]>(word);
-                    let is_close_f64 = |a: f64, b: f64| form != ValueEncoding::Own && (a - b).abs() < 1e-3;
+                    let is_close_f64 =
+                        |a: f64, b: f64| form != ValueEncoding::Own && (a - b).abs() < 1e-3;
                     let survived = std::iter::zip(floats(*found), floats(word))
                         .all(|(a, b)| is_close(a, b))
                         || is_close_f64(f64::from_bits(*found), f64::from_bits(word));

@@ -132,7 +132,8 @@ mod tests {
             ("2013,10,1,5,0,UA,1,N1,EWR,IAH", "November or December"),
         ] {
             let error = Split::of(&format!("{HEADER}\n{line}\n")).unwrap_err().to_string();
-            let expected = format!("cannot split the flights: no flight that arrived is of {months}");
+            let expected =
+                format!("cannot split the flights: no flight that arrived is of {months}");
             assert_eq!(error, expected);
         }
     }

@@ -173,7 +173,11 @@ impl ModelState {
                     }
                 }
                 ModelReplica::Idle => {
-                    events.push(if live { ModelEvent::Ask(index) } else { ModelEvent::Rejoin(index) });
+                    events.push(if live {
+                        ModelEvent::Ask(index)
+                    } else {
+                        ModelEvent::Rejoin(index)
+                    });
                     if live && self.faults.leaves > 0 {
                         events.push(ModelEvent::Leave(index));
                     }
@@ -201,7 +205,9 @@ impl ModelState {
             }
         }
         for (index, shard) in self.shards.iter().enumerate() {
-            events.extend(shard.whole.iter().map(|&token| ModelEvent::ReportHeld { shard: index, token }));
+            events.extend(
+                shard.whole.iter().map(|&token| ModelEvent::ReportHeld { shard: index, token }),
+            );
             events.extend([ModelEvent::ReportApplied(index), ModelEvent::ReceiveCommit(index)]);
             if shard.follower.due().is_some() {
                 events.push(ModelEvent::ApplyStep(index));
@@ -212,7 +218,8 @@ impl ModelState {
         }
         for (delayed, DelayedPush { left, .. }) in self.delayed_pushes.iter().enumerate() {
             let shards = 0..self.shards.len();
-            let shards = shards.filter(|&shard| left & 1 << shard != 0 && self.has_free_slot(shard));
+            let shards =
+                shards.filter(|&shard| left & 1 << shard != 0 && self.has_free_slot(shard));
             events.extend(shards.map(|shard| ModelEvent::DeliverDelayed { delayed, shard }));
         }
         if self.owner.expects() > 0 {
@@ -238,7 +245,9 @@ impl ModelState {
             },
             ModelEvent::Rejoin(replica) => state.owner.join(key(replica), replica as u32),
             ModelEvent::Push { replica, shard } => {
-                if let ModelReplica::Working { grant, step, sent, .. } = &mut state.replicas[replica] {
+                if let ModelReplica::Working { grant, step, sent, .. } =
+                    &mut state.replicas[replica]
+                {
                     *sent |= 1 << shard;
                     let (token, step) = (grant.token, *step);
                     state.receive(shard, token, step);
@@ -432,13 +441,17 @@ impl ModelState {
             let step = self.owner.step();
             if let Some(shard) = self.shards.iter().position(|shard| shard.follower.step() != step)
             {
-                return Err(format!("{grant:?} of step {step} is outstanding, shard {shard} is at another step"));
+                return Err(format!(
+                    "{grant:?} of step {step} is outstanding, shard {shard} is at another step"
+                ));
             }
         }
         for (index, shard) in self.shards.iter().enumerate() {
             let (applied, committed) = (shard.follower.step(), self.owner.step());
             if applied > committed || applied + 1 < committed {
-                return Err(format!("shard {index} is at step {applied}, the owner at {committed}"));
+                return Err(format!(
+                    "shard {index} is at step {applied}, the owner at {committed}"
+                ));
             }
         }
         self.owner.check()
@@ -447,7 +460,9 @@ impl ModelState {
     /// Returns whether nothing needs to happen any more.
     fn is_over(&self, rule: &Rule) -> bool {
         let ended = rule.last_step == Some(self.owner.step()) && !self.owner.is_applying();
-        let alive = |replica: &ModelReplica| matches!(replica, ModelReplica::Idle | ModelReplica::Working { .. });
+        let alive = |replica: &ModelReplica| {
+            matches!(replica, ModelReplica::Idle | ModelReplica::Working { .. })
+        };
         let waits = self.owner.is_short() && rule.floor > 0;
         ended || waits || !self.replicas.iter().any(alive)
     }
@@ -472,14 +487,19 @@ fn explore(setting: &ModelSetting) -> Result<Explored, String> {
     // The path to the current state: each state, its untried events, whether any event was due, and
     // the event that led to it.
     let events = start.events();
-    let mut path: Vec<(ModelState, Vec<ModelEvent>, bool, Option<ModelEvent>)> = vec![(start, events, false, None)];
+    let mut path: Vec<(ModelState, Vec<ModelEvent>, bool, Option<ModelEvent>)> =
+        vec![(start, events, false, None)];
     while let Some((state, events, any_due, _)) = path.last_mut() {
         let Some(event) = events.pop() else {
             if !*any_due {
                 explored.ends += 1;
                 if !state.is_over(&setting.rule) {
                     let state = format!("{state:#?}");
-                    return Err(failure_report(setting, &path, &format!("nothing is due in {state}")));
+                    return Err(failure_report(
+                        setting,
+                        &path,
+                        &format!("nothing is due in {state}"),
+                    ));
                 }
             }
             path.pop();
@@ -487,7 +507,9 @@ fn explore(setting: &ModelSetting) -> Result<Explored, String> {
         };
         let next = match state.after(event) {
             Ok(next) => next,
-            Err(broken) => return Err(failure_report(setting, &path, &format!("after {event:?}: {broken}"))),
+            Err(broken) => {
+                return Err(failure_report(setting, &path, &format!("after {event:?}: {broken}")));
+            }
         };
         if next == *state {
             continue;

@@ -197,7 +197,10 @@ impl<T: Real> SparseAccumulator<T> {
         let RowSums { positions, values, pushes } = &self.sum;
         let taken: std::collections::BTreeSet<usize> = positions.values().copied().collect();
         assert!(taken.into_iter().eq(0..pushes.len()), "one position for each row");
-        assert_eq!((positions.len(), values.len()), (pushes.len(), pushes.len() * self.row_elements));
+        assert_eq!(
+            (positions.len(), values.len()),
+            (pushes.len(), pushes.len() * self.row_elements)
+        );
         assert!(pushes.iter().all(|pushes| (1..=self.count()).contains(pushes)));
         assert!(positions.keys().all(|&index| index < self.rows));
     }

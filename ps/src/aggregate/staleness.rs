@@ -71,7 +71,10 @@ impl StalenessPolicy {
 /// # Panics
 /// If the lengths differ, or the type is not a floating-point type.
 pub(crate) fn compensate(dtype: DType, lambda: f64, gradient: &mut [u8], read: &[u8], now: &[u8]) {
-    assert!(gradient.len() == read.len() && read.len() == now.len(), "a gradient and its values must have the same length");
+    assert!(
+        gradient.len() == read.len() && read.len() == now.len(),
+        "a gradient and its values must have the same length"
+    );
     match dtype {
         DType::F32 => elements::<f32>(lambda as f32, gradient, read, now, f32::is_finite),
         DType::F64 => elements::<f64>(lambda, gradient, read, now, f64::is_finite),

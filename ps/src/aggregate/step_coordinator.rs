@@ -365,7 +365,8 @@ impl StepCoordinator {
         }
         let token = self.next_token;
         self.next_token += 1;
-        self.out.insert(token, PendingToken { holder: replica, held: smallvec![None; self.shards] });
+        self.out
+            .insert(token, PendingToken { holder: replica, held: smallvec![None; self.shards] });
         Asked::Granted(Grant { token, holder: replica })
     }
 

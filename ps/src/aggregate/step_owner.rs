@@ -428,7 +428,8 @@ impl StepOwner {
             let held = now.saturating_duration_since(out.since);
             self.token_timeout.is_some_and(|timeout| held >= timeout)
         };
-        let due = |out: &&OutstandingToken| (expired(out) || gone(out.holder)) && !keep(out.issued.token);
+        let due =
+            |out: &&OutstandingToken| (expired(out) || gone(out.holder)) && !keep(out.issued.token);
         let mut due: Vec<TokenId> =
             self.out.values().filter(due).map(|out| out.issued.token).collect();
         due.retain(|&token| self.recalls.begin(token, now));
@@ -500,7 +501,10 @@ impl StepOwner {
         if let Some(coordinator) = &self.coordinator {
             assert_eq!(coordinator.check(), Ok(()));
             let out: Vec<u64> = coordinator.tokens_out().map(|grant| grant.token).collect();
-            assert!(out.iter().eq(self.out.keys()), "the coordinator disagrees about outstanding tokens");
+            assert!(
+                out.iter().eq(self.out.keys()),
+                "the coordinator disagrees about outstanding tokens"
+            );
         } else if let Some(last) = self.last_step {
             assert!(self.step + self.out.len() as u64 <= last);
         }
@@ -635,7 +639,10 @@ mod tests {
         let Some(slowest) = bounded_staleness.slowest() else { return };
         for client in (0..4).map(ClientKey).filter(|&client| bounded_staleness.of(client).counts) {
             let begun = bounded_staleness.of(client).made + owner.tokens_of(client).count() as u64;
-            assert!(begun <= slowest + bound, "{client:?} has begun {begun}, the slowest {slowest}");
+            assert!(
+                begun <= slowest + bound,
+                "{client:?} has begun {begun}, the slowest {slowest}"
+            );
         }
         let idle = |client: &ClientKey| owner.tokens_of(*client).count() == 0;
         assert!(

@@ -261,7 +261,10 @@ impl Blocks {
     pub(crate) fn stream(&mut self, block: u32, part: usize, start: usize, source: &[u8]) {
         let bytes = self.shared.grid.block_bytes;
         self.assert_not_pinned(block);
-        assert!(start <= bytes && source.len() <= bytes - start, "cannot write at {start}: the part has {bytes} bytes");
+        assert!(
+            start <= bytes && source.len() <= bytes - start,
+            "cannot write at {start}: the part has {bytes} bytes"
+        );
         #[cfg(test)]
         self.shared.trace_streaming(block, part, start..start + source.len());
         // SAFETY: as in `write_part`. The assertion keeps the bytes inside the part. `source` may

@@ -232,7 +232,10 @@ impl Memory {
     /// If the range is not inside the memory.
     #[cfg(test)]
     pub(crate) fn stream(&mut self, start: usize, source: &[u8]) {
-        assert!(start <= self.bytes && source.len() <= self.bytes - start, "cannot write at {start}: the bytes do not fit");
+        assert!(
+            start <= self.bytes && source.len() <= self.bytes - start,
+            "cannot write at {start}: the bytes do not fit"
+        );
         #[cfg(test)]
         store_trace::streaming(self.address(), start, source.len());
         // SAFETY: the assertion keeps the destination inside the mapping, `&mut self` makes it

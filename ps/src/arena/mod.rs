@@ -15,7 +15,7 @@ pub(crate) mod store_trace;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-pub(crate) use blocks::{Blocks, PinnedSet, Grid, Pins};
+pub(crate) use blocks::{Blocks, Grid, PinnedSet, Pins};
 pub(crate) use budget::{Budget, Loan};
 use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};

@@ -93,9 +93,7 @@ pub enum CheckpointError {
         found: bool,
     },
     /// The checkpoint has more rows of a table than this shard can hold.
-    #[error(
-        "cannot restore the table {variable:?}: this shard holds at most {limit} of its rows"
-    )]
+    #[error("cannot restore the table {variable:?}: this shard holds at most {limit} of its rows")]
     TableFull {
         /// The variable.
         variable: String,
@@ -164,9 +162,7 @@ pub enum CheckpointError {
         shard: ShardId,
     },
     /// A slot's name is not unique, or has characters other than letters, digits and `_`.
-    #[error(
-        "cannot save the slot {name:?}: slot names must be unique, of letters, digits and _"
-    )]
+    #[error("cannot save the slot {name:?}: slot names must be unique, of letters, digits and _")]
     SlotName {
         /// The name.
         name: String,

@@ -108,9 +108,7 @@ fn rounded(codec: &Codec, masters: &[u8]) -> Vec<u8> {
     let masters = masters.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
     let masters: Vec<f32> = masters.collect();
     let mut halves = Vec::new();
-    codec
-        .encode(&masters, &mut halves)
-        .expect("codecs of values accept every element");
+    codec.encode(&masters, &mut halves).expect("codecs of values accept every element");
     // The codec pads its output; the padding is dropped.
     halves.truncate(2 * masters.len());
     halves

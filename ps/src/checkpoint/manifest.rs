@@ -176,7 +176,8 @@ impl Manifest {
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, CheckpointError> {
-        let mut bytes = serde_json::to_vec(self).expect("all keys are strings and there are no floats");
+        let mut bytes =
+            serde_json::to_vec(self).expect("all keys are strings and there are no floats");
         bytes.push(b'\n');
         bytes.extend_from_slice(&seal_of(&bytes));
         too_large("bytes of the manifest", bytes.len(), MANIFEST_BYTES_MAX)?;

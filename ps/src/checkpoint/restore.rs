@@ -176,7 +176,8 @@ impl Opened {
             return Ok(());
         }
         let folder = self.manifest.checkpoint.to_string();
-        let entry = self.manifest.shard(shard).expect("every shard has an entry, which was checked");
+        let entry =
+            self.manifest.shard(shard).expect("every shard has an entry, which was checked");
         let file = verify(&*self.storage, &folder, &entry.file)?;
         self.plans[&shard].check_head(&folder, &*file)?;
         self.verified.insert(shard, file);

@@ -68,7 +68,9 @@ pub(crate) fn write_shard(
     for (stream, range) in plan.ranges {
         let mut left = range.end - range.start;
         let wrong = |by: &str| CheckpointError::Memory {
-            reason: format!("{shard} returned {by} bytes than the range {range:?} of {stream:?} has"),
+            reason: format!(
+                "{shard} returned {by} bytes than the range {range:?} of {stream:?} has"
+            ),
         };
         source.read(stream, range.clone(), &mut |bytes| {
             left = left.checked_sub(bytes.len() as u64).ok_or_else(|| wrong("more"))?;

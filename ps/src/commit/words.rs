@@ -65,7 +65,8 @@ impl Words {
 
     /// Returns the checksum of a cell with these words.
     pub(super) fn checksum_of(&self, cell: usize, words: impl Iterator<Item = u64>) -> u64 {
-        let contributions = words.zip(cell * CELL_WORDS..).map(|(word, index)| Words::contribution(index, word));
+        let contributions =
+            words.zip(cell * CELL_WORDS..).map(|(word, index)| Words::contribution(index, word));
         contributions.fold(scatter(self.salt ^ cell as u64), |sum, contribution| sum ^ contribution)
     }
 

@@ -83,7 +83,11 @@ impl PsConfig {
             return Some(("mode", mode, "both numbers must be at least 1"));
         }
         if self.push_slots() > PsConfig::INBOX_PUSHES_MAX {
-            return Some(("mode", mode, "inbox_pushes and the gradients of a step may be at most 1024"));
+            return Some((
+                "mode",
+                mode,
+                "inbox_pushes and the gradients of a step may be at most 1024",
+            ));
         }
         if let OnLoss::Shrink { min } = self.on_loss
             && !(1..=aggregate).contains(&min)
@@ -111,7 +115,8 @@ impl PsConfig {
         }
         let damps_all = self.rules.optimizers().all(|rule| rule.scales_rate());
         let damps_nothing = policy == StalenessPolicy::Damp && !damps_all;
-        damps_nothing.then(|| (format!("{policy:?}"), "an optimizer does not scale its learning rate"))
+        damps_nothing
+            .then(|| (format!("{policy:?}"), "an optimizer does not scale its learning rate"))
     }
 
     /// Returns the clipping bound if it is invalid.

@@ -11,17 +11,18 @@ use std::time::Duration;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{FrameReader, Header, Message, Poll, ProtocolError};
+use pushpull_net::{PeerLocation, Stream};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
-use super::link::Link;
 use super::listener::Endpoint;
 use super::shard_thread::{Arrived, Members};
 use super::waiting::{Host, Waiting};
 use crate::metrics::Counters;
+use crate::shard::Way;
 
 /// How long a connection that is evicted has left to be found not silent: its hello may have come and
 /// not have been looked at yet.
@@ -141,9 +142,9 @@ impl Gate {
                     return;
                 };
                 loop {
-                    self.push_slot().await;
+                    self.slot().await;
                     match listener.accept().await {
-                        Ok((stream, from)) => self.admit(Link::tcp(stream), Host::of(from.ip())),
+                        Ok((stream, from)) => self.admit(Stream::tcp(stream), Host::of(from.ip())),
                         Err(error) => self.rest_after(&error).await,
                     }
                 }
@@ -153,9 +154,9 @@ impl Gate {
                     return;
                 };
                 loop {
-                    self.push_slot().await;
+                    self.slot().await;
                     match listener.accept().await {
-                        Ok((stream, _)) => self.admit(Link::unix(stream), Host::Local),
+                        Ok((stream, _)) => self.admit(Stream::unix(stream), Host::Local),
                         Err(error) => self.rest_after(&error).await,
                     }
                 }
@@ -164,7 +165,7 @@ impl Gate {
     }
 
     /// Waits while all places are those of clients that have said hello. The backlog keeps the others.
-    async fn push_slot(&self) {
+    async fn slot(&self) {
         loop {
             let taken = self.taken.notified();
             if self.waiting.borrow().has_room() {
@@ -174,9 +175,9 @@ impl Gate {
         }
     }
 
-    fn admit(self: &Rc<Self>, link: io::Result<Link>, host: Host) {
+    fn admit(self: &Rc<Self>, stream: io::Result<Stream>, host: Host) {
         // A socket that cannot be prepared is a peer that has gone already.
-        let Ok(link) = link else { return };
+        let Ok(stream) = stream else { return };
         let evicted = Rc::new(Notify::new());
         let (number, oldest) = self.waiting.borrow_mut().arrive(host, evicted.clone());
         if let Some(oldest) = oldest {
@@ -184,10 +185,10 @@ impl Gate {
         }
         let place = Place { gate: self.clone(), host, number, evicted, greeted: Cell::new(false) };
         tokio::task::spawn_local(async move {
-            let Some((reader, header, hello)) = place.hello(&link).await else { return };
+            let Some((reader, header, hello)) = place.hello(&stream).await else { return };
             let gate = &place.gate;
-            let way = link.way();
-            let Ok(stream) = link.detach() else { return };
+            let way = way_of(&stream);
+            let Ok(stream) = stream.detach() else { return };
             let shard = gate.shards.get(usize::from(hello.shard.shard)).or(gate.shards.first());
             if let Some(shard) = shard {
                 // If the shard is gone the server is stopping, and the peer sees a closed socket.
@@ -214,11 +215,20 @@ impl Gate {
     }
 }
 
+/// Where the peer of a stream is, in the terms of the shard.
+fn way_of(stream: &Stream) -> Way {
+    match stream.peer_location() {
+        PeerLocation::Remote => Way::Remote,
+        PeerLocation::Loopback => Way::Loopback,
+        PeerLocation::UnixSocket { same_user } => Way::Unix { same_user },
+    }
+}
+
 impl Place {
     /// The hello of this connection, unless it does not come in time or is none.
-    async fn hello(&self, link: &Link) -> Option<Greeting> {
+    async fn hello(&self, stream: &Stream) -> Option<Greeting> {
         let (gate, counters) = (&self.gate, &self.gate.counters);
-        let mut hello = std::pin::pin!(read_hello(link));
+        let mut hello = std::pin::pin!(read_hello(stream));
         // One deadline over the whole handshake, however the bytes drip.
         let deadline = tokio::time::timeout(gate.handshake_timeout, hello.as_mut());
         let (said, late) = tokio::select! {
@@ -243,10 +253,10 @@ impl Place {
     }
 }
 
-async fn read_hello(link: &Link) -> Result<Greeting, ReadError> {
+async fn read_hello(stream: &Stream) -> Result<Greeting, ReadError> {
     let mut reader = FrameReader::new();
     loop {
-        let mut source = |slices: &mut [IoSliceMut<'_>]| link.try_read(slices);
+        let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
         match reader.poll(&mut source)? {
             Poll::Frame(header, Message::Hello(hello)) => return Ok((reader, header, hello)),
             Poll::Frame(_, message) => {
@@ -256,7 +266,7 @@ async fn read_hello(link: &Link) -> Result<Greeting, ReadError> {
             }
             Poll::Closed => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Poll::Pending => {
-                link.ready(Interest::READABLE).await?;
+                stream.ready(Interest::READABLE).await?;
             }
         }
     }

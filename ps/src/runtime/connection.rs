@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use pushpull_common::protocol::decode::ReadError;
+use pushpull_net::Stream;
 use tokio::io::Interest;
 
-use super::link::Link;
 use super::outbox::Outbox;
 use super::shard_thread::{Arrived, Core};
 use crate::shard::Input;
@@ -19,7 +19,7 @@ const TURN: usize = 16;
 
 /// Serves a peer that has said hello, until either side is done.
 pub(super) async fn serve(core: Rc<Core>, arrived: Arrived) {
-    let Ok(link) = Link::attach(arrived.stream) else {
+    let Ok(stream) = Stream::attach(arrived.stream) else {
         return;
     };
     let (connection, outbox) = core.register();
@@ -29,7 +29,7 @@ pub(super) async fn serve(core: Rc<Core>, arrived: Arrived) {
     #[cfg(test)]
     tests::panic_if_asked(hello);
     let frames = Frames::new(connection, arrived.reader);
-    let mut conversation = Conversation { core: &core, link, outbox, frames };
+    let mut conversation = Conversation { core: &core, stream, outbox, frames };
     match conversation.run().await {
         // The peer or its machine is gone: its business.
         Ok(()) | Err(ReadError::Io(_)) => {}
@@ -58,7 +58,7 @@ impl Drop for Registered {
 
 struct Conversation<'a> {
     core: &'a Core,
-    link: Link,
+    stream: Stream,
     outbox: Rc<Outbox>,
     frames: Frames,
 }
@@ -80,7 +80,7 @@ impl Conversation<'_> {
             if self.outbox.broken.get() {
                 return Ok(());
             }
-            self.outbox.flush(&self.link, |answer| self.core.answered(answer))?;
+            self.outbox.flush(&self.stream, |answer| self.core.answered(answer))?;
             let closing = self.outbox.closing.get();
             if closing && self.outbox.is_idle() {
                 return Ok(());
@@ -96,7 +96,7 @@ impl Conversation<'_> {
                     Turn::Blocked => {}
                 }
                 // What was read may have been answered, or have made the shard close us.
-                self.outbox.flush(&self.link, |answer| self.core.answered(answer))?;
+                self.outbox.flush(&self.stream, |answer| self.core.answered(answer))?;
             }
             let writes = !self.outbox.is_idle();
             let interest = match (reads, writes) {
@@ -107,7 +107,7 @@ impl Conversation<'_> {
             self.core.wait_for_peers(writes || self.frames.has_begun());
             tokio::select! {
                 biased;
-                ready = self.link.ready(interest) => {
+                ready = self.stream.ready(interest) => {
                     ready?;
                     self.core.peer_goes_on();
                 }
@@ -136,10 +136,10 @@ impl Conversation<'_> {
             // All that has come is answered: whoever waits for that need not wait for us to find out that
             // nothing else has.
             if !self.outbox.is_idle() && !self.frames.has_begun() {
-                self.outbox.flush(&self.link, |answer| self.core.answered(answer))?;
+                self.outbox.flush(&self.stream, |answer| self.core.answered(answer))?;
             }
-            let link = &self.link;
-            let mut source = |slices: &mut [IoSliceMut<'_>]| link.try_read(slices);
+            let stream = &self.stream;
+            let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
             match self.frames.next(&mut source, &mut core)? {
                 Came::Blocked => return Ok(Turn::Blocked),
                 Came::Closed => return Ok(Turn::Closed),

@@ -4,10 +4,8 @@
 //! the socket over, so that a request is read, decided, applied and answered without a hand-off.
 
 mod accept;
-mod adaptive_spin;
 mod connection;
 mod handle;
-mod link;
 mod listener;
 mod outbox;
 mod owner_link;

@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use pushpull_net::Stream;
 use tokio::sync::Notify;
 
-use super::link::Link;
 use crate::shard::output::{Body, PulledParts};
 
 /// Frames that a connection may have waiting before it is read from again, and bytes of their bodies:
@@ -135,7 +135,11 @@ impl Outbox {
     }
 
     /// Sends as much as the link takes, and hands on each answer to a pull that is sent to its end.
-    pub(super) fn flush(&self, link: &Link, mut answered: impl FnMut(Answered)) -> io::Result<()> {
+    pub(super) fn flush(
+        &self,
+        stream: &Stream,
+        mut answered: impl FnMut(Answered),
+    ) -> io::Result<()> {
         if !self.due.get() {
             return Ok(());
         }
@@ -145,7 +149,7 @@ impl Outbox {
             if matches!(front, Outgoing::Parts(_)) && self.pull_since.get().is_none() {
                 self.pull_since.set(Some(Instant::now()));
             }
-            match send(front, &mut current, link) {
+            match send(front, &mut current, stream) {
                 Ok(Sent::All) => {
                     (current.part, current.sent) = (None, 0);
                     self.stuck_since.set(None);
@@ -191,9 +195,9 @@ enum Sent {
 }
 
 /// One write of the front of the queue.
-fn send(front: &mut Outgoing, current: &mut Current, link: &Link) -> io::Result<Sent> {
+fn send(front: &mut Outgoing, current: &mut Current, stream: &Stream) -> io::Result<Sent> {
     let mut slices = pooled_vec(std::mem::take(&mut current.slices));
-    let sent = write(front, current, link, &mut slices);
+    let sent = write(front, current, stream, &mut slices);
     current.slices = pooled_vec(slices);
     sent
 }
@@ -208,7 +212,7 @@ fn pooled_vec<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
 fn write<'a>(
     front: &'a mut Outgoing,
     current: &'a mut Current,
-    link: &Link,
+    stream: &Stream,
     slices: &mut Vec<IoSlice<'a>>,
 ) -> io::Result<Sent> {
     let (total, is_last, descriptors) = match front {
@@ -238,15 +242,15 @@ fn write<'a>(
     let mut rest = &mut slices[..];
     IoSlice::advance_slices(&mut rest, current.sent);
     let count = match descriptors {
-        Some(descriptors) => match link.try_send(rest, descriptors) {
+        Some(descriptors) => match stream.try_send(rest, descriptors) {
             Err(error) if !is_for_now(&error) => {
                 // The system passes no more of them: whoever asked goes on without.
                 descriptors.clear();
-                link.try_write(rest)?
+                stream.try_write(rest)?
             }
             sent => sent?,
         },
-        None => link.try_write(rest)?,
+        None => stream.try_write(rest)?,
     };
     if count == 0 {
         return Err(io::ErrorKind::WriteZero.into());
@@ -273,14 +277,14 @@ mod tests {
     #[tokio::test]
     async fn what_can_wait_goes_with_what_cannot_or_once_it_is_due() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (link, mut peer) = (Link::unix(ours).unwrap(), theirs.into_std().unwrap());
+        let (stream, mut peer) = (Stream::unix(ours).unwrap(), theirs.into_std().unwrap());
         let outbox = Outbox::new();
         let frame = |text: &[u8]| {
             let (head, body) = (text.to_vec(), Body::Shared(Bytes::new()));
             Outgoing::Frame { head, body }
         };
         let mut sent = || {
-            outbox.flush(&link, |_| ()).unwrap();
+            outbox.flush(&stream, |_| ()).unwrap();
             let mut bytes = [0; 64];
             let count = peer.read(&mut bytes).unwrap_or_default();
             bytes[..count].to_vec()

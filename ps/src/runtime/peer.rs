@@ -10,10 +10,9 @@ use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode,
 };
+use pushpull_net::Stream;
 use tokio::io::Interest;
-use tokio::net::{TcpStream, UnixStream};
 
-use super::link::Link;
 use crate::peer_hello::PeerHello;
 
 /// How long a shard may take to write its part before it is given up.
@@ -52,22 +51,16 @@ fn unexpected(message: Message) -> String {
 
 /// A connection with one request outstanding, or of frames that go their own ways.
 pub(super) struct Line {
-    link: Link,
+    stream: Stream,
     reader: FrameReader,
     requests: u64,
 }
 
 impl Line {
     pub(super) async fn connect(address: &str) -> Result<Line, String> {
-        let connected = match address.strip_prefix("unix:") {
-            Some(path) => UnixStream::connect(path).await.and_then(Link::unix),
-            None => match TcpStream::connect(address).await {
-                Ok(stream) => Link::tcp(stream),
-                Err(error) => Err(error),
-            },
-        };
-        let link = connected.map_err(|error| format!("it cannot be reached: {error}"))?;
-        Ok(Line { link, reader: FrameReader::new(), requests: 0 })
+        let connected = Stream::connect(address).await;
+        let stream = connected.map_err(|error| format!("it cannot be reached: {error}"))?;
+        Ok(Line { stream, reader: FrameReader::new(), requests: 0 })
     }
 
     /// Sends a message and waits for its answer.
@@ -88,11 +81,11 @@ impl Line {
     pub(super) async fn send(&mut self, frame: &[u8]) -> io::Result<()> {
         let mut sent = 0;
         while sent < frame.len() {
-            match self.link.try_write(&[IoSlice::new(&frame[sent..])]) {
+            match self.stream.try_write(&[IoSlice::new(&frame[sent..])]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(bytes) => sent += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.link.ready(Interest::WRITABLE).await?;
+                    self.stream.ready(Interest::WRITABLE).await?;
                 }
                 Err(error) => return Err(error),
             }
@@ -118,8 +111,8 @@ impl Line {
     /// The next frame, which has no body. What has been read of one is kept if the future is dropped.
     pub(super) async fn next(&mut self) -> Result<(Header, Message), ReadError> {
         loop {
-            let link = &self.link;
-            let mut source = |slices: &mut [IoSliceMut<'_>]| link.try_read(slices);
+            let stream = &self.stream;
+            let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
             match self.reader.poll(&mut source)? {
                 Poll::Frame(header, message) if header.body_bytes == 0 => {
                     return Ok((header, message));
@@ -130,15 +123,15 @@ impl Line {
                 Poll::Closed => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 Poll::Pending => {}
             }
-            self.link.ready(Interest::READABLE).await?;
+            self.stream.ready(Interest::READABLE).await?;
         }
     }
 
     async fn answer(&mut self) -> Result<(Message, Vec<u8>), ReadError> {
         let mut answer: Option<(Message, Vec<u8>)> = None;
         loop {
-            let link = &self.link;
-            let mut source = |slices: &mut [IoSliceMut<'_>]| link.try_read(slices);
+            let stream = &self.stream;
+            let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
             if let Some((_, body)) = &mut answer {
                 if self.reader.poll_body(&mut source, body)? == BodyPoll::Done {
                     return Ok(answer.take().expect("it is there"));
@@ -159,7 +152,7 @@ impl Line {
                     Poll::Pending => {}
                 }
             }
-            self.link.ready(Interest::READABLE).await?;
+            self.stream.ready(Interest::READABLE).await?;
         }
     }
 }

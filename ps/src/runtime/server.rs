@@ -197,13 +197,13 @@ impl Listener {
             let (member_sender, member_receiver) = watch::channel((0, 0));
             senders.push(sender);
             members.push(member_receiver);
-            let (stop, stall_timeout) = (stop.clone(), config.stall_timeout);
+            let (stop, waits) = (stop.clone(), (config.stall_timeout, config.busy_poll));
             let saver = saver.take().filter(|_| index == 0);
             let owner = owner_way(&config, &identity, ps.handle.address(), index as u16);
             let events = config.events.clone();
             let ways = Ways { storage: storage.clone(), saver, owner, events };
             ps.spawn(format!("ps-{}-shard-{index}", config.task.index), &end, move || {
-                shard_thread::run(shard, arrivals, member_sender, stall_timeout, ways, &stop)
+                shard_thread::run(shard, arrivals, member_sender, waits, ways, &stop)
             })?;
         }
         let acceptor = Acceptor {

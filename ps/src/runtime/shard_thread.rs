@@ -8,15 +8,13 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{BodyStamp, FrameReader, Header, encode};
-use pushpull_runtime::Processors;
+use pushpull_net::{AdaptiveSpin, DetachedStream, Processors, SpinLimits, SpinWait};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
-use super::adaptive_spin::AdaptiveSpin;
 use super::connection;
-use super::link::Detached;
 use super::outbox::{Answered, Outbox, Outgoing};
 use super::owner_link::{self, OwnerWay, Unsent};
 use crate::checkpoint::CheckpointStorage;
@@ -38,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// A peer that has said hello, on its way to its shard.
 #[derive(Debug)]
 pub(super) struct Arrived {
-    pub(super) stream: Detached,
+    pub(super) stream: DetachedStream,
     pub(super) reader: FrameReader,
     pub(super) header: Header,
     pub(super) hello: Hello,
@@ -75,10 +73,10 @@ pub(super) struct Core {
     flushed: Notify,
     /// Orders that the saver had no room for yet.
     orders_left: RefCell<VecDeque<Order>>,
-    adaptive_spin: RefCell<AdaptiveSpin>,
+    spin: RefCell<PeerSpin>,
     processors: Processors,
-    /// Peers are expected to go on so soon that the thread is to stay awake.
-    awake: Notify,
+    /// A wait for a peer has begun that may be polled.
+    polls: Notify,
 }
 
 /// How a shard's thread reaches the checkpoints, the step owner and whoever runs the server.
@@ -115,7 +113,7 @@ impl Core {
     /// Tells the shard what happened, and does what it wants done.
     pub(super) fn handle(&self, input: Input<'_>) {
         let now = Instant::now();
-        self.adaptive_spin.borrow_mut().work(now);
+        self.spin.borrow_mut().interrupted(now);
         let mut shard = self.shard.borrow_mut();
         shard.handle(now, input);
         // A small push is applied here and now; only the rest of a long one waits its turn.
@@ -306,25 +304,23 @@ impl Core {
         std::future::pending().await
     }
 
-    /// A connection has nothing to do before its peer goes on: with the rest of something, or with something else.
+    /// A connection waits for its peer: for the rest of a frame or of a write, or for the next request.
     pub(super) fn wait_for_peers(&self, rest: bool) {
-        let wanted = || self.processors.are_wanted();
-        if self.adaptive_spin.borrow_mut().wait(Instant::now(), rest, wanted) {
-            self.awake.notify_one();
-        }
+        self.spin.borrow_mut().begin(Instant::now(), rest);
+        self.polls.notify_one();
     }
 
     /// What a connection waited for is there.
     pub(super) fn peer_goes_on(&self) {
-        self.adaptive_spin.borrow_mut().go_on(Instant::now());
+        self.spin.borrow_mut().waited(Instant::now());
     }
 
-    /// Keeps the thread awake while peers are expected to go on.
-    async fn keep_awake(&self) {
+    /// Polls while peers are expected soon.
+    async fn keep_polling(&self) {
         loop {
-            self.awake.notified().await;
-            while self.adaptive_spin.borrow().is_awake(Instant::now()) {
-                // The runtime looks at all sockets, and at the time, before it comes back here.
+            self.polls.notified().await;
+            while self.spin.borrow_mut().polls(Instant::now(), &self.processors) {
+                // The runtime checks all sockets, and the time, before it comes back here.
                 tokio::task::yield_now().await;
             }
         }
@@ -353,7 +349,7 @@ impl Core {
 
     fn work_slice(&self) -> Work {
         let now = Instant::now();
-        self.adaptive_spin.borrow_mut().work(now);
+        self.spin.borrow_mut().interrupted(now);
         let mut shard = self.shard.borrow_mut();
         let work = self.note(now, shard.work(now));
         self.deliver(&mut shard, work);
@@ -478,7 +474,7 @@ pub(super) fn run(
     shard: Shard,
     mut arrivals: mpsc::Receiver<Arrived>,
     members: watch::Sender<Members>,
-    stall_timeout: Duration,
+    (stall_timeout, busy_poll): (Duration, Duration),
     ways: Ways,
     stop: &CancellationToken,
 ) -> std::io::Result<()> {
@@ -507,9 +503,9 @@ pub(super) fn run(
         flush_due: Notify::new(),
         flushed: Notify::new(),
         orders_left: RefCell::default(),
-        adaptive_spin: RefCell::default(),
+        spin: RefCell::new(PeerSpin::new(busy_poll)),
         processors: Processors::here(),
-        awake: Notify::new(),
+        polls: Notify::new(),
     });
     let local = LocalSet::new();
     local.block_on(&runtime, async {
@@ -532,7 +528,7 @@ pub(super) fn run(
             () = keep_owner_link => {}
             () = core.keep_working() => {}
             () = core.keep_ticking() => {}
-            () = core.keep_awake() => {}
+            () = core.keep_polling() => {}
             () = core.keep_doing_chores() => {}
             () = core.keep_hearing(news) => {}
             () = serve => {}
@@ -545,3 +541,62 @@ pub(super) fn run(
     });
     Ok(())
 }
+
+/// The waits of a shard's thread for its peers. Rests have a history of their own: a peer that computes before a
+/// large request sends all of the request at once.
+#[derive(Debug)]
+struct PeerSpin {
+    requests: AdaptiveSpin,
+    rests: AdaptiveSpin,
+    /// The current wait, and whether it is for a rest.
+    wait: Option<(SpinWait, bool)>,
+    /// Whether other threads wanted the processor, and when that was asked.
+    oversubscribed: Option<(bool, Instant)>,
+}
+
+impl PeerSpin {
+    fn new(longest: Duration) -> PeerSpin {
+        let limits = SpinLimits { unconditional: Duration::ZERO, longest, recheck: longest };
+        let (requests, rests) = (AdaptiveSpin::new(limits), AdaptiveSpin::new(limits));
+        PeerSpin { requests, rests, wait: None, oversubscribed: None }
+    }
+
+    fn of(&mut self, rest: bool) -> &mut AdaptiveSpin {
+        if rest { &mut self.rests } else { &mut self.requests }
+    }
+
+    fn begin(&mut self, now: Instant, rest: bool) {
+        self.wait = Some((self.of(rest).begin(now), rest));
+    }
+
+    fn polls(&mut self, now: Instant, processors: &Processors) -> bool {
+        let Some((mut wait, rest)) = self.wait else { return false };
+        let polls =
+            wait.polls(now, || self.of(rest).pays() && !self.is_oversubscribed(now, processors));
+        self.wait = Some((wait, rest));
+        polls
+    }
+
+    /// Asks once in [`ASKED_AGAIN`]: an answer takes 2 us.
+    fn is_oversubscribed(&mut self, now: Instant, processors: &Processors) -> bool {
+        match self.oversubscribed {
+            Some((answer, asked)) if now.saturating_duration_since(asked) < ASKED_AGAIN => answer,
+            _ => self.oversubscribed.insert((processors.are_wanted(), now)).0,
+        }
+    }
+
+    fn waited(&mut self, now: Instant) {
+        if let Some((wait, rest)) = self.wait.take() {
+            self.of(rest).waited(now, &wait);
+        }
+    }
+
+    fn interrupted(&mut self, now: Instant) {
+        if let Some((wait, rest)) = self.wait.take() {
+            self.of(rest).interrupted(now, &wait);
+        }
+    }
+}
+
+/// For how long an answer about the processors is used.
+const ASKED_AGAIN: Duration = Duration::from_millis(1);

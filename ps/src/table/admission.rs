@@ -33,7 +33,13 @@ impl Table {
 
     /// Decides whether an id gets a row in the push that makes `version`. `assigned` means that the
     /// push assigns values, which always need a row.
-    pub(super) fn decide(&self, id: u64, state: IdState, version: u64, assigned: bool) -> AdmissionDecision {
+    pub(super) fn decide(
+        &self,
+        id: u64,
+        state: IdState,
+        version: u64,
+        assigned: bool,
+    ) -> AdmissionDecision {
         let had = match state {
             IdState::Row { .. } => return AdmissionDecision::Row,
             _ if assigned => return AdmissionDecision::Row,
@@ -47,7 +53,11 @@ impl Table {
             RowAdmission::Chance { probability } => {
                 let drawn = scatter(scatter(id ^ version.rotate_left(32)) ^ self.salt) >> 11;
                 let drawn = drawn as f64 / (1_u64 << 53) as f64;
-                if drawn < probability { AdmissionDecision::Row } else { AdmissionDecision::Rejected }
+                if drawn < probability {
+                    AdmissionDecision::Row
+                } else {
+                    AdmissionDecision::Rejected
+                }
             }
             // Policies unknown to this version admit every id.
             _ => AdmissionDecision::Row,

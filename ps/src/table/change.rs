@@ -218,7 +218,8 @@ impl Table {
                 AdmissionDecision::Counted(pushes) => {
                     let new = *state == IdState::Absent;
                     if new && dirty.candidates >= self.limit {
-                        dirty.candidates -= u64::from(remove_rarest_candidate(&mut dirty_pages, tag));
+                        dirty.candidates -=
+                            u64::from(remove_rarest_candidate(&mut dirty_pages, tag));
                     }
                     let insertion = insert_entry(&mut dirty_pages, tag, Entry::Candidate(pushes));
                     dirty.candidates += u64::from(insertion == Insertion::Added);
@@ -356,7 +357,11 @@ enum Insertion {
 }
 
 /// Inserts an entry, replacing the candidate of the same tag if there is one.
-fn insert_entry<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32, entry: Entry) -> Insertion {
+fn insert_entry<P: Pages>(
+    dirty_pages: &mut DirtyPages<'_, P>,
+    tag: u32,
+    entry: Entry,
+) -> Insertion {
     let page = page_of(tag, dirty_pages.count());
     let candidate = |entry| matches!(entry, Entry::Candidate(_));
     match find(dirty_pages.page(page), tag, candidate) {

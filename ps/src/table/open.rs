@@ -226,8 +226,7 @@ impl Table {
     /// Asserts the invariants. For tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self, journal: &Journal) {
-        let taken: Vec<u32> =
-            self.dirty_rows.iter().flat_map(|dirty| dirty.taken()).collect();
+        let taken: Vec<u32> = self.dirty_rows.iter().flat_map(|dirty| dirty.taken()).collect();
         self.records.check_invariants(&taken);
         let pages = super::CommittedPages { journal, table: self.number };
         let (mut rows, mut candidates) = (0, 0);
@@ -235,7 +234,11 @@ impl Table {
             let page = pages.page(number);
             for &word in page.iter().filter(|&&word| word != 0) {
                 let tag = tag_in(word);
-                assert_eq!(page_of(tag, self.pages), number, "an entry must be in the page of its tag");
+                assert_eq!(
+                    page_of(tag, self.pages),
+                    number,
+                    "an entry must be in the page of its tag"
+                );
                 assert!(find(page, tag, |other| other == Entry::of(word)).is_some());
                 match Entry::of(word) {
                     Entry::Row(record) => {

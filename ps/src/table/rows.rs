@@ -81,7 +81,8 @@ impl Table {
         let tag = tag_of(head.id, self.salt);
         let restored =
             self.restored.get_or_insert_with(|| RestoredIndex { pages: BTreeMap::new(), count: 1 });
-        let mut dirty_pages = DirtyPages::new(&EmptyIndex, &mut restored.pages, &mut restored.count);
+        let mut dirty_pages =
+            DirtyPages::new(&EmptyIndex, &mut restored.pages, &mut restored.count);
         let same = |entry| match entry {
             Entry::Row(record) => id_of(self.records.read(record)) == head.id,
             _ => false,

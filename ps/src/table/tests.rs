@@ -69,7 +69,8 @@ impl TestTable {
         let making = making(&arena, &catalogue, &rule, &[]);
         let table = Table::create(making, &mut journal).unwrap();
         let (in_place, version) = (true, 0);
-        let mut fixture = TestTable { arena, catalogue, journal, table, undo, in_place, rule, version };
+        let mut fixture =
+            TestTable { arena, catalogue, journal, table, undo, in_place, rule, version };
         fixture.commit();
         fixture
     }
@@ -329,7 +330,11 @@ fn unused_rows_expire() {
     let mut fixture = fixture.reopened();
     fixture.push_ids(31, 20..30);
     assert_eq!((fixture.table.rows(), fixture.has(20)), (20, true));
-    assert_eq!(fixture.pull(&[500]).0[0], fixture.first(500), "an expired row starts with its initial values");
+    assert_eq!(
+        fixture.pull(&[500]).0[0],
+        fixture.first(500),
+        "an expired row starts with its initial values"
+    );
 }
 
 #[test]
@@ -474,7 +479,13 @@ fn undo_stays_within_its_reservation() {
         for start in (0..ids.len()).step_by(each) {
             let places = start..ids.len().min(start + each);
             let input = bytemuck::cast_slice(&input[..places.len() * WIDTH]);
-            fixture.table.change_rows(change, places, input, &mut fixture.undo, PlantedBugs::default());
+            fixture.table.change_rows(
+                change,
+                places,
+                input,
+                &mut fixture.undo,
+                PlantedBugs::default(),
+            );
         }
         let used = fixture.undo.used();
         assert!(used <= need && need < 2 * used, "{used} of {need} bytes, {each} at a time");

@@ -117,10 +117,8 @@ impl CommandLine {
 
     fn storage(&self, error: &StorageError) -> DaemonError {
         match error {
-            StorageError::DoesNotFit { need, limit } => self.blame(
-                "--bytes-max",
-                &format_args!("{need} bytes are needed, {limit} are left"),
-            ),
+            StorageError::DoesNotFit { need, limit } => self
+                .blame("--bytes-max", &format_args!("{need} bytes are needed, {limit} are left")),
             StorageError::Untrainable { variable, reason } => {
                 let flags = ["--optimizer-for", "--rate-for"];
                 match flags.iter().find_map(|flag| self.flag_for(flag, variable)) {

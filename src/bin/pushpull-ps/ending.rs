@@ -77,8 +77,9 @@ mod tests {
         let mut all = Metrics::default();
         (all.global_step, all.steps_applied, all.gradients_admitted) = (20, 15, 16);
         (all.gradients_applied, all.pulls, all.duplicates) = (3, 4, 1);
-        let line =
-            |owns_step, synchronous| WorkSummary { task: 5, owns_step, synchronous }.line(&all, &shards);
+        let line = |owns_step, synchronous| {
+            WorkSummary { task: 5, owns_step, synchronous }.line(&all, &shards)
+        };
         let end = "4 pulls, 1 duplicates";
         assert_eq!(
             line(true, true),

@@ -19,7 +19,7 @@ use pushpull::{
     Retention, StalenessPolicy, Storage, TaskId,
 };
 
-use complaint::{DaemonError, CommandLine, takes_negative};
+use complaint::{CommandLine, DaemonError, takes_negative};
 use ending::{Signals, WorkSummary};
 use events::Printer;
 use output::{print_error, print_line};
@@ -155,6 +155,10 @@ struct Options {
     /// with Busy.
     #[arg(long, default_value_t = 4096)]
     connections_max: usize,
+    /// Microseconds for which a shard polls its sockets before it sleeps, where requests follow each other that
+    /// fast. 0 switches polling off.
+    #[arg(long, default_value_t = 50)]
+    busy_poll_us: u64,
     /// Number of push slots of each shard, each for one whole push. With --synchronous the shard
     /// has further ones for the gradients of a step.
     #[arg(long, default_value_t = 4)]
@@ -236,7 +240,8 @@ const EXIT_SERVING: u8 = 1;
 
 fn main() -> ExitCode {
     let parsed = Options::command().mut_args(takes_negative).try_get_matches();
-    let parsed = parsed.and_then(|typed| Ok((Options::from_arg_matches(&typed)?, CommandLine(typed))));
+    let parsed =
+        parsed.and_then(|typed| Ok((Options::from_arg_matches(&typed)?, CommandLine(typed))));
     let (options, typed) = match parsed {
         Ok(parsed) => parsed,
         // clap reports --help and --version as errors, too.
@@ -266,19 +271,28 @@ fn main() -> ExitCode {
 }
 
 /// Serves until a signal or the end of training. Errors carry the exit code.
-async fn run(options: &Options, typed: &CommandLine, printer: &Printer) -> Result<(), (u8, DaemonError)> {
+async fn run(
+    options: &Options,
+    typed: &CommandLine,
+    printer: &Printer,
+) -> Result<(), (u8, DaemonError)> {
     let configuration = |error| (EXIT_CONFIGURATION, error);
     let mut signals = Signals::watch().map_err(|error| configuration(error.to_string().into()))?;
     let cluster = cluster(options, typed).map_err(configuration)?;
     let owns_step = cluster.step_owner().is_some_and(|owner| owner.index == options.task_index);
-    let summary =
-        WorkSummary { task: options.task_index, owns_step, synchronous: options.synchronous.is_some() };
+    let summary = WorkSummary {
+        task: options.task_index,
+        owns_step,
+        synchronous: options.synchronous.is_some(),
+    };
     let start = async || start(options, typed, &cluster, printer).await;
     let ps = start_after_predecessor(start, &mut signals).await.map_err(configuration)?;
     let (task, handle) = (options.task_index, ps.handle());
     if options.insecure {
         let address = handle.address();
-        print_error(&format_args!("insecure: every machine that reaches {address} can change the variables"));
+        print_error(&format_args!(
+            "insecure: every machine that reaches {address} can change the variables"
+        ));
     }
     print_line(format_args!("task {task} serves on {}", handle.address()));
     let served = ps.serve(signals.any()).await;
@@ -399,6 +413,7 @@ fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
         .handshake_timeout(Duration::from_millis(options.handshake_timeout_ms))
         .waiting_connections_max(options.waiting_connections_max)
         .connections_max(options.connections_max)
+        .busy_poll(Duration::from_micros(options.busy_poll_us))
         .inbox_pushes(options.inbox_pushes)
         .integrity_full(options.integrity_full)
         .shared_memory(!options.no_shared_memory)

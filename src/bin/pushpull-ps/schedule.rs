@@ -18,7 +18,9 @@ impl ScheduleOption {
     pub(crate) fn starting_at(&self, rate: f64) -> Schedule {
         match self {
             ScheduleOption::Steps(then) => Schedule::steps(rate, then.iter().copied()),
-            ScheduleOption::Exponential(decay, steps) => Schedule::exponential(rate, *decay, *steps),
+            ScheduleOption::Exponential(decay, steps) => {
+                Schedule::exponential(rate, *decay, *steps)
+            }
             ScheduleOption::Staircase(decay, steps) => Schedule::staircase(rate, *decay, *steps),
             ScheduleOption::Cosine(last, steps) => Schedule::cosine(rate, *last, *steps),
         }
@@ -44,7 +46,9 @@ impl FromStr for ScheduleOption {
             "exponential" => Ok(ScheduleOption::Exponential(first, last)),
             "staircase" => Ok(ScheduleOption::Staircase(first, last)),
             "cosine" => Ok(ScheduleOption::Cosine(first, last)),
-            _ => Err(format!("unknown schedule {name:?}: expected steps, exponential, staircase or cosine")),
+            _ => Err(format!(
+                "unknown schedule {name:?}: expected steps, exponential, staircase or cosine"
+            )),
         }
     }
 }

@@ -62,7 +62,8 @@ fn page_of(found: &Inspection) -> Result<String, std::fmt::Error> {
         write_variables(&mut page, &shard.variables)?;
         write_clients(&mut page, &shard.clients)?;
         for push in &shard.whole {
-            let client = push.client.as_ref().map_or("an older incarnation".into(), ToString::to_string);
+            let client =
+                push.client.as_ref().map_or("an older incarnation".into(), ToString::to_string);
             writeln!(
                 page,
                 "  whole      push {} of {client}: {}, {} bytes, token {}, push slot {}",

@@ -177,7 +177,10 @@ impl Asynchronous {
                 let number = element * digits(dtype) + digit;
                 assert!(count < 2, "push {number} counts {count} times in {variable}");
                 if count == 1 {
-                    assert!(number < self.pushes.len(), "{variable} has push {number}, which was never made");
+                    assert!(
+                        number < self.pushes.len(),
+                        "{variable} has push {number}, which was never made"
+                    );
                     pushes.insert(number);
                 }
             }

@@ -7,7 +7,7 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_ps::OnLoss;
 
-use super::{Elements, Tensors, Pulled, Pushed};
+use super::{Elements, Pulled, Pushed, Tensors};
 use crate::setting::Setting;
 
 /// A step as the first shard applied it.
@@ -99,7 +99,10 @@ impl Synchronous {
     pub(super) fn early_error(&mut self, awaited: &str) {
         self.early_errors += 1;
         let policy = self.on_loss;
-        assert!(!matches!(policy, OnLoss::Shrink { .. }), "{policy:?} names stragglers early: {awaited}");
+        assert!(
+            !matches!(policy, OnLoss::Shrink { .. }),
+            "{policy:?} names stragglers early: {awaited}"
+        );
         let words = ["lost", "left", "not seen"];
         assert!(words.iter().any(|word| awaited.contains(word)), "no replica is named: {awaited}");
     }
@@ -149,7 +152,8 @@ impl Synchronous {
         self.pulls += 1;
         let Pulled { step, bytes, range, .. } = pulled;
         let values = self.values(step.0);
-        let values = values.unwrap_or_else(|| panic!("values of step {step}, which no shard has made"));
+        let values =
+            values.unwrap_or_else(|| panic!("values of step {step}, which no shard has made"));
         for (id, line) in values.iter().enumerate() {
             let found = &bytes[range(VariableId(id as u32))];
             assert_eq!(found, line.to_bytes(), "variable {id} pulled at step {step}: {line:?}");

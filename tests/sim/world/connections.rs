@@ -8,7 +8,7 @@ use pushpull_common::ids::ShardId;
 use super::{Event, World};
 use crate::chance::Chance;
 use crate::faults::Fault;
-use crate::network::{Arrival, Client, Connection, Item, Direction};
+use crate::network::{Arrival, Client, Connection, Direction, Item};
 use crate::setting::LEASE;
 
 impl World {
@@ -110,14 +110,25 @@ impl World {
         }
     }
 
-    fn arrive(&mut self, number: u64, direction: Direction, client: Client, server: ShardId, bytes: &[u8]) {
+    fn arrive(
+        &mut self,
+        number: u64,
+        direction: Direction,
+        client: Client,
+        server: ShardId,
+        bytes: &[u8],
+    ) {
         let now = self.now;
         let sound = match (direction, client) {
-            (Direction::ToServer, _) => self.with_shard(server, |endpoint| endpoint.receive(now, number, bytes)),
+            (Direction::ToServer, _) => {
+                self.with_shard(server, |endpoint| endpoint.receive(now, number, bytes))
+            }
             (Direction::ToClient, Client::Worker { process, link }) => {
                 let mut sound = true;
                 if self.processes[process].links.get(&link) == Some(&number) {
-                    self.with_process(process, |endpoint| sound = endpoint.receive(now, link, bytes));
+                    self.with_process(process, |endpoint| {
+                        sound = endpoint.receive(now, link, bytes)
+                    });
                 }
                 Some(sound)
             }
@@ -125,7 +136,8 @@ impl World {
                 Some((current, heard)) if *current == number => {
                     *heard = now;
                     // A shard that is not welcomed reconnects.
-                    let sound = self.with_shard(shard, |endpoint| endpoint.on_owner_message(now, bytes));
+                    let sound =
+                        self.with_shard(shard, |endpoint| endpoint.on_owner_message(now, bytes));
                     if sound == Some(false) {
                         self.cut_clean(number);
                     }
@@ -188,7 +200,9 @@ impl World {
             Client::Worker { process, link } => {
                 if self.processes[process].links.get(&link) == Some(&number) {
                     self.processes[process].links.remove(&link);
-                    self.with_process(process, |endpoint| endpoint.disconnected(now, link, "connection lost"));
+                    self.with_process(process, |endpoint| {
+                        endpoint.disconnected(now, link, "connection lost")
+                    });
                 }
             }
             Client::Shard(shard) => {

@@ -6,7 +6,7 @@ use pushpull_common::ids::ShardId;
 use pushpull_ps::simulation::{self as ps, Files, TICK, WorkState};
 
 use super::{Event, Host, World};
-use crate::network::{Client, Connection, Item, Direction};
+use crate::network::{Client, Connection, Direction, Item};
 use crate::setting::LEASE;
 
 impl World {
@@ -29,7 +29,8 @@ impl World {
         let endpoint = self.shard(shard)?;
         let result = act(endpoint);
         // The runtime does a first slice of work before it sends; a busy one may do it later.
-        let work = if at_once && endpoint.has_work() { endpoint.work(now) } else { WorkState::More };
+        let work =
+            if at_once && endpoint.has_work() { endpoint.work(now) } else { WorkState::More };
         let mut events = Vec::new();
         while let Some(event) = endpoint.poll() {
             events.push(event);
@@ -63,7 +64,9 @@ impl World {
             ps::Event::Values { connection, values } => {
                 self.send(connection, Direction::ToClient, Item::Values(values));
             }
-            ps::Event::Close { connection } => self.send(connection, Direction::ToClient, Item::End),
+            ps::Event::Close { connection } => {
+                self.send(connection, Direction::ToClient, Item::End)
+            }
             ps::Event::ToOwner { frame } => {
                 if let Some(&(connection, _)) = self.to_owner.get(&shard) {
                     self.send(connection, Direction::ToServer, Item::Bytes(frame.into()));

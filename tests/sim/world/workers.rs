@@ -8,7 +8,7 @@ use pushpull_worker::simulation as worker;
 
 use super::{Event, Process, World};
 use crate::chance::Chance;
-use crate::network::{Client, Item, Direction};
+use crate::network::{Client, Direction, Item};
 use crate::trainer::{NextAction, Phase, Trainer};
 
 impl Process {
@@ -111,7 +111,9 @@ impl World {
                         Some(NextAction::SlowGradient(time)) => {
                             self.after(time, Event::ComputedSlow(number));
                         }
-                        Some(NextAction::Pause(time, op)) => self.after(time, Event::Again(number, op)),
+                        Some(NextAction::Pause(time, op)) => {
+                            self.after(time, Event::Again(number, op))
+                        }
                     }
                     if self.processes[number].trainer.is_over() {
                         self.end_process(number);

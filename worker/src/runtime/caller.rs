@@ -138,7 +138,9 @@ impl Caller {
     pub(crate) fn alone() -> (Caller, Orders) {
         let (commands, orders) = mpsc::channel(COMMANDS_MAX);
         let returns = Arc::new(Returns::default());
-        let runner = Arc::new(SessionRunner::new(returns.leadership().clone()).expect("a runtime"));
+        let runner = Arc::new(
+            SessionRunner::new(returns.leadership().clone(), Duration::ZERO).expect("a runtime"),
+        );
         let (unclaimed, mapped_shards, push_buffers) =
             (Arc::default(), Arc::default(), Arc::default());
         let caller = Caller::new(commands, returns, unclaimed, mapped_shards, push_buffers, runner);

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{BodyPoll, FrameReader, Poll};
+use pushpull_net::Stream;
 use tokio::io::Interest;
 
-use super::link::Link;
 use super::outbox::Outbox;
 use super::thread::Core;
 use crate::session::Input;
@@ -22,7 +22,7 @@ const TURN: usize = 16;
 /// Connects, and converses until the connection ends; then tells the session, unless the session
 /// has given it up.
 pub(super) async fn run(core: Arc<Core>, link: usize, address: String, outbox: Arc<Outbox>) {
-    let error = match tokio::time::timeout(CONNECT_TIMEOUT, Link::connect(&address)).await {
+    let error = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
         Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
         Ok(Err(error)) => error.to_string(),
         Ok(Ok(stream)) => match converse(&core, link, &stream, &outbox).await {
@@ -39,7 +39,7 @@ pub(super) async fn run(core: Arc<Core>, link: usize, address: String, outbox: A
 async fn converse(
     core: &Core,
     link: usize,
-    stream: &Link,
+    stream: &Stream,
     outbox: &Outbox,
 ) -> Result<(), ReadError> {
     let mut reader = FrameReader::new();
@@ -47,7 +47,7 @@ async fn converse(
     reader.open();
     let mut in_body = false;
     if !outbox.is_given_up() {
-        core.handle(Input::Connected { link, same_host: stream.is_same_host() });
+        core.handle(Input::Connected { link, same_host: stream.passes_descriptors() });
     }
     loop {
         if outbox.flush(stream)? {
@@ -93,7 +93,7 @@ enum Turn {
 fn read_turn(
     core: &Core,
     link: usize,
-    stream: &Link,
+    stream: &Stream,
     outbox: &Outbox,
     reader: &mut FrameReader,
     in_body: &mut bool,

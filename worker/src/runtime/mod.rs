@@ -1,10 +1,8 @@
 //! A thread, sockets and a clock around the pure session.
 
-mod adaptive_spin;
 mod caller;
 mod connection;
 mod leadership;
-mod link;
 mod mapped_shards;
 mod outbox;
 mod per_link;
@@ -15,14 +13,13 @@ mod runner;
 mod shared_memory;
 mod thread;
 
-pub(crate) use adaptive_spin::AWAKE;
 pub(crate) use caller::Caller;
 pub(crate) use leadership::{Leadership, OpenOperation};
 pub(crate) use mapped_shards::Direct;
 #[cfg(feature = "simulation")]
 pub(crate) use push_buffers::PushBuffers;
 pub(crate) use reply::Call;
-pub(crate) use runner::SessionRunner;
+pub(crate) use runner::{CALLER_SPIN, SessionRunner};
 #[cfg(feature = "simulation")]
 pub(crate) use shared_memory::{Mapped, map, map_push_buffer};
 pub(crate) use thread::SessionThread;

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
+use pushpull_net::Stream;
 use tokio::sync::Notify;
 
-use super::link::Link;
 use crate::parts::Body;
 
 /// How many stretches one write is given: of a large frame, or of several that are small.
@@ -81,13 +81,13 @@ impl Outbox {
 
     /// Sends as much as the link takes. Whether it took something after it had been full: then the
     /// peer has read. That a link which is not full takes something says nothing about the peer.
-    pub(super) fn flush(&self, link: &Link) -> io::Result<bool> {
+    pub(super) fn flush(&self, stream: &Stream) -> io::Result<bool> {
         let mut frames = self.frames();
         let mut drained = false;
         while !frames.queue.is_empty() {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let count = frames.unsent(&mut slices);
-            match link.try_write(&slices[..count]) {
+            match stream.try_write(&slices[..count]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
                     frames.taken(count);

@@ -4,12 +4,11 @@ use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use pushpull_runtime::Processors;
+use pushpull_net::{AdaptiveSpin, Processors, SpinLimits};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::adaptive_spin::{AdaptiveSpin, SpinWait};
 use super::leadership::{LeaderGuard, Leadership};
 
 /// Runs a session, on its own thread or on those of callers that wait.
@@ -18,19 +17,30 @@ pub(crate) struct SessionRunner {
     /// There until it is dropped.
     runtime: Option<Runtime>,
     leadership: Arc<Leadership>,
+    limits: SpinLimits,
     adaptive_spin: Mutex<AdaptiveSpin>,
     processors: Processors,
 }
 
 impl SessionRunner {
-    pub(super) fn new(leadership: Arc<Leadership>) -> io::Result<SessionRunner> {
+    pub(super) fn new(
+        leadership: Arc<Leadership>,
+        busy_poll: Duration,
+    ) -> io::Result<SessionRunner> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (adaptive_spin, processors) = (Mutex::default(), Processors::here());
-        Ok(SessionRunner { runtime: Some(runtime), leadership, adaptive_spin, processors })
+        let limits = CALLER_SPIN.with_longest(busy_poll);
+        let (adaptive_spin, processors) =
+            (Mutex::new(AdaptiveSpin::new(limits)), Processors::here());
+        Ok(SessionRunner { runtime: Some(runtime), leadership, limits, adaptive_spin, processors })
     }
 
     fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("it is taken when the driver is dropped, not before")
+    }
+
+    /// For how long a caller polls in any case.
+    pub(crate) fn polls_for(&self) -> Duration {
+        self.limits.unconditional
     }
 
     fn adaptive_spin(&self) -> MutexGuard<'_, AdaptiveSpin> {
@@ -92,7 +102,7 @@ impl LeadingCaller<'_> {
     pub(crate) fn wait<F: Future>(mut self, future: F) -> F::Output {
         self.turn.run();
         let runner = self.runner;
-        let mut wait = SpinWait::new(Instant::now());
+        let mut wait = runner.adaptive_spin().begin(Instant::now());
         let pays = || {
             // To ask takes some 2 us, in which others are not kept from saying how they have waited.
             let pays = runner.adaptive_spin().pays();
@@ -106,7 +116,7 @@ impl LeadingCaller<'_> {
                 }
                 // The processor is not given up meanwhile: where another computes on it, it would come back when that
                 // has had its slice, milliseconds later, though the answer were there. Whoever sleeps goes first.
-                if wait.is_awake(Instant::now(), pays) {
+                if wait.polls(Instant::now(), pays) {
                     context.waker().wake_by_ref();
                 }
                 Poll::Pending
@@ -117,6 +127,14 @@ impl LeadingCaller<'_> {
         output
     }
 }
+
+/// How long a caller polls: in any case about as long as a wake-up takes, and longer where that pays. A wake-up takes an
+/// eighth of the longest poll.
+pub(crate) const CALLER_SPIN: SpinLimits = SpinLimits {
+    unconditional: Duration::from_micros(50),
+    longest: Duration::from_micros(400),
+    recheck: Duration::from_micros(50),
+};
 
 #[cfg(test)]
 mod tests {
@@ -139,7 +157,7 @@ mod tests {
 
     impl Session {
         fn start() -> Session {
-            let runner = Arc::new(SessionRunner::new(Arc::default()).unwrap());
+            let runner = Arc::new(SessionRunner::new(Arc::default(), CALLER_SPIN.longest).unwrap());
             let (ask, mut asked) = mpsc::unbounded_channel::<(Asked, OpenOperation)>();
             let session = async move {
                 while let Some((reply, open)) = asked.recv().await {

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
@@ -31,10 +31,14 @@ pub(crate) struct SessionThread {
 }
 
 impl SessionThread {
-    pub(crate) fn start(start: Start, progress: Option<Progress>) -> io::Result<SessionThread> {
+    pub(crate) fn start(
+        start: Start,
+        progress: Option<Progress>,
+        busy_poll: Duration,
+    ) -> io::Result<SessionThread> {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
         let returns = Arc::new(Returns::default());
-        let runner = Arc::new(SessionRunner::new(returns.leadership().clone())?);
+        let runner = Arc::new(SessionRunner::new(returns.leadership().clone(), busy_poll)?);
         let name = format!("worker-{}", start.task.index);
         let addresses = start.addresses.clone();
         let session = Session::new(start);
@@ -326,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_wait_without_end_can_be_given_up_and_the_thread_ends() {
-        let session = SessionThread::start(start(), None).unwrap();
+        let session = SessionThread::start(start(), None, Duration::ZERO).unwrap();
         {
             let mut call = pin!(session.caller().call("connect", open(), Duration::MAX));
             assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -336,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_caller_that_runs_the_session_is_told_of_its_end() {
-        let session = SessionThread::start(start(), None).unwrap();
+        let session = SessionThread::start(start(), None, Duration::ZERO).unwrap();
         std::thread::scope(|scope| {
             let (tell, told) = std::sync::mpsc::channel();
             let caller = session.caller();

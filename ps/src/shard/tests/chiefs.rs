@@ -62,7 +62,9 @@ pub(super) fn an_older_chief_is_fenced(planted: PlantedBugs) {
     let push_slot = world.push_slot(old);
     let assign = Push::plain(1, Operation::Assign {}, push_slot);
     let answer = world.push_answer(old, &assign, &[(0, &bytes_of(&[1.0_f64, 1.0]))]);
-    let Message::Refused(refused) = answer else { panic!("an initial value is accepted: {answer:?}") };
+    let Message::Refused(refused) = answer else {
+        panic!("an initial value is accepted: {answer:?}")
+    };
     assert!(is_fenced(&refused.refusal, &second), "{}", refused.refusal);
     for other in [assign.shared(&[(0, 16)], Some(16)), assign.encoded((1, 4), 0, Some(8))] {
         let name = other.name();

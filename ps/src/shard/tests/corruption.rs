@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::arenas::{Decoded, Files, files_of, images, train, world};
-use super::random::{Random, PrintSeedOnPanic, is_thorough};
+use super::random::{PrintSeedOnPanic, Random, is_thorough};
 use super::world::{LIFE, World};
 use crate::arena::{GAP_BYTES, SKEW_BYTES};
 use crate::error::StorageError;

@@ -117,7 +117,11 @@ impl Judge {
             self.figures.nested_images += 1;
             let (_, kept) = self.open(files, &format!("at {event:?} of a recovery"));
             let what = || difference(&kept, expected, expected);
-            assert!(kept == *expected, "a recovery killed at {event:?} ends in another state: {}", what());
+            assert!(
+                kept == *expected,
+                "a recovery killed at {event:?} ends in another state: {}",
+                what()
+            );
         }
         let (_, again) = self.open(&shelf.contents(), "after a recovery");
         assert!(again == *expected, "a second recovery ends in another state");
@@ -134,7 +138,8 @@ fn is_at_work(files: &Files) -> bool {
 }
 
 fn difference(kept: &PersistentState, before: &PersistentState, after: &PersistentState) -> String {
-    let values = |kept: &PersistentState, other: &PersistentState| match kept.values == other.values {
+    let values = |kept: &PersistentState, other: &PersistentState| match kept.values == other.values
+    {
         true => "the same values",
         false => "other values",
     };
@@ -196,7 +201,8 @@ pub(super) fn suite(planted: PlantedBugs) -> Figures {
         for optimizer in [Arc::new(Sgd::new(0.5)) as Arc<dyn Optimizer>, lazy] {
             // Once is enough: the optimizer makes no difference.
             let many_clients = optimizer.slots().is_empty() && !past_cache;
-            let scenario = CrashScenario { optimizer, mixed: false, past_cache, many_clients, planted, seed };
+            let scenario =
+                CrashScenario { optimizer, mixed: false, past_cache, many_clients, planted, seed };
             figures += crash_everywhere(&scenario);
         }
     }

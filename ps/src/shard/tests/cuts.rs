@@ -173,7 +173,11 @@ fn asynchronous_saves_run_one_at_a_time_and_at_most_16_wait() {
 fn a_save_waits_for_every_shard_to_apply_the_step_and_for_the_save_before() {
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = one_behind(folder.path());
-    assert_eq!(request_save(&mut cluster), [] as [u64; 0], "one shard is at step 0, and one at step 1");
+    assert_eq!(
+        request_save(&mut cluster),
+        [] as [u64; 0],
+        "one shard is at step 0, and one at step 1"
+    );
     cluster.link(1);
     assert_eq!(ordered_steps(&mut cluster), [1]);
     assert_eq!(request_save(&mut cluster), [] as [u64; 0], "another save is running");

@@ -94,7 +94,9 @@ fn waits_behind_a_push_without_memory_name_the_cause() {
     assert_eq!(world.answer(line, request), None);
     world.now += Duration::from_millis(500);
     world.tick();
-    let Some(Message::Refused(refused)) = world.answer(line, request) else { panic!("not refused") };
+    let Some(Message::Refused(refused)) = world.answer(line, request) else {
+        panic!("not refused")
+    };
     let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
     assert!(awaited.as_str().contains("cannot grow: cannot reserve"), "{awaited}");
 }

@@ -29,7 +29,9 @@ fn a_declaration_that_does_not_fit_is_refused_with_need_and_limit() {
     let large = place(vec![VariableSpec::f32("w", [1 << 18]).unwrap()], 1);
     // 13 MiB and some overhead: values with a shadow and a pinned copy, the same for two optimizer
     // slots, and four push slots, of a MiB each.
-    let Message::Refused(refused) = world.declare(line, &large) else { panic!("the declaration is accepted") };
+    let Message::Refused(refused) = world.declare(line, &large) else {
+        panic!("the declaration is accepted")
+    };
     let Refusal::DoesNotFit { need, limit: found } = refused.refusal else { panic!("{refused:?}") };
     assert!((13 << 20..14 << 20).contains(&need) && found == limit, "{need} {found}");
     let refusal = world.refused(line, message::FetchCatalogue {}.into());
@@ -156,7 +158,9 @@ fn values_assigned_before_initialization_are_kept() {
     let push_slot = world.push_slot(line);
     let gradient = Push { operation: Operation::Gradient {}, push_slot, ..push };
     let answer = world.push_answer(line, &gradient, &[(8, &[0; 8])]);
-    let Message::Refused(refused) = answer else { panic!("a gradient is accepted before there are values") };
+    let Message::Refused(refused) = answer else {
+        panic!("a gradient is accepted before there are values")
+    };
     assert_eq!(refused.refusal, Refusal::NotInitialized {});
     let push_slot = world.push_slot(line);
     let push = Push { push_slot, ..push };

@@ -8,7 +8,7 @@ use pushpull_common::protocol::{Message, message};
 
 use super::arenas::{Files, file_mut, images, train, world};
 use super::peers::{Push, bytes_of, worker};
-use super::random::{Random, PrintSeedOnPanic, is_thorough};
+use super::random::{PrintSeedOnPanic, Random, is_thorough};
 use super::world::{LIFE, World};
 use crate::commit::reseal;
 use crate::layout::{Kind, PAGE_BYTES};
@@ -140,7 +140,8 @@ fn exercise(world: &mut World) {
 fn forged_arenas_are_refused_or_work() {
     let seed = std::env::var("PUSHPULL_SEED").ok().and_then(|seed| seed.parse().ok());
     let arena_count = if is_thorough() { FORGED_ARENAS_THOROUGH } else { FORGED_ARENAS };
-    let arena_count = std::env::var("PUSHPULL_LIARS").map_or(arena_count, |count| count.parse().unwrap());
+    let arena_count =
+        std::env::var("PUSHPULL_LIARS").map_or(arena_count, |count| count.parse().unwrap());
     let seeds = seed.map_or(0..arena_count, |seed: u64| seed..seed + 1);
     let states: Vec<_> = [false, true].map(images).into_iter().flatten().collect();
     let (mut refused, mut works) = (0, 0);

@@ -129,7 +129,10 @@ fn a_pause_of_the_server_loses_no_member() {
     world.tick();
     assert_eq!(world.members[0], (2, 2));
     let answer = world.push_answer(line, &push, &[(16, &[0; 16])]);
-    assert!(matches!(answer, Message::Refused(_)), "for its length, not for its push slot: {answer:?}");
+    assert!(
+        matches!(answer, Message::Refused(_)),
+        "for its length, not for its push slot: {answer:?}"
+    );
     // The tick after a pause does not move an earlier message into the future.
     world.now += Duration::from_secs(3600);
     let heartbeat = world.say(line, message::Heartbeat {}.into());

@@ -163,7 +163,9 @@ impl Model {
 
     fn connect(&mut self, index: usize) {
         let actor = &mut self.actors[index];
-        let Ok(line) = self.world.try_join(0, &mut actor.peer) else { panic!("the client is not welcome") };
+        let Ok(line) = self.world.try_join(0, &mut actor.peer) else {
+            panic!("the client is not welcome")
+        };
         actor.line = Some(line);
     }
 

@@ -190,7 +190,10 @@ pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
             message => panic!("{message:?}"),
         };
         assert_eq!((pulled.offset, covered), (range.start, range.end - range.start));
-        assert!(version.is_none_or(|version| version == pulled.version), "all parts have one version");
+        assert!(
+            version.is_none_or(|version| version == pulled.version),
+            "all parts have one version"
+        );
         version = Some(pulled.version);
         let mut slices = Vec::new();
         parts.slices(range, &mut slices);

@@ -58,7 +58,9 @@ fn waiting_clients_are_served_in_order() {
         let answer = world.push_answer(sender, &add(1, push_slot), &[(32, &ones())]);
         let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
         assert_eq!(answer.push_slot, 0, "another client waits");
-        let Some(Message::Reserved(next)) = world.answer(line, request) else { panic!("the push slot is not granted") };
+        let Some(Message::Reserved(next)) = world.answer(line, request) else {
+            panic!("the push slot is not granted")
+        };
         (sender, push_slot) = (line, next.push_slot);
     }
     let answer = world.push_answer(sender, &add(1, push_slot), &[(32, &ones())]);

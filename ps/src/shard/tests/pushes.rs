@@ -113,7 +113,11 @@ fn plain_variables_add_and_integers_wrap() {
     assert_eq!(f32s(&values[32..48]), [2.0, 3.0, 4.0, 5.0]);
     assert_eq!((&values[48..], f32s(&values[..12])), (&i64::MIN.to_le_bytes()[..], vec![9.0; 3]));
     let metrics = world.metrics();
-    assert_eq!((metrics.global_step, metrics.assigns_applied), (0, 5), "pushes to plain variables are no steps");
+    assert_eq!(
+        (metrics.global_step, metrics.assigns_applied),
+        (0, 5),
+        "pushes to plain variables are no steps"
+    );
 }
 
 #[test]

@@ -106,7 +106,11 @@ fn a_second_connection_takes_over_while_a_body_is_under_way_on_the_first() {
         assert_eq!(world.answer(line, first), None);
         assert!(!outcome(world.answer(line, last)).1);
         applied_once(&mut world, line);
-        assert_eq!(world.received.get(&old).map_or(0, Vec::len), 0, "nothing is sent over the old connection");
+        assert_eq!(
+            world.received.get(&old).map_or(0, Vec::len),
+            0,
+            "nothing is sent over the old connection"
+        );
     }
 }
 
@@ -133,7 +137,10 @@ fn an_answer_goes_only_to_the_connection_that_asked() {
     world.push(old, &push, &[(0, &ones())]);
     let line = world.join(0, &mut peer);
     world.work();
-    assert!(world.received.get(&line).is_none_or(Vec::is_empty), "the new connection has asked for nothing");
+    assert!(
+        world.received.get(&line).is_none_or(Vec::is_empty),
+        "the new connection has asked for nothing"
+    );
     // No token was granted with an answer that was never sent.
     let metrics = world.metrics();
     let grant = world.token_after(line, push.grant.token);
@@ -184,7 +191,10 @@ fn a_push_that_newer_ones_overtake_while_it_waits_is_applied_once() {
     assert_eq!(f32s(&world.values(line)[32..48]), [2.0; 4]);
     let again = world.push(line, &late, &[(32, &ledger)]);
     let answer = world.answer(line, again);
-    assert!(matches!(answer, Some(Message::Refused(_))), "its outcome has left the window: {answer:?}");
+    assert!(
+        matches!(answer, Some(Message::Refused(_))),
+        "its outcome has left the window: {answer:?}"
+    );
     // Both pushes are whole, the newer one first.
     for sequence in [300, 200] {
         let push = Push::plain(sequence, operation, world.push_slot(line));

@@ -97,7 +97,10 @@ impl Client {
             assert_eq!(file.metadata().unwrap().len(), bytes);
         }
         for file in [block_table, values] {
-            assert!(Memory::of_file(file.try_clone().unwrap()).is_err(), "the client cannot map it for writes");
+            assert!(
+                Memory::of_file(file.try_clone().unwrap()).is_err(),
+                "the client cannot map it for writes"
+            );
         }
         let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = shared;
         let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };

@@ -118,7 +118,8 @@ impl Case {
     fn files(&self) -> (Files, Arc<PsConfig>) {
         let shelf = Shelf::default();
         // The files are left by a server without planted bugs.
-        let (mut world, line) = begin_training(&self.scenario(PlantedBugs::default()), shelf.clone());
+        let (mut world, line) =
+            begin_training(&self.scenario(PlantedBugs::default()), shelf.clone());
         let (InitialState::Whole(offset, bytes)
         | InitialState::Committed(offset, bytes)
         | InitialState::Prepared(offset, bytes)) = self.initial;
@@ -231,7 +232,9 @@ struct Expected {
 fn rehearse(case: &Case, files: &Files, config: &Arc<PsConfig>) -> Expected {
     let now = Instant::now();
     let kept = |files: &Files| {
-        PersistentState::of(&open_on(&Shelf::with(files.clone()), config, now).expect("the files are sound"))
+        PersistentState::of(
+            &open_on(&Shelf::with(files.clone()), config, now).expect("the files are sound"),
+        )
     };
     let shelf = Shelf::with(files.clone());
     let (sender, events) = std::sync::mpsc::channel();

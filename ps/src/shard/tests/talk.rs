@@ -7,7 +7,7 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
 use super::peers::{Push, unpack};
-use super::world::{Received, Line, World};
+use super::world::{Line, Received, World};
 use crate::shard::output::PulledParts;
 
 impl World {

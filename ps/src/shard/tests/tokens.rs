@@ -81,11 +81,19 @@ fn a_client_that_waits_for_the_last_step_gets_it_once_its_token_is_returned() {
     let grant = world.token(a);
     let waiting = world.say(b, ask());
     assert_eq!(world.answer(b, waiting), None);
-    assert!(matches!(world.refused(b, return_token(grant)), Refusal::Token { .. }), "another client holds it");
+    assert!(
+        matches!(world.refused(b, return_token(grant)), Refusal::Token { .. }),
+        "another client holds it"
+    );
     assert!(matches!(world.ask(a, return_token(grant)), Message::Returned(_)));
-    let Some(Message::Granted(granted)) = world.answer(b, waiting) else { panic!("no token is granted") };
+    let Some(Message::Granted(granted)) = world.answer(b, waiting) else {
+        panic!("no token is granted")
+    };
     assert_ne!(granted.grant.token, grant.token, "the token is a new one");
-    assert!(matches!(world.refused(a, return_token(grant)), Refusal::Token { .. }), "the token is gone");
+    assert!(
+        matches!(world.refused(a, return_token(grant)), Refusal::Token { .. }),
+        "the token is gone"
+    );
     let waiting = world.say(a, ask());
     let answer = spend(&mut world, b, 1, granted.grant);
     // Waiting clients are served first, and all of them learn of the end.
@@ -119,7 +127,9 @@ fn the_token_of_a_lost_client_goes_to_a_waiting_client_and_not_to_itself() {
     world.pass(LEASE, &[b]);
     assert!(world.closed.contains(&a));
     assert_eq!(world.answer(a, own), None);
-    let Some(Message::Granted(granted)) = world.answer(b, waiting) else { panic!("no token is granted") };
+    let Some(Message::Granted(granted)) = world.answer(b, waiting) else {
+        panic!("no token is granted")
+    };
     assert_ne!(granted.grant.token, grant.token);
     assert_eq!(world.metrics().tokens_taken_back, 1);
 }
@@ -162,7 +172,11 @@ fn a_lost_grant_is_given_again() {
     world.disconnect(a);
     let mut peer = worker(1);
     let a = world.join(0, &mut peer);
-    assert_eq!(world.token_after(a, first.token).token, second.token, "the client does not know the second token");
+    assert_eq!(
+        world.token_after(a, first.token).token,
+        second.token,
+        "the client does not know the second token"
+    );
     assert_eq!(world.token_after(a, TokenId(0)).token, first.token);
     let waiting = world.say(a, message::TokenRequest { newest: second.token }.into());
     assert_eq!(world.answer(a, waiting), None, "the client knows both tokens");
@@ -208,7 +222,10 @@ fn a_restarted_client_returns_its_tokens_but_not_those_of_whole_pushes() {
     world.push(a, &Push::gradient(1, spent, push_slot), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);
     let mut again = worker(1).restarted();
     let again = world.join(0, &mut again);
-    assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))), "one token was returned");
+    assert!(
+        matches!(world.answer(b, waiting), Some(Message::Granted(_))),
+        "one token was returned"
+    );
     // The new incarnation knows no token. The one of the whole push is not granted again.
     let waiting = world.say(again, message::TokenRequest { newest: TokenId(0) }.into());
     assert_eq!(world.answer(again, waiting), None);

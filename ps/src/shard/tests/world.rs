@@ -311,7 +311,10 @@ impl World {
         match self.answer(line, request) {
             Some(Message::Welcome(welcome)) => Ok((line, welcome)),
             Some(Message::Refused(refused)) => {
-                assert!(self.closed.contains(&line), "the connection of a refused client is closed");
+                assert!(
+                    self.closed.contains(&line),
+                    "the connection of a refused client is closed"
+                );
                 self.disconnect(line);
                 Err(refused.refusal)
             }
@@ -437,14 +440,20 @@ impl World {
         }
         let received = self.received.remove(&line).unwrap_or_default();
         let body = received.into_iter().find_map(|received| match received {
-            Received::Message { envelope, body, .. } => (envelope.request == request).then_some(body),
+            Received::Message { envelope, body, .. } => {
+                (envelope.request == request).then_some(body)
+            }
             Received::Values(_) => None,
         });
         body.expect("`SaveShard` is answered")
     }
 
     /// Takes the answer to a request, with its body.
-    pub(super) fn answer_with_body(&mut self, line: Line, request: RequestId) -> (Message, Vec<u8>) {
+    pub(super) fn answer_with_body(
+        &mut self,
+        line: Line,
+        request: RequestId,
+    ) -> (Message, Vec<u8>) {
         let received = self.received.entry(line).or_default();
         let is_it = |received: &Received| matches!(received, Received::Message { envelope, .. } if envelope.request == request);
         let index = received.iter().position(is_it).expect("the request is answered");
@@ -536,7 +545,10 @@ impl World {
                     received.push(Received::Message { envelope, message, body: Vec::new() });
                 }
                 Output::Stream { connection, parts } => {
-                    self.received.entry(line(connection)).or_default().push(Received::Values(parts));
+                    self.received
+                        .entry(line(connection))
+                        .or_default()
+                        .push(Received::Values(parts));
                 }
                 Output::ToOwner { envelope, message } => {
                     self.to_owner.push((shard, envelope, message));

@@ -68,7 +68,9 @@ pub(crate) fn run(
             }
         }
         if store.values() != in_place.values()[..elements] {
-            return Err(format!("the values of {name} differ from those of the rule in place").into());
+            return Err(
+                format!("the values of {name} differ from those of the rule in place").into()
+            );
         }
         let (row, unit, amount) = (format!("apply_{name}"), Unit::Throughput, bytes as u64);
         let ceiling_name = "the rule in place";

@@ -73,7 +73,9 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
         });
         let ended = ended.collect::<Vec<_>>();
         done.store(true, Ordering::Release);
-        let most = watch.join().unwrap_or_else(|_| Err(std::io::Error::other("the watching thread panicked")));
+        let most = watch
+            .join()
+            .unwrap_or_else(|_| Err(std::io::Error::other("the watching thread panicked")));
         ended.into_iter().collect::<Result<Vec<()>, String>>().map(|_| most)
     })??;
     check(&daemons)?;
@@ -135,7 +137,8 @@ fn anonymous(process: u32) -> std::io::Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
     let kib = kib.and_then(|kib| kib.parse::<u64>().ok());
-    let missing = || std::io::Error::other("/proc does not report the anonymous memory of the process");
+    let missing =
+        || std::io::Error::other("/proc does not report the anonymous memory of the process");
     kib.map(|kib| kib << 10).ok_or_else(missing)
 }
 

@@ -62,8 +62,10 @@ fn table(lines: &[Line]) -> String {
         let (name, unit, ceiling_name) = (&line.name, line.unit.name(), line.ceiling_name);
         let p99 = line.p99.map(|p99| format!(", p99 {p99:.1}")).unwrap_or_default();
         // Writing to a string cannot fail.
-        let _ =
-            writeln!(table, "| `{name}` | {ours} | {ceiling} | {ratio} | {unit}{p99} | {ceiling_name} |");
+        let _ = writeln!(
+            table,
+            "| `{name}` | {ours} | {ceiling} | {ratio} | {unit}{p99} | {ceiling_name} |"
+        );
     }
     table
 }
@@ -96,8 +98,15 @@ mod tests {
     #[test]
     fn the_table_has_a_row_for_each_line() {
         let (name, unit, ceiling_name) = ("a".to_owned(), Unit::Latency, "b");
-        let line =
-            Line { name, unit, ours: 3.0, ceiling: Some(2.0), p99: Some(9.0), ceiling_name, rounds: 5 };
+        let line = Line {
+            name,
+            unit,
+            ours: 3.0,
+            ceiling: Some(2.0),
+            p99: Some(9.0),
+            ceiling_name,
+            rounds: 5,
+        };
         let alone = Line { ceiling: None, p99: None, ..line.clone() };
         let table = table(&[line, alone]);
         let rows: Vec<&str> = table.lines().skip(2).collect();

@@ -22,7 +22,9 @@ pub(crate) fn draw(path: &Path, lines: &[Line]) -> Result<(), Failure> {
     let sizes = points().map(|&(size, ..)| size);
     let (least, most) = sizes.fold((f64::MAX, 0.0_f64), |(a, b), size| (a.min(size), b.max(size)));
     if least >= most {
-        return Err("--plot: cannot draw a curve without pulls and pushes of at least two --sizes".into());
+        return Err(
+            "--plot: cannot draw a curve without pulls and pushes of at least two --sizes".into()
+        );
     }
     let top = points().fold(0.0_f64, |top, &(_, ours, ceiling)| top.max(ours).max(ceiling));
     let picture = SVGBackend::new(path, PIXELS).into_drawing_area();

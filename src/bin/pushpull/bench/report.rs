@@ -86,7 +86,9 @@ impl Report {
         if !self.json && self.lines.is_empty() {
             let heads = ["name", "ours", "ceiling", "ratio", "unit", "ceiling is"];
             let [name, ours, ceiling, ratio, unit, ceiling_name] = heads;
-            print_lines(&format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {ceiling_name}"))?;
+            print_lines(&format!(
+                "{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {ceiling_name}"
+            ))?;
         }
         print_lines(&if self.json { line.json() } else { line.text() })?;
         self.lines.push(line.clone());
@@ -153,7 +155,9 @@ impl Line {
             None => format!("\"ours\":{ours:.6}"),
         };
         let compared = self.compared().map(|(ceiling, ratio)| {
-            format!("\"ceiling\":{ceiling:.6},\"ratio\":{ratio:.3},\"ceiling_is\":\"{ceiling_name}\",")
+            format!(
+                "\"ceiling\":{ceiling:.6},\"ratio\":{ratio:.3},\"ceiling_is\":\"{ceiling_name}\","
+            )
         });
         let (compared, unit) = (compared.unwrap_or_default(), self.unit.name());
         format!("{{\"name\":\"{name}\",{figures},{compared}\"unit\":\"{unit}\",\"n\":{rounds}}}")

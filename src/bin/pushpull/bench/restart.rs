@@ -22,7 +22,8 @@ pub(crate) fn run(sizes: &[String], rounds: usize, report: &mut Report) -> Resul
     let restarts = sizes.iter().map(|size| one_size(size, rounds, report));
     let restarts = restarts.collect::<Result<Vec<f64>, _>>()?;
     if let [first, .., last] = restarts[..] {
-        let (name, unit, ceiling_name) = ("restart_flat".to_owned(), Unit::Latency, "the first size");
+        let (name, unit, ceiling_name) =
+            ("restart_flat".to_owned(), Unit::Latency, "the first size");
         let (ours, ceiling) = (last, Some(first));
         report.line(Line { name, unit, ours, ceiling, p99: None, ceiling_name, rounds })?;
     }

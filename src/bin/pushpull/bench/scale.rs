@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pushpull::common::protocol::message::{Pull, Role, Selection};
 use pushpull::{ClusterSpec, ShardId};
 
-use super::bed::{Target, Model, TestBed};
+use super::bed::{Model, Target, TestBed};
 use super::ceiling::Direction;
 use super::daemon::expect;
 use super::probe::Line as Connection;
@@ -27,7 +27,8 @@ pub(crate) fn run(options: &Options, pace: Pace, report: &mut Report) -> Result<
         for (verb, direction) in [("pull", Direction::Pull), ("push", Direction::Push)] {
             let mut one = bed(transport, MODEL_BYTES, 1)?;
             let mut many = bed(transport, MODEL_BYTES, variables)?;
-            let (ours, theirs) = interleave(pace, || many.turn(direction, 1), || one.turn(direction, 1))?;
+            let (ours, theirs) =
+                interleave(pace, || many.turn(direction, 1), || one.turn(direction, 1))?;
             one.check()?;
             many.check()?;
             let name = format!("scale_variables_{variables}_{verb}");
@@ -42,8 +43,11 @@ pub(crate) fn run(options: &Options, pace: Pace, report: &mut Report) -> Result<
         let (ours, theirs) = interleave(pace, || many.pull(), || one.pull())?;
         let name = format!("scale_connections_{connections}_pull");
         keep_worst(&mut worst, report.row(row(name, ours, theirs, "one connection"))?);
-        let (ours, theirs) =
-            interleave(pace, || many.bed.turn(Direction::Push, 1), || one.bed.turn(Direction::Push, 1))?;
+        let (ours, theirs) = interleave(
+            pace,
+            || many.bed.turn(Direction::Push, 1),
+            || one.bed.turn(Direction::Push, 1),
+        )?;
         one.bed.check()?;
         many.bed.check()?;
         let name = format!("scale_connections_{connections}_push");

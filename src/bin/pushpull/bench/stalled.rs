@@ -49,7 +49,8 @@ pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Fai
     let (p99, ceiling) = (latency(&stalled, 0.99), Some(latency(&alone, 0.99)));
     let (name, is) = ("push_64KiB_beside_stalled_reader", "the same push alone");
     let (ours, theirs) = (stalled, alone);
-    let row = Row { name: name.into(), unit, amount: 1 << 16, ours, ceiling: theirs, ceiling_name: is };
+    let row =
+        Row { name: name.into(), unit, amount: 1 << 16, ours, ceiling: theirs, ceiling_name: is };
     report.row(row)?;
     let rounds = pace.rounds;
     let (name, none) = (format!("{name}_p99"), None);

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use super::bed::{Target, Model, TestBed, at_once};
-use super::ceiling::{RuleInPlace, Memcpy, GradientHandoff, PingPong, RoundTrip, SharedWord, Direction};
+use super::bed::{Model, Target, TestBed, at_once};
+use super::ceiling::{
+    Direction, GradientHandoff, Memcpy, PingPong, RoundTrip, RuleInPlace, SharedWord,
+};
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave};
 use super::{Failure, Options, Transport, bytes_of};
@@ -120,7 +122,13 @@ impl TransportRows<'_> {
     fn in_shared_memory(&mut self) -> Result<(), Failure> {
         let bytes = self.bytes;
         let copying = || Ok(Memcpy::new(bytes));
-        self.measure_beside("pull", Direction::Pull, copying, |ceiling| Ok(ceiling.once()), "memcpy")?;
+        self.measure_beside(
+            "pull",
+            Direction::Pull,
+            copying,
+            |ceiling| Ok(ceiling.once()),
+            "memcpy",
+        )?;
         let applying = || Ok(RuleInPlace::new(bytes)?);
         self.measure_beside(
             "push",
@@ -138,7 +146,8 @@ impl TransportRows<'_> {
 
     /// Measures a push without its messages.
     fn handed(&mut self) -> Result<(), Failure> {
-        let (mut handing, mut applying) = (GradientHandoff::start(self.bytes)?, RuleInPlace::new(self.bytes)?);
+        let (mut handing, mut applying) =
+            (GradientHandoff::start(self.bytes)?, RuleInPlace::new(self.bytes)?);
         let (ours, ceiling) = interleave(self.pace, || handing.once(), || Ok(applying.once()))?;
         let (name, unit) = (format!("handed{}", self.end), Unit::Throughput);
         let (amount, ceiling_name) = (self.bytes as u64, "the rule in place");

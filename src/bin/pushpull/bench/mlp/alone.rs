@@ -6,7 +6,7 @@ use super::data::Data;
 use super::model::gemm::{Matrix, multiply};
 use super::model::{Mlp, NAMES};
 use super::{BATCH_ROWS, CLASSES, Fault, HIDDEN, INPUTS, WORKERS};
-use crate::bench::ceiling::{RoundTrip, Direction};
+use crate::bench::ceiling::{Direction, RoundTrip};
 use crate::bench::{Failure, Transport};
 
 /// Returns the initial values of the network, the same for every replica.

@@ -73,7 +73,8 @@ pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Resu
         ("mlp_synchronous", &in_step, &computing, alone),
     ] {
         let (name, unit) = (format!("{name}_{}", transport.name()), Unit::Batches);
-        let (ours, ceiling, amount) = (ours.clone(), ceiling.clone(), (BATCHES_PER_TURN * WORKERS) as u64);
+        let (ours, ceiling, amount) =
+            (ours.clone(), ceiling.clone(), (BATCHES_PER_TURN * WORKERS) as u64);
         report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
     }
     asynchronous.check()?;

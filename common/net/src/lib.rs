@@ -1,0 +1,13 @@
+//! The transport that servers and workers share.
+//!
+//! [`Stream`] is a TCP connection or a Unix socket. [`AdaptiveSpin`] decides whether a waiting thread polls or
+//! sleeps, and [`Processors`] tells whether another thread wants the processor. An internal crate of pushpull: its
+//! API may change with any version.
+
+mod adaptive_spin;
+mod processors;
+mod stream;
+
+pub use adaptive_spin::{AdaptiveSpin, SpinLimits, SpinWait};
+pub use processors::Processors;
+pub use stream::{DetachedStream, PeerLocation, Stream};

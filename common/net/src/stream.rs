@@ -1,0 +1,412 @@
+//! A connected stream, TCP or a Unix socket, for non-blocking vectored reads and writes.
+//!
+//! This is one of the few files that may hold `unsafe` code.
+
+#[cfg(not(target_os = "linux"))]
+use std::io::Read;
+use std::io::{self, IoSlice, IoSliceMut, Write};
+#[cfg(target_os = "linux")]
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+#[cfg(target_os = "linux")]
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
+use tokio::net::TcpStream;
+
+/// A connected stream. One task at a time waits for it.
+#[derive(Debug)]
+pub enum Stream {
+    /// A TCP connection, without Nagle's algorithm.
+    Tcp(TcpStream),
+    /// A Unix socket.
+    ///
+    /// epoll reports a Unix socket as writable each time the peer reads, so a task that is registered for read and
+    /// write wakes twice per request. This one is registered for reading; see [`Stream::ready`].
+    Unix(AsyncFd<UnixStream>),
+}
+
+/// A stream that no runtime drives, on its way from one thread to another.
+#[derive(Debug)]
+pub enum DetachedStream {
+    /// A TCP connection.
+    Tcp(std::net::TcpStream),
+    /// A Unix socket.
+    Unix(UnixStream),
+}
+
+/// Where the peer of a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerLocation {
+    /// On another host, or unknown.
+    Remote,
+    /// On this host, over TCP.
+    Loopback,
+    /// On this host, over a Unix socket.
+    UnixSocket {
+        /// Whether it runs as the same user as this process.
+        same_user: bool,
+    },
+}
+
+impl Stream {
+    /// Connects to `host:port` or `unix:/path`. Resolves a host name each time, because a server may come back on
+    /// another address.
+    ///
+    /// # Errors
+    /// Those of name resolution and of the connection. [`io::ErrorKind::ConnectionRefused`] also if a TCP stream has
+    /// connected to itself: while a server on this host is down, the system may pick its port as the source port.
+    pub async fn connect(address: &str) -> io::Result<Stream> {
+        if let Some(path) = address.strip_prefix("unix:") {
+            return Stream::unix(tokio::net::UnixStream::connect(path).await?);
+        }
+        Stream::tcp(not_itself(TcpStream::connect(address).await?)?)
+    }
+
+    /// Takes a connected TCP stream: switches Nagle's algorithm off and keepalive on, which finds a lost machine
+    /// within two minutes.
+    ///
+    /// # Errors
+    /// If the system rejects one of the options.
+    pub fn tcp(stream: TcpStream) -> io::Result<Stream> {
+        stream.set_nodelay(true)?;
+        let keepalive = socket2::TcpKeepalive::new()
+            .with_time(Duration::from_secs(60))
+            .with_interval(Duration::from_secs(10));
+        socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+        Ok(Stream::Tcp(stream))
+    }
+
+    /// Takes a connected Unix socket.
+    ///
+    /// # Errors
+    /// If the socket cannot be registered with the runtime.
+    pub fn unix(stream: tokio::net::UnixStream) -> io::Result<Stream> {
+        Stream::attach(DetachedStream::Unix(stream.into_std()?))
+    }
+
+    /// Has the runtime of the calling thread drive a stream.
+    ///
+    /// # Errors
+    /// If the stream cannot be registered with the runtime.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime that drives sockets.
+    pub fn attach(detached: DetachedStream) -> io::Result<Stream> {
+        match detached {
+            DetachedStream::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),
+            DetachedStream::Unix(stream) => {
+                stream.set_nonblocking(true)?;
+                register(stream, Interest::READABLE).map(Stream::Unix)
+            }
+        }
+    }
+
+    /// Takes the stream from its runtime.
+    ///
+    /// # Errors
+    /// If the system does not let it go.
+    pub fn detach(self) -> io::Result<DetachedStream> {
+        match self {
+            Stream::Tcp(stream) => stream.into_std().map(DetachedStream::Tcp),
+            Stream::Unix(stream) => Ok(DetachedStream::Unix(stream.into_inner())),
+        }
+    }
+
+    /// Whether descriptors can be passed over it.
+    pub fn passes_descriptors(&self) -> bool {
+        cfg!(target_os = "linux") && matches!(self, Stream::Unix(_))
+    }
+
+    /// Where the peer is.
+    pub fn peer_location(&self) -> PeerLocation {
+        match self {
+            Stream::Tcp(stream) => match stream.peer_addr() {
+                Ok(peer) if !peer.ip().is_loopback() => PeerLocation::Remote,
+                _ => PeerLocation::Loopback,
+            },
+            Stream::Unix(stream) => PeerLocation::UnixSocket { same_user: is_same_user(stream) },
+        }
+    }
+
+    /// Waits until the stream may be read or written, whichever is asked for. A wait for a Unix socket to become
+    /// writable registers a duplicate of its descriptor, for as long as it lasts.
+    ///
+    /// # Errors
+    /// If the runtime is shutting down, or the process has no descriptor left.
+    pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+        let stream = match self {
+            Stream::Tcp(stream) => return stream.ready(interest).await,
+            Stream::Unix(stream) => stream,
+        };
+        if !interest.is_writable() {
+            return Ok(stream.readable().await?.ready());
+        }
+        let duplicate = stream.get_ref().try_clone()?;
+        let writable = register(duplicate, Interest::WRITABLE)?;
+        tokio::select! {
+            biased;
+            ready = stream.readable(), if interest.is_readable() => Ok(ready?.ready()),
+            ready = writable.writable() => Ok(ready?.ready()),
+        }
+    }
+
+    /// Reads what is there, and passes on the descriptors that arrived with it.
+    ///
+    /// # Errors
+    /// Those of the read; [`io::ErrorKind::WouldBlock`] if nothing is there.
+    pub fn try_read(
+        &self,
+        slices: &mut [IoSliceMut<'_>],
+        take: impl FnMut(OwnedFd),
+    ) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.try_read_vectored(slices),
+            Stream::Unix(stream) => {
+                stream.try_io(Interest::READABLE, |stream| receive(stream, slices, take))
+            }
+        }
+    }
+
+    /// Writes as much as the system takes.
+    ///
+    /// # Errors
+    /// Those of the write; [`io::ErrorKind::WouldBlock`] if the system takes nothing.
+    pub fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.try_write_vectored(slices),
+            Stream::Unix(stream) => stream.get_ref().write_vectored(slices),
+        }
+    }
+
+    /// [`Stream::try_write`] with descriptors, which go with the first byte.
+    ///
+    /// # Errors
+    /// Those of the write; [`io::ErrorKind::Unsupported`] if the stream passes no descriptors.
+    #[cfg(target_os = "linux")]
+    pub fn try_send(&self, slices: &[IoSlice<'_>], descriptors: &[OwnedFd]) -> io::Result<usize> {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        let Stream::Unix(stream) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let rights = SendAncillaryMessage::ScmRights(&descriptors);
+        let mut space = vec![MaybeUninit::uninit(); rights.size()];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(rights);
+        Ok(sendmsg(stream.get_ref(), slices, &mut control, SendFlags::NOSIGNAL)?)
+    }
+
+    /// [`Stream::try_write`] with descriptors, which this system does not pass.
+    ///
+    /// # Errors
+    /// Always [`io::ErrorKind::Unsupported`].
+    #[cfg(not(target_os = "linux"))]
+    pub fn try_send(&self, _: &[IoSlice<'_>], _: &[OwnedFd]) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Has the runtime watch a socket.
+fn register(socket: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
+    // SAFETY: a socket of the standard library has one descriptor, which is open until the socket is dropped.
+    unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(io::Error::from)
+}
+
+/// The most descriptors that one read takes; the system closes the others.
+#[cfg(target_os = "linux")]
+const DESCRIPTORS_MAX: usize = 4;
+
+#[cfg(target_os = "linux")]
+fn receive(
+    stream: &UnixStream,
+    slices: &mut [IoSliceMut<'_>],
+    take: impl FnMut(OwnedFd),
+) -> io::Result<usize> {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let read = recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    rights.flatten().for_each(take);
+    Ok(read.bytes)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn receive(
+    mut stream: &UnixStream,
+    slices: &mut [IoSliceMut<'_>],
+    _: impl FnMut(OwnedFd),
+) -> io::Result<usize> {
+    stream.read_vectored(slices)
+}
+
+/// Whether the process at the other end runs as our user. False on systems without shared memory.
+#[cfg(target_os = "linux")]
+fn is_same_user(stream: &AsyncFd<UnixStream>) -> bool {
+    let us = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(stream).is_ok_and(|peer| peer.uid == us)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_same_user(_: &AsyncFd<UnixStream>) -> bool {
+    false
+}
+
+/// Rejects a stream that has connected to itself. It would hold the port that its server needs.
+fn not_itself(stream: TcpStream) -> io::Result<TcpStream> {
+    match stream.local_addr()? == stream.peer_addr()? {
+        true => Err(io::ErrorKind::ConnectionRefused.into()),
+        false => Ok(stream),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use tokio::net::{TcpListener, TcpSocket};
+    use tokio::runtime::Handle;
+
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    /// A stream, and its peer, which blocks.
+    fn pair() -> (Stream, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Stream::attach(DetachedStream::Unix(ours)).unwrap(), theirs)
+    }
+
+    fn read(stream: &Stream) -> io::Result<usize> {
+        stream.try_read(&mut [IoSliceMut::new(&mut [0; 64])], |_| ())
+    }
+
+    fn write(stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
+        stream.try_write(&[IoSlice::new(bytes)])
+    }
+
+    /// Writes until the system takes nothing more.
+    fn fill(stream: &Stream) {
+        while write(stream, &[1; 4096]).is_ok() {}
+    }
+
+    const EITHER: Interest = Interest::READABLE.add(Interest::WRITABLE);
+
+    #[test]
+    fn a_peer_that_reads_wakes_no_task() {
+        runtime().block_on(async {
+            let (stream, mut theirs) = pair();
+            write(&stream, b"a request").unwrap();
+            // A new descriptor is reported once.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let sleeps = || Handle::current().metrics().worker_park_count(0);
+            let before = sleeps();
+            let peer = std::thread::spawn(move || {
+                theirs.read_exact(&mut [0; 9]).unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+                theirs.write_all(b"an answer").unwrap();
+                theirs
+            });
+            loop {
+                assert!(stream.ready(Interest::READABLE).await.unwrap().is_readable());
+                match read(&stream) {
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                    Ok(bytes) => break assert_eq!(bytes, 9),
+                }
+            }
+            assert_eq!(sleeps() - before, 1);
+            drop(peer.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_blocked_write_continues_when_the_peer_reads() {
+        let all = 10 << 20;
+        runtime().block_on(async {
+            let (stream, mut theirs) = pair();
+            let peer = std::thread::spawn(move || {
+                let (mut bytes, mut read) = (vec![0; 100_000], 0);
+                while read < all {
+                    read += theirs.read(&mut bytes).unwrap();
+                }
+                theirs
+            });
+            let (bytes, mut written, mut waits) = (vec![1; 1 << 20], 0, 0);
+            while written < all {
+                match write(&stream, &bytes[..bytes.len().min(all - written)]) {
+                    Ok(count) => written += count,
+                    Err(error) => {
+                        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                        assert!(stream.ready(EITHER).await.unwrap().is_writable());
+                        waits += 1;
+                    }
+                }
+            }
+            assert!(waits > 0, "the socket took all of it at once");
+            drop(peer.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn an_answer_ends_a_wait_for_a_blocked_write() {
+        runtime().block_on(async {
+            let (stream, mut theirs) = pair();
+            fill(&stream);
+            let peer = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                theirs.write_all(b"an answer").unwrap();
+                theirs
+            });
+            assert!(stream.ready(EITHER).await.unwrap().is_readable());
+            assert_eq!(read(&stream).unwrap(), 9);
+            drop(peer.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_lost_peer_ends_a_wait_for_a_blocked_write() {
+        runtime().block_on(async {
+            let (stream, theirs) = pair();
+            fill(&stream);
+            let gone = std::thread::spawn(move || drop(theirs));
+            stream.ready(Interest::WRITABLE).await.unwrap();
+            let error = write(&stream, b"more").unwrap_err();
+            assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+            gone.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn an_empty_stream_is_not_read() {
+        runtime().block_on(async {
+            let (stream, theirs) = pair();
+            assert_eq!(read(&stream).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            drop(theirs);
+            stream.ready(Interest::READABLE).await.unwrap();
+            assert_eq!(read(&stream).unwrap(), 0, "the peer is gone");
+        });
+    }
+
+    #[test]
+    fn a_tcp_stream_that_has_connected_to_itself_is_rejected() {
+        runtime().block_on(async {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+            let own = socket.local_addr().unwrap();
+            let itself = socket.connect(own).await.unwrap();
+            let error = not_itself(itself).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            let stream = Stream::connect(&address).await.unwrap();
+            assert_eq!(stream.peer_location(), PeerLocation::Loopback);
+        });
+    }
+}
