@@ -4,7 +4,6 @@
 use std::time::Instant;
 
 use pushpull_common::ids::GlobalStep;
-#[cfg(any(test, fuzzing, feature = "simulation"))]
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::message::PushAnswer;
 use pushpull_common::protocol::{Envelope, Outcome, PushState};
@@ -15,7 +14,6 @@ use super::work::Job;
 use crate::aggregate::step_coordinator::{Grant, PerPush, StepCoordinator, Verdict};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
-#[cfg(any(test, fuzzing, feature = "simulation"))]
 use crate::inbox::Arrival;
 use crate::inbox::WholePush;
 use crate::planted::Bug;
