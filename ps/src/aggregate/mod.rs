@@ -1,65 +1,18 @@
 //! Gradient aggregation: how pushed gradients become steps.
 //!
-//! The public types are the building blocks of classic synchronous training: TensorFlow's
-//! conditional accumulators and the token queue of its `SyncReplicasOptimizer`. They are plain
-//! values without threads, clocks or sockets. A program can use them to average the gradients of
-//! its own replicas, as in-graph replication does. Calls never block: results are fetched with
-//! `poll_taken`.
-//!
-//! One step of two replicas:
-//!
-//! ```
-//! use pushpull_common::ids::GlobalStep;
-//! use pushpull_common::tensor::Shape;
-//! use pushpull_ps::aggregate::{Accumulator, Applied, Reduction};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let shape = Shape::new([2])?;
-//! let mut accumulator = Accumulator::<f32>::new(shape.clone(), Reduction::Mean);
-//! let ticket = accumulator.take(2)?;
-//! accumulator.apply(&shape, &[1.0, 2.0], GlobalStep(0))?;
-//! assert!(accumulator.poll_taken().is_none(), "one gradient is not enough");
-//! accumulator.apply(&shape, &[3.0, 4.0], GlobalStep(0))?;
-//! let taken = accumulator.poll_taken().ok_or("two gradients are enough")?;
-//! assert_eq!((taken.ticket, taken.value), (ticket, vec![2.0, 3.0]));
-//!
-//! // A straggler's gradient is dropped: the values it was computed from have been replaced.
-//! let stale = accumulator.apply(&shape, &[100.0, 100.0], GlobalStep(0))?;
-//! assert_eq!(stale, Applied::Stale { current: GlobalStep(1) });
-//! # Ok(()) }
-//! ```
+//! The step owner counts steps and grants tokens; in synchronous mode a coordinator decides which gradients make a
+//! step and each shard follows. The accumulators and the token queue that a program can use by itself are those of
+//! `pushpull-optim`.
 
-mod accumulator;
 pub(crate) mod bounded_staleness;
 pub(crate) mod clipping;
 #[cfg(test)]
 pub(crate) mod exhaustive;
 pub(crate) mod mode;
-mod real;
 pub(crate) mod recall;
-mod sparse_accumulator;
 pub(crate) mod staleness;
 pub(crate) mod step_coordinator;
 pub(crate) mod step_follower;
 pub(crate) mod step_owner;
-mod synchronous_tokens;
-mod takers;
-#[cfg(test)]
-mod tests;
-mod token_queue;
 
-pub use accumulator::{Accumulator, ApplyError, Reduction};
-pub use real::Real;
-pub use sparse_accumulator::{
-    SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction,
-};
-pub use synchronous_tokens::{SynchronousTokens, SynchronousTokensError};
-pub use takers::{Applied, TakeError, Taken, Ticket};
-pub use token_queue::{Dequeued, PushTokensError, TokenQueue, WaitError, WaiterId};
-
-/// The maximum number of callers that wait on one accumulator or token queue. Callers that were
-/// served and have not fetched their result count.
-///
-/// The limit allows one caller per replica of the largest plausible cluster. It also stops a caller
-/// that keeps calling without fetching its results.
-pub const WAITERS_MAX: usize = 4096;
+pub use pushpull_optim::*;

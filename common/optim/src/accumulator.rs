@@ -183,8 +183,8 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::aggregate::WAITERS_MAX;
-    use crate::aggregate::tests::{number, numbers, vectors};
+    use crate::WAITERS_MAX;
+    use crate::tests::{number, numbers, vectors};
 
     fn step(step: u64) -> GlobalStep {
         GlobalStep(step)

@@ -12,7 +12,6 @@ use super::takers::{Applied, TakeError, Taken, Takers, Ticket};
 
 /// How the rows that are taken together are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum SparseReduction {
     /// Each row's sum divided by the number of pushes. A dense accumulator gives the same for the
     /// same gradients with absent rows as zeros. The default.
@@ -291,8 +290,8 @@ mod tests {
 
     use super::SparseReduction::{ReplicaMean, RowMean, Sum};
     use super::*;
-    use crate::aggregate::tests::{number, numbers, vectors};
-    use crate::aggregate::{Accumulator, Reduction};
+    use crate::tests::{number, numbers, vectors};
+    use crate::{Accumulator, Reduction};
 
     const NOW: GlobalStep = GlobalStep(0);
 
