@@ -266,9 +266,13 @@ impl Shard {
             && !range.is_empty()
         {
             let first = inbox.arrival(push_slot).is_some_and(|push| push.bytes == 0);
+            let shared = inbox.is_shared(push_slot);
             inbox.add(push_slot, range.clone(), now);
-            // A push with ranges in a push buffer is applied once it is whole, as those ranges are.
-            let may_begin = first && part.whole.is_none() && !inbox.is_shared(push_slot);
+            // A push with ranges in a push buffer is applied once it is whole, as those ranges are; a small push
+            // is applied in place then.
+            let bytes = range.end - range.start;
+            let small = part.whole.is_some() && self.store().is_some_and(|s| s.is_small(bytes));
+            let may_begin = first && !shared && !small;
             if !self.apply_on_arrival(push_slot, range, may_begin)? {
                 self.scan_part(push_slot, range)?;
             }

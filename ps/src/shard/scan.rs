@@ -247,21 +247,26 @@ impl Shard {
         true
     }
 
-    /// A scan has ended: the push is held for its step, applied, or refused.
-    pub(super) fn scan_done(&mut self, now: Instant, job: ScanJob) {
+    /// A scan has ended: the push is held for its step, refused, or applied next. Returns whether it is to be
+    /// applied.
+    pub(super) fn scan_done(&mut self, now: Instant, job: ScanJob) -> bool {
         let push_slot = job.push_slot;
-        let Some(inbox) = &mut self.inbox else { return };
+        let Some(inbox) = &mut self.inbox else { return false };
         if !inbox.set_scanning(push_slot, job.order, false) {
             // The push was dropped meanwhile.
-            return;
+            return false;
         }
         let waits = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let waits = waits.is_some_and(|push| self.waits_for_step(push));
         match job.refusal {
             Some(refusal) => self.refuse_whole(now, push_slot, refusal),
             None if waits => self.push_held(now, push_slot),
-            // Next, so that pushes are applied in the order in which they arrived.
-            None => self.jobs.push_front(Job::push(push_slot, true)),
+            None => {
+                // Next, so that pushes are applied in the order in which they arrived.
+                self.jobs.push_front(Job::push(push_slot, true));
+                return true;
+            }
         }
+        false
     }
 }

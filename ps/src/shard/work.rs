@@ -207,7 +207,12 @@ impl Shard {
                         self.rows.leave();
                         self.step_applied(now, &step.push_slots);
                     }
-                    Job::Scan(scan) => self.scan_done(now, scan),
+                    Job::Scan(scan) => {
+                        if self.scan_done(now, scan) {
+                            // A small push is applied in the slice in which it arrives.
+                            return self.work(now);
+                        }
+                    }
                     Job::Norm(measure) => self.measured(now, &measure),
                     Job::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)

@@ -318,7 +318,7 @@ fn parts_applied_as_they_arrive_are_scanned_once() {
 /// A push that is refused as it is applied gives its slot to the client that waits for one.
 #[test]
 fn the_slot_of_a_push_that_is_refused_as_it_is_applied_goes_to_the_client_that_waits() {
-    const ELEMENTS: usize = 80 << 10;
+    const ELEMENTS: usize = 4;
     let w = VariableSpec::f32("w", [ELEMENTS as u64]).unwrap();
     let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), |config| config.inbox_pushes(1));
     let (line, other) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
