@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use pushpull::blocking::Worker;
-use pushpull::inspect::{FileIs, Presence, VariablesAre, Verdict};
+use pushpull::inspect::{FileReport, Presence, VariablesStage, Verdict};
 use pushpull::{
     Adagrad, Adam, ClusterSpec, DType, Durability, GlobalStep, Optimizer, Ps, PsConfig, Push,
     StartError, Storage, StorageError, TableSpec, TaskId, VariableSpec, WorkerConfig, f16,
@@ -123,7 +123,7 @@ fn tables_are_reported_with_their_rows() {
         let right = std::fs::read(&file).unwrap();
         std::fs::write(&file, &right[..100]).unwrap();
         let found = pushpull::inspect(&state).unwrap();
-        let verdict = |file: &FileIs| file.name == name && !file.verdict.is_sound();
+        let verdict = |file: &FileReport| file.name == name && !file.verdict.is_sound();
         assert!(found.shards[0].files.iter().any(verdict), "{:?}", found.shards[0].files);
         assert_eq!(found.shards[0].clients.len(), 1, "without {name}");
         std::fs::write(&file, right).unwrap();
@@ -160,7 +160,7 @@ fn a_running_server_and_its_stopped_state_are_reported() {
     let [owner, other] = &found.shards[..] else { panic!("expected two shards: {found:?}") };
     let shard = owner.state.as_ref().unwrap();
     assert_eq!((shard.step, shard.version, shard.gradients), (GlobalStep(5), 5, 5));
-    assert_eq!((shard.variables, shard.slots, shard.lives), (VariablesAre::Ready, 2, 1));
+    assert_eq!((shard.variables, shard.slots, shard.lives), (VariablesStage::Ready, 2, 1));
     assert_eq!(other.state.as_ref().unwrap().version, 5);
     let names: Vec<&str> =
         found.shards.iter().flat_map(|s| &s.variables).map(|v| v.name.as_str()).collect();

@@ -50,7 +50,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/aggregate", &[]),
     ("ps/src/checkpoint", &[]),
     ("ps/src/optimizer", &[]),
-    ("ps/src/dedupe.rs", &[]),
+    ("ps/src/push_window.rs", &[]),
     ("ps/src/inbox.rs", &[]),
     ("ps/src/inbox", &[]),
     ("ps/src/layout.rs", &[]),
@@ -74,7 +74,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/compression", &[]),
     ("worker/src/initial_values.rs", &[]),
     ("worker/src/staging.rs", &[]),
-    ("worker/src/shared.rs", &[]),
+    ("worker/src/mapped_values.rs", &[]),
     ("worker/src/push_buffers.rs", &[]),
 ];
 
@@ -119,7 +119,7 @@ const UNSAFE: &[&str] = &[
     "ps/src/cache.rs",
     "ps/src/volatile.rs",
     // In-memory files of tests and the simulator.
-    "ps/src/arena/shelf.rs",
+    "ps/src/arena/test_files.rs",
     "ps/src/optimizer/kernel.rs",
     "worker/src/runtime/shared_memory.rs",
     "examples/digits/model/gemm.rs",

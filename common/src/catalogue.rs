@@ -24,7 +24,7 @@ use crate::tensor::ShapeError;
 use crate::variable::{VariableError, VariableSpec};
 
 pub use layout::{Partition, ShardLayout};
-pub use pieces::{Piece, ValueEncoding};
+pub use pieces::{LayoutPiece, ValueEncoding};
 
 /// The reason why a list of variables and partitions is not a valid catalogue.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -287,7 +287,7 @@ mod tests {
             catalogue.partitions_of(VariableId(0)).iter().map(|p| p.rows.clone()).collect();
         assert_eq!(rows, [0..3, 3..6, 6..8, 8..10]);
         let halves = catalogue.partitions_of(VariableId(4));
-        let kept: Vec<_> = halves.iter().map(|p| (p.dtype, p.own, p.bytes)).collect();
+        let kept: Vec<_> = halves.iter().map(|p| (p.dtype, p.own_encoding, p.bytes)).collect();
         let own = Some(Encoding::Bf16);
         assert_eq!(kept, [(DType::F32, own, 36), (DType::F32, own, 24)], "as f32");
     }

@@ -16,7 +16,7 @@ mod real;
 mod residual;
 mod text;
 
-pub use blocks::Blocks;
+pub use blocks::ScaleBlocks;
 pub use encodings::Encodings;
 use error::length;
 pub use error::{CodecError, DecodeError, EncodeError};
@@ -65,7 +65,7 @@ pub enum Codec {
 
 /// The byte format of an encoded stretch.
 ///
-/// A decoder needs nothing else but the type and number of the elements and their [`Blocks`].
+/// A decoder needs nothing else but the type and number of the elements and their [`ScaleBlocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Encoding {
@@ -114,13 +114,13 @@ impl Codec {
     ///
     /// The error of the encoding is lost; gradients need [`Residual::encode`].
     pub fn encode<T: Real>(&self, values: &[T], out: &mut Vec<u8>) -> Result<(), EncodeError> {
-        self.encode_rows(Blocks::THROUGH, values, out)
+        self.encode_rows(ScaleBlocks::THROUGH, values, out)
     }
 
     /// Encodes a stretch whose blocks may end with rows; otherwise as [`Codec::encode`].
     pub fn encode_rows<T: Real>(
         &self,
-        blocks: Blocks,
+        blocks: ScaleBlocks,
         values: &[T],
         out: &mut Vec<u8>,
     ) -> Result<(), EncodeError> {
@@ -147,7 +147,7 @@ impl Codec {
     /// matter.
     fn encode_checked<T: Real>(
         &self,
-        blocks: Blocks,
+        blocks: ScaleBlocks,
         values: &[T],
         scratch: &mut Vec<T>,
         out: &mut Vec<u8>,
@@ -223,12 +223,12 @@ impl Encoding {
     /// Returns the bytes of an encoded stretch of `elements` elements of a float type. The number
     /// is exact, except for [`Encoding::Pairs`], where it is the maximum.
     pub const fn bytes_max(self, dtype: DType, elements: usize) -> usize {
-        self.rows_bytes_max(Blocks::THROUGH, dtype, elements)
+        self.rows_bytes_max(ScaleBlocks::THROUGH, dtype, elements)
     }
 
     /// Returns the bytes of a stretch whose blocks may end with rows; otherwise as
     /// [`Encoding::bytes_max`].
-    pub const fn rows_bytes_max(self, blocks: Blocks, dtype: DType, elements: usize) -> usize {
+    pub const fn rows_bytes_max(self, blocks: ScaleBlocks, dtype: DType, elements: usize) -> usize {
         let width = dtype.size();
         match self {
             Encoding::F16 | Encoding::Bf16 => (2 * elements).next_multiple_of(8),
@@ -244,13 +244,13 @@ impl Encoding {
     /// The bytes may be hostile: everything is validated and nothing is allocated. The result may
     /// contain NaN or infinities if the encoding can express them.
     pub fn decode<T: Real>(self, bytes: &[u8], target: &mut [T]) -> Result<(), DecodeError> {
-        self.decode_rows(Blocks::THROUGH, bytes, target)
+        self.decode_rows(ScaleBlocks::THROUGH, bytes, target)
     }
 
     /// Decodes a stretch whose blocks may end with rows; otherwise as [`Encoding::decode`].
     pub fn decode_rows<T: Real>(
         self,
-        blocks: Blocks,
+        blocks: ScaleBlocks,
         bytes: &[u8],
         target: &mut [T],
     ) -> Result<(), DecodeError> {
@@ -281,7 +281,7 @@ impl Encoding {
     /// Fails if the memory is not aligned for the type.
     pub fn decode_into(
         self,
-        blocks: Blocks,
+        blocks: ScaleBlocks,
         dtype: DType,
         bytes: &[u8],
         target: &mut [u8],

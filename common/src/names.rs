@@ -4,11 +4,11 @@ use std::fmt;
 
 /// A pattern of variable names: an exact name, or a prefix followed by `*`; `*` alone matches all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names(String);
+pub struct NamePattern(String);
 
-impl Names {
+impl NamePattern {
     /// Returns whether the pattern matches a name.
-    pub fn contain(&self, name: &str) -> bool {
+    pub fn matches(&self, name: &str) -> bool {
         match self.0.strip_suffix('*') {
             Some(beginning) => name.starts_with(beginning),
             None => name == self.0,
@@ -16,7 +16,7 @@ impl Names {
     }
 
     /// Returns whether the pattern matches every name.
-    pub fn are_all(&self) -> bool {
+    pub fn matches_all(&self) -> bool {
         self.0 == "*"
     }
 
@@ -26,13 +26,13 @@ impl Names {
     }
 }
 
-impl<T: Into<String>> From<T> for Names {
+impl<T: Into<String>> From<T> for NamePattern {
     fn from(names: T) -> Self {
-        Names(names.into())
+        NamePattern(names.into())
     }
 }
 
-impl fmt::Display for Names {
+impl fmt::Display for NamePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -59,8 +59,8 @@ mod tests {
             ("*/w", "*/w", true),
         ];
         for (names, name, expected) in table {
-            assert_eq!(Names::from(names).contain(name), expected, "{names} and {name}");
+            assert_eq!(NamePattern::from(names).matches(name), expected, "{names} and {name}");
         }
-        assert!(Names::from("*").are_all() && !Names::from("w*").are_all());
+        assert!(NamePattern::from("*").matches_all() && !NamePattern::from("w*").matches_all());
     }
 }

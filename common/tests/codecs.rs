@@ -5,7 +5,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use pushpull_common::codec::{
-    BLOCK, Blocks, Codec, DecodeError, EncodeError, Encoding, Real, Residual,
+    BLOCK, ScaleBlocks, Codec, DecodeError, EncodeError, Encoding, Real, Residual,
 };
 use pushpull_common::tensor::DType;
 
@@ -150,7 +150,7 @@ fn keeps_its_bound<T: Float>(codec: Codec, values: &[T]) {
 }
 
 fn rows_keep_their_bounds<T: Float>(values: &[T], width: usize, before: usize) {
-    let blocks = Blocks::of_rows(width, before);
+    let blocks = ScaleBlocks::of_rows(width, before);
     let cut = (width - before).min(values.len());
     let (first, others) = values.split_at(cut);
     let rows: Vec<&[T]> = std::iter::once(first).chain(others.chunks(width)).collect();
@@ -185,7 +185,7 @@ fn sums_stay<T: Float>(codec: Codec, steps: &[Vec<T>]) {
     for values in steps {
         for (stretch, first) in [(&values[..cut], 0), (&values[cut..], cut)] {
             let mut bytes = Vec::new();
-            residual.encode(&codec, Blocks::THROUGH, first, stretch, &mut bytes).unwrap();
+            residual.encode(&codec, ScaleBlocks::THROUGH, first, stretch, &mut bytes).unwrap();
             let found = decoded::<T>(codec.encoding(), &bytes, stretch.len());
             for (arrived, found) in arrived[first..].iter_mut().zip(found) {
                 *arrived += found.into();
@@ -267,7 +267,7 @@ proptest! {
         let _ = encoding.decode(&bytes, &mut vec![0f32; elements]);
         let _ = encoding.decode(&other, &mut vec![0f32; elements]);
         let _ = encoding.decode(&other, &mut vec![0f64; elements]);
-        let blocks = Blocks::of_rows(width, before);
+        let blocks = ScaleBlocks::of_rows(width, before);
         let _ = encoding.decode_rows(blocks, &bytes, &mut vec![0f32; values.len()]);
         let _ = encoding.decode_rows(blocks, &other, &mut vec![0f64; elements]);
         let mut target = other.clone();
@@ -285,7 +285,7 @@ fn the_residual_delivers_small_gradients_in_the_end() {
         let mut sum = vec![0f64; gradient.len()];
         for _ in 0..10_000 {
             let mut bytes = Vec::new();
-            residual.encode(&codec, Blocks::THROUGH, 0, &gradient, &mut bytes).unwrap();
+            residual.encode(&codec, ScaleBlocks::THROUGH, 0, &gradient, &mut bytes).unwrap();
             for (sum, found) in sum.iter_mut().zip(decoded::<f32>(codec.encoding(), &bytes, 1000)) {
                 *sum += f64::from(found);
             }
@@ -302,9 +302,9 @@ fn non_finite_elements_are_encoded_or_named_in_the_error() {
     let values = [1.0, -2.0, f32::NEG_INFINITY, f32::NAN, 5.0];
     for codec in CODECS {
         let mut residual = Residual::new(values.len());
-        residual.encode(&codec, Blocks::THROUGH, 0, &[0.3; 5], &mut Vec::new()).unwrap();
+        residual.encode(&codec, ScaleBlocks::THROUGH, 0, &[0.3; 5], &mut Vec::new()).unwrap();
         let (before, mut out) = (residual.clone(), vec![9]);
-        let result = residual.encode(&codec, Blocks::THROUGH, 0, &values, &mut out);
+        let result = residual.encode(&codec, ScaleBlocks::THROUGH, 0, &values, &mut out);
         if codec.encoding().takes_non_finite() {
             result.unwrap();
             let found = decoded::<f32>(codec.encoding(), &out[1..], 5);
@@ -362,10 +362,10 @@ fn each_decode_error_names_the_fault() {
 
     let (dtype, bytes) = (DType::I64, 8);
     let unfit = Err(DecodeError::Target { dtype, bytes });
-    assert_eq!(Encoding::F16.decode_into(Blocks::THROUGH, DType::I64, &[0; 8], &mut [0; 8]), unfit);
+    assert_eq!(Encoding::F16.decode_into(ScaleBlocks::THROUGH, DType::I64, &[0; 8], &mut [0; 8]), unfit);
     let (dtype, bytes) = (DType::F32, 7);
     let unfit = Err(DecodeError::Target { dtype, bytes });
-    assert_eq!(Encoding::F16.decode_into(Blocks::THROUGH, DType::F32, &[0; 8], &mut [0; 7]), unfit);
+    assert_eq!(Encoding::F16.decode_into(ScaleBlocks::THROUGH, DType::F32, &[0; 8], &mut [0; 7]), unfit);
 }
 
 /// The bytes of each encoding. Other versions must read them.
@@ -381,8 +381,8 @@ fn golden_bytes_of_each_codec() {
         };
         let (codec, mut bytes): (Codec, _) = (codec.parse().unwrap(), Vec::new());
         let blocks = match width {
-            [width] => Blocks::of_rows(width.parse().unwrap(), 0),
-            _ => Blocks::THROUGH,
+            [width] => ScaleBlocks::of_rows(width.parse().unwrap(), 0),
+            _ => ScaleBlocks::THROUGH,
         };
         match dtype {
             "f32" => codec.encode_rows(blocks, &values, &mut bytes).unwrap(),

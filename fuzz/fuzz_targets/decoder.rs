@@ -11,7 +11,7 @@ use std::io::{self, IoSliceMut};
 
 use libfuzzer_sys::fuzz_target;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::codec::{Blocks, Encoding};
+use pushpull_common::codec::{ScaleBlocks, Encoding};
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode, header, limits,
 };
@@ -38,7 +38,7 @@ fn stretch(bytes: &[u8]) {
     let elements = usize::from(u16::from_le_bytes([low, high]));
     let _ = encoding.decode(rest, &mut vec![0f32; elements]);
     let _ = encoding.decode(rest, &mut vec![0f64; elements]);
-    let blocks = Blocks::of_rows(usize::from(low), usize::from(high));
+    let blocks = ScaleBlocks::of_rows(usize::from(low), usize::from(high));
     let _ = encoding.decode_rows(blocks, rest, &mut vec![0f32; elements]);
 }
 

@@ -21,7 +21,7 @@ use pushpull_common::ids::{
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{
     self, BodyCrc, CheckpointId, Hello, Operation, PushEncoded, PushPart, PushShared, Role,
-    Selection, Stretch,
+    Selection, SharedRange,
 };
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{BodyStamp, Envelope, Header, Message, encode, version};
@@ -33,15 +33,15 @@ use pushpull_common::{rows, table};
 use crate::aggregate::mode::Mode;
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::aggregate::step_owner::generation_of;
-use crate::arena::shelf::Shelf;
-use crate::arena::{Budget, Place};
+use crate::arena::test_files::TestFiles;
+use crate::arena::{Budget, ArenaStorage};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::Counters;
 use crate::optimizer::{Adam, Sgd};
-use crate::shard::durable::{Life, Parts};
-use crate::shard::output::{Output, PulledParts};
+use crate::shard::shard_files::{ServerRun, ShardSetup};
+use crate::shard::output::{ShardOutput, PulledParts};
 use crate::shard::work::Work;
-use crate::shard::{Input, Shard, TICK, Way};
+use crate::shard::{ShardInput, Shard, TICK, PeerOrigin};
 use choices::{Choices, KnownNumbers};
 
 /// The maximum memory of the shard.
@@ -75,7 +75,7 @@ struct PeerLine {
 struct Play<'a> {
     choices: Choices<'a>,
     shard: Shard,
-    shelf: Shelf,
+    test_files: TestFiles,
     config: Arc<PsConfig>,
     id: ShardId,
     catalogue: Arc<Catalogue>,
@@ -184,15 +184,15 @@ impl<'a> Play<'a> {
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
         let placement = placement.expect("small variables can be placed");
         let catalogue = Catalogue::new(variables, &placement).expect("a small catalogue");
-        let shelf = Shelf::default();
+        let test_files = TestFiles::default();
         let now = Instant::now();
         let counters = Arc::<Counters>::default();
-        let shard = open(&config, id, &shelf, &counters, now);
+        let shard = open(&config, id, &test_files, &counters, now);
         Play {
             counters,
             choices,
             shard,
-            shelf,
+            test_files,
             config,
             id,
             catalogue: Arc::new(catalogue),
@@ -209,7 +209,7 @@ impl<'a> Play<'a> {
     fn begin(&mut self) {
         let epoch = if self.id.shard == 0 { 0 } else { 1 };
         let hello = Hello { client_epoch: ClientEpoch(epoch), ..self.hello(Role::Chief {}, 0) };
-        self.connect(&hello, Way::Remote);
+        self.connect(&hello, PeerOrigin::Remote);
         let catalogue = self.catalogue.clone();
         let declare = message::Declare { digest: catalogue.digest() };
         self.send(0, Envelope::default(), declare.into(), catalogue.encode());
@@ -285,10 +285,10 @@ impl<'a> Play<'a> {
             hello.shard.shard = self.number() as u16;
         }
         let same_host = self.choices.one_in(4);
-        self.connect(&hello, if same_host { Way::Unix { same_user: true } } else { Way::Remote });
+        self.connect(&hello, if same_host { PeerOrigin::Unix { same_user: true } } else { PeerOrigin::Remote });
     }
 
-    fn connect(&mut self, hello: &Hello, way: Way) {
+    fn connect(&mut self, hello: &Hello, origin: PeerOrigin) {
         let connection = self.next_connection;
         self.next_connection += 1;
         let envelope = self.envelope(Envelope::default());
@@ -298,14 +298,14 @@ impl<'a> Play<'a> {
         };
         self.lines.push(PeerLine { connection, epoch: hello.client_epoch, next: 1, body: None });
         let (hello, header) = (&hello, &header);
-        self.shard.handle(self.now, Input::Connected { connection, hello, header, way });
+        self.shard.handle(self.now, ShardInput::Connected { connection, hello, header, origin });
         self.handle_outputs();
     }
 
     fn disconnect(&mut self) {
         if let Some(index) = self.line() {
             let PeerLine { connection, .. } = self.lines.swap_remove(index);
-            self.shard.handle(self.now, Input::Disconnected { connection });
+            self.shard.handle(self.now, ShardInput::Disconnected { connection });
         }
     }
 
@@ -316,7 +316,7 @@ impl<'a> Play<'a> {
         // The clock jumps, as after a stop of the process. At times the same tick arrives twice.
         let ticks = if self.choices.one_in(2) { 1 } else { 2 };
         for _ in 0..ticks {
-            self.shard.handle(self.now, Input::Tick);
+            self.shard.handle(self.now, ShardInput::Tick);
         }
     }
 
@@ -338,14 +338,14 @@ impl<'a> Play<'a> {
         if self.id.shard == 0 {
             return;
         }
-        self.shard.handle(self.now, Input::OwnerLink { up: self.choices.one_in(4) });
+        self.shard.handle(self.now, ShardInput::OwnerLink { up: self.choices.one_in(4) });
         let token = TokenId(self.choices.of(&self.known.tokens));
         let client = ClientEpoch(self.choices.of(&self.known.epochs));
         let message: Message = match self.choices.below(6) {
             5 => message::ChiefIs { client }.into(),
             _ if self.config.rule().is_none() => message::Recall { token, client }.into(),
             4 => message::Recall { token, client }.into(),
-            0 => message::Over { token }.into(),
+            0 => message::TokenOver { token }.into(),
             1 => message::KeepCut {}.into(),
             _ => {
                 let count = self.choices.below(4);
@@ -369,7 +369,7 @@ impl<'a> Play<'a> {
             ..Envelope::default()
         };
         if let Some((header, message)) = framed(&envelope, &message, 0) {
-            self.shard.handle(self.now, Input::Owner { header: &header, message });
+            self.shard.handle(self.now, ShardInput::Owner { header: &header, message });
         }
     }
 
@@ -422,7 +422,7 @@ impl<'a> Play<'a> {
                 ..Envelope::default()
             };
             if shared {
-                let ranges = List::new(vec![Stretch { start: offset, end }]).expect("one");
+                let ranges = List::new(vec![SharedRange { start: offset, end }]).expect("one");
                 let PushPart { operation, token, generation, push_slot, whole, next, read, .. } =
                     part;
                 let shared = PushShared {
@@ -576,7 +576,7 @@ impl<'a> Play<'a> {
                 let part = self.any_part(index);
                 let count = self.choices.below(4);
                 let ranges =
-                    (0..count).map(|_| Stretch { start: self.number(), end: self.number() });
+                    (0..count).map(|_| SharedRange { start: self.number(), end: self.number() });
                 let ranges = List::new(ranges.collect()).expect("a few");
                 let PushPart { operation, token, generation, push_slot, whole, next, read, .. } =
                     part;
@@ -606,7 +606,7 @@ impl<'a> Play<'a> {
                 let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
                 message::Recalled { token, shard, applied: self.choices.one_in(2) }.into()
             }
-            _ => message::Over { token: TokenId(self.number()) }.into(),
+            _ => message::TokenOver { token: TokenId(self.number()) }.into(),
         };
         let sequence = match self.choices.one_in(3) {
             true => self.number(),
@@ -703,7 +703,7 @@ impl<'a> Play<'a> {
         if header.body_bytes > 0 {
             self.lines[index].body = Some((body.len(), 0));
         }
-        self.shard.handle(self.now, Input::Message { connection, header: &header, message });
+        self.shard.handle(self.now, ShardInput::Message { connection, header: &header, message });
         let now = if self.choices.one_in(12) { body.len() / 2 } else { body.len() };
         if header.body_bytes > 0 {
             self.receive(index, connection, &body[..now]);
@@ -731,9 +731,9 @@ impl<'a> Play<'a> {
         *taken += bytes.len();
         if taken == length {
             self.lines[index].body = None;
-            self.shard.handle(self.now, Input::Body { connection });
+            self.shard.handle(self.now, ShardInput::Body { connection });
         } else if !bytes.is_empty() {
-            self.shard.handle(self.now, Input::Progress { connection });
+            self.shard.handle(self.now, ShardInput::Progress { connection });
         }
     }
 
@@ -743,7 +743,7 @@ impl<'a> Play<'a> {
             assert!(count < OUTPUTS_MAX, "the outputs of one input are bounded");
             let Some(output) = self.shard.poll_output() else { break };
             match output {
-                Output::Send { connection, envelope, message, body, .. } => {
+                ShardOutput::Send { connection, envelope, message, body, .. } => {
                     let sent = framed(&envelope, &message, body.len());
                     assert!(sent.is_some(), "the server sends an invalid message: {message:?}");
                     self.known.learn(&message);
@@ -752,19 +752,19 @@ impl<'a> Play<'a> {
                         line.epoch = welcome.client_epoch;
                     }
                 }
-                Output::Stream { parts, .. } => self.streams.push(parts),
-                Output::Close { connection } => {
+                ShardOutput::Stream { parts, .. } => self.streams.push(parts),
+                ShardOutput::Close { connection } => {
                     if let Some(at) = self.lines.iter().position(|l| l.connection == connection) {
                         self.lines.swap_remove(at);
-                        self.shard.handle(self.now, Input::Disconnected { connection });
+                        self.shard.handle(self.now, ShardInput::Disconnected { connection });
                     }
                 }
-                Output::Shared { message, .. } => self.known.learn(&message),
-                Output::Members { joined, present } => assert!(present <= joined),
-                Output::RestoreShard(_) | Output::SaveShard(_) | Output::Flush(_) => {
+                ShardOutput::Shared { message, .. } => self.known.learn(&message),
+                ShardOutput::Members { joined, present } => assert!(present <= joined),
+                ShardOutput::RestoreShard(_) | ShardOutput::SaveShard(_) | ShardOutput::Flush(_) => {
                     unreachable!("there is no checkpoint directory and no disk")
                 }
-                Output::ToOwner { .. } | Output::Order(_) | Output::Event(_) => {}
+                ShardOutput::ToOwner { .. } | ShardOutput::SaverOrder(_) | ShardOutput::Event(_) => {}
             }
         }
     }
@@ -779,8 +779,8 @@ impl<'a> Play<'a> {
         let before = (!self.shard.has_work()).then(|| self.shard.durable_state());
         self.streams.clear();
         self.lines.clear();
-        self.shelf = Shelf::with(self.shelf.contents());
-        self.shard = open(&self.config, self.id, &self.shelf, &self.counters, self.now);
+        self.test_files = TestFiles::with(self.test_files.contents());
+        self.shard = open(&self.config, self.id, &self.test_files, &self.counters, self.now);
         if let Some(before) = before {
             let after = self.shard.durable_state();
             assert!(before == after, "the state changed from {before:?} to {after:?}");
@@ -790,19 +790,19 @@ impl<'a> Play<'a> {
     }
 }
 
-/// Opens the shard that is stored on the shelf, or creates it.
+/// Opens the shard in these test files, or creates it.
 fn open(
     config: &Arc<PsConfig>,
     id: ShardId,
-    shelf: &Shelf,
+    test_files: &TestFiles,
     counters: &Arc<Counters>,
     now: Instant,
 ) -> Shard {
     let (identity, counters) = (Arc::new(Identity::new()), counters.clone());
     let budget = Budget::new(BYTES_MAX);
-    let parts = Parts { id, config: config.clone(), identity, budget, counters };
-    let life = Life { boot: [0; 16], arena: 1, epoch_base: 0 };
-    let opened = Shard::open(parts, Place::Shelf(shelf.clone()), life, now);
+    let parts = ShardSetup { id, config: config.clone(), identity, budget, counters };
+    let life = ServerRun { boot: [0; 16], arena: 1, epoch_base: 0 };
+    let opened = Shard::open(parts, ArenaStorage::TestFiles(test_files.clone()), life, now);
     opened.unwrap_or_else(|error| panic!("a shard cannot open its own files: {error}"))
 }
 

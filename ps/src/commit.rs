@@ -33,7 +33,7 @@ pub(crate) use words::{Address, CELL_WORDS, offset_of};
 /// Marks an address in the intent as a word of the tables.
 const TABLES: u64 = 1 << 63;
 /// Marks an address in the intent as a word of an index. The index number is between this bit and
-/// the place.
+/// the position.
 const INDEX: u64 = 1 << 62;
 const INDEX_AT: u32 = 46;
 
@@ -75,7 +75,7 @@ fn intent_bytes(words: usize) -> u64 {
 
 /// Returns whether no commit was ever made with this intent file. Its pages may not have been
 /// flushed.
-pub(crate) fn has_seen_no_commit(bytes: &[u8]) -> bool {
+pub(crate) fn is_unused_intent(bytes: &[u8]) -> bool {
     let words = bytes.get(PAGE_BYTES..).unwrap_or(&[]);
     let idle = state(IDLE, 0).to_le_bytes();
     let rest = words.strip_prefix(&idle).unwrap_or(words);
@@ -174,7 +174,7 @@ impl Journal {
     }
 
     /// Unmaps the tables and indices, after the words that named them have changed.
-    pub(crate) fn forget_tables(&mut self) {
+    pub(crate) fn unmap_tables(&mut self) {
         self.tables = None;
         self.indices.clear();
     }
@@ -182,18 +182,18 @@ impl Journal {
     /// Sets the base capacity of the intent to `words` words and reserves it.
     pub(crate) fn reserve_intent(&mut self, words: usize) -> Result<(), StorageError> {
         self.base_words = words;
-        self.make_room(0)
+        self.grow_intent(0)
     }
 
     /// Extends the intent to its base capacity plus `words` words.
-    pub(crate) fn make_room(&mut self, words: usize) -> Result<(), StorageError> {
+    pub(crate) fn grow_intent(&mut self, words: usize) -> Result<(), StorageError> {
         let words = self.base_words + words;
         let need = (intent_bytes(words) as usize).saturating_add(PAGE_BYTES);
         if need > self.intent.len() {
             // At least half as long again, so that it does not grow a little with each push.
             let need = need.max(self.intent.len() + self.intent.len() / 2);
             let need = need.next_multiple_of(PAGE_BYTES);
-            let path = self.arena.place.path(&file_name(Kind::Intent, 0));
+            let path = self.arena.storage.path(&file_name(Kind::Intent, 0));
             let doing = "reserve space for";
             let grown = self.intent.grow(need);
             grown.map_err(|source| StorageError::Io { doing, path, source })?;
@@ -209,18 +209,18 @@ impl Journal {
         words: impl Iterator<Item = u64>,
     ) {
         for (index, word) in words.enumerate() {
-            memory.store(Words::place(index), word);
+            memory.store(Words::position(index), word);
         }
         let number = self.control.load(TABLES_AT);
         self.use_tables(memory, generation);
         if let Some(tables) = &mut self.tables {
-            tables.memory.store(Words::place(tables.last()), number);
+            tables.memory.store(Words::position(tables.last()), number);
             tables.seal(0..tables.cells());
         }
     }
 
     fn corrupt(&self, kind: Kind, generation: u64, fault: Fault) -> StorageError {
-        self.arena.place.corrupt(&file_name(kind, generation), fault)
+        self.arena.storage.corrupt(&file_name(kind, generation), fault)
     }
 
     /// Returns the capacity of the control file in words.
@@ -236,7 +236,7 @@ impl Journal {
         if need <= cells {
             return Ok(());
         }
-        let path = self.arena.place.path(&file_name(Kind::Control, 0));
+        let path = self.arena.storage.path(&file_name(Kind::Control, 0));
         let doing = "reserve space for";
         let grown = self.control.memory.grow((need + 1) * PAGE_BYTES);
         grown.map_err(|source| StorageError::Io { doing, path, source })?;
@@ -261,7 +261,7 @@ impl Journal {
     }
 
     /// Returns how many more words the transaction can hold.
-    pub(crate) fn push_slot(&self) -> usize {
+    pub(crate) fn free_words(&self) -> usize {
         // Each word may add its cell's checksum.
         ((self.intent.len() / 8 - PAIRS) / 4).saturating_sub(self.staged.len() + NUMBERS)
     }
@@ -306,8 +306,8 @@ impl Journal {
         self.stage(Address::Control(COMMITS), number);
     }
 
-    /// Drains the staged words, and returns them with the changed checksums at their places in the
-    /// files.
+    /// Drains the staged words, and returns them with the changed checksums at their positions in
+    /// the files.
     fn words_of_transaction(&mut self) -> Vec<(Address, u64)> {
         // Encoded as numbers they sort quickly, which matters for very many words.
         let mut staged = std::mem::take(&mut self.sorted);
@@ -321,9 +321,8 @@ impl Journal {
         for &(address, value) in &staged {
             let address = decode_address(address);
             let index = address.index();
-            let change =
-                Words::contribution(index, self.load(address)) ^ Words::contribution(index, value);
-            let sum_at = address.beside(Words::checksum_place(index / CELL_WORDS));
+            let change = Words::contribution(index, self.load(address)) ^ Words::contribution(index, value);
+            let sum_at = address.beside(Words::checksum_position(index / CELL_WORDS));
             match &mut checksum {
                 Some((at, sum)) if *at == sum_at => *sum ^= change,
                 _ => {
@@ -331,21 +330,21 @@ impl Journal {
                     checksum = Some((sum_at, self.at_place(sum_at) ^ change));
                 }
             }
-            words.push((address.beside(Words::place(index)), value));
+            words.push((address.beside(Words::position(index)), value));
         }
         words.extend(checksum);
         self.sorted = staged;
         words
     }
 
-    /// Returns a word by its place in its file.
+    /// Returns a word by its position in its file.
     fn at_place(&self, address: Address) -> u64 {
         match address {
-            Address::Control(place) => self.control.memory.load(place),
-            Address::Tables(place) => {
-                self.tables.as_ref().map_or(0, |tables| tables.memory.load(place))
+            Address::Control(position) => self.control.memory.load(position),
+            Address::Tables(position) => {
+                self.tables.as_ref().map_or(0, |tables| tables.memory.load(position))
             }
-            Address::Index(table, place) => self.indices[usize::from(table)].memory.load(place),
+            Address::Index(table, position) => self.indices[usize::from(table)].memory.load(position),
         }
     }
 
@@ -353,14 +352,14 @@ impl Journal {
     fn carry_out(&mut self, words: &[(Address, u64)]) {
         for &(address, value) in words {
             match address {
-                Address::Control(place) => self.control.memory.store(place, value),
-                Address::Tables(place) => {
+                Address::Control(position) => self.control.memory.store(position, value),
+                Address::Tables(position) => {
                     if let Some(tables) = &mut self.tables {
-                        tables.memory.store(place, value);
+                        tables.memory.store(position, value);
                     }
                 }
-                Address::Index(table, place) => {
-                    self.indices[usize::from(table)].memory.store(place, value);
+                Address::Index(table, position) => {
+                    self.indices[usize::from(table)].memory.store(position, value);
                 }
             }
         }
@@ -370,9 +369,9 @@ impl Journal {
 
 fn encode_address(address: Address) -> u64 {
     match address {
-        Address::Control(place) => place as u64,
-        Address::Tables(place) => place as u64 | TABLES,
-        Address::Index(table, place) => place as u64 | INDEX | u64::from(table) << INDEX_AT,
+        Address::Control(position) => position as u64,
+        Address::Tables(position) => position as u64 | TABLES,
+        Address::Index(table, position) => position as u64 | INDEX | u64::from(table) << INDEX_AT,
     }
 }
 
@@ -389,10 +388,10 @@ pub(crate) fn reseal(bytes: &mut [u8], arena: u64, kind: Kind, generation: u64) 
         words.seal(0..words.cells());
         return bytes.copy_from_slice(words.memory.bytes());
     }
-    let place = crate::arena::Place::Anonymous;
+    let storage = crate::arena::ArenaStorage::Anonymous;
     let stamp = crate::layout::Stamp { shard: Default::default(), arena };
     let control = Words::new(copy(&[]), arena, Kind::Control, 0);
-    let (arena, planted) = (Arena { place, stamp }, PlantedBugs::default());
+    let (arena, planted) = (Arena { storage, stamp }, PlantedBugs::default());
     let journal = Journal::of(&arena, control, words.memory, 0, planted);
     let load = |word| if word < bytes.len() / 8 { journal.intent.load(word) } else { 0 };
     let count = (load(COUNT) as usize).min((bytes.len() / 8).saturating_sub(PAIRS) / 2);
@@ -406,12 +405,12 @@ pub(crate) fn reseal(bytes: &mut [u8], arena: u64, kind: Kind, generation: u64) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::Place;
-    use crate::arena::shelf::Shelf;
+    use crate::arena::ArenaStorage;
+    use crate::arena::test_files::TestFiles;
     use crate::layout::Stamp;
 
-    fn arena(place: Place) -> Arena {
-        Arena { place, stamp: Stamp { shard: Default::default(), arena: 77 } }
+    fn arena(storage: ArenaStorage) -> Arena {
+        Arena { storage, stamp: Stamp { shard: Default::default(), arena: 77 } }
     }
 
     fn journal(arena: &Arena) -> Journal {
@@ -429,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_transaction_changes_words_and_their_checksums() {
-        let mut journal = journal(&arena(Place::Anonymous));
+        let mut journal = journal(&arena(ArenaStorage::Anonymous));
         verify(&mut journal).unwrap();
         assert_eq!(journal.load(Address::Tables(2)), 7);
         for round in 0..100_u64 {
@@ -450,8 +449,8 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_of_a_cell_is_detected() {
-        let shelf = Shelf::default();
-        let mut journal = journal(&arena(Place::Shelf(shelf)));
+        let test_files = TestFiles::default();
+        let mut journal = journal(&arena(ArenaStorage::TestFiles(test_files)));
         journal.stage(Address::Control(3), 1 << 40);
         journal.commit();
         for word in CELL_WORDS + 1..3 * (CELL_WORDS + 1) {

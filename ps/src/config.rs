@@ -9,17 +9,17 @@ use std::time::Duration;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::TaskId;
-use pushpull_common::names::Names;
+use pushpull_common::names::NamePattern;
 use pushpull_common::protocol::limits;
 
 use crate::aggregate::SparseReduction;
-use crate::aggregate::clipping::Exact;
+use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::aggregate::step_coordinator::Rule;
+use crate::aggregate::step_coordinator::StepRule;
 use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::event::{Event, EventSink};
-use crate::optimizer::{Optimizer, Rules};
+use crate::optimizer::{Optimizer, OptimizerRules};
 use crate::planted::PlantedBugs;
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
 
@@ -134,7 +134,7 @@ pub enum NonFinite {
 pub struct PsConfig {
     pub(crate) cluster: ClusterSpec,
     pub(crate) task: TaskId,
-    pub(crate) rules: Rules,
+    pub(crate) rules: OptimizerRules,
     pub(crate) shards: u16,
     pub(crate) mode: Mode,
     pub(crate) staleness: StalenessPolicy,
@@ -186,7 +186,7 @@ impl PsConfig {
         PsConfig {
             cluster,
             task,
-            rules: Rules::new(Arc::new(optimizer)),
+            rules: OptimizerRules::new(Arc::new(optimizer)),
             shards: 1,
             mode: Mode::Asynchronous,
             staleness: StalenessPolicy::default(),
@@ -229,7 +229,7 @@ impl PsConfig {
     ///
     /// All variables share one block layout, with the optimizer slots of the rule that has most on
     /// the shard. A declaration of variables is refused if a name matches none that is trained.
-    pub fn optimizer_for(mut self, names: impl Into<Names>, optimizer: impl Optimizer) -> Self {
+    pub fn optimizer_for(mut self, names: impl Into<NamePattern>, optimizer: impl Optimizer) -> Self {
         self.rules.optimizer_for(names.into(), Arc::new(optimizer));
         self
     }
@@ -242,7 +242,7 @@ impl PsConfig {
     /// A declaration of variables is refused if a name matches none that is trained, or a matching
     /// variable's optimizer has no scalable rate ([`Optimizer::scales_rate`]: all but
     /// [`crate::Ftrl`] do).
-    pub fn rate_for(mut self, names: impl Into<Names>, factor: f64) -> Self {
+    pub fn rate_for(mut self, names: impl Into<NamePattern>, factor: f64) -> Self {
         self.rules.rate_for(names.into(), factor);
         self
     }
@@ -475,7 +475,7 @@ impl PsConfig {
     }
 
     /// Returns why this task shares no memory; `None` if it does.
-    pub(crate) fn shares_nothing(&self) -> Option<&'static str> {
+    pub(crate) fn sharing_obstacle(&self) -> Option<&'static str> {
         let compensates = matches!(self.staleness, StalenessPolicy::DelayCompensation { .. });
         match () {
             () if !cfg!(target_os = "linux") => Some("memory is shared on Linux only"),
@@ -527,7 +527,7 @@ impl PsConfig {
     }
 
     /// Returns the rule of synchronous steps, in synchronous mode.
-    pub(crate) fn rule(&self) -> Option<Rule> {
+    pub(crate) fn rule(&self) -> Option<StepRule> {
         let Mode::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total } =
             self.mode
         else {
@@ -537,18 +537,18 @@ impl PsConfig {
             OnLoss::Shrink { min } if !self.deterministic => min,
             _ => aggregate,
         };
-        let rule = Rule {
+        let rule = StepRule {
             aggregate,
             total,
             floor,
             ordered: self.deterministic,
             push_slots: 0,
             last_step: self.last_step,
-            clip: self.clip_by_global_norm.map(Exact::from),
+            clip: self.clip_by_global_norm.map(BitwiseF64::from),
         };
         // With this many push slots no gradient waits for one.
         let push_slots = u64::from(rule.share()) * u64::from(total);
-        Some(Rule { push_slots: usize::try_from(push_slots).unwrap_or(usize::MAX), ..rule })
+        Some(StepRule { push_slots: usize::try_from(push_slots).unwrap_or(usize::MAX), ..rule })
     }
 
     /// Returns the number of push slots of each shard.

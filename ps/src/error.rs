@@ -145,7 +145,7 @@ pub enum StorageError {
     /// The machine has been rebooted since the state was written. The files are not guaranteed to
     /// survive that without [`crate::Durability::Power`].
     #[error(
-        "cannot open {}: the machine was started anew since it was written, and the state may \
+        "cannot open {}: the machine was rebooted since it was written, and the state may \
          be older than what was acknowledged; restore a checkpoint, or remove the directory",
         path.display()
     )]

@@ -150,7 +150,7 @@ impl EventSink {
         EventSink(Some(Arc::new(callback)))
     }
 
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn emit(&self, event: &Event) {
         if let Some(callback) = &self.0 {
             // The function may panic, for example when it prints to a closed stderr. That must not
             // end a shard.
@@ -207,9 +207,9 @@ mod tests {
         });
         let waited = Duration::from_secs(1);
         let event = Event::GrowthResumed { shard: ShardId::default(), waited };
-        sink.tell(&event);
-        sink.tell(&event);
+        sink.emit(&event);
+        sink.emit(&event);
         assert_eq!(*kinds.lock().unwrap(), ["growth-resumed"; 2]);
-        EventSink::default().tell(&event);
+        EventSink::default().emit(&event);
     }
 }

@@ -15,14 +15,14 @@ use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
-use crate::arena::{Budget, Place};
+use crate::arena::{Budget, ArenaStorage};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
-use crate::shard::durable::{Life, Parts};
-use crate::shard::output::{Output, PulledParts};
+use crate::shard::shard_files::{ServerRun, ShardSetup};
+use crate::shard::output::{ShardOutput, PulledParts};
 use crate::shard::work::Work;
-use crate::shard::{Input, Shard, TICK, Way};
+use crate::shard::{ShardInput, Shard, TICK, PeerOrigin};
 
 /// The maximum memory of the shard.
 const BYTES_MAX: u64 = 4 << 20;
@@ -103,10 +103,10 @@ impl FuzzEndpoint {
         let id = ShardId { task: 0, shard: 0 };
         let (config, identity) = (Arc::new(config), Arc::new(Identity::new()));
         let (budget, now) = (Budget::new(BYTES_MAX), Instant::now());
-        let parts = Parts { id, config, identity, budget, counters: counters.clone() };
-        let life = Life { boot: [0; 16], arena: 1, epoch_base: 0 };
+        let parts = ShardSetup { id, config, identity, budget, counters: counters.clone() };
+        let life = ServerRun { boot: [0; 16], arena: 1, epoch_base: 0 };
         FuzzEndpoint {
-            shard: Shard::open(parts, Place::Anonymous, life, now).expect("memory for a shard"),
+            shard: Shard::open(parts, ArenaStorage::Anonymous, life, now).expect("memory for a shard"),
             now,
             next_connection: 1,
             bodies: BTreeMap::new(),
@@ -120,8 +120,8 @@ impl FuzzEndpoint {
     pub fn connect(&mut self, hello: &Hello, header: &Header, remote: bool) -> u64 {
         let connection = self.next_connection;
         self.next_connection += 1;
-        let way = if remote { Way::Remote } else { Way::Unix { same_user: true } };
-        self.shard.handle(self.now, Input::Connected { connection, hello, header, way });
+        let origin = if remote { PeerOrigin::Remote } else { PeerOrigin::Unix { same_user: true } };
+        self.shard.handle(self.now, ShardInput::Connected { connection, hello, header, origin });
         connection
     }
 
@@ -138,7 +138,7 @@ impl FuzzEndpoint {
         if header.body_bytes > 0 {
             self.bodies.insert(connection, (header.body_bytes as usize, 0));
         }
-        self.shard.handle(self.now, Input::Message { connection, header, message });
+        self.shard.handle(self.now, ShardInput::Message { connection, header, message });
     }
 
     /// Delivers bytes of the body that is due. Returns how many were taken.
@@ -160,9 +160,9 @@ impl FuzzEndpoint {
         *taken += count;
         if taken == length {
             self.bodies.remove(&connection);
-            self.shard.handle(self.now, Input::Body { connection });
+            self.shard.handle(self.now, ShardInput::Body { connection });
         } else if count > 0 {
-            self.shard.handle(self.now, Input::Progress { connection });
+            self.shard.handle(self.now, ShardInput::Progress { connection });
         }
         count
     }
@@ -171,7 +171,7 @@ impl FuzzEndpoint {
     pub fn disconnect(&mut self, connection: u64) {
         self.streams.retain(|(stream, _)| *stream != connection);
         self.bodies.remove(&connection);
-        self.shard.handle(self.now, Input::Disconnected { connection });
+        self.shard.handle(self.now, ShardInput::Disconnected { connection });
     }
 
     /// Advances time tick by tick, with an input for each tick.
@@ -184,7 +184,7 @@ impl FuzzEndpoint {
     /// Advances time with one input at its end, as for a process that was stopped.
     pub fn pause(&mut self, time: Duration) {
         self.now += time;
-        self.shard.handle(self.now, Input::Tick);
+        self.shard.handle(self.now, ShardInput::Tick);
     }
 
     /// Does one slice of the work that is due. Returns true if more can be done at once.
@@ -215,24 +215,24 @@ impl FuzzEndpoint {
                 break;
             };
             match output {
-                Output::Send { connection, envelope, message, body, .. } => {
+                ShardOutput::Send { connection, envelope, message, body, .. } => {
                     events.push(Event::Sent { connection, envelope, message, body: body.to_vec() });
                 }
-                Output::Stream { connection, parts } => self.streams.push((connection, parts)),
-                Output::Close { connection } => {
+                ShardOutput::Stream { connection, parts } => self.streams.push((connection, parts)),
+                ShardOutput::Close { connection } => {
                     self.closed.insert(connection);
                     events.push(Event::Closed { connection });
                 }
-                Output::Shared { .. } => unreachable!("anonymous memory cannot be shared"),
-                Output::ToOwner { .. }
-                | Output::Order(_)
-                | Output::SaveShard(_)
-                | Output::Flush(_)
-                | Output::RestoreShard(_) => {
+                ShardOutput::Shared { .. } => unreachable!("anonymous memory cannot be shared"),
+                ShardOutput::ToOwner { .. }
+                | ShardOutput::SaverOrder(_)
+                | ShardOutput::SaveShard(_)
+                | ShardOutput::Flush(_)
+                | ShardOutput::RestoreShard(_) => {
                     unreachable!("the only shard is the step owner and has no checkpoints")
                 }
-                Output::Members { joined, present } => assert!(present <= joined),
-                Output::Event(_) => {}
+                ShardOutput::Members { joined, present } => assert!(present <= joined),
+                ShardOutput::Event(_) => {}
             }
         }
         events
@@ -253,7 +253,7 @@ impl FuzzEndpoint {
                 parts.slices(range.clone(), &mut slices);
                 let mut bytes = Vec::new();
                 slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
-                if parts.is_short() {
+                if parts.is_encoded() {
                     // Encoded values are rounded, so they are not compared.
                     assert!(bytes.len() as u64 <= PART_BYTES_MAX);
                     continue;

@@ -1,10 +1,10 @@
-//! Pushes in flight: room, parts, and what is whole.
+//! The inbox of a shard: push slots, the parts received in them, and whole pushes.
 //!
-//! A room holds one whole push: a copy of the shard's layout, and behind it the numbers of the rows
-//! of sparse partitions. It is given out before a body byte
-//! is sent, so that half-received pushes can never fill the inbox, and taken back from clients
-//! that do not use it when another waits. Clients of the same host may have rooms of their own beside
-//! those, which they fill by themselves (`push_buffers`).
+//! A push slot has space for one whole push: a copy of the shard's layout, followed by the row
+//! numbers of sparse partitions. A client needs a slot before it sends a body byte, so incomplete
+//! pushes cannot fill the inbox. A slot that its client does not use is reclaimed when another
+//! client waits. Clients on the same host may also have slots in a push buffer, which they write
+//! directly (`push_buffers`).
 
 mod extents;
 mod push_buffers;
@@ -20,91 +20,92 @@ use pushpull_common::protocol::message::Operation;
 
 use crate::arena::Memory;
 use crate::layout::PAGE_BYTES;
-use crate::shard::replicas::ClientKey;
+use crate::shard::client_registry::ClientKey;
 pub(crate) use extents::Extents;
 use push_buffers::PushBuffer;
-pub(crate) use push_buffers::{Source, Values};
-pub(crate) use rows::Rows;
+pub(crate) use push_buffers::{PushSource, PushValues};
+pub(crate) use rows::PushedRows;
 pub(crate) use words::{WholeSlot, map_words, whole_slots};
 
-/// What is known of a push that is being received.
+/// A push that is being received, or that is whole and waits to be applied.
 #[derive(Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct PushArrival {
     pub(crate) sequence: Sequence,
     pub(crate) operation: Operation,
     pub(crate) token: TokenId,
     pub(crate) generation: u32,
     pub(crate) step: GlobalStep,
-    /// How many gradients the shard had applied to the values that it was computed from, as far as
-    /// the client says. Not kept in the arena.
+    /// The number of gradients in the values that the push was computed from, as reported by the
+    /// client. Not durable.
     pub(crate) read: Option<u64>,
     pub(crate) extents: Extents,
-    /// Those of them that lie in a tray: partitions that are not sparse, and whole. Not kept in the arena.
+    /// The extents that are in a push buffer: whole, dense partitions. Not durable.
     pub(crate) shared: Extents,
-    /// Whether those are still to be looked at before the push counts. Not kept in the arena.
+    /// Whether these must be scanned before the push counts. Not durable.
     pub(crate) scanning: bool,
-    /// Bytes received.
+    /// The number of bytes received.
     pub(crate) bytes: u64,
-    /// The last request of the push, once it is whole.
-    pub(crate) whole: Option<WholePush>,
-    /// Its place among the pushes that came whole; 0 before.
+    /// The pending answer to the last request of the push; set once the push is whole.
+    pub(crate) whole: Option<PendingAnswer>,
+    /// The order of arrival among whole pushes; 0 until the push is whole.
     pub(crate) order: u64,
-    /// What the squares of its elements come to, once they are added up. Not kept in the arena.
+    /// The sum of the squares of its elements, once computed. Not durable.
     pub(crate) squares: Option<f64>,
 }
 
-/// How to answer a push that is whole.
+/// The answer that a client waits for after its push is whole.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WholePush {
-    /// The connection of that request: its number means nothing on another.
+pub(crate) struct PendingAnswer {
+    /// The connection of the request. A request id has no meaning on another connection.
     pub(crate) connection: u64,
     pub(crate) request: RequestId,
     pub(crate) next: bool,
-    /// Since when it is waited for, and how long.
+    /// When the client began to wait.
     pub(crate) since: Option<Instant>,
     pub(crate) deadline: Option<Instant>,
 }
 
-impl WholePush {
-    /// Nobody waits for the answer.
-    pub(crate) fn unheard() -> WholePush {
+impl PendingAnswer {
+    /// Returns a pending answer for which no client waits.
+    pub(crate) fn unawaited() -> PendingAnswer {
         let (since, deadline) = (None, None);
-        WholePush { connection: 0, request: RequestId(0), next: false, since, deadline }
+        PendingAnswer { connection: 0, request: RequestId(0), next: false, since, deadline }
     }
 }
 
 #[derive(Debug)]
 struct PushSlot {
     number: u32,
-    /// Whose it is; nobody's once an older self of the client, whose push lies whole, is fenced.
+    /// The client that has the slot; `None` for a whole push whose client has been replaced by a
+    /// newer incarnation.
     holder: Option<ClientKey>,
-    /// Whether the holder asked for it, and did not just find it beside an answer.
-    asked: bool,
+    /// Whether the holder requested the slot. A slot may also be offered with an answer.
+    requested: bool,
     /// When the holder last made progress.
-    touched: Instant,
-    arrival: Option<Arrival>,
+    last_progress: Instant,
+    arrival: Option<PushArrival>,
 }
 
-/// The rooms of a shard.
+/// The push slots of a shard.
 ///
-/// Invariants: room numbers are unique and never 0; a room with a whole push is neither taken
-/// back nor given away before it is released.
+/// Invariants: slot numbers are unique and never 0. A slot with a whole push is neither reclaimed
+/// nor reassigned before it is released.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     memory: Memory,
     stride: usize,
     push_slots: Vec<Option<PushSlot>>,
-    /// The bytes of a room of a tray.
+    /// The size of a slot in a push buffer, in bytes.
     buffer_stride: usize,
     push_buffers: Vec<PushBuffer>,
     next_number: u32,
-    /// Whole pushes are numbered, so that they are applied in the order they came after a restart,
+    /// Whole pushes are numbered, so that they are applied in the order of arrival after a restart
     /// too.
     next_order: u64,
 }
 
-/// Whether an operation is for partitions that the optimizer trains, or for the others; `None` for
-/// one that is for both.
+/// Returns whether an operation applies to trainable partitions (true) or to plain ones (false);
+/// `None` if it applies to both.
 pub(crate) fn is_for_trainable(operation: Operation) -> Option<bool> {
     match operation {
         Operation::Gradient {} => Some(true),
@@ -114,19 +115,19 @@ pub(crate) fn is_for_trainable(operation: Operation) -> Option<bool> {
 }
 
 impl Inbox {
-    /// The bytes that so many rooms for pushes of up to the whole layout take.
+    /// Returns the memory for `push_slots` slots, each for a push of the whole layout, in bytes.
     pub(crate) fn need(layout: &ShardLayout, push_slots: usize) -> u64 {
-        // Whole pages, so that rooms do not share one.
+        // Slots are page-aligned.
         layout.push_bytes().next_multiple_of(4096).saturating_mul(push_slots as u64)
     }
 
-    /// The bytes of its file behind the first page.
+    /// Returns the size of the inbox file after its first page, in bytes.
     pub(crate) fn file_bytes(layout: &ShardLayout, push_slots: usize) -> u64 {
         Inbox::need(layout, push_slots)
     }
 
-    /// An empty inbox of so many rooms. It numbers them from `next_number` on: an inbox that takes
-    /// another's place does not repeat its numbers.
+    /// Creates an empty inbox. Slot numbers start at `next_number`: an inbox that replaces another
+    /// does not repeat its numbers.
     pub(crate) fn new(
         memory: Memory,
         layout: &ShardLayout,
@@ -140,26 +141,28 @@ impl Inbox {
         Inbox { memory, stride, push_slots, buffer_stride, push_buffers, next_number, next_order }
     }
 
-    /// A free room for this client, which asks for one, if there is one. It is the client's for
-    /// long enough to begin its push: clients that ask in turns would take it from each other
-    /// for ever.
+    /// Returns a free slot for a client that requests one, if there is one. The slot is reserved
+    /// long enough for the client to begin its push. Otherwise clients that request slots in turn
+    /// would take them from each other forever.
     pub(crate) fn reserve(&mut self, holder: ClientKey, now: Instant) -> Option<u32> {
         self.slot_for(holder, true, now)
     }
 
-    /// A free room for this client, which has not asked for one and may lose it to one that does.
+    /// Returns a free slot for a client that has not requested one. It may lose the slot to a
+    /// client that does.
     pub(crate) fn offer(&mut self, holder: ClientKey, now: Instant) -> Option<u32> {
         self.slot_for(holder, false, now)
     }
 
-    fn slot_for(&mut self, holder: ClientKey, asked: bool, now: Instant) -> Option<u32> {
+    fn slot_for(&mut self, holder: ClientKey, requested: bool, now: Instant) -> Option<u32> {
         let unused = |push_slot: &&mut PushSlot| {
             push_slot.holder == Some(holder) && push_slot.arrival.is_none()
         };
         if let Some(push_slot) = self.push_slots.iter_mut().flatten().find(unused) {
-            // The client has lost count of it, as after a reconnect; it never hoards.
-            if asked && !push_slot.asked {
-                (push_slot.asked, push_slot.touched) = (true, now);
+            // The client has forgotten the slot, for example after a reconnect. It never gets a
+            // second unused one.
+            if requested && !push_slot.requested {
+                (push_slot.requested, push_slot.last_progress) = (true, now);
             }
             return Some(push_slot.number);
         }
@@ -167,19 +170,18 @@ impl Inbox {
         let number = self.next_number;
         let holder = Some(holder);
         self.push_slots[slot] =
-            Some(PushSlot { number, holder, asked, touched: now, arrival: None });
+            Some(PushSlot { number, holder, requested, last_progress: now, arrival: None });
         self.skip_taken_numbers();
         Some(number)
     }
 
-    /// Takes back the room that has lain unused for longest and was not asked for, if there is
-    /// one.
+    /// Reclaims the offered slot that has been unused for longest. Returns false if there is none.
     pub(crate) fn reclaim_offered(&mut self) -> bool {
         let unused = self.push_slots.iter().enumerate().filter_map(|(slot, push_slot)| {
             let offered = push_slot
                 .as_ref()
-                .filter(|push_slot| push_slot.arrival.is_none() && !push_slot.asked);
-            offered.map(|push_slot| (push_slot.touched, slot))
+                .filter(|push_slot| push_slot.arrival.is_none() && !push_slot.requested);
+            offered.map(|push_slot| (push_slot.last_progress, slot))
         });
         match unused.min() {
             Some((_, slot)) => {
@@ -190,17 +192,17 @@ impl Inbox {
         }
     }
 
-    /// Takes back every room whose push has made no progress for `limit`; how many there were.
-    /// A room that was asked for and not used for so long is no longer its client's alone.
+    /// Reclaims every slot whose push has made no progress for `limit`, and returns their number. A
+    /// requested slot that is unused for that long becomes reclaimable.
     pub(crate) fn reclaim_stalled(&mut self, now: Instant, limit: Duration) -> usize {
         let mut count = 0;
         for slot in &mut self.push_slots {
             let Some(push_slot) = slot else { continue };
-            if now.saturating_duration_since(push_slot.touched) < limit {
+            if now.saturating_duration_since(push_slot.last_progress) < limit {
                 continue;
             }
             match &push_slot.arrival {
-                None => push_slot.asked = false,
+                None => push_slot.requested = false,
                 Some(push) if push.whole.is_some() => {}
                 Some(_) => {
                     *slot = None;
@@ -211,45 +213,45 @@ impl Inbox {
         count
     }
 
-    /// This server was paused: nobody could make progress for so long.
-    pub(crate) fn excuse(&mut self, pause: Duration, now: Instant) {
+    /// Extends all deadlines by a pause of this server, during which no client could make progress.
+    pub(crate) fn extend_deadlines(&mut self, pause: Duration, now: Instant) {
         for push_slot in self.all_mut() {
-            push_slot.touched = (push_slot.touched + pause).min(now);
+            push_slot.last_progress = (push_slot.last_progress + pause).min(now);
         }
     }
 
-    /// Gives up what was received of a client's pushes over a connection that is gone; how many
-    /// there were. The rooms stay the client's until somebody else asks.
-    pub(crate) fn give_up(&mut self, holder: ClientKey) -> usize {
+    /// Discards the incomplete pushes of a client whose connection has closed, and returns their
+    /// number. Its slots remain, but are reclaimable.
+    pub(crate) fn discard_incomplete(&mut self, holder: ClientKey) -> usize {
         let mut count = 0;
         for push_slot in self.all_mut() {
             let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
             if push_slot.holder == Some(holder) && !whole {
                 count += usize::from(push_slot.arrival.take().is_some());
-                push_slot.asked = false;
+                push_slot.requested = false;
             }
         }
         self.end_push_buffer(holder);
         count
     }
 
-    /// Takes back every room of a client except those whose push is whole: that push belongs to
-    /// the server, whatever becomes of its worker.
+    /// Drops every slot of a client except those with a whole push. A whole push belongs to the
+    /// server.
     pub(crate) fn drop_client(&mut self, holder: ClientKey) {
         for slot in &mut self.push_slots {
-            let gone = slot.as_ref().is_some_and(|push_slot| {
+            let is_dropped = slot.as_ref().is_some_and(|push_slot| {
                 let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
                 push_slot.holder == Some(holder) && !whole
             });
-            if gone {
+            if is_dropped {
                 *slot = None;
             }
         }
         self.end_push_buffer(holder);
     }
 
-    /// Takes the whole pushes of a client from it: they belong to a self that has been fenced,
-    /// and its successor numbers its own pushes anew.
+    /// Detaches the whole pushes of a client. They belong to an older incarnation, and the newer
+    /// one numbers its pushes from 1.
     pub(crate) fn orphan_whole(&mut self, holder: ClientKey) {
         for push_slot in self.all_mut() {
             let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
@@ -259,21 +261,21 @@ impl Inbox {
         }
     }
 
-    /// The tokens that whole pushes will spend.
+    /// Yields the tokens that whole pushes will spend.
     pub(crate) fn whole_tokens(&self) -> impl Iterator<Item = TokenId> {
         let pushes = self.all().filter_map(|push_slot| push_slot.arrival.as_ref());
-        let spends = |push: &&Arrival| {
+        let spends = |push: &&PushArrival| {
             push.whole.is_some() && matches!(push.operation, Operation::Gradient {})
         };
         pushes.filter(spends).map(|push| push.token)
     }
 
-    /// How many rooms there are, without those of trays.
+    /// Returns the number of slots, without those in push buffers.
     pub(crate) fn push_slots(&self) -> usize {
         self.push_slots.len()
     }
 
-    /// Numbers rooms from here on, past those that are taken.
+    /// Continues the slot numbers at `number`, skipping numbers in use.
     pub(crate) fn number_from(&mut self, number: u32) {
         self.next_number = number;
         self.skip_taken_numbers();
@@ -285,31 +287,31 @@ impl Inbox {
         }
     }
 
-    /// The number of the next room.
+    /// Returns the number of the next slot.
     pub(crate) fn next_number(&self) -> u32 {
         self.next_number
     }
 
-    /// Whether a room is free.
+    /// Returns whether a slot is free.
     pub(crate) fn has_free(&self) -> bool {
         self.push_slots.iter().any(Option::is_none)
     }
 
-    /// Takes a whole push out of its room, which is free then, and has nothing of it lie in a tray any more;
-    /// and whose it is.
-    pub(crate) fn take(&mut self, number: u32) -> Option<(Option<ClientKey>, Arrival)> {
+    /// Removes a whole push and releases its slot. Returns the push, without its shared ranges, and
+    /// its client.
+    pub(crate) fn take(&mut self, number: u32) -> Option<(Option<ClientKey>, PushArrival)> {
         let push_slot = self.push_slot_mut(number)?;
         let (holder, arrival) = (push_slot.holder, push_slot.arrival.take());
         self.release(number);
-        Some((holder, Arrival { shared: Extents::default(), ..arrival? }))
+        Some((holder, PushArrival { shared: Extents::default(), ..arrival? }))
     }
 
-    /// Whether the client still has this room.
+    /// Returns whether the client has this slot.
     pub(crate) fn holds(&self, holder: ClientKey, number: u32) -> bool {
         self.push_slot(number).is_some_and(|push_slot| push_slot.holder == Some(holder))
     }
 
-    /// The room in which this push is being received, or lies whole.
+    /// Returns the slot in which this push is received or whole.
     pub(crate) fn find(&self, holder: ClientKey, sequence: Sequence) -> Option<u32> {
         let matches = |push_slot: &&PushSlot| {
             push_slot.holder == Some(holder)
@@ -318,7 +320,7 @@ impl Inbox {
         self.all().find(matches).map(|push_slot| push_slot.number)
     }
 
-    /// The rooms in which pushes lie whole.
+    /// Yields the slots with whole pushes.
     pub(crate) fn whole_slots(&self) -> impl Iterator<Item = u32> {
         let whole = |push_slot: &&PushSlot| {
             push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some())
@@ -326,18 +328,18 @@ impl Inbox {
         self.all().filter(whole).map(|push_slot| push_slot.number)
     }
 
-    /// Whose a room is.
+    /// Returns the client that has a slot.
     pub(crate) fn holder(&self, number: u32) -> Option<ClientKey> {
         self.push_slot(number)?.holder
     }
 
-    /// The room in which the gradient of this token lies whole.
+    /// Returns the slot with the whole gradient of this token.
     pub(crate) fn whole_push_slot_of(&self, token: u64) -> Option<u32> {
-        let is_it = |push: &Arrival| push.token.0 == token && push.whole.is_some();
+        let is_it = |push: &PushArrival| push.token.0 == token && push.whole.is_some();
         self.gradients().find(|(_, push)| is_it(push)).map(|(push_slot, _)| push_slot)
     }
 
-    /// The rooms of what is called the gradient of this token, whole or on its way.
+    /// Returns the slots whose pushes claim to be the gradient of this token, whole or not.
     pub(crate) fn push_slots_of(&self, token: u64) -> Vec<u32> {
         self.gradients()
             .filter(|(_, push)| push.token.0 == token)
@@ -345,7 +347,7 @@ impl Inbox {
             .collect()
     }
 
-    /// The rooms of the gradients that were computed before this step was begun.
+    /// Returns the slots of gradients that were computed before this step began.
     pub(crate) fn gradients_before(&self, step: u64) -> Vec<u32> {
         self.gradients()
             .filter(|(_, push)| push.step.0 < step)
@@ -353,62 +355,62 @@ impl Inbox {
             .collect()
     }
 
-    /// The whole gradients for whose answer nobody waits any longer than until now, or at all if
-    /// `all` says so; nobody waits for it after this.
-    pub(crate) fn take_waits(&mut self, now: Instant, all: bool) -> Vec<(u32, WholePush)> {
+    /// Ends the waits for whole gradients whose deadline has passed, or for all of them if `all` is
+    /// set. Returns the slots and the answers that were pending.
+    pub(crate) fn take_waits(&mut self, now: Instant, all: bool) -> Vec<(u32, PendingAnswer)> {
         let mut ended = Vec::new();
         for push_slot in self.all_mut() {
             let Some(push) = &mut push_slot.arrival else { continue };
             let gradient = matches!(push.operation, Operation::Gradient {});
-            let due = |whole: &WholePush| {
-                let late = whole.deadline.is_some_and(|deadline| deadline <= now);
-                gradient && whole.connection != 0 && (late || all)
+            let due = |whole: &PendingAnswer| {
+                let expired = whole.deadline.is_some_and(|deadline| deadline <= now);
+                gradient && whole.connection != 0 && (expired || all)
             };
             if let Some(whole) = push.whole.filter(due) {
-                push.whole = Some(WholePush::unheard());
+                push.whole = Some(PendingAnswer::unawaited());
                 ended.push((push_slot.number, whole));
             }
         }
         ended
     }
 
-    fn gradients(&self) -> impl Iterator<Item = (u32, &Arrival)> {
+    fn gradients(&self) -> impl Iterator<Item = (u32, &PushArrival)> {
         let pushes = self
             .all()
             .filter_map(|push_slot| Some((push_slot.number, push_slot.arrival.as_ref()?)));
         pushes.filter(|(_, push)| matches!(push.operation, Operation::Gradient {}))
     }
 
-    /// The push in a room.
-    pub(crate) fn arrival(&self, number: u32) -> Option<&Arrival> {
+    /// Returns the push in a slot.
+    pub(crate) fn arrival(&self, number: u32) -> Option<&PushArrival> {
         self.push_slot(number)?.arrival.as_ref()
     }
 
-    /// The pushes that there are, by their rooms.
+    /// Yields all pushes with their slots.
     #[cfg(test)]
-    pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u32, &Arrival)> {
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u32, &PushArrival)> {
         self.all().filter_map(|push_slot| Some((push_slot.number, push_slot.arrival.as_ref()?)))
     }
 
-    /// What the squares of the gradient in a room come to is known: the token that it spends.
+    /// Records the sum of the squares of the gradient in a slot. Returns the token that it spends.
     pub(crate) fn set_squares(&mut self, number: u32, squares: f64) -> Option<TokenId> {
         let push = self.push_slot_mut(number)?.arrival.as_mut()?;
         push.squares = Some(squares);
         Some(push.token)
     }
 
-    /// Starts receiving a push into a room. Nothing of it has come.
-    pub(crate) fn begin(&mut self, number: u32, arrival: Arrival, now: Instant) {
+    /// Begins to receive a push into a slot.
+    pub(crate) fn begin(&mut self, number: u32, arrival: PushArrival, now: Instant) {
         if let Some(push_slot) = self.push_slot_mut(number) {
             push_slot.arrival = Some(arrival);
-            push_slot.touched = now;
+            push_slot.last_progress = now;
         }
     }
 
-    /// A part has come whole.
+    /// Records that a part has been received completely.
     pub(crate) fn add(&mut self, number: u32, part: Range<u64>, now: Instant) {
         if let Some(push_slot) = self.push_slot_mut(number) {
-            push_slot.touched = now;
+            push_slot.last_progress = now;
             if let Some(arrival) = &mut push_slot.arrival {
                 arrival.bytes += part.end - part.start;
                 arrival.extents.add(part);
@@ -416,15 +418,15 @@ impl Inbox {
         }
     }
 
-    /// Bytes of a part have come.
+    /// Records that bytes of a part have been received.
     pub(crate) fn touch(&mut self, number: u32, now: Instant) {
         if let Some(push_slot) = self.push_slot_mut(number) {
-            push_slot.touched = now;
+            push_slot.last_progress = now;
         }
     }
 
-    /// The push in this room is whole.
-    pub(crate) fn set_whole(&mut self, number: u32, whole: WholePush) {
+    /// Records that the push in this slot is whole.
+    pub(crate) fn set_whole(&mut self, number: u32, whole: PendingAnswer) {
         let order = self.next_order;
         if let Some(arrival) =
             self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.as_mut())
@@ -437,7 +439,7 @@ impl Inbox {
         }
     }
 
-    /// Gives a room free; one of a tray stays its client's.
+    /// Releases a slot. A slot in a push buffer stays its client's.
     pub(crate) fn release(&mut self, number: u32) {
         if let Some(push_slot) = self.push_slot_mut(number) {
             push_slot.arrival = None;
@@ -450,26 +452,27 @@ impl Inbox {
         }
     }
 
-    /// The bytes of a range of the push in a room, none of which lies in a tray.
+    /// Returns the bytes of a range of the push in a slot. No part of the range may be in a push
+    /// buffer.
     pub(crate) fn bytes(&self, number: u32, range: Range<u64>) -> Option<&[u8]> {
         if let Some(push_slot) = self.buffer_slot(number) {
             return push_slot.own_bytes()?.get(range.start as usize..range.end as usize);
         }
-        self.memory.bytes().get(self.place_of(number, &range)?)
+        self.memory.bytes().get(self.memory_range(number, &range)?)
     }
 
-    /// The same for receiving into.
+    /// Returns the memory of a range of the push in a slot, to receive into.
     pub(crate) fn bytes_mut(&mut self, number: u32, range: Range<u64>) -> Option<&mut [u8]> {
         if self.buffer_slot(number).is_some() {
             let own = self.buffer_slot_mut(number)?.own_bytes_mut()?;
             return own.get_mut(range.start as usize..range.end as usize);
         }
-        let place = self.place_of(number, &range)?;
-        self.memory.bytes_mut().get_mut(place)
+        let within = self.memory_range(number, &range)?;
+        self.memory.bytes_mut().get_mut(within)
     }
 
-    /// Where a range of a room lies in the memory, if it lies within the room.
-    fn place_of(&self, number: u32, range: &Range<u64>) -> Option<Range<usize>> {
+    /// Returns the position of a slot's range in the memory, if the range is inside the slot.
+    fn memory_range(&self, number: u32, range: &Range<u64>) -> Option<Range<usize>> {
         let start = PAGE_BYTES + self.slot(number)? * self.stride;
         let at = |offset: u64| usize::try_from(offset).ok().filter(|&at| at <= self.stride);
         Some(start + at(range.start)?..start + at(range.end)?)
@@ -489,7 +492,7 @@ impl Inbox {
         self.all_mut().find(|push_slot| push_slot.number == number)
     }
 
-    /// All rooms, those of trays last.
+    /// Yields all slots, those in push buffers last.
     fn all(&self) -> impl Iterator<Item = &PushSlot> {
         self.push_slots
             .iter()
@@ -519,7 +522,7 @@ impl Inbox {
             let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
             assert!(
                 push_slot.holder.is_some() || whole,
-                "push slot {} is nobody's",
+                "push slot {} has a client or a whole push",
                 push_slot.number
             );
             if let (Some(holder), Some(push)) = (push_slot.holder, &push_slot.arrival) {

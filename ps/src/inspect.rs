@@ -4,8 +4,8 @@
 //! in the copies only. A server may be running on the files; a read that overlaps a commit is
 //! repeated.
 
-mod found;
-mod look;
+mod report;
+mod reader;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::arena::{Folder, Place, SaveNote, file_name, is_locked};
+use crate::arena::{Folder, ArenaStorage, SaveNote, file_name, is_locked};
 use crate::error::StorageError;
 use crate::layout::Kind;
-pub use found::{
-    ArenaIs, ClientIs, FileIs, Inspection, Presence, SavesFailing, ShardInspection, ShardState,
-    VariableIs, VariablesAre, Verdict, WholePushIs,
+pub use report::{
+    ArenaReport, ClientReport, FileReport, Inspection, Presence, SavesFailing, ShardInspection, ShardState,
+    VariableReport, VariablesStage, Verdict, CompletePush,
 };
-use look::ShardReader;
+use reader::ShardReader;
 
 /// An error that prevents an inspection.
 #[derive(Debug, Error)]
@@ -80,11 +80,11 @@ fn shard_folders(path: &Path) -> Result<Vec<PathBuf>, StorageError> {
 const ATTEMPTS_MAX: u32 = 20;
 
 fn inspect_shard(folder: &Path, live: bool) -> Result<ShardInspection, InspectError> {
-    let place = Place::Folder(Folder::read_only(folder));
+    let storage = ArenaStorage::Folder(Folder::read_only(folder));
     for attempt in 1.. {
-        let before = place.open(&file_name(Kind::Control, 0))?;
-        let found = ShardReader::read(&place, folder)?;
-        let after = place.open(&file_name(Kind::Control, 0))?;
+        let before = storage.open(&file_name(Kind::Control, 0))?;
+        let found = ShardReader::read(&storage, folder)?;
+        let after = storage.open(&file_name(Kind::Control, 0))?;
         let bytes = |control: &Option<_>| {
             control.as_ref().map(|control: &crate::arena::Memory| control.bytes().to_vec())
         };

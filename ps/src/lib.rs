@@ -16,9 +16,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Decisions are made by pure state machines (`shard`, `inbox`, `store`, `aggregate`, `dedupe`).
-//! `runtime` drives them with sockets, threads and clocks. This crate does not depend on the
-//! worker.
+//! Decisions are made by pure state machines (`shard`, `inbox`, `store`, `aggregate`,
+//! `push_window`). `runtime` drives them with sockets, threads and clocks. This crate does not
+//! depend on the worker.
 
 #[cfg(any(test, all(fuzzing, feature = "simulation")))]
 pub mod adversary;
@@ -28,7 +28,7 @@ mod cache;
 pub mod checkpoint;
 mod commit;
 mod config;
-mod dedupe;
+mod push_window;
 mod error;
 mod event;
 #[cfg(fuzzing)]

@@ -9,18 +9,18 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::rows::{Numbers, encode_numbers};
-use pushpull_common::shared_values::Counts;
+use pushpull_common::shared_values::ValueCounts;
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
-use crate::arena::{Arena, Budget, Memory, Place, SKEW_BYTES};
+use crate::arena::{Arena, Budget, Memory, ArenaStorage, SKEW_BYTES};
 use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
-use crate::optimizer::{ApplyAt, Optimizer, Rules, Run, SumRun, Sums};
+use crate::optimizer::{ApplyAt, Optimizer, OptimizerRules, Run, SumRun, Sums};
 use crate::planted::PlantedBugs;
-use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store};
+use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, StoreGeometry, StorePlan, Store};
 use crate::table::Table;
 
 /// The size of a part of a push in bytes.
@@ -61,7 +61,7 @@ impl StoreUnderTest {
         optimizer: Arc<dyn Optimizer>,
     ) -> Result<Self, StorageError> {
         let variable = VariableSpec::f32("w", [rows, width]).expect("a variable with elements");
-        let rules = Rules::new(optimizer.clone());
+        let rules = OptimizerRules::new(optimizer.clone());
         let (store, journal) = holding(vec![variable.sparse()], rules, BLOCK_BYTES, 0, false)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
@@ -107,7 +107,7 @@ impl StoreUnderTest {
         optimizer: Arc<dyn Optimizer>,
     ) -> Result<Self, StorageError> {
         let variable = VariableSpec::table("t", DType::F32, [width], table).expect("a table");
-        let rules = Rules::new(optimizer.clone());
+        let rules = OptimizerRules::new(optimizer.clone());
         let (store, journal) = holding(vec![variable], rules, BLOCK_BYTES, 0, false)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
@@ -120,7 +120,7 @@ impl StoreUnderTest {
         let (table, version) = (&mut self.store.tables_mut()[0], self.version + 1);
         let begun = table.begin(&mut self.journal, ids, (self.version, version), false);
         begun.expect("memory for the rows");
-        self.journal.make_room(table.dirty_words()).expect("memory for an intent");
+        self.journal.grow_intent(table.dirty_words()).expect("memory for an intent");
         let at = ApplyAt::new(version, self.version);
         let change = Change::Gradient { optimizer: &*self.optimizer, at, dtype: DType::F32 };
         self.store.settle_tables(version);
@@ -142,7 +142,7 @@ impl StoreUnderTest {
         self.store.tables().iter().for_each(|table| table.stage_head(&mut self.journal));
         self.version += 1;
         self.journal.commit();
-        self.store.committed(Counts::default());
+        self.store.committed(ValueCounts::default());
     }
 
     /// Applies a gradient part by part, as a shard applies a push, and commits it.
@@ -196,13 +196,13 @@ pub(crate) fn alone(
     integrity: bool,
 ) -> Result<(Store, Journal), StorageError> {
     let variable = VariableSpec::f32("w", [elements]).expect("a variable with elements");
-    holding(vec![variable], Rules::new(optimizer), block_bytes, pin_bytes, integrity)
+    holding(vec![variable], OptimizerRules::new(optimizer), block_bytes, pin_bytes, integrity)
 }
 
 /// Creates a store of several variables and its journal, as a shard has them.
 pub(crate) fn holding(
     variables: Vec<VariableSpec>,
-    rules: Rules,
+    rules: OptimizerRules,
     block_bytes: usize,
     pin_bytes: u64,
     integrity: bool,
@@ -214,16 +214,16 @@ pub(crate) fn holding(
     let layout = catalogue.layout(ShardId::default());
     let rules = rules.of_variables(&catalogue);
     let slots = rules.most_slots(&layout);
-    let geometry = Geometry::new(&layout, slots, block_bytes, Some(pin_bytes));
+    let geometry = StoreGeometry::new(&layout, slots, block_bytes, Some(pin_bytes));
     let stamp = Stamp { shard: ShardId::default(), arena: 1 };
-    let arena = Arena { place: Place::Anonymous, stamp };
+    let arena = Arena { storage: ArenaStorage::Anonymous, stamp };
     let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64)?;
     let (planted, words, tables) =
         (PlantedBugs::default(), geometry.table_words(), layout.tables().len());
     let mut journal = Journal::create(&arena, control, words + 8 * tables, planted)?;
     let memory = arena.create(Kind::Tables, 1, table_bytes(words + tables))?;
     journal.begin_tables(memory, 1, geometry.first_table());
-    let plan = Plan {
+    let plan = StorePlan {
         arena: arena.clone(),
         generation: 1,
         catalogue: Arc::new(catalogue),
@@ -234,10 +234,10 @@ pub(crate) fn holding(
         cached_bytes_max: CACHED_BYTES_MAX,
         planted,
     };
-    let loan = Budget::new(geometry.need()).take(geometry.need())?;
-    let mut store = Store::create(plan, loan, &rules)?;
-    store.have_tables(&arena, 1, &Budget::new(u64::MAX), &rules, |making| {
-        Table::create(making, &mut journal)
+    let reservation = Budget::new(geometry.need()).reserve(geometry.need())?;
+    let mut store = Store::create(plan, reservation, &rules)?;
+    store.attach_tables(&arena, 1, &Budget::new(u64::MAX), &rules, |inputs| {
+        Table::create(inputs, &mut journal)
     })?;
     Ok((store, journal))
 }

@@ -71,7 +71,7 @@ bugs! {
     /// its pin was revoked.
     RevokedUnseen,
     /// Readers in shared memory see the changes of a commit only after the next commit.
-    SequenceLate,
+    StaleSequence,
     /// A lost client's token is taken back in asynchronous mode before the other shards are asked.
     TakeBackUnasked,
     /// A client that has reconnected sends a push to all shards at once, without waiting for the
@@ -79,7 +79,7 @@ bugs! {
     OwnerNotAsked,
     /// A client writes its next gradients into a buffer slot before the previous push there is
     /// settled. Not a bug of a server: planted in the simulator's clients.
-    SlotEarly,
+    SlotReusedEarly,
 }
 
 /// The planted bug, if any.

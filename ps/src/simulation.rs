@@ -15,16 +15,16 @@ use pushpull_common::ids::{RequestId, ShardId};
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode};
 
-use crate::arena::shelf::Shelf;
-use crate::arena::{Budget, Place};
+use crate::arena::test_files::TestFiles;
+use crate::arena::{Budget, ArenaStorage};
 use crate::config::PsConfig;
 use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;
-use crate::shard::durable::{Life, Parts};
-use crate::shard::frames::{Came, Frames, Hears};
-use crate::shard::output::{Output, PulledParts};
+use crate::shard::shard_files::{ServerRun, ShardSetup};
+use crate::shard::frames::{FrameProgress, FrameReceiver, FrameSink};
+use crate::shard::output::{ShardOutput, PulledParts};
 use crate::shard::work::Work;
-use crate::shard::{Input, Shard, Way};
+use crate::shard::{ShardInput, Shard, PeerOrigin};
 
 /// The interval at which a shard needs [`ShardEndpoint::tick`].
 pub const TICK: Duration = crate::shard::TICK;
@@ -42,7 +42,7 @@ const EPOCHS_A_LIFE: u64 = 1 << 17;
 
 /// A shard's files as a killed process leaves them.
 #[derive(Debug, Default)]
-pub struct Files(Shelf);
+pub struct Files(TestFiles);
 
 /// An output of a shard, which the simulator carries out.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ pub struct ShardEndpoint {
     shard: Shard,
     id: ShardId,
     config: Arc<PsConfig>,
-    shelf: Shelf,
+    test_files: TestFiles,
     connections: BTreeMap<u64, ConnectionReader>,
     /// The connection to the step owner, and whether the step owner has welcomed this shard.
     owner: Option<(ConnectionReader, bool)>,
@@ -131,18 +131,18 @@ struct ConnectionReader {
     /// Reads frames up to the hello.
     reader: FrameReader,
     /// Reads frames after the hello.
-    frames: Option<Frames>,
+    frames: Option<FrameReceiver>,
     closing: bool,
 }
 
-/// Passes the inputs that [`Frames`] decodes to the shard, at a fixed time.
+/// Passes the inputs that [`FrameReceiver`] decodes to the shard, at a fixed time.
 struct InputSink<'a> {
     endpoint: &'a mut ShardEndpoint,
     now: Instant,
 }
 
-impl Hears for InputSink<'_> {
-    fn hear(&mut self, input: Input<'_>) {
+impl FrameSink for InputSink<'_> {
+    fn frame_input(&mut self, input: ShardInput<'_>) {
         self.endpoint.handle(self.now, input);
     }
 
@@ -185,21 +185,21 @@ impl ShardEndpoint {
         config.check().expect("the configuration is valid");
         let (config, counters) = (Arc::new(config), Arc::<Counters>::default());
         let id = ShardId { task: config.task.index, shard };
-        let parts = Parts {
+        let parts = ShardSetup {
             id,
             config: config.clone(),
             identity: Arc::new(config.identity()),
             budget: Budget::new(BYTES_MAX),
             counters: counters.clone(),
         };
-        let life = Life { boot: [1; 16], arena: life, epoch_base: life * EPOCHS_A_LIFE };
-        let opened = Shard::open(parts, Place::Shelf(files.0.clone()), life, now);
+        let life = ServerRun { boot: [1; 16], arena: life, epoch_base: life * EPOCHS_A_LIFE };
+        let opened = Shard::open(parts, ArenaStorage::TestFiles(files.0.clone()), life, now);
         let shard = opened.expect("a shard recovers from the files that it left");
         let mut endpoint = ShardEndpoint {
             shard,
             id,
             config,
-            shelf: files.0,
+            test_files: files.0,
             connections: BTreeMap::new(),
             owner: None,
             requests: 0,
@@ -214,7 +214,7 @@ impl ShardEndpoint {
 
     /// Kills the process and returns the files that it leaves.
     pub fn kill(self) -> Files {
-        Files(Shelf::with(self.shelf.contents()))
+        Files(TestFiles::with(self.test_files.contents()))
     }
 
     /// Returns the id of the shard.
@@ -278,8 +278,8 @@ impl ShardEndpoint {
             if let Some(frames) = &mut stream.frames {
                 match frames.next(&mut source, &mut InputSink { endpoint: self, now }) {
                     Err(_) => return false,
-                    Ok(Came::Blocked | Came::Closed) => return true,
-                    Ok(Came::Whole) => continue,
+                    Ok(FrameProgress::Blocked | FrameProgress::Closed) => return true,
+                    Ok(FrameProgress::Whole) => continue,
                 }
             }
             match stream.reader.poll(&mut source) {
@@ -287,14 +287,14 @@ impl ShardEndpoint {
                 Ok(Poll::Pending | Poll::Closed) => return true,
                 Ok(Poll::Frame(header, Message::Hello(hello))) => {
                     let reader = std::mem::take(&mut stream.reader);
-                    stream.frames = Some(Frames::new(connection, reader));
+                    stream.frames = Some(FrameReceiver::new(connection, reader));
                     let (hello, header) = (&hello, &header);
-                    let way = match (hello.incarnation.0 % 2 == 1, self.shares) {
-                        (true, _) => Way::Remote,
-                        (false, true) => Way::Unix { same_user: true },
-                        (false, false) => Way::Loopback,
+                    let origin = match (hello.incarnation.0 % 2 == 1, self.shares) {
+                        (true, _) => PeerOrigin::Remote,
+                        (false, true) => PeerOrigin::Unix { same_user: true },
+                        (false, false) => PeerOrigin::Loopback,
                     };
-                    self.handle(now, Input::Connected { connection, hello, header, way });
+                    self.handle(now, ShardInput::Connected { connection, hello, header, origin });
                 }
                 Ok(Poll::Frame(..)) => return false,
             }
@@ -308,15 +308,15 @@ impl ShardEndpoint {
     /// Ends a connection that is gone.
     pub fn disconnect(&mut self, now: Instant, connection: u64) {
         if self.connections.remove(&connection).is_some_and(|stream| stream.frames.is_some()) {
-            self.handle(now, Input::Disconnected { connection });
+            self.handle(now, ShardInput::Disconnected { connection });
         }
     }
 
     /// Advances the shard's time. Due at least every [`TICK`].
     pub fn tick(&mut self, now: Instant) {
-        self.handle(now, Input::Tick);
+        self.handle(now, ShardInput::Tick);
         let stall_timeout = self.config.stall_timeout;
-        for connection in self.shard.take_back_from_stalled_readers(now, stall_timeout) {
+        for connection in self.shard.revoke_stalled_readers(now, stall_timeout) {
             if let Some(stream) = self.connections.get_mut(&connection) {
                 stream.closing = true;
             }
@@ -348,12 +348,12 @@ impl ShardEndpoint {
                 Ok(Poll::Frame(_, Message::Welcome(_))) if !welcome => {
                     welcome = true;
                     stream.reader.open();
-                    self.handle(now, Input::OwnerLink { up: true });
-                    self.handle(now, Input::Tick);
+                    self.handle(now, ShardInput::OwnerLink { up: true });
+                    self.handle(now, ShardInput::Tick);
                 }
                 Ok(Poll::Frame(..)) if !welcome => break false,
                 Ok(Poll::Frame(header, message)) => {
-                    self.handle(now, Input::Owner { header: &header, message });
+                    self.handle(now, ShardInput::Owner { header: &header, message });
                 }
             }
         };
@@ -364,7 +364,7 @@ impl ShardEndpoint {
     /// Ends the connection to the step owner, which is gone.
     pub fn owner_lost(&mut self, now: Instant) {
         if self.owner.take().is_some_and(|(_, welcome)| welcome) {
-            self.handle(now, Input::OwnerLink { up: false });
+            self.handle(now, ShardInput::OwnerLink { up: false });
         }
     }
 
@@ -410,7 +410,7 @@ impl ShardEndpoint {
         self.events.pop_front()
     }
 
-    fn handle(&mut self, now: Instant, input: Input<'_>) {
+    fn handle(&mut self, now: Instant, input: ShardInput<'_>) {
         self.shard.handle(now, input);
         self.shard.check_invariants();
         self.settle();
@@ -420,31 +420,31 @@ impl ShardEndpoint {
     fn settle(&mut self) {
         while let Some(output) = self.shard.poll_output() {
             let event = match output {
-                Output::Send { connection, envelope, message, body, .. } => {
+                ShardOutput::Send { connection, envelope, message, body, .. } => {
                     Event::Send { connection, frame: frame_of(&envelope, &message, &body) }
                 }
-                Output::Stream { connection, parts } => {
+                ShardOutput::Stream { connection, parts } => {
                     let part_bytes = self.part_bytes;
                     Event::Values { connection, values: Box::new(Values { parts, part_bytes }) }
                 }
-                Output::Close { connection } => {
+                ShardOutput::Close { connection } => {
                     if let Some(stream) = self.connections.get_mut(&connection) {
                         stream.closing = true;
                     }
                     Event::Close { connection }
                 }
-                Output::ToOwner { envelope, message } => {
+                ShardOutput::ToOwner { envelope, message } => {
                     Event::ToOwner { frame: frame_of(&envelope, &message, &[]) }
                 }
-                Output::Members { .. } | Output::Event(_) => continue,
-                Output::Shared { connection, envelope, message, descriptors } => {
+                ShardOutput::Members { .. } | ShardOutput::Event(_) => continue,
+                ShardOutput::Shared { connection, envelope, message, descriptors } => {
                     let frame = frame_of(&envelope, &message, &[]);
                     Event::Shared { connection, frame, descriptors }
                 }
-                Output::Order(_)
-                | Output::SaveShard(_)
-                | Output::Flush(_)
-                | Output::RestoreShard(_) => unreachable!("no checkpoint directory is configured"),
+                ShardOutput::SaverOrder(_)
+                | ShardOutput::SaveShard(_)
+                | ShardOutput::Flush(_)
+                | ShardOutput::RestoreShard(_) => unreachable!("no checkpoint directory is configured"),
             };
             self.events.push_back(event);
         }

@@ -1,8 +1,9 @@
-//! The variables of a shard and their slots: read as a whole, changed by commits.
+//! The variables and optimizer slots of a shard: read at one version, changed by commits.
 //!
-//! Values and slots are cut into blocks. A change writes shadow blocks, or keeps what a few rows
-//! were and changes them where they lie; either becomes visible with the commit and is nothing
-//! before it. A pull pins the blocks it sends: it is of one version, and holds no change up.
+//! Values and slots are stored in blocks. A change either writes shadow blocks, or records the old
+//! bytes of a few ranges in an undo file and updates them in place. It becomes visible with the
+//! commit and has no effect before. A pull pins the blocks it sends, so it has one version and
+//! delays no change.
 
 mod change;
 mod fill;
@@ -25,75 +26,78 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
-use pushpull_common::shared_values::Counts;
+use pushpull_common::shared_values::ValueCounts;
 
-use crate::arena::Loan;
+use crate::arena::Reservation;
 use crate::commit::{Address, Journal};
 use crate::layout::{Fault, Kind};
 use crate::planted::{Bug, PlantedBugs};
 use crate::table::Table;
-pub(crate) use change::{Change, Stretches, with_slots};
-pub(crate) use geometry::{BLOCK_BYTES, Geometry, SLOTS_MAX};
+pub(crate) use change::{Change, InPlaceRuns, with_slots};
+pub(crate) use geometry::{BLOCK_BYTES, StoreGeometry, SLOTS_MAX};
 use geometry::{logical_blocks_of, pieces_of};
-pub(crate) use image::{Image, TableOfImage};
-pub(crate) use input::{Give, Input, SharedInput};
-pub(crate) use open::{Plan, idle_undo, undo_rows};
+pub(crate) use image::{StoreImage, StoreTableImage};
+pub(crate) use input::{ByteSource, ChangeInput, SharedInput};
+pub(crate) use open::{StorePlan, idle_undo, count_undo_rows};
 pub(crate) use overflow::Overflow;
 use pool::Pool;
 pub(crate) use pool::{NoFreeBlock, Stalled};
 pub(crate) use readers::VALUES;
-use rows::Tile;
+use rows::RowTile;
 use rows::range_of;
 pub(crate) use snapshot::Snapshot;
 #[cfg(test)]
 pub(crate) use undo::reseal as reseal_undo;
-pub(crate) use undo::{Row as UndoneRow, RowLocation, Undo};
+pub(crate) use undo::{RowLocation, Undo, UndoRow};
 
-/// Up to so many bytes of values and slots a model and its shadows stay in cache, and are written
-/// through it. Non-temporal stores would put out what the next push reads.
+/// The maximum size of values and slots, in bytes, for which shadows are written through the cache.
+/// Such a model stays in cache with its shadows; non-temporal stores would evict what the next push
+/// reads.
 pub(crate) const CACHED_BYTES_MAX: u64 = 16 << 20;
 
-/// Variables and slots of one shard.
+/// The variables and optimizer slots of one shard.
 ///
-/// A change is made in steps: [`Store::begin`], then the ranges of the push one by one, then
-/// [`Store::publish`] into a transaction, and [`Store::committed`] when that is made; or
-/// [`Store::discard`].
+/// A change has these steps: [`Store::begin`], then [`Store::change`] for each range of the push,
+/// then [`Store::publish`] into a transaction, and [`Store::committed`] after the commit.
+/// [`Store::discard`] abandons the change.
 ///
-/// Invariant: what the committed tables name is changed only while what it was is kept.
+/// Invariant: a block that the committed tables name is changed only while its old bytes are in the
+/// undo file.
 #[derive(Debug)]
 pub(crate) struct Store {
     catalogue: Arc<Catalogue>,
     layout: ShardLayout,
-    geometry: Geometry,
+    geometry: StoreGeometry,
     values: Pool,
     slots: Option<Pool>,
     undo: Undo,
-    /// The partitions of tables that grow, in the order of the layout.
+    /// The growing tables of the shard, in the order of the layout.
     tables: Vec<Table>,
-    /// Whether the change under way is made where the values lie.
+    /// Whether the current change updates values in place.
     in_place: bool,
-    /// What the change under way has made that is not finite.
+    /// The first non-finite value that the current change has made.
     overflow: Option<Overflow>,
-    /// The places that it touches then, each once.
-    touched: Vec<usize>,
-    /// Memory for where a change is written.
+    /// The logical blocks that a change in place touches, each once.
+    touched_blocks: Vec<usize>,
+    /// Scratch memory for the shadow writes of a range.
     shadow_writes: Vec<write::ShadowWrite>,
-    /// Memory for what a change has moved.
-    moved: Vec<(bool, usize)>,
-    /// Whether it is made where the rows of tables lie.
+    /// Scratch memory for the logical blocks that a change moves: whether of slots, and the index.
+    moved_blocks: Vec<(bool, usize)>,
+    /// Whether the current change updates rows of tables in place.
     tables_in_place: bool,
-    /// What rows of tables held that an earlier process has changed without committing it, until the
-    /// tables are opened.
-    undone: Vec<UndoneRow>,
-    /// Where rows are that are changed in place, a few at a time.
-    tile: Tile,
-    /// Whether shadows are written past the cache.
+    /// The old contents of table rows that an earlier process changed without a commit; kept until
+    /// the tables are opened.
+    undo_rows: Vec<UndoRow>,
+    /// Scratch memory for the locations of rows that are changed in place.
+    tile: RowTile,
+    /// Whether shadows are written with non-temporal stores.
     past_cache: bool,
     /// Whether the tables hold a checksum of every block.
     integrity: bool,
-    /// Whether a loss of power is survived: nothing that an image names is changed in place.
+    /// Whether the state survives a power loss. Then blocks that an image names are never changed
+    /// in place.
     power: bool,
-    loan: Loan,
+    reservation: Reservation,
     planted: PlantedBugs,
 }
 
@@ -102,41 +106,41 @@ impl Store {
         &self.catalogue
     }
 
-    /// Whether the tables hold a checksum of every block.
+    /// Returns whether the tables hold a checksum of every block.
     pub(crate) fn has_integrity(&self) -> bool {
         self.integrity
     }
 
-    pub(crate) fn geometry(&self) -> Geometry {
+    pub(crate) fn geometry(&self) -> StoreGeometry {
         self.geometry
     }
 
-    /// The bytes reserved for the shard.
+    /// Returns the bytes reserved for the shard.
     pub(crate) fn reserved(&self) -> u64 {
-        self.loan.bytes()
+        self.reservation.bytes()
     }
 
     pub(crate) fn layout(&self) -> &ShardLayout {
         &self.layout
     }
 
-    /// Pins values and slots as they are now, to be written to a checkpoint of a global step until
-    /// somebody says that it is given up.
-    pub(crate) fn image(&mut self, step: u64, given_up: Arc<AtomicBool>) -> Image {
+    /// Pins the current values and slots for a checkpoint of a global step. Reading the image fails
+    /// once `memory_needed` is set.
+    pub(crate) fn image(&mut self, step: u64, memory_needed: Arc<AtomicBool>) -> StoreImage {
         let tables = self.tables.iter_mut().map(|table| {
-            let (image, given_up) = (table.image(step), given_up.clone());
-            TableOfImage { image, given_up }
+            let (image, memory_needed) = (table.image(step), memory_needed.clone());
+            StoreTableImage { image, memory_needed }
         });
         let tables = tables.collect();
         let logical_blocks = 0..self.geometry.logical_blocks as u32;
         let slots = self.slots.as_ref().map(|slots| slots.pin(logical_blocks.clone()));
         let values = self.values.pin(logical_blocks);
-        Image { tables, geometry: self.geometry, values, slots, given_up }
+        StoreImage { tables, geometry: self.geometry, values, slots, memory_needed }
     }
 
-    /// Prepares the change of these ranges by [`Store::change`], and of these rows, each a range of
-    /// its own, by [`Store::change_rows`]; it makes `version`. What was drafted of another change is
-    /// forgotten, but not what was begun of tables.
+    /// Prepares a change that makes `version`: of these ranges, by [`Store::change`], and of these
+    /// rows, by [`Store::change_rows`]. Discards the shadows of an earlier change, but not a change
+    /// of tables that was begun.
     pub(crate) fn begin<'a>(
         &mut self,
         ranges: &[Range<u64>],
@@ -152,33 +156,33 @@ impl Store {
         self.can_change(ranges.iter().cloned().chain(rows))
     }
 
-    /// Whether these ranges can be changed whole with the memory that is free now. It stays so,
-    /// because nothing but changes takes spare blocks.
+    /// Checks that enough blocks are free to change all these ranges. They stay free, because only
+    /// changes allocate blocks.
     pub(crate) fn can_change(
         &mut self,
         ranges: impl Iterator<Item = Range<u64>> + Clone,
     ) -> Result<(), NoFreeBlock> {
         let block_bytes = self.geometry.block_bytes;
-        // Ranges that do not follow each other may share a block; that counts it twice, which errs on
-        // the safe side, as far as there are places at all.
+        // Adjacent ranges may share a block, which is then counted twice. That is harmless: the
+        // count is bounded by the number of logical blocks.
         let logical_blocks = || {
             let ranges = ranges.clone().filter(|range| !range.is_empty());
             write::distinct(ranges.flat_map(move |range| logical_blocks_of(&range, block_bytes)))
         };
         let enough = |pool: &mut Pool| {
-            let need = pool.clean(logical_blocks()).min(pool.logical_blocks());
+            let need = pool.count_clean(logical_blocks()).min(pool.logical_blocks());
             need <= pool.free_count()
         };
         let slots = self.slots.as_mut().is_none_or(enough);
         if enough(&mut self.values) && slots { Ok(()) } else { Err(NoFreeBlock) }
     }
 
-    /// Changes a range, which lies within one partition, by what the push has for it.
+    /// Applies the push's input to a range, which is within one partition.
     pub(crate) fn change(
         &mut self,
         change: Change<'_>,
         range: Range<u64>,
-        mut input: Input<'_>,
+        mut input: ChangeInput<'_>,
     ) -> Result<(), NoFreeBlock> {
         if !self.in_place {
             return self.change_shadows(change, &range, input);
@@ -189,7 +193,7 @@ impl Store {
         Ok(())
     }
 
-    /// Changes rows of a partition by rows that lie one behind the other.
+    /// Applies consecutive rows of input to these rows of a partition.
     pub(crate) fn change_rows(
         &mut self,
         change: Change<'_>,
@@ -208,55 +212,55 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the change under way is made where the values lie: then it is made in one go.
+    /// Returns whether the current change is made in place. Such a change cannot be interrupted.
     pub(crate) fn is_in_place(&self) -> bool {
         self.in_place || self.tables_in_place
     }
 
-    /// What rows of tables held that are to be put back.
-    pub(crate) fn undone(&self) -> &[UndoneRow] {
-        &self.undone
+    /// Returns the old contents of table rows that are still to be restored.
+    pub(crate) fn undo_rows(&self) -> &[UndoRow] {
+        &self.undo_rows
     }
 
-    /// Puts the change into a transaction of the journal and lets it be read: what is read before
-    /// the transaction is made must not leave the shard.
+    /// Stages the change in the journal and makes it readable inside the shard. Data that is read
+    /// before the commit must not leave the shard.
     pub(crate) fn publish(&mut self, journal: &mut Journal) {
         if self.in_place && self.integrity {
-            for &logical in &self.touched {
+            for &logical in &self.touched_blocks {
                 self.stage(journal, false, logical);
                 if self.slots.is_some() {
                     self.stage(journal, true, logical);
                 }
             }
         }
-        let mut moved = std::mem::take(&mut self.moved);
+        let mut moved_blocks = std::mem::take(&mut self.moved_blocks);
         for (pool, slots) in
             [Some(&self.values), self.slots.as_ref()].into_iter().zip([false, true])
         {
-            moved.extend(
+            moved_blocks.extend(
                 pool.into_iter().flat_map(Pool::dirty).map(|(logical, _)| (slots, logical)),
             );
         }
         self.values.publish();
         self.slots.iter_mut().for_each(Pool::publish);
-        for (slots, logical) in moved.drain(..) {
+        for (slots, logical) in moved_blocks.drain(..) {
             self.stage(journal, slots, logical);
         }
-        self.moved = moved;
+        self.moved_blocks = moved_blocks;
         self.tables.iter_mut().for_each(|table| table.publish(journal));
         if self.planted.has(Bug::ReuseBeforeCommit) {
-            self.let_go();
+            self.release_replaced();
         }
     }
 
-    /// The transaction is made: whoever reads without a request sees what it has made, which is of what
-    /// `counts` says, and what the change replaced is free.
-    pub(crate) fn committed(&mut self, counts: Counts) {
-        self.values.show(counts);
-        self.let_go();
+    /// Completes a change after its commit. Readers of other processes see it with these counts;
+    /// replaced blocks are freed.
+    pub(crate) fn committed(&mut self, counts: ValueCounts) {
+        self.values.publish_to_readers(counts);
+        self.release_replaced();
     }
 
-    fn let_go(&mut self) {
+    fn release_replaced(&mut self) {
         self.values.committed(self.power);
         self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
         self.tables.iter_mut().for_each(Table::committed);
@@ -266,36 +270,36 @@ impl Store {
         }
     }
 
-    /// An image of the tables is being written: what it names is not written again before the next
-    /// one is.
+    /// Records that a write of an image of the tables has begun. The blocks that it names stay
+    /// unchanged until the next image is written.
     pub(crate) fn image_begun(&mut self) {
         self.values.image_begun();
         self.slots.iter_mut().for_each(Pool::image_begun);
     }
 
-    /// The image is on the disk: what only older ones named is free.
+    /// Records that the image is on disk. Blocks that only older images named are freed.
     pub(crate) fn image_written(&mut self) {
         self.values.image_written();
         self.slots.iter_mut().for_each(Pool::image_written);
     }
 
-    /// Forgets the change under way.
+    /// Discards the current change.
     ///
     /// # Panics
-    /// If it is being made in place: such a change is made whole in one go.
+    /// If the change is made in place. Such a change runs to its end.
     pub(crate) fn discard(&mut self) {
         self.discard_blocks();
         self.tables.iter_mut().for_each(Table::discard);
     }
 
     fn discard_blocks(&mut self) {
-        assert!(!self.is_in_place(), "a change in place is not given up");
+        assert!(!self.is_in_place(), "cannot discard a change that is made in place");
         self.overflow = None;
         self.values.discard();
         self.slots.iter_mut().for_each(Pool::discard);
     }
 
-    /// Stages where a place is, and the checksum of what it holds.
+    /// Stages the table word of a logical block: its block number, and the block's checksum.
     fn stage(&self, journal: &mut Journal, slots: bool, logical: usize) {
         let (pool, first) = match (&self.slots, slots) {
             (Some(pool), true) => (pool, self.geometry.logical_blocks),
@@ -307,7 +311,7 @@ impl Store {
             .stage(Address::Tables(first + logical), u64::from(committed) | u64::from(crc) << 32);
     }
 
-    /// Stages the checksums of all blocks, once they hold their first values.
+    /// Stages the checksums of all blocks, after they received their initial values.
     pub(crate) fn seal(&self, journal: &mut Journal) {
         for slots in [false, true].into_iter().filter(|&slots| !slots || self.slots.is_some()) {
             (0..self.geometry.logical_blocks)
@@ -343,7 +347,7 @@ impl Store {
         pieces_of(range, self.geometry.block_bytes)
     }
 
-    /// Whether a change is under way in shadows.
+    /// Returns whether the current change has shadows.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn is_dirty(&self) -> bool {
         let mut pools = std::iter::once(&self.values).chain(&self.slots);

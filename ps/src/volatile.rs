@@ -1,5 +1,5 @@
-//! Bytes that another process may be writing while they are read: each is loaded once, what is made of it
-//! is ours, and nothing of them is borrowed.
+//! Bytes that another process may write while they are read. Each byte is loaded once into a value
+//! of this process, and none is borrowed.
 //!
 //! This is one of the few files that may hold `unsafe` code.
 
@@ -8,10 +8,10 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use pushpull_common::finite::Exponents;
 
-/// A line of the cache.
+/// The size of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// A stretch of such bytes. Of those that change while they are loaded, any content.
+/// A range of such bytes. Bytes that change while they are loaded have any value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Volatile<'a> {
     start: *const u8,
@@ -20,70 +20,71 @@ pub(crate) struct Volatile<'a> {
 }
 
 impl<'a> Volatile<'a> {
-    /// So many bytes.
+    /// Creates a range of `bytes` bytes.
     ///
     /// # Safety
-    /// They must be valid for reads as long as this lives, and nothing in this process may write them, or borrow
-    /// them if anybody writes them. Another process may write them: any bytes are a `u8`, and a value of what else is loaded, so
-    /// nothing that is done with them depends on what they are but the values that are made of them.
+    /// The bytes must be valid for reads for `'a`. Nothing in this process may write them, or
+    /// borrow them if any process writes them. Another process may write them concurrently. Any
+    /// content is a valid value of the loaded types, which are `u8` and [`Pod`] words, so soundness
+    /// does not depend on it.
     pub(crate) unsafe fn new(start: *const u8, bytes: usize) -> Self {
         Volatile { start, bytes, memory: PhantomData }
     }
 
-    /// Bytes of this process, which nobody changes: for what takes bytes where they lie.
+    /// Creates a range over bytes of this process, which nothing changes.
     pub(crate) fn of(bytes: &'a [u8]) -> Self {
-        // SAFETY: they are borrowed for as long as this lives, so nobody writes them.
+        // SAFETY: the borrow lasts as long as the result, so nothing writes the bytes.
         unsafe { Volatile::new(bytes.as_ptr(), bytes.len()) }
     }
 
-    /// Those behind the first so many.
+    /// Drops the first `first` bytes.
     ///
     /// # Panics
     /// If there are fewer.
-    pub(crate) fn behind(self, first: usize) -> Volatile<'a> {
-        assert!(first <= self.bytes, "behind {first} of {} bytes", self.bytes);
+    pub(crate) fn skip(self, first: usize) -> Volatile<'a> {
+        assert!(first <= self.bytes, "cannot skip {first} of {} bytes", self.bytes);
         Volatile { start: self.start.wrapping_add(first), bytes: self.bytes - first, ..self }
     }
 
-    /// How far they lie behind a multiple of so many bytes.
+    /// Returns the offset of the first byte from a multiple of `bytes`.
     pub(crate) fn offset_in(self, bytes: usize) -> usize {
         self.start.addr() % bytes
     }
 
-    /// Loads a word once, which the compiler must not change: so what is looked at is what something is
-    /// made of.
+    /// Loads a word exactly once. The compiler cannot repeat the load, so the value that is scanned
+    /// is the value that is used.
     ///
     /// # Panics
-    /// If there is none at this byte, or it does not lie aligned.
+    /// If the word is out of bounds or unaligned.
     #[inline(always)]
     pub(crate) fn load<W: Pod>(self, at: usize) -> W {
         let inside = at <= self.bytes && size_of::<W>() <= self.bytes - at;
         let word = self.start.wrapping_add(at).cast::<W>();
         assert!(inside && word.is_aligned(), "a word at {at} of {}", self.bytes);
-        // SAFETY: it is inside, by the assertion, and aligned; the rest is what `new` was promised.
+        // SAFETY: the assertion has checked that the word is in bounds and aligned; the caller of
+        // `new` has guaranteed the rest.
         unsafe { word.read_volatile() }
     }
 
-    /// So many lines of the cache from this byte on.
+    /// Returns `count` cache lines from this byte on.
     ///
     /// # Panics
-    /// If there are not so many, or no line begins there.
+    /// If there are fewer, or the byte does not start a cache line.
     #[inline(always)]
     pub(crate) fn lines(self, at: usize, count: usize) -> VolatileLines<'a> {
-        let Volatile { start, bytes, memory } = self.behind(at);
+        let Volatile { start, bytes, memory } = self.skip(at);
         let begins = count == 0 || start.addr().is_multiple_of(LINE_BYTES);
         assert!(count <= bytes / LINE_BYTES && begins, "{count} lines at {at} of {}", self.bytes);
         VolatileLines { first: start, count, memory }
     }
 
-    /// Copies the first of them, as many as there is room for. Whether one of these exponents is full in
-    /// what was copied.
+    /// Copies the first bytes into `to`. Returns whether an exponent among them is full.
     ///
-    /// With loads and stores: the processor's own instruction for long copies, which the library takes for
-    /// them, needs some time to begin, and over pieces of 2 KiB makes half as much.
+    /// Copies with loads and stores. The standard library uses the processor's instruction for long
+    /// copies, whose start-up time halves the speed for 2 KiB.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer bytes than `to` takes.
     pub(crate) fn copy(self, to: &mut [u8], exponents: Exponents) -> bool {
         assert!(to.len() <= self.bytes, "{} of {} bytes", to.len(), self.bytes);
         #[cfg(target_arch = "x86_64")]
@@ -94,17 +95,18 @@ impl<'a> Volatile<'a> {
         self.copy_by_words::<u64>(to, exponents)
     }
 
-    /// The same by words of 32 bytes.
+    /// Copies as [`Volatile::copy`] does, in words of 32 bytes.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn copy_wide(self, to: &mut [u8], exponents: Exponents) -> bool {
         self.copy_by_words::<std::arch::x86_64::__m256i>(to, exponents)
     }
 
-    /// The same by words of a type, and by bytes where they do not fit.
+    /// Copies as [`Volatile::copy`] does, in words of this type, and in bytes at the unaligned
+    /// ends.
     #[inline(always)]
     fn copy_by_words<W: Pod>(self, to: &mut [u8], exponents: Exponents) -> bool {
-        // To where the source is aligned.
+        // Up to the first aligned word of the source.
         let head = self.start.align_offset(size_of::<W>()).min(to.len());
         let (first, rest) = to.split_at_mut(head);
         let mut words = rest.chunks_exact_mut(size_of::<W>());
@@ -120,18 +122,19 @@ impl<'a> Volatile<'a> {
         }
         let last = words.into_remainder();
         for (start, bytes) in [(0, &mut *first), (at, &mut *last)] {
-            for (place, byte) in bytes.iter_mut().enumerate() {
-                *byte = self.load(start + place);
+            for (offset, byte) in bytes.iter_mut().enumerate() {
+                *byte = self.load(start + offset);
             }
         }
-        // Mostly there are none, and looking at nothing would take a tenth of it all.
+        // Usually there are none. A scan of empty slices would take a tenth of the whole time.
         let ends = !(first.is_empty() && last.is_empty())
             && (exponents.are_full_in(first) || exponents.are_full_in(last));
         ends || exponents.were_full(sums.into_iter().fold(0, |all, sum| all | sum))
     }
 }
 
-/// Lines of the cache of such bytes. A loop over so many of them checks nothing for each.
+/// Whole cache lines of such bytes. A loop over a known number of them needs no bounds check for
+/// each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VolatileLines<'a> {
     first: *const u8,
@@ -140,21 +143,21 @@ pub(crate) struct VolatileLines<'a> {
 }
 
 impl VolatileLines<'_> {
-    /// No line.
+    /// An empty range.
     pub(crate) const NONE: VolatileLines<'static> =
         VolatileLines { first: std::ptr::null(), count: 0, memory: PhantomData };
 
-    /// Loads the words of a line, as [`Volatile::load`] does.
+    /// Loads the words of a line, each as [`Volatile::load`] does.
     ///
     /// # Panics
-    /// If there is no such line.
+    /// If the line is out of bounds.
     #[inline(always)]
     pub(crate) fn load<W: Pod, const WORDS: usize>(self, line: usize) -> [W; WORDS] {
         const { assert!(size_of::<[W; WORDS]>() == LINE_BYTES && align_of::<W>() <= LINE_BYTES) };
         assert!(line < self.count, "line {line} of {}", self.count);
         let first = self.first.wrapping_add(line * LINE_BYTES).cast::<W>();
-        // SAFETY: the line is one of those that `lines` has found inside and aligned; the rest is what
-        // `Volatile::new` was promised.
+        // SAFETY: `Volatile::lines` has checked that the line is in bounds and aligned; the caller
+        // of `Volatile::new` has guaranteed the rest.
         std::array::from_fn(|word| unsafe { first.wrapping_add(word).read_volatile() })
     }
 }
@@ -165,14 +168,14 @@ mod tests {
 
     use super::*;
 
-    /// What nobody writes meanwhile.
+    /// Creates a range over a slice, which nothing writes.
     fn volatile(bytes: &[u8]) -> Volatile<'_> {
-        // SAFETY: they are borrowed for as long, and nobody writes them.
+        // SAFETY: the borrow lasts as long as the result, and nothing writes the bytes.
         unsafe { Volatile::new(bytes.as_ptr(), bytes.len()) }
     }
 
     #[test]
-    fn bytes_are_copied_and_looked_at_wherever_they_start_and_end() {
+    fn copies_and_scans_work_at_any_alignment() {
         let halves = Exponents::of(DType::F16);
         for full in (0..256).step_by(2).map(Some).chain([None]) {
             let mut source: Vec<u8> = (0..=255).map(|byte| byte & 0x3b).collect();
@@ -199,14 +202,14 @@ mod tests {
 
     #[test]
     #[should_panic = "a word at 20 of 24"]
-    fn nothing_behind_it_is_loaded() {
+    fn a_word_beyond_the_end_is_rejected() {
         let words = [0_u64; 4];
         volatile(&bytemuck::cast_slice(&words)[..24]).load::<u64>(20);
     }
 
     #[test]
     #[should_panic = "a word at 4 of 32"]
-    fn words_lie_aligned() {
+    fn an_unaligned_word_is_rejected() {
         let words = [0_u64; 4];
         volatile(bytemuck::cast_slice(&words)).load::<u64>(4);
     }
@@ -215,7 +218,7 @@ mod tests {
     struct Aligned([u8; 256]);
 
     #[test]
-    fn lines_are_loaded_by_their_number() {
+    fn lines_are_loaded_by_index() {
         let bytes = Aligned(std::array::from_fn(|byte| byte as u8));
         let lines = volatile(&bytes.0[..255]).lines(64, 2);
         for (line, first) in [(0, 64), (1, 128)] {
@@ -226,25 +229,25 @@ mod tests {
 
     #[test]
     #[should_panic = "line 2 of 2"]
-    fn there_are_only_so_many_lines() {
+    fn a_line_beyond_the_end_is_rejected() {
         volatile(&Aligned([0; 256]).0).lines(64, 2).load::<u64, 8>(2);
     }
 
     #[test]
     #[should_panic = "3 lines at 64 of 255"]
-    fn lines_are_whole() {
+    fn a_partial_line_is_rejected() {
         volatile(&Aligned([0; 256]).0[..255]).lines(64, 3);
     }
 
     #[test]
     #[should_panic = "1 lines at 8 of 256"]
-    fn lines_begin_where_those_of_the_cache_do() {
+    fn an_unaligned_line_is_rejected() {
         volatile(&Aligned([0; 256]).0).lines(8, 1);
     }
 
     #[test]
     #[should_panic = "25 of 24 bytes"]
-    fn nothing_behind_it_is_copied() {
+    fn a_copy_beyond_the_end_is_rejected() {
         volatile(&[0; 24]).copy(&mut [0; 25], Exponents::NONE);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::codec::{Blocks, Residual};
+use pushpull::common::codec::{ScaleBlocks, Residual};
 use pushpull::{
     Adagrad, Codec, DType, Initializer, Mode, Partitioner, PsConfig, Push, ResidualsError, Sgd,
     Shape, TableSpec, TaskId, VariableSpec, WorkerConfig,
@@ -58,7 +58,7 @@ impl RowEncoder {
     fn row(&mut self, name: &'static str, number: u64, given: &[f32]) -> Vec<f32> {
         let residual = self.residuals.entry((name, number)).or_insert_with(|| Residual::new(WIDTH));
         let (mut bytes, mut found) = (Vec::new(), vec![0.0; WIDTH]);
-        residual.encode(&self.codec, Blocks::THROUGH, 0, given, &mut bytes).unwrap();
+        residual.encode(&self.codec, ScaleBlocks::THROUGH, 0, given, &mut bytes).unwrap();
         self.codec.encoding().decode(&bytes, &mut found).unwrap();
         found
     }

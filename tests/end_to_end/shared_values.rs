@@ -20,7 +20,7 @@ use pushpull::common::protocol::wire::{List, Text};
 use pushpull::common::protocol::{
     BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
 };
-use pushpull::common::shared_values::{AtomicWords, Counts, Geometry, NotNow, Reader};
+use pushpull::common::shared_values::{AtomicWords, ValueCounts, Geometry, PinError, Reader};
 use pushpull::{
     ClusterSpec, Mode, Params, Ps, PsConfig, Pulled, Push, Sgd, ShardId, Storage, TaskId,
     VariableSpec, WorkerConfig,
@@ -172,7 +172,7 @@ impl SharedReader {
         SharedReader { reader, logical_blocks, blocks: Vec::new() }
     }
 
-    fn pin(&mut self) -> Result<Counts, NotNow> {
+    fn pin(&mut self) -> Result<ValueCounts, PinError> {
         self.reader.pin(0..self.logical_blocks, &mut self.blocks)
     }
 
@@ -255,7 +255,7 @@ fn a_reader_that_pins_values_for_too_long_is_disconnected() {
     let mut client = SharedReader::of(&mut connection);
     client.pin().unwrap();
     (0..3).for_each(|_| push(&mut worker, true));
-    assert_eq!(client.reader.unpin(0), Err(NotNow::Over));
+    assert_eq!(client.reader.unpin(0), Err(PinError::Closed));
     let mut rest = [0; 1];
     let closed = recvmsg_once(&connection.stream, &mut rest);
     assert_eq!(closed, 0, "the connection must be closed");
@@ -271,7 +271,7 @@ fn a_reader_that_pins_values_for_too_long_is_disconnected() {
     }
     assert_eq!(cluster.handle().metrics().connections_faulted, 1);
     cluster.stop();
-    assert_eq!(client.pin().unwrap_err(), NotNow::Over, "the server has stopped");
+    assert_eq!(client.pin().unwrap_err(), PinError::Closed, "the server has stopped");
 }
 
 fn recvmsg_once(stream: &UnixStream, rest: &mut [u8]) -> usize {

@@ -26,8 +26,8 @@ const SHOWN: &[Bug] = &[
     Bug::KeyByReplica,
     Bug::PinIgnored,
     Bug::RevokedUnseen,
-    Bug::SequenceLate,
-    Bug::SlotEarly,
+    Bug::StaleSequence,
+    Bug::SlotReusedEarly,
     Bug::TakeBackUnasked,
     Bug::OwnerNotAsked,
 ];

@@ -7,7 +7,7 @@ use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, ShardId, Variable
 use pushpull_common::protocol::message::Declared;
 use pushpull_common::protocol::{Grant, Refusal};
 use pushpull_worker::Error;
-use pushpull_worker::simulation::{Answer, Door, Want};
+use pushpull_worker::simulation::{WorkerAnswer, SessionEndpoint, WorkerOperation};
 
 use crate::chance::Chance;
 use crate::checker::{Checker, Known, Pulled, Pushed};
@@ -123,42 +123,36 @@ impl Trainer {
     }
 
     /// Starts the loop, or restarts it from the beginning.
-    pub(crate) fn begin(&mut self, now: Instant, endpoint: &mut Door) {
+    pub(crate) fn begin(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {
         self.phase = Phase::Opening;
-        self.ask(now, endpoint, Want::Open);
+        self.ask(now, endpoint, WorkerOperation::Open);
     }
 
     fn pull(
         &mut self,
         now: Instant,
-        endpoint: &mut Door,
+        endpoint: &mut SessionEndpoint,
         token: Option<GlobalStep>,
         checker: &Checker,
     ) {
         self.known = checker.known();
-        self.ask(now, endpoint, Want::Pull(token));
+        self.ask(now, endpoint, WorkerOperation::Pull(token));
     }
 
     /// Pulls the last variable of `rest`.
-    fn pull_next(
-        &mut self,
-        now: Instant,
-        endpoint: &mut Door,
-        grant: Grant,
-        rest: Vec<VariableId>,
-    ) {
+    fn pull_next(&mut self, now: Instant, endpoint: &mut SessionEndpoint, grant: Grant, rest: Vec<VariableId>) {
         let next = rest.last().copied().expect("a cluster has variables");
         self.phase = Phase::PullingOneByOne(grant, rest);
-        self.ask(now, endpoint, Want::PullVariable(next, Some(grant.step)));
+        self.ask(now, endpoint, WorkerOperation::PullVariable(next, Some(grant.step)));
     }
 
-    fn pulled(&self, step: GlobalStep, bytes: &[u8], endpoint: &Door, checker: &mut Checker) {
+    fn pulled(&self, step: GlobalStep, bytes: &[u8], endpoint: &SessionEndpoint, checker: &mut Checker) {
         let range = |id| endpoint.range(id);
         checker.pulled(Pulled { known: &self.known, step, bytes, range });
     }
 
-    fn ask(&mut self, now: Instant, endpoint: &mut Door, want: Want) {
-        self.op = endpoint.ask(now, want, self.timeout);
+    fn ask(&mut self, now: Instant, endpoint: &mut SessionEndpoint, operation: WorkerOperation) {
+        self.op = endpoint.submit(now, operation, self.timeout);
         (self.asked, self.early_error) = (Some(now), None);
     }
 
@@ -167,9 +161,9 @@ impl Trainer {
     pub(crate) fn on_reply(
         &mut self,
         now: Instant,
-        endpoint: &mut Door,
+        endpoint: &mut SessionEndpoint,
         op: u64,
-        reply: Result<Answer, Error>,
+        reply: Result<WorkerAnswer, Error>,
         checker: &mut Checker,
         chance: &mut Chance,
     ) -> Option<NextAction> {
@@ -198,18 +192,18 @@ impl Trainer {
                 if self.chief {
                     self.phase = Phase::Declaring(Vec::new());
                     let first = endpoint.shards()[0];
-                    self.ask(now, endpoint, Want::Declare(first));
+                    self.ask(now, endpoint, WorkerOperation::Declare(first));
                 } else {
                     self.await_ready(now, endpoint, endpoint.shards().into());
                 }
             }
-            (Phase::Declaring(mut found), Answer::Found(declared)) => {
+            (Phase::Declaring(mut found), WorkerAnswer::Found(declared)) => {
                 let shards = endpoint.shards();
                 found.push((shards[found.len()], declared));
                 match shards.get(found.len()) {
                     Some(&next) => {
                         self.phase = Phase::Declaring(found);
-                        self.ask(now, endpoint, Want::Declare(next));
+                        self.ask(now, endpoint, WorkerOperation::Declare(next));
                     }
                     None => {
                         let begun = endpoint.begin(&found);
@@ -217,16 +211,16 @@ impl Trainer {
                     }
                 }
             }
-            (Phase::Initializing(mut rest), Answer::Done) => {
+            (Phase::Initializing(mut rest), WorkerAnswer::Done) => {
                 rest.pop_front();
                 self.initialize(now, endpoint, rest);
             }
-            (Phase::Awaiting(mut rest), Answer::Done) => {
+            (Phase::Awaiting(mut rest), WorkerAnswer::Done) => {
                 rest.pop_front();
                 self.await_ready(now, endpoint, rest);
             }
-            (Phase::Joining, Answer::Done) => self.continue_training(now, endpoint),
-            (Phase::Asking, Answer::Token(Some(grant))) => {
+            (Phase::Joining, WorkerAnswer::Done) => self.continue_training(now, endpoint),
+            (Phase::Asking, WorkerAnswer::Token(Some(grant))) => {
                 // Only in synchronous mode: in asynchronous mode each variable could be of another
                 // step.
                 if self.synchronous && grant.token.0 % 4 == 1 {
@@ -238,12 +232,12 @@ impl Trainer {
                     self.pull(now, endpoint, Some(grant.step), checker);
                 }
             }
-            (Phase::Asking, Answer::Token(None)) => {
+            (Phase::Asking, WorkerAnswer::Token(None)) => {
                 self.ended = true;
                 self.phase = Phase::PullingLast;
                 self.pull(now, endpoint, None, checker);
             }
-            (Phase::PullingOneByOne(grant, mut rest), Answer::Pulled(bytes, step)) => {
+            (Phase::PullingOneByOne(grant, mut rest), WorkerAnswer::Pulled(bytes, step)) => {
                 assert_eq!(step, grant.step, "values for a token");
                 if let Some(variable) = rest.pop() {
                     let range = endpoint.range(variable);
@@ -257,15 +251,13 @@ impl Trainer {
                 let values = std::mem::take(&mut self.values);
                 self.pulled(step, &values, endpoint, checker);
                 self.phase = Phase::Computing(grant, step);
-                return Some(NextAction::Gradient(
-                    self.holds.take().unwrap_or(chance.millis(5, 200)),
-                ));
+                return Some(NextAction::Gradient(self.holds.take().unwrap_or(chance.millis(5, 200))));
             }
-            (Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _), Answer::Stale) => {
+            (Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _), WorkerAnswer::Stale) => {
                 endpoint.drop_token(now, grant);
                 self.continue_training(now, endpoint);
             }
-            (Phase::Pulling(grant), Answer::Pulled(bytes, step)) => {
+            (Phase::Pulling(grant), WorkerAnswer::Pulled(bytes, step)) => {
                 let is_of = if self.synchronous { step == grant.step } else { step >= grant.step };
                 assert!(is_of, "values of {step} for a token of {}", grant.step);
                 self.pulled(step, &bytes, endpoint, checker);
@@ -279,11 +271,11 @@ impl Trainer {
                 self.phase = Phase::Computing(grant, step);
                 return Some(NextAction::Gradient(holds.unwrap_or(usual)));
             }
-            (Phase::Streaming(token, _, rest), Answer::Begun(sequence)) => {
+            (Phase::Streaming(token, _, rest), WorkerAnswer::Begun(sequence)) => {
                 self.phase = Phase::Streaming(token, sequence, rest);
                 return Some(NextAction::Pause(chance.millis(0, 30), op));
             }
-            (Phase::Streaming(..), Answer::Done) => {
+            (Phase::Streaming(..), WorkerAnswer::Done) => {
                 if chance.percent(4) {
                     // The worker changes its mind.
                     self.cancel(now, endpoint, checker);
@@ -291,15 +283,15 @@ impl Trainer {
                 }
                 return Some(NextAction::Pause(chance.millis(0, 30), op));
             }
-            (Phase::StreamingPush(token), Answer::Pushed(outcome)) => {
+            (Phase::StreamingPush(token), WorkerAnswer::Pushed(outcome)) => {
                 checker.settled(token, outcome);
                 self.continue_training(now, endpoint);
             }
-            (Phase::PullingLast, Answer::Pulled(bytes, step)) => {
+            (Phase::PullingLast, WorkerAnswer::Pulled(bytes, step)) => {
                 self.pulled(step, &bytes, endpoint, checker);
                 self.leave(now, endpoint, endpoint.shards().into());
             }
-            (Phase::Leaving(mut rest), Answer::Done) => {
+            (Phase::Leaving(mut rest), WorkerAnswer::Done) => {
                 rest.pop_front();
                 self.leave(now, endpoint, rest);
             }
@@ -328,13 +320,7 @@ impl Trainer {
     }
 
     /// Ends a pause: pushes the next variable, or handles the error that named stragglers.
-    pub(crate) fn again(
-        &mut self,
-        now: Instant,
-        endpoint: &mut Door,
-        op: u64,
-        checker: &mut Checker,
-    ) {
+    pub(crate) fn again(&mut self, now: Instant, endpoint: &mut SessionEndpoint, op: u64, checker: &mut Checker) {
         if self.op != op {
             return;
         }
@@ -346,11 +332,11 @@ impl Trainer {
             Some(variable) => {
                 self.phase = Phase::Streaming(token, sequence, rest);
                 let (variables, bytes) = (vec![variable], self.gradient.clone());
-                self.ask(now, endpoint, Want::More { sequence, variables, bytes });
+                self.ask(now, endpoint, WorkerOperation::AddGradients { sequence, variables, bytes });
             }
             None => {
                 self.phase = Phase::StreamingPush(token);
-                self.ask(now, endpoint, Want::End(sequence));
+                self.ask(now, endpoint, WorkerOperation::End(sequence));
             }
         }
     }
@@ -359,18 +345,18 @@ impl Trainer {
     fn on_slow_reply(
         &mut self,
         now: Instant,
-        endpoint: &mut Door,
+        endpoint: &mut SessionEndpoint,
         token: u64,
-        reply: Result<Answer, Error>,
+        reply: Result<WorkerAnswer, Error>,
         checker: &mut Checker,
     ) {
         self.slow = None;
         match reply {
-            Ok(Answer::Pushed(outcome)) => checker.settled(token, outcome),
+            Ok(WorkerAnswer::Pushed(outcome)) => checker.settled(token, outcome),
             Err(Error::Refused { shard, .. }) => checker.refused(token, shard),
             Err(error @ Error::Timeout { sequence: Some(_), .. }) => {
                 self.resumed += 1;
-                let op = endpoint.ask(now, Want::Resume(error), self.timeout);
+                let op = endpoint.submit(now, WorkerOperation::Resume(error), self.timeout);
                 self.slow = Some(SlowGradient::StreamingPush(op, token));
             }
             // The loop's other operation gets the same error.
@@ -379,7 +365,7 @@ impl Trainer {
         }
     }
 
-    fn fail(&mut self, now: Instant, endpoint: &mut Door, error: Error, checker: &mut Checker) {
+    fn fail(&mut self, now: Instant, endpoint: &mut SessionEndpoint, error: Error, checker: &mut Checker) {
         let timed_out = match &error {
             Error::Timeout { .. } => true,
             Error::Refused { refusal, .. } => matches!(refusal, Refusal::Deadline { .. }),
@@ -393,7 +379,7 @@ impl Trainer {
             }
             (Phase::StreamingPush(_), error @ Error::Timeout { sequence: Some(_), .. }) => {
                 self.resumed += 1;
-                self.ask(now, endpoint, Want::Resume(error));
+                self.ask(now, endpoint, WorkerOperation::Resume(error));
             }
             (Phase::StreamingPush(token), Error::Refused { shard, .. }) => {
                 checker.refused(token, shard);
@@ -422,18 +408,13 @@ impl Trainer {
                 | Phase::Awaiting(_)
                 | Phase::Joining,
                 error,
-            ) if timed_out || Door::has_moved_on(&error) => self.begin(now, endpoint),
+            ) if timed_out || SessionEndpoint::has_moved_on(&error) => self.begin(now, endpoint),
             (phase, error) => panic!("worker {} in {phase:?}: {error}", self.task),
         }
     }
 
     /// Cancels the operation in progress and continues; false if it cannot be cancelled.
-    pub(crate) fn cancel(
-        &mut self,
-        now: Instant,
-        endpoint: &mut Door,
-        checker: &mut Checker,
-    ) -> bool {
+    pub(crate) fn cancel(&mut self, now: Instant, endpoint: &mut SessionEndpoint, checker: &mut Checker) -> bool {
         match self.phase.clone() {
             Phase::Asking | Phase::StreamingPush(_) => endpoint.cancel(now, self.op),
             Phase::Streaming(token, sequence, _) => {
@@ -454,7 +435,7 @@ impl Trainer {
     pub(crate) fn push(
         &mut self,
         now: Instant,
-        endpoint: &mut Door,
+        endpoint: &mut SessionEndpoint,
         setting: &Setting,
         checker: &mut Checker,
         chance: &mut Chance,
@@ -465,17 +446,17 @@ impl Trainer {
             endpoint.drop_token(now, grant);
             return self.continue_training(now, endpoint);
         }
-        let want = self.gradient(grant, read, endpoint, setting, checker, chance);
+        let operation = self.gradient(grant, read, endpoint, setting, checker, chance);
         let token = grant.token.0;
-        match want {
-            Want::Push { grant, read, variables, bytes } if chance.percent(30) => {
+        match operation {
+            WorkerOperation::Push { grant, read, variables, bytes } if chance.percent(30) => {
                 self.gradient = bytes;
                 self.phase = Phase::Streaming(token, Sequence(0), variables);
-                self.ask(now, endpoint, Want::Begin { grant, read });
+                self.ask(now, endpoint, WorkerOperation::Begin { grant, read });
             }
-            want => {
+            operation => {
                 self.phase = Phase::StreamingPush(token);
-                self.ask(now, endpoint, want);
+                self.ask(now, endpoint, operation);
             }
         }
     }
@@ -484,14 +465,14 @@ impl Trainer {
     pub(crate) fn push_slow(
         &mut self,
         now: Instant,
-        endpoint: &mut Door,
+        endpoint: &mut SessionEndpoint,
         setting: &Setting,
         checker: &mut Checker,
         chance: &mut Chance,
     ) {
         let Some(SlowGradient::Computing(grant, read)) = self.slow else { return };
-        let want = self.gradient(grant, read, endpoint, setting, checker, chance);
-        let op = endpoint.ask(now, want, self.timeout);
+        let operation = self.gradient(grant, read, endpoint, setting, checker, chance);
+        let op = endpoint.submit(now, operation, self.timeout);
         self.slow = Some(SlowGradient::StreamingPush(op, grant.token.0));
     }
 
@@ -500,11 +481,11 @@ impl Trainer {
         &self,
         grant: Grant,
         read: GlobalStep,
-        endpoint: &Door,
+        endpoint: &SessionEndpoint,
         setting: &Setting,
         checker: &mut Checker,
         chance: &mut Chance,
-    ) -> Want {
+    ) -> WorkerOperation {
         let token = grant.token.0;
         let variables = setting.catalogue.variables();
         let left_out =
@@ -523,53 +504,53 @@ impl Trainer {
             gradient.push(Some(line));
         }
         checker.pushes(Pushed { token, task: self.task, read, gradient });
-        Want::Push { grant, read, variables: present, bytes }
+        WorkerOperation::Push { grant, read, variables: present, bytes }
     }
 
-    fn continue_training(&mut self, now: Instant, endpoint: &mut Door) {
+    fn continue_training(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {
         if self.leaves {
             return self.leave(now, endpoint, endpoint.shards().into());
         }
         self.phase = Phase::Asking;
-        self.ask(now, endpoint, Want::Token);
+        self.ask(now, endpoint, WorkerOperation::Token);
     }
 
     fn initialize(
         &mut self,
         now: Instant,
-        endpoint: &mut Door,
+        endpoint: &mut SessionEndpoint,
         rest: VecDeque<(ShardId, RestoreEpoch)>,
     ) {
         match rest.front() {
             Some(&(shard, epoch)) => {
                 self.phase = Phase::Initializing(rest);
-                self.ask(now, endpoint, Want::Initialize(shard, epoch));
+                self.ask(now, endpoint, WorkerOperation::Initialize(shard, epoch));
             }
             None => {
                 self.phase = Phase::Joining;
-                self.ask(now, endpoint, Want::Joined);
+                self.ask(now, endpoint, WorkerOperation::Join);
             }
         }
     }
 
-    fn await_ready(&mut self, now: Instant, endpoint: &mut Door, rest: VecDeque<ShardId>) {
+    fn await_ready(&mut self, now: Instant, endpoint: &mut SessionEndpoint, rest: VecDeque<ShardId>) {
         match rest.front() {
             Some(&shard) => {
                 self.phase = Phase::Awaiting(rest);
-                self.ask(now, endpoint, Want::AwaitReady(shard));
+                self.ask(now, endpoint, WorkerOperation::AwaitReady(shard));
             }
             None => {
                 self.phase = Phase::Joining;
-                self.ask(now, endpoint, Want::Joined);
+                self.ask(now, endpoint, WorkerOperation::Join);
             }
         }
     }
 
-    fn leave(&mut self, now: Instant, endpoint: &mut Door, rest: VecDeque<ShardId>) {
+    fn leave(&mut self, now: Instant, endpoint: &mut SessionEndpoint, rest: VecDeque<ShardId>) {
         match rest.front() {
             Some(&shard) => {
                 self.phase = Phase::Leaving(rest);
-                self.ask(now, endpoint, Want::Leave(shard));
+                self.ask(now, endpoint, WorkerOperation::Leave(shard));
             }
             None => self.phase = Phase::Left { ended: self.ended },
         }

@@ -63,7 +63,7 @@ enum Event {
 /// A worker's process.
 #[derive(Debug)]
 struct Process {
-    endpoint: worker::Door,
+    endpoint: worker::SessionEndpoint,
     trainer: Trainer,
     links: BTreeMap<usize, u64>,
     /// The key of its pending [`Event::Wake`].
@@ -233,12 +233,8 @@ impl World {
             events: self.events,
             commits: self.checker.steps(),
             pulls: self.checker.pulls(),
-            named: self.processes.iter().map(|process| process.endpoint.named()).sum(),
-            direct_pulls: self
-                .processes
-                .iter()
-                .map(|process| process.endpoint.direct_pulls())
-                .sum(),
+            named: self.processes.iter().map(|process| process.endpoint.shared_push_frames()).sum(),
+            direct_pulls: self.processes.iter().map(|process| process.endpoint.direct_pulls()).sum(),
             early_errors: self.checker.early_errors(),
             faults: self.faults,
             trace: self.trace.sum(),
@@ -340,7 +336,7 @@ impl World {
             Event::ComputedSlow(process) => self.computed(process, true),
             Event::Read(process) => {
                 let now = self.now;
-                self.with_process(process, |endpoint| endpoint.read_on(now));
+                self.with_process(process, |endpoint| endpoint.continue_read(now));
             }
             Event::Again(process, op) => self.again(process, op),
             Event::Start(task) => self.start_worker(task),

@@ -1,5 +1,7 @@
-//! The same verbs for callers that are not asynchronous. Each blocks its thread until it is done, and sends and
-//! receives on that thread meanwhile; do not call them from within an asynchronous runtime.
+//! Blocking forms of the worker and the reader, for threads without an async runtime.
+//!
+//! Each call blocks its thread until the operation is done, and sends and receives on that thread
+//! meanwhile. Do not call them from within an async runtime.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -24,7 +26,7 @@ use crate::reader::ReaderError;
 use crate::runtime::SessionRunner;
 use crate::token::Token;
 
-/// [`crate::Worker`], blocking.
+/// A [`crate::Worker`] with blocking operations.
 #[derive(Debug)]
 pub struct Worker {
     inner: crate::Worker,
@@ -51,7 +53,7 @@ impl Worker {
         variables: &[VariableSpec],
         fill: impl FnOnce(&mut InitialValues<'_>),
     ) -> Result<Params, JoinError> {
-        // What the caller fills the values with may have a runtime of its own.
+        // The caller's `fill` may have a runtime of its own.
         self.waiter.wait_apart(self.inner.join(variables, fill))
     }
 
@@ -90,7 +92,7 @@ impl Worker {
         self.waiter.wait(|| self.inner.pull_variable(token, name, values))
     }
 
-    /// Begins what [`Worker::pull_variable`] does and does not wait for it: see
+    /// Starts [`Worker::pull_variable`] without waiting for it: see
     /// [`crate::Worker::pull_variable`].
     pub fn start_pull_variable<'a, T: Element>(
         &mut self,
@@ -136,12 +138,12 @@ impl Worker {
         self.waiter.wait(|| self.inner.push(token, gradients))
     }
 
-    /// Begins what [`Worker::push`] does and does not wait for it: see [`crate::Worker::push`].
+    /// Starts [`Worker::push`] without waiting for it: see [`crate::Worker::push`].
     pub fn start_push(&mut self, token: Token, gradients: Gradients) -> Started<crate::PushHandle> {
         Started { handle: self.inner.push(token, gradients), waiter: self.waiter.clone() }
     }
 
-    /// Begins what [`Worker::pull`] does and does not wait for it: see [`crate::Worker::pull`].
+    /// Starts [`Worker::pull`] without waiting for it: see [`crate::Worker::pull`].
     pub fn start_pull<'a>(
         &mut self,
         token: &'a Token,
@@ -208,28 +210,28 @@ impl Worker {
 
     /// See [`crate::Worker::leave`].
     pub fn leave(mut self) -> Result<(), Error> {
-        // The session ends with it, which nobody can wait for who runs it.
+        // This ends the session, which the thread that runs it cannot wait for.
         self.waiter.wait_apart(self.inner.leave())
     }
 }
 
-/// Something that is under way, which [`Started::wait`] waits for. Others can be begun meanwhile, and
-/// waited for in any order; what dropping it does is said where its handle is.
+/// An operation under way. [`Started::wait`] waits for it; other operations can be started
+/// meanwhile, and waited for in any order. The docs of the handle `H` say what dropping it does.
 #[derive(Debug)]
-#[must_use = "what is under way may be given up when it is dropped"]
+#[must_use = "dropping it may cancel the operation"]
 pub struct Started<H> {
     handle: H,
     waiter: Waiter,
 }
 
 impl<H: Future> Started<H> {
-    /// Waits until it is done, and returns what came of it.
+    /// Waits until the operation is done, and returns its result.
     pub fn wait(mut self) -> H::Output {
         self.waiter.wait(|| self.handle)
     }
 }
 
-/// [`crate::StreamingPush`], blocking.
+/// A [`crate::StreamingPush`] with blocking operations.
 #[derive(Debug)]
 #[must_use = "a push that is not finished is withdrawn"]
 pub struct StreamingPush {
@@ -254,7 +256,7 @@ impl StreamingPush {
     }
 }
 
-/// [`crate::Reader`], blocking.
+/// A [`crate::Reader`] with blocking operations.
 #[derive(Debug)]
 pub struct Reader {
     inner: crate::Reader,
@@ -296,26 +298,27 @@ impl Reader {
     }
 }
 
-/// Waits on a thread for futures of this crate, and runs their session meanwhile where it can: what is waited for
-/// is then written and read by the very thread that waits, and costs no wakes but the server's.
+/// Waits for futures of this crate on the calling thread, and runs their session meanwhile if
+/// possible. Then the same thread writes the request and reads the answer, and no thread has to be
+/// woken on this side.
 ///
-/// It keeps what wakes the thread from call to call, as most callers stay on one.
+/// It keeps the thread's waker from call to call, as most callers stay on one thread.
 #[derive(Clone, Debug, Default)]
 struct Waiter {
-    kept: Option<(Arc<Sleeper>, Waker)>,
-    /// What runs the session; none before it is there.
+    cached: Option<(Arc<Sleeper>, Waker)>,
+    /// Runs the session; `None` before there is one.
     runner: Option<Arc<SessionRunner>>,
 }
 
 impl Waiter {
-    /// Begins something and waits for it.
+    /// Starts an operation and waits for it.
     fn wait<F: Future>(&mut self, begin: impl FnOnce() -> F) -> F::Output {
         let runner = self.runner.clone();
         let Some(waiting) = runner.as_ref().and_then(|runner| runner.come()) else {
             return self.wait_apart(begin());
         };
         let mut future = pin!(begin());
-        // What needs no answer is there at once, and the session stays whosever it is.
+        // An operation that needs no answer is ready at once, whichever thread runs the session.
         let waker = &self.waker().1;
         match future.as_mut().poll(&mut Context::from_waker(waker)) {
             Poll::Ready(output) => output,
@@ -337,19 +340,19 @@ impl Waiter {
         }
     }
 
-    /// What wakes the thread that calls.
+    /// Returns a waker of the calling thread.
     fn waker(&mut self) -> &(Arc<Sleeper>, Waker) {
         let thread = std::thread::current();
         let id = thread.id();
-        let kept = self.kept.take().filter(|(kept, _)| kept.thread.id() == id);
-        self.kept.insert(kept.unwrap_or_else(|| {
+        let cached = self.cached.take().filter(|(cached, _)| cached.thread.id() == id);
+        self.cached.insert(cached.unwrap_or_else(|| {
             let sleeper = Arc::new(Sleeper { thread, is_woken: AtomicBool::new(false) });
             (sleeper.clone(), Waker::from(sleeper))
         }))
     }
 }
 
-/// A thread that waits.
+/// A waiting thread.
 #[derive(Debug)]
 struct Sleeper {
     thread: Thread,
@@ -357,12 +360,12 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Waits until it is woken, or spuriously: polls for a while, then sleeps.
+    /// Polls for a while, then sleeps. Returns once woken, and possibly without a reason.
     fn sleep(&self, polls_for: Duration) {
         let since = Instant::now();
         while !self.is_woken.swap(false, Ordering::Acquire) {
             if since.elapsed() >= polls_for {
-                // Who has woken it meanwhile has seen to it that this ends at once.
+                // A wake in the meantime makes this return at once.
                 return std::thread::park();
             }
             std::hint::spin_loop();
@@ -389,26 +392,26 @@ mod tests {
 
     use super::*;
 
-    /// Waits on this thread for what another sends once this one has asked for it.
-    fn hear(waiter: &mut Waiter) -> Waker {
-        let (told, tell) = mpsc::channel::<oneshot::Sender<u32>>();
-        let other = std::thread::spawn(move || tell.recv().unwrap().send(7).unwrap());
-        let (sender, receiver) = oneshot::channel();
-        told.send(sender).unwrap();
+    /// Waits for a value from another thread, and returns the waker that was used.
+    fn wait_once(waiter: &mut Waiter) -> Waker {
+        let (sender, request) = mpsc::channel::<oneshot::Sender<u32>>();
+        let other = std::thread::spawn(move || request.recv().unwrap().send(7).unwrap());
+        let (reply, receiver) = oneshot::channel();
+        sender.send(reply).unwrap();
         assert_eq!(waiter.wait_apart(receiver), Ok(7));
         other.join().unwrap();
-        waiter.kept.clone().unwrap().1
+        waiter.cached.clone().unwrap().1
     }
 
     #[test]
-    fn one_waker_serves_all_calls_of_a_thread_and_no_other_thread() {
+    fn a_waker_serves_the_calls_of_one_thread() {
         let mut waiter = Waiter::default();
-        let first = hear(&mut waiter);
-        assert!(hear(&mut waiter).will_wake(&first));
+        let first = wait_once(&mut waiter);
+        assert!(wait_once(&mut waiter).will_wake(&first));
         // A worker may be moved to another thread between two calls.
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(!hear(&mut waiter).will_wake(&first))).join().unwrap();
+            scope.spawn(|| assert!(!wait_once(&mut waiter).will_wake(&first))).join().unwrap();
         });
-        assert!(!hear(&mut waiter).will_wake(&first), "what was kept is another thread's");
+        assert!(!wait_once(&mut waiter).will_wake(&first), "the kept waker is another thread's");
     }
 }

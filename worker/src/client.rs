@@ -1,4 +1,4 @@
-//! What a worker and a reader have in common: a session, and the variables it is about.
+//! What a worker and a reader share: the session, and the operations that need no token.
 
 use std::collections::hash_map::RandomState;
 use std::future::poll_fn;
@@ -18,30 +18,30 @@ use pushpull_common::tensor::Element;
 
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
-use crate::params::{Buffer, Params};
+use crate::params::{AlignedBuffer, Params};
 use crate::row_requests::RowPulls;
 use crate::rows;
 use crate::runtime::{Call, Caller, Direct, SessionThread};
-use crate::session::{Command, Read, Reply, Start, Welcomed};
+use crate::session::{SessionCommand, ReadPoint, Reply, SessionConfig, ServerSettings};
 use crate::sharding_plan::ShardingPlan;
 
-/// A session with the servers of a cluster.
+/// The session of a worker or a reader with the servers of a cluster.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct SessionClient {
     pub(crate) config: WorkerConfig,
     pub(crate) caller: Arc<Caller>,
-    /// Ends the session when it is dropped.
+    /// Ends the session when dropped.
     _thread: SessionThread,
     pub(crate) owner: ShardId,
-    pub(crate) welcomed: Welcomed,
-    /// Buffers that pulls have left, for the next.
-    pub(crate) buffers: Arc<Buffers>,
+    pub(crate) settings: ServerSettings,
+    /// Buffers of completed pulls, for reuse.
+    pub(crate) buffers: Arc<PullBuffers>,
     row_pulls: RowPulls,
 }
 
-impl Client {
+impl SessionClient {
     /// Starts a session and connects to the step owner.
-    pub(crate) async fn connect(config: WorkerConfig, role: Role) -> Result<Client, ConnectError> {
+    pub(crate) async fn connect(config: WorkerConfig, role: Role) -> Result<SessionClient, ConnectError> {
         config.check_codecs()?;
         let cluster = &config.cluster;
         let task = config.task.clone();
@@ -53,7 +53,7 @@ impl Client {
             Some((index, address.to_owned()))
         });
         let owner = ShardId { task: owner.index, shard: 0 };
-        let start = Start {
+        let start = SessionConfig {
             task,
             role,
             owner,
@@ -68,27 +68,27 @@ impl Client {
         let thread = SessionThread::start(start, config.progress.clone(), config.busy_poll)
             .map_err(|source| ConnectError::Thread { source })?;
         let caller = thread.caller().clone();
-        let welcomed = open(&caller, vec![owner], config.connect_timeout).await?;
+        let settings = open(&caller, vec![owner], config.connect_timeout).await?;
         let buffers = Arc::default();
         let row_pulls = RowPulls::default();
-        Ok(Client { config, caller, _thread: thread, owner, welcomed, buffers, row_pulls })
+        Ok(SessionClient { config, caller, _thread: thread, owner, settings, buffers, row_pulls })
     }
 
-    /// Connects to the step owner and to every shard a plan uses, and returns them in this order, with
-    /// what they said.
+    /// Connects to the step owner and to every shard of a plan. Returns these shards in that order,
+    /// and the settings in their welcomes.
     pub(crate) async fn open(
         &self,
         plan: &ShardingPlan,
-    ) -> Result<(Vec<ShardId>, Welcomed), Error> {
-        // The owner first, whether it holds variables or not: it is also initialized first.
+    ) -> Result<(Vec<ShardId>, ServerSettings), Error> {
+        // The step owner comes first, with or without variables: it is also initialized first.
         let others = plan.shards().iter().copied().filter(|&shard| shard != self.owner);
         let shards: Vec<ShardId> = std::iter::once(self.owner).chain(others).collect();
         let timeout = self.config.connect_timeout;
-        let welcomed = open(&self.caller, shards.clone(), timeout).await?;
-        Ok((shards, welcomed))
+        let settings = open(&self.caller, shards.clone(), timeout).await?;
+        Ok((shards, settings))
     }
 
-    /// Sends a request that may be sent again, and returns its answer and the answer's body.
+    /// Sends an idempotent request, and returns its answer and the answer's body.
     pub(crate) async fn request(
         &self,
         doing: &'static str,
@@ -97,14 +97,14 @@ impl Client {
         body: Bytes,
         timeout: Duration,
     ) -> Result<(Message, Vec<u8>), Error> {
-        let command = Command::Request { shard, message: message.into(), body };
+        let command = SessionCommand::Request { shard, message: message.into(), body };
         match self.caller.call(doing, command, timeout).await? {
             Reply::Answer { message, body } => Ok((message, body)),
             _ => Err(Error::Ended { doing }),
         }
     }
 
-    /// Waits until a shard's variables have values; the digest of its catalogue.
+    /// Waits until a shard's variables have values, and returns the digest of its catalogue.
     pub(crate) async fn await_ready(
         &self,
         shard: ShardId,
@@ -118,8 +118,7 @@ impl Client {
         }
     }
 
-    /// Waits until the chief has given the variables of a plan values that belong together, and
-    /// joins them.
+    /// Waits until the chief has given all shards of a plan consistent values, and adopts the plan.
     pub(crate) async fn await_values(
         &self,
         plan: &Arc<ShardingPlan>,
@@ -128,19 +127,19 @@ impl Client {
         let deadline = Deadline::after(self.config.connect_timeout);
         loop {
             for &shard in shards {
-                if self.await_ready(shard, deadline.left()).await? != plan.catalogue().digest() {
+                if self.await_ready(shard, deadline.remaining()).await? != plan.catalogue().digest() {
                     return Err(self.differs(plan, shard).await?);
                 }
             }
-            match self.joined(plan, deadline.left()).await {
-                // One has lost its values since it was asked.
-                Err(error) if has_moved_on(&error) && !deadline.has_passed() => {}
-                joined => return Ok(joined?),
+            match self.adopt(plan, deadline.remaining()).await {
+                // A shard has lost its values since it answered.
+                Err(error) if is_outdated(&error) && !deadline.has_passed() => {}
+                adopted => return Ok(adopted?),
             }
         }
     }
 
-    /// Says in words what a shard's catalogue differs in.
+    /// Returns the error that describes how a shard's catalogue differs.
     pub(crate) async fn differs(
         &self,
         plan: &ShardingPlan,
@@ -152,7 +151,7 @@ impl Client {
         Ok(JoinError::Differs { shard, differs })
     }
 
-    /// Says in words what a refused catalogue differs in.
+    /// Adds to the refusal of a catalogue how the shard's own catalogue differs.
     pub(crate) async fn explain(&self, plan: &ShardingPlan, error: Error) -> JoinError {
         let Error::Refused { shard, refusal: refusal @ Refusal::Catalogue { .. }, .. } = &error
         else {
@@ -164,7 +163,7 @@ impl Client {
         JoinError::Differs { shard: *shard, differs }
     }
 
-    /// The catalogue that a shard holds.
+    /// Fetches the catalogue that a shard holds.
     pub(crate) async fn fetch_catalogue(&self, shard: ShardId) -> Result<Catalogue, JoinError> {
         let (timeout, body) = (self.config.timeout, Bytes::new());
         let doing = "fetch the catalogue";
@@ -173,24 +172,24 @@ impl Client {
         Ok(Catalogue::decode(&body)?)
     }
 
-    /// Tells the session what the variables are, once their shards live in one restore epoch.
-    pub(crate) async fn joined(
+    /// Announces the plan to the session, and waits until its shards are in one restore epoch.
+    pub(crate) async fn adopt(
         &self,
         plan: &Arc<ShardingPlan>,
         timeout: Duration,
     ) -> Result<(), Error> {
-        let command = Command::Joined { plan: plan.clone() };
+        let command = SessionCommand::Join { plan: plan.clone() };
         self.caller.call("join", command, timeout).await.map(|_| ())
     }
 
-    /// Replaces all of `params` by the newest values; the step they are of.
+    /// Replaces all of `params` with the newest values, and returns their step.
     pub(crate) async fn pull(&self, params: &mut Params) -> Result<GlobalStep, Error> {
         let mut call = self.pull_for(params, None);
         let read = poll_fn(|context| call.poll_into(context, params)).await?;
         read.map(|read| read.step).ok_or(Error::Ended { doing: "pull" })
     }
 
-    /// Asks for the values of one variable, likewise.
+    /// Requests the values of one dense variable, for the step of a token or the newest.
     pub(crate) fn pull_variable(
         &self,
         plan: &Arc<ShardingPlan>,
@@ -199,37 +198,37 @@ impl Client {
     ) -> PullCall {
         let plan = plan.clone();
         let buffer = self.buffers.take(plan.range(variable).len());
-        let command = Command::PullVariable { plan, variable, buffer, token };
-        let found = Found::Asked(self.caller.call("pull", command, self.config.timeout));
-        PullCall { found, buffers: self.buffers.clone() }
+        let command = SessionCommand::PullVariable { plan, variable, buffer, token };
+        let state = PullState::Requested(self.caller.call("pull", command, self.config.timeout));
+        PullCall { state, buffers: self.buffers.clone() }
     }
 
-    /// Values that cannot even be asked for, and why.
-    pub(crate) fn refuse_pull(&self, error: Error) -> PullCall {
-        let found = Found::Asked(self.caller.failed("pull", error));
-        PullCall { found, buffers: self.buffers.clone() }
+    /// A pull that failed before it was requested.
+    pub(crate) fn failed_pull(&self, error: Error) -> PullCall {
+        let state = PullState::Requested(self.caller.failed("pull", error));
+        PullCall { state, buffers: self.buffers.clone() }
     }
 
-    /// Asks for values for the step of a token, or for whatever there are, to be put into `params`; none
-    /// of `self` is borrowed by the answer.
+    /// Starts a pull of all values into `params`, for the step of a token or the newest. The result
+    /// borrows neither.
     pub(crate) fn pull_for(&self, params: &Params, token: Option<GlobalStep>) -> PullCall {
         let plan = params.plan.clone();
         let mut buffer = self.buffers.take(plan.bytes());
-        let found = match self.caller.mapped_shards().pull(&plan, &mut buffer, token) {
-            Some(Direct::Pulled(read)) => Found::Direct(Some((buffer, Some(read)))),
-            Some(Direct::Stale) => Found::Direct(Some((buffer, None))),
+        let state = match self.caller.mapped_shards().pull(&plan, &mut buffer, token) {
+            Some(Direct::Pulled(read)) => PullState::Ready(Some((buffer, Some(read)))),
+            Some(Direct::Stale) => PullState::Ready(Some((buffer, None))),
             None => {
-                let command = Command::Pull { plan, buffer, token };
-                Found::Asked(self.caller.call("pull", command, self.config.timeout))
+                let command = SessionCommand::Pull { plan, buffer, token };
+                PullState::Requested(self.caller.call("pull", command, self.config.timeout))
             }
         };
-        PullCall { found, buffers: self.buffers.clone() }
+        PullCall { state, buffers: self.buffers.clone() }
     }
 }
 
-impl Client {
-    /// Pulls rows of a sparse variable into `out`, for the step of a token or of whatever step they
-    /// are; what they are of, or `None` if the token's step has passed.
+impl SessionClient {
+    /// Pulls rows of a sparse variable into `out`, for the step of a token or the newest. Returns
+    /// what was read, or `None` if the token's step has passed.
     pub(crate) async fn pull_rows<T: Element>(
         &self,
         plan: &Arc<ShardingPlan>,
@@ -237,11 +236,11 @@ impl Client {
         ids: &[u64],
         out: &mut [T],
         token: Option<GlobalStep>,
-    ) -> Result<Option<Read>, Error> {
+    ) -> Result<Option<ReadPoint>, Error> {
         let variable = rows::check::<T>(plan, name, ids, out.len())?;
-        let (row_requests, buffer) = self.row_pulls.ask(plan, variable, ids, size_of_val(out));
-        let (plan, asked) = (plan.clone(), row_requests.clone());
-        let command = Command::PullRows { plan, buffer, wanted: asked, token };
+        let (row_requests, buffer) = self.row_pulls.prepare(plan, variable, ids, size_of_val(out));
+        let (plan, rows) = (plan.clone(), row_requests.clone());
+        let command = SessionCommand::PullRows { plan, buffer, rows, token };
         match self.caller.call("pull rows", command, self.config.timeout).await? {
             Reply::Pulled { buffer, read } => {
                 self.row_pulls.put(row_requests, buffer, bytemuck::cast_slice_mut(out));
@@ -256,36 +255,36 @@ impl Client {
     }
 }
 
-/// Values that have been asked for.
+/// A pull under way.
 #[derive(Debug)]
 pub(crate) struct PullCall {
-    found: Found,
-    buffers: Arc<Buffers>,
+    state: PullState,
+    buffers: Arc<PullBuffers>,
 }
 
 #[derive(Debug)]
-enum Found {
-    /// Nothing yet: a session was asked.
-    Asked(Call),
-    /// In memory that is lent: what the buffer's values are of, if the token's step has not passed. None
-    /// once it was taken.
-    Direct(Option<(Buffer, Option<Read>)>),
+enum PullState {
+    /// The session was asked.
+    Requested(Call),
+    /// The values were copied from shared memory: `None` for what was read if the token's step has
+    /// passed. The whole is `None` once it was taken.
+    Ready(Option<(AlignedBuffer, Option<ReadPoint>)>),
 }
 
 impl PullCall {
-    /// Values that a session was asked for.
+    /// A pull that the session was asked for.
     #[cfg(test)]
-    pub(crate) fn asked(call: Call) -> PullCall {
-        PullCall { found: Found::Asked(call), buffers: Arc::default() }
+    pub(crate) fn requested(call: Call) -> PullCall {
+        PullCall { state: PullState::Requested(call), buffers: Arc::default() }
     }
 
-    /// Puts all of the values, once they are there, into the parameters they were asked for; what they
-    /// are of, or `None` if the token's step has passed.
+    /// Completes the pull: moves the values into `params` and returns what was read, or `None` if
+    /// the token's step has passed.
     pub(crate) fn poll_into(
         &mut self,
         context: &mut Context<'_>,
         params: &mut Params,
-    ) -> Poll<Result<Option<Read>, Error>> {
+    ) -> Poll<Result<Option<ReadPoint>, Error>> {
         self.poll_with(context, |mut buffer, read| {
             std::mem::swap(&mut params.buffer, &mut buffer);
             params.step = read.step;
@@ -293,63 +292,65 @@ impl PullCall {
         })
     }
 
-    /// The same for values that are copied.
+    /// Completes the pull of one variable: copies the values into `values`. Returns as
+    /// [`PullCall::poll_into`].
     pub(crate) fn poll_copied(
         &mut self,
         context: &mut Context<'_>,
         values: &mut [u8],
-    ) -> Poll<Result<Option<Read>, Error>> {
+    ) -> Poll<Result<Option<ReadPoint>, Error>> {
         self.poll_with(context, |buffer, _| {
             values.copy_from_slice(&buffer.bytes()[..values.len()]);
             buffer
         })
     }
 
-    /// The same for `put`, which leaves a buffer for the next pull.
+    /// Completes the pull with `put`, which takes the values and returns a buffer for the next
+    /// pull.
     fn poll_with(
         &mut self,
         context: &mut Context<'_>,
-        put: impl FnOnce(Buffer, &Read) -> Buffer,
-    ) -> Poll<Result<Option<Read>, Error>> {
-        let found = match &mut self.found {
-            Found::Direct(found) => found.take().ok_or(Error::Ended { doing: "pull" }),
-            Found::Asked(call) => match ready!(Pin::new(call).poll(context)) {
+        put: impl FnOnce(AlignedBuffer, &ReadPoint) -> AlignedBuffer,
+    ) -> Poll<Result<Option<ReadPoint>, Error>> {
+        let state = match &mut self.state {
+            PullState::Ready(state) => state.take().ok_or(Error::Ended { doing: "pull" }),
+            PullState::Requested(call) => match ready!(Pin::new(call).poll(context)) {
                 Ok(Reply::Pulled { buffer, read }) => Ok((buffer, Some(read))),
                 Ok(Reply::Stale { buffer }) => Ok((buffer, None)),
                 Ok(_) => Err(Error::Ended { doing: "pull" }),
                 Err(error) => Err(error),
             },
         };
-        Poll::Ready(found.map(|(buffer, read)| {
-            let left = match &read {
+        Poll::Ready(state.map(|(buffer, read)| {
+            let free = match &read {
                 Some(read) => put(buffer, read),
                 None => buffer,
             };
-            self.buffers.keep(left);
+            self.buffers.keep(free);
             read
         }))
     }
 }
 
-/// Buffers that are kept: those of pulls that are usually under way at once.
+/// The most buffers in the pool: the number of pulls that are usually under way at once.
 const BUFFERS_MAX: usize = 4;
 
-/// Buffers that pulls have left.
+/// A pool of buffers of completed pulls.
 #[derive(Debug, Default)]
-pub(crate) struct Buffers(Mutex<Vec<Buffer>>);
+pub(crate) struct PullBuffers(Mutex<Vec<AlignedBuffer>>);
 
-impl Buffers {
-    /// A buffer of this length, of whatever content.
-    pub(crate) fn take(&self, bytes: usize) -> Buffer {
+impl PullBuffers {
+    /// Returns a buffer of this length, with arbitrary content.
+    pub(crate) fn take(&self, bytes: usize) -> AlignedBuffer {
         let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = buffers.iter().position(|buffer| buffer.is_of(bytes));
         let kept = fits.map(|fits| buffers.swap_remove(fits));
         drop(buffers);
-        kept.unwrap_or_else(|| Buffer::of_bytes(bytes))
+        kept.unwrap_or_else(|| AlignedBuffer::of_bytes(bytes))
     }
 
-    /// Keeps a buffer, in place of the oldest if there are many.
-    pub(crate) fn keep(&self, buffer: Buffer) {
+    /// Keeps a buffer; drops the oldest if the pool is full.
+    pub(crate) fn keep(&self, buffer: AlignedBuffer) {
         let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = (buffers.len() >= BUFFERS_MAX).then(|| buffers.remove(0));
         buffers.push(buffer);
@@ -358,16 +359,16 @@ impl Buffers {
     }
 }
 
-/// Whether a shard has refused something because its state is not what it was when it was asked
-/// for that state: it was restarted, or another epoch has begun there.
-pub(crate) fn has_moved_on(error: &Error) -> bool {
-    let moved_on = |refusal: &Refusal| {
+/// Whether a shard has refused because its state has changed since the chief or the worker last
+/// asked: it was restarted, or is in another restore epoch.
+pub(crate) fn is_outdated(error: &Error) -> bool {
+    let outdated = |refusal: &Refusal| {
         matches!(refusal, Refusal::NotInitialized {} | Refusal::RestoreEpoch { .. })
     };
-    matches!(error, Error::Refused { refusal, .. } if moved_on(refusal))
+    matches!(error, Error::Refused { refusal, .. } if outdated(refusal))
 }
 
-/// When something that takes several operations must be done.
+/// The deadline of several operations together.
 pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
@@ -375,25 +376,25 @@ impl Deadline {
         Deadline(Instant::now().checked_add(timeout))
     }
 
-    pub(crate) fn left(&self) -> Duration {
-        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
-        self.0.map_or(Duration::MAX, left)
+    pub(crate) fn remaining(&self) -> Duration {
+        let remaining = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        self.0.map_or(Duration::MAX, remaining)
     }
 
     pub(crate) fn has_passed(&self) -> bool {
-        self.left().is_zero()
+        self.remaining().is_zero()
     }
 }
 
-async fn open(caller: &Caller, shards: Vec<ShardId>, timeout: Duration) -> Result<Welcomed, Error> {
-    match caller.call("connect", Command::Open { shards }, timeout).await? {
-        Reply::Opened(welcomed) => Ok(welcomed),
+async fn open(caller: &Caller, shards: Vec<ShardId>, timeout: Duration) -> Result<ServerSettings, Error> {
+    match caller.call("connect", SessionCommand::Open { shards }, timeout).await? {
+        Reply::Opened(settings) => Ok(settings),
         _ => Err(Error::Ended { doing: "connect" }),
     }
 }
 
-/// Drives futures side by side until all are done; their outputs in order.
-pub(crate) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+/// Drives futures concurrently until all are done, and returns their outputs in order.
+pub(crate) async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut futures: Vec<_> = futures.into_iter().map(Box::pin).collect();
     let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
     poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! Gradients that are made smaller before they are pushed.
+//! Gradient clipping and scaling before a push.
 
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::{DType, Element, bf16, f16};
@@ -6,18 +6,19 @@ use pushpull_common::tensor::{DType, Element, bf16, f16};
 use crate::error::ClipError;
 use crate::params::Gradients;
 
-/// Of the gradients that are in the push, whatever their type: each call is a pass over them, and
-/// those by norm another. Norms are summed up in `f64`, in an order that depends on the shapes alone.
+/// Clipping, of all gradients in the push and of every type. Each call is one pass over them;
+/// clipping by norm is one more. Norms are summed in `f64`, in an order that depends on the shapes
+/// only.
 ///
-/// What is clipped is this replica's own gradient. In synchronous mode that bounds the mean as well:
-/// it is in no norm larger than the largest of what it is made of. A codec with error feedback adds what
-/// earlier pushes have left out, which nothing bounds. Rows of a sparse variable count as
-/// they are pushed: those of one number as their sum.
+/// Only this replica's own gradient is clipped. In synchronous mode that bounds the mean as well:
+/// the norm of a mean is at most the largest norm of its terms. A codec with error feedback adds
+/// what earlier pushes have left out, which is not bounded. The rows of a sparse variable count as
+/// they are pushed: those with one id as their sum.
 impl Gradients {
-    /// Bounds every element: `g = min(max(g, -bound), bound)`, with NaN left as it is.
+    /// Bounds every element: `g = min(max(g, -bound), bound)`. NaN is unchanged.
     ///
     /// # Errors
-    /// If the bound is not above 0 and finite; nothing is changed then.
+    /// If the bound is not positive and finite; nothing is changed then.
     pub fn clip_by_value(&mut self, bound: f64) -> Result<(), ClipError> {
         check(bound)?;
         let narrow = bound as f32;
@@ -27,13 +28,15 @@ impl Gradients {
         Ok(())
     }
 
-    /// Bounds the Euclidean norm of each variable's gradient: one that is longer is scaled down to
-    /// it, `g *= bound / |g|`. A partitioned variable has one norm. A gradient whose norm is not
-    /// finite is left as it is: one that is not finite itself is for the servers to refuse, and one of
-    /// `f64` may have elements whose squares are not ([`Gradients::clip_by_value`] bounds those).
+    /// Bounds the Euclidean norm of each variable's gradient: a longer one is scaled to `g * bound
+    /// / |g|`. A partitioned variable has one norm.
+    ///
+    /// A gradient without a finite norm is unchanged. Either it has a NaN or an infinity, which the
+    /// servers refuse; or it is of `f64` and its squares overflow, and [`Gradients::clip_by_value`]
+    /// bounds it.
     ///
     /// # Errors
-    /// If the bound is not above 0 and finite; nothing is changed then.
+    /// If the bound is not positive and finite; nothing is changed then.
     pub fn clip_by_norm(&mut self, bound: f64) -> Result<(), ClipError> {
         check(bound)?;
         for id in self.ids() {
@@ -45,13 +48,13 @@ impl Gradients {
         Ok(())
     }
 
-    /// Bounds the Euclidean norm of all gradients together (Pascanu, Mikolov and Bengio, 2013, "On the
-    /// difficulty of training recurrent neural networks", algorithm 1), and returns what it was: a
-    /// push that is longer is scaled down to the bound, all variables by the same. It is left as
-    /// it is if the norm is not finite.
+    /// Bounds the Euclidean norm of all gradients together, and returns the norm before clipping.
+    /// If it is above the bound, all variables are scaled down by the same factor. If it is not
+    /// finite, nothing is changed. (Pascanu, Mikolov and Bengio, 2013, "On the difficulty of
+    /// training recurrent neural networks", algorithm 1.)
     ///
     /// # Errors
-    /// If the bound is not above 0 and finite; nothing is changed then.
+    /// If the bound is not positive and finite; nothing is changed then.
     pub fn clip_by_global_norm(&mut self, bound: f64) -> Result<f64, ClipError> {
         check(bound)?;
         let norm = self.global_norm();
@@ -61,16 +64,17 @@ impl Gradients {
         Ok(norm)
     }
 
-    /// The Euclidean norm of all gradients together; not finite if an element is not, or one of `f64`
-    /// has no finite square.
+    /// Returns the Euclidean norm of all gradients together. It is not finite if an element is not,
+    /// or if the square of an `f64` overflows.
     pub fn global_norm(&self) -> f64 {
         let squares = self.ids().into_iter().map(|id| self.squares_of(id));
         squares.fold(0.0, |sum, squares| sum + squares).sqrt()
     }
 
-    /// Multiplies all gradients with a factor, rounded to each variable's type. Those of `f16` and `bf16`
-    /// are multiplied in `f32` by the servers, unless they are viewed again before they are pushed: so a
-    /// scaled loss loses nothing.
+    /// Multiplies all gradients by a factor, rounded to each variable's type.
+    ///
+    /// For variables of `f16` and `bf16` the servers multiply, in `f32`, unless the gradient is
+    /// viewed again before the push. So a scaled loss loses no small gradients.
     pub fn scale(&mut self, factor: f64) {
         for id in self.ids() {
             self.scale_one(id, factor);
@@ -98,22 +102,22 @@ impl Gradients {
 
     fn scale_one(&mut self, id: VariableId, factor: f64) {
         let dtype = self.plan.catalogue().variable(id).dtype();
-        let later = self.factor(id) * factor;
-        if dtype != dtype.master() && later != 0.0 && later.is_finite() {
-            self.factors.insert(id, later);
+        let pending = self.factor(id) * factor;
+        if dtype != dtype.master() && pending != 0.0 && pending.is_finite() {
+            self.factors.insert(id, pending);
             return;
         }
-        self.round(id);
+        self.apply_factor(id);
         self.change(id, |g| (f64::from(g) * factor) as f32, |g| g * factor);
     }
 
-    /// What the servers multiply a gradient with.
+    /// Returns the factor by which the servers multiply a gradient.
     pub(crate) fn factor(&self, id: VariableId) -> f64 {
         self.factors.get(&id).copied().unwrap_or(1.0)
     }
 
-    /// Multiplies a gradient here that the servers were to multiply.
-    pub(crate) fn round(&mut self, id: VariableId) {
+    /// Multiplies a gradient by its pending factor on this side instead of on the servers.
+    pub(crate) fn apply_factor(&mut self, id: VariableId) {
         if let Some(factor) = self.factors.remove(&id) {
             self.change(id, |g| g, |g| g * factor);
         }
@@ -141,7 +145,7 @@ impl Gradients {
     }
 }
 
-/// The sum of squares, in as many sums as vectors have room for. Rows need not lie aligned.
+/// Returns the sum of squares, in 8 partial sums for vectorization. Rows need not be aligned.
 fn squares<T: Element + Into<f64>>(bytes: &[u8]) -> f64 {
     let square = |element: T| element.into() * element.into();
     let mut sums = [0.0; 8];
@@ -177,7 +181,7 @@ mod tests {
         gradients
     }
 
-    fn seen(gradients: &mut Gradients) -> (Vec<f32>, Vec<f64>) {
+    fn values(gradients: &mut Gradients) -> (Vec<f32>, Vec<f64>) {
         (gradients.view_mut("w").unwrap().to_vec(), gradients.view_mut("v").unwrap().to_vec())
     }
 
@@ -186,31 +190,31 @@ mod tests {
         let mut gradients = gradients();
         gradients.view_mut("v").unwrap()[1..4].copy_from_slice(&[f64::NAN, f64::INFINITY, -0.5]);
         gradients.clip_by_value(3.5).unwrap();
-        let (w, v) = seen(&mut gradients);
+        let (w, v) = values(&mut gradients);
         assert_eq!(w, [-3.0, 3.5]);
         assert!(v[1].is_nan());
         assert_eq!((v[0], v[2], v[3], v[8]), (3.5, 3.5, -0.5, 3.5));
     }
 
     #[test]
-    fn each_variable_has_its_norm() {
+    fn clipping_by_norm_uses_one_norm_per_variable() {
         let mut gradients = gradients();
         gradients.clip_by_norm(6.0).unwrap();
-        assert_eq!(seen(&mut gradients), (vec![-3.0, 4.0], vec![2.0; 9]));
+        assert_eq!(values(&mut gradients), (vec![-3.0, 4.0], vec![2.0; 9]));
     }
 
     #[test]
-    fn all_variables_have_one_norm() {
+    fn clipping_by_global_norm_uses_one_norm() {
         let mut gradients = gradients();
         assert_eq!(gradients.clip_by_global_norm(13.0).unwrap(), 13.0);
-        assert_eq!(seen(&mut gradients), (vec![-3.0, 4.0], vec![4.0; 9]));
+        assert_eq!(values(&mut gradients), (vec![-3.0, 4.0], vec![4.0; 9]));
         assert_eq!(gradients.clip_by_global_norm(6.5).unwrap(), 13.0);
-        assert_eq!(seen(&mut gradients), (vec![-1.5, 2.0], vec![2.0; 9]));
+        assert_eq!(values(&mut gradients), (vec![-1.5, 2.0], vec![2.0; 9]));
         assert_eq!(gradients.global_norm(), 6.5);
     }
 
     #[test]
-    fn what_is_not_in_the_push_counts_for_nothing() {
+    fn omitted_gradients_do_not_count() {
         let mut gradients = gradients();
         gradients.view_mut::<f32>("left").unwrap().fill(f32::NAN);
         gradients.omit("left").unwrap();
@@ -226,17 +230,17 @@ mod tests {
         // Row 0 is (5, -1.5), row 3 is (2, 3).
         let norm = (25.0 + 2.25 + 4.0 + 9.0_f64).sqrt();
         assert_eq!(gradients.clip_by_global_norm(norm / 2.0).unwrap(), norm);
-        let seen = |gradients: &Gradients| -> Vec<f32> {
+        let values = |gradients: &Gradients| -> Vec<f32> {
             gradients.memory.rows().of_variable(VariableId(0)).unwrap().elements().into()
         };
-        assert_eq!(seen(&gradients), [2.5, -0.75, 1.0, 1.5]);
+        assert_eq!(values(&gradients), [2.5, -0.75, 1.0, 1.5]);
         gradients.clip_by_value(1.25).unwrap();
-        assert_eq!(seen(&gradients), [1.25, -0.75, 1.0, 1.25]);
+        assert_eq!(values(&gradients), [1.25, -0.75, 1.0, 1.25]);
     }
 
-    /// Gradients of a half type are multiplied once they are in f32, or where they are viewed.
+    /// Gradients of a half type are multiplied in f32 on the servers, or when they are viewed.
     #[test]
-    fn halves_are_multiplied_later() {
+    fn scaling_of_halves_is_deferred() {
         let vectors = [("h", DType::F16, 2), ("b", DType::Bf16, 1), ("w", DType::F32, 1)];
         let mut gradients = gradients_of(&vectors, "left");
         let halves = [3.0, -4.0].map(f16::from_f32);
@@ -251,9 +255,9 @@ mod tests {
         assert_eq!(gradients.bytes_of(h)[..4], *bytemuck::cast_slice::<f16, u8>(&halves));
         gradients.scale(1e9);
         gradients.clip_by_value(1.75).unwrap();
-        // Bounded as the servers will have it.
+        // Bounded with the pending factor.
         assert_eq!(gradients.view_mut::<f16>("h").unwrap(), [1.5, -1.75].map(f16::from_f32));
-        assert_eq!(gradients.factor(h), 1.0, "what is viewed is what is pushed");
+        assert_eq!(gradients.factor(h), 1.0, "a viewed gradient has no pending factor");
         gradients.omit("b").unwrap();
         assert_eq!(gradients.factor(b), 1.0);
         gradients.scale(f64::INFINITY);
@@ -261,16 +265,16 @@ mod tests {
     }
 
     #[test]
-    fn gradients_without_a_norm_stay_as_they_are() {
+    fn gradients_without_a_finite_norm_are_unchanged() {
         let mut gradients = gradients();
         gradients.view_mut::<f32>("w").unwrap()[0] = f32::INFINITY;
         gradients.clip_by_norm(1.0).unwrap();
         assert_eq!(gradients.clip_by_global_norm(1.0).unwrap(), f64::INFINITY);
-        assert_eq!(seen(&mut gradients).0, [f32::INFINITY, 4.0]);
+        assert_eq!(values(&mut gradients).0, [f32::INFINITY, 4.0]);
     }
 
     #[test]
-    fn a_bound_that_cannot_be_is_refused() {
+    fn invalid_bounds_are_refused() {
         for bound in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let mut gradients = gradients();
             let errors = [
@@ -279,7 +283,7 @@ mod tests {
                 gradients.clip_by_global_norm(bound).unwrap_err(),
             ];
             assert!(errors.iter().all(|error| error.bound.to_bits() == bound.to_bits()));
-            assert_eq!(seen(&mut gradients), (vec![-3.0, 4.0], vec![4.0; 9]));
+            assert_eq!(values(&mut gradients), (vec![-3.0, 4.0], vec![4.0; 9]));
         }
     }
 }

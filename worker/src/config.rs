@@ -1,4 +1,4 @@
-//! What a worker is told before it connects.
+//! The configuration of a worker.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,30 +7,34 @@ use std::time::Duration;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::codec::Codec;
 use pushpull_common::ids::TaskId;
-use pushpull_common::names::Names;
+use pushpull_common::names::NamePattern;
 use pushpull_common::placement::PlacementStrategy;
 
-use crate::compression::Rule;
+use crate::compression::CodecRule;
 use crate::error::{ConnectError, UnresponsiveShards};
 use crate::runtime::CALLER_SPIN;
 
-/// A function that is told for whom a worker waits.
+/// Receives the shards that an operation waits for.
 pub(crate) type Progress = Arc<dyn Fn(&UnresponsiveShards) + Send + Sync>;
 
-/// Whether tensors carry a checksum on their way.
+/// When the bodies of messages carry a checksum. The headers and small fields of messages always
+/// do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Checksums {
-    /// Over TCP to another machine.
+    /// Over TCP to another host.
     #[default]
     Remote,
-    /// Always. Costs a pass over each tensor on either side.
+    /// Always. Costs a pass over each tensor on both sides.
     Always,
-    /// Never. Headers and metas carry theirs all the same.
+    /// Never.
     Never,
 }
 
-/// The configuration of one worker.
+/// The configuration of one worker or reader.
+///
+/// Only the cluster and the task are required. A setting says "all workers must agree" where they
+/// must.
 #[derive(Clone)]
 pub struct WorkerConfig {
     pub(crate) cluster: ClusterSpec,
@@ -41,7 +45,7 @@ pub struct WorkerConfig {
     pub(crate) save_timeout: Duration,
     pub(crate) checksums: Checksums,
     pub(crate) shared_memory: bool,
-    pub(crate) codecs: Vec<Rule>,
+    pub(crate) codecs: Vec<CodecRule>,
     pub(crate) row_residual_bytes: u64,
     pub(crate) values: Option<Codec>,
     pub(crate) progress: Option<Progress>,
@@ -60,7 +64,7 @@ impl fmt::Debug for WorkerConfig {
 }
 
 impl WorkerConfig {
-    /// A worker for this task of the cluster. The worker with the lowest index is the chief.
+    /// A configuration for this task of the cluster. The worker with the lowest index is the chief.
     pub fn new(cluster: ClusterSpec, task: TaskId) -> Self {
         WorkerConfig {
             cluster,
@@ -80,90 +84,103 @@ impl WorkerConfig {
         }
     }
 
-    /// Which shard holds which variable. All workers must say the same. Default: round robin in
+    /// How partitions are placed on shards. All workers must agree. Default: round robin in
     /// creation order.
     pub fn placement(self, strategy: PlacementStrategy) -> Self {
         WorkerConfig { placement: strategy, ..self }
     }
 
-    /// How long to wait for servers that are not up yet, and for the chief to initialize or restore
-    /// the variables; for the chief itself, how long a server may take to find a checkpoint, and to
-    /// restore it. Default 60 s.
+    /// The longest wait for servers that are not up yet, and for the chief to initialize or restore
+    /// the variables. For the chief itself: the longest time in which a server finds a checkpoint,
+    /// and in which it restores one. Default 60 s.
     pub fn connect_timeout(self, timeout: Duration) -> Self {
         WorkerConfig { connect_timeout: timeout, ..self }
     }
 
-    /// How long every other operation may take, reconnects included. Default 60 s.
+    /// The longest time of every other operation, reconnects included. Default 60 s.
     pub fn timeout(self, timeout: Duration) -> Self {
         WorkerConfig { timeout, ..self }
     }
 
-    /// How long the servers may take to write, verify and publish a checkpoint:
+    /// The longest time in which the servers write, verify and publish a checkpoint:
     /// [`crate::Worker::save`]. Default 600 s.
     pub fn save_timeout(self, timeout: Duration) -> Self {
         WorkerConfig { save_timeout: timeout, ..self }
     }
 
-    /// Whether tensors carry checksums. Default [`Checksums::Remote`].
+    /// When tensors carry a checksum. Default [`Checksums::Remote`].
     pub fn checksums(self, checksums: Checksums) -> Self {
         WorkerConfig { checksums, ..self }
     }
 
-    /// Whether values are read in the memory of servers that are reached through a Unix socket, run as the
-    /// same user and lend it: a pull is then one copy on the caller's thread, made when it is asked for,
-    /// and asks nobody. Where they do not lend it, values are asked for as over any connection; so are
-    /// those of `f16` and `bf16`, those that [`WorkerConfig::pull_codec`] is for, and rows. And whether
-    /// [`crate::Worker::gradients`] lie in such memory, so that pushing them copies nothing: those of
-    /// variables in one piece that travel as they are, if the server lends it. It takes the server memory for
-    /// two pushes. A process that forks shares them with its child: it must not write to gradients there that
-    /// it was given before, nor its parent to those that the child writes to. Default true.
+    /// Whether the worker shares memory with servers of its host. Default true.
+    ///
+    /// The server must be reached through a Unix socket, run as the same user, and have sharing
+    /// enabled. Then:
+    ///
+    /// - A pull is one copy on the caller's thread, without a request. Rows are requested as over
+    ///   any connection. So are all values of a shard with dense variables of `f16` or `bf16`, and
+    ///   all values if [`WorkerConfig::pull_codec`] is set.
+    /// - [`crate::Worker::gradients`] are written into a push buffer, so pushing them copies
+    ///   nothing. This covers unpartitioned variables that are sent unencoded. The server needs
+    ///   memory for two pushes.
+    ///
+    /// A child of `fork` shares this memory with its parent. The child must not write to gradients
+    /// that the parent received before the fork, nor the parent to those that the child writes.
     pub fn shared_memory(self, used: bool) -> Self {
         WorkerConfig { shared_memory: used, ..self }
     }
 
-    /// Encodes the gradients of variables, so that fewer bytes are sent: those of this name, or if a
-    /// `*` stands at its end, all whose names begin so. Called again, the last call that matches a
-    /// variable counts; `None` sends it as it is. Default: none is encoded.
+    /// Encodes the gradients of some variables, so that a push has fewer bytes. `names` is the name
+    /// of a variable, or a prefix of names followed by `*`. The last call that matches a variable
+    /// decides; `None` leaves its gradients unencoded. Default: none is encoded.
     ///
-    /// What an encoding leaves out is added to the next gradient ([`pushpull_common::codec`]), and
-    /// belongs to the worker: [`crate::Worker::residuals`]. Cost: the memory of one gradient, and some
-    /// passes over it on the caller's thread for each push. Gradients of rows, of sparse variables and
-    /// of tables that grow, are encoded as f16, bf16 or int8 only; see
-    /// [`WorkerConfig::row_residual_bytes`]. `join` refuses a codec that a server does
-    /// not know, and names that no variable has or only such as cannot be encoded so.
-    pub fn codec(mut self, names: impl Into<Names>, codec: impl Into<Option<Codec>>) -> Self {
-        self.codecs.push(Rule { names: names.into(), codec: codec.into() });
+    /// The worker keeps what an encoding leaves out and adds it to the next gradient
+    /// ([`pushpull_common::codec`]). That residual is part of the worker's state:
+    /// [`crate::Worker::residuals`].
+    ///
+    /// Cost: memory for one gradient, and a few passes over it on the caller's thread for each
+    /// push. Rows of sparse variables and tables support f16, bf16 and int8 only; see
+    /// [`WorkerConfig::row_residual_bytes`].
+    ///
+    /// `join` fails if a server does not support the codec, if no variable has such a name, or if
+    /// none of these variables can be encoded with it.
+    pub fn codec(mut self, names: impl Into<NamePattern>, codec: impl Into<Option<Codec>>) -> Self {
+        self.codecs.push(CodecRule { names: names.into(), codec: codec.into() });
         self
     }
 
-    /// How much of what codecs leave out of rows is kept, in bytes, for each variable that is pushed by
-    /// rows with a codec: a row takes its own bytes and about 48 more. Where more rows than that are
-    /// pushed, what was left of those that were not pushed for longest is forgotten, at most one step's
-    /// error of each. Default 64 MiB; with 0 nothing is kept.
+    /// The most memory for the residuals of rows, in bytes, for each variable that is pushed by
+    /// rows with a codec. A row takes its own bytes and about 48 more. Beyond that, the residuals
+    /// of the rows that were not pushed for the longest time are dropped: at most one step's error
+    /// of each. Default 64 MiB; 0 keeps none.
     pub fn row_residual_bytes(self, bytes: u64) -> Self {
         WorkerConfig { row_residual_bytes: bytes, ..self }
     }
 
-    /// Pulls the values of trained variables as [`Codec::F16`] or [`Codec::Bf16`], so that half as many bytes
-    /// come, rows too: they are rounded, and of the variable's own type all the same. Plain variables come as
-    /// they are, and those of `f16` and `bf16` as what they are, as always. A server that does
-    /// not know the encoding sends all as they are. Default: as they are. The servers hold, and optimizers
-    /// change, full values in any case.
+    /// Pulls the values of trained variables as [`Codec::F16`] or [`Codec::Bf16`], in half the
+    /// bytes; rows as well. The values are rounded, but arrive in the variable's own type. Default:
+    /// unencoded.
+    ///
+    /// The servers hold and update full values in any case. Plain variables, and variables of `f16`
+    /// and `bf16`, are sent in their own type. So are all values of a server that does not support
+    /// the encoding.
     pub fn pull_codec(self, codec: impl Into<Option<Codec>>) -> Self {
         WorkerConfig { values: codec.into(), ..self }
     }
 
-    /// Sets for how long a blocking call polls at most before its thread sleeps. It polls for up to 50 us in any
-    /// case, and longer only while waits have ended within `longest` again and again, and no more threads are
-    /// runnable than there are processors.
+    /// Sets for how long a blocking call polls at most before its thread sleeps. It polls for up to
+    /// 50 us in any case, and longer only while waits have ended within `longest` again and again,
+    /// and no more threads are runnable than there are processors.
     ///
-    /// On an idle host polling costs one processor during a call and saves two wake-ups of some 20 us. On a busy
-    /// host it costs other threads up to 50 us per call. Zero switches polling off. Default 400 us.
+    /// On an idle host polling costs one processor during a call and saves two wake-ups of some
+    /// 20 us. On a busy host it costs other threads up to 50 us per call. Zero switches polling off.
+    /// Default 400 us.
     pub fn busy_poll(self, longest: Duration) -> Self {
         WorkerConfig { busy_poll: longest, ..self }
     }
 
-    /// What is wrong with the codecs, if something is.
+    /// Validates the codecs.
     pub(crate) fn check_codecs(&self) -> Result<(), ConnectError> {
         for codec in self.codecs.iter().filter_map(|rule| rule.codec) {
             codec.validate()?;
@@ -174,12 +191,17 @@ impl WorkerConfig {
         }
     }
 
-    /// Calls `report` every `interval` for which an operation still waits, with the servers that hold it up:
-    /// those that cannot be reached, that are connected and have not answered a heartbeat for longer than a
-    /// lease, or that wait for storage. While a token is awaited in synchronous mode it is told as well for which
-    /// replicas and shards the step owner waits: the owner is asked once in each interval, and at most ten times a
-    /// second. Called from the session's thread, or from the one that waits for it. It must not wait for this
-    /// worker.
+    /// Calls `report` once per `interval` while an operation waits, with the servers that delay it.
+    /// Default: no reports.
+    ///
+    /// - Those are servers that cannot be reached, that have not answered a heartbeat for longer
+    ///   than a lease, or that wait for storage.
+    /// - While a token is awaited in synchronous mode, the report also names the replicas and
+    ///   shards that the step owner waits for. The worker asks the owner once per interval, at most
+    ///   ten times a second.
+    ///
+    /// The session's thread calls `report`, or the caller's thread that runs the session. `report`
+    /// must not wait for this worker.
     pub fn on_progress(
         self,
         interval: Duration,
@@ -188,7 +210,7 @@ impl WorkerConfig {
         WorkerConfig { progress: Some(Arc::new(report)), progress_interval: interval, ..self }
     }
 
-    /// Whether this task is the chief: the lowest index of its cluster's workers.
+    /// Whether this task is the chief, the worker task with the lowest index.
     pub fn is_chief(&self) -> bool {
         self.cluster.chief().is_some_and(|chief| chief == self.task)
     }

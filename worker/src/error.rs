@@ -1,4 +1,4 @@
-//! What can go wrong for a worker, and what its caller can do about it.
+//! The errors of a worker, and what the caller can do about each.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::DType;
 use thiserror::Error;
 
-/// A shard that has not answered, and the last that was heard of it.
+/// A shard that has not answered, with its last known state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnresponsiveShard {
@@ -20,7 +20,7 @@ pub struct UnresponsiveShard {
     pub shard: ShardId,
     /// Its address.
     pub address: String,
-    /// The last transport error, or what it is waiting in, or for whom.
+    /// The last transport error, the state of the connection, or what the shard waits for.
     pub last: String,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for UnresponsiveShard {
     }
 }
 
-/// Shards that have not answered.
+/// Shards that have not answered. `Display` lists them, separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnresponsiveShards(pub Vec<UnresponsiveShard>);
 
@@ -53,34 +53,34 @@ pub enum ConnectError {
         /// The worker's task.
         task: TaskId,
     },
-    /// The cluster has no such task.
+    /// The cluster does not have this task.
     #[error("cannot connect {task}: {source}")]
     UnknownTask {
         /// The worker's task.
         task: TaskId,
-        /// Why not.
+        /// The cause.
         source: ClusterError,
     },
-    /// A codec of the configuration cannot be used.
+    /// A codec of the configuration has parameters out of range.
     #[error("cannot connect: {source}")]
     Codec {
-        /// Why not.
+        /// The cause.
         #[from]
         source: CodecError,
     },
-    /// Values cannot be pulled in this form.
-    #[error("cannot connect: values are not pulled as {codec}, only as f16 or bf16")]
+    /// Pulled values cannot be encoded with this codec.
+    #[error("cannot pull values as {codec}: only f16 and bf16 are possible")]
     PullCodec {
         /// The codec.
         codec: Codec,
     },
-    /// The operating system gave no thread.
-    #[error("cannot connect: no thread for the session: {source}")]
+    /// The operating system did not start a thread.
+    #[error("cannot start the session's thread: {source}")]
     Thread {
-        /// What it said.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The session failed.
+    /// The session failed, for example because the step owner did not answer in time.
     #[error(transparent)]
     Session(#[from] Error),
 }
@@ -89,38 +89,38 @@ pub enum ConnectError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// The variables cannot be placed.
+    /// The placement strategy cannot place the variables.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// The variables make no catalogue.
+    /// The variables do not form a valid catalogue.
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
-    /// The servers hold other variables: another model, or an older one.
+    /// The servers hold other variables: another model, or another version of it.
     #[error("cannot join: the variables differ from those on {shard}: {differs}")]
     Differs {
-        /// Where the others are.
+        /// The shard that holds other variables.
         shard: ShardId,
-        /// The first difference, this side first.
+        /// The first difference, this worker's side first.
         differs: String,
     },
-    /// The chief's closure gave a variable values it cannot have.
+    /// The chief's `fill` set values that do not fit their variable.
     #[error(transparent)]
     InitialValues(ViewError),
-    /// A server does not know the codec of a variable. Choose another, or update the server.
-    #[error("cannot push {variable:?} as {codec}: {shard} does not know it")]
+    /// A server does not support the codec of a variable. Choose another, or update the server.
+    #[error("cannot push {variable:?} as {codec}: {shard} does not support it")]
     UnknownCodec {
         /// The variable.
         variable: String,
         /// Its codec.
         codec: Codec,
-        /// Who does not know it.
+        /// The shard that does not support it.
         shard: ShardId,
     },
-    /// A codec was chosen for a variable that takes no gradients, or takes them as rows, which are
-    /// pushed as f16, bf16 or int8 only.
+    /// The codec cannot encode the variable. Plain variables have no gradients; rows support only
+    /// f16, bf16 and int8.
     #[error(
-        "cannot push {variable:?} as {codec}: it takes no gradients, or takes them as rows, which \
-         are pushed as f16, bf16 or int8 only"
+        "cannot push {variable:?} as {codec}: it is plain, or it is pushed by rows, which support \
+         only f16, bf16 and int8"
     )]
     NotCompressible {
         /// The variable.
@@ -128,15 +128,14 @@ pub enum JoinError {
         /// The codec.
         codec: Codec,
     },
-    /// A codec was chosen for variables that there are none of: a misspelt name.
-    #[error("cannot choose a codec for {names:?}: no variable is called that")]
+    /// A codec was chosen for names that match no variable.
+    #[error("cannot choose a codec for {names:?}: no variable has that name")]
     NothingToCompress {
-        /// The name, or how names begin.
+        /// The name, or the prefix of names.
         names: String,
     },
-    /// A server says a restore epoch after which there is no other: it is not one of this system's, or its
-    /// state is damaged.
-    #[error("cannot join: {shard} says restore epoch {epoch}, and none can follow it")]
+    /// A shard reports the highest restore epoch. The shard is hostile, or its state is damaged.
+    #[error("cannot join: {shard} is in restore epoch {epoch}, and there is no higher one")]
     NoEpoch {
         /// The shard.
         shard: ShardId,
@@ -146,12 +145,12 @@ pub enum JoinError {
     /// The worker has joined already.
     #[error("cannot join twice")]
     Twice,
-    /// The session failed.
+    /// The session failed, or the servers have lost state: see [`Error::StateLost`].
     #[error(transparent)]
     Session(#[from] Error),
 }
 
-/// Why gradients are not clipped.
+/// The bound of a clipping call is not positive and finite.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[error("cannot clip to {bound}: it must be above 0 and finite")]
 #[non_exhaustive]
@@ -160,32 +159,32 @@ pub struct ClipError {
     pub bound: f64,
 }
 
-/// Why losses cannot be scaled like this.
+/// Why a [`crate::LossScale`] cannot have these parameters.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum LossScaleError {
-    /// The scale is too small, too large, or no number.
+    /// The scale is out of range or NaN.
     #[error("cannot scale losses by {scale}: it must be 1 to 2^32")]
     Scale {
         /// The scale.
         scale: f64,
     },
-    /// The scale would grow all the time.
+    /// The scale would grow with every gradient.
     #[error("cannot let the scale grow after 0 gradients")]
     GrowthInterval,
-    /// The scale would not shrink, or not grow.
-    #[error("cannot multiply the scale with {backoff}: it must be between 0 and 1")]
+    /// The factor would not shrink the scale.
+    #[error("cannot multiply the scale by {backoff}: it must be between 0 and 1")]
     Backoff {
         /// The factor.
         backoff: f64,
     },
 }
 
-/// Why a variable's elements are not to be had.
+/// Why a call cannot use a variable like this. Nothing was sent or changed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ViewError {
-    /// No variable of this name has been declared.
+    /// No declared variable has this name.
     #[error("cannot use the variable {name:?}: none of this name is declared")]
     Unknown {
         /// The name.
@@ -196,12 +195,12 @@ pub enum ViewError {
     Type {
         /// The variable.
         name: String,
-        /// The type asked for.
+        /// The requested type.
         asked: DType,
         /// The variable's type.
         dtype: DType,
     },
-    /// The data has another number of elements.
+    /// The number of elements is not the variable's.
     #[error("cannot take {elements} elements for {name:?}: its shape is {shape}")]
     Length {
         /// The variable.
@@ -211,76 +210,76 @@ pub enum ViewError {
         /// The variable's shape.
         shape: String,
     },
-    /// The variable is plain: it takes `assign` and `assign_add`, not gradients.
+    /// The variable is plain: it supports `assign` and `assign_add`, and has no gradients.
     #[error("cannot push a gradient for {name:?}: it is a plain variable")]
     Plain {
         /// The variable.
         name: String,
     },
-    /// The variable is trained by the optimizer: it takes gradients and `assign`.
+    /// The optimizer trains the variable: it supports gradients and `assign`.
     #[error("cannot add to {name:?}: it is trained by the optimizer")]
     Trainable {
         /// The variable.
         name: String,
     },
-    /// The variable is sparse: it is pulled and pushed by rows, and nobody has a copy of all of it.
+    /// The variable is sparse: it is pulled and pushed by rows, and workers have no copy of it.
     #[error("cannot use {name:?} whole: it is sparse, and pulled and pushed by rows")]
     Sparse {
         /// The variable.
         name: String,
     },
-    /// The variable is not sparse: it is pulled and pushed whole.
+    /// The variable is dense: it is pulled and pushed whole.
     #[error("cannot use rows of {name:?}: it is not sparse")]
     Dense {
         /// The variable.
         name: String,
     },
-    /// The data has not a whole row for each number.
+    /// The number of elements is not a whole row for each id.
     #[error("cannot take {elements} elements for {rows} rows of {name:?}: a row has {width}")]
     Width {
         /// The variable.
         name: String,
-        /// The rows named.
+        /// The number of ids.
         rows: usize,
-        /// The elements given.
+        /// The number of elements.
         elements: usize,
         /// The elements of one row.
         width: u64,
     },
     /// The variable has no such row.
-    #[error("cannot use row {row} of {name:?}, at place {place}: it has {rows} rows")]
+    #[error("cannot use row {row} of {name:?}, at index {place}: it has {rows} rows")]
     Row {
         /// The variable.
         name: String,
-        /// The first such number.
+        /// The first invalid id.
         row: u64,
-        /// Its place among those given, from 0.
+        /// Its index among the ids, from 0.
         place: usize,
-        /// The rows of the variable.
+        /// The number of rows of the variable.
         rows: u64,
     },
-    /// A push has more rows of a table on one shard than that takes at once.
+    /// The push has more rows of a table for one shard than the table's `rows_at_once`.
     #[error("cannot push {rows} rows of table {name:?} to one shard: it takes {limit} at once")]
     RowsAtOnce {
         /// The table.
         name: String,
-        /// The rows, each once.
+        /// The number of different rows.
         rows: usize,
-        /// The most.
+        /// The limit.
         limit: u32,
     },
-    /// A row is to be given two values.
-    #[error("cannot assign row {row} of {name:?} twice at once: it is at place {place} again")]
+    /// An assignment names a row twice.
+    #[error("cannot assign row {row} of {name:?} twice: it is repeated at index {place}")]
     RowTwice {
         /// The variable.
         name: String,
         /// The row.
         row: u64,
-        /// Where among the numbers it is the second time, from 0.
+        /// The index of its second occurrence among the ids, from 0.
         place: usize,
     },
-    /// The variable has a gradient in this push already, or is named twice.
-    #[error("cannot use {name:?} twice at once")]
+    /// The variable already has a gradient in this push, or is named twice in one call.
+    #[error("cannot use {name:?} twice in one push")]
     Twice {
         /// The variable.
         name: String,
@@ -291,7 +290,8 @@ pub enum ViewError {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A row of a table that is pushed or assigned has a NaN or an infinity.
+    /// A pushed or assigned row of a table has a NaN or an infinity. The push changes nothing, and
+    /// its token is returned.
     #[error("cannot push {value} in row {row} of {variable:?}, as element {element} of the row")]
     NonFiniteRow {
         /// The table.
@@ -300,185 +300,193 @@ pub enum Error {
         row: u64,
         /// The first bad element of the row.
         element: usize,
-        /// The value.
+        /// Its value.
         value: f64,
     },
-    /// The deadline has passed. A push goes on in the background: ask with
-    /// [`crate::Worker::outcome`].
+    /// The deadline has passed. A push continues in the background: see [`crate::Worker::outcome`]
+    /// and [`crate::Worker::resume`].
     #[error("cannot {doing}: waited {waited:?} for {awaited}")]
     Timeout {
-        /// What was being done.
+        /// The operation, as in "cannot push".
         doing: &'static str,
-        /// How long.
+        /// How long the operation waited.
         waited: Duration,
-        /// Who has not answered.
+        /// The shards that have not answered.
         awaited: UnresponsiveShards,
-        /// The push, if it was one.
+        /// The sequence number of the push, if the operation was one.
         sequence: Option<Sequence>,
     },
-    /// A server said no, and why.
+    /// A server refused the operation.
     #[error("cannot {doing}: {shard} refuses: {refusal}")]
     Refused {
-        /// What was being done.
+        /// The operation, as in "cannot push".
         doing: &'static str,
-        /// Who refuses.
+        /// The shard that refused.
         shard: ShardId,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
-    /// Two servers are configured differently; correct one and restart it.
+    /// Two servers are configured differently. Correct one and restart it.
     #[error(
-        "cannot work with {left} and {right} together: {field} is {left_value:?} on the one \
-         (identity {left_hash}) and {right_value:?} on the other (identity {right_hash})"
+        "cannot use {left} and {right} together: {field} is {left_value:?} on the first \
+         (identity {left_hash}) and {right_value:?} on the second (identity {right_hash})"
     )]
     Identity {
-        /// One server.
+        /// The first server.
         left: ShardId,
-        /// The other.
+        /// The second server.
         right: ShardId,
-        /// What differs.
+        /// The field of the identity that differs.
         field: String,
-        /// Its value on the one.
+        /// Its value on the first server.
         left_value: String,
-        /// Its value on the other.
+        /// Its value on the second server.
         right_value: String,
-        /// The one's identity, shortened.
+        /// The first server's identity hash, shortened.
         left_hash: String,
-        /// The other's identity, shortened.
+        /// The second server's identity hash, shortened.
         right_hash: String,
     },
-    /// Another worker has taken this one's task: a restart of it; or another chief this one's place. Or this
-    /// worker was silent for three leases with a push half made, and the step owner has given it up.
-    /// Stop this one.
+    /// A newer incarnation has replaced this worker, or a newer chief has replaced this one. Or
+    /// this worker was silent for three leases while a push was incomplete, and the step owner
+    /// dropped its token. Stop this process.
     #[error(
-        "cannot go on: a newer worker has taken this one's place, or it was given up as dead with a push half made"
+        "cannot continue: a newer worker has replaced this one, or it was silent for too long with an incomplete push"
     )]
     Fenced,
-    /// A checkpoint was restored, because a server had lost its state. What this session held of
-    /// later steps is void: its tokens, and pushes that were not answered; those that were answered
-    /// are lost as well, as far as they are newer than the checkpoint.
+    /// A checkpoint was restored because a server had lost its state. The tokens of this session
+    /// and its unanswered pushes are void. Answered pushes that are newer than the checkpoint are
+    /// lost.
     ///
-    /// Set the data readers to where they were at `to_step`, connect and join anew.
+    /// Reset the data readers to their positions at `to_step`, then connect and join again.
     #[error(
-        "cannot go on: a checkpoint was restored, training goes on from step {to_step}, and the \
-         newest step this worker had seen was {from_step}"
+        "cannot continue: a checkpoint was restored, training resumes at step {to_step}, and the \
+         newest step known to this worker was {from_step}"
     )]
     RolledBack {
-        /// The newest step that this session has heard of. Below `to_step` if other workers had gone
-        /// on since, and the checkpoint was saved after that.
+        /// The newest step known to this session. Below `to_step` if other workers had made steps
+        /// since, and the checkpoint was saved after that.
         from_step: u64,
-        /// The step from which the training goes on: that of the checkpoint.
+        /// The step at which training resumes: that of the checkpoint.
         to_step: u64,
     },
-    /// A server was restarted and has lost its variables, and nobody has restored them yet: what a
-    /// living worker usually meets, as it is back sooner than the chief. Connect and join anew: the
-    /// chief restores the newest checkpoint then, and the others wait for it. From `join` of the
-    /// chief: there is no checkpoint, and other servers still hold what this one has lost. Restart
-    /// all servers to begin from the start.
-    #[error("cannot go on: {shard} has lost its variables")]
+    /// A server has restarted without its variables, and they are not restored yet.
+    ///
+    /// A worker that was training usually meets this first, as it reconnects sooner than the chief.
+    /// Connect and join again: the chief restores the newest checkpoint, and the others wait for
+    /// that.
+    ///
+    /// If the chief's `join` returns this, there is no checkpoint, and other servers still hold
+    /// what this one has lost. Restart all servers to begin from the start.
+    #[error("cannot continue: {shard} has lost its variables")]
     StateLost {
-        /// The server.
+        /// The server without variables.
         shard: ShardId,
     },
-    /// A gradient or a value is NaN or infinite. It counts nowhere, and its token goes back.
+    /// A gradient or an assigned value is NaN or infinite. The push changes nothing, and its token
+    /// is returned.
     #[error("cannot push: element {element} of {variable:?} is {value}")]
     NonFinite {
         /// The variable.
         variable: String,
-        /// The first bad element.
+        /// The index of the first such element in the variable, in row-major order.
         element: usize,
         /// Its value.
         value: f64,
     },
-    /// The gradient is finite, and would have made a value NaN or infinite: the learning rate may be too
-    /// large. The push has changed nothing, and its token goes back. Told by a cluster of one shard in
-    /// asynchronous mode; elsewhere the servers count it in their metrics.
+    /// The gradient is finite, but would have made a value NaN or infinite: the learning rate may
+    /// be too large. The push changes nothing, and its token is returned.
+    ///
+    /// Only a cluster of one shard in asynchronous mode reports this. Elsewhere the servers count
+    /// such values in their metrics.
     #[error("cannot push: element {element} of {variable:?} would become {value}")]
     Overflow {
         /// The variable.
         variable: String,
-        /// The first such element.
+        /// The index of the first such element in the variable, in row-major order.
         element: usize,
-        /// What it would become.
+        /// What the element would become.
         value: f64,
     },
-    /// More rows of a table than there may be: new ones of one that evicts none, or such as are given
-    /// values. The push has changed nothing on this shard, and may have on others.
+    /// A push or an assignment adds more rows to a table than it can hold. A push can meet this
+    /// only if the table does not evict. It changes nothing on this shard, but may have been
+    /// applied on others.
     #[error(
         "cannot push {more} new rows of {variable:?}: {shard} has {rows} of it, and {limit} at most"
     )]
     TableFull {
         /// The table.
         variable: String,
-        /// Who has no room.
+        /// The shard whose part of the table is full.
         shard: ShardId,
-        /// How many rows it has.
+        /// The rows that the table has there.
         rows: u64,
-        /// How many more the push has.
+        /// The rows that would be added.
         more: u64,
-        /// How many there may be.
+        /// The most rows that the table can have there.
         limit: u64,
     },
-    /// A gradient cannot be encoded. Nothing was sent.
+    /// The codec cannot encode a gradient. Nothing was sent.
     #[error("cannot push {variable:?}: {error}")]
     Encode {
         /// The variable.
         variable: String,
-        /// Why not.
+        /// The reason.
         error: EncodeError,
     },
-    /// What a checkpoint is to keep for its user is too long. Nothing was sent.
-    #[error("cannot save a checkpoint: {bytes} bytes of the user's, the limit is {limit}")]
+    /// The user data for a checkpoint is too long. Nothing was sent.
+    #[error("cannot save a checkpoint: {bytes} bytes of user data, the limit is {limit}")]
     UserBlob {
-        /// Its length.
+        /// Its length in bytes.
         bytes: u64,
-        /// The longest it may be.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// No variable has a gradient in this push.
+    /// No variable has a gradient in this push. Nothing was sent.
     #[error("cannot push: no variable has a gradient")]
     EmptyPush,
-    /// The future of [`crate::StreamingPush::variable`] was dropped: nobody knows whether the variable is
-    /// in the push. Begin another.
-    #[error("cannot push: a variable of it was interrupted")]
+    /// A future of [`crate::StreamingPush::variable`] or [`crate::StreamingPush::rows`] was
+    /// dropped, so it is unknown whether the variable is in the push. Drop the push and begin
+    /// another.
+    #[error("cannot push: the future that sent a variable was dropped")]
     Interrupted,
-    /// Buffers of another worker, or of another join.
+    /// The params or gradients are of another model: of another worker, or with other variables.
     #[error("cannot use these buffers: they are for other variables")]
     ForeignBuffer,
-    /// The worker has not joined.
+    /// The worker has not joined: call [`crate::Worker::join`] first.
     #[error("cannot {doing} before joining")]
     NotJoined {
-        /// What was being done.
+        /// The operation, as in "cannot push".
         doing: &'static str,
     },
-    /// No push of this number is under way or among the last that ended.
-    #[error("cannot tell what became of push {sequence}: it is not among the last 64")]
+    /// The push is neither under way nor among the last 64 that ended.
+    #[error("cannot return the outcome of push {sequence}: it is not among the last 64")]
     UnknownPush {
-        /// The number.
+        /// The sequence number.
         sequence: Sequence,
     },
-    /// Too many pushes are unsettled.
+    /// Too many pushes are unsettled. Await some of them first.
     #[error("cannot push: {limit} pushes are unsettled already")]
     Window {
-        /// How many there may be.
+        /// The limit.
         limit: u64,
     },
-    /// More operations are on their way to the session than it takes at once, because their futures
-    /// were not awaited. Nothing was done: await some, and do this again.
-    #[error("cannot {doing}: {limit} operations are on their way already")]
+    /// The queue to the session's thread is full, because futures were not awaited. Nothing was
+    /// done: await some, then try again.
+    #[error("cannot {doing}: {limit} operations are queued already")]
     Busy {
-        /// What was to be done.
+        /// The operation, as in "cannot push".
         doing: &'static str,
-        /// How many there may be.
+        /// The capacity of the queue.
         limit: usize,
     },
-    /// A variable cannot be used like this.
+    /// A call cannot use a variable like this.
     #[error(transparent)]
     View(#[from] ViewError),
-    /// The session has ended: the worker has left, or its thread is gone.
+    /// The session has ended: the worker has left, or its thread has stopped.
     #[error("cannot {doing}: the session has ended")]
     Ended {
-        /// What was being done.
+        /// The operation, as in "cannot push".
         doing: &'static str,
     },
 }
@@ -488,12 +496,12 @@ mod tests {
     use super::Error;
 
     #[test]
-    fn a_restore_is_told_by_its_step_whichever_is_higher() {
+    fn the_text_of_a_restore_suits_either_order_of_steps() {
         for (from_step, to_step) in [(448, 372), (372, 448), (7, 7)] {
-            let said = Error::RolledBack { from_step, to_step }.to_string();
-            assert!(said.contains(&format!("goes on from step {to_step},")), "{said}");
-            assert!(said.contains(&format!("had seen was {from_step}")), "{said}");
-            assert!(!said.contains("back"), "{said}");
+            let text = Error::RolledBack { from_step, to_step }.to_string();
+            assert!(text.contains(&format!("resumes at step {to_step},")), "{text}");
+            assert!(text.contains(&format!("this worker was {from_step}")), "{text}");
+            assert!(!text.contains("back"), "{text}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Operations under way, as futures that borrow nothing of the worker: others can be begun meanwhile,
-//! and they can be awaited in any order.
+//! Futures of operations under way. They do not borrow the worker, so other operations can begin
+//! meanwhile; await them in any order.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,15 +17,16 @@ use crate::session::Reply;
 use crate::sharding_plan::ShardingPlan;
 use crate::token::Token;
 
-/// A push under way, from [`crate::Worker::push`]: a future of what becomes of it.
+/// A push under way, from [`crate::Worker::push`]: a future of its outcome.
 ///
-/// It goes on whether it is polled or not. If it is dropped before any shard can hold its share whole,
-/// the push is withdrawn and the token goes back; after that it is finished in the background.
+/// The push proceeds whether or not the handle is polled. Dropping the handle before any shard can
+/// have the whole of its share withdraws the push and returns the token. After that the push
+/// completes in the background.
 #[derive(Debug)]
 #[must_use = "a push whose handle is dropped is withdrawn"]
 pub struct PushHandle {
     call: Call,
-    /// The variables that a refusal may be about.
+    /// Names the variables of refusals.
     plan: Option<Arc<ShardingPlan>>,
 }
 
@@ -44,15 +45,15 @@ impl Future for PushHandle {
                 Push::of(outcome).ok_or(Error::Ended { doing: "push" })
             }
             Ok(_) => Err(Error::Ended { doing: "push" }),
-            Err(error) => Err(named(self.plan.as_deref(), error)),
+            Err(error) => Err(name_variable(self.plan.as_deref(), error)),
         })
     }
 }
 
-/// A pull under way, from [`crate::Worker::pull`]: a future of what it finds.
+/// A pull under way, from [`crate::Worker::pull`].
 ///
-/// It goes on whether it is polled or not; the parameters are replaced when it is polled to its end. If
-/// it is dropped they are as they were.
+/// The pull proceeds whether or not the handle is polled. The poll that completes it replaces the
+/// parameters; if the handle is dropped before, they are unchanged.
 #[derive(Debug)]
 #[must_use = "parameters are replaced when the pull is awaited"]
 pub struct PullHandle<'a> {
@@ -66,22 +67,22 @@ impl Future for PullHandle<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let PullHandle { call, token, params } = self.get_mut();
-        let found = ready!(call.poll_into(context, params));
-        Poll::Ready(found.map(|read| match read {
+        let result = ready!(call.poll_into(context, params));
+        Poll::Ready(result.map(|read| match read {
             None => Pulled::Stale,
             Some(read) => {
                 let step = read.step.0;
-                token.has_read(read);
+                token.record_pull(read);
                 Pulled::Pulled { step }
             }
         }))
     }
 }
 
-/// A pull of one variable under way, from [`crate::Worker::pull_variable`]: a future of what it finds.
+/// A pull of one variable under way, from [`crate::Worker::pull_variable`].
 ///
-/// It goes on whether it is polled or not; the values are copied when it is polled to its end. If it is
-/// dropped they are as they were.
+/// The pull proceeds whether or not the handle is polled. The poll that completes it copies the
+/// values; if the handle is dropped before, they are unchanged.
 #[derive(Debug)]
 #[must_use = "values are copied when the pull is awaited"]
 pub struct VariableHandle<'a> {
@@ -95,22 +96,22 @@ impl Future for VariableHandle<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let VariableHandle { call, token, values } = self.get_mut();
-        let found = ready!(call.poll_copied(context, values));
-        Poll::Ready(found.map(|read| match read {
+        let result = ready!(call.poll_copied(context, values));
+        Poll::Ready(result.map(|read| match read {
             None => Pulled::Stale,
             Some(read) => {
                 let step = read.step.0;
                 // A gradient is as stale as the oldest variable that it was computed from.
-                token.has_read_some(read);
+                token.record_partial_pull(read);
                 Pulled::Pulled { step }
             }
         }))
     }
 }
 
-/// What a shard says of a variable by its number, told by its name. Elements of rows have other numbers
-/// there, and stay with the refusal.
-fn named(plan: Option<&ShardingPlan>, error: Error) -> Error {
+/// Turns a refusal that names a variable by id into the error that names it by name. Refusals about
+/// sparse rows count elements differently and are kept as they are.
+fn name_variable(plan: Option<&ShardingPlan>, error: Error) -> Error {
     let Error::Refused { shard, ref refusal, .. } = error else { return error };
     let variables = plan.map_or(&[][..], |plan| plan.catalogue().variables());
     let spec = |variable: &VariableId| variables.get(variable.0 as usize);

@@ -1,4 +1,4 @@
-//! First values that the chief gives, in place of those its variables' specifications say.
+//! The first values that the chief sets instead of the initializers of the variables.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::error::ViewError;
 use crate::params::locate;
 use crate::sharding_plan::ShardingPlan;
 
-/// First values, filled by the closure that the chief hands to [`crate::Worker::join`].
+/// The first values of variables, set by the closure that the chief passes to
+/// [`crate::Worker::join`].
 ///
-/// Variables that are not given values here take those of their initializer, which the servers
-/// compute.
+/// The servers initialize the other variables with their initializers.
 #[derive(Debug)]
 pub struct InitialValues<'a> {
     plan: &'a ShardingPlan,
@@ -26,10 +26,11 @@ impl<'a> InitialValues<'a> {
         InitialValues { plan, values: BTreeMap::new(), fault: None }
     }
 
-    /// Gives a variable its first values, in row-major order. What is wrong with them is told by
-    /// `join`.
+    /// Sets the first values of a dense variable, in row-major order. A later call replaces an
+    /// earlier one. Wrong names, types and lengths are errors of `join`:
+    /// [`crate::JoinError::InitialValues`].
     pub fn set<T: Element>(&mut self, name: &str, values: &[T]) -> &mut Self {
-        match padded(self.plan, name, values) {
+        match padded_bytes(self.plan, name, values) {
             Ok((id, bytes)) => {
                 self.values.insert(id, bytes);
             }
@@ -40,7 +41,7 @@ impl<'a> InitialValues<'a> {
         self
     }
 
-    /// The values given, or the first fault among them.
+    /// Returns the values, or the first error.
     pub(crate) fn finish(self) -> Result<BTreeMap<VariableId, Bytes>, ViewError> {
         match self.fault {
             None => Ok(self.values),
@@ -49,8 +50,8 @@ impl<'a> InitialValues<'a> {
     }
 }
 
-/// The variable that these elements are all of.
-pub(crate) fn whole<T: Element>(
+/// Returns the id of a variable, if `values` are all its elements.
+pub(crate) fn check_whole<T: Element>(
     plan: &ShardingPlan,
     name: &str,
     values: &[T],
@@ -64,13 +65,14 @@ pub(crate) fn whole<T: Element>(
     Ok(id)
 }
 
-/// Elements for a whole variable as bytes, with the padding that travels behind them.
-pub(crate) fn padded<T: Element>(
+/// Returns the id of a variable and its elements as bytes, with the padding that is sent behind
+/// them.
+pub(crate) fn padded_bytes<T: Element>(
     plan: &ShardingPlan,
     name: &str,
     values: &[T],
 ) -> Result<(VariableId, Bytes), ViewError> {
-    let id = whole(plan, name, values)?;
+    let id = check_whole(plan, name, values)?;
     let bytes: &[u8] = bytemuck::cast_slice(values);
     let mut copy = Vec::with_capacity(bytes.len().next_multiple_of(8));
     copy.extend_from_slice(bytes);
@@ -96,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn values_travel_with_their_padding_and_the_last_ones_count() {
+    fn values_are_padded_and_later_ones_replace_earlier_ones() {
         let plan = plan();
         let mut initial_values = InitialValues::new(&plan);
         initial_values.set("b", &[9.0_f32; 3]).set("b", &[1.0_f32, 2.0, 3.0]);
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_fault_is_told() {
+    fn the_first_error_is_returned() {
         let plan = plan();
         let mut initial_values = InitialValues::new(&plan);
         initial_values.set("a", &[1.0_f32; 3]).set("a", &[1.0_f32; 4]).set("x", &[1.0_f32]);

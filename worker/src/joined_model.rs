@@ -1,5 +1,5 @@
-//! What a worker has once it has joined: the variables, how their gradients travel, and the way to the
-//! session. Pushes that are under way share it, so that they borrow nothing of the worker.
+//! The state of a worker that has joined: the variables, the codecs of their gradients, and access
+//! to the session. Pushes under way share it, so they do not borrow the worker.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,38 +10,39 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::message::NonFinitePolicy;
 use pushpull_common::tensor::DType;
 
-use crate::client::Client;
-use crate::compression::{Compression, find_in_singles};
+use crate::client::SessionClient;
+use crate::compression::{Compression, find_in_f32};
 use crate::error::Error;
 use crate::handles::PushHandle;
 use crate::params::Gradients;
 use crate::parts::Scatter;
-use crate::push_buffers::Run;
-use crate::rows::{Cutting, RowsOf};
+use crate::push_buffers::BufferRun;
+use crate::rows::{RowPartOptions, VariableRows};
 use crate::runtime::Caller;
-use crate::session::Command;
+use crate::session::SessionCommand;
 use crate::sharding_plan::ShardingPlan;
-use crate::staging::{Copies, StagedParts};
+use crate::staging::{PartBuffer, StagedParts};
 
-/// What is shared by a worker and its pushes.
+/// What a joined worker shares with its pushes.
 #[derive(Debug)]
 pub(crate) struct JoinedModel {
     pub(crate) plan: Arc<ShardingPlan>,
     pub(crate) caller: Arc<Caller>,
     pub(crate) timeout: Duration,
-    /// What of gradients may lie in rooms of trays: what travels as it lies.
-    pub(crate) runs: Arc<[Run]>,
+    /// The ranges of gradients that may be in push buffers: those that are sent unchanged.
+    pub(crate) runs: Arc<[BufferRun]>,
     compression: Mutex<Compression>,
     non_finite: NonFinitePolicy,
     owner: ShardId,
-    /// Memory for what is sent variable by variable: each has its own, as the next push of it is as long.
-    spares: Mutex<BTreeMap<VariableId, Vec<Arc<StagedParts>>>>,
+    /// Memory for streamed pushes, by variable: the next push of a variable usually has the same
+    /// length.
+    staging_pool: Mutex<BTreeMap<VariableId, Vec<Arc<StagedParts>>>>,
 }
 
 impl JoinedModel {
     pub(crate) fn new(
         plan: Arc<ShardingPlan>,
-        client: &Client,
+        client: &SessionClient,
         compression: Compression,
     ) -> JoinedModel {
         let runs = plan.runs(|id| !compression.covers(id)).into();
@@ -51,36 +52,37 @@ impl JoinedModel {
             caller: client.caller.clone(),
             timeout: client.config.timeout,
             compression: Mutex::new(compression),
-            non_finite: client.welcomed.non_finite,
+            non_finite: client.settings.non_finite,
             owner: client.owner,
-            spares: Mutex::default(),
+            staging_pool: Mutex::default(),
         }
     }
 
-    /// The codecs, with what gradients have left out.
+    /// Locks the codecs and their residuals.
     pub(crate) fn compression(&self) -> MutexGuard<'_, Compression> {
-        // A panic in a codec leaves a residual of numbers, of whatever worth.
+        // After a panic in a codec a residual still consists of numbers, if wrong ones.
         self.compression.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a push done, or waited for.
-    pub(crate) fn push(&self, command: Command) -> PushHandle {
+    /// Submits a push command and returns a handle to its outcome.
+    pub(crate) fn push(&self, command: SessionCommand) -> PushHandle {
         let call = self.caller.call("push", command, self.timeout);
         PushHandle::new(call, Some(self.plan.clone()))
     }
 
-    /// A push that was not begun, and why.
-    pub(crate) fn refuse(&self, error: Error) -> PushHandle {
+    /// A handle to a push that failed before it began.
+    pub(crate) fn failed_push(&self, error: Error) -> PushHandle {
         PushHandle::new(self.caller.failed("push", error), None)
     }
 
-    /// Scans gradients for NaN and infinity and checks them against the codecs, before any of them is encoded or
-    /// sent. With one shard the shard scans what travels as it is: it refuses the push before any of it counts.
+    /// Scans gradients for NaN and infinity and checks them against the codecs, before any of them
+    /// is encoded or sent. With one shard, that shard scans the unencoded gradients: it refuses the
+    /// push before any of it counts.
     pub(crate) fn check(&self, gradients: &Gradients) -> Result<(), Error> {
         let (plan, compression) = (&self.plan, self.compression());
         let one_shard = plan.shards() == [self.owner];
-        // There may be many variables, and nothing to check for any of them.
-        let none = one_shard && compression.is_of_none() && !plan.has_some_halves();
+        // Skips the loop over possibly many variables if there is nothing to check.
+        let none = one_shard && compression.is_empty() && !plan.has_some_halves();
         for id in gradients.present().take_while(|_| !none) {
             let (bytes, factor) = (gradients.bytes_of(id), gradients.factor(id));
             if !(one_shard && self.is_sent_as_it_is(&compression, id)) {
@@ -96,47 +98,49 @@ impl JoinedModel {
         Ok(())
     }
 
-    /// Whether the gradient of a variable is sent without a codec and in the type that its shards keep.
+    /// Whether the gradient of a variable is sent without a codec, in the type that its shards
+    /// keep.
     fn is_sent_as_it_is(&self, compression: &Compression, id: VariableId) -> bool {
         !compression.covers(id)
-            && self.plan.catalogue().partitions_of(id).iter().all(|p| p.own.is_none())
+            && self.plan.catalogue().partitions_of(id).iter().all(|p| p.own_encoding.is_none())
     }
 
-    /// Makes the parts of a push that are made for it alone: of rows, which are cut where they lie; and of
-    /// what is encoded.
+    /// Makes the parts that exist for this push only: those of rows, which are cut in place, and
+    /// those of encoded gradients.
     pub(crate) fn make_parts(&self, gradients: &mut Gradients) -> Result<(), Error> {
         let (plan, mut compression) = (&self.plan, self.compression());
         let factors = &gradients.factors;
         let factor = |id| factors.get(&id).copied().unwrap_or(1.0);
-        let own = gradients.memory.own_mut();
-        let mut next = own.rows.variables().next();
+        let staged = gradients.memory.staged_mut();
+        let mut next = staged.rows.variables().next();
         while let Some(id) = next {
-            cut_rows(plan, &mut compression, own, id, factor(id))?;
-            next = own.rows.variables().find(|other| *other > id);
+            cut_rows(plan, &mut compression, staged, id, factor(id))?;
+            next = staged.rows.variables().find(|other| *other > id);
         }
-        if compression.is_of_none() {
+        if compression.is_empty() {
             return Ok(());
         }
-        let mut copies = std::mem::take(&mut own.copies);
+        let mut copies = std::mem::take(&mut staged.copies);
         let result = gradients.present().try_for_each(|id| {
             compression.encode(plan, id, gradients.bytes_of(id), factor(id), &mut copies)
         });
-        gradients.memory.own_mut().copies = copies;
+        gradients.memory.staged_mut().copies = copies;
         result
     }
 
-    /// How the rest of a push travels.
+    /// Plans the parts of the unencoded dense gradients.
     pub(crate) fn scatter(&self, gradients: &Gradients) -> Scatter {
         let compression = self.compression();
         self.plan.scatter(gradients.present().filter(|&id| !compression.covers(id)))
     }
 
-    /// Looks at a variable that is a part of a push, and copies it, or encodes it, as it travels.
+    /// Checks the gradient of a variable of a streamed push, and adds its parts to `copies`,
+    /// encoded if it has a codec.
     pub(crate) fn variable_parts(
         &self,
         id: VariableId,
         elements: &[u8],
-        copies: &mut Copies,
+        copies: &mut PartBuffer,
     ) -> Result<(), Error> {
         let (plan, mut compression) = (&self.plan, self.compression());
         check_finite(self.non_finite, plan, id, elements, 1.0)?;
@@ -148,63 +152,64 @@ impl JoinedModel {
         Ok(())
     }
 
-    /// Looks at the rows of variables that are a part of a push, and cuts them.
-    pub(crate) fn rows_parts(&self, own: &mut StagedParts, id: VariableId) -> Result<(), Error> {
+    /// Checks the rows of a streamed push, and cuts them into parts.
+    pub(crate) fn rows_parts(&self, staged: &mut StagedParts, id: VariableId) -> Result<(), Error> {
         let (plan, mut compression) = (&self.plan, self.compression());
-        for rows in own.rows.iter() {
+        for rows in staged.rows.iter() {
             check_rows_finite(self.non_finite, plan, rows, 1.0)?;
             compression.check_rows(plan, rows, 1.0)?;
         }
-        cut_rows(plan, &mut compression, own, id, 1.0)
+        cut_rows(plan, &mut compression, staged, id, 1.0)
     }
 
-    /// Memory for this variable in a push that is sent variable by variable, without any.
-    pub(crate) fn spare(&self, id: VariableId) -> Arc<StagedParts> {
-        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = spares.get_mut(&id).and_then(|spares| {
-            let free = spares.iter().position(|own| Arc::strong_count(own) == 1)?;
-            Some(spares.swap_remove(free))
+    /// Returns empty memory for this variable of a streamed push.
+    pub(crate) fn take_staging(&self, id: VariableId) -> Arc<StagedParts> {
+        let mut staging_pool = self.staging_pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let staged = staging_pool.get_mut(&id).and_then(|staging_pool| {
+            let free = staging_pool.iter().position(|staged| Arc::strong_count(staged) == 1)?;
+            Some(staging_pool.swap_remove(free))
         });
-        drop(spares);
-        let mut own = own.unwrap_or_default();
-        match Arc::get_mut(&mut own) {
+        drop(staging_pool);
+        let mut staged = staged.unwrap_or_default();
+        match Arc::get_mut(&mut staged) {
             Some(free) => free.empty(),
-            None => own = Arc::default(),
+            None => staged = Arc::default(),
         }
-        own
+        staged
     }
 
-    /// Keeps the memory of such a variable, for when it is sent.
-    pub(crate) fn keep(&self, id: VariableId, own: &Arc<StagedParts>) {
-        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
-        let spares = spares.entry(id).or_default();
-        if spares.len() < SPARES_MAX {
-            spares.push(own.clone());
+    /// Returns such memory to the pool; it is free once it has been sent.
+    pub(crate) fn return_staging(&self, id: VariableId, staged: &Arc<StagedParts>) {
+        let mut staging_pool = self.staging_pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let staging_pool = staging_pool.entry(id).or_default();
+        if staging_pool.len() < STAGING_MAX {
+            staging_pool.push(staged.clone());
         }
     }
 }
 
-/// Cuts the rows of a variable into the parts in which they travel, and encodes them if that is how.
+/// Cuts the rows of a variable into parts, and encodes them if the variable has a codec.
 fn cut_rows(
     plan: &ShardingPlan,
     compression: &mut Compression,
-    own: &mut StagedParts,
+    staged: &mut StagedParts,
     id: VariableId,
     factor: f64,
 ) -> Result<(), Error> {
-    let StagedParts { rows, copies } = own;
+    let StagedParts { rows, copies } = staged;
     let encoded = compression.covers(id);
-    rows.cut(plan, id, Cutting { all: true, values: !encoded, factor });
-    let mut held = rows.held(plan).take_while(|_| encoded);
-    held.try_for_each(|(partition, rows)| {
+    rows.cut(plan, id, RowPartOptions { include_empty: true, include_values: !encoded, factor });
+    let mut partitions = rows.by_partition(plan).take_while(|_| encoded);
+    partitions.try_for_each(|(partition, rows)| {
         compression.encode_rows(plan, partition, rows, factor, copies)
     })
 }
 
-/// How many memories for a variable are kept: that of a push that is on its way, and that of the next.
-const SPARES_MAX: usize = 2;
+/// The most memories in the pool for each variable: one that is being sent, and the next.
+const STAGING_MAX: usize = 2;
 
-/// Looks for NaN and infinities, by the servers' policy, among what they multiply with `factor`.
+/// Checks a variable for NaN and infinity, as the servers would find it after they multiply by
+/// `factor`, if their policy rejects those.
 pub(crate) fn check_finite(
     policy: NonFinitePolicy,
     plan: &ShardingPlan,
@@ -226,11 +231,11 @@ pub(crate) fn check_finite(
     }
 }
 
-/// The same for rows.
+/// Checks rows for NaN and infinity, as [`check_finite`] does.
 pub(crate) fn check_rows_finite(
     policy: NonFinitePolicy,
     plan: &ShardingPlan,
-    rows: RowsOf<'_>,
+    rows: VariableRows<'_>,
     factor: f64,
 ) -> Result<(), Error> {
     if policy != (NonFinitePolicy::Reject {}) || rows.ids.is_empty() {
@@ -243,12 +248,12 @@ pub(crate) fn check_rows_finite(
     }
 }
 
-/// The first element that is NaN or infinite, or is once it is multiplied.
+/// Returns the first element that is NaN or infinite, after it is multiplied by `factor`.
 fn first_bad(dtype: DType, bytes: &[u8], factor: f64) -> Option<(usize, f64)> {
     if factor.abs() <= 1.0 {
         return first_non_finite(dtype, bytes);
     }
     let bad = |products: &[f32]| first_non_finite(DType::F32, bytemuck::cast_slice(products));
-    let found = find_in_singles(dtype, bytes, factor, bad);
+    let found = find_in_f32(dtype, bytes, factor, bad);
     found.map(|(first, (element, value))| (first + element, value))
 }

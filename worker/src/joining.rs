@@ -1,5 +1,5 @@
-//! How the chief joins: declares the variables on every shard, and sees to it that they have values
-//! that belong together.
+//! How the chief joins: it declares the variables on every shard, and ensures that all have
+//! consistent values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,34 +10,34 @@ use pushpull_common::ids::{RestoreEpoch, ShardId, VariableId};
 use pushpull_common::protocol::message::{CheckpointId, Operation};
 use pushpull_common::protocol::{Message, message};
 
-use crate::client::{Client, Deadline, all, has_moved_on};
+use crate::client::{SessionClient, Deadline, join_all, is_outdated};
 use crate::error::{Error, JoinError};
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
 use crate::sharding_plan::ShardingPlan;
-use crate::start::{self, Begin, Found};
+use crate::start::{self, StartDecision, DeclaredShard};
 use crate::worker::Worker;
 
-/// How long is waited for the names of checkpoints that were passed over.
-const ASKING: Duration = Duration::from_secs(5);
+/// The longest wait for the names of damaged checkpoints.
+const PASSED_OVER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A chief that joins.
+/// The chief's attempt to join.
 ///
-/// Servers may be killed at any moment of it. What is found then is not what was declared, a shard
-/// says so, and all begins again with a declaration, until the deadline.
-pub(crate) struct Chief<'a, F> {
+/// A server may be killed at any time. If a shard then refuses because its state is not the
+/// declared one, the attempt starts again with the declaration, until the deadline.
+pub(crate) struct ChiefJoin<'a, F> {
     worker: &'a Worker,
     plan: &'a Arc<ShardingPlan>,
     /// The step owner is the first.
     shards: &'a [ShardId],
     fill: Option<F>,
-    /// What `fill` gave; it is called once.
+    /// The values from `fill`, which is called once.
     values: BTreeMap<VariableId, Bytes>,
-    /// What has been asked for.
+    /// The checkpoint whose restore was requested.
     restored: Option<RestoredCheckpoint>,
 }
 
-impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
+impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
     pub(crate) fn new(
         worker: &'a Worker,
         plan: &'a Arc<ShardingPlan>,
@@ -45,32 +45,32 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
         fill: F,
     ) -> Self {
         let (fill, values) = (Some(fill), BTreeMap::new());
-        Chief { worker, plan, shards, fill, values, restored: None }
+        ChiefJoin { worker, plan, shards, fill, values, restored: None }
     }
 
-    /// Joins; what was restored, if anything was.
-    pub(crate) async fn begin(mut self) -> Result<Option<RestoredCheckpoint>, JoinError> {
+    /// Joins, and returns the restored checkpoint, if there was one.
+    pub(crate) async fn join(mut self) -> Result<Option<RestoredCheckpoint>, JoinError> {
         let deadline = Deadline::after(self.client().config.connect_timeout);
         loop {
-            match self.try_begin().await {
+            match self.try_join().await {
                 Err(JoinError::Session(error))
-                    if has_moved_on(&error) && !deadline.has_passed() => {}
-                begun => return begun.map(|()| self.restored),
+                    if is_outdated(&error) && !deadline.has_passed() => {}
+                result => return result.map(|()| self.restored),
             }
         }
     }
 
-    async fn try_begin(&mut self) -> Result<(), JoinError> {
+    async fn try_join(&mut self) -> Result<(), JoinError> {
         let found = self.declare().await?;
-        match start::living(&found) {
-            // What an interrupted attempt has restored is told all the same.
+        match start::common_epoch(&found) {
+            // A restore by an interrupted attempt is still reported.
             Some(epoch) => self.restored = self.restored.take().filter(|r| r.epoch == epoch.0),
             None => self.give_values(&found).await?,
         }
-        Ok(self.client().joined(self.plan, self.client().config.timeout).await?)
+        Ok(self.client().adopt(self.plan, self.client().config.timeout).await?)
     }
 
-    async fn declare(&self) -> Result<Vec<Found>, JoinError> {
+    async fn declare(&self) -> Result<Vec<DeclaredShard>, JoinError> {
         let digest = self.plan.catalogue().digest();
         let body = Bytes::copy_from_slice(self.plan.catalogue().encode());
         let (timeout, doing) = (self.client().config.timeout, "declare the variables");
@@ -79,7 +79,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
             let declare = message::Declare { digest };
             match self.client().request(doing, shard, declare, body.clone(), timeout).await {
                 Ok((Message::Declared(declared), _)) => {
-                    found.push(Found::new(shard, &declared));
+                    found.push(DeclaredShard::new(shard, &declared));
                 }
                 Ok(_) => return Err(Error::Ended { doing }.into()),
                 Err(error) => return Err(self.client().explain(self.plan, error).await),
@@ -88,14 +88,14 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
         Ok(found)
     }
 
-    async fn give_values(&mut self, found: &[Found]) -> Result<(), JoinError> {
+    async fn give_values(&mut self, found: &[DeclaredShard]) -> Result<(), JoinError> {
         let checkpoint = self.find_checkpoint().await?;
         self.restored = None;
-        match start::begin(found, checkpoint) {
-            Begin::Restore { checkpoint, epoch } => self.restore(checkpoint, epoch).await,
-            Begin::Initialize { shards, epoch } => self.initialize(&shards, epoch).await,
-            Begin::Lost { shard } => Err(Error::StateLost { shard }.into()),
-            Begin::NoEpoch { shard, epoch } => Err(JoinError::NoEpoch { shard, epoch: epoch.0 }),
+        match start::decide(found, checkpoint) {
+            StartDecision::Restore { checkpoint, epoch } => self.restore(checkpoint, epoch).await,
+            StartDecision::Initialize { shards, epoch } => self.initialize(&shards, epoch).await,
+            StartDecision::Lost { shard } => Err(Error::StateLost { shard }.into()),
+            StartDecision::NoEpoch { shard, epoch } => Err(JoinError::NoEpoch { shard, epoch: epoch.0 }),
         }
     }
 
@@ -109,12 +109,13 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
         }
     }
 
-    /// Which checkpoints were passed over. Nothing depends on it: a server that does not know the question closes
-    /// the connection, and is not asked for long.
+    /// Returns the damaged checkpoints that are newer than the restored one. Nothing depends on the
+    /// answer: a server that does not support the request closes the connection, and the wait is
+    /// short.
     async fn passed_over(&self) -> Vec<PassedOver> {
         let (doing, owner) = ("ask for damaged checkpoints", self.client().owner);
         let query = message::PassedOverQuery {};
-        let answer = self.client().request(doing, owner, query, Bytes::new(), ASKING).await;
+        let answer = self.client().request(doing, owner, query, Bytes::new(), PASSED_OVER_TIMEOUT).await;
         let Ok((Message::PassedOverAre(answer), _)) = answer else { return Vec::new() };
         let each = answer.checkpoints.items().iter().map(|passed_over| PassedOver {
             checkpoint: passed_over.name.to_string(),
@@ -123,7 +124,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
         each.collect()
     }
 
-    /// The owner is the first, so that nobody is granted a token of the old epoch any more.
+    /// Restores all shards, the step owner first, so that it grants no more tokens of the old
+    /// epoch.
     async fn restore(
         &mut self,
         checkpoint: CheckpointId,
@@ -137,11 +139,12 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
         let owner = self.client().owner;
         self.open(doing, owner, restore.clone()).await?;
         let others = self.shards.iter().filter(|&&shard| shard != owner);
-        let others = all(others.map(|&shard| self.open(doing, shard, restore.clone()))).await;
+        let others = join_all(others.map(|&shard| self.open(doing, shard, restore.clone()))).await;
         others.into_iter().collect()
     }
 
-    /// The owner is the first, so that it is known how far a chief that dies here has come.
+    /// Initializes these shards, the step owner first, so that its state shows how far a dead chief
+    /// had come.
     async fn initialize(
         &mut self,
         shards: &[ShardId],
@@ -153,7 +156,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
             self.values = initial_values.finish().map_err(JoinError::InitialValues)?;
         }
         for (id, values) in &self.values {
-            // What is initialized keeps its values.
+            // An initialized variable keeps its assigned values.
             let (id, values, operation) = (*id, values.clone(), Operation::Assign {});
             self.worker.assign_bytes(self.plan, id, values, operation, shards).await?;
         }
@@ -164,7 +167,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
         Ok(())
     }
 
-    /// Has a shard give its variables values, and waits until it is open to all.
+    /// Makes a shard give its variables values, and waits until all clients may use it.
     async fn open(
         &self,
         doing: &'static str,
@@ -174,13 +177,13 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
         let (timeout, body) = (self.client().config.connect_timeout, Bytes::new());
         match self.client().request(doing, shard, message, body, timeout).await? {
             (Message::Ready(ready), _) if ready.digest == self.plan.catalogue().digest() => Ok(()),
-            // Another chief has declared other variables in between.
+            // Another chief has declared other variables meanwhile.
             (Message::Ready(_), _) => Err(self.client().differs(self.plan, shard).await?),
             _ => Err(Error::Ended { doing }.into()),
         }
     }
 
-    fn client(&self) -> &'a Client {
+    fn client(&self) -> &'a SessionClient {
         &self.worker.client
     }
 }

@@ -1,5 +1,5 @@
-//! The worker's side of pushpull: a session with the parameter servers, local parameters, and
-//! gradients to push.
+//! The worker's side of pushpull: a session with the parameter servers, a local copy of the
+//! variables, and gradients to push.
 //!
 //! ```no_run
 //! use pushpull_common::cluster::ClusterSpec;
@@ -28,8 +28,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The decisions live in pure state machines (`session`, `sharding_plan`); `runtime` drives them with a
-//! thread, sockets and a clock. Nothing here knows the server.
+//! The decisions are in pure state machines (`session`, `sharding_plan`). `runtime` drives them
+//! with a thread, sockets and a clock. This crate does not depend on the server's.
 
 #![deny(unsafe_code)]
 
@@ -44,6 +44,7 @@ mod initial_values;
 mod joined_model;
 mod joining;
 mod loss_scale;
+mod mapped_values;
 mod outcome;
 mod params;
 mod parts;
@@ -55,7 +56,6 @@ mod runtime;
 mod selection;
 mod session;
 mod sharding_plan;
-mod shared;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;

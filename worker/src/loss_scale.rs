@@ -1,13 +1,15 @@
-//! Losses that are scaled up, so that small gradients are not lost in half precision.
+//! Loss scaling, so that small gradients are not lost in half precision.
 
 use crate::error::LossScaleError;
 use crate::params::Gradients;
 
 /// A factor for the loss that grows while gradients are finite and shrinks when they are not
-/// (Micikevicius and others, 2018, "Mixed precision training", section 3.2; NVIDIA's dynamic form).
+/// (Micikevicius and others, 2018, "Mixed precision training", section 3.2; the dynamic form is
+/// NVIDIA's).
 ///
-/// For a replica that computes its gradients in half precision. Each replica has its own; the servers
-/// see gradients of the loss as it is, those of variables of `f16` in `f32` too ([`Gradients::scale`]).
+/// Use it in a replica that computes its gradients in half precision. Each replica has its own. The
+/// servers receive gradients of the unscaled loss; those of `f16` variables are unscaled in `f32`
+/// ([`Gradients::scale`]).
 ///
 /// ```no_run
 /// # use pushpull_worker::{Error, LossScale, Params, Worker};
@@ -20,7 +22,7 @@ use crate::params::Gradients;
 ///     gradients_of(&params, scale.scale(), &mut gradients); // of the loss times the scale
 ///     if scale.unscale(&mut gradients) {
 ///         worker.push(token, gradients).await?;
-///     } // else the token goes back, and the next batch is tried at a smaller scale
+///     } // otherwise the token is returned, and the next batch uses a smaller scale
 /// }
 /// # Ok(()) }
 /// ```
@@ -29,20 +31,21 @@ pub struct LossScale {
     scale: f64,
     growth_interval: u64,
     backoff: f64,
-    /// Gradients that were finite since the scale was changed.
+    /// The number of finite gradients since the scale was changed.
     finite: u64,
 }
 
 impl LossScale {
-    /// The largest scale there is.
+    /// The largest scale, 2^32.
     pub const SCALE_MAX: f64 = (1_u64 << 32) as f64;
 
-    /// A factor that begins with `scale`, is multiplied with `backoff` when a gradient is not finite,
-    /// and divided by it after `growth_interval` gradients in a row that are; always from 1 to
-    /// [`LossScale::SCALE_MAX`]. With powers of two, nothing is lost by it.
+    /// Returns a factor that starts at `scale`. A gradient that is not finite multiplies it by
+    /// `backoff`; `growth_interval` finite gradients in a row divide it by that. It stays between 1
+    /// and [`LossScale::SCALE_MAX`]. Powers of two scale without rounding.
     ///
     /// # Errors
-    /// If the scale is not in these limits, the interval is 0 or the backoff is not between 0 and 1.
+    /// If the scale is out of these limits, the interval is 0, or the backoff is not between 0 and
+    /// 1.
     pub fn new(scale: f64, growth_interval: u64, backoff: f64) -> Result<Self, LossScaleError> {
         if !(1.0..=Self::SCALE_MAX).contains(&scale) {
             return Err(LossScaleError::Scale { scale });
@@ -56,13 +59,14 @@ impl LossScale {
         Ok(LossScale { scale, growth_interval, backoff, finite: 0 })
     }
 
-    /// What the loss is to be multiplied with.
+    /// Returns the factor by which to multiply the loss.
     pub fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// Divides the gradients of a scaled loss by the scale, if their norm is finite; otherwise they
-    /// are not to be pushed: `false`. Changes the scale for the next.
+    /// Divides the gradients of a scaled loss by the scale and returns `true`, if their norm is
+    /// finite. Otherwise returns `false`: do not push them. Updates the scale for the next
+    /// gradients.
     #[must_use = "gradients that are not finite must not be pushed"]
     pub fn unscale(&mut self, gradients: &mut Gradients) -> bool {
         if !gradients.global_norm().is_finite() {
@@ -81,7 +85,7 @@ impl LossScale {
 }
 
 impl Default for LossScale {
-    /// A scale of 65,536 that doubles after 2000 finite gradients and is halved by one that is not.
+    /// A scale of 65,536, doubled after 2000 finite gradients and halved by one that is not finite.
     fn default() -> Self {
         LossScale { scale: 65_536.0, growth_interval: 2000, backoff: 0.5, finite: 0 }
     }
@@ -94,7 +98,7 @@ mod tests {
     use super::*;
     use crate::params::tests::gradients_of;
 
-    /// Whether a gradient is to be pushed, and what becomes of it and of the scale.
+    /// Whether a gradient is to be pushed, the gradient after `unscale`, and the scale.
     fn unscaled(scale: &mut LossScale, gradient: f32) -> (bool, f32, f64) {
         let mut gradients = gradients_of(&[("w", DType::F32, 1)], "left");
         gradients.view_mut("w").unwrap()[0] = gradient;
@@ -107,7 +111,7 @@ mod tests {
         let mut scale = LossScale::new(8.0, 2, 0.5).unwrap();
         assert_eq!(unscaled(&mut scale, 4.0), (true, 0.5, 8.0));
         assert_eq!(unscaled(&mut scale, f32::INFINITY), (false, f32::INFINITY, 4.0));
-        // Those before it count no more.
+        // The count of finite gradients restarted.
         assert_eq!(unscaled(&mut scale, 4.0), (true, 1.0, 4.0));
         assert_eq!(unscaled(&mut scale, 4.0), (true, 1.0, 8.0));
         assert_eq!(unscaled(&mut scale, 4.0), (true, 0.5, 8.0));
@@ -115,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scale_stays_in_its_limits() {
+    fn the_scale_stays_within_its_limits() {
         let mut scale = LossScale::new(2.0, 1, 0.25).unwrap();
         assert_eq!(unscaled(&mut scale, f32::NAN).2, 1.0);
         for _ in 0..40 {
@@ -125,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_scale_is_refused() {
+    fn invalid_scales_are_refused() {
         for scale in [0.5, f64::NAN, f64::INFINITY] {
             assert!(matches!(LossScale::new(scale, 1, 0.5), Err(LossScaleError::Scale { .. })));
         }

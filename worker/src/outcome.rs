@@ -1,4 +1,4 @@
-//! What verbs come to: of a pull, of a push, of a save, of a join.
+//! The results of pulls, pushes, saves and joins.
 
 use pushpull_common::protocol::Outcome;
 use pushpull_common::protocol::message::CheckpointId;
@@ -6,18 +6,18 @@ use pushpull_common::protocol::message::CheckpointId;
 use crate::error::Error;
 use crate::token::Token;
 
-/// What a pull found.
+/// The result of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pulled {
-    /// The values: of at least this global step in asynchronous mode; in synchronous mode all of
-    /// this step, the token's.
+    /// The values were pulled. In asynchronous mode they are of at least this global step; in
+    /// synchronous mode all are of this step, the token's.
     Pulled {
-        /// The step.
+        /// The global step.
         step: u64,
     },
-    /// The token's step has been made without it (synchronous mode), and the parameters are as they
-    /// were. Drop the token, which is of no more use, and take another.
+    /// The token's step was made without it (synchronous mode). The values are unchanged. Drop the
+    /// token and take another.
     Stale,
 }
 
@@ -28,50 +28,50 @@ impl Pulled {
     }
 }
 
-/// What became of a push.
+/// The outcome of a push.
 ///
-/// Which of them there are depends on the servers' mode. In asynchronous mode a push is applied, or
-/// stale where the servers have a bound and it is older. In
-/// synchronous mode it is accepted, or stale if enough others were faster; either way its token is
-/// spent, and the loop goes on with another.
+/// Asynchronous mode: `Applied`, or `Stale` if the servers bound the age of gradients. Synchronous
+/// mode: `Accepted`, or `Stale` if enough other replicas were faster. In every case the token is
+/// spent, and the loop continues with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Push {
-    /// Applied to the variables (asynchronous mode; `assign` and `assign_add` in both).
+    /// The variables were updated (asynchronous mode; assignments in both modes).
     Applied {
-        /// The global step after it.
+        /// The global step after the push.
         step: u64,
-        /// How many steps others had made since values were pulled under the token, or since it was
-        /// granted if none were.
+        /// The number of steps by other workers since values were pulled under the token, or since
+        /// it was granted if none were.
         staleness: u64,
     },
-    /// A part of a step, for good (synchronous mode): every shard holds it, and whatever becomes of
-    /// this worker, the step is made with it. It is applied together with the others, so that values
-    /// with it are those of the next token.
+    /// The push is part of a step (synchronous mode). Every shard holds it, and the step includes
+    /// it even if this worker dies. The values of the next token's step include it.
     Accepted {
         /// The step, counted from 0: that of the token.
         step: u64,
     },
-    /// Dropped on every shard, because its step was made without it (synchronous mode), or because its
-    /// values were older than the servers' bound (asynchronous mode). Nothing is wrong: this gradient
-    /// came from one of the slowest replicas.
+    /// No shard applied the gradient: its step was made without it (synchronous mode), or it was
+    /// older than the servers' bound (asynchronous mode). This is not an error; this replica was
+    /// among the slowest.
     Stale {
-        /// The step that is current now.
+        /// The current global step.
         current: u64,
     },
-    /// Dropped at the worker's own wish, before it was whole.
+    /// The worker withdrew the push before any shard had all of its share.
     Withdrawn,
 }
 
-/// What came of a step: [`crate::Worker::push_and_pull`].
+/// The result of [`crate::Worker::push_and_pull`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct StepOutcome {
-    /// What became of the push.
+    /// The outcome of the push.
     pub push: Push,
-    /// The token for the next step, for which values have been pulled; `None` if there are no more. On an
-    /// error, which is one of [`crate::Worker::token`] or [`crate::Worker::pull`], the push is what `push`
-    /// says all the same, and either can be tried again.
+    /// The token for the next step, whose values have been pulled; `None` if there are no more
+    /// tokens.
+    ///
+    /// An error is one of [`crate::Worker::token`] or [`crate::Worker::pull`]. It does not affect
+    /// the push; call them again.
     pub next: Result<Option<Token>, Error>,
 }
 
@@ -81,7 +81,7 @@ pub struct StepOutcome {
 pub struct SavedCheckpoint {
     /// The name of its folder.
     pub name: String,
-    /// The global step it holds.
+    /// The global step of its values.
     pub step: u64,
 }
 
@@ -91,33 +91,33 @@ impl From<CheckpointId> for SavedCheckpoint {
     }
 }
 
-/// The checkpoint that the variables were restored from.
+/// The checkpoint from which the variables were restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RestoredCheckpoint {
-    /// The name of its folder, by which what [`crate::Worker::save`] was given can be found.
+    /// The name of its folder, which also contains the user data of [`crate::Worker::save`].
     pub name: String,
-    /// The global step from which the training goes on.
+    /// The global step at which training resumes.
     pub step: u64,
-    /// The restore epoch that has begun: higher each time.
+    /// The restore epoch that has begun. Each restore increases it.
     pub epoch: u32,
-    /// Newer checkpoints, which are not sound and were passed over; the newest first, 16 at most. Empty where a
-    /// server does not tell.
+    /// Damaged newer checkpoints, the newest first, at most 16. Empty if the server does not report
+    /// them.
     pub passed_over: Vec<PassedOver>,
 }
 
-/// A checkpoint that is not sound, and was passed over for an older one.
+/// A damaged checkpoint that was passed over for an older one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PassedOver {
     /// The name of its folder.
     pub checkpoint: String,
-    /// What is wrong with it: the file, what is there, and what was expected.
+    /// The damage: the file, what it contains, and what was expected.
     pub cause: String,
 }
 
 impl Push {
-    /// What an outcome of a push as a whole means; `None` for one of a single shard.
+    /// Converts the outcome of a whole push; `None` for an outcome of a single shard.
     pub(crate) fn of(outcome: Outcome) -> Option<Push> {
         Some(match outcome {
             Outcome::Applied { step, staleness, .. } => Push::Applied { step: step.0, staleness },

@@ -1,4 +1,4 @@
-//! A replica's local copy of the variables, and the gradients it pushes.
+//! A replica's local copy of the variables, and the gradients that it pushes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,30 +9,30 @@ use pushpull_common::ids::{GlobalStep, VariableId};
 use pushpull_common::tensor::Element;
 
 use crate::error::ViewError;
-use crate::push_buffers::{GradientBuffer, Run};
+use crate::push_buffers::{GradientBuffer, BufferRun};
 use crate::rows::{self, RowGradients};
 use crate::sharding_plan::ShardingPlan;
 use crate::staging::StagedParts;
 
-/// Zeroed memory for values, aligned for every element type.
+/// Memory for values, aligned for every element type; zeroed when allocated.
 #[derive(Clone, Debug)]
-pub(crate) struct Buffer(Vec<u64>);
+pub(crate) struct AlignedBuffer(Vec<u64>);
 
-impl Buffer {
-    pub(crate) fn new(plan: &ShardingPlan) -> Buffer {
-        Buffer::of_bytes(plan.bytes())
+impl AlignedBuffer {
+    pub(crate) fn new(plan: &ShardingPlan) -> AlignedBuffer {
+        AlignedBuffer::of_bytes(plan.bytes())
     }
 
-    pub(crate) fn of_bytes(bytes: usize) -> Buffer {
-        Buffer(vec![0; bytes.div_ceil(8)])
+    pub(crate) fn of_bytes(bytes: usize) -> AlignedBuffer {
+        AlignedBuffer(vec![0; bytes.div_ceil(8)])
     }
 
-    /// Whether it is as long as one of so many bytes.
+    /// Whether its length is that of a buffer of this many bytes.
     pub(crate) fn is_of(&self, bytes: usize) -> bool {
         self.0.len() == bytes.div_ceil(8)
     }
 
-    /// Makes it as long as one of so many bytes, of whatever content.
+    /// Sets its length to that of a buffer of this many bytes. The content is arbitrary.
     pub(crate) fn resize(&mut self, bytes: usize) {
         self.0.resize(bytes.div_ceil(8), 0);
     }
@@ -46,23 +46,24 @@ impl Buffer {
     }
 }
 
-/// A local copy of all variables but those that are sparse.
+/// A local copy of all dense variables.
 ///
-/// Filled by [`crate::Worker::pull`], which replaces all of it at once or, if it fails or is
-/// dropped, leaves it as it was. Yours to change: nothing is sent from here.
+/// [`crate::Worker::join`] and [`crate::Reader::params`] create one. [`crate::Worker::pull`]
+/// replaces all of it at once; if the pull fails or is dropped, it is unchanged. The caller may
+/// change the values: they are never sent.
 #[derive(Clone, Debug)]
 pub struct Params {
     pub(crate) plan: Arc<ShardingPlan>,
-    pub(crate) buffer: Buffer,
+    pub(crate) buffer: AlignedBuffer,
     pub(crate) step: GlobalStep,
 }
 
 impl Params {
     pub(crate) fn new(plan: Arc<ShardingPlan>) -> Params {
-        Params { buffer: Buffer::new(&plan), plan, step: GlobalStep(0) }
+        Params { buffer: AlignedBuffer::new(&plan), plan, step: GlobalStep(0) }
     }
 
-    /// The variables and their places.
+    /// The variables with their partitions, offsets and digest.
     pub fn catalogue(&self) -> &Catalogue {
         self.plan.catalogue()
     }
@@ -72,13 +73,16 @@ impl Params {
         self.step.0
     }
 
-    /// The elements of a variable, in row-major order.
+    /// Returns the elements of a variable, in row-major order. Costs a look-up by name, no copy.
+    ///
+    /// # Errors
+    /// [`ViewError::Unknown`], [`ViewError::Type`] or [`ViewError::Sparse`].
     pub fn view<T: Element>(&self, name: &str) -> Result<&[T], ViewError> {
         let range = locate::<T>(&self.plan, name)?.1;
         Ok(bytemuck::cast_slice(&self.buffer.bytes()[range]))
     }
 
-    /// The elements of several variables at once.
+    /// Returns the elements of several variables of one type. Errors as for [`Params::view`].
     pub fn views<T: Element, const N: usize>(
         &self,
         names: [&str; N],
@@ -90,7 +94,7 @@ impl Params {
         Ok(views)
     }
 
-    /// The elements of a variable, to be changed.
+    /// Returns the elements of a variable, to be changed. Errors as for [`Params::view`].
     pub fn view_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T], ViewError> {
         let range = locate::<T>(&self.plan, name)?.1;
         Ok(bytemuck::cast_slice_mut(&mut self.buffer.bytes_mut()[range]))
@@ -99,25 +103,27 @@ impl Params {
 
 /// Gradients for one push, from [`crate::Worker::gradients`].
 ///
-/// Only variables that have been viewed are pushed, and rows that were set; the others are left out. The memory is used
-/// again and again: what a view shows before it is written is whatever an earlier push left.
+/// A push contains the variables that were viewed and the rows that were set; all others are left
+/// out. The memory is reused: a new view shows what an earlier push left there, so write all of it.
+///
+/// Dropping it pushes nothing.
 #[derive(Debug)]
 pub struct Gradients {
     pub(crate) plan: Arc<ShardingPlan>,
-    pub(crate) memory: Memory,
-    /// What gradients of half types are to be multiplied with on the servers, which have room for the
-    /// products; above 0 and finite. Those that are not here are as they are.
+    pub(crate) memory: GradientMemory,
+    /// The factors by which the servers multiply gradients of half types, in `f32`; above 0 and
+    /// finite. 1 where there is none.
     pub(crate) factors: BTreeMap<VariableId, f64>,
 }
 
 impl Gradients {
-    pub(crate) fn new(plan: Arc<ShardingPlan>, mut memory: Memory) -> Gradients {
+    pub(crate) fn new(plan: Arc<ShardingPlan>, mut memory: GradientMemory) -> Gradients {
         memory.present.fill(false);
-        memory.own_mut().empty();
+        memory.staged_mut().empty();
         Gradients { plan, memory, factors: BTreeMap::new() }
     }
 
-    /// The elements of a variable's gradient, of whatever content if there is none.
+    /// Returns the elements of a variable's gradient; arbitrary if it has none.
     pub(crate) fn bytes_of(&self, id: VariableId) -> &[u8] {
         self.memory.buffer.slice(self.plan.range(id))
     }
@@ -126,13 +132,23 @@ impl Gradients {
         self.memory.buffer_mut().slice_mut(self.plan.range(id))
     }
 
-    /// The gradient of a variable, to be written whole, in row-major order.
+    /// Returns the gradient of a dense variable, in row-major order, and adds it to the push. The
+    /// caller must write all elements.
+    ///
+    /// # Errors
+    /// [`ViewError::Unknown`], [`ViewError::Type`] or [`ViewError::Sparse`]; [`ViewError::Plain`]
+    /// for a plain variable.
     pub fn view_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T], ViewError> {
         let [view] = self.views_mut([name])?;
         Ok(view)
     }
 
-    /// The gradients of several variables at once, to be written whole.
+    /// Returns the gradients of several variables of one type, and adds them to the push. The
+    /// caller must write all elements.
+    ///
+    /// # Errors
+    /// Those of [`Gradients::view_mut`]; [`ViewError::Twice`] if a name is repeated. The push is
+    /// unchanged then.
     pub fn views_mut<T: Element, const N: usize>(
         &mut self,
         names: [&str; N],
@@ -148,23 +164,29 @@ impl Gradients {
         if let Some(twice) = (1..N).find(|&i| ids[..i].contains(&ids[i])) {
             return Err(ViewError::Twice { name: names[twice].to_owned() });
         }
-        ids.iter().for_each(|&id| self.round(id));
-        let Memory { present, .. } = &mut self.memory;
+        ids.iter().for_each(|&id| self.apply_factor(id));
+        let GradientMemory { present, .. } = &mut self.memory;
         ids.iter().for_each(|id| present[id.0 as usize] = true);
         let views = self.memory.buffer_mut().slices_mut(ranges);
-        // What is empty lies nowhere, and not aligned.
+        // An empty slice of the buffer may not be aligned.
         Ok(views.map(|view| match view.is_empty() {
             true => &mut [][..],
             false => bytemuck::cast_slice_mut(view),
         }))
     }
 
-    /// The gradient of a sparse variable: rows one behind the other, for each of these ids in any
-    /// order. Rows of one id are summed, in their order; those of `f16` and `bf16` in `f32`, rounded once.
-    /// Replaces what was set before.
+    /// Sets the gradient of a sparse variable or a table: one row for each id, back to back in the
+    /// order of `ids`.
     ///
-    /// No rows at all are a gradient, too: of zeros. Cost: a copy of the rows, and a sort of the ids
-    /// unless they rise.
+    /// Ids may be in any order. Rows of one id are summed, in their order; rows of `f16` and `bf16`
+    /// are summed in `f32` and rounded once. Replaces the rows that were set before. An empty list
+    /// of rows is a gradient too, of zeros.
+    ///
+    /// Cost: a copy of the rows, and a sort of the ids unless they ascend.
+    ///
+    /// # Errors
+    /// [`ViewError::Dense`], [`ViewError::Width`], [`ViewError::Row`], [`ViewError::RowsAtOnce`],
+    /// and those of [`Gradients::view_mut`] except `Sparse`.
     pub fn set_rows<T: Element>(
         &mut self,
         name: &str,
@@ -180,7 +202,10 @@ impl Gradients {
         Ok(())
     }
 
-    /// Leaves a variable out of the push again.
+    /// Removes a variable from the push.
+    ///
+    /// # Errors
+    /// [`ViewError::Unknown`].
     pub fn omit(&mut self, name: &str) -> Result<(), ViewError> {
         let id = find(&self.plan, name)?;
         self.memory.rows_mut().remove(id);
@@ -189,52 +214,52 @@ impl Gradients {
         Ok(())
     }
 
-    /// The variables that have a gradient.
+    /// Returns the dense variables that have a gradient.
     pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
         self.memory.present()
     }
 }
 
-/// What gradients are written to. A push shares it with the session until it has ended; then it can be
-/// used again.
+/// The memory of gradients. A push shares it with the session until it has ended; then it can be
+/// reused.
 #[derive(Clone, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct GradientMemory {
     pub(crate) buffer: Arc<GradientBuffer>,
-    /// Which variables have a gradient.
+    /// Which dense variables have a gradient.
     pub(crate) present: Vec<bool>,
-    /// What is made for the push alone: the gradients of sparse variables, and what is encoded.
-    pub(crate) own: Arc<StagedParts>,
+    /// The parts of this push alone: the gradients of sparse variables, and encoded gradients.
+    pub(crate) staged: Arc<StagedParts>,
 }
 
-impl Memory {
-    /// For a plan of which these runs may lie in rooms.
-    pub(crate) fn new(plan: &ShardingPlan, runs: Arc<[Run]>) -> Memory {
+impl GradientMemory {
+    /// Allocates memory for a plan. `runs` are the ranges that may be in push buffers.
+    pub(crate) fn new(plan: &ShardingPlan, runs: Arc<[BufferRun]>) -> GradientMemory {
         let present = vec![false; plan.catalogue().variables().len()];
         let buffer = Arc::new(GradientBuffer::new(plan, runs));
-        Memory { buffer, present, own: Arc::default() }
+        GradientMemory { buffer, present, staged: Arc::default() }
     }
 
-    /// Whether nobody sends from it any more.
+    /// Whether no push sends from it any more.
     pub(crate) fn is_free(&self) -> bool {
-        Arc::strong_count(&self.buffer) == 1 && Arc::strong_count(&self.own) == 1
+        Arc::strong_count(&self.buffer) == 1 && Arc::strong_count(&self.staged) == 1
     }
 
     pub(crate) fn buffer_mut(&mut self) -> &mut GradientBuffer {
         let buffer = Arc::get_mut(&mut self.buffer);
-        buffer.expect("gradients are made of memory that nobody sends from")
+        buffer.expect("no push sends from the memory of new gradients")
     }
 
-    pub(crate) fn own_mut(&mut self) -> &mut StagedParts {
-        let own = Arc::get_mut(&mut self.own);
-        own.expect("gradients are made of memory that nobody sends from")
+    pub(crate) fn staged_mut(&mut self) -> &mut StagedParts {
+        let staged = Arc::get_mut(&mut self.staged);
+        staged.expect("no push sends from the memory of new gradients")
     }
 
     pub(crate) fn rows(&self) -> &RowGradients {
-        &self.own.rows
+        &self.staged.rows
     }
 
     pub(crate) fn rows_mut(&mut self) -> &mut RowGradients {
-        &mut self.own_mut().rows
+        &mut self.staged_mut().rows
     }
 
     pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
@@ -247,7 +272,7 @@ pub(crate) fn find(plan: &ShardingPlan, name: &str) -> Result<VariableId, ViewEr
     plan.catalogue().find(name).ok_or_else(|| ViewError::Unknown { name: name.to_owned() })
 }
 
-/// A variable's id and its bytes in a buffer, if its elements are of this type.
+/// Returns a dense variable's id and its range of a buffer, if its elements are of this type.
 pub(crate) fn locate<T: Element>(
     plan: &ShardingPlan,
     name: &str,
@@ -272,7 +297,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A split `w` of 3 x 2, a `b` of one element, and a plain `count`.
+    /// A partitioned `w` of 3 x 2, a `b` of one element, and a plain `count`.
     fn plan() -> Arc<ShardingPlan> {
         let split = Partitioner::Fixed { shards: 2 };
         let variables = vec![
@@ -283,8 +308,7 @@ pub(crate) mod tests {
         plan_of(variables, 2)
     }
 
-    /// Gradients of vectors of these names, types and lengths, to be written, and of one more that
-    /// is left out.
+    /// Gradients of vectors of these names, types and lengths, and of one more that is left out.
     pub(crate) fn gradients_of(vectors: &[(&str, DType, u64)], left_out: &str) -> Gradients {
         let left_out = (left_out, DType::F32, 3);
         let all = vectors.iter().chain([&left_out]);
@@ -296,22 +320,22 @@ pub(crate) mod tests {
         gradients_for(variables)
     }
 
-    /// A plan of these variables on so many tasks of one shard.
+    /// A plan of these variables on `tasks` tasks of one shard each.
     pub(crate) fn plan_of(variables: Vec<VariableSpec>, tasks: u32) -> Arc<ShardingPlan> {
         let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         Arc::new(ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
     }
 
-    /// Gradients of these variables on one shard, to be written.
+    /// Gradients of these variables on one shard.
     pub(crate) fn gradients_for(variables: Vec<VariableSpec>) -> Gradients {
         let plan = plan_of(variables, 1);
-        Gradients::new(plan.clone(), Memory::new(&plan, Arc::default()))
+        Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()))
     }
 
     fn gradients() -> Gradients {
         let plan = plan();
-        Gradients::new(plan.clone(), Memory::new(&plan, Arc::default()))
+        Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()))
     }
 
     fn unknown(name: &str) -> ViewError {
@@ -332,7 +356,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_viewed_is_pushed_and_can_be_left_out_again() {
+    fn viewed_variables_are_pushed_unless_omitted() {
         let mut gradients = gradients();
         assert_eq!(gradients.present().count(), 0);
         let [b, w] = gradients.views_mut::<f32, 2>(["b", "w"]).unwrap();
@@ -344,7 +368,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn views_that_cannot_be_leave_the_push_as_it_was() {
+    fn invalid_views_leave_the_push_unchanged() {
         let mut gradients = gradients();
         let twice = gradients.views_mut::<f32, 3>(["w", "b", "w"]).unwrap_err();
         assert_eq!(twice, ViewError::Twice { name: "w".to_owned() });
@@ -354,12 +378,12 @@ pub(crate) mod tests {
         assert_eq!(gradients.present().count(), 0);
     }
 
-    /// Variables without elements lie in one place, and are still two.
+    /// Empty variables share a position in the buffer.
     #[test]
-    fn empty_variables_are_variables() {
+    fn empty_variables_are_distinct() {
         let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [0]).unwrap()).to_vec();
         let plan = plan_of(variables, 1);
-        let mut gradients = Gradients::new(plan.clone(), Memory::new(&plan, Arc::default()));
+        let mut gradients = Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()));
         let [a, b] = gradients.views_mut::<f32, 2>(["a", "b"]).unwrap();
         assert!(a.is_empty() && b.is_empty());
         let twice = gradients.views_mut::<f32, 2>(["a", "a"]).map(|_| ());

@@ -1,4 +1,4 @@
-//! The parts of a push: what each covers on its shard, and where its bytes lie on this side.
+//! The parts of a push: the range that each covers on its shard, and its bytes on this side.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -12,108 +12,107 @@ use pushpull_common::ids::{ShardId, VariableId};
 
 use crate::push_buffers::{GradientBuffer, PushBufferId};
 
-/// What a frame carries behind its head: stretches of memory that others keep, one behind the other.
-/// To clone one takes no memory.
+/// The body of a frame: slices of memory that is owned elsewhere. A clone does not allocate.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Body {
+pub(crate) enum FrameBody {
     #[default]
     Empty,
     One(Bytes),
     Several(Arc<[Bytes]>),
-    /// One of those that lie in some memory.
-    Of {
-        memory: Arc<dyn Bodies>,
-        which: usize,
+    /// One of the bodies of a source.
+    Stored {
+        source: Arc<dyn BodySource>,
+        index: usize,
     },
-    /// Some pieces of a buffer, and how long they are together.
+    /// Consecutive pieces of a buffer, and their total length.
     Pieces {
         buffer: Arc<GradientBuffer>,
-        pieces: Arc<[Piece]>,
-        which: Range<usize>,
+        pieces: Arc<[BodyPiece]>,
+        range: Range<usize>,
         bytes: u64,
     },
 }
 
-/// Memory that several bodies lie in.
-pub(crate) trait Bodies: Debug + Send + Sync {
-    /// One of them, and how many zeros come behind it, fewer than eight.
+/// Memory that contains several bodies.
+pub(crate) trait BodySource: Debug + Send + Sync {
+    /// Returns a body, and the number of zeros that follow it, fewer than eight.
     fn body(&self, which: usize) -> (&[u8], usize);
 }
 
-/// A piece of what is sent.
+/// A piece of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
-    /// This stretch of a buffer.
+pub(crate) enum BodyPiece {
+    /// This range of a buffer.
     Buffer(Range<usize>),
-    /// So many zeros, fewer than eight.
+    /// This many zeros, fewer than eight.
     Padding(usize),
 }
 
 static PADDING: [u8; 8] = [0; 8];
 
-/// So many zeros, at most eight.
+/// Returns this many zeros, at most eight.
 pub(crate) fn padding(bytes: usize) -> Bytes {
     Bytes::from_static(&PADDING).slice(..bytes)
 }
 
-impl Body {
-    /// How long it is.
+impl FrameBody {
+    /// Returns its length.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
-            Body::Empty => 0,
-            Body::One(bytes) => bytes.len() as u64,
-            Body::Several(several) => several.iter().map(|bytes| bytes.len() as u64).sum(),
-            Body::Of { memory, which } => {
-                let (bytes, padding) = memory.body(*which);
+            FrameBody::Empty => 0,
+            FrameBody::One(bytes) => bytes.len() as u64,
+            FrameBody::Several(several) => several.iter().map(|bytes| bytes.len() as u64).sum(),
+            FrameBody::Stored { source, index } => {
+                let (bytes, padding) = source.body(*index);
                 (bytes.len() + padding) as u64
             }
-            Body::Pieces { bytes, .. } => *bytes,
+            FrameBody::Pieces { bytes, .. } => *bytes,
         }
     }
 
-    /// Its stretches in order.
+    /// Returns its slices in order.
     pub(crate) fn slices(&self) -> impl Iterator<Item = &[u8]> {
         (0..).map_while(|index| self.slice(index))
     }
 
     fn slice(&self, index: usize) -> Option<&[u8]> {
         match self {
-            Body::Empty => None,
-            Body::One(bytes) => Some(&bytes[..]).filter(|_| index == 0),
-            Body::Several(several) => several.get(index).map(|bytes| &bytes[..]),
-            Body::Of { memory, which } => {
-                let (bytes, padding) = memory.body(*which);
+            FrameBody::Empty => None,
+            FrameBody::One(bytes) => Some(&bytes[..]).filter(|_| index == 0),
+            FrameBody::Several(several) => several.get(index).map(|bytes| &bytes[..]),
+            FrameBody::Stored { source, index: which } => {
+                let (bytes, padding) = source.body(*which);
                 let both = [bytes, &PADDING[..padding]];
                 both.into_iter().filter(|bytes| !bytes.is_empty()).nth(index)
             }
-            Body::Pieces { buffer, pieces, which, .. } => match pieces[which.clone()].get(index)? {
-                Piece::Buffer(range) => Some(buffer.slice(range.clone())),
-                Piece::Padding(bytes) => Some(&PADDING[..*bytes]),
+            FrameBody::Pieces { buffer, pieces, range, .. } => match pieces[range.clone()].get(index)? {
+                BodyPiece::Buffer(slice) => Some(buffer.slice(slice.clone())),
+                BodyPiece::Padding(bytes) => Some(&PADDING[..*bytes]),
             },
         }
     }
 
-    /// All of it in one stretch, for whoever must have it so.
+    /// Copies it into one slice.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn concat(&self) -> Vec<u8> {
         self.slices().flatten().copied().collect()
     }
 }
 
-impl From<Bytes> for Body {
-    fn from(bytes: Bytes) -> Body {
-        if bytes.is_empty() { Body::Empty } else { Body::One(bytes) }
+impl From<Bytes> for FrameBody {
+    fn from(bytes: Bytes) -> FrameBody {
+        if bytes.is_empty() { FrameBody::Empty } else { FrameBody::One(bytes) }
     }
 }
 
-impl FromIterator<Bytes> for Body {
-    fn from_iter<I: IntoIterator<Item = Bytes>>(several: I) -> Body {
+impl FromIterator<Bytes> for FrameBody {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(several: I) -> FrameBody {
         let mut several = several.into_iter().filter(|bytes| !bytes.is_empty());
         match (several.next(), several.next()) {
-            (None, _) => Body::Empty,
-            (Some(one), None) => Body::One(one),
+            (None, _) => FrameBody::Empty,
+            (Some(one), None) => FrameBody::One(one),
             (Some(first), Some(second)) => {
-                Body::Several([first, second].into_iter().chain(several).collect())
+                FrameBody::Several([first, second].into_iter().chain(several).collect())
             }
         }
     }
@@ -121,152 +120,156 @@ impl FromIterator<Bytes> for Body {
 
 /// One part of a push for one shard.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
-    /// Where it starts in the shard's layout.
+pub(crate) struct OutgoingPart {
+    /// The start of its range in the shard's layout.
     pub(crate) offset: u64,
-    pub(crate) body: Body,
-    /// What the body is, if it is encoded.
-    pub(crate) encoded: Option<Stretch>,
+    pub(crate) body: FrameBody,
+    /// The elements of the body, if it is encoded.
+    pub(crate) encoded: Option<EncodedRange>,
 }
 
-/// Elements that are encoded.
+/// Encoded elements of one partition.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct EncodedRange {
     pub(crate) encoding: Encoding,
     pub(crate) elements: u32,
-    /// The bytes they take in the shard's layout.
+    /// The bytes that they take in the shard's layout.
     pub(crate) bytes: u64,
-    /// What the shard multiplies them with.
+    /// The factor by which the shard multiplies them.
     pub(crate) factor: f64,
 }
 
-impl Stretch {
-    /// So many elements of a partition.
-    pub(crate) fn of(partition: &Partition, elements: usize, encoding: Encoding) -> Stretch {
-        // The padding behind the last element counts.
+impl EncodedRange {
+    /// This many elements of a partition, with factor 1.
+    pub(crate) fn of(partition: &Partition, elements: usize, encoding: Encoding) -> EncodedRange {
+        // The padding behind the last element is included.
         let bytes = (elements * partition.dtype.size()).next_multiple_of(8) as u64;
-        Stretch { encoding, elements: elements as u32, bytes, factor: 1.0 }
+        EncodedRange { encoding, elements: elements as u32, bytes, factor: 1.0 }
     }
 }
 
-impl Part {
-    /// Its body, and what that is if it is encoded.
-    pub(crate) fn body(&self) -> (Body, Option<Stretch>) {
+impl OutgoingPart {
+    /// Returns its body, and the elements of that if it is encoded.
+    pub(crate) fn body(&self) -> (FrameBody, Option<EncodedRange>) {
         (self.body.clone(), self.encoded)
     }
 
-    /// How much of the shard's layout it covers, in bytes.
+    /// Returns the length of its range in the shard's layout, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match &self.encoded {
-            Some(stretch) => stretch.bytes,
+            Some(range) => range.bytes,
             None => self.body.bytes(),
         }
     }
 }
 
-/// How some variables travel: in which parts to which shards, of which pieces of a buffer. Made once
-/// for as long as the same variables are pushed.
+/// The plan of a push: the parts for each shard, and the pieces of the buffer that they consist of.
+/// Computed once for pushes of the same variables.
 #[derive(Debug)]
 pub(crate) struct Scatter {
-    pub(super) shards: Vec<ShardCuts>,
-    pub(super) pieces: Arc<[Piece]>,
+    pub(super) shards: Vec<ShardParts>,
+    pub(super) pieces: Arc<[BodyPiece]>,
 }
 
-/// The parts of one shard.
+/// The parts for one shard.
 #[derive(Debug)]
-pub(super) struct ShardCuts {
+pub(super) struct ShardParts {
     pub(super) shard: ShardId,
-    pub(super) cuts: Vec<Cut>,
-    /// So many of them come first that are of variables in one piece,
-    pub(super) wholes: usize,
-    /// which is all of these ranges of the shard's layout.
-    pub(super) whole: Arc<[Range<u64>]>,
+    pub(super) planned: Vec<PlannedPart>,
+    /// The number of parts, from the first, that contain unpartitioned variables in the type that
+    /// the shard keeps.
+    pub(super) unsplit_parts: usize,
+    /// The ranges of the shard's layout that these parts cover.
+    pub(super) unsplit_ranges: Arc<[Range<u64>]>,
 }
 
-/// One part as it will be of every push.
+/// A part as it is in every push of the plan.
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(super) struct PlannedPart {
     pub(super) offset: u64,
     pub(super) pieces: Range<usize>,
-    /// How long its body is.
+    /// The length of its body.
     pub(super) bytes: u64,
-    /// What it is, if it is encoded, and of which variable.
-    pub(super) stretch: Option<(VariableId, Stretch)>,
+    /// Its variable and its elements, if it is encoded.
+    pub(super) encoded: Option<(VariableId, EncodedRange)>,
 }
 
-impl Cut {
-    fn part(&self, body: Body, factors: &BTreeMap<VariableId, f64>) -> Part {
-        let encoded = self.stretch.map(|(variable, stretch)| Stretch {
+impl PlannedPart {
+    fn part(&self, body: FrameBody, factors: &BTreeMap<VariableId, f64>) -> OutgoingPart {
+        let encoded = self.encoded.map(|(variable, range)| EncodedRange {
             factor: factors.get(&variable).copied().unwrap_or(1.0),
-            ..stretch
+            ..range
         });
-        Part { offset: self.offset, body, encoded }
+        OutgoingPart { offset: self.offset, body, encoded }
     }
 }
 
 impl Scatter {
-    /// The parts of a push, by shard; `body` makes the stretches that the pieces name.
-    pub(crate) fn parts(&self, body: impl Fn(Range<usize>) -> Bytes) -> Vec<(ShardId, Vec<Part>)> {
-        let bytes = |piece: &Piece| match piece {
-            Piece::Buffer(range) => body(range.clone()),
-            Piece::Padding(bytes) => padding(*bytes),
+    /// Returns the parts of a push, by shard. `body` returns the bytes of a range of the buffer.
+    pub(crate) fn parts(&self, body: impl Fn(Range<usize>) -> Bytes) -> Vec<(ShardId, Vec<OutgoingPart>)> {
+        let bytes = |piece: &BodyPiece| match piece {
+            BodyPiece::Buffer(range) => body(range.clone()),
+            BodyPiece::Padding(bytes) => padding(*bytes),
         };
-        let part = |cut: &Cut| {
-            let body = self.pieces[cut.pieces.clone()].iter().map(bytes).collect();
-            cut.part(body, &BTreeMap::new())
+        let part = |part: &PlannedPart| {
+            let body = self.pieces[part.pieces.clone()].iter().map(bytes).collect();
+            part.part(body, &BTreeMap::new())
         };
-        let parts = |of: &ShardCuts| (of.shard, of.cuts.iter().map(part).collect());
+        let parts = |of: &ShardParts| (of.shard, of.planned.iter().map(part).collect());
         self.shards.iter().map(parts).collect()
     }
 }
 
-/// Gradients that travel by a scatter.
+/// Dense gradients in a buffer, with their plan.
 #[derive(Clone, Debug)]
-pub(crate) struct Scattered {
+pub(crate) struct ScatteredGradients {
     pub(crate) scatter: Arc<Scatter>,
     pub(crate) buffer: Arc<GradientBuffer>,
-    /// What the servers multiply those of half types with, where that is not 1.
+    /// The factors by which the servers multiply gradients of half types, where that is not 1.
     pub(crate) factors: BTreeMap<VariableId, f64>,
 }
 
-impl Scattered {
-    /// The shards that have a part in it.
+impl ScatteredGradients {
+    /// Returns the shards that have a part.
     pub(crate) fn shards(&self) -> impl Iterator<Item = ShardId> + '_ {
         self.scatter.shards.iter().map(|of| of.shard)
     }
 
-    /// The parts for one of the shards, in the order of [`Scattered::shards`].
-    pub(crate) fn parts(&self, shard: usize) -> impl Iterator<Item = Part> + '_ {
-        self.scatter.shards[shard].cuts.iter().map(|cut| {
+    /// Returns the parts for a shard, by its index in [`ScatteredGradients::shards`].
+    pub(crate) fn parts(&self, shard: usize) -> impl Iterator<Item = OutgoingPart> + '_ {
+        self.scatter.shards[shard].planned.iter().map(|part| {
             let (pieces, buffer) = (self.scatter.pieces.clone(), self.buffer.clone());
-            let (which, bytes) = (cut.pieces.clone(), cut.bytes);
-            cut.part(Body::Pieces { buffer, pieces, which, bytes }, &self.factors)
+            let (range, bytes) = (part.pieces.clone(), part.bytes);
+            part.part(FrameBody::Pieces { buffer, pieces, range, bytes }, &self.factors)
         })
     }
 
-    /// The parts for one of the shards that are in a slot of its push buffer, after `behind` other parts.
-    pub(crate) fn in_push_buffer(&self, shard: usize, behind: usize) -> Option<InPushBuffer> {
-        let ShardCuts { shard, wholes, whole, .. } = &self.scatter.shards[shard];
-        let push_slot = self.buffer.push_slot_of(*shard)?;
-        (*wholes > 0).then(|| InPushBuffer {
-            push_buffer: push_slot.push_buffer,
-            push_slot: push_slot.number,
-            ranges: whole.clone(),
-            parts: behind..behind + wholes,
+    /// Returns what of the parts for a shard is in a slot of its push buffer. `behind` is the
+    /// number of other parts that precede these parts.
+    pub(crate) fn in_push_buffer(&self, shard: usize, behind: usize) -> Option<PushBufferParts> {
+        let ShardParts { shard, unsplit_parts, unsplit_ranges, .. } = &self.scatter.shards[shard];
+        let slot = self.buffer.slot_of(*shard)?;
+        (*unsplit_parts > 0).then(|| PushBufferParts {
+            push_buffer: slot.push_buffer,
+            push_slot: slot.number,
+            ranges: unsplit_ranges.clone(),
+            parts: behind..behind + unsplit_parts,
             buffer: self.buffer.clone(),
         })
     }
 }
 
-/// What of a push lies in a room of its shard's tray, and so need not be sent there.
+/// The parts of a push that are in a slot of the shard's push buffer, so the session names them
+/// instead of sending them.
 #[derive(Clone, Debug)]
-pub(crate) struct InPushBuffer {
+pub(crate) struct PushBufferParts {
     pub(crate) push_buffer: PushBufferId,
     pub(crate) push_slot: u32,
-    /// Ranges of the shard's layout.
+    /// Their ranges of the shard's layout.
     pub(crate) ranges: Arc<[Range<u64>]>,
-    /// The parts that would be sent in place of them.
+    /// Their indices among the parts of the push; these are sent instead if the slot cannot be
+    /// named.
     pub(crate) parts: Range<usize>,
-    /// What keeps the room.
+    /// Owns the slot.
     pub(crate) buffer: Arc<GradientBuffer>,
 }

@@ -1,7 +1,7 @@
-//! Memory that gradients are written to: of this process, and rooms of trays, which shards lend.
+//! The memory of gradients: the heap, and slots of push buffers that shards share.
 //!
-//! A variable that is in one piece lies in a room as its shard keeps it, so that it need not be sent:
-//! the shard is told where it lies. No variable lies in two memories.
+//! An unpartitioned variable has the same layout in a slot as on its shard. So it need not be sent:
+//! the session only names its range. A variable is either on the heap or in one slot.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -9,146 +9,149 @@ use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
 
-use crate::params::Buffer;
+use crate::params::AlignedBuffer;
 use crate::sharding_plan::ShardingPlan;
 
-/// Names a tray among all that a session is ever lent.
+/// The id of a push buffer, unique within the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PushBufferId(pub(crate) u64);
 
-/// What is lent to write gradients into. In this process nobody else has any of it.
+/// The memory of a buffer slot. Nothing else in this process accesses it.
 pub(crate) trait SlotMemory: Debug + Send + Sync {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// A room of a tray, for as long as this is kept.
+/// A slot of a shard's push buffer. Dropping it makes the slot available again.
 #[derive(Debug)]
-pub(crate) struct BufferSlot {
+pub(crate) struct GradientSlot {
     pub(crate) shard: ShardId,
     pub(crate) push_buffer: PushBufferId,
-    /// What names it to its shard.
+    /// The shard's number of the slot.
     pub(crate) number: u32,
     pub(crate) memory: Box<dyn SlotMemory>,
 }
 
-/// Variables that lie one behind the other both in a buffer and on their shard, as it keeps them.
+/// Variables that are contiguous both in a gradient buffer and on their shard, in the type that the
+/// shard keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct BufferRun {
     pub(crate) shard: ShardId,
-    /// Where in the buffer.
-    pub(crate) here: Range<usize>,
-    /// Where they start on the shard.
-    pub(crate) there: u64,
+    /// Their range of the buffer.
+    pub(crate) buffer_range: Range<usize>,
+    /// Their start in the shard's layout.
+    pub(crate) shard_offset: u64,
 }
 
-/// What gradients are written to: all of it of this process, but for runs of shards that have lent a room.
+/// The memory of gradients: runs of shards with a push buffer are in a slot, all else is on the
+/// heap.
 ///
-/// Places are those of a buffer of the plan, whatever memory they are of.
+/// All ranges are those of a buffer of the plan, whether they are on the heap or in a slot.
 #[derive(Debug)]
 pub(crate) struct GradientBuffer {
-    heap: Buffer,
-    /// In rising order.
-    runs: Arc<[Run]>,
-    /// At most one of a shard.
-    push_slots: Vec<BufferSlot>,
+    heap: AlignedBuffer,
+    /// In ascending order.
+    runs: Arc<[BufferRun]>,
+    /// At most one slot of each shard.
+    slots: Vec<GradientSlot>,
 }
 
 impl GradientBuffer {
-    /// For gradients of a plan of which these may lie in rooms.
-    pub(crate) fn new(plan: &ShardingPlan, runs: Arc<[Run]>) -> GradientBuffer {
-        // The system gives memory that is never touched no pages.
-        GradientBuffer { heap: Buffer::new(plan), runs, push_slots: Vec::new() }
+    /// Allocates the heap memory of a plan. `runs` may be in slots.
+    pub(crate) fn new(plan: &ShardingPlan, runs: Arc<[BufferRun]>) -> GradientBuffer {
+        // The operating system backs only pages that are touched.
+        GradientBuffer { heap: AlignedBuffer::new(plan), runs, slots: Vec::new() }
     }
 
-    /// Whether it was made for these runs, which are those of one worker.
-    pub(crate) fn is_of(&self, runs: &Arc<[Run]>) -> bool {
+    /// Whether it was made for these runs. Each worker has its own.
+    pub(crate) fn is_of(&self, runs: &Arc<[BufferRun]>) -> bool {
         Arc::ptr_eq(&self.runs, runs)
     }
 
-    /// How many rooms it has.
-    pub(crate) fn push_slots(&self) -> usize {
-        self.push_slots.len()
+    /// Returns the number of slots that it has.
+    pub(crate) fn slot_count(&self) -> usize {
+        self.slots.len()
     }
 
-    /// Its room on a shard.
-    pub(crate) fn push_slot_of(&self, shard: ShardId) -> Option<&BufferSlot> {
-        self.push_slots.iter().find(|push_slot| push_slot.shard == shard)
+    /// Returns its slot of a shard's push buffer.
+    pub(crate) fn slot_of(&self, shard: ShardId) -> Option<&GradientSlot> {
+        self.slots.iter().find(|slot| slot.shard == shard)
     }
 
-    /// Gives back the rooms of trays that are lent no longer, and takes one of each shard that has none
-    /// yet and something to lie there. What had been written is of no use then.
+    /// Returns the slots of push buffers that are no longer shared, and takes a slot of each shard
+    /// that has runs but no slot yet. Discards all gradients.
     pub(crate) fn renew(
         &mut self,
         is_shared: impl Fn(PushBufferId) -> bool,
-        take: impl Fn(ShardId) -> Option<BufferSlot>,
+        take: impl Fn(ShardId) -> Option<GradientSlot>,
     ) {
-        self.push_slots.retain(|push_slot| is_shared(push_slot.push_buffer));
+        self.slots.retain(|slot| is_shared(slot.push_buffer));
         let runs = self.runs.clone();
         for (index, run) in runs.iter().enumerate() {
             let first = index == 0 || runs[index - 1].shard != run.shard;
-            if !first || self.push_slot_of(run.shard).is_some() {
+            if !first || self.slot_of(run.shard).is_some() {
                 continue;
             }
             let of_shard = runs[index..].iter().take_while(|other| other.shard == run.shard);
-            let end = of_shard.map(Run::end_there).max().unwrap_or(0);
-            // A room that is too small is none.
-            let fits = |push_slot: &BufferSlot| push_slot.memory.bytes().len() as u64 >= end;
-            self.push_slots.extend(take(run.shard).filter(fits));
+            let end = of_shard.map(BufferRun::shard_end).max().unwrap_or(0);
+            // A slot that is too small is not used.
+            let fits = |slot: &GradientSlot| slot.memory.bytes().len() as u64 >= end;
+            self.slots.extend(take(run.shard).filter(fits));
         }
     }
 
-    /// The bytes of this range, which is of one variable, or of several of one run.
+    /// Returns the bytes of a range. The range must be within one variable, or within one run.
     pub(crate) fn slice(&self, range: Range<usize>) -> &[u8] {
-        match self.place(&range) {
+        match self.locate(&range) {
             (0, place) => &self.heap.bytes()[place],
-            (push_slot, place) => &self.push_slots[push_slot - 1].memory.bytes()[place],
+            (slot, place) => &self.slots[slot - 1].memory.bytes()[place],
         }
     }
 
     pub(crate) fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8] {
-        match self.place(&range) {
+        match self.locate(&range) {
             (0, place) => &mut self.heap.bytes_mut()[place],
-            (push_slot, place) => &mut self.push_slots[push_slot - 1].memory.bytes_mut()[place],
+            (slot, place) => &mut self.slots[slot - 1].memory.bytes_mut()[place],
         }
     }
 
-    /// Several ranges that do not overlap.
+    /// Returns several ranges that do not overlap.
     pub(crate) fn slices_mut<const N: usize>(
         &mut self,
         ranges: [Range<usize>; N],
     ) -> [&mut [u8]; N] {
-        let places = ranges.map(|range| self.place(&range));
+        let places = ranges.map(|range| self.locate(&range));
         let mut slices = std::array::from_fn(|_| &mut [][..]);
-        divide(self.heap.bytes_mut(), 0, &places, &mut slices);
-        for (index, push_slot) in self.push_slots.iter_mut().enumerate() {
+        split_slices(self.heap.bytes_mut(), 0, &places, &mut slices);
+        for (index, slot) in self.slots.iter_mut().enumerate() {
             if places.iter().any(|(memory, _)| *memory == index + 1) {
-                divide(push_slot.memory.bytes_mut(), index + 1, &places, &mut slices);
+                split_slices(slot.memory.bytes_mut(), index + 1, &places, &mut slices);
             }
         }
         slices
     }
 
-    /// In which memory a range lies, and where: the first is this process's, and the rooms follow.
-    fn place(&self, range: &Range<usize>) -> (usize, Range<usize>) {
-        let next = self.runs.partition_point(|run| run.here.end <= range.start);
-        let run = self.runs.get(next).filter(|run| run.here.start <= range.start);
+    /// Returns the memory of a range and the range in it. Memory 0 is the heap, memory *n* is slot
+    /// *n - 1*.
+    fn locate(&self, range: &Range<usize>) -> (usize, Range<usize>) {
+        let next = self.runs.partition_point(|run| run.buffer_range.end <= range.start);
+        let run = self.runs.get(next).filter(|run| run.buffer_range.start <= range.start);
         let Some(run) = run else { return (0, range.clone()) };
-        let push_slot = self.push_slots.iter().position(|push_slot| push_slot.shard == run.shard);
-        let Some(push_slot) = push_slot else { return (0, range.clone()) };
-        let start = run.there as usize + (range.start - run.here.start);
-        (push_slot + 1, start..start + range.len())
+        let slot = self.slots.iter().position(|slot| slot.shard == run.shard);
+        let Some(slot) = slot else { return (0, range.clone()) };
+        let start = run.shard_offset as usize + (range.start - run.buffer_range.start);
+        (slot + 1, start..start + range.len())
     }
 }
 
-impl Run {
-    fn end_there(&self) -> u64 {
-        self.there + self.here.len() as u64
+impl BufferRun {
+    fn shard_end(&self) -> u64 {
+        self.shard_offset + self.buffer_range.len() as u64
     }
 }
 
-/// Takes those of some places out of a memory that lie in it: they do not overlap.
-fn divide<'a, const N: usize>(
+/// Splits off the slices of memory `which`, which do not overlap.
+fn split_slices<'a, const N: usize>(
     memory: &'a mut [u8],
     which: usize,
     places: &[(usize, Range<usize>); N],
@@ -176,19 +179,19 @@ mod tests {
 
     use super::*;
     use crate::params::tests::plan_of;
-    use crate::params::{Gradients, Memory};
+    use crate::params::{Gradients, GradientMemory};
 
-    impl SlotMemory for Buffer {
+    impl SlotMemory for AlignedBuffer {
         fn bytes(&self) -> &[u8] {
-            Buffer::bytes(self)
+            AlignedBuffer::bytes(self)
         }
 
         fn bytes_mut(&mut self) -> &mut [u8] {
-            Buffer::bytes_mut(self)
+            AlignedBuffer::bytes_mut(self)
         }
     }
 
-    /// Variables of all kinds on two shards, so that some lie in runs and others between them.
+    /// Variables of all kinds on two shards, so that some are in runs and others between them.
     fn plan() -> Arc<ShardingPlan> {
         let f32 = |name: &str, elements| VariableSpec::f32(name, [elements]).unwrap();
         let variables = vec![
@@ -208,9 +211,9 @@ mod tests {
 
     const NAMES: [&str; 8] = ["a", "b", "none", "c", "split", "d", "e", "f"];
 
-    fn push_slot(shard: ShardId, bytes: usize) -> BufferSlot {
-        let memory = Box::new(Buffer::of_bytes(bytes));
-        BufferSlot {
+    fn slot(shard: ShardId, bytes: usize) -> GradientSlot {
+        let memory = Box::new(AlignedBuffer::of_bytes(bytes));
+        GradientSlot {
             shard,
             push_buffer: PushBufferId(shard.task.into()),
             number: 1 + shard.task,
@@ -218,20 +221,20 @@ mod tests {
         }
     }
 
-    fn gradients(plan: &Arc<ShardingPlan>, push_slots: bool) -> Gradients {
-        let mut memory = Memory::new(plan, plan.runs(|_| true).into());
-        if push_slots {
-            memory.buffer_mut().renew(|_| true, |shard| Some(push_slot(shard, 1 << 10)));
-            assert_eq!(memory.buffer.push_slots(), 2);
+    fn gradients(plan: &Arc<ShardingPlan>, slots: bool) -> Gradients {
+        let mut memory = GradientMemory::new(plan, plan.runs(|_| true).into());
+        if slots {
+            memory.buffer_mut().renew(|_| true, |shard| Some(slot(shard, 1 << 10)));
+            assert_eq!(memory.buffer.slot_count(), 2);
         }
         Gradients::new(plan.clone(), memory)
     }
 
     #[test]
-    fn gradients_are_the_same_whatever_memory_they_lie_in() {
+    fn gradients_do_not_depend_on_the_memory_they_are_in() {
         let plan = plan();
-        let results = [false, true].map(|push_slots| {
-            let mut gradients = gradients(&plan, push_slots);
+        let results = [false, true].map(|slots| {
+            let mut gradients = gradients(&plan, slots);
             let views = gradients.views_mut::<f32, 8>(NAMES).unwrap();
             let mut next = (1..).map(|value| value as f32);
             views.into_iter().flatten().zip(&mut next).for_each(|(g, value)| *g = value);
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_one_piece_lies_in_a_room_as_on_its_shard_and_nothing_else_does() {
+    fn a_slot_has_the_layout_of_its_shard_and_unpartitioned_variables_only() {
         let plan = plan();
         let mut gradients = gradients(&plan, true);
         for (index, name) in NAMES.iter().enumerate() {
@@ -256,7 +259,7 @@ mod tests {
         }
         let mut found = 0;
         for &shard in plan.shards() {
-            let push_slot = gradients.memory.buffer.push_slot_of(shard).unwrap();
+            let slot = gradients.memory.buffer.slot_of(shard).unwrap();
             let mut expected = vec![0; 1 << 10];
             for partition in plan.catalogue().layout(shard).partitions() {
                 let name = plan.catalogue().variable(partition.variable).name();
@@ -268,23 +271,23 @@ mod tests {
                 let elements = expected[start..start + partition.bytes as usize].chunks_mut(4);
                 elements.for_each(|element| element.copy_from_slice(&bytes));
             }
-            assert!(push_slot.memory.bytes() == expected, "{shard}");
+            assert!(slot.memory.bytes() == expected, "{shard}");
         }
         assert_eq!(found, NAMES.len() - 1);
     }
 
     #[test]
-    fn a_push_names_what_lies_in_rooms_and_has_parts_for_the_rest() {
+    fn a_push_names_the_ranges_in_slots_and_has_parts_for_the_rest() {
         use std::collections::BTreeMap;
 
-        use crate::parts::Scattered;
+        use crate::parts::ScatteredGradients;
         let plan = plan();
         let gradients = gradients(&plan, true);
         let ids = (0..plan.catalogue().variables().len() as u32).map(VariableId);
         let dense = ids.filter(|&id| !plan.catalogue().variable(id).is_sparse());
         let scatter = Arc::new(plan.scatter(dense));
         let (buffer, factors) = (gradients.memory.buffer.clone(), BTreeMap::new());
-        let scattered = Scattered { scatter, buffer, factors };
+        let scattered = ScatteredGradients { scatter, buffer, factors };
         for (index, shard) in scattered.shards().enumerate() {
             let there = scattered.in_push_buffer(index, 2).unwrap();
             assert_eq!(
@@ -305,29 +308,29 @@ mod tests {
             assert!(variables >= 3 && !rest.is_empty());
         }
         let left_out = plan.runs(|id| id != VariableId(1));
-        let lies = |run: &Run| run.here.contains(&plan.range(VariableId(1)).start);
-        assert!(!left_out.iter().any(lies) && plan.runs(|_| true).iter().any(lies));
+        let covers = |run: &BufferRun| run.buffer_range.contains(&plan.range(VariableId(1)).start);
+        assert!(!left_out.iter().any(covers) && plan.runs(|_| true).iter().any(covers));
     }
 
     #[test]
-    fn rooms_that_are_of_no_use_are_given_back_and_others_taken() {
+    fn useless_slots_are_returned_and_others_taken() {
         let plan = plan();
         let [first, second] = [plan.shards()[0], plan.shards()[1]];
         let mut buffer = GradientBuffer::new(&plan, plan.runs(|_| true).into());
         buffer.renew(|_| true, |_| None);
-        assert_eq!(buffer.push_slots(), 0);
+        assert_eq!(buffer.slot_count(), 0);
         buffer.renew(
             |_| true,
-            |shard| Some(push_slot(shard, if shard == first { 8 } else { 1 << 10 })),
+            |shard| Some(slot(shard, if shard == first { 8 } else { 1 << 10 })),
         );
-        assert!(buffer.push_slot_of(first).is_none(), "it does not hold what would lie there");
+        assert!(buffer.slot_of(first).is_none(), "it is too small for the runs");
         let take = |shard| {
-            assert_eq!(shard, first, "it has the other");
-            Some(push_slot(shard, 1 << 10))
+            assert_eq!(shard, first, "it has a slot of the other shard");
+            Some(slot(shard, 1 << 10))
         };
         buffer.renew(|_| true, take);
-        assert_eq!(buffer.push_slots(), 2);
+        assert_eq!(buffer.slot_count(), 2);
         buffer.renew(|push_buffer| push_buffer != PushBufferId(second.task.into()), |_| None);
-        assert!(buffer.push_slot_of(first).is_some() && buffer.push_slot_of(second).is_none());
+        assert!(buffer.slot_of(first).is_some() && buffer.slot_of(second).is_none());
     }
 }

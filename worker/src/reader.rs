@@ -1,4 +1,4 @@
-//! Pulling without taking part: for evaluation and serving.
+//! Pulls without training, for evaluation and serving.
 
 use std::sync::Arc;
 
@@ -6,26 +6,29 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::protocol::message::Role;
 use pushpull_common::tensor::Element;
 
-use crate::client::Client;
+use crate::client::SessionClient;
 use crate::config::WorkerConfig;
 use crate::error::{Error, JoinError};
 use crate::params::Params;
 use crate::runtime::SessionRunner;
 use crate::sharding_plan::ShardingPlan;
 
-/// Pulls values without a token. It holds no lease, counts for nobody, and learns what the
-/// variables are from the servers.
+/// Pulls values without a token. A reader holds no lease, does not count as a replica, and fetches
+/// the catalogue from the servers.
 #[derive(Debug)]
 pub struct Reader {
-    client: Client,
+    client: SessionClient,
     plan: Arc<ShardingPlan>,
 }
 
 impl Reader {
-    /// Connects, and waits until the variables have values. The task of the configuration only
-    /// names the reader; the cluster need not have it.
+    /// Connects, and waits until the variables have values, for at most
+    /// [`WorkerConfig::connect_timeout`]. The task of the configuration only names the reader; the
+    /// cluster need not contain it.
+    ///
+    /// Dropping the future ends the session.
     pub async fn connect(config: WorkerConfig) -> Result<Reader, ReaderError> {
-        let client = Client::connect(config, Role::Reader {}).await?;
+        let client = SessionClient::connect(config, Role::Reader {}).await?;
         let timeout = client.config.connect_timeout;
         client.await_ready(client.owner, timeout).await.map_err(JoinError::from)?;
         let catalogue = client.fetch_catalogue(client.owner).await?;
@@ -35,32 +38,37 @@ impl Reader {
         Ok(Reader { client, plan })
     }
 
-    /// What runs its session.
+    /// The runner of its session.
     pub(crate) fn runner(&self) -> &Arc<SessionRunner> {
         self.client.caller.runner()
     }
 
-    /// The variables and their places.
+    /// The variables with their partitions, offsets and digest.
     pub fn catalogue(&self) -> &Catalogue {
         self.plan.catalogue()
     }
 
-    /// Zeroed parameters to pull into.
+    /// Returns zeroed parameters to pull into.
     pub fn params(&self) -> Params {
         Params::new(self.plan.clone())
     }
 
-    /// Replaces all of `params` by the servers' values; the global step they are at least of.
+    /// Replaces all of `params` with the servers' values, and returns the global step that they are
+    /// at least of.
     ///
-    /// In synchronous mode all values are of exactly that step: shards that have answered with those
-    /// of an older one are asked again. If they do not agree before the deadline, the error names
-    /// those that are behind.
+    /// In synchronous mode all values are of exactly that step: shards that answered with an older
+    /// step are asked again. If the shards do not agree before the deadline, the error names those
+    /// that are behind.
     ///
-    /// Values of before and after a restore are never mixed: while servers are restored this waits,
-    /// also for one that has come back without its values. The step may then be lower than that of
-    /// an earlier pull.
+    /// Values from before and after a restore are never mixed. While servers are being restored
+    /// this waits, also for one that has restarted without values. After a restore the step may be
+    /// lower than that of an earlier pull.
     ///
-    /// On an error, or if the future is dropped, `params` is as it was.
+    /// On an error, or if the future is dropped, `params` is unchanged.
+    ///
+    /// # Errors
+    /// [`Error::ForeignBuffer`] if `params` is of another model, [`Error::Timeout`], and those of
+    /// the session.
     pub async fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {
         if !self.plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
@@ -68,8 +76,8 @@ impl Reader {
         Ok(self.client.pull(params).await?.0)
     }
 
-    /// Pulls rows of a sparse variable into `rows`, one behind the other in the order of `ids`; the
-    /// global step they are at least of. As [`crate::Worker::pull_rows`] without a token.
+    /// Pulls rows of a sparse variable into `rows`, back to back in the order of `ids`, and returns
+    /// the global step that they are at least of. Otherwise like [`crate::Worker::pull_rows`].
     pub async fn pull_rows<T: Element>(
         &mut self,
         name: &str,
@@ -85,10 +93,10 @@ impl Reader {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReaderError {
-    /// The servers could not be reached.
+    /// No session with the servers could be started.
     #[error(transparent)]
     Connect(#[from] crate::error::ConnectError),
-    /// The variables could not be learned.
+    /// The variables could not be fetched.
     #[error(transparent)]
     Join(#[from] JoinError),
 }

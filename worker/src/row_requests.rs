@@ -1,4 +1,4 @@
-//! Rows of sparse variables that are asked for: what the servers are asked, and where the answers go.
+//! Requests for rows of sparse variables, and the order of the answers.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,46 +8,45 @@ use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::rows;
 
-use crate::params::Buffer;
-use crate::parts::{Bodies, Body};
+use crate::params::AlignedBuffer;
+use crate::parts::{BodySource, FrameBody};
 use crate::rows::{number_of, part_of};
 use crate::sharding_plan::ShardingPlan;
 
-/// Rows of one partition, in one request.
+/// A request for rows of one partition.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RowRequest {
     pub(crate) shard: ShardId,
     pub(crate) partition: PartitionId,
-    /// Where their numbers within the partition lie, as [`pushpull_common::rows`] has them.
+    /// The range of their row numbers in the memory, as [`pushpull_common::rows`] encodes them.
     numbers: Range<usize>,
-    /// Where they go in the buffer.
+    /// The range of the buffer that receives the rows.
     pub(crate) to: Range<usize>,
 }
 
-/// What is asked of the servers for rows of a variable, and where the answers lie, in memory that is used
-/// again and again.
+/// The requests of one pull of rows, in reusable memory.
 #[derive(Debug, Default)]
 pub(crate) struct RowRequests {
-    asks: Vec<Asked>,
+    requests: Vec<RowRequest>,
     numbers: Vec<u8>,
-    /// Where each row is in the buffer, counted in rows; nothing if they are in their order.
+    /// The index of each row in the buffer; empty if the rows arrive in the order of their ids.
     places: Vec<u32>,
     row_bytes: usize,
-    /// The partition of each row, and how many rows come before those of each.
+    /// The partition of each row, and the number of rows in the partitions before each.
     parts: Vec<u32>,
     starts: Vec<usize>,
 }
 
 impl RowRequests {
-    /// Asks for these rows of a variable, which have been checked, and for nothing else.
-    pub(crate) fn ask(&mut self, plan: &ShardingPlan, variable: VariableId, ids: &[u64]) {
+    /// Replaces the requests by those for these rows, whose ids must be valid.
+    pub(crate) fn build(&mut self, plan: &ShardingPlan, variable: VariableId, ids: &[u64]) {
         let partitions = plan.catalogue().partitions_of(variable);
         self.empty();
         self.row_bytes = plan.catalogue().variable(variable).row_bytes() as usize;
         if let [partition] = partitions {
             let numbers = ids.iter().map(|&id| number_of(partition, id));
             rows::encode_numbers(partition, numbers, &mut self.numbers);
-            return self.ask_partition(partition, 0..ids.len());
+            return self.add_partition(partition, 0..ids.len());
         }
         self.starts.resize(partitions.len() + 1, 0);
         for &id in ids {
@@ -58,7 +57,7 @@ impl RowRequests {
         (1..self.starts.len()).for_each(|part| self.starts[part] += self.starts[part - 1]);
         let each = rows::number_bytes(&partitions[0]) as usize;
         self.numbers.resize(ids.len() * each, 0);
-        // Where those of each partition begin becomes where they end.
+        // This turns the start of each partition's rows into their end.
         for (&id, &part) in ids.iter().zip(&*self.parts) {
             let place = self.starts[part as usize];
             self.starts[part as usize] += 1;
@@ -69,19 +68,20 @@ impl RowRequests {
         let mut start = 0;
         for (index, partition) in partitions.iter().enumerate() {
             let end = self.starts[index];
-            self.ask_partition(partition, start..end);
+            self.add_partition(partition, start..end);
             start = end;
         }
     }
 
-    /// Asks for rows of a partition, which come one behind the other here among all.
-    fn ask_partition(&mut self, partition: &Partition, these: Range<usize>) {
-        // Neither the numbers nor the rows, as the shard keeps them, are more than a body may be.
+    /// Adds the requests for the rows of a partition; `rows` are their indices in the buffer.
+    fn add_partition(&mut self, partition: &Partition, rows: Range<usize>) {
+        // A body has at most `PART_BYTES_MAX` bytes: of row numbers in the request, and of rows as
+        // the shard stores them in the answer.
         let each = rows::number_bytes(partition) as usize;
         let most = (PART_BYTES_MAX as usize / each.max(partition.row_bytes() as usize)).max(1);
-        for start in these.clone().step_by(most) {
-            let end = these.end.min(start + most);
-            self.asks.push(Asked {
+        for start in rows.clone().step_by(most) {
+            let end = rows.end.min(start + most);
+            self.requests.push(RowRequest {
                 shard: partition.shard,
                 partition: partition.id,
                 numbers: start * each..end * each,
@@ -91,24 +91,24 @@ impl RowRequests {
     }
 
     fn empty(&mut self) {
-        self.asks.clear();
+        self.requests.clear();
         self.numbers.clear();
         self.places.clear();
         self.parts.clear();
         self.starts.clear();
     }
 
-    /// What is asked for, each in a request of its own.
-    pub(crate) fn asks(&self) -> &[Asked] {
-        &self.asks
+    /// Returns the requests.
+    pub(crate) fn requests(&self) -> &[RowRequest] {
+        &self.requests
     }
 
-    /// The body of a request.
-    pub(crate) fn body_of(self: &Arc<Self>, which: usize) -> Body {
-        Body::Of { memory: self.clone(), which }
+    /// Returns the body of a request.
+    pub(crate) fn body_of(self: &Arc<Self>, which: usize) -> FrameBody {
+        FrameBody::Stored { source: self.clone(), index: which }
     }
 
-    /// Puts what was received into the order of the rows that were asked for.
+    /// Copies the received rows into the order of their ids.
     fn put(&self, received: &[u8], rows: &mut [u8]) {
         if self.places.is_empty() {
             return rows.copy_from_slice(&received[..rows.len()]);
@@ -120,69 +120,71 @@ impl RowRequests {
     }
 }
 
-impl Bodies for RowRequests {
+impl BodySource for RowRequests {
     fn body(&self, which: usize) -> (&[u8], usize) {
-        (&self.numbers[self.asks[which].numbers.clone()], 0)
+        (&self.numbers[self.requests[which].numbers.clone()], 0)
     }
 }
 
-/// How many are kept: those of pulls that are usually under way at once.
-const KEPT_MAX: usize = 4;
+/// The most entries of each kind in the pool: the number of pulls that are usually under way at
+/// once.
+const POOLED_MAX: usize = 4;
 
-/// Memory that pulls of rows have left.
+/// A pool of the memory of pulls of rows.
 #[derive(Debug, Default)]
-pub(crate) struct RowPulls(Mutex<Kept>);
+pub(crate) struct RowPulls(Mutex<RowPullPool>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct RowPullPool {
     row_requests: Vec<Arc<RowRequests>>,
-    buffers: Vec<Buffer>,
+    buffers: Vec<AlignedBuffer>,
 }
 
 impl RowPulls {
-    /// What asks for these rows, which have been checked, and a buffer for so many bytes of them.
-    pub(crate) fn ask(
+    /// Returns the requests for these rows, whose ids must be valid, and a buffer of `bytes` bytes
+    /// for the answers.
+    pub(crate) fn prepare(
         &self,
         plan: &ShardingPlan,
         variable: VariableId,
         ids: &[u64],
         bytes: usize,
-    ) -> (Arc<RowRequests>, Buffer) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A frame that was sent may be forgotten a little later.
+    ) -> (Arc<RowRequests>, AlignedBuffer) {
+        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A frame may be dropped a little after it was sent.
         let free =
-            kept.row_requests.iter().position(|row_requests| Arc::strong_count(row_requests) == 1);
-        let row_requests = free.map(|free| kept.row_requests.swap_remove(free));
-        let buffer = kept.buffers.pop();
-        drop(kept);
+            pool.row_requests.iter().position(|row_requests| Arc::strong_count(row_requests) == 1);
+        let row_requests = free.map(|free| pool.row_requests.swap_remove(free));
+        let buffer = pool.buffers.pop();
+        drop(pool);
         let mut row_requests = row_requests.unwrap_or_default();
-        let mut buffer = buffer.unwrap_or_else(|| Buffer::of_bytes(0));
+        let mut buffer = buffer.unwrap_or_else(|| AlignedBuffer::of_bytes(0));
         buffer.resize(bytes);
         match Arc::get_mut(&mut row_requests) {
-            Some(row_requests) => row_requests.ask(plan, variable, ids),
+            Some(row_requests) => row_requests.build(plan, variable, ids),
             None => {
-                let mut anew = RowRequests::default();
-                anew.ask(plan, variable, ids);
-                row_requests = Arc::new(anew);
+                let mut fresh = RowRequests::default();
+                fresh.build(plan, variable, ids);
+                row_requests = Arc::new(fresh);
             }
         }
         (row_requests, buffer)
     }
 
-    /// Puts the rows that have come into the order that they were asked for in.
-    pub(crate) fn put(&self, row_requests: Arc<RowRequests>, buffer: Buffer, rows: &mut [u8]) {
+    /// Copies the received rows into the order of their ids, and returns the memory to the pool.
+    pub(crate) fn put(&self, row_requests: Arc<RowRequests>, buffer: AlignedBuffer, rows: &mut [u8]) {
         row_requests.put(buffer.bytes(), rows);
         self.keep(row_requests, buffer);
     }
 
-    /// Keeps the memory of a pull.
-    pub(crate) fn keep(&self, row_requests: Arc<RowRequests>, buffer: Buffer) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.row_requests.len() < KEPT_MAX {
-            kept.row_requests.push(row_requests);
+    /// Returns the memory of a pull to the pool.
+    pub(crate) fn keep(&self, row_requests: Arc<RowRequests>, buffer: AlignedBuffer) {
+        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if pool.row_requests.len() < POOLED_MAX {
+            pool.row_requests.push(row_requests);
         }
-        if kept.buffers.len() < KEPT_MAX {
-            kept.buffers.push(buffer);
+        if pool.buffers.len() < POOLED_MAX {
+            pool.buffers.push(buffer);
         }
     }
 }
@@ -212,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_tables_are_asked_for_by_their_ids() {
+    fn rows_of_tables_are_requested_by_their_ids() {
         let cut = Partitioner::Fixed { shards: 3 };
         let spec = TableSpec::new(1 << 20);
         let table = VariableSpec::table("t", DType::F32, [2], spec).unwrap().partitioner(cut);
         let ids = [u64::MAX, 5, 1 << 40, 5, 7, 0];
         let mut row_requests = RowRequests::default();
-        row_requests.ask(&plan_of(table), VariableId(0), &ids);
-        assert_eq!(row_requests.asks().iter().map(|ask| ask.numbers.len()).sum::<usize>(), 6 * 8);
+        row_requests.build(&plan_of(table), VariableId(0), &ids);
+        assert_eq!(row_requests.requests().iter().map(|ask| ask.numbers.len()).sum::<usize>(), 6 * 8);
         let mut asked: Vec<u64> = (row_requests.numbers.chunks(8))
             .map(|id| u64::from_le_bytes(id.try_into().unwrap()))
             .collect();
@@ -227,11 +229,11 @@ mod tests {
         assert_eq!(asked, [0, 5, 5, 7, 1 << 40, u64::MAX]);
     }
 
-    /// Memory is used again once nobody sends from it, and no more is kept than is of use.
+    /// Memory is reused once no frame is sent from it, and the pool has a limit.
     #[test]
-    fn memory_that_is_left_is_used_again() {
+    fn memory_of_pulls_is_reused() {
         let (plan, pulls) = (plan(9, 2, 2), RowPulls::default());
-        let ask = |ids: &[u64]| pulls.ask(&plan, VariableId(0), ids, ids.len() * 8);
+        let ask = |ids: &[u64]| pulls.prepare(&plan, VariableId(0), ids, ids.len() * 8);
         let (row_requests, mut buffer) = ask(&[7, 0]);
         let at = Arc::as_ptr(&row_requests);
         let sent = row_requests.body_of(0);
@@ -245,26 +247,26 @@ mod tests {
         drop(sent);
         let (again, _) = ask(&[3, 4, 5]);
         assert_eq!(Arc::as_ptr(&again), at);
-        assert_eq!(again.asks().iter().map(|asked| asked.to.len()).sum::<usize>(), 24);
+        assert_eq!(again.requests().iter().map(|asked| asked.to.len()).sum::<usize>(), 24);
         pulls.keep(other, buffer);
-        (0..3 * KEPT_MAX).for_each(|_| pulls.keep(Arc::default(), Buffer::of_bytes(8)));
-        let kept = pulls.0.lock().unwrap();
-        assert_eq!((kept.row_requests.len(), kept.buffers.len()), (KEPT_MAX, KEPT_MAX));
+        (0..3 * POOLED_MAX).for_each(|_| pulls.keep(Arc::default(), AlignedBuffer::of_bytes(8)));
+        let pool = pulls.0.lock().unwrap();
+        assert_eq!((pool.row_requests.len(), pool.buffers.len()), (POOLED_MAX, POOLED_MAX));
     }
 
     proptest! {
-        /// What is asked for comes back in its order.
+        /// Rows arrive at the index of their id.
         #[test]
-        fn rows_come_back_in_their_order(
+        fn rows_arrive_in_the_order_of_their_ids(
             ids in prop::collection::vec(0u64..12, 0..30),
             parts in 1u32..5,
         ) {
             let plan = plan(12, 2, parts);
             let mut row_requests = RowRequests::default();
-            row_requests.ask(&plan, VariableId(0), &[3, 1, 4]);
-            row_requests.ask(&plan, VariableId(0), &ids);
+            row_requests.build(&plan, VariableId(0), &[3, 1, 4]);
+            row_requests.build(&plan, VariableId(0), &ids);
             let mut received = vec![0_u8; ids.len() * 8];
-            for (which, ask) in row_requests.asks().iter().enumerate() {
+            for (which, ask) in row_requests.requests().iter().enumerate() {
                 let partition = &plan.catalogue().partitions()[ask.partition.0 as usize];
                 prop_assert_eq!(partition.shard, ask.shard);
                 let numbers = row_requests.body(which).0.chunks(4).map(|n| u32::from_le_bytes(n.try_into().unwrap()));

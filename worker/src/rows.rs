@@ -1,5 +1,5 @@
-//! Rows of sparse variables that are pushed: each once, cut by partition, in the parts in which they
-//! travel.
+//! Gradients of sparse variables: rows with unique ascending ids, cut by partition into the parts
+//! that are sent.
 
 use std::borrow::Cow;
 use std::ops::{AddAssign, Range};
@@ -12,9 +12,9 @@ use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 use crate::error::{Error, ViewError};
 use crate::params::find;
 use crate::sharding_plan::ShardingPlan;
-use crate::staging::Copies;
+use crate::staging::PartBuffer;
 
-/// Checks that a variable has these rows, and that so many elements of a type are as many rows of it.
+/// Checks that a variable has these rows, and that they have this many elements of a type.
 pub(crate) fn check<T: Element>(
     plan: &ShardingPlan,
     name: &str,
@@ -45,45 +45,45 @@ pub(crate) fn check<T: Element>(
     }
 }
 
-/// The lowest number that is there twice, if one is, and the place where it is the second time.
-pub(crate) fn twice(ids: &[u64]) -> Option<(u64, usize)> {
+/// Returns the lowest repeated id, if there is one, and the index of its second occurrence.
+pub(crate) fn first_duplicate(ids: &[u64]) -> Option<(u64, usize)> {
     let mut sorted: Vec<(u64, usize)> = ids.iter().copied().zip(0..).collect();
     sorted.sort_unstable();
     sorted.windows(2).find(|pair| pair[0].0 == pair[1].0).map(|pair| pair[1])
 }
 
-/// The place of the partition that holds a row of a variable.
+/// Returns the index of the partition that holds a row of a variable.
 pub(crate) fn part_of(partitions: &[Partition], id: u64) -> usize {
     let row = if partitions[0].is_table() { table::bucket(id) } else { id };
     partitions.partition_point(|partition| partition.rows.end <= row)
 }
 
-/// What a row of a variable is called in a partition: its number there, or its id.
+/// Returns the number of a row in a partition: its index there, or its id in a table.
 pub(crate) fn number_of(partition: &Partition, id: u64) -> u64 {
     if partition.is_table() { id } else { id - partition.rows.start }
 }
 
-/// Rows of sparse variables in one push, in memory that is used again and again.
+/// The rows of sparse variables in one push, in reusable memory.
 ///
-/// They are set; then they are cut into the parts in which they travel, which lie in the same memory; and
-/// then they are shared with the session, until it has sent them.
+/// First the rows are set. Then they are cut into parts, in the same memory. Then they are shared
+/// with the session until it has sent them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RowGradients {
     /// In the order of the variables.
     sets: Vec<RowSet>,
     ids: Vec<u64>,
-    /// Rows one behind the other, and indices; and the parts that were made of them.
-    pub(crate) cut: Copies,
-    /// What each partition has of the rows that were cut last.
-    held: Vec<Held>,
-    /// Numbers of rows, or of partitions, each with a place.
+    /// The rows, the indices, and the parts made of them.
+    pub(crate) buffer: PartBuffer,
+    /// The rows of each partition of the variable that was cut last.
+    by_partition: Vec<PartitionRows>,
+    /// Row ids or partition indices, each with the index of its row.
     order: Vec<(u64, u32)>,
-    /// A row that is added up.
+    /// Memory for the sum of the rows of one id.
     sums: Vec<u64>,
     counts: Vec<usize>,
 }
 
-/// The rows of a variable, each once, in rising order: where their ids and values lie.
+/// The rows of a variable with unique ascending ids: the ranges of their ids and values.
 #[derive(Clone, Debug)]
 struct RowSet {
     variable: VariableId,
@@ -91,31 +91,31 @@ struct RowSet {
     values: Range<usize>,
 }
 
-/// Those of one of its partitions.
+/// The rows of one partition.
 #[derive(Clone, Debug)]
-struct Held {
-    /// Which of the catalogue.
+struct PartitionRows {
+    /// The index of the partition in the catalogue.
     partition: usize,
     ids: Range<usize>,
     values: Range<usize>,
 }
 
-/// Rows of one variable, each once, in rising order.
+/// The rows of one variable, or of one of its partitions, with unique ascending ids.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RowsOf<'a> {
+pub(crate) struct VariableRows<'a> {
     pub(crate) variable: VariableId,
     pub(crate) ids: &'a [u64],
     pub(crate) values: &'a [u8],
 }
 
-impl RowsOf<'_> {
-    /// The elements, which are of this type. Costs a copy if they do not lie aligned.
+impl VariableRows<'_> {
+    /// Returns the elements, which must be of this type. Costs a copy if they are not aligned.
     pub(crate) fn elements<T: Element>(&self) -> Cow<'_, [T]> {
         bytemuck::try_cast_slice(self.values)
             .map_or_else(|_| elements_of(self.values).into(), Cow::Borrowed)
     }
 
-    /// The error that says which element is NaN or infinite: this one of the values.
+    /// Returns the error for a NaN or an infinity at this index of the elements.
     pub(crate) fn non_finite(&self, plan: &ShardingPlan, element: usize, value: f64) -> Error {
         let spec = plan.catalogue().variable(self.variable);
         let (variable, width) = (spec.name().to_owned(), spec.shape().row_elements() as usize);
@@ -133,21 +133,21 @@ impl RowsOf<'_> {
     }
 }
 
-/// Which of a push's rows are made parts of.
+/// Which parts are made of the rows of a variable.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cutting {
-    /// Partitions without rows are told that they have none.
-    pub(crate) all: bool,
-    /// The values travel as they lie here, not only the numbers.
-    pub(crate) values: bool,
-    /// What the servers multiply those of half types with.
+pub(crate) struct RowPartOptions {
+    /// Include an empty index for partitions without rows.
+    pub(crate) include_empty: bool,
+    /// Include the values, and not the indices alone.
+    pub(crate) include_values: bool,
+    /// The factor by which the servers multiply values of half types.
     pub(crate) factor: f64,
 }
 
 impl RowGradients {
-    /// Sets the rows of a variable, which have been checked, in place of those it had; those of one number
-    /// are added up in their order, halves in `f32`, to be rounded once. An error says that they are more
-    /// than a table takes at once, and nothing has changed.
+    /// Replaces the rows of a variable, whose ids must be valid. Rows of one id are summed in their
+    /// order; halves are summed in `f32` and rounded once. Fails if there are more rows than the
+    /// table accepts in one push; nothing is changed then.
     pub(crate) fn set<T: Element>(
         &mut self,
         plan: &ShardingPlan,
@@ -155,39 +155,39 @@ impl RowGradients {
         ids: &[u64],
         values: &[T],
     ) -> Result<(), ViewError> {
-        let (first_id, first_byte) = (self.ids.len(), self.cut.bytes.len());
+        let (first_id, first_byte) = (self.ids.len(), self.buffer.bytes.len());
         self.add_up(ids, values);
         if let Err(error) = self.check_count(plan, variable, first_id) {
             self.ids.truncate(first_id);
-            self.cut.bytes.truncate(first_byte);
+            self.buffer.bytes.truncate(first_byte);
             return Err(error);
         }
-        let (ids, values) = (first_id..self.ids.len(), first_byte..self.cut.bytes.len());
-        let end = self.cut.align();
+        let (ids, values) = (first_id..self.ids.len(), first_byte..self.buffer.bytes.len());
+        let end = self.buffer.align();
         self.remove(variable);
-        // What was removed lay before.
-        let (by_ids, by_bytes) = (ids.end - self.ids.len(), end - self.cut.bytes.len());
+        // The removed rows were before these.
+        let (by_ids, by_bytes) = (ids.end - self.ids.len(), end - self.buffer.bytes.len());
         let set = RowSet { variable, ids, values }.moved(by_ids, by_bytes);
         let place = self.sets.partition_point(|set| set.variable < variable);
         self.sets.insert(place, set);
         Ok(())
     }
 
-    /// Appends rows: each once, in rising order.
+    /// Appends rows with unique ascending ids: sorts them, and sums those of one id.
     fn add_up<T: Element>(&mut self, ids: &[u64], values: &[T]) {
         if ids.is_sorted_by(|a, b| a < b) {
             self.ids.extend_from_slice(ids);
-            self.cut.bytes.extend_from_slice(bytemuck::cast_slice(values));
+            self.buffer.bytes.extend_from_slice(bytemuck::cast_slice(values));
             return;
         }
-        // Sorted by number, then by place.
+        // Sorted by id, then by index.
         self.order.clear();
         let keys = ids.iter().enumerate().map(|(place, &id)| (id, place as u32));
         self.order.extend(keys);
         self.order.sort_unstable();
         self.ids.extend(self.order.chunk_by(|a, b| a.0 == b.0).map(|of| of[0].0));
         let width = values.len().checked_div(ids.len()).unwrap_or(0);
-        let (order, sums, out) = (&self.order[..], &mut self.sums, &mut self.cut.bytes);
+        let (order, sums, out) = (&self.order[..], &mut self.sums, &mut self.buffer.bytes);
         match T::DTYPE {
             DType::F32 => sum::<f32, f32>(order, width, values, sums, out, |v| v, |v| v),
             DType::F64 => sum::<f64, f64>(order, width, values, sums, out, |v| v, |v| v),
@@ -199,7 +199,8 @@ impl RowGradients {
         self.sums.clear();
     }
 
-    /// Checks that the ids from here on are no more than a table takes at once, if the variable is one.
+    /// Checks that the ids from `first` on are no more than the table accepts in one push, if the
+    /// variable is a table.
     fn check_count(
         &mut self,
         plan: &ShardingPlan,
@@ -222,24 +223,24 @@ impl RowGradients {
         }
     }
 
-    /// Forgets the rows of a variable.
+    /// Removes the rows of a variable.
     pub(crate) fn remove(&mut self, variable: VariableId) {
         let Some(place) = self.place_of(variable) else { return };
         let RowSet { ids, values, .. } = self.sets.remove(place);
         let values = values.start..values.end.next_multiple_of(8);
         self.ids.drain(ids.clone());
-        self.cut.bytes.drain(values.clone());
+        self.buffer.bytes.drain(values.clone());
         for set in self.sets.iter_mut().filter(|set| set.ids.start >= ids.end) {
             *set = set.clone().moved(ids.len(), values.len());
         }
     }
 
-    /// Forgets everything.
+    /// Removes everything.
     pub(crate) fn empty(&mut self) {
         self.sets.clear();
         self.ids.clear();
-        self.cut.empty();
-        self.held.clear();
+        self.buffer.empty();
+        self.by_partition.clear();
     }
 
     /// Whether no variable has rows.
@@ -251,33 +252,34 @@ impl RowGradients {
         self.sets.binary_search_by_key(&variable, |set| set.variable).ok()
     }
 
-    /// The variables that have rows, in their order.
+    /// Returns the variables that have rows, in order.
     pub(crate) fn variables(&self) -> impl Iterator<Item = VariableId> + '_ {
         self.sets.iter().map(|set| set.variable)
     }
 
-    /// The rows of each variable.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = RowsOf<'_>> {
-        self.sets.iter().map(|RowSet { variable, ids, values }| RowsOf {
+    /// Returns the rows of each variable.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = VariableRows<'_>> {
+        self.sets.iter().map(|RowSet { variable, ids, values }| VariableRows {
             variable: *variable,
             ids: &self.ids[ids.clone()],
-            values: &self.cut.bytes[values.clone()],
+            values: &self.buffer.bytes[values.clone()],
         })
     }
 
-    /// The rows of a variable, if it has some.
-    pub(crate) fn of_variable(&self, variable: VariableId) -> Option<RowsOf<'_>> {
+    /// Returns the rows of a variable, if it has any.
+    pub(crate) fn of_variable(&self, variable: VariableId) -> Option<VariableRows<'_>> {
         self.iter().find(|rows| rows.variable == variable)
     }
 
-    /// Changes every element of a variable's rows, which is of this type; false if it has none.
+    /// Changes every element of a variable's rows, which must be of this type. Returns false if the
+    /// variable has no rows.
     pub(crate) fn change<T: Element>(
         &mut self,
         variable: VariableId,
         change: impl Fn(T) -> T,
     ) -> bool {
         let Some(place) = self.place_of(variable) else { return false };
-        let values = &mut self.cut.bytes[self.sets[place].values.clone()];
+        let values = &mut self.buffer.bytes[self.sets[place].values.clone()];
         for element in values.chunks_exact_mut(size_of::<T>()) {
             let changed = change(bytemuck::pod_read_unaligned(element));
             element.copy_from_slice(bytemuck::bytes_of(&changed));
@@ -285,42 +287,42 @@ impl RowGradients {
         true
     }
 
-    /// Makes the parts in which the rows of a variable travel.
-    pub(crate) fn cut(&mut self, plan: &ShardingPlan, variable: VariableId, cutting: Cutting) {
+    /// Makes the parts for the rows of a variable.
+    pub(crate) fn cut(&mut self, plan: &ShardingPlan, variable: VariableId, options: RowPartOptions) {
         let Some(place) = self.place_of(variable) else { return };
         self.split(plan, place);
-        for index in 0..self.held.len() {
-            let held = self.held[index].clone();
-            if cutting.all || !held.ids.is_empty() {
-                let partition = &plan.catalogue().partitions()[held.partition];
-                // The numbers first: whoever finds fault with a value can say of which row.
-                let numbers = self.ids[held.ids].iter().map(|&id| number_of(partition, id));
-                self.cut.add_index(plan, partition, numbers);
-                if cutting.values {
-                    self.cut.add_values(plan, partition, held.values, cutting.factor);
+        for index in 0..self.by_partition.len() {
+            let rows = self.by_partition[index].clone();
+            if options.include_empty || !rows.ids.is_empty() {
+                let partition = &plan.catalogue().partitions()[rows.partition];
+                // The index comes first, so a shard that rejects a value can name its row.
+                let numbers = self.ids[rows.ids].iter().map(|&id| number_of(partition, id));
+                self.buffer.add_index(plan, partition, numbers);
+                if options.include_values {
+                    self.buffer.add_values(plan, partition, rows.values, options.factor);
                 }
             }
         }
     }
 
-    /// What each partition of the variable that was cut last has of its rows.
-    pub(crate) fn held<'a>(
+    /// Returns the rows of each partition of the variable that was cut last.
+    pub(crate) fn by_partition<'a>(
         &'a self,
         plan: &'a ShardingPlan,
-    ) -> impl Iterator<Item = (&'a Partition, RowsOf<'a>)> {
-        self.held.iter().map(|Held { partition, ids, values }| {
+    ) -> impl Iterator<Item = (&'a Partition, VariableRows<'a>)> {
+        self.by_partition.iter().map(|PartitionRows { partition, ids, values }| {
             let partition = &plan.catalogue().partitions()[*partition];
-            let (ids, values) = (&self.ids[ids.clone()], &self.cut.bytes[values.clone()]);
-            (partition, RowsOf { variable: partition.variable, ids, values })
+            let (ids, values) = (&self.ids[ids.clone()], &self.buffer.bytes[values.clone()]);
+            (partition, VariableRows { variable: partition.variable, ids, values })
         })
     }
 
-    /// Finds what each partition of a variable has of its rows.
+    /// Finds the rows of each partition of a variable.
     fn split(&mut self, plan: &ShardingPlan, place: usize) {
         let RowSet { variable, ids, values } = self.sets[place].clone();
         let partitions = plan.catalogue().partitions_of(variable);
         let row_bytes = plan.catalogue().variable(variable).row_bytes() as usize;
-        self.held.clear();
+        self.by_partition.clear();
         if partitions[0].is_table() && partitions.len() > 1 {
             return self.split_by_bucket(partitions, row_bytes, ids, values);
         }
@@ -336,12 +338,12 @@ impl RowGradients {
             };
             let first = values.start + (start - ids.start) * row_bytes;
             let values = first..first + (end - start) * row_bytes;
-            self.held.push(Held { partition: partition.id.0 as usize, ids: start..end, values });
+            self.by_partition.push(PartitionRows { partition: partition.id.0 as usize, ids: start..end, values });
         }
     }
 
-    /// The same for a table of several partitions, whose ids are spread over them: a copy of the rows is
-    /// appended, partition by partition.
+    /// Finds the rows of each partition of a table, whose ids are spread over the partitions by a
+    /// hash. Appends a copy of the rows, partition by partition.
     fn split_by_bucket(
         &mut self,
         partitions: &[Partition],
@@ -356,31 +358,31 @@ impl RowGradients {
         self.order.sort_unstable();
         let mut next = 0;
         for (index, partition) in partitions.iter().enumerate() {
-            let (first_id, first_byte) = (self.ids.len(), self.cut.bytes.len());
+            let (first_id, first_byte) = (self.ids.len(), self.buffer.bytes.len());
             while let Some(&(_, place)) = self.order.get(next).filter(|of| of.0 == index as u64) {
                 let id = self.ids[ids.start + place as usize];
                 self.ids.push(id);
                 let start = values.start + place as usize * row_bytes;
-                self.cut.bytes.extend_from_within(start..start + row_bytes);
+                self.buffer.bytes.extend_from_within(start..start + row_bytes);
                 next += 1;
             }
-            let (ids, values) = (first_id..self.ids.len(), first_byte..self.cut.bytes.len());
-            self.cut.align();
-            self.held.push(Held { partition: partition.id.0 as usize, ids, values });
+            let (ids, values) = (first_id..self.ids.len(), first_byte..self.buffer.bytes.len());
+            self.buffer.align();
+            self.by_partition.push(PartitionRows { partition: partition.id.0 as usize, ids, values });
         }
     }
 }
 
 impl RowSet {
-    /// The same, so much further to the front.
+    /// Returns the set moved towards the front by this many ids and bytes of values.
     fn moved(self, ids: usize, values: usize) -> RowSet {
         let back = |range: Range<usize>, by: usize| range.start - by..range.end - by;
         RowSet { ids: back(self.ids, ids), values: back(self.values, values), ..self }
     }
 }
 
-/// Appends the rows whose numbers and places these are, those of one number added up as another type.
-/// `sums` is memory for such a row.
+/// Appends the rows in this order of ids and indices, and sums rows of one id in type `S`. `sums`
+/// is memory for one row.
 fn sum<T: Element, S: Element + AddAssign>(
     order: &[(u64, u32)],
     width: usize,
@@ -401,7 +403,7 @@ fn sum<T: Element, S: Element + AddAssign>(
         let sums: &mut [S] = &mut bytemuck::cast_slice_mut(sums)[..width];
         for (nth, (_, place)) in of.iter().enumerate() {
             for (sum, &value) in sums.iter_mut().zip(row(*place)) {
-                // The first may be a zero with a sign, or be no number.
+                // Adding the first row to zeros would lose a negative zero.
                 if nth == 0 {
                     *sum = widen(value);
                 } else {
@@ -430,14 +432,14 @@ mod tests {
     use super::*;
     use crate::staging::StagedParts;
 
-    /// The rows of these numbers alone.
+    /// The rows of one variable.
     fn rows_of(plan: &ShardingPlan, variable: u32, ids: &[u64], values: &[f32]) -> RowGradients {
         let mut rows = RowGradients::default();
         rows.set(plan, VariableId(variable), ids, values).unwrap();
         rows
     }
 
-    const ALL: Cutting = Cutting { all: true, values: true, factor: 1.0 };
+    const ALL: RowPartOptions = RowPartOptions { include_empty: true, include_values: true, factor: 1.0 };
 
     fn plan(rows: u64, width: u64, parts: u32) -> ShardingPlan {
         let cut = Partitioner::Fixed { shards: parts };
@@ -451,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_row_is_told_with_its_place() {
+    fn invalid_rows_are_reported_with_their_index() {
         let (plan, name) = (plan(5, 2, 2), || "rows".to_owned());
         let check = |name: &str, ids: &[u64], elements| check::<f32>(&plan, name, ids, elements);
         assert_eq!(check("rows", &[4, 0, 4], 6), Ok(VariableId(1)));
@@ -466,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_tables_go_by_their_buckets() {
+    fn rows_of_tables_are_cut_by_bucket() {
         let cut = Partitioner::Fixed { shards: 3 };
         let spec = TableSpec::new(1 << 20).rows_at_once(40);
         let table = VariableSpec::table("t", DType::F32, [2], spec).unwrap().partitioner(cut);
@@ -474,33 +476,33 @@ mod tests {
         let variables = vec![table];
         let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
         let plan = ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()));
-        assert_eq!(plan.bytes(), 0, "nobody has a copy");
+        assert_eq!(plan.bytes(), 0, "buffers do not include tables");
         let ids = [u64::MAX, 5, 1 << 40, 5, 7, 0];
         let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
         assert_eq!(check::<f32>(&plan, "t", &ids, 12), Ok(VariableId(0)));
         let mut set = rows_of(&plan, 0, &ids, &values);
         let summed = [0, 5, 7, 1 << 40, u64::MAX];
         assert_eq!(set.of_variable(VariableId(0)).unwrap().ids, summed);
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         set.cut(&plan, VariableId(0), ALL);
-        assert_eq!(set.held(&plan).count(), 3);
-        for (partition, of_it) in set.held(&plan) {
+        assert_eq!(set.by_partition(&plan).count(), 3);
+        for (partition, of_it) in set.by_partition(&plan) {
             assert!(of_it.ids.iter().all(|&id| partition.rows.contains(&table::bucket(id))));
             let sums = of_it.elements::<f32>();
-            told.extend(of_it.ids.iter().copied().zip(sums.chunks(2).map(<[f32]>::to_vec)));
+            received.extend(of_it.ids.iter().copied().zip(sums.chunks(2).map(<[f32]>::to_vec)));
         }
-        told.sort_by_key(|(id, _)| *id);
+        received.sort_by_key(|(id, _)| *id);
         let row = |a, b| vec![a, b];
         let sums = [row(10.0, 11.0), row(8.0, 10.0), row(8.0, 9.0), row(4.0, 5.0), row(0.0, 1.0)];
-        assert_eq!(told, summed.into_iter().zip(sums).collect::<Vec<_>>());
+        assert_eq!(received, summed.into_iter().zip(sums).collect::<Vec<_>>());
         let many: Vec<u64> = (0..200).collect();
         let refused = set.set(&plan, VariableId(0), &many, &[0.0_f32; 400]).unwrap_err();
         assert!(matches!(refused, ViewError::RowsAtOnce { limit: 40, .. }), "{refused}");
-        assert_eq!(set.of_variable(VariableId(0)).unwrap().ids, summed, "it is as it was");
+        assert_eq!(set.of_variable(VariableId(0)).unwrap().ids, summed, "a refused set changes nothing");
     }
 
     #[test]
-    fn rows_of_one_number_are_added_in_their_order() {
+    fn rows_of_one_id_are_summed_in_order() {
         let values = [1.0_f32, 2.0, 1e8, 0.0, 1.0, 1.0, -1e8, 5.0];
         let rows = rows_of(&plan(5, 2, 1), 1, &[3, 1, 3, 1], &values);
         let set = rows.of_variable(VariableId(1)).unwrap();
@@ -510,13 +512,13 @@ mod tests {
             other => panic!("{other}"),
         };
         assert_eq!((of(1), of(2)), (3, 6));
-        assert_eq!((twice(&[3, 1, 3]), twice(&[3, 1])), (Some((3, 2)), None));
+        assert_eq!((first_duplicate(&[3, 1, 3]), first_duplicate(&[3, 1])), (Some((3, 2)), None));
     }
 
     proptest! {
-        /// Every partition is told of its rows, each once, and of no others.
+        /// Every partition receives its own rows, each once.
         #[test]
-        fn partitions_get_their_rows(
+        fn partitions_receive_their_rows(
             ids in prop::collection::vec(0u64..12, 0..30),
             parts in 1u32..5,
             width in 1u64..4,
@@ -524,7 +526,7 @@ mod tests {
             let plan = plan(12, width, parts);
             let values: Vec<f32> = (0..ids.len() * width as usize).map(|i| i as f32).collect();
             let mut set = rows_of(&plan, 1, &ids, &values);
-            let mut told = std::collections::BTreeMap::new();
+            let mut received = std::collections::BTreeMap::new();
             set.cut(&plan, VariableId(1), ALL);
             let set = Arc::new(StagedParts { rows: set, ..StagedParts::default() });
             for partition in plan.catalogue().partitions_of(VariableId(1)) {
@@ -546,7 +548,7 @@ mod tests {
                 let values = values.chunks(4).map(|v| f32::from_le_bytes(v.try_into().unwrap()));
                 let values: Vec<f32> = values.collect();
                 for (number, row) in numbers.zip(values.chunks(width as usize)) {
-                    told.insert(partition.rows.start + number, row.to_vec());
+                    received.insert(partition.rows.start + number, row.to_vec());
                 }
             }
             let mut sums = std::collections::BTreeMap::new();
@@ -554,13 +556,13 @@ mod tests {
                 let sum = sums.entry(*id).or_insert_with(|| vec![0.0; width as usize]);
                 sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
             }
-            prop_assert_eq!(told, sums);
+            prop_assert_eq!(received, sums);
         }
     }
 
-    /// Several variables share the memory; each can be set again and left out.
+    /// Several variables share the memory; each can be replaced and removed.
     #[test]
-    fn variables_lie_side_by_side_and_are_replaced_one_by_one() {
+    fn variables_share_memory_and_are_replaced_independently() {
         let of = |name: &str, width| VariableSpec::f32(name, [9, width]).unwrap().sparse();
         let variables = vec![of("a", 1), of("b", 3), of("c", 2)];
         let map = ShardMap::new([0, 1], 1).unwrap();
@@ -606,6 +608,6 @@ mod tests {
         assert_eq!(rows.of_variable(VariableId(1)).unwrap().elements::<f32>(), &[6.5; 3][..]);
         assert_eq!(rows.of_variable(VariableId(0)).unwrap().elements::<f32>(), &[8.0; 2][..]);
         rows.empty();
-        assert!(rows.is_empty() && rows.variables().next().is_none() && rows.cut.bytes.is_empty());
+        assert!(rows.is_empty() && rows.variables().next().is_none() && rows.buffer.bytes.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The values of one variable: what a shard is asked for, and what its answer must be.
+//! Pulls of one variable: what a shard is asked for, and what its answer must be.
 
 use std::ops::Range;
 
@@ -9,19 +9,19 @@ use pushpull_common::protocol::wire::List;
 
 use crate::sharding_plan::ShardingPlan;
 
-/// Some partitions of one variable on one shard, in one request.
+/// Partitions of one variable on one shard, in one request.
 #[derive(Clone, Debug)]
-pub(crate) struct Selected {
+pub(crate) struct PartitionSelection {
     pub(crate) shard: ShardId,
     partitions: Vec<PartitionId>,
-    /// Where they lie in the shard's layout, in rising order.
+    /// Their ranges of the shard's layout, ascending and merged.
     ranges: Vec<Range<u64>>,
 }
 
-impl Selected {
-    /// All partitions of a variable that is not sparse, but those without elements.
-    pub(crate) fn of(plan: &ShardingPlan, variable: VariableId) -> Vec<Selected> {
-        let mut selected: Vec<Selected> = Vec::new();
+impl PartitionSelection {
+    /// Selects all partitions of a dense variable, except empty ones.
+    pub(crate) fn of(plan: &ShardingPlan, variable: VariableId) -> Vec<PartitionSelection> {
+        let mut selected: Vec<PartitionSelection> = Vec::new();
         for partition in plan.catalogue().partitions_of(variable) {
             let (shard, range) = (partition.shard, partition.offset..partition.end());
             if range.is_empty() {
@@ -32,7 +32,7 @@ impl Selected {
                 Some(open) => open.add(partition.id, range),
                 None => {
                     let (partitions, ranges) = (vec![partition.id], vec![range]);
-                    selected.push(Selected { shard, partitions, ranges });
+                    selected.push(PartitionSelection { shard, partitions, ranges });
                 }
             }
         }
@@ -47,20 +47,20 @@ impl Selected {
         }
     }
 
-    /// How it is said to the shard.
+    /// Returns the selection as the message encodes it.
     pub(crate) fn selection(&self) -> Selection {
         let partitions = List::new(self.partitions.clone());
-        let partitions = partitions.expect("there are never more than may be named at once");
+        let partitions = partitions.expect("a selection has at most SELECTION_MAX partitions");
         Selection::Partitions { partitions }
     }
 
-    /// Where the first byte from here on is that was asked for; `None` behind the last.
+    /// Returns the first selected offset from `from` on; `None` behind the last.
     pub(crate) fn next_value(&self, from: u64) -> Option<u64> {
         let next = self.ranges.iter().find(|range| range.end > from);
         next.map(|range| range.start.max(from))
     }
 
-    /// Whether all of a range was asked for.
+    /// Whether all of a range is selected.
     pub(crate) fn contains(&self, range: &Range<u64>) -> bool {
         self.ranges.iter().any(|asked| asked.start <= range.start && range.end <= asked.end)
     }
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Two of five rows of two, split over one shard and two, with an empty one between.
+    /// Two variables of 5 rows in 3 partitions, with an empty variable between them.
     fn plan(shards: u16) -> ShardingPlan {
         let split = || Partitioner::Fixed { shards: 3 };
         let variables = vec![
@@ -91,11 +91,11 @@ mod tests {
     }
 
     #[test]
-    fn every_partition_is_asked_for_once_and_what_touches_is_one_range() {
+    fn every_partition_is_selected_once_and_adjacent_ranges_are_merged() {
         for shards in [1, 2, 4] {
             let plan = plan(shards);
             for id in [0, 2].map(VariableId) {
-                let selected = Selected::of(&plan, id);
+                let selected = PartitionSelection::of(&plan, id);
                 let mut bytes = 0;
                 for one in &selected {
                     assert!(one.partitions.is_sorted() && one.ranges.is_sorted_by_key(|r| r.start));
@@ -107,14 +107,14 @@ mod tests {
                 let named: usize = selected.iter().map(|one| one.partitions.len()).sum();
                 assert_eq!(named, partitions.len());
             }
-            assert!(Selected::of(&plan, VariableId(1)).is_empty());
+            assert!(PartitionSelection::of(&plan, VariableId(1)).is_empty());
         }
     }
 
     #[test]
-    fn what_was_asked_for_comes_in_order_and_nothing_else_does() {
+    fn only_selected_ranges_are_accepted() {
         let (shard, partitions) = (ShardId { task: 0, shard: 0 }, vec![PartitionId(1)]);
-        let selected = Selected { shard, partitions, ranges: vec![8..24, 40..48] };
+        let selected = PartitionSelection { shard, partitions, ranges: vec![8..24, 40..48] };
         let next = [0, 8, 16, 24, 40, 47, 48].map(|from| selected.next_value(from));
         assert_eq!(next, [Some(8), Some(8), Some(16), Some(40), Some(40), Some(47), None]);
         for (range, contained) in [(8..24, true), (8..16, true), (40..48, true), (16..40, false)] {

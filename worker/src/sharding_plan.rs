@@ -1,9 +1,8 @@
-//! Splitting by placement: which bytes of a worker's buffer go to, or come from, which range of
-//! which shard.
+//! The sharding plan: which bytes of a worker's buffer correspond to which range of which shard.
 //!
-//! A buffer holds every variable whole that is not sparse. A variable in one piece lies where it lies on its shard,
-//! so that all of a shard's variables are usually one stretch on both sides; a partitioned one
-//! lies behind those, and its parts are gathered and scattered.
+//! A buffer holds every dense variable whole. First come the unpartitioned variables, in the order
+//! of their shard's layout, so a shard's variables usually form one range on both sides. The
+//! partitioned variables follow; their partitions are gathered and scattered.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,60 +10,62 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, Partition};
-use pushpull_common::codec::{Blocks, Encoding};
+use pushpull_common::codec::{ScaleBlocks, Encoding};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::tensor::DType;
 
-use crate::parts::{Cut, Part, Piece, Scatter, ShardCuts, Stretch};
-use crate::push_buffers::Run;
+use crate::parts::{PlannedPart, OutgoingPart, BodyPiece, Scatter, ShardParts, EncodedRange};
+use crate::push_buffers::BufferRun;
 
-/// What a stretch of a shard's layout is on this side.
+/// What a range of a shard's layout corresponds to in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Span {
-    /// A stretch of the buffer, from this byte on.
+pub(crate) enum LayoutSpan {
+    /// A range of the buffer of the same length, from this byte on.
     Buffer(usize),
-    /// The same of a variable of `f16` or `bf16`: half as many bytes as the shard keeps.
+    /// A range of a variable of `f16` or `bf16`, from this byte on: half as many bytes as the shard
+    /// keeps.
     Halves(usize),
-    /// The padding behind a partition.
+    /// The padding behind a partition; not in the buffer.
     Padding,
 }
 
-impl Span {
-    /// The same of a buffer that begins at this byte of one of all variables, and does not end before it.
-    pub(crate) fn behind(self, base: usize) -> Span {
+impl LayoutSpan {
+    /// Returns the span in a buffer that starts at byte `base` of this one. The span must not start
+    /// before that.
+    pub(crate) fn behind(self, base: usize) -> LayoutSpan {
         match self {
-            Span::Buffer(start) => Span::Buffer(start - base),
-            Span::Halves(start) => Span::Halves(start - base),
-            Span::Padding => Span::Padding,
+            LayoutSpan::Buffer(start) => LayoutSpan::Buffer(start - base),
+            LayoutSpan::Halves(start) => LayoutSpan::Halves(start - base),
+            LayoutSpan::Padding => LayoutSpan::Padding,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Segment {
-    /// Where it starts in the shard's layout.
+    /// The start in the shard's layout.
     start: u64,
     bytes: u64,
-    span: Span,
-    /// Whether it is of variables that are in one piece, with what pads them.
+    span: LayoutSpan,
+    /// Whether it consists of unpartitioned variables and their padding.
     whole: bool,
 }
 
-/// Where everything lies: made once at join.
+/// The layout of buffers and its relation to the shards. Computed once, at join.
 ///
-/// Invariants: the segments of a shard follow each other and cover what is not sparse of its layout;
-/// the stretches of the buffer do not overlap.
+/// Invariants: the segments of a shard ascend and cover all dense values of its layout; their
+/// ranges of the buffer do not overlap.
 #[derive(Debug)]
 pub(crate) struct ShardingPlan {
     catalogue: Arc<Catalogue>,
     shards: Vec<ShardId>,
     segments: Vec<Vec<Segment>>,
-    /// Where each variable starts in the buffer.
+    /// The start of each variable in the buffer.
     starts: Vec<usize>,
     bytes: usize,
     part_bytes: u64,
-    /// The shards that hold variables of `f16` or `bf16` that are not sparse.
+    /// The shards that hold dense variables of `f16` or `bf16`.
     with_halves: BTreeSet<ShardId>,
 }
 
@@ -90,13 +91,13 @@ impl ShardingPlan {
             }
         }
         let segments = shards.iter().map(|&shard| segments(&catalogue, shard, &starts)).collect();
-        let halves = catalogue.partitions().iter().filter(|p| p.own.is_some() && !p.is_sparse());
+        let halves = catalogue.partitions().iter().filter(|p| p.own_encoding.is_some() && !p.is_sparse());
         let with_halves = halves.map(|partition| partition.shard).collect();
         let part_bytes = PART_BYTES_MAX;
         ShardingPlan { catalogue, shards, segments, starts, bytes, part_bytes, with_halves }
     }
 
-    /// The same with smaller parts, so that small variables travel in several.
+    /// Sets smaller parts, so that tests send small variables in several.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn with_parts_of(self, bytes: u64) -> ShardingPlan {
         ShardingPlan { part_bytes: bytes, ..self }
@@ -106,38 +107,38 @@ impl ShardingPlan {
         &self.catalogue
     }
 
-    /// Whether buffers of the one plan are buffers of the other: a plan follows from its catalogue.
+    /// Whether both plans have the same buffers. A plan follows from its catalogue.
     pub(crate) fn is_same(&self, other: &ShardingPlan) -> bool {
         std::ptr::eq(self, other) || self.catalogue.digest() == other.catalogue.digest()
     }
 
-    /// The shards that hold something.
+    /// Returns the shards that hold a partition.
     pub(crate) fn shards(&self) -> &[ShardId] {
         &self.shards
     }
 
-    /// The length of a buffer for all variables, in bytes; a multiple of 8.
+    /// Returns the length of a buffer, in bytes; a multiple of 8.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The most of a shard's layout that a part may cover, in bytes.
+    /// Returns the most bytes of a shard's layout that a part may cover.
     pub(crate) fn part_bytes(&self) -> u64 {
         self.part_bytes
     }
 
-    /// Whether some variable of `f16` or `bf16` is not sparse.
+    /// Whether there is a dense variable of `f16` or `bf16`.
     pub(crate) fn has_some_halves(&self) -> bool {
         !self.with_halves.is_empty()
     }
 
-    /// Whether a shard holds variables of `f16` or `bf16` that are not sparse: its values come in their own
-    /// type.
+    /// Whether a shard holds dense variables of `f16` or `bf16`, so that its values are sent in
+    /// their own types.
     pub(crate) fn has_halves(&self, shard: ShardId) -> bool {
         self.with_halves.contains(&shard)
     }
 
-    /// Where a variable lies in a buffer, in bytes; nowhere if it is sparse.
+    /// Returns a variable's range of a buffer, in bytes; empty if it is sparse.
     pub(crate) fn range(&self, id: VariableId) -> Range<usize> {
         if self.catalogue.variable(id).is_sparse() {
             return 0..0;
@@ -146,34 +147,34 @@ impl ShardingPlan {
         start..start + self.catalogue.variable(id).bytes() as usize
     }
 
-    /// Where the first byte of a shard's layout from this one on is that is not sparse; `None` behind
-    /// the last.
+    /// Returns the first offset of a shard's layout from `from` on that belongs to a dense
+    /// variable; `None` behind the last.
     pub(crate) fn next_value(&self, shard: ShardId, from: u64) -> Option<u64> {
         let segments = &self.segments[self.shards.binary_search(&shard).ok()?];
         let next = segments.partition_point(|segment| segment.start + segment.bytes <= from);
         segments.get(next).map(|segment| segment.start.max(from))
     }
 
-    /// The runs of those of these variables that are in one piece and that shards keep as they lie in a
-    /// buffer, in rising order.
-    pub(crate) fn runs(&self, row_requests: impl Fn(VariableId) -> bool) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
+    /// Returns the runs of the eligible unpartitioned variables that shards keep in the type of the
+    /// buffer, in ascending order.
+    pub(crate) fn runs(&self, is_eligible: impl Fn(VariableId) -> bool) -> Vec<BufferRun> {
+        let mut runs: Vec<BufferRun> = Vec::new();
         for &shard in &self.shards {
             let layout = self.catalogue.layout(shard);
             let partitions = layout.partitions().iter();
-            for partition in partitions.filter(|p| self.is_whole(p) && row_requests(p.variable)) {
+            for partition in partitions.filter(|p| self.is_whole(p) && is_eligible(p.variable)) {
                 let start = self.starts[partition.variable.0 as usize];
                 let bytes = (partition.end() - partition.offset) as usize;
-                let touches = |last: &&mut Run| {
-                    let behind = last.there + last.here.len() as u64;
-                    last.shard == shard && last.here.end == start && behind == partition.offset
+                let touches = |last: &&mut BufferRun| {
+                    let behind = last.shard_offset + last.buffer_range.len() as u64;
+                    last.shard == shard && last.buffer_range.end == start && behind == partition.offset
                 };
                 match runs.last_mut().filter(touches) {
-                    Some(last) => last.here.end += bytes,
+                    Some(last) => last.buffer_range.end += bytes,
                     None if bytes == 0 => {}
                     None => {
-                        let (here, there) = (start..start + bytes, partition.offset);
-                        runs.push(Run { shard, here, there });
+                        let (buffer_range, shard_offset) = (start..start + bytes, partition.offset);
+                        runs.push(BufferRun { shard, buffer_range, shard_offset });
                     }
                 }
             }
@@ -181,33 +182,32 @@ impl ShardingPlan {
         runs
     }
 
-    /// Whether a shard keeps some variable whole, as it lies in a buffer.
+    /// Whether a shard keeps an unpartitioned variable in the type of the buffer.
     pub(crate) fn keeps_some_whole(&self, shard: ShardId) -> bool {
         let segments = self.shards.binary_search(&shard).map(|index| &self.segments[index][..]);
         segments.unwrap_or_default().iter().any(|segment| segment.whole)
     }
 
-    /// Whether a partition is all of its variable, and kept as it lies in a buffer.
+    /// Whether a partition is all of its variable, in the type of the buffer.
     fn is_whole(&self, partition: &Partition) -> bool {
         let one = self.catalogue.partitions_of(partition.variable).len() == 1;
-        one && partition.own.is_none() && !partition.is_sparse()
+        one && partition.own_encoding.is_none() && !partition.is_sparse()
     }
 
-    /// All stretches of a shard's layout that are not sparse: where each starts there, what it is here, and
-    /// its length there.
-    pub(crate) fn stretches(&self, shard: ShardId) -> impl Iterator<Item = (u64, Span, u64)> + '_ {
+    /// Returns all dense ranges of a shard's layout: the offset, the span and the length of each.
+    pub(crate) fn shard_spans(&self, shard: ShardId) -> impl Iterator<Item = (u64, LayoutSpan, u64)> + '_ {
         let segments = self.shards.binary_search(&shard).map(|index| &self.segments[index][..]);
         let segments = segments.unwrap_or_default().iter();
         segments.map(|segment| (segment.start, segment.span, segment.bytes))
     }
 
-    /// Lists the stretches that a range of a shard's layout is made of, in place of what was listed;
-    /// `None` if it reaches beyond what is not sparse.
+    /// Replaces `spans` by the spans of a range of a shard's layout. Returns `None` if the range
+    /// includes bytes that are not dense.
     pub(crate) fn spans(
         &self,
         shard: ShardId,
         range: Range<u64>,
-        spans: &mut Vec<(Span, usize)>,
+        spans: &mut Vec<(LayoutSpan, usize)>,
     ) -> Option<()> {
         spans.clear();
         let segments = &self.segments[self.shards.binary_search(&shard).ok()?];
@@ -221,9 +221,9 @@ impl ShardingPlan {
             let skip = at.checked_sub(segment.start)?;
             let bytes = (segment.bytes - skip).min(range.end - at);
             let span = match segment.span {
-                Span::Buffer(start) => Span::Buffer(start + skip as usize),
-                Span::Halves(start) => Span::Halves(start + skip as usize / 2),
-                Span::Padding => Span::Padding,
+                LayoutSpan::Buffer(start) => LayoutSpan::Buffer(start + skip as usize),
+                LayoutSpan::Halves(start) => LayoutSpan::Halves(start + skip as usize / 2),
+                LayoutSpan::Padding => LayoutSpan::Padding,
             };
             spans.push((span, bytes as usize));
             at += bytes;
@@ -231,129 +231,131 @@ impl ShardingPlan {
         (at >= range.end).then_some(())
     }
 
-    /// How these variables travel. Those of `f16` and `bf16` have parts of their own.
+    /// Plans the parts of a push of these variables. Variables of `f16` and `bf16` have separate
+    /// parts.
     pub(crate) fn scatter(&self, variables: impl Iterator<Item = VariableId>) -> Scatter {
         let none: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
-        let (mut whole, mut others) = (none.clone(), none);
+        let (mut unsplit, mut others) = (none.clone(), none);
         let mut halves: Vec<Vec<&Partition>> = vec![Vec::new(); self.shards.len()];
         for partition in variables.flat_map(|id| self.catalogue.partitions_of(id)) {
             let shard = self.shards.binary_search(&partition.shard).expect("it holds a partition");
-            match partition.own {
+            match partition.own_encoding {
                 None if self.is_whole(partition) => {
-                    whole[shard].push(partition.offset..partition.end());
+                    unsplit[shard].push(partition.offset..partition.end());
                 }
                 None => others[shard].push(partition.offset..partition.end()),
                 Some(_) => halves[shard].push(partition),
             }
         }
         let (mut shards, mut pieces) = (Vec::new(), Vec::new());
-        let ranges = whole.into_iter().zip(others);
-        for ((&shard, (whole, others)), halves) in self.shards.iter().zip(ranges).zip(halves) {
-            let mut cuts = Vec::new();
-            let whole = joined(whole);
-            self.range_cuts(shard, &whole, &mut pieces, &mut cuts);
-            let wholes = cuts.len();
-            self.range_cuts(shard, &joined(others), &mut pieces, &mut cuts);
+        let ranges = unsplit.into_iter().zip(others);
+        for ((&shard, (unsplit, others)), halves) in self.shards.iter().zip(ranges).zip(halves) {
+            let mut planned = Vec::new();
+            let unsplit = merge(unsplit);
+            self.plan_ranges(shard, &unsplit, &mut pieces, &mut planned);
+            let unsplit_parts = planned.len();
+            self.plan_ranges(shard, &merge(others), &mut pieces, &mut planned);
             for partition in halves {
-                self.half_cuts(partition, &mut pieces, &mut cuts);
+                self.plan_halves(partition, &mut pieces, &mut planned);
             }
-            if !cuts.is_empty() {
-                let whole = whole.into();
-                shards.push(ShardCuts { shard, cuts, wholes, whole });
+            if !planned.is_empty() {
+                let unsplit_ranges = unsplit.into();
+                shards.push(ShardParts { shard, planned, unsplit_parts, unsplit_ranges });
             }
         }
         Scatter { shards, pieces: pieces.into() }
     }
 
-    /// The parts that ranges of a shard's layout travel in as they are.
-    fn range_cuts(
+    /// Adds the parts of ranges of a shard's layout that are sent unencoded.
+    fn plan_ranges(
         &self,
         shard: ShardId,
         ranges: &[Range<u64>],
-        pieces: &mut Vec<Piece>,
-        cuts: &mut Vec<Cut>,
+        pieces: &mut Vec<BodyPiece>,
+        planned: &mut Vec<PlannedPart>,
     ) {
         let ranges = ranges.iter().flat_map(|range| cut(range.clone(), self.part_bytes));
-        cuts.extend(ranges.map(|range| self.range_cut(shard, range, pieces)));
+        planned.extend(ranges.map(|range| self.plan_range(shard, range, pieces)));
     }
 
-    /// A part that is a range of a shard's layout as it is.
-    fn range_cut(&self, shard: ShardId, range: Range<u64>, pieces: &mut Vec<Piece>) -> Cut {
+    /// Plans a part for one range of a shard's layout.
+    fn plan_range(&self, shard: ShardId, range: Range<u64>, pieces: &mut Vec<BodyPiece>) -> PlannedPart {
         let first = pieces.len();
         let mut spans = Vec::new();
-        // Variables that are not sparse lie within the segments, all of them.
+        // Dense variables are within the segments.
         let _ = self.spans(shard, range.clone(), &mut spans);
         pieces.extend(spans.into_iter().filter_map(|(span, bytes)| match span {
-            Span::Buffer(start) => Some(Piece::Buffer(start..start + bytes)),
-            // Only what lies in the buffer as the shard keeps it travels by ranges.
-            Span::Halves(_) => None,
-            Span::Padding => Some(Piece::Padding(bytes)),
+            LayoutSpan::Buffer(start) => Some(BodyPiece::Buffer(start..start + bytes)),
+            // Only values in the type of the shard are sent by ranges.
+            LayoutSpan::Halves(_) => None,
+            LayoutSpan::Padding => Some(BodyPiece::Padding(bytes)),
         }));
         let (offset, bytes) = (range.start, range.end - range.start);
-        Cut { offset, pieces: first..pieces.len(), bytes, stretch: None }
+        PlannedPart { offset, pieces: first..pieces.len(), bytes, encoded: None }
     }
 
-    /// The parts in which a partition of `f16` or `bf16` travels.
-    fn half_cuts(&self, partition: &Partition, pieces: &mut Vec<Piece>, cuts: &mut Vec<Cut>) {
-        let Some(own) = partition.own else { return };
+    /// Adds the parts of a partition of `f16` or `bf16`.
+    fn plan_halves(&self, partition: &Partition, pieces: &mut Vec<BodyPiece>, planned: &mut Vec<PlannedPart>) {
+        let Some(encoding) = partition.own_encoding else { return };
         let (id, elements) = (partition.variable, &partition.elements);
         let count = (elements.end - elements.start) as usize;
         let first = self.starts[id.0 as usize] + 2 * elements.start as usize;
-        for half in self.half_parts(partition, own, count) {
+        for half in self.half_parts(partition, encoding, count) {
             let (place, values) =
                 (pieces.len(), first + half.values.start..first + half.values.end);
-            pieces.push(Piece::Buffer(values));
-            pieces.extend(Some(Piece::Padding(half.padding)).filter(|_| half.padding > 0));
-            let stretch = Some((id, Stretch::of(partition, half.values.len() / 2, own)));
+            pieces.push(BodyPiece::Buffer(values));
+            pieces.extend(Some(BodyPiece::Padding(half.padding)).filter(|_| half.padding > 0));
+            let encoded = Some((id, EncodedRange::of(partition, half.values.len() / 2, encoding)));
             let bytes = (half.values.len() + half.padding) as u64;
             let offset = partition.offset + half.before;
-            cuts.push(Cut { offset, pieces: place..pieces.len(), bytes, stretch });
+            planned.push(PlannedPart { offset, pieces: place..pieces.len(), bytes, encoded });
         }
     }
 
-    /// The parts in which these variables travel, by shard; `body` lends a stretch of the buffer.
+    /// Returns the parts of a push of these variables, by shard. `body` returns the bytes of a
+    /// range of the buffer.
     pub(crate) fn parts(
         &self,
         variables: impl Iterator<Item = VariableId>,
         body: impl Fn(Range<usize>) -> Bytes,
-    ) -> Vec<(ShardId, Vec<Part>)> {
+    ) -> Vec<(ShardId, Vec<OutgoingPart>)> {
         self.scatter(variables).parts(body)
     }
 
-    /// Cuts so many bytes into parts.
+    /// Cuts this many bytes into parts.
     pub(crate) fn cut(&self, bytes: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         cut(0..bytes, self.part_bytes)
     }
 
-    /// How so many elements of a half type are cut into parts.
+    /// Cuts this many elements of a half type into parts.
     pub(crate) fn half_parts(
         &self,
         partition: &Partition,
-        own: Encoding,
+        encoding: Encoding,
         count: usize,
     ) -> impl Iterator<Item = HalfPart> + use<> {
         let dtype = partition.dtype;
-        let most = stretch_elements(own, Blocks::THROUGH, dtype, self.part_bytes);
+        let most = part_elements(encoding, ScaleBlocks::THROUGH, dtype, self.part_bytes);
         (0..count).step_by(most).map(move |start| {
             let end = count.min(start + most);
             let values = 2 * start..2 * end;
-            let padding = own.bytes_max(dtype, end - start) - values.len();
+            let padding = encoding.bytes_max(dtype, end - start) - values.len();
             HalfPart { before: (start * dtype.size()) as u64, values, padding }
         })
     }
 }
 
-/// A part of elements of a half type.
+/// A part of the elements of a half type.
 pub(crate) struct HalfPart {
-    /// How many bytes of the partition come before it, as the shard keeps them.
+    /// The bytes of the partition before it, as the shard keeps them.
     pub(crate) before: u64,
-    /// Its bytes among the elements as they travel.
+    /// Its range of the elements, in bytes as they are sent.
     pub(crate) values: Range<usize>,
     pub(crate) padding: usize,
 }
 
-/// Ranges in their order, those that touch as one.
-fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+/// Sorts ranges, and merges those that touch.
+fn merge(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
     ranges.retain(|range| !range.is_empty());
     ranges.dedup_by(|next, range| {
@@ -366,11 +368,11 @@ fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges
 }
 
-/// How many elements travel in one part: neither they nor what they are encoded as may be longer than
-/// a part. Even, so that each starts where the shard takes parts.
-pub(crate) fn stretch_elements(
+/// Returns how many elements fit into one part, neither encoded nor plain longer than the limit.
+/// Even, because parts start at multiples of 8 bytes.
+pub(crate) fn part_elements(
     encoding: Encoding,
-    blocks: Blocks,
+    blocks: ScaleBlocks,
     dtype: DType,
     part_bytes: u64,
 ) -> usize {
@@ -381,7 +383,7 @@ pub(crate) fn stretch_elements(
     (elements / 2 * 2).max(2)
 }
 
-/// Cuts a range into parts of at most so many bytes.
+/// Cuts a range into parts of at most this many bytes.
 fn cut(range: Range<u64>, bytes: u64) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range.step_by(bytes as usize).map(move |start| start..end.min(start + bytes))
@@ -398,36 +400,37 @@ fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segm
         let first = starts[partition.variable.0 as usize];
         let padded = partition.end() - partition.offset;
         let (offset, bytes) = (partition.offset, partition.bytes);
-        if partition.own.is_some() {
-            let span = Span::Halves(first + 2 * partition.elements.start as usize);
+        if partition.own_encoding.is_some() {
+            let span = LayoutSpan::Halves(first + 2 * partition.elements.start as usize);
             push(Segment { start: offset, bytes, span, whole: false });
             push(padding_at(offset + bytes, padded - bytes));
             continue;
         }
         if catalogue.partitions_of(partition.variable).len() == 1 {
-            // Its padding is in the buffer too.
-            let (start, span) = (partition.offset, Span::Buffer(first));
+            // The buffer includes its padding.
+            let (start, span) = (partition.offset, LayoutSpan::Buffer(first));
             push(Segment { start, bytes: padded, span, whole: true });
             continue;
         }
         let start = first + partition.elements.start as usize * partition.dtype.size();
-        push(Segment { start: offset, bytes, span: Span::Buffer(start), whole: false });
+        push(Segment { start: offset, bytes, span: LayoutSpan::Buffer(start), whole: false });
         push(padding_at(offset + bytes, padded - bytes));
     }
     segments
 }
 
 fn padding_at(start: u64, bytes: u64) -> Segment {
-    Segment { start, bytes, span: Span::Padding, whole: false }
+    Segment { start, bytes, span: LayoutSpan::Padding, whole: false }
 }
 
-/// Whether two are one. Gradients of variables in one piece may lie in a memory of their own.
+/// Whether two segments can be one. Gradients of unpartitioned variables may be in other memory
+/// than the rest.
 fn joins(last: &Segment, next: &Segment) -> bool {
     if last.start + last.bytes != next.start || last.whole != next.whole {
         return false;
     }
     match (last.span, next.span) {
-        (Span::Buffer(a), Span::Buffer(b)) => a + last.bytes as usize == b,
+        (LayoutSpan::Buffer(a), LayoutSpan::Buffer(b)) => a + last.bytes as usize == b,
         _ => false,
     }
 }
@@ -448,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn unpartitioned_variables_of_a_shard_are_one_stretch() {
+    fn unpartitioned_variables_of_a_shard_are_one_span() {
         let names = ["w1", "b1", "w2", "b2"];
         let variables = names.map(|name| VariableSpec::f32(name, [3, 3]).unwrap());
         let plan = plan(variables.to_vec(), 2, 1);
@@ -462,16 +465,16 @@ mod tests {
     }
 
     #[test]
-    fn large_variables_travel_in_parts() {
+    fn large_variables_are_sent_in_parts() {
         let plan = plan(vec![VariableSpec::f32("w", [700_001]).unwrap()], 1, 1);
         let buffer = Bytes::from(vec![0; plan.bytes()]);
         let parts = plan.parts([VariableId(0)].into_iter(), |range| buffer.slice(range));
-        let sizes: Vec<u64> = parts[0].1.iter().map(Part::bytes).collect();
+        let sizes: Vec<u64> = parts[0].1.iter().map(OutgoingPart::bytes).collect();
         assert_eq!(sizes, [1 << 20, 1 << 20, 2_800_008 - (2 << 20)]);
     }
 
     #[test]
-    fn halves_take_half_the_room_and_travel_as_they_lie() {
+    fn halves_take_half_the_bytes_and_are_sent_unchanged() {
         let halves = VariableSpec::bf16("h", [700_001]).unwrap();
         let plan = plan(vec![VariableSpec::f32("w", [1]).unwrap(), halves], 1, 1);
         assert_eq!(
@@ -488,7 +491,7 @@ mod tests {
     }
 
     proptest! {
-        /// Sending a buffer in parts and receiving those ranges gives the buffer back.
+        /// A buffer that is sent in parts and received by ranges is unchanged.
         #[test]
         fn parts_and_spans_are_inverse(
             variables in prop::collection::vec((1u64..9, 1u64..5, 1u32..5, 0..3), 1..12),
@@ -521,13 +524,14 @@ mod tests {
                     plan.spans(shard, range, &mut spans).unwrap();
                     for (span, bytes) in spans {
                         let taken = match span {
-                            Span::Halves(_) => bytes / 2,
-                            // What pads halves where they are kept is not what pads them on the way.
-                            Span::Padding if part.encoded.is_some() => rest.len(),
+                            LayoutSpan::Halves(_) => bytes / 2,
+                            // The padding of halves differs between the shard's layout and the
+                            // frame.
+                            LayoutSpan::Padding if part.encoded.is_some() => rest.len(),
                             _ => bytes,
                         };
                         let (head, tail) = rest.split_at(taken);
-                        if let Span::Buffer(start) | Span::Halves(start) = span {
+                        if let LayoutSpan::Buffer(start) | LayoutSpan::Halves(start) = span {
                             received[start..start + taken].copy_from_slice(head);
                         }
                         rest = tail;

@@ -1,10 +1,10 @@
-//! A session behind a public door, for the simulator of whole clusters: bytes of links go in and out,
-//! and the time is told.
+//! A public endpoint of the session, for the simulator of whole clusters.
 //!
-//! The [`Door`] does for its session what `runtime` does, without a socket, a thread or a clock, and
-//! names the operations that the verbs of a training loop are made of.
+//! The [`SessionEndpoint`] does for its session what `runtime` does, without a socket, a thread or
+//! a clock: the caller passes it bytes, frames and the time. Its operations are those that a
+//! training loop is made of.
 
-mod mapped_reads;
+mod stepwise_reader;
 mod push_buffers;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -26,42 +26,42 @@ use pushpull_common::protocol::{
     BodyPoll, BodyStamp, FrameReader, Grant, Message, Outcome, Poll, encode,
 };
 
-use crate::client::has_moved_on;
+use crate::client::is_outdated;
 use crate::config::Checksums;
 use crate::error::Error;
-use crate::params::Buffer;
+use crate::params::AlignedBuffer;
 use crate::session::{
-    Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Session, Start,
+    SessionCommand, GradientCounts, SessionInput, OpId, SessionOutput, PushOrder, ReadPoint, Reply, Session, SessionConfig,
 };
 use crate::sharding_plan::ShardingPlan;
-use crate::start::{self, Begin, Found};
-use mapped_reads::{MappedShards, Reading, Step};
-use push_buffers::BufferSlots;
+use crate::start::{self, DeclaredShard, StartDecision};
+use stepwise_reader::{StepwiseReaders, MappedPull, ReadProgress};
+use push_buffers::SimulatedPushBuffers;
 
-/// What a training loop wants done.
+/// An operation of a training loop.
 #[derive(Clone, Debug)]
-pub enum Want {
+pub enum WorkerOperation {
     /// Connect to every shard with variables, and to the step owner's.
     Open,
     /// Declare the variables on a shard, as the chief.
     Declare(ShardId),
-    /// Have a shard give its variables their first values, in this restore epoch.
+    /// Initialize the variables of a shard in this restore epoch.
     Initialize(ShardId, RestoreEpoch),
     /// Wait until a shard's variables have values.
     AwaitReady(ShardId),
     /// Join the variables.
-    Joined,
+    Join,
     /// Take a token.
     Token,
-    /// Pull all values, for the step of a token or of whatever step they are.
+    /// Pull all values: for the step of a token, or without one of any step.
     Pull(Option<GlobalStep>),
-    /// Pull the values of one variable, likewise.
+    /// Pull the values of one variable: for the step of a token, or without one of any step.
     PullVariable(VariableId, Option<GlobalStep>),
     /// Push, spending a token.
     Push {
         /// The token.
         grant: Grant,
-        /// The step at which values were read.
+        /// The step at which the values were read.
         read: GlobalStep,
         /// The variables that have a gradient.
         variables: Vec<VariableId>,
@@ -72,36 +72,36 @@ pub enum Want {
     Begin {
         /// The token.
         grant: Grant,
-        /// The step at which values were read.
+        /// The step at which the values were read.
         read: GlobalStep,
     },
-    /// Push more of it.
-    More {
-        /// Which push.
+    /// Add gradients to a push.
+    AddGradients {
+        /// The push.
         sequence: Sequence,
-        /// The variables whose gradients these are.
+        /// The variables that these gradients are for.
         variables: Vec<VariableId>,
         /// The gradients, as long as all variables.
         bytes: Vec<u8>,
     },
-    /// Nothing more of it comes: wait for what becomes of it.
+    /// Complete a push, and wait for its outcome.
     End(Sequence),
-    /// Wait on for the push that ended with a timeout.
+    /// Continue to wait for the push that ended with this timeout.
     Resume(Error),
     /// Tell a shard that this worker leaves.
     Leave(ShardId),
 }
 
-/// What came of it.
+/// The result of an operation.
 #[derive(Clone, Debug)]
-pub enum Answer {
-    /// It is done.
+pub enum WorkerAnswer {
+    /// The operation is done.
     Done,
-    /// What the chief has found a shard in.
+    /// The state in which the chief has found a shard.
     Found(Declared),
-    /// A token; none if there are no more.
+    /// A token; `None` if there are no more.
     Token(Option<Grant>),
-    /// All values, or those of one variable and their padding, of this step.
+    /// All values, or those of one variable and their padding, and their step.
     Pulled(Vec<u8>, GlobalStep),
     /// The step of the token has passed.
     Stale,
@@ -111,68 +111,69 @@ pub enum Answer {
     Pushed(Outcome),
 }
 
-/// Something the session wants done.
+/// An action that the session requests.
 #[derive(Debug)]
-pub enum Event {
+pub enum EndpointEvent {
     /// Connect a link.
     Connect {
-        /// Which.
+        /// The link.
         link: usize,
-        /// To this shard.
+        /// The shard to connect to.
         shard: ShardId,
     },
-    /// Close a link; what waits to be sent on it is forgotten.
+    /// Close a link and drop its unsent frames.
     Disconnect {
-        /// Which.
+        /// The link.
         link: usize,
     },
     /// Send a frame.
     Send {
-        /// Over this link.
+        /// The link.
         link: usize,
-        /// Its bytes.
+        /// The bytes of the frame.
         frame: Vec<u8>,
     },
-    /// Values are being read in memory that is lent: [`Door::read_on`] is due after a while.
-    Reads,
-    /// An operation is answered.
+    /// Call [`SessionEndpoint::continue_read`] after a while: a pull reads shared memory in steps.
+    ContinueRead,
+    /// Answer an operation.
     Reply {
-        /// Which.
+        /// The number of the operation.
         op: u64,
-        /// With what.
-        reply: Result<Answer, Error>,
+        /// The result.
+        reply: Result<WorkerAnswer, Error>,
     },
 }
 
-/// A worker's session, with its links.
+/// A worker's session and the links it uses.
 #[derive(Debug)]
-pub struct Door {
+pub struct SessionEndpoint {
     session: Session,
     plan: Arc<ShardingPlan>,
     owner: ShardId,
     links: BTreeMap<usize, (FrameReader, bool)>,
-    /// What was passed over each link and not taken yet, in the order of the answers that it belongs to.
-    passed: BTreeMap<usize, VecDeque<Vec<OwnedFd>>>,
-    mapped_shards: MappedShards,
-    push_slots: BufferSlots,
-    /// Rooms are written while they are being pushed: a bug that the simulator plants.
-    spoils_push_slots: bool,
-    /// Pushes go to every shard at once, however new its connection is: another.
-    never_asks_owner: bool,
-    /// How many frames have named gradients where they lie.
-    named: u64,
-    reading: Option<Reading>,
-    /// How many pulls have asked nobody.
+    /// Descriptors received over each link and not used yet, in the order of the answers they
+    /// belong to.
+    descriptors: BTreeMap<usize, VecDeque<Vec<OwnedFd>>>,
+    readers: StepwiseReaders,
+    push_buffers: SimulatedPushBuffers,
+    /// Planted bug: push slots are overwritten while they are being pushed.
+    overwrites_push_slots: bool,
+    /// Planted bug: pushes go to every shard at once, even over a connection newer than the token.
+    skips_owner: bool,
+    /// How many frames have referenced gradients in push buffers.
+    shared_push_frames: u64,
+    mapped_pull: Option<MappedPull>,
+    /// How many pulls have read shared memory instead of sending requests.
     direct_pulls: u64,
     next_op: u64,
-    /// How many gradients each shard had applied to what was pulled last.
-    read: Counts,
-    events: VecDeque<Event>,
+    /// How many gradients each shard had applied to the values of the last pull.
+    pulled_gradients: GradientCounts,
+    events: VecDeque<EndpointEvent>,
 }
 
-impl Door {
-    /// The session of a process of this worker task, whose pushes travel in parts of at most so many
-    /// bytes. The incarnation tells processes apart.
+impl SessionEndpoint {
+    /// Creates the session of a process of this worker task. Pushes travel in parts of at most
+    /// `part_bytes` bytes. Each process has its own incarnation.
     ///
     /// # Panics
     /// If the cluster has no ps task.
@@ -183,10 +184,10 @@ impl Door {
         incarnation: u64,
         catalogue: Arc<Catalogue>,
         part_bytes: u64,
-    ) -> Door {
+    ) -> SessionEndpoint {
         let owner = cluster.step_owner().expect("a cluster has a ps task");
         let owner = ShardId { task: owner.index, shard: 0 };
-        let start = Start {
+        let config = SessionConfig {
             task: TaskId::worker(task),
             role: if chief { Role::Chief {} } else { Role::Worker {} },
             owner,
@@ -199,138 +200,138 @@ impl Door {
             progress_interval: None,
         };
         let plan = Arc::new(ShardingPlan::new(catalogue).with_parts_of(part_bytes));
-        Door {
-            session: Session::new(start),
-            push_slots: BufferSlots::new(plan.clone()),
-            spoils_push_slots: false,
-            never_asks_owner: false,
-            named: 0,
+        SessionEndpoint {
+            session: Session::new(config),
+            push_buffers: SimulatedPushBuffers::new(plan.clone()),
+            overwrites_push_slots: false,
+            skips_owner: false,
+            shared_push_frames: 0,
             plan,
             owner,
             links: BTreeMap::new(),
-            passed: BTreeMap::new(),
-            mapped_shards: MappedShards::default(),
-            reading: None,
+            descriptors: BTreeMap::new(),
+            readers: StepwiseReaders::default(),
+            mapped_pull: None,
             direct_pulls: 0,
             next_op: 1,
-            read: Counts::default(),
+            pulled_gradients: GradientCounts::default(),
             events: VecDeque::new(),
         }
     }
 
-    /// The shards of the variables, the step owner's first.
+    /// Returns the step owner's shard and the other shards of the variables.
     pub fn shards(&self) -> Vec<ShardId> {
         let others = self.plan.shards().iter().copied().filter(|&shard| shard != self.owner);
         std::iter::once(self.owner).chain(others).collect()
     }
 
-    /// All variables.
+    /// Returns all variables.
     pub fn variables(&self) -> Vec<VariableId> {
         (0..self.plan.catalogue().variables().len() as u32).map(VariableId).collect()
     }
 
-    /// Where a variable lies in the bytes of all variables.
+    /// Returns the range of a variable in the bytes of all variables.
     pub fn range(&self, variable: VariableId) -> Range<usize> {
         self.plan.range(variable)
     }
 
-    /// The length of all variables.
+    /// Returns the length of all variables in bytes.
     pub fn bytes(&self) -> usize {
         self.plan.bytes()
     }
 
-    /// What the chief does with the shards as it has found them: those that are to be initialized,
-    /// and in which restore epoch; none if all live.
+    /// Decides as the chief what to do with the shards it has found. Returns the shards to
+    /// initialize and their restore epoch; none if all have values.
     ///
     /// # Panics
-    /// If a shard has lost its values, which none does whose files are kept.
+    /// If a shard has lost its values, which cannot happen while its files are kept.
     pub fn begin(&self, found: &[(ShardId, Declared)]) -> Vec<(ShardId, RestoreEpoch)> {
-        let found: Vec<Found> =
-            found.iter().map(|(shard, declared)| Found::new(*shard, declared)).collect();
-        if start::living(&found).is_some() {
+        let found: Vec<DeclaredShard> =
+            found.iter().map(|(shard, declared)| DeclaredShard::new(*shard, declared)).collect();
+        if start::common_epoch(&found).is_some() {
             return Vec::new();
         }
-        match start::begin(&found, None) {
-            Begin::Initialize { shards, epoch } => {
+        match start::decide(&found, None) {
+            StartDecision::Initialize { shards, epoch } => {
                 shards.into_iter().map(|shard| (shard, epoch)).collect()
             }
-            other => panic!("{found:?} are to be {other:?}"),
+            other => panic!("cannot begin with {found:?}: {other:?}"),
         }
     }
 
-    /// Whether a chief or a worker that joins begins again after this error.
+    /// Returns whether a process that joins starts over after this error.
     pub fn has_moved_on(error: &Error) -> bool {
-        has_moved_on(error)
+        is_outdated(error)
     }
 
-    /// Has something done by the deadline; the number of the operation.
-    pub fn ask(&mut self, now: Instant, want: Want, timeout: Duration) -> u64 {
-        let request = |shard, message: Message, body| Command::Request { shard, message, body };
+    /// Starts an operation with a timeout. Returns its number.
+    pub fn submit(&mut self, now: Instant, operation: WorkerOperation, timeout: Duration) -> u64 {
+        let request = |shard, message: Message, body| SessionCommand::Request { shard, message, body };
         let plan = self.plan.clone();
-        let command = match want {
-            Want::Open => Command::Open { shards: self.shards() },
-            Want::Declare(shard) => {
+        let command = match operation {
+            WorkerOperation::Open => SessionCommand::Open { shards: self.shards() },
+            WorkerOperation::Declare(shard) => {
                 let declare = message::Declare { digest: plan.catalogue().digest() };
                 let body = Bytes::copy_from_slice(plan.catalogue().encode());
                 request(shard, declare.into(), body)
             }
-            Want::Initialize(shard, epoch) => {
+            WorkerOperation::Initialize(shard, epoch) => {
                 request(shard, message::Initialize { epoch }.into(), Bytes::new())
             }
-            Want::AwaitReady(shard) => request(shard, message::AwaitReady {}.into(), Bytes::new()),
-            Want::Leave(shard) => request(shard, message::Leave {}.into(), Bytes::new()),
-            Want::Joined => Command::Joined { plan },
-            Want::Token => match self.session.unclaimed().claim() {
-                Some(grant) => return self.answered(Answer::Token(Some(grant))),
-                None => Command::Token,
+            WorkerOperation::AwaitReady(shard) => request(shard, message::AwaitReady {}.into(), Bytes::new()),
+            WorkerOperation::Leave(shard) => request(shard, message::Leave {}.into(), Bytes::new()),
+            WorkerOperation::Join => SessionCommand::Join { plan },
+            WorkerOperation::Token => match self.session.unclaimed().claim() {
+                Some(grant) => return self.answered(WorkerAnswer::Token(Some(grant))),
+                None => SessionCommand::Token,
             },
-            Want::Pull(token)
-                if self.mapped_shards.share(plan.shards()) && self.reading.is_none() =>
+            WorkerOperation::Pull(token)
+                if self.readers.has_all(plan.shards()) && self.mapped_pull.is_none() =>
             {
                 let op = self.number();
-                self.reading = Some(Reading::new(&plan, op, token, now + timeout));
-                self.events.push_back(Event::Reads);
+                self.mapped_pull = Some(MappedPull::new(&plan, op, token, now + timeout));
+                self.events.push_back(EndpointEvent::ContinueRead);
                 return op.0;
             }
-            Want::Pull(token) => {
-                let buffer = Buffer::new(&plan);
-                Command::Pull { plan, buffer, token }
+            WorkerOperation::Pull(token) => {
+                let buffer = AlignedBuffer::new(&plan);
+                SessionCommand::Pull { plan, buffer, token }
             }
-            Want::PullVariable(variable, token) => {
-                let buffer = Buffer::of_bytes(plan.range(variable).len());
-                Command::PullVariable { plan, variable, buffer, token }
+            WorkerOperation::PullVariable(variable, token) => {
+                let buffer = AlignedBuffer::of_bytes(plan.range(variable).len());
+                SessionCommand::PullVariable { plan, variable, buffer, token }
             }
-            Want::Push { grant, read, variables, bytes } => {
+            WorkerOperation::Push { grant, read, variables, bytes } => {
                 let (operation, grant) = (Operation::Gradient {}, Some(grant));
-                let read = Read { step: read, gradients: self.read.clone() };
-                let scattered = self.push_slots.write(&variables, &bytes);
+                let read = ReadPoint { step: read, gradients: self.pulled_gradients.clone() };
+                let scattered = self.push_buffers.write(&variables, &bytes);
                 let bytes = Bytes::from(bytes);
                 let parts = match scattered {
                     Some(_) => Vec::new(),
                     None => plan.parts(variables.into_iter(), |range| bytes.slice(range)),
                 };
                 let order = PushOrder::of_parts(operation, grant, read, parts);
-                Command::Push { order: PushOrder { scattered, ..order } }
+                SessionCommand::Push { order: PushOrder { scattered, ..order } }
             }
-            Want::Begin { grant, read } => {
+            WorkerOperation::Begin { grant, read } => {
                 let (operation, parts) = (Operation::Gradient {}, Vec::new());
-                let read = Read { step: read, gradients: self.read.clone() };
-                Command::Begin { order: PushOrder::of_parts(operation, Some(grant), read, parts) }
+                let read = ReadPoint { step: read, gradients: self.pulled_gradients.clone() };
+                SessionCommand::Begin { order: PushOrder::of_parts(operation, Some(grant), read, parts) }
             }
-            Want::More { sequence, variables, bytes } => {
+            WorkerOperation::AddGradients { sequence, variables, bytes } => {
                 let bytes = Bytes::from(bytes);
                 let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
-                Command::More { sequence, own: None, parts }
+                SessionCommand::AddParts { sequence, staged: None, parts }
             }
-            Want::End(sequence) => Command::End { sequence },
-            Want::Resume(error) => match error {
-                Error::Timeout { sequence: Some(sequence), .. } => Command::Await { sequence },
-                other => panic!("no push can be resumed after {other}"),
+            WorkerOperation::End(sequence) => SessionCommand::End { sequence },
+            WorkerOperation::Resume(error) => match error {
+                Error::Timeout { sequence: Some(sequence), .. } => SessionCommand::Await { sequence },
+                other => panic!("cannot resume a push after {other}"),
             },
         };
         let op = self.number();
         let deadline = now + timeout;
-        self.handle(now, Input::Command { op, command, deadline });
+        self.handle(now, SessionInput::Command { op, command, deadline });
         op.0
     }
 
@@ -339,111 +340,113 @@ impl Door {
         OpId(self.next_op - 1)
     }
 
-    /// What is answered without the session being asked.
-    fn answered(&mut self, answer: Answer) -> u64 {
+    /// Answers an operation without involving the session.
+    fn answered(&mut self, answer: WorkerAnswer) -> u64 {
         let op = self.number().0;
-        self.events.push_back(Event::Reply { op, reply: Ok(answer) });
+        self.events.push_back(EndpointEvent::Reply { op, reply: Ok(answer) });
         op
     }
 
-    /// Whoever waits for an operation waits no longer.
+    /// Cancels an operation.
     pub fn cancel(&mut self, now: Instant, op: u64) {
-        if let Some(reading) = self.reading.take_if(|reading| reading.op.0 == op) {
-            return reading.give_up();
+        if let Some(mapped_pull) = self.mapped_pull.take_if(|mapped_pull| mapped_pull.op.0 == op) {
+            return mapped_pull.give_up();
         }
-        self.handle(now, Input::Cancelled { op: OpId(op) });
+        self.handle(now, SessionInput::Cancelled { op: OpId(op) });
     }
 
-    /// A push that was begun is given up.
+    /// Gives up a push that was begun.
     pub fn abandon(&mut self, now: Instant, sequence: Sequence) {
-        self.handle(now, Input::Abandoned { sequence });
+        self.handle(now, SessionInput::Abandoned { sequence });
     }
 
-    /// A token is dropped, and goes back.
+    /// Drops a token, which returns it.
     pub fn drop_token(&mut self, now: Instant, grant: Grant) {
-        self.handle(now, Input::TokenDropped { grant });
+        self.handle(now, SessionInput::TokenDropped { grant });
     }
 
-    /// Reads a little more of the values that are being read, if some are.
-    pub fn read_on(&mut self, now: Instant) {
-        let Some(mut reading) = self.reading.take() else { return };
-        let step = reading.step(&self.plan, &self.mapped_shards);
-        let (op, token, deadline) = (reading.op, reading.token, reading.deadline);
+    /// Continues the pull that reads shared memory, if there is one, by one step.
+    pub fn continue_read(&mut self, now: Instant) {
+        let Some(mut mapped_pull) = self.mapped_pull.take() else { return };
+        let step = mapped_pull.step(&self.plan, &self.readers);
+        let (op, token, deadline) = (mapped_pull.op, mapped_pull.token, mapped_pull.deadline);
         let answer = match step {
-            Step::More => {
-                self.reading = Some(reading);
-                return self.events.push_back(Event::Reads);
+            ReadProgress::More => {
+                self.mapped_pull = Some(mapped_pull);
+                return self.events.push_back(EndpointEvent::ContinueRead);
             }
-            Step::Ask => {
-                let buffer = Buffer::new(&self.plan);
-                let command = Command::Pull { plan: self.plan.clone(), buffer, token };
-                return self.handle(now, Input::Command { op, command, deadline });
+            ReadProgress::SendRequests => {
+                let buffer = AlignedBuffer::new(&self.plan);
+                let command = SessionCommand::Pull { plan: self.plan.clone(), buffer, token };
+                return self.handle(now, SessionInput::Command { op, command, deadline });
             }
-            Step::Stale => Answer::Stale,
-            Step::Pulled(buffer, read) => {
+            ReadProgress::Stale => WorkerAnswer::Stale,
+            ReadProgress::Pulled(buffer, read) => {
                 self.direct_pulls += 1;
-                self.read = read.gradients.clone();
-                Answer::Pulled(buffer.bytes().to_vec(), read.step)
+                self.pulled_gradients = read.gradients.clone();
+                WorkerAnswer::Pulled(buffer.bytes().to_vec(), read.step)
             }
         };
-        self.events.push_back(Event::Reply { op: op.0, reply: Ok(answer) });
+        self.events.push_back(EndpointEvent::Reply { op: op.0, reply: Ok(answer) });
     }
 
-    /// How many pulls were of values in lent memory.
+    /// Returns how many pulls have read shared memory.
     pub fn direct_pulls(&self) -> u64 {
         self.direct_pulls
     }
 
-    /// How many frames of pushes have said where gradients lie.
-    pub fn named(&self) -> u64 {
-        self.named
+    /// Returns how many frames have referenced gradients in push buffers.
+    pub fn shared_push_frames(&self) -> u64 {
+        self.shared_push_frames
     }
 
-    /// Has rooms written while they are being pushed, as a bug would.
-    pub fn spoil_push_slots(&mut self) {
-        self.spoils_push_slots = true;
+    /// Plants a bug: push slots are overwritten while they are being pushed.
+    pub fn overwrite_push_slots(&mut self) {
+        self.overwrites_push_slots = true;
     }
 
-    /// Has pushes sent to every shard without the step owner's word, as a bug would.
-    pub fn never_ask_owner(&mut self) {
-        self.never_asks_owner = true;
+    /// Plants a bug: pushes go to every shard before the step owner has answered.
+    pub fn skip_owner(&mut self) {
+        self.skips_owner = true;
     }
 
-    /// Descriptors have come over a link, before the frame that tells what they are of, or with it.
-    pub fn passed(&mut self, link: usize, descriptors: Vec<OwnedFd>) {
-        self.passed.entry(link).or_default().push_back(descriptors);
+    /// Receives descriptors over a link, before the frame that describes them or with it.
+    pub fn descriptors_received(&mut self, link: usize, descriptors: Vec<OwnedFd>) {
+        self.descriptors.entry(link).or_default().push_back(descriptors);
     }
 
-    fn take_passed(&mut self, link: usize) -> Vec<OwnedFd> {
-        let passed = self.passed.get_mut(&link).and_then(VecDeque::pop_front);
-        passed.expect("descriptors come with shared memory")
+    fn take_descriptors(&mut self, link: usize) -> Vec<OwnedFd> {
+        let descriptors = self.descriptors.get_mut(&link).and_then(VecDeque::pop_front);
+        descriptors.expect("descriptors come with shared memory")
     }
 
-    /// A link is connected; `same_host` if it is a Unix socket.
+    /// Reports a connected link; `same_host` if it is a Unix socket.
     pub fn connected(&mut self, now: Instant, link: usize, same_host: bool) {
         let mut reader = FrameReader::new();
         reader.open();
         self.links.insert(link, (reader, false));
-        self.passed.remove(&link);
-        self.handle(now, Input::Connected { link, same_host: same_host });
+        self.descriptors.remove(&link);
+        self.handle(now, SessionInput::Connected { link, same_host: same_host });
     }
 
-    /// A link could not be connected, or is lost.
+    /// Reports a link that failed to connect or is lost.
     pub fn disconnected(&mut self, now: Instant, link: usize, error: &str) {
         self.links.remove(&link);
-        self.mapped_shards.remove(link);
-        self.push_slots.remove(link);
-        self.handle(now, Input::Disconnected { link, error: error.to_owned() });
+        self.readers.remove(link);
+        self.push_buffers.remove(link);
+        self.handle(now, SessionInput::Disconnected { link, error: error.to_owned() });
     }
 
-    /// The transport has taken bytes after it had been full.
+    /// Reports that the transport has accepted bytes after it was full.
     pub fn written(&mut self, now: Instant, link: usize) {
-        self.handle(now, Input::Written { link });
+        self.handle(now, SessionInput::BytesSent { link });
     }
 
-    /// Bytes come over a link. False if they break the protocol: the link is to be cut.
+    /// Receives bytes over a link. Returns false if they break the protocol and the link must be
+    /// closed.
     pub fn receive(&mut self, now: Instant, link: usize, bytes: &[u8]) -> bool {
-        // What stays in its place tells whether the session gives the link up meanwhile.
+        // The entry stays in the map: its absence afterwards means that the session has closed the
+        // link.
         let Some(place) = self.links.get_mut(&link) else { return true };
         let (mut reader, mut in_body) = std::mem::take(place);
         let sound = self.read(now, link, (&mut reader, &mut in_body), bytes);
@@ -489,11 +492,11 @@ impl Door {
                     Err(_) => return false,
                     Ok(BodyPoll::Done) => {
                         *in_body = false;
-                        self.handle(now, Input::Body { link });
+                        self.handle(now, SessionInput::Body { link });
                     }
                     Ok(BodyPoll::Pending) => {
                         if reader.bytes() != before {
-                            self.handle(now, Input::Heard { link });
+                            self.handle(now, SessionInput::BytesReceived { link });
                         }
                         return true;
                     }
@@ -505,46 +508,46 @@ impl Door {
                 Ok(Poll::Pending | Poll::Closed) => return true,
                 Ok(Poll::Frame(header, message)) => {
                     *in_body = header.body_bytes > 0;
-                    self.handle(now, Input::Message { link, header, message });
+                    self.handle(now, SessionInput::Message { link, header, message });
                 }
             }
         }
     }
 
-    /// Time has passed.
+    /// Reports that time has passed.
     pub fn tick(&mut self, now: Instant) {
-        self.handle(now, Input::Tick);
+        self.handle(now, SessionInput::Tick);
     }
 
-    /// When [`Door::tick`] is due at the latest.
+    /// Returns when the next [`SessionEndpoint::tick`] is due at the latest.
     pub fn wake_at(&self, now: Instant) -> Instant {
         self.session.wake_at(now)
     }
 
-    /// The next thing to do.
-    pub fn poll(&mut self) -> Option<Event> {
+    /// Returns the next action.
+    pub fn poll(&mut self) -> Option<EndpointEvent> {
         self.events.pop_front()
     }
 
-    fn handle(&mut self, now: Instant, input: Input) {
-        if self.never_asks_owner {
+    fn handle(&mut self, now: Instant, input: SessionInput) {
+        if self.skips_owner {
             self.session.trust_connections();
         }
         self.session.handle(now, input);
         while let Some(output) = self.session.poll_output() {
             let event = match output {
-                Output::Connect { link, shard } => Event::Connect { link, shard },
-                Output::Disconnect { link } => {
+                SessionOutput::Connect { link, shard } => EndpointEvent::Connect { link, shard },
+                SessionOutput::Disconnect { link } => {
                     self.links.remove(&link);
-                    self.mapped_shards.remove(link);
-                    self.push_slots.remove(link);
-                    Event::Disconnect { link }
+                    self.readers.remove(link);
+                    self.push_buffers.remove(link);
+                    EndpointEvent::Disconnect { link }
                 }
-                Output::Send { link, envelope, message, body, crc } => {
+                SessionOutput::Send { link, envelope, message, body, crc } => {
                     if let Message::PushShared(shared) = &message {
-                        self.named += 1;
-                        if self.spoils_push_slots {
-                            self.push_slots.spoil(link, shared.push_slot);
+                        self.shared_push_frames += 1;
+                        if self.overwrites_push_slots {
+                            self.push_buffers.overwrite(link, shared.push_slot);
                         }
                     }
                     let body = body.concat();
@@ -553,40 +556,40 @@ impl Door {
                     let stamp = BodyStamp { bytes: body.len() as u64, crc };
                     encode(&mut frame, &envelope, &message, stamp);
                     frame.extend_from_slice(&body);
-                    Event::Send { link, frame }
+                    EndpointEvent::Send { link, frame }
                 }
-                Output::Reply { op, reply } => {
+                SessionOutput::Reply { op, reply } => {
                     if let Ok(Reply::Pulled { read, .. }) = &reply {
-                        self.read = read.gradients.clone();
+                        self.pulled_gradients = read.gradients.clone();
                     }
-                    Event::Reply { op: op.0, reply: reply.map(answer) }
+                    EndpointEvent::Reply { op: op.0, reply: reply.map(answer) }
                 }
-                Output::Progress { .. } => continue,
-                Output::SharedValues { link, mapped_shard, shared } => {
-                    let descriptors = self.take_passed(link);
-                    self.mapped_shards.add(&self.plan, link, mapped_shard, (&shared, descriptors));
+                SessionOutput::Progress { .. } => continue,
+                SessionOutput::SharedValues { link, mapped_shard, shared } => {
+                    let descriptors = self.take_descriptors(link);
+                    self.readers.add(&self.plan, link, mapped_shard, (&shared, descriptors));
                     continue;
                 }
-                Output::SharedPushBuffer { link, shard, push_buffer, shared } => {
-                    let descriptors = self.take_passed(link);
-                    self.push_slots.add((link, shard, push_buffer), shared, descriptors);
+                SessionOutput::SharedPushBuffer { link, shard, push_buffer, shared } => {
+                    let descriptors = self.take_descriptors(link);
+                    self.push_buffers.add((link, shard, push_buffer), shared, descriptors);
                     continue;
                 }
             };
             self.events.push_back(event);
         }
-        self.push_slots.scribble();
+        self.push_buffers.overwrite_free_memory();
     }
 }
 
-fn answer(reply: Reply) -> Answer {
+fn answer(reply: Reply) -> WorkerAnswer {
     match reply {
-        Reply::Answer { message: Message::Declared(declared), .. } => Answer::Found(declared),
-        Reply::Token(grant) => Answer::Token(grant),
-        Reply::Pulled { buffer, read } => Answer::Pulled(buffer.bytes().to_vec(), read.step),
-        Reply::Stale { .. } => Answer::Stale,
-        Reply::Begun { sequence } => Answer::Begun(sequence),
-        Reply::Pushed { outcome } => Answer::Pushed(outcome),
-        _ => Answer::Done,
+        Reply::Answer { message: Message::Declared(declared), .. } => WorkerAnswer::Found(declared),
+        Reply::Token(grant) => WorkerAnswer::Token(grant),
+        Reply::Pulled { buffer, read } => WorkerAnswer::Pulled(buffer.bytes().to_vec(), read.step),
+        Reply::Stale { .. } => WorkerAnswer::Stale,
+        Reply::Begun { sequence } => WorkerAnswer::Begun(sequence),
+        Reply::Pushed { outcome } => WorkerAnswer::Pushed(outcome),
+        _ => WorkerAnswer::Done,
     }
 }

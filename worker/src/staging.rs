@@ -1,4 +1,4 @@
-//! Parts of a push that are made for it alone, in memory that is used again and again.
+//! Parts that are made for one push, in reusable memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,45 +8,45 @@ use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::rows;
 
-use crate::parts::{Bodies, Body, Part, Stretch};
+use crate::parts::{BodySource, FrameBody, OutgoingPart, EncodedRange};
 use crate::rows::RowGradients;
 use crate::sharding_plan::ShardingPlan;
 
-/// The parts of a push that are made for it alone. They are made; then they are shared with the session,
-/// until it has sent them.
+/// The parts that are made for one push. First they are made; then the push shares them with the
+/// session until it has sent them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StagedParts {
-    /// The gradients of sparse variables, which travel as they lie.
+    /// The gradients of sparse variables.
     pub(crate) rows: RowGradients,
-    /// What is encoded, and variables that are handed over one by one; behind the rows.
-    pub(crate) copies: Copies,
+    /// Encoded gradients, and variables of streamed pushes. Their parts follow those of the rows.
+    pub(crate) copies: PartBuffer,
 }
 
 impl StagedParts {
-    /// Forgets everything.
+    /// Removes everything.
     pub(crate) fn empty(&mut self) {
         self.rows.empty();
         self.copies.empty();
     }
 
-    /// Whether there is nothing that has to be sent.
+    /// Whether there is no part to send.
     pub(crate) fn is_empty(&self) -> bool {
-        self.rows.cut.parts.is_empty() && self.copies.parts.is_empty()
+        self.rows.buffer.parts.is_empty() && self.copies.parts.is_empty()
     }
 
-    /// All parts, with their shards.
-    pub(crate) fn parts(self: &Arc<Self>) -> impl Iterator<Item = (ShardId, Part)> {
-        let all = self.rows.cut.parts.iter().chain(&*self.copies.parts);
+    /// Returns all parts with their shards.
+    pub(crate) fn parts(self: &Arc<Self>) -> impl Iterator<Item = (ShardId, OutgoingPart)> {
+        let all = self.rows.buffer.parts.iter().chain(&*self.copies.parts);
         all.enumerate().map(|(which, part)| {
-            let body = Body::Of { memory: self.clone(), which };
-            (part.shard, Part { offset: part.offset, body, encoded: part.encoded })
+            let body = FrameBody::Stored { source: self.clone(), index: which };
+            (part.shard, OutgoingPart { offset: part.offset, body, encoded: part.encoded })
         })
     }
 }
 
-impl Bodies for StagedParts {
+impl BodySource for StagedParts {
     fn body(&self, which: usize) -> (&[u8], usize) {
-        let rows = &self.rows.cut;
+        let rows = &self.rows.buffer;
         match which.checked_sub(rows.parts.len()) {
             None => rows.body(which),
             Some(which) => self.copies.body(which),
@@ -54,31 +54,31 @@ impl Bodies for StagedParts {
     }
 }
 
-/// Bytes, and parts of a push that are stretches of them.
+/// Bytes, and parts of a push that consist of them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Copies {
+pub(crate) struct PartBuffer {
     pub(crate) bytes: Vec<u8>,
     parts: Vec<StagedPart>,
 }
 
-/// A part in which some of them travel.
+/// A part, with its range of the bytes.
 #[derive(Clone, Debug)]
 struct StagedPart {
     shard: ShardId,
     offset: u64,
     body: Range<usize>,
-    /// So many zeros come behind it.
+    /// The number of zeros that follow the range.
     padding: usize,
-    encoded: Option<Stretch>,
+    encoded: Option<EncodedRange>,
 }
 
-impl Copies {
+impl PartBuffer {
     pub(crate) fn empty(&mut self) {
         self.bytes.clear();
         self.parts.clear();
     }
 
-    /// Ends with zeros up to where elements of every type are aligned; where that is.
+    /// Appends zeros up to the alignment of every element type. Returns the new length.
     pub(crate) fn align(&mut self) -> usize {
         let aligned = self.bytes.len().next_multiple_of(8);
         self.bytes.resize(aligned, 0);
@@ -90,11 +90,11 @@ impl Copies {
         (&self.bytes[part.body.clone()], part.padding)
     }
 
-    /// Appends a variable that is not sparse, and the parts in which it travels as it is.
+    /// Appends a dense variable, and its unencoded parts.
     pub(crate) fn add_variable(&mut self, plan: &ShardingPlan, id: VariableId, elements: &[u8]) {
         let size = plan.catalogue().variable(id).dtype().size();
         for &shard in plan.shards() {
-            // Partitions that follow each other there travel together.
+            // Adjacent partitions share parts.
             let (mut first, mut run) = (self.bytes.len(), 0..0);
             let partitions = plan.catalogue().partitions_of(id).iter();
             for partition in partitions.filter(|partition| partition.shard == shard) {
@@ -102,7 +102,7 @@ impl Copies {
                 let [from, to] = [partition.elements.start, partition.elements.end]
                     .map(|element| element as usize * size);
                 self.bytes.extend_from_slice(&elements[from..to]);
-                if partition.own.is_some() {
+                if partition.own_encoding.is_some() {
                     self.add_values(plan, partition, start..self.bytes.len(), 1.0);
                     continue;
                 }
@@ -120,8 +120,8 @@ impl Copies {
         }
     }
 
-    /// Appends elements that are encoded, as a part of their own: so many of a partition, behind so many
-    /// bytes of others.
+    /// Appends encoded elements of a partition as one part. `before` is the number of bytes of the
+    /// partition before them.
     pub(crate) fn add_encoded<E>(
         &mut self,
         partition: &Partition,
@@ -137,13 +137,13 @@ impl Copies {
             offset: partition.offset + before,
             body: start..self.bytes.len(),
             padding: 0,
-            encoded: Some(Stretch::of(partition, elements, encoding)),
+            encoded: Some(EncodedRange::of(partition, elements, encoding)),
         });
         Ok(())
     }
 
-    /// Adds the parts in which elements of a partition travel that lie here. Those of a half type are
-    /// multiplied with `factor` there.
+    /// Adds the parts for elements of a partition that are in the memory already. The shard
+    /// multiplies elements of a half type by `factor`.
     pub(crate) fn add_values(
         &mut self,
         plan: &ShardingPlan,
@@ -151,23 +151,23 @@ impl Copies {
         values: Range<usize>,
         factor: f64,
     ) {
-        let Some(own) = partition.own else {
+        let Some(encoding) = partition.own_encoding else {
             let padding = values.len().next_multiple_of(8) - values.len();
             return self.add_plain(plan, partition.shard, partition.offset, values, padding);
         };
-        for half in plan.half_parts(partition, own, values.len() / 2) {
-            let stretch = Stretch::of(partition, half.values.len() / 2, own);
+        for half in plan.half_parts(partition, encoding, values.len() / 2) {
+            let range = EncodedRange::of(partition, half.values.len() / 2, encoding);
             self.parts.push(StagedPart {
                 shard: partition.shard,
                 offset: partition.offset + half.before,
                 body: values.start + half.values.start..values.start + half.values.end,
                 padding: half.padding,
-                encoded: Some(Stretch { factor, ..stretch }),
+                encoded: Some(EncodedRange { factor, ..range }),
             });
         }
     }
 
-    /// Appends the index of rows of a partition, which rise, and the parts in which it travels.
+    /// Appends the index of rows of a partition, whose numbers ascend, and its parts.
     pub(crate) fn add_index(
         &mut self,
         plan: &ShardingPlan,
@@ -181,7 +181,8 @@ impl Copies {
         self.add_plain(plan, partition.shard, offset, index, 0);
     }
 
-    /// Adds the parts in which bytes travel to a place in what is pushed, with padding behind them.
+    /// Adds the parts for bytes that go to an offset of the shard's layout, with padding behind
+    /// them.
     fn add_plain(
         &mut self,
         plan: &ShardingPlan,
@@ -192,9 +193,9 @@ impl Copies {
     ) {
         for range in plan.cut((bytes.len() + padding) as u64) {
             let (start, end) = (range.start as usize, range.end as usize);
-            let held = start.min(bytes.len())..end.min(bytes.len());
-            let (padding, offset) = (end - start - held.len(), offset + range.start);
-            let body = bytes.start + held.start..bytes.start + held.end;
+            let filled = start.min(bytes.len())..end.min(bytes.len());
+            let (padding, offset) = (end - start - filled.len(), offset + range.start);
+            let body = bytes.start + filled.start..bytes.start + filled.end;
             self.parts.push(StagedPart { shard, offset, body, padding, encoded: None });
         }
     }
@@ -210,17 +211,17 @@ mod tests {
 
     use super::*;
     use crate::params::tests::plan_of;
-    use crate::rows::Cutting;
+    use crate::rows::RowPartOptions;
 
-    /// What each shard is sent where, in order.
-    fn sent(parts: impl Iterator<Item = (ShardId, Part)>) -> Vec<(ShardId, u64, u64, Vec<u8>)> {
+    /// What each shard is sent: offset, length and body of each part, in order.
+    fn sent(parts: impl Iterator<Item = (ShardId, OutgoingPart)>) -> Vec<(ShardId, u64, u64, Vec<u8>)> {
         parts.map(|(shard, part)| (shard, part.offset, part.bytes(), part.body.concat())).collect()
     }
 
     proptest! {
-        /// A variable that is handed over by itself travels as it does with all others.
+        /// A streamed variable is sent like one in a whole push.
         #[test]
-        fn a_copied_variable_travels_as_it_would_in_a_whole_push(
+        fn a_streamed_variable_is_sent_as_in_a_whole_push(
             rows in 0_u64..9,
             width in 1_u64..5,
             cut in 1_u32..5,
@@ -243,28 +244,28 @@ mod tests {
             let body = |range: Range<usize>| padded[range].to_vec().into();
             let whole = plan.parts([id].into_iter(), body).into_iter();
             let whole = whole.flat_map(|(shard, parts)| parts.into_iter().map(move |p| (shard, p)));
-            let mut own = StagedParts::default();
-            own.copies.add_variable(&plan, id, &buffer[plan.range(id)]);
-            prop_assert_eq!(sent(Arc::new(own).parts()), sent(whole));
+            let mut staged = StagedParts::default();
+            staged.copies.add_variable(&plan, id, &buffer[plan.range(id)]);
+            prop_assert_eq!(sent(Arc::new(staged).parts()), sent(whole));
         }
     }
 
-    /// Rows of every type lie so that they can be read where they are, whatever lies before them.
+    /// Rows of every type can be borrowed as slices, after rows of any other type.
     #[test]
-    fn rows_lie_aligned_behind_those_of_other_types() {
+    fn rows_are_aligned_after_rows_of_other_types() {
         let variables = vec![
             VariableSpec::bf16("halves", [9, 1]).unwrap().sparse(),
             VariableSpec::f32("singles", [9, 1]).unwrap().sparse(),
             VariableSpec::new("doubles", DType::F64, Shape::new([9, 1]).unwrap()).unwrap().sparse(),
         ];
         let plan = plan_of(variables, 1);
-        let mut own = StagedParts::default();
+        let mut staged = StagedParts::default();
         for ids in [&[1, 2, 5][..], &[7], &[3, 4, 6]] {
-            own.rows.set(&plan, VariableId(0), ids, &vec![bf16::ONE; ids.len()]).unwrap();
-            own.rows.set(&plan, VariableId(1), ids, &vec![2.0_f32; ids.len()]).unwrap();
-            own.rows.set(&plan, VariableId(2), ids, &vec![3.0_f64; ids.len()]).unwrap();
-            let singles = own.rows.of_variable(VariableId(1)).unwrap();
-            let doubles = own.rows.of_variable(VariableId(2)).unwrap();
+            staged.rows.set(&plan, VariableId(0), ids, &vec![bf16::ONE; ids.len()]).unwrap();
+            staged.rows.set(&plan, VariableId(1), ids, &vec![2.0_f32; ids.len()]).unwrap();
+            staged.rows.set(&plan, VariableId(2), ids, &vec![3.0_f64; ids.len()]).unwrap();
+            let singles = staged.rows.of_variable(VariableId(1)).unwrap();
+            let doubles = staged.rows.of_variable(VariableId(2)).unwrap();
             assert!(
                 matches!(singles.elements::<f32>(), Cow::Borrowed(all) if all == vec![2.0; ids.len()])
             );
@@ -272,28 +273,28 @@ mod tests {
                 matches!(doubles.elements::<f64>(), Cow::Borrowed(all) if all == vec![3.0; ids.len()])
             );
         }
-        own.rows.remove(VariableId(0));
-        let doubles = own.rows.of_variable(VariableId(2)).unwrap();
+        staged.rows.remove(VariableId(0));
+        let doubles = staged.rows.of_variable(VariableId(2)).unwrap();
         assert!(matches!(doubles.elements::<f64>(), Cow::Borrowed([3.0, 3.0, 3.0])));
     }
 
-    /// What is encoded comes behind the rows, and all of it is of one memory.
+    /// Encoded gradients follow the rows.
     #[test]
     fn parts_of_rows_come_before_copies() {
         let rows = VariableSpec::f32("rows", [9, 1]).unwrap().sparse();
         let plan = plan_of(vec![rows, VariableSpec::f32("dense", [3]).unwrap()], 1);
-        let mut own = StagedParts::default();
-        assert!(own.is_empty());
-        own.copies.add_variable(&plan, VariableId(1), bytemuck::bytes_of(&[1.0_f32, 2.0, 3.0]));
-        assert!(!own.is_empty());
-        own.rows.set(&plan, VariableId(0), &[4], &[5.0_f32]).unwrap();
-        own.rows.cut(&plan, VariableId(0), Cutting { all: true, values: true, factor: 1.0 });
-        let own = Arc::new(own);
-        let bodies: Vec<Vec<u8>> = own.parts().map(|(_, part)| part.body.concat()).collect();
+        let mut staged = StagedParts::default();
+        assert!(staged.is_empty());
+        staged.copies.add_variable(&plan, VariableId(1), bytemuck::bytes_of(&[1.0_f32, 2.0, 3.0]));
+        assert!(!staged.is_empty());
+        staged.rows.set(&plan, VariableId(0), &[4], &[5.0_f32]).unwrap();
+        staged.rows.cut(&plan, VariableId(0), RowPartOptions { include_empty: true, include_values: true, factor: 1.0 });
+        let staged = Arc::new(staged);
+        let bodies: Vec<Vec<u8>> = staged.parts().map(|(_, part)| part.body.concat()).collect();
         let floats = |floats: &[f32]| bytemuck::cast_slice::<f32, u8>(floats).to_vec();
         assert_eq!(bodies[1..], [floats(&[5.0, 0.0]), floats(&[1.0, 2.0, 3.0, 0.0])]);
-        let mut own = Arc::into_inner(own).unwrap();
-        own.empty();
-        assert!(own.is_empty() && own.copies.bytes.is_empty());
+        let mut staged = Arc::into_inner(staged).unwrap();
+        staged.empty();
+        assert!(staged.is_empty() && staged.copies.bytes.is_empty());
     }
 }

@@ -1,82 +1,84 @@
-//! How the chief begins: what it makes of the states it finds the shards in.
+//! The chief's decision about the states in which it finds the shards.
 
 use pushpull_common::ids::{RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{CatalogueState, CheckpointId, Declared};
 
-/// What one shard has said of itself.
+/// The answer of one shard to a declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct DeclaredShard {
     pub(crate) shard: ShardId,
     pub(crate) ready: bool,
     pub(crate) epoch: RestoreEpoch,
-    /// Whether something has been made of its values; the step owner says so.
+    /// Whether the variables have been trained; only the step owner reports it.
     pub(crate) trained: bool,
 }
 
-impl Found {
-    pub(crate) fn new(shard: ShardId, declared: &Declared) -> Found {
+impl DeclaredShard {
+    pub(crate) fn new(shard: ShardId, declared: &Declared) -> DeclaredShard {
         let Declared { state, restore_epoch: epoch, trained } = *declared;
-        Found { shard, ready: matches!(state, CatalogueState::Ready { .. }), epoch, trained }
+        DeclaredShard { shard, ready: matches!(state, CatalogueState::Ready { .. }), epoch, trained }
     }
 }
 
-/// How to give all variables values that belong together.
+/// How to give all variables consistent values.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Begin {
-    /// Restore all shards, living ones too.
+pub(crate) enum StartDecision {
+    /// Restore all shards, including those with values.
     Restore { checkpoint: CheckpointId, epoch: RestoreEpoch },
     /// Initialize these shards.
     Initialize { shards: Vec<ShardId>, epoch: RestoreEpoch },
-    /// Some shards hold what others have lost, and there is no checkpoint: the first that has.
+    /// Some shards hold what others have lost, and there is no checkpoint. `shard` is the first
+    /// without.
     Lost { shard: ShardId },
-    /// A shard, or the checkpoint that the step owner knows, says an epoch after which there is none.
+    /// A shard, or the newest checkpoint, has the highest epoch, so no restore can follow.
     NoEpoch { shard: ShardId, epoch: RestoreEpoch },
 }
 
-/// The epoch in which all shards live, if they do: their state is kept.
-pub(crate) fn living(found: &[Found]) -> Option<RestoreEpoch> {
-    let epoch = found.first()?.epoch;
-    found.iter().all(|found| found.ready && found.epoch == epoch).then_some(epoch)
+/// Returns the epoch of the shards, if all have values of the same one: their state is kept.
+pub(crate) fn common_epoch(declared: &[DeclaredShard]) -> Option<RestoreEpoch> {
+    let epoch = declared.first()?.epoch;
+    declared.iter().all(|declared| declared.ready && declared.epoch == epoch).then_some(epoch)
 }
 
-/// What is to be done with shards that do not all live in one epoch; the step owner is the first.
+/// Decides how to continue with shards that do not all have values of one epoch. The step owner is
+/// the first of `declared`.
 ///
-/// A chief that dies in the middle of restoring leaves shards in two epochs, and the next one
-/// restores them all again under a third. One that dies in the middle of initializing has begun with
-/// the owner: that is ready then and nothing is trained, and the rest is initialized as it would have
-/// been. Any other mixture is a shard that has lost what the others still have.
-pub(crate) fn begin(found: &[Found], checkpoint: Option<CheckpointId>) -> Begin {
-    let epochs = found.iter().map(|found| (found.epoch, found.shard));
-    let of_checkpoint = checkpoint.iter().zip(found).map(|(it, owner)| (it.epoch, owner.shard));
+/// A chief that dies during a restore leaves shards in two epochs, and the next chief restores all
+/// of them under a third. A chief that dies during the initialization has begun with the owner.
+/// Then the owner is ready and nothing is trained, and the next chief initializes the rest under
+/// the same epoch. In any other mixture a shard has lost what the others still have.
+pub(crate) fn decide(declared: &[DeclaredShard], checkpoint: Option<CheckpointId>) -> StartDecision {
+    let epochs = declared.iter().map(|declared| (declared.epoch, declared.shard));
+    let of_checkpoint = checkpoint.iter().zip(declared).map(|(it, owner)| (it.epoch, owner.shard));
     let newest = epochs.chain(of_checkpoint).max_by_key(|&(epoch, _)| epoch);
     let next = match newest {
         None => RestoreEpoch(1),
-        // No shard begins with the last number there is.
+        // The highest number is never used, so that another epoch can follow.
         Some((epoch, shard)) => match epoch.0.checked_add(1).filter(|&next| next < u32::MAX) {
             Some(next) => RestoreEpoch(next),
-            None => return Begin::NoEpoch { shard, epoch },
+            None => return StartDecision::NoEpoch { shard, epoch },
         },
     };
     let newest = newest.map(|(epoch, _)| epoch);
     if let Some(checkpoint) = checkpoint {
-        return Begin::Restore { checkpoint, epoch: next };
+        return StartDecision::Restore { checkpoint, epoch: next };
     }
-    let unready = || found.iter().filter(|found| !found.ready);
-    let mut ready = found.iter().filter(|found| found.ready);
-    let shards = unready().map(|found| found.shard).collect();
+    let unready = || declared.iter().filter(|declared| !declared.ready);
+    let mut ready = declared.iter().filter(|declared| declared.ready);
+    let shards = unready().map(|declared| declared.shard).collect();
     let Some(first) = ready.next() else {
-        return Begin::Initialize { shards, epoch: next };
+        return StartDecision::Initialize { shards, epoch: next };
     };
-    let begun = found.first().is_some_and(|owner| owner.ready && !owner.trained)
+    let begun = declared.first().is_some_and(|owner| owner.ready && !owner.trained)
         && ready.all(|other| other.epoch == first.epoch)
         && unready().all(|other| other.epoch < first.epoch);
     if begun {
-        return Begin::Initialize { shards, epoch: first.epoch };
+        return StartDecision::Initialize { shards, epoch: first.epoch };
     }
-    // Where all are ready, what is lost is what those of an older epoch have missed.
-    let behind = found.iter().find(|other| Some(other.epoch) != newest);
+    // If all shards are ready, those of an older epoch have missed a restore.
+    let behind = declared.iter().find(|other| Some(other.epoch) != newest);
     let lost = unready().next().or(behind).unwrap_or(first);
-    Begin::Lost { shard: lost.shard }
+    StartDecision::Lost { shard: lost.shard }
 }
 
 #[cfg(test)]
@@ -86,8 +88,8 @@ mod tests {
 
     use super::*;
 
-    /// Shards as in `R2 D0`: ready in epoch 2, declared in epoch 0. The owner comes first.
-    fn found(text: &str) -> Vec<Found> {
+    /// Shards as in `R2 D0`: ready in epoch 2, declared in epoch 0. The step owner is the first.
+    fn declared(text: &str) -> Vec<DeclaredShard> {
         let shards = text.split_whitespace().enumerate().map(|(task, word)| {
             let digest = [0; 32];
             let state = match &word[..1] {
@@ -97,7 +99,7 @@ mod tests {
             };
             let shard = ShardId { task: task as u32, shard: 0 };
             let restore_epoch = RestoreEpoch(word[1..].parse().unwrap());
-            Found::new(shard, &Declared { state, restore_epoch, trained: false })
+            DeclaredShard::new(shard, &Declared { state, restore_epoch, trained: false })
         });
         shards.collect()
     }
@@ -107,43 +109,43 @@ mod tests {
         CheckpointId { name, epoch: RestoreEpoch(epoch), step }
     }
 
-    /// What is done, as in `restore 3`, `initialize 0 1 in 1`, `lost 1`.
-    fn told(begin: Begin) -> String {
-        match begin {
-            Begin::Restore { epoch, .. } => format!("restore in {epoch}"),
-            Begin::Initialize { shards, epoch } => {
+    /// The decision as text, as in `restore in 3`, `initialize 0 1 in 1`, `lost 1`.
+    fn summary(decision: StartDecision) -> String {
+        match decision {
+            StartDecision::Restore { epoch, .. } => format!("restore in {epoch}"),
+            StartDecision::Initialize { shards, epoch } => {
                 let tasks: Vec<String> = shards.iter().map(|s| s.task.to_string()).collect();
                 format!("initialize {} in {epoch}", tasks.join(" "))
             }
-            Begin::Lost { shard } => format!("lost {}", shard.task),
-            Begin::NoEpoch { shard, epoch } => format!("none after {epoch} of {}", shard.task),
+            StartDecision::Lost { shard } => format!("lost {}", shard.task),
+            StartDecision::NoEpoch { shard, epoch } => format!("none after {epoch} of {}", shard.task),
         }
     }
 
     #[test]
-    fn only_shards_that_all_live_in_one_epoch_are_left_alone() {
+    fn only_shards_of_one_epoch_are_kept() {
         for (text, epoch) in [("R1", Some(1)), ("R3 R3", Some(3))] {
-            assert_eq!(living(&found(text)), epoch.map(RestoreEpoch));
+            assert_eq!(common_epoch(&declared(text)), epoch.map(RestoreEpoch));
         }
         for text in ["D0", "A0 A0", "R1 D0", "D0 R1", "R1 R2", "D1 D1"] {
-            assert_eq!(living(&found(text)), None, "{text}");
+            assert_eq!(common_epoch(&declared(text)), None, "{text}");
         }
     }
 
     #[test]
-    fn what_is_done_by_what_is_found() {
-        // Shards, whether nothing is trained, the epoch of the newest checkpoint; what is done.
+    fn the_decision_follows_from_the_shards_and_the_checkpoint() {
+        // Shards, whether nothing is trained, the epoch of the newest checkpoint; the decision.
         let table: &[(&str, bool, Option<u32>, &str)] = &[
-            // A fresh cluster.
+            // A new cluster.
             ("D0", true, None, "initialize 0 in 1"),
             ("D0 D0 D0", true, None, "initialize 0 1 2 in 1"),
             // All have lost their state.
             ("D0 D0", true, Some(1), "restore in 2"),
             ("D0 D0", true, Some(4), "restore in 5"),
-            // One remembers an epoch, the checkpoint is of an older one.
+            // One has an epoch, and the checkpoint is of an older one.
             ("D6 D0", true, Some(4), "restore in 7"),
             ("D6 D0", true, None, "initialize 0 1 in 7"),
-            // A chief has died in the middle of initializing.
+            // A chief has died during the initialization.
             ("R1 D0", true, None, "initialize 1 in 1"),
             ("R1 R1 D0", true, None, "initialize 2 in 1"),
             ("R1 D0 R1", true, None, "initialize 1 in 1"),
@@ -154,11 +156,11 @@ mod tests {
             ("R1 D0", false, Some(1), "restore in 2"),
             ("R1 D0", true, Some(1), "restore in 2"),
             ("D0 R1", true, Some(1), "restore in 2"),
-            // A chief has died in the middle of restoring.
+            // A chief has died during a restore.
             ("R2 R1", false, Some(1), "restore in 3"),
             ("R2 D0", true, Some(1), "restore in 3"),
             ("R2 D1 R1", false, Some(1), "restore in 3"),
-            // The same, and its checkpoint is gone.
+            // The same without a checkpoint.
             ("R2 R1", false, None, "lost 1"),
             ("R1 R2", true, None, "lost 0"),
             ("R2 R1 D0", true, None, "lost 2"),
@@ -166,15 +168,15 @@ mod tests {
             ("R1 D1", true, None, "lost 1"),
         ];
         for &(text, untrained, epoch, expected) in table {
-            let mut found = found(text);
-            found.iter_mut().take(1).for_each(|owner| owner.trained = !untrained);
-            let done = begin(&found, epoch.map(checkpoint));
-            assert_eq!(told(done), expected, "{text}, untrained: {untrained}, {epoch:?}");
+            let mut declared = declared(text);
+            declared.iter_mut().take(1).for_each(|owner| owner.trained = !untrained);
+            let done = decide(&declared, epoch.map(checkpoint));
+            assert_eq!(summary(done), expected, "{text}, untrained: {untrained}, {epoch:?}");
         }
     }
 
     #[test]
-    fn an_epoch_after_which_there_is_none_is_named_with_who_says_it() {
+    fn the_highest_epoch_is_reported_with_its_shard() {
         let (last, most) = (u32::MAX, u32::MAX - 1);
         let cases = [
             (format!("D{last}"), None, format!("none after {last} of 0")),
@@ -183,31 +185,31 @@ mod tests {
             (format!("D{} D0", most - 1), None, format!("initialize 0 1 in {most}")),
         ];
         for (text, epoch, expected) in cases {
-            assert_eq!(told(begin(&found(&text), epoch.map(checkpoint))), expected, "{text}");
+            assert_eq!(summary(decide(&declared(&text), epoch.map(checkpoint))), expected, "{text}");
         }
     }
 
     #[test]
-    fn whatever_is_found_the_epoch_that_begins_is_new_to_whom_it_is_told() {
+    fn a_new_epoch_is_above_that_of_every_shard_that_receives_it() {
         let words: Vec<String> =
             (0..3).flat_map(|epoch| ["R", "D"].map(|state| format!("{state}{epoch}"))).collect();
         for (a, b) in words.iter().flat_map(|a| words.iter().map(move |b| (a, b))) {
             for epoch in [None, Some(1), Some(5)] {
-                let found = found(&format!("{a} {b}"));
-                let told: Vec<(ShardId, RestoreEpoch)> = match begin(&found, epoch.map(checkpoint))
+                let declared = declared(&format!("{a} {b}"));
+                let receivers: Vec<(ShardId, RestoreEpoch)> = match decide(&declared, epoch.map(checkpoint))
                 {
-                    Begin::Restore { epoch, .. } => {
-                        found.iter().map(|found| (found.shard, epoch)).collect()
+                    StartDecision::Restore { epoch, .. } => {
+                        declared.iter().map(|declared| (declared.shard, epoch)).collect()
                     }
-                    Begin::Initialize { shards, epoch } => {
+                    StartDecision::Initialize { shards, epoch } => {
                         shards.into_iter().map(|shard| (shard, epoch)).collect()
                     }
-                    Begin::Lost { .. } | Begin::NoEpoch { .. } => continue,
+                    StartDecision::Lost { .. } | StartDecision::NoEpoch { .. } => continue,
                 };
-                let old = |shard| found.iter().find(|found| found.shard == shard).unwrap().epoch;
-                assert!(told.iter().all(|&(shard, epoch)| epoch > old(shard)), "{a} {b}");
-                let alone = told.len() < found.len();
-                assert!(!alone || found.iter().any(|f| f.ready), "{a} {b}");
+                let old = |shard| declared.iter().find(|declared| declared.shard == shard).unwrap().epoch;
+                assert!(receivers.iter().all(|&(shard, epoch)| epoch > old(shard)), "{a} {b}");
+                let partial = receivers.len() < declared.len();
+                assert!(!partial || declared.iter().any(|f| f.ready), "{a} {b}");
             }
         }
     }

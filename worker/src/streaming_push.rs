@@ -1,4 +1,4 @@
-//! A push that is sent variable by variable, as gradients become ready.
+//! A push whose variables are sent one by one.
 
 use std::sync::Arc;
 
@@ -7,40 +7,43 @@ use pushpull_common::tensor::Element;
 use smallvec::SmallVec;
 
 use crate::error::{Error, ViewError};
-use crate::initial_values::whole;
+use crate::initial_values::check_whole;
 use crate::joined_model::JoinedModel;
 use crate::outcome::Push;
 use crate::params::find;
 use crate::rows;
 use crate::runtime::OpenOperation;
-use crate::session::Command;
+use crate::session::SessionCommand;
 use crate::staging::StagedParts;
-use crate::token::Dropped;
+use crate::token::DroppedItem;
 
-/// A push under way, from [`crate::Worker::begin`]: one sequence number, one commit on each shard.
+/// A push whose gradients are sent as they become ready, from [`crate::Worker::begin`]. It has one
+/// sequence number, and each shard applies it in one commit.
 ///
-/// Dropping it before [`StreamingPush::finish`] withdraws it, and its token goes back.
+/// Call [`StreamingPush::variable`] or [`StreamingPush::rows`] for each variable, then
+/// [`StreamingPush::finish`]. Dropping it before `finish` withdraws the push and returns the token.
 #[derive(Debug)]
 #[must_use = "a push that is not finished is withdrawn"]
 pub struct StreamingPush {
-    joined: Arc<JoinedModel>,
+    model: Arc<JoinedModel>,
     sequence: Sequence,
     sent: Sent,
-    /// A future that was to send a variable was dropped: nobody knows whether it did.
+    /// A future that sent a variable was dropped, so it is unknown whether the variable is in the
+    /// push.
     interrupted: bool,
     finished: bool,
-    /// What has been taken over is sent while its caller computes.
+    /// Makes the session run while the caller computes, so that it sends the gradients meanwhile.
     _open: OpenOperation,
 }
 
-/// Variables that were sent: a few take no memory.
+/// The variables that were sent; a few of them need no allocation.
 type Sent = SmallVec<[VariableId; 32]>;
 
 impl StreamingPush {
-    pub(crate) fn new(joined: Arc<JoinedModel>, sequence: Sequence) -> Self {
-        let _open = joined.caller.returns().leadership().open();
+    pub(crate) fn new(model: Arc<JoinedModel>, sequence: Sequence) -> Self {
+        let _open = model.caller.returns().leadership().open();
         StreamingPush {
-            joined,
+            model,
             sequence,
             sent: Sent::new(),
             interrupted: false,
@@ -49,23 +52,29 @@ impl StreamingPush {
         }
     }
 
-    /// Sends the gradient of one variable. It is copied, so `gradient` is free at once.
+    /// Sends the gradient of one dense variable. `gradient` has all its elements, in row-major
+    /// order, and is copied or encoded before this first waits.
     ///
-    /// After an error about this variable the push can go on without it. If the future is dropped,
-    /// it cannot: nobody knows whether the variable is in it, and it will not be finished.
+    /// After an error about this variable the push can continue without it. Dropping the future
+    /// makes the push unusable: it is unknown whether the variable was sent, and
+    /// [`StreamingPush::finish`] returns [`Error::Interrupted`].
+    ///
+    /// # Errors
+    /// [`Error::View`], [`Error::NonFinite`] and [`Error::Encode`]. NaN and infinity are checked
+    /// here, even with a single shard.
     pub async fn variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
         self.not_twice(name)?;
-        let id = whole(&self.joined.plan, name, gradient)?;
-        self.send(id, |streaming_push, own| {
+        let id = check_whole(&self.model.plan, name, gradient)?;
+        self.send(id, |streaming_push, staged| {
             streaming_push.trained(name, id)?;
             let elements = bytemuck::cast_slice(gradient);
-            streaming_push.joined.variable_parts(id, elements, &mut own.copies)
+            streaming_push.model.variable_parts(id, elements, &mut staged.copies)
         })
         .await
     }
 
-    /// Sends the gradient of a sparse variable: rows as [`crate::Gradients::set_rows`] takes them. All
-    /// of its rows go at once. Otherwise as [`StreamingPush::variable`].
+    /// Sends the gradient of a sparse variable, with all its rows at once, as
+    /// [`crate::Gradients::set_rows`] describes them. Otherwise like [`StreamingPush::variable`].
     pub async fn rows<T: Element>(
         &mut self,
         name: &str,
@@ -73,17 +82,17 @@ impl StreamingPush {
         rows: &[T],
     ) -> Result<(), Error> {
         let id = self.not_twice(name)?;
-        self.send(id, |streaming_push, own| {
-            let plan = &streaming_push.joined.plan;
+        self.send(id, |streaming_push, staged| {
+            let plan = &streaming_push.model.plan;
             rows::check::<T>(plan, name, ids, rows.len())?;
             streaming_push.trained(name, id)?;
-            own.rows.set(plan, id, ids, rows)?;
-            streaming_push.joined.rows_parts(own, id)
+            staged.rows.set(plan, id, ids, rows)?;
+            streaming_push.model.rows_parts(staged, id)
         })
         .await
     }
 
-    /// Sends a variable in the parts that `make` makes.
+    /// Sends the parts that `make` makes of a variable.
     async fn send(
         &mut self,
         id: VariableId,
@@ -92,12 +101,12 @@ impl StreamingPush {
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
         }
-        let mut own = self.joined.spare(id);
-        let free = Arc::get_mut(&mut own).expect("nobody else has memory that is spare");
+        let mut staged = self.model.take_staging(id);
+        let free = Arc::get_mut(&mut staged).expect("staging memory from the pool is not shared");
         let result = match make(self, free) {
             Ok(()) => {
-                self.joined.keep(id, &own);
-                self.more(own).await
+                self.model.return_staging(id, &staged);
+                self.more(staged).await
             }
             Err(error) => Err(error),
         };
@@ -107,9 +116,9 @@ impl StreamingPush {
         Ok(())
     }
 
-    /// The variable of this name, if it is not in the push yet.
+    /// Returns the id of this variable, if it is not in the push yet.
     fn not_twice(&self, name: &str) -> Result<VariableId, ViewError> {
-        let id = find(&self.joined.plan, name)?;
+        let id = find(&self.model.plan, name)?;
         match self.sent.contains(&id) {
             true => Err(ViewError::Twice { name: name.to_owned() }),
             false => Ok(id),
@@ -117,19 +126,23 @@ impl StreamingPush {
     }
 
     fn trained(&self, name: &str, id: VariableId) -> Result<(), Error> {
-        match self.joined.plan.catalogue().variable(id).is_trainable() {
+        match self.model.plan.catalogue().variable(id).is_trainable() {
             true => Ok(()),
             false => Err(ViewError::Plain { name: name.to_owned() }.into()),
         }
     }
 
-    async fn more(&self, own: Arc<StagedParts>) -> Result<(), Error> {
-        let (sequence, JoinedModel { caller, timeout, .. }) = (self.sequence, &*self.joined);
-        let command = Command::More { sequence, own: Some(own), parts: Vec::new() };
+    async fn more(&self, staged: Arc<StagedParts>) -> Result<(), Error> {
+        let (sequence, JoinedModel { caller, timeout, .. }) = (self.sequence, &*self.model);
+        let command = SessionCommand::AddParts { sequence, staged: Some(staged), parts: Vec::new() };
         caller.call("push", command, *timeout).await.map(|_| ())
     }
 
-    /// Ends the push and waits for what became of it; as [`crate::Worker::push`].
+    /// Ends the push and waits for its outcome, which is as for [`crate::Worker::push`].
+    ///
+    /// # Errors
+    /// [`Error::EmptyPush`] if no variable was sent, [`Error::Interrupted`], and those of
+    /// [`crate::Worker::push`].
     pub async fn finish(mut self) -> Result<Push, Error> {
         if self.interrupted {
             return Err(Error::Interrupted);
@@ -138,14 +151,14 @@ impl StreamingPush {
             return Err(Error::EmptyPush);
         }
         self.finished = true;
-        self.joined.push(Command::End { sequence: self.sequence }).await
+        self.model.push(SessionCommand::End { sequence: self.sequence }).await
     }
 }
 
 impl Drop for StreamingPush {
     fn drop(&mut self) {
         if !self.finished {
-            self.joined.caller.returns().add(Dropped::Push(self.sequence));
+            self.model.caller.returns().add(DroppedItem::Push(self.sequence));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The right and the duty to contribute one gradient to one step.
+//! The right to contribute one gradient to one step.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,52 +7,52 @@ use pushpull_common::protocol::Grant;
 use tokio::sync::Notify;
 
 use crate::runtime::{Leadership, OpenOperation};
-use crate::session::{Counts, OpId, Read};
+use crate::session::{GradientCounts, OpId, ReadPoint};
 
 /// The right to push one gradient, from [`crate::Worker::token`].
 ///
-/// It cannot be copied or made, and `push` takes it by value: a gradient for a step that was not
-/// granted cannot be written down. Dropping it gives it back, and somebody else gets it.
+/// [`crate::Worker::push`] consumes it, so a step receives no gradient that was not granted.
+/// Dropping it returns it to the step owner, which can then grant it to another worker.
 #[derive(Debug)]
 #[must_use = "a token that is dropped goes back unspent"]
 pub struct Token {
     grant: Option<Grant>,
-    /// The newest values that were pulled under it at once, and the oldest of rows and single variables: a gradient is as stale as
-    /// the oldest of what it was computed from.
-    read: Mutex<(Read, Counts)>,
-    returns: Arc<Returns>,
+    /// The newest values pulled under the token, and the oldest counts of rows and single
+    /// variables: a gradient is as stale as the oldest value that it was computed from.
+    read: Mutex<(ReadPoint, GradientCounts)>,
+    returns: Arc<ReturnQueue>,
 }
 
 impl Token {
-    pub(crate) fn new(grant: Grant, returns: Arc<Returns>) -> Token {
-        let read = Read { step: grant.step, ..Read::default() };
-        Token { grant: Some(grant), read: Mutex::new((read, Counts::default())), returns }
+    pub(crate) fn new(grant: Grant, returns: Arc<ReturnQueue>) -> Token {
+        let read = ReadPoint { step: grant.step, ..ReadPoint::default() };
+        Token { grant: Some(grant), read: Mutex::new((read, GradientCounts::default())), returns }
     }
 
-    /// The global step at which it was granted.
+    /// Returns the global step at which the token was granted.
     pub fn step(&self) -> u64 {
         self.grant.map_or(0, |grant| grant.step.0)
     }
 
-    /// Remembers that these values were pulled under it.
-    pub(crate) fn has_read(&self, values: Read) {
-        // What lies in it is whole at any time, whatever a panic elsewhere interrupted.
+    /// Records that all values were pulled under the token.
+    pub(crate) fn record_pull(&self, values: ReadPoint) {
+        // Each update is one assignment, so the state is consistent after a panic elsewhere.
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if values.step >= read.0.step {
             read.0 = values;
         }
     }
 
-    /// Remembers that rows, or a variable alone, were pulled under it.
-    pub(crate) fn has_read_some(&self, values: Read) {
+    /// Records that rows or one variable were pulled under the token.
+    pub(crate) fn record_partial_pull(&self, values: ReadPoint) {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         for (shard, gradients) in values.gradients.iter() {
             read.1.lower(shard, gradients);
         }
     }
 
-    /// Spends it: the grant, and the values that were read.
-    pub(crate) fn spend(mut self) -> Option<(Grant, Read)> {
+    /// Spends the token: returns the grant, and the values that were read.
+    pub(crate) fn spend(mut self) -> Option<(Grant, ReadPoint)> {
         let read = self.read.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (mut read, rows) = std::mem::take(read);
         for (shard, gradients) in rows.iter() {
@@ -65,47 +65,48 @@ impl Token {
 impl Drop for Token {
     fn drop(&mut self) {
         if let Some(grant) = self.grant.take() {
-            self.returns.add(Dropped::Token(grant));
+            self.returns.add(DroppedItem::Token(grant));
         }
     }
 }
 
-/// What was dropped on the caller's side, on its way to the session: a destructor cannot wait.
-/// There is never more here than was given out.
+/// Tokens, operations and pushes that a caller dropped, until the session has handled them. A
+/// destructor cannot wait, so it adds to this queue. The queue is bounded by what the session has
+/// handed out.
 #[derive(Debug, Default)]
-pub(crate) struct Returns {
-    dropped: Mutex<Vec<(Dropped, OpenOperation)>>,
+pub(crate) struct ReturnQueue {
+    dropped: Mutex<Vec<(DroppedItem, OpenOperation)>>,
     pub(crate) notify: Notify,
     leadership: Arc<Leadership>,
 }
 
-/// Something that was dropped.
+/// A dropped value that the session must handle.
 #[derive(Debug)]
-pub(crate) enum Dropped {
-    /// A token.
+pub(crate) enum DroppedItem {
+    /// A token, to be returned.
     Token(Grant),
     /// The future of an operation.
     Operation(OpId),
-    /// A push that had been begun.
+    /// A push that was begun.
     Push(Sequence),
 }
 
-impl Returns {
-    pub(crate) fn add(&self, dropped: Dropped) {
-        // A list of numbers is whole whatever a panic elsewhere interrupted.
+impl ReturnQueue {
+    pub(crate) fn add(&self, dropped: DroppedItem) {
+        // Each update is one call, so the list is consistent after a panic elsewhere.
         let open = self.leadership.open();
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push((dropped, open));
         self.notify.notify_one();
         self.leadership.call();
     }
 
-    /// Who runs the session that it is on its way to.
+    /// The leadership of the session that handles the queue.
     pub(crate) fn leadership(&self) -> &Arc<Leadership> {
         &self.leadership
     }
 
-    /// What has been dropped, in order, each with what says that it is to be done.
-    pub(crate) fn take(&self) -> Vec<(Dropped, OpenOperation)> {
+    /// Takes all dropped items in order, each with the guard that keeps the session running for it.
+    pub(crate) fn take(&self) -> Vec<(DroppedItem, OpenOperation)> {
         std::mem::take(&mut self.dropped.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -116,49 +117,49 @@ mod tests {
 
     use super::*;
 
-    fn token(returns: &Arc<Returns>) -> Token {
+    fn token(returns: &Arc<ReturnQueue>) -> Token {
         let grant = Grant { token: TokenId(4), generation: 1, step: GlobalStep(30), push_slot: 0 };
         Token::new(grant, returns.clone())
     }
 
     #[test]
     fn a_dropped_token_is_returned_and_a_spent_one_is_not() {
-        let returns = Arc::new(Returns::default());
+        let returns = Arc::new(ReturnQueue::default());
         drop(token(&returns));
         let dropped = returns.take();
-        assert!(matches!(dropped[..], [(Dropped::Token(grant), _)] if grant.token == TokenId(4)));
+        assert!(matches!(dropped[..], [(DroppedItem::Token(grant), _)] if grant.token == TokenId(4)));
         let (grant, read) = token(&returns).spend().unwrap();
         assert_eq!((grant.token, read.step), (TokenId(4), GlobalStep(30)));
-        assert!(read.gradients.is_empty(), "nothing was pulled under it");
+        assert!(read.gradients.is_empty(), "nothing was pulled under the token");
         assert!(returns.take().is_empty());
     }
 
     #[test]
-    fn a_token_knows_the_newest_values_that_it_has_read() {
-        let returns = Arc::new(Returns::default());
+    fn a_token_records_the_newest_values_pulled_under_it() {
+        let returns = Arc::new(ReturnQueue::default());
         let token = token(&returns);
         let read = |step, count| {
             let gradients = [(ShardId { task: 0, shard: 1 }, count)].into();
-            Read { step: GlobalStep(step), gradients }
+            ReadPoint { step: GlobalStep(step), gradients }
         };
         for (step, count) in [(32, 7), (33, 8), (33, 9), (31, 6)] {
-            token.has_read(read(step, count));
+            token.record_pull(read(step, count));
         }
         assert_eq!((token.step(), token.spend().unwrap().1), (30, read(33, 9)));
     }
 
     #[test]
     fn a_gradient_is_as_stale_as_the_oldest_rows() {
-        let returns = Arc::new(Returns::default());
+        let returns = Arc::new(ReturnQueue::default());
         let token = token(&returns);
         let shards = [0, 1].map(|shard| ShardId { task: 0, shard });
         let read = |step, counts: &[(usize, u64)]| {
             let gradients = counts.iter().map(|&(shard, count)| (shards[shard], count)).into();
-            Read { step: GlobalStep(step), gradients }
+            ReadPoint { step: GlobalStep(step), gradients }
         };
-        token.has_read_some(read(31, &[(0, 5), (1, 8)]));
-        token.has_read(read(33, &[(0, 9)]));
-        token.has_read_some(read(34, &[(0, 10), (1, 11)]));
+        token.record_partial_pull(read(31, &[(0, 5), (1, 8)]));
+        token.record_pull(read(33, &[(0, 9)]));
+        token.record_partial_pull(read(34, &[(0, 10), (1, 11)]));
         assert_eq!(token.spend().unwrap().1, read(33, &[(0, 5), (1, 8)]));
     }
 }

@@ -1,4 +1,4 @@
-//! The worker: the verbs of a training loop.
+//! The worker: the operations of a training loop.
 
 mod assigns;
 mod pulls;
@@ -17,53 +17,59 @@ use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Message, message};
 use pushpull_common::variable::VariableSpec;
 
-use crate::client::{Client, all};
+use crate::client::{SessionClient, join_all};
 use crate::compression::Compression;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::initial_values::InitialValues;
 use crate::joined_model::JoinedModel;
-use crate::joining::Chief;
+use crate::joining::ChiefJoin;
 use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
-use crate::params::{Gradients, Memory, Params};
+use crate::params::{Gradients, GradientMemory, Params};
 use crate::parts::Scatter;
-use crate::push_buffers::Run;
+use crate::push_buffers::BufferRun;
 use crate::runtime::{Caller, SessionRunner};
-use crate::session::{Command, Reply};
+use crate::session::{SessionCommand, Reply};
 use crate::sharding_plan::ShardingPlan;
 use crate::token::Token;
 
-/// One task of the job `worker`: a session with the parameter servers.
+/// One task of the job `worker`, in a session with the parameter servers.
 ///
-/// It owns a thread that keeps its leases, so its caller may compute for as long as it likes. Its
-/// futures need no runtime of a kind; [`crate::blocking`] has the same verbs for callers that are
-/// not asynchronous. Every operation ends: with a value, or by its deadline
-/// ([`WorkerConfig::timeout`]) with an error that names who has not answered.
+/// A training loop calls [`Worker::connect`] and [`Worker::join`] once. Then it repeats
+/// [`Worker::token`], [`Worker::pull`], [`Worker::gradients`] and [`Worker::push`] until there are
+/// no more tokens, and calls [`Worker::leave`].
 ///
-/// Dropping a worker ends its session; the servers miss it when its lease runs out. Say
-/// [`Worker::leave`] to be gone at once.
+/// The worker owns a thread that renews its leases, so the caller may compute for any length of
+/// time. Its futures run on any executor. [`crate::blocking`] has the same operations for threads
+/// without one. Every operation ends by its deadline ([`WorkerConfig::timeout`]), if only with
+/// [`Error::Timeout`], which names the shards that have not answered.
+///
+/// Dropping a worker ends its session; the servers notice when its lease expires. Call
+/// [`Worker::leave`] to return its tokens at once.
 #[derive(Debug)]
 pub struct Worker {
-    pub(crate) client: Client,
-    joined: Option<Arc<JoinedModel>>,
+    pub(crate) client: SessionClient,
+    model: Option<Arc<JoinedModel>>,
     placement: Option<Placement>,
     restored: Option<RestoredCheckpoint>,
-    /// Memory of earlier pushes.
-    pool: Vec<Memory>,
-    /// Which variables were pushed last, and how they travel.
+    /// Memory of earlier pushes, for reuse.
+    pool: Vec<GradientMemory>,
+    /// The variables of the last push, and the scatter for them.
     scatter: Option<(Vec<bool>, Arc<Scatter>)>,
 }
 
-/// How long a worker that leaves tries to tell servers it has never used.
+/// How long a leaving worker tries to reach servers that hold none of its variables.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Gradient buffers that are kept: one being filled, and one on its way.
+/// The most gradient buffers in the pool: one that the caller fills, and one that is being sent.
 const POOL_MAX: usize = 2;
 
 impl Worker {
-    /// Connects to the step owner, waiting for it to come up if need be
-    /// ([`WorkerConfig::connect_timeout`]). Other servers are connected when variables on them
-    /// are joined; other workers never are.
+    /// Connects to the step owner. Waits until it is up, for at most
+    /// [`WorkerConfig::connect_timeout`].
+    ///
+    /// [`Worker::join`] connects to the other servers that hold variables. Workers never connect to
+    /// each other.
     ///
     /// Dropping the future ends the session.
     pub async fn connect(config: WorkerConfig) -> Result<Worker, ConnectError> {
@@ -72,129 +78,148 @@ impl Worker {
             return Err(ConnectError::UnknownTask { task: config.task, source });
         }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
-        let client = Client::connect(config, role).await?;
-        let (joined, placement, restored, pool, scatter) = (None, None, None, Vec::new(), None);
-        Ok(Worker { client, joined, placement, restored, pool, scatter })
+        let client = SessionClient::connect(config, role).await?;
+        let (model, placement, restored, pool, scatter) = (None, None, None, Vec::new(), None);
+        Ok(Worker { client, model, placement, restored, pool, scatter })
     }
 
-    /// What runs its session.
+    /// The runner of its session.
     pub(crate) fn runner(&self) -> &Arc<SessionRunner> {
         self.client.caller.runner()
     }
 
-    /// Whether this worker is the chief: the one that declares and initializes the variables, and
-    /// may end the training.
+    /// Whether this worker is the chief, the worker task with the lowest index. The chief declares
+    /// and initializes the variables, saves checkpoints and may end the training.
     pub fn is_chief(&self) -> bool {
         self.client.config.is_chief()
     }
 
-    /// Agrees with the servers, and so with all other workers, on the variables, and pulls them.
+    /// Declares the variables, waits until they have consistent values on all servers, and pulls
+    /// them.
     ///
-    /// The chief declares them, and sees to it that they have values that belong together:
+    /// All workers must declare the same variables in the same order, because the order decides
+    /// their placement. The chief also provides the values:
     ///
-    /// - where all servers live, their values are kept;
-    /// - where one has lost its state, or all have, the newest sound checkpoint is restored on all
-    ///   of them, and [`Worker::restored`] names it;
-    /// - where there is no checkpoint and nothing has been trained, `fill` may give the variables
-    ///   values; those it leaves out take those of their initializers. It is not called otherwise.
+    /// - If all servers have values of one restore epoch, these are kept.
+    /// - Otherwise, if there is a sound checkpoint, the newest one is restored on all servers.
+    ///   [`Worker::restored`] names it.
+    /// - Otherwise, if nothing has been trained yet, the chief calls `fill`, which may set values.
+    ///   The servers initialize the other variables with their initializers.
+    /// - Otherwise some servers have lost what others still hold: [`Error::StateLost`].
     ///
-    /// What some servers have lost, others still hold and no checkpoint brings back is
-    /// [`Error::StateLost`]. Workers that are not the chief wait for it, while it restores too.
+    /// The other workers wait for the chief, for at most [`WorkerConfig::connect_timeout`], and
+    /// never call `fill`.
     ///
-    /// The order of `variables` decides their places, so all workers must declare the same in the
-    /// same order. Dropping the future leaves the worker unjoined; joining again goes on.
+    /// # Errors
+    /// [`JoinError::Differs`] if the servers hold other variables, [`JoinError::Twice`] if this
+    /// worker has joined, and the errors of placement, codecs and the session.
+    ///
+    /// Dropping the future leaves the worker unjoined; a later `join` continues with what the
+    /// servers hold.
     pub async fn join(
         &mut self,
         variables: &[VariableSpec],
         fill: impl FnOnce(&mut InitialValues<'_>),
     ) -> Result<Params, JoinError> {
-        if self.joined.is_some() {
+        if self.model.is_some() {
             return Err(JoinError::Twice);
         }
         let config = &self.client.config;
-        let shards = self.client.welcomed.shards_per_task;
+        let shards = self.client.settings.shards_per_task;
         let map = ShardMap::of_cluster(&config.cluster, shards)?;
         let placement = Placement::plan(variables, &map, &config.placement)?;
         let catalogue = Arc::new(Catalogue::new(variables.to_vec(), &placement)?);
         let plan = Arc::new(ShardingPlan::new(catalogue));
-        let (shards, welcomed) = self.client.open(&plan).await?;
+        let (shards, settings) = self.client.open(&plan).await?;
         let codecs = &self.client.config.codecs;
         let row_bytes = self.client.config.row_residual_bytes;
-        let encodings = &welcomed.encodings;
+        let encodings = &settings.encodings;
         let compression = Compression::new(plan.catalogue(), codecs, encodings, row_bytes)?;
         self.restored = match self.is_chief() {
-            true => Chief::new(self, &plan, &shards, fill).begin().await?,
+            true => ChiefJoin::new(self, &plan, &shards, fill).join().await?,
             false => self.client.await_values(&plan, &shards).await.map(|()| None)?,
         };
         let mut params = Params::new(plan.clone());
         self.client.pull(&mut params).await?;
-        self.joined = Some(Arc::new(JoinedModel::new(plan, &self.client, compression)));
+        self.model = Some(Arc::new(JoinedModel::new(plan, &self.client, compression)));
         self.placement = Some(placement);
         Ok(params)
     }
 
-    /// The variables and their places.
+    /// The variables with their partitions, offsets and digest; `None` before [`Worker::join`].
     pub fn catalogue(&self) -> Option<&Catalogue> {
-        self.joined.as_ref().map(|joined| &**joined.plan.catalogue())
+        self.model.as_ref().map(|model| &**model.plan.catalogue())
     }
 
-    /// Which shard holds what, with a table for people: bytes by task and shard, and their skew.
+    /// Which shard holds which partition; `None` before [`Worker::join`]. [`Placement::table`]
+    /// formats the bytes of each task and shard, and their skew.
     pub fn placement(&self) -> Option<&Placement> {
         self.placement.as_ref()
     }
 
-    /// The checkpoint that this worker restored when it joined; `None` if it kept the values it
-    /// found or initialized them, and always for workers that are not the chief.
+    /// The checkpoint that this worker restored when it joined.
     ///
-    /// The data readers belong where they were when it was saved: see [`Worker::save`].
+    /// `None` if it initialized the variables or found them with values, and always on workers
+    /// other than the chief. Reset the data readers to their positions in that checkpoint: see
+    /// [`Worker::save`].
     pub fn restored(&self) -> Option<&RestoredCheckpoint> {
         self.restored.as_ref()
     }
 
-    /// Takes the right to push one gradient, at once if it came with the answer to the last push; `None` once the last step is reached or the chief
-    /// has finished the training.
+    /// Takes a token, the right to push one gradient to one step. Returns `None` once the last step
+    /// is reached or the chief has called [`Worker::finish`].
     ///
-    /// In asynchronous mode it waits while every step that is left is promised to others. In
-    /// synchronous mode it waits once this worker has given its share to the step under way: until
-    /// that step has its gradients and every shard has applied it. If that takes longer than
-    /// [`WorkerConfig::timeout`], or the servers give up waiting for a replica that is lost, the error
-    /// ([`Error::Refused`]) names the replicas that are missing. Asking again waits on.
+    /// A token that came with the answer to the last push is returned at once, without a request.
+    /// Otherwise this waits:
     ///
-    /// Dropping the future loses nothing: a token that comes after that serves the next call, or
-    /// goes back.
+    /// - In asynchronous mode, while tokens of other workers cover all remaining steps, or while
+    ///   this worker is too far ahead of the slowest (bounded staleness).
+    /// - In synchronous mode, once this worker has given its share to the current step, until that
+    ///   step has its gradients and every shard has applied it.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] after [`WorkerConfig::timeout`]; [`Error::Refused`] if the servers stop
+    /// waiting for a lost replica. Both name the absent replicas, where the step owner has reported
+    /// them. Call again to continue waiting.
+    ///
+    /// Dropping the future loses no token: one that arrives later serves the next call, or is
+    /// returned to the step owner.
     pub async fn token(&mut self) -> Result<Option<Token>, Error> {
-        self.joined("take a token")?;
+        self.model("take a token")?;
         let caller = &self.client.caller;
-        // The one that came with the last answer, without a word to the session's thread.
+        // A token that came with the last answer is taken without a message to the session's
+        // thread.
         if let Some(grant) = caller.claim() {
             return Ok(Some(Token::new(grant, caller.returns().clone())));
         }
-        let reply = caller.call("take a token", Command::Token, self.client.config.timeout).await?;
+        let reply = caller.call("take a token", SessionCommand::Token, self.client.config.timeout).await?;
         token_of(caller, reply)
     }
 
-    /// An empty set of gradients, in memory that earlier pushes have used.
+    /// Returns an empty set of gradients, in memory that earlier pushes have used.
     ///
-    /// What a server of this host lends ([`WorkerConfig::shared_memory`]) is written where the server reads
-    /// it, so that pushing it copies nothing: variables in one piece that travel as they are, for the
-    /// gradients of two pushes at a time.
+    /// If a server of the same host shares a push buffer ([`WorkerConfig::shared_memory`]),
+    /// gradients are written where the server reads them, so pushing them copies nothing. This
+    /// covers unpartitioned variables that are sent unencoded, for the gradients of two pushes at a
+    /// time.
     ///
     /// # Panics
-    /// If the worker has not joined: there are no variables yet.
+    /// If the worker has not joined.
     pub fn gradients(&mut self) -> Gradients {
-        let joined = self.joined.as_ref().expect("a worker has gradients once it has joined");
-        let (plan, runs) = (joined.plan.clone(), joined.runs.clone());
+        let model = self.model.as_ref().expect("cannot make gradients before joining");
+        let (plan, runs) = (model.plan.clone(), model.runs.clone());
         Gradients::new(plan.clone(), self.memory(&plan, &runs))
     }
 
-    /// Memory for gradients of a plan of which these may lie in rooms.
-    fn memory(&mut self, plan: &ShardingPlan, runs: &Arc<[Run]>) -> Memory {
-        // One with rooms before one without: there are no more rooms than those.
+    /// Takes memory for gradients from the pool, or allocates it. `runs` are the ranges that may be
+    /// in push buffers.
+    fn memory(&mut self, plan: &ShardingPlan, runs: &Arc<[BufferRun]>) -> GradientMemory {
+        // Memory with buffer slots comes first: no more slots than those are available.
         let free = self.pool.iter().enumerate().filter(|(_, memory)| memory.is_free());
         let free =
-            free.max_by_key(|(_, memory)| memory.buffer.push_slots()).map(|(index, _)| index);
+            free.max_by_key(|(_, memory)| memory.buffer.slot_count()).map(|(index, _)| index);
         let memory = free.map(|free| self.pool.swap_remove(free));
-        let mut memory = memory.unwrap_or_else(|| Memory::new(plan, runs.clone()));
+        let mut memory = memory.unwrap_or_else(|| GradientMemory::new(plan, runs.clone()));
         let push_buffers = self.client.caller.push_buffers();
         memory
             .buffer_mut()
@@ -202,22 +227,26 @@ impl Worker {
         memory
     }
 
-    /// The memory of gradients that are to be pushed. What another worker has given out may lie in rooms of
-    /// another session, whose names say something else in this one: it is copied.
-    fn own(&mut self, plan: &ShardingPlan, runs: &Arc<[Run]>, memory: Memory) -> Memory {
+    /// Returns `memory` if this worker made it, and a copy in memory of its own otherwise.
+    /// Gradients of another worker may be in buffer slots of another session, whose ids mean
+    /// something else in this one.
+    fn adopt(&mut self, plan: &ShardingPlan, runs: &Arc<[BufferRun]>, memory: GradientMemory) -> GradientMemory {
         if memory.buffer.is_of(runs) {
             return memory;
         }
-        let mut own = self.memory(plan, runs);
+        let mut copy = self.memory(plan, runs);
         for id in memory.present() {
             let range = plan.range(id);
-            own.buffer_mut().slice_mut(range.clone()).copy_from_slice(memory.buffer.slice(range));
+            copy.buffer_mut().slice_mut(range.clone()).copy_from_slice(memory.buffer.slice(range));
         }
-        (own.present, own.own) = (memory.present, memory.own);
-        own
+        (copy.present, copy.staged) = (memory.present, memory.staged);
+        copy
     }
 
-    /// Ends the training for all workers: no more tokens are granted. For the chief.
+    /// Ends the training for all workers: the step owner grants no more tokens. Only the chief may
+    /// call it.
+    ///
+    /// Dropping the future does not take the request back.
     pub async fn finish(&mut self) -> Result<(), Error> {
         let (owner, timeout) = (self.client.owner, self.client.config.timeout);
         let doing = "finish the training";
@@ -225,20 +254,25 @@ impl Worker {
         Ok(())
     }
 
-    /// Saves a checkpoint of all variables and the optimizer's state. For the chief.
+    /// Saves a checkpoint of all variables and optimizer slots. Only the chief may call it.
     ///
-    /// `user` is kept in it for whoever restores it, such as the positions of the data readers; at
-    /// most 1 MiB. What is saved is at least as new as every push that has been applied; in
-    /// synchronous mode it is of one step on all shards, which a push that was just accepted may not
-    /// be a part of. The training goes on meanwhile.
+    /// `user` is at most 1 MiB of the caller's own data, such as the positions of the data readers;
+    /// the checkpoint stores it. The checkpoint contains every push that has been applied before
+    /// the call. In synchronous mode all shards save the same step, which a push that was only just
+    /// accepted may not be part of. The training continues meanwhile.
     ///
-    /// It is saved, verified and published once this returns, which takes as long as the disks of
-    /// the servers do: [`WorkerConfig::save_timeout`]. If the connection is lost on the way it is
-    /// asked for again, and may then be saved twice, under two names. Dropping the future, or its
-    /// timeout, does not stop what the servers have begun.
+    /// When this returns, the checkpoint is written, verified and published. That takes as long as
+    /// the disks of the servers do, at most [`WorkerConfig::save_timeout`]. If the connection is
+    /// lost meanwhile, the request is repeated, and the checkpoint may be saved twice under two
+    /// names.
+    ///
+    /// Neither dropping the future nor the timeout stops a save that the servers have begun.
+    ///
+    /// # Errors
+    /// [`Error::UserBlob`] if `user` is too long; the refusals of the servers; [`Error::Timeout`].
     pub async fn save(&mut self, user: &[u8]) -> Result<SavedCheckpoint, Error> {
         let doing = "save a checkpoint";
-        self.joined(doing)?;
+        self.model(doing)?;
         let (bytes, limit) = (user.len() as u64, USER_BLOB_BYTES_MAX);
         if bytes > limit {
             return Err(Error::UserBlob { bytes, limit });
@@ -251,15 +285,18 @@ impl Worker {
         }
     }
 
-    /// Leaves the training and ends the session. Tokens this worker still holds go to others.
+    /// Leaves the training and ends the session. Unspent tokens go to other workers.
     ///
-    /// All servers are told, those too that hold none of the variables: they may be waiting for
-    /// their workers to be gone. One that cannot be reached does not keep the others from it; if it
-    /// holds variables, the error names it after the timeout.
+    /// This announces the departure to all servers, including those that hold none of the
+    /// variables: a server may be waiting until its workers have left. An unreachable server does
+    /// not prevent the others from being reached.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names an unreachable server, if it holds variables.
     pub async fn leave(self) -> Result<(), Error> {
         let mut shards = vec![self.client.owner];
-        if let Some(joined) = &self.joined {
-            shards.extend(joined.plan.shards().iter().filter(|&&shard| shard != self.client.owner));
+        if let Some(model) = &self.model {
+            shards.extend(model.plan.shards().iter().filter(|&&shard| shard != self.client.owner));
         }
         let used = shards.len();
         let tasks = self.client.config.cluster.task_indices("ps").unwrap_or_default();
@@ -273,16 +310,16 @@ impl Worker {
             let timeout = if index < used { timeout } else { timeout.min(UNUSED_TIMEOUT) };
             self.client.request("leave", shard, message::Leave {}, Bytes::new(), timeout)
         });
-        let answers = all(leaves).await;
+        let answers = join_all(leaves).await;
         answers.into_iter().take(used).try_for_each(|answer| answer.map(|_| ()))
     }
 
-    fn joined(&self, doing: &'static str) -> Result<&Arc<JoinedModel>, Error> {
-        self.joined.as_ref().ok_or(Error::NotJoined { doing })
+    fn model(&self, doing: &'static str) -> Result<&Arc<JoinedModel>, Error> {
+        self.model.as_ref().ok_or(Error::NotJoined { doing })
     }
 }
 
-/// The token that a reply hands over.
+/// Extracts the token from a reply.
 fn token_of(caller: &Caller, reply: Reply) -> Result<Option<Token>, Error> {
     match reply {
         Reply::Token(grant) => Ok(grant.map(|grant| Token::new(grant, caller.returns().clone()))),

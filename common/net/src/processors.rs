@@ -17,14 +17,14 @@ pub struct Processors {
 
 impl Processors {
     /// Returns the processors that this process may use now.
-    pub fn here() -> Processors {
+    pub fn current() -> Processors {
         let count = available_parallelism().map_or(1, NonZero::get);
         Processors { count, load: File::open(LOAD).ok() }
     }
 
     /// Returns whether more threads are runnable than there are processors, this thread included.
     /// True if the system does not report the number. Takes about 2 us.
-    pub fn are_wanted(&self) -> bool {
+    pub fn are_oversubscribed(&self) -> bool {
         self.running().is_none_or(|running| running > self.count)
     }
 
@@ -67,19 +67,19 @@ mod tests {
     fn processors_are_wanted_if_more_threads_are_runnable() {
         let file = tempfile::tempfile().unwrap();
         let processors = Processors { count: 2, load: Some(file.try_clone().unwrap()) };
-        assert!(processors.are_wanted(), "an empty file");
+        assert!(processors.are_oversubscribed(), "an empty file");
         for (running, wanted) in [(1, false), (2, false), (3, true), (12, true), (2, false)] {
             file.write_all_at(format!("0.61 0.52 0.48 {running}/143 901\n").as_bytes(), 0).unwrap();
-            assert_eq!(processors.are_wanted(), wanted, "{running} runnable threads");
+            assert_eq!(processors.are_oversubscribed(), wanted, "{running} runnable threads");
         }
-        assert!(Processors { count: 2, load: None }.are_wanted(), "no file");
+        assert!(Processors { count: 2, load: None }.are_oversubscribed(), "no file");
     }
 
     #[test]
     #[cfg(target_os = "linux")]
     fn linux_reports_runnable_threads() {
-        let here = Processors::here();
-        assert!(here.count > 0);
-        assert!(here.running().is_some_and(|running| running > 0), "{here:?}");
+        let current = Processors::current();
+        assert!(current.count > 0);
+        assert!(current.running().is_some_and(|running| running > 0), "{current:?}");
     }
 }

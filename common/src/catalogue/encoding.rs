@@ -5,7 +5,7 @@ use crate::ids::{ShardId, VariableId};
 use crate::initializer::Initializer;
 use crate::protocol::ProtocolError;
 use crate::protocol::limits::NAME_BYTES_MAX;
-use crate::protocol::wire::{Reader, Text, Wire};
+use crate::protocol::wire::{FieldReader, Text, Wire};
 use crate::table::{BUCKETS, Eviction, RowAdmission, TableSpec};
 use crate::tensor::{DType, Shape, ShapeError};
 use crate::variable::VariableSpec;
@@ -37,7 +37,7 @@ pub(super) fn encode(variables: &[VariableSpec], places: &[PartitionPlacement]) 
     out
 }
 
-fn take_variable(reader: &mut Reader<'_>) -> Result<VariableSpec, CatalogueError> {
+fn take_variable(reader: &mut FieldReader<'_>) -> Result<VariableSpec, CatalogueError> {
     let name = Text::<NAME_BYTES_MAX>::take(reader)?;
     let code = u8::take(reader)?;
     let dtype = DType::from_code(code).ok_or_else(|| reader.invalid("dtype", code.into()))?;
@@ -105,7 +105,7 @@ fn put_rows(variable: &VariableSpec, out: &mut Vec<u8>) {
     table.expire_after_steps.unwrap_or(0).put(out);
 }
 
-fn take_rows(reader: &mut Reader<'_>) -> Result<RowKind, ProtocolError> {
+fn take_rows(reader: &mut FieldReader<'_>) -> Result<RowKind, ProtocolError> {
     match u8::take(reader)? {
         0 => return Ok(RowKind::Dense),
         1 => return Ok(RowKind::Sparse),
@@ -149,7 +149,7 @@ fn put_initializer(initializer: Initializer, out: &mut Vec<u8>) {
     b.put(out);
 }
 
-fn take_initializer(reader: &mut Reader<'_>) -> Result<Initializer, ProtocolError> {
+fn take_initializer(reader: &mut FieldReader<'_>) -> Result<Initializer, ProtocolError> {
     let (tag, a, b) = (u8::take(reader)?, f64::take(reader)?, f64::take(reader)?);
     Ok(match tag {
         1 => Initializer::Zeros,
@@ -167,10 +167,8 @@ fn take_initializer(reader: &mut Reader<'_>) -> Result<Initializer, ProtocolErro
 }
 
 /// Decodes variables and placements; the caller must check that they form a catalogue.
-pub(super) fn decode(
-    bytes: &[u8],
-) -> Result<(Vec<VariableSpec>, Vec<PartitionPlacement>), CatalogueError> {
-    let mut reader = Reader::new("Catalogue", bytes);
+pub(super) fn decode(bytes: &[u8]) -> Result<(Vec<VariableSpec>, Vec<PartitionPlacement>), CatalogueError> {
+    let mut reader = FieldReader::new("Catalogue", bytes);
     let format = u16::take(&mut reader)?;
     if format != FORMAT {
         return Err(reader.invalid("format", format.into()).into());
@@ -193,7 +191,7 @@ pub(super) fn decode(
 
 /// The error for bytes that decode but are not the canonical encoding.
 pub(super) fn not_canonical() -> CatalogueError {
-    Reader::new("Catalogue", &[]).invalid("unused bytes of an initializer", 0).into()
+    FieldReader::new("Catalogue", &[]).invalid("unused bytes of an initializer", 0).into()
 }
 
 const FORMAT: u16 = 2;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{CatalogueError, PartitionPlacement, too_large};
-use crate::codec::{Blocks, Encoding};
+use crate::codec::{ScaleBlocks, Encoding};
 use crate::ids::{PartitionId, ShardId, VariableId};
 use crate::rows;
 use crate::tensor::DType;
@@ -25,7 +25,7 @@ pub struct Partition {
     /// The type in which the shard stores the elements: [`DType::master`] of the variable's type.
     pub dtype: DType,
     /// The wire encoding of the elements if the variable's own type is not the stored type.
-    pub own: Option<Encoding>,
+    pub own_encoding: Option<Encoding>,
     /// Whether the optimizer updates the partition.
     pub trainable: bool,
     /// The shard that holds the partition.
@@ -73,13 +73,13 @@ impl Partition {
     ///
     /// # Panics
     /// If `offset` is before the start of a sparse partition.
-    pub fn blocks_from(&self, offset: u64) -> Blocks {
+    pub fn blocks_from(&self, offset: u64) -> ScaleBlocks {
         if !self.is_sparse() {
-            return Blocks::THROUGH;
+            return ScaleBlocks::THROUGH;
         }
         let size = self.dtype.size() as u64;
         let (width, before) = (self.row_bytes() / size, (offset - self.offset) / size);
-        Blocks::of_rows(width as usize, before as usize)
+        ScaleBlocks::of_rows(width as usize, before as usize)
     }
 }
 
@@ -255,7 +255,7 @@ pub(super) fn lay_out(
             variable: place.variable,
             rows: place.rows,
             dtype: variable.dtype().master(),
-            own: Encoding::of_type(variable.dtype()),
+            own_encoding: Encoding::of_type(variable.dtype()),
             trainable: variable.is_trainable(),
             shard: place.shard,
             offset: 0,

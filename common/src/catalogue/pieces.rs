@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::layout::ShardLayout;
-use crate::codec::{Blocks, DecodeError, EncodeError, Encoding};
+use crate::codec::{ScaleBlocks, DecodeError, EncodeError, Encoding};
 use crate::tensor::DType;
 
 /// A form in which values travel, which may be shorter than the stored form.
@@ -60,7 +60,7 @@ impl ValueEncoding {
 /// The part of a layout range that belongs to one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Piece {
+pub struct LayoutPiece {
     /// The byte range in the layout, padding included.
     pub range: Range<u64>,
     /// The number of elements.
@@ -68,15 +68,16 @@ pub struct Piece {
     /// The stored type of the elements.
     pub dtype: DType,
     /// The wire encoding if the variable's own type is not the stored type.
-    pub own: Option<Encoding>,
-    /// Whether the optimizer updates the elements. Others have no shorter form unless `own` is set.
+    pub own_encoding: Option<Encoding>,
+    /// Whether the optimizer updates the elements. Others have no shorter form unless
+    /// `own_encoding` is set.
     pub trainable: bool,
 }
 
-impl Piece {
+impl LayoutPiece {
     /// The encoding of the values in this form; `None` if they travel as stored.
     fn encoding(&self, form: ValueEncoding) -> Option<Encoding> {
-        self.own.or(form.encoding().filter(|_| self.trainable))
+        self.own_encoding.or(form.encoding().filter(|_| self.trainable))
     }
 
     /// Returns the bytes of the piece in this form, a multiple of 8.
@@ -99,12 +100,12 @@ impl Piece {
         bytes: &[u8],
         target: &mut [u8],
     ) -> Result<(), DecodeError> {
-        if let (None, Some(encoding)) = (self.own, self.encoding(form)) {
-            return encoding.decode_into(Blocks::THROUGH, self.dtype, bytes, target);
+        if let (None, Some(encoding)) = (self.own_encoding, self.encoding(form)) {
+            return encoding.decode_into(ScaleBlocks::THROUGH, self.dtype, bytes, target);
         }
         let found = target.len();
         let unfit = DecodeError::Target { dtype: self.dtype, bytes: found };
-        if let Some(own) = self.own {
+        if let Some(own) = self.own_encoding {
             return if found == 2 * self.elements { own.take(bytes, target) } else { Err(unfit) };
         }
         // Values as stored: copy them without the padding.
@@ -118,15 +119,15 @@ impl Piece {
 impl ShardLayout {
     /// Splits a range that starts and ends on multiples of 8 into pieces, in order. The pieces
     /// cover the range if it is within the layout.
-    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> + '_ {
+    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = LayoutPiece> + '_ {
         self.within(range.clone()).map(move |partition| {
             let (start, end) = (partition.offset.max(range.start), partition.end().min(range.end));
             let values = (partition.offset + partition.bytes).min(end).saturating_sub(start);
-            Piece {
+            LayoutPiece {
                 range: start..end,
                 elements: (values / partition.dtype.size() as u64) as usize,
                 dtype: partition.dtype,
-                own: partition.own,
+                own_encoding: partition.own_encoding,
                 trainable: partition.trainable,
             }
         })
@@ -176,8 +177,8 @@ mod tests {
     use crate::variable::VariableSpec;
 
     /// Decodes a piece as a worker does, then converts its elements back to the stored type.
-    fn put_back(piece: &Piece, form: ValueEncoding, encoded: &[u8], kept: &mut [u8]) {
-        let Some(own) = piece.own else {
+    fn put_back(piece: &LayoutPiece, form: ValueEncoding, encoded: &[u8], kept: &mut [u8]) {
+        let Some(own) = piece.own_encoding else {
             return piece.decode(form, encoded, kept).unwrap();
         };
         let mut held = vec![0_u16; piece.elements];

@@ -15,7 +15,7 @@ impl Encodings {
     }
 
     /// Returns whether an encoding is in the set.
-    pub fn contain(self, encoding: Encoding) -> bool {
+    pub fn contains(self, encoding: Encoding) -> bool {
         self.0 >> encoding.code() & 1 == 1
     }
 }
@@ -26,9 +26,9 @@ mod tests {
 
     #[test]
     fn a_set_contains_exactly_its_encodings() {
-        assert!(Encoding::ALL.into_iter().all(|encoding| Encodings::all().contain(encoding)));
+        assert!(Encoding::ALL.into_iter().all(|encoding| Encodings::all().contains(encoding)));
         let set = Encodings(1 << 63 | 1 << Encoding::Int8.code());
-        let found: Vec<_> = Encoding::ALL.into_iter().filter(|&e| set.contain(e)).collect();
+        let found: Vec<_> = Encoding::ALL.into_iter().filter(|&e| set.contains(e)).collect();
         assert_eq!(found, [Encoding::Int8]);
     }
 }

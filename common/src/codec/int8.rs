@@ -4,16 +4,16 @@
 //! The scale is the block's largest magnitude over 127. A block whose scale would be subnormal is
 //! encoded as zeros.
 
-use super::{Blocks, DecodeError, Real, padding};
+use super::{ScaleBlocks, DecodeError, Real, padding};
 
 /// The largest multiple.
 const LEVELS: i8 = 127;
 
-pub(super) const fn bytes(width: usize, blocks: Blocks, elements: usize) -> usize {
+pub(super) const fn bytes(width: usize, blocks: ScaleBlocks, elements: usize) -> usize {
     (blocks.count(elements) * width + elements).next_multiple_of(8)
 }
 
-pub(super) fn encode<T: Real>(blocks: Blocks, values: &[T], mut out: &mut [u8]) {
+pub(super) fn encode<T: Real>(blocks: ScaleBlocks, values: &[T], mut out: &mut [u8]) {
     let mut rest = values;
     for length in blocks.lengths(values.len()) {
         let (values, later) = rest.split_at(length);
@@ -51,7 +51,7 @@ fn scale<T: Real>(values: &[T]) -> T {
 }
 
 pub(super) fn decode<T: Real>(
-    blocks: Blocks,
+    blocks: ScaleBlocks,
     bytes: &[u8],
     target: &mut [T],
 ) -> Result<(), DecodeError> {

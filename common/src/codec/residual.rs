@@ -1,6 +1,6 @@
 //! Error feedback: the error of one encoding is added to the next gradient.
 
-use super::{Blocks, Codec, EncodeError, Real};
+use super::{ScaleBlocks, Codec, EncodeError, Real};
 
 /// The accumulated encoding error of a variable's gradients, one element for each of the
 /// variable's.
@@ -53,7 +53,7 @@ impl<T: Real> Residual<T> {
     pub fn encode(
         &mut self,
         codec: &Codec,
-        blocks: Blocks,
+        blocks: ScaleBlocks,
         first: usize,
         values: &[T],
         out: &mut Vec<u8>,

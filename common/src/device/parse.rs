@@ -39,7 +39,7 @@ pub enum DeviceError {
     },
     /// A second device type or, in the strict form, a second value of any field.
     #[error("cannot read the device name {text:?}: {part:?} gives a field a second time")]
-    Twice {
+    Duplicate {
         /// The whole text.
         text: String,
         /// The part at fault.
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
     }
 
     fn duplicate(&self, part: &str) -> DeviceError {
-        DeviceError::Twice { text: self.text.to_owned(), part: part.to_owned() }
+        DeviceError::Duplicate { text: self.text.to_owned(), part: part.to_owned() }
     }
 
     fn name(&self, part: &str) -> DeviceError {

@@ -4,7 +4,7 @@ use super::error::ProtocolError;
 use super::limits;
 use super::message::Message;
 use super::version;
-use super::wire::{Reader, Wire};
+use super::wire::{FieldReader, Wire};
 use crate::ids::{ConfigEpoch, GlobalStep, RequestId, RestoreEpoch, Sequence};
 
 /// The first four bytes of every frame: `ppsh`, read little-endian.
@@ -77,7 +77,7 @@ impl Header {
     /// Magic and checksum come first, to tell a peer with another protocol from a damaged frame.
     /// Lengths are checked before anything is reserved for them.
     pub fn take(bytes: &[u8; Header::BYTES]) -> Result<Header, ProtocolError> {
-        let mut reader = Reader::new("header", bytes);
+        let mut reader = FieldReader::new("header", bytes);
         let magic = u32::take(&mut reader)?;
         if magic != MAGIC {
             return Err(ProtocolError::Magic { found: magic });

@@ -4,7 +4,7 @@ use super::error::ProtocolError;
 use super::limits;
 use super::outcome::{Grant, Outcome, PushState};
 use super::refusal::{Detail, Refusal};
-use super::wire::{List, Reader, Text, Wire, wire_enum, wire_struct};
+use super::wire::{List, FieldReader, Text, Wire, wire_enum, wire_struct};
 use crate::codec::Encodings;
 use crate::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RestoreEpoch, ShardId, TokenId,
@@ -537,7 +537,7 @@ wire_struct! {
 wire_struct! {
     /// A byte range of a shard's layout.
     #[derive(Copy, Default, Eq)]
-    Stretch {
+    SharedRange {
         /// The first byte.
         start: u64,
         /// The end, exclusive.
@@ -567,7 +567,7 @@ wire_struct! {
         /// The version that was read, as in [`PushPart`].
         read: Option<u64>,
         /// The ranges of the parts in the shard's layout.
-        ranges: List<Stretch, { limits::PUSH_SHARED_RANGES_MAX }, { limits::PUSH_SHARED_RANGES_FEW }>,
+        ranges: List<SharedRange, { limits::PUSH_SHARED_RANGES_MAX }, { limits::PUSH_SHARED_RANGES_FEW }>,
     }
 }
 wire_struct! {
@@ -695,7 +695,7 @@ wire_struct! {
 wire_struct! {
     /// Shard to step owner: it holds the push of this token whole (synchronous mode).
     ///
-    /// Sent again after a reconnect. If the token is over, the answer is [`Over`].
+    /// Sent again after a reconnect. If the token is over, the answer is [`TokenOver`].
     Held {
         /// The token that the push spends.
         token: TokenId,
@@ -728,7 +728,7 @@ wire_struct! {
 }
 wire_struct! {
     /// Step owner to shard: the push of this token belongs to no step (synchronous mode).
-    Over {
+    TokenOver {
         /// The token.
         token: TokenId,
     }
@@ -819,7 +819,7 @@ macro_rules! messages {
             pub fn take(kind: u16, meta: &[u8]) -> Result<Message, ProtocolError> {
                 match kind {
                     $($kind => {
-                        let mut reader = Reader::new(stringify!($name), meta);
+                        let mut reader = FieldReader::new(stringify!($name), meta);
                         let fields = $name::take(&mut reader)?;
                         reader.finish()?;
                         Ok(Message::$name(fields))
@@ -891,7 +891,7 @@ messages! {
     60 => Held, body 0;
     61 => StepApplied, body 0;
     62 => Commit, body 0;
-    63 => Over, body 0;
+    63 => TokenOver, body 0;
     64 => KeepCut, body 0;
     65 => Recall, body 0;
     66 => Recalled, body 0;

@@ -9,15 +9,15 @@ use super::error::ProtocolError;
 
 /// Reads fields from the front of a meta. If one field does not fit, the whole meta is rejected.
 #[derive(Debug)]
-pub struct Reader<'a> {
+pub struct FieldReader<'a> {
     message: &'static str,
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> FieldReader<'a> {
     /// Creates a reader for the meta of the message with this name.
     pub fn new(message: &'static str, bytes: &'a [u8]) -> Self {
-        Reader { message, rest: bytes }
+        FieldReader { message, rest: bytes }
     }
 
     /// Takes the next `count` bytes for a field of this type.
@@ -60,7 +60,7 @@ pub trait Wire: Sized {
     /// Appends the field.
     fn put(&self, out: &mut Vec<u8>);
     /// Takes the field from the front.
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError>;
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError>;
 }
 
 macro_rules! integers {
@@ -70,7 +70,7 @@ macro_rules! integers {
                 out.extend_from_slice(&self.to_le_bytes());
             }
 
-            fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+            fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
                 Ok(<$int>::from_le_bytes(reader.array(stringify!($int))?))
             }
         }
@@ -85,7 +85,7 @@ macro_rules! newtypes {
                 self.0.put(out);
             }
 
-            fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+            fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
                 Ok(Self(Wire::take(reader)?))
             }
         }
@@ -109,7 +109,7 @@ impl Wire for f64 {
         self.to_bits().put(out);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         Ok(f64::from_bits(u64::take(reader)?))
     }
 }
@@ -119,7 +119,7 @@ impl Wire for bool {
         u8::from(*self).put(out);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         match u8::take(reader)? {
             0 => Ok(false),
             1 => Ok(true),
@@ -133,7 +133,7 @@ impl Wire for crate::codec::Encodings {
         self.0.put(out);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         Ok(crate::codec::Encodings(u64::take(reader)?))
     }
 }
@@ -143,7 +143,7 @@ impl<const N: usize> Wire for [u8; N] {
         out.extend_from_slice(self);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         reader.array("bytes")
     }
 }
@@ -156,7 +156,7 @@ impl<T: Wire> Wire for Option<T> {
         }
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         Ok(if bool::take(reader)? { Some(T::take(reader)?) } else { None })
     }
 }
@@ -167,7 +167,7 @@ impl Wire for crate::ids::ShardId {
         self.shard.put(out);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         Ok(Self { task: Wire::take(reader)?, shard: Wire::take(reader)? })
     }
 }
@@ -211,7 +211,7 @@ impl<const MAX: usize> Wire for Text<MAX> {
         out.extend_from_slice(self.0.as_bytes());
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         let count = usize::from(u16::take(reader)?);
         if count > MAX {
             return Err(reader.invalid("text length", count as u64));
@@ -254,7 +254,7 @@ impl<T: Wire, const MAX: usize, const FEW: usize> Wire for List<T, MAX, FEW> {
         }
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         let count = u32::take(reader)? as usize;
         // Every item has at least one byte, so a count above the bytes left is invalid. Nothing is
         // allocated for it.
@@ -275,7 +275,7 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
         self.1.put(out);
     }
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         Ok((A::take(reader)?, B::take(reader)?))
     }
 }
@@ -297,7 +297,7 @@ macro_rules! wire_struct {
 
             #[allow(unused_variables, reason = "a message may have no fields")]
             fn take(
-                reader: &mut $crate::protocol::wire::Reader<'_>,
+                reader: &mut $crate::protocol::wire::FieldReader<'_>,
             ) -> Result<Self, $crate::protocol::ProtocolError> {
                 Ok($name { $($field: $crate::protocol::wire::Wire::take(reader)?,)* })
             }
@@ -329,7 +329,7 @@ macro_rules! wire_enum {
             }
 
             fn take(
-                reader: &mut $crate::protocol::wire::Reader<'_>,
+                reader: &mut $crate::protocol::wire::FieldReader<'_>,
             ) -> Result<Self, $crate::protocol::ProtocolError> {
                 match u8::take(reader)? {
                     $($tag => Ok($name::$variant {
@@ -351,7 +351,7 @@ mod tests {
     fn round_trip<T: Wire + PartialEq + std::fmt::Debug>(value: T) -> Vec<u8> {
         let mut bytes = Vec::new();
         value.put(&mut bytes);
-        let mut reader = Reader::new("test", &bytes);
+        let mut reader = FieldReader::new("test", &bytes);
         assert_eq!(T::take(&mut reader).unwrap(), value);
         reader.finish().unwrap();
         bytes
@@ -368,22 +368,22 @@ mod tests {
 
     #[test]
     fn limits_are_checked_before_allocation() {
-        let mut list = Reader::new("test", &[0xff, 0xff, 0xff, 0xff]);
+        let mut list = FieldReader::new("test", &[0xff, 0xff, 0xff, 0xff]);
         assert!(List::<u64, { usize::MAX }>::take(&mut list).is_err());
-        let mut text = Reader::new("test", &[9, 0, b'x']);
+        let mut text = FieldReader::new("test", &[9, 0, b'x']);
         assert!(Text::<8>::take(&mut text).is_err());
-        let mut cut = Reader::new("test", &[3, 0, b'x']);
+        let mut cut = FieldReader::new("test", &[3, 0, b'x']);
         assert!(matches!(Text::<8>::take(&mut cut), Err(ProtocolError::Truncated { .. })));
-        let mut latin = Reader::new("test", &[1, 0, 0xff]);
+        let mut latin = FieldReader::new("test", &[1, 0, 0xff]);
         assert!(matches!(Text::<8>::take(&mut latin), Err(ProtocolError::Invalid { .. })));
-        assert!(bool::take(&mut Reader::new("test", &[2])).is_err());
+        assert!(bool::take(&mut FieldReader::new("test", &[2])).is_err());
         assert!(Text::<3>::new("four").is_none());
         assert_eq!(Text::<3>::clipped("añb").as_str(), "añ");
     }
 
     #[test]
     fn trailing_bytes_are_rejected() {
-        let reader = Reader::new("test", &[1]);
+        let reader = FieldReader::new("test", &[1]);
         assert_eq!(reader.finish(), Err(ProtocolError::Trailing { message: "test", bytes: 1 }));
     }
 }

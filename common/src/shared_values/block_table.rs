@@ -21,7 +21,7 @@ pub fn block_table_words(logical_blocks: usize) -> usize {
 
 /// The version and counters of the values in a block table, as in an answer to a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Counts {
+pub struct ValueCounts {
     /// The number of pushes that the shard has applied.
     pub version: u64,
     /// The number of gradients among them.
@@ -35,18 +35,18 @@ pub struct Counts {
     pub epoch: u64,
 }
 
-impl Counts {
+impl ValueCounts {
     const WORDS: [usize; 5] = [VERSION, GRADIENTS, STEP, SERVES, EPOCH];
 
     fn words(&self) -> impl Iterator<Item = (usize, u64)> + use<> {
-        let Counts { version, gradients, step, serves, epoch } = *self;
+        let ValueCounts { version, gradients, step, serves, epoch } = *self;
         Self::WORDS.into_iter().zip([version, gradients, step, serves, epoch])
     }
 
-    pub(super) fn load(block_table: &impl AtomicWords) -> Counts {
+    pub(super) fn load(block_table: &impl AtomicWords) -> ValueCounts {
         let [version, gradients, step, serves, epoch] =
             Self::WORDS.map(|word| block_table.load(word));
-        Counts { version, gradients, step, serves, epoch }
+        ValueCounts { version, gradients, step, serves, epoch }
     }
 }
 
@@ -58,7 +58,7 @@ pub struct BlockTable<W: AtomicWords> {
     words: W,
     sequence: u64,
     changing: bool,
-    counts: Counts,
+    counts: ValueCounts,
 }
 
 impl<W: AtomicWords> BlockTable<W> {
@@ -69,7 +69,7 @@ impl<W: AtomicWords> BlockTable<W> {
     ///
     /// # Panics
     /// If there are too few words.
-    pub fn new(words: W, counts: Counts, blocks: impl Iterator<Item = u32>) -> BlockTable<W> {
+    pub fn new(words: W, counts: ValueCounts, blocks: impl Iterator<Item = u32>) -> BlockTable<W> {
         for (logical, block) in blocks.enumerate() {
             words.store(BLOCKS + logical, block.into());
         }
@@ -103,7 +103,7 @@ impl<W: AtomicWords> BlockTable<W> {
     }
 
     /// Returns the counts published in the table.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> ValueCounts {
         self.counts
     }
 
@@ -130,7 +130,7 @@ impl<W: AtomicWords> BlockTable<W> {
 
     /// Ends the change and returns the new sequence. Pins of earlier sequences have been visible in
     /// their reader slots since [`BlockTable::begin`].
-    pub fn publish(&mut self, counts: Counts) -> u64 {
+    pub fn publish(&mut self, counts: ValueCounts) -> u64 {
         debug_assert!(self.changing, "begin a change before publishing it");
         for ((word, value), (_, old)) in counts.words().zip(self.counts.words()) {
             if value != old {

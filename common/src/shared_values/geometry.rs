@@ -5,7 +5,7 @@ use std::ops::Range;
 /// A number in a peer's description of shared values that is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} of shared values cannot be {found}")]
-pub struct Unsound {
+pub struct InvalidGeometry {
     /// The name of the number.
     pub what: &'static str,
     /// The value.
@@ -30,7 +30,7 @@ pub struct Geometry {
 impl Geometry {
     /// Checks that `bytes` bytes hold these blocks and that all offsets are word-aligned. Fails
     /// with the first number that is wrong.
-    pub fn check(&self, bytes: u64) -> Result<(), Unsound> {
+    pub fn check(&self, bytes: u64) -> Result<(), InvalidGeometry> {
         let Geometry { offset, block_bytes, stride, blocks, logical_blocks } = *self;
         let fits = u64::from(blocks)
             .checked_mul(stride)
@@ -46,7 +46,7 @@ impl Geometry {
             ("the number of logical blocks", logical_blocks.into(), logical_blocks <= blocks),
         ];
         match numbers.into_iter().find(|(_, _, sound)| !sound) {
-            Some((what, found, _)) => Err(Unsound { what, found }),
+            Some((what, found, _)) => Err(InvalidGeometry { what, found }),
             None => Ok(()),
         }
     }

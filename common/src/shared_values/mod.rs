@@ -39,9 +39,9 @@ mod geometry;
 mod reader;
 mod reader_slot;
 
-pub use block_table::{BlockTable, Counts, block_table_words};
-pub use geometry::{Geometry, Unsound};
-pub use reader::{NotNow, Reader};
+pub use block_table::{BlockTable, ValueCounts, block_table_words};
+pub use geometry::{Geometry, InvalidGeometry};
+pub use reader::{PinError, Reader};
 pub use reader_slot::{READER_SLOT_WORDS, ReaderSlot, holds};
 
 /// Memory that another process has mapped too, as 8-byte little-endian words.

@@ -1,18 +1,18 @@
 //! The reader's side of shared values: pins a version and checks afterwards that the pin was valid.
 
-use super::block_table::{BLOCKS, CLOSED, Counts, SEQUENCE};
+use super::block_table::{BLOCKS, ValueCounts, CLOSED, SEQUENCE};
 use super::reader_slot::ReaderSlot;
 use super::{AtomicWords, Geometry};
 
 /// The reason why values cannot be read in place now; the connection still serves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum NotNow {
+pub enum PinError {
     /// A change is in progress. It ends soon, unless the server was killed during it.
     #[error("a change is in progress")]
     Changing,
     /// The block table is closed or the pin was revoked: no further read will succeed.
     #[error("the values are no longer shared")]
-    Over,
+    Closed,
     /// The block table names a block that does not exist.
     #[error("logical block {logical} cannot be in block {block}")]
     Unsound {
@@ -75,29 +75,29 @@ impl<W: AtomicWords> Reader<W> {
         &mut self,
         logical_blocks: impl Iterator<Item = u32>,
         blocks: &mut Vec<u32>,
-    ) -> Result<Counts, NotNow> {
+    ) -> Result<ValueCounts, PinError> {
         let sequence = self.block_table.load(SEQUENCE);
         match sequence {
-            CLOSED => return Err(NotNow::Over),
-            sequence if sequence % 2 == 1 => return Err(NotNow::Changing),
+            CLOSED => return Err(PinError::Closed),
+            sequence if sequence % 2 == 1 => return Err(PinError::Changing),
             sequence => self.reader_slot.pin(sequence),
         }
         blocks.clear();
-        let counts = Counts::load(&self.block_table);
+        let counts = ValueCounts::load(&self.block_table);
         let mut wrong = None;
         for logical in logical_blocks {
             let block = self.block_table.load(BLOCKS + logical as usize);
             match u32::try_from(block) {
                 Ok(block) if block < self.geometry.blocks => blocks.push(block),
-                _ => wrong = Some(NotNow::Unsound { logical, block }),
+                _ => wrong = Some(PinError::Unsound { logical, block }),
             }
         }
         // If the sequence is unchanged, everything loaded is of one version and the pin was visible
         // in time.
         let found = match self.block_table.load(SEQUENCE) {
             now if now == sequence => wrong.map_or(Ok(counts), Err),
-            CLOSED => Err(NotNow::Over),
-            _ => Err(NotNow::Changing),
+            CLOSED => Err(PinError::Closed),
+            _ => Err(PinError::Changing),
         };
         if found.is_err() {
             self.reader_slot.unpin();
@@ -112,7 +112,7 @@ impl<W: AtomicWords> Reader<W> {
 
     /// Releases the pin after `bytes` bytes of the values were copied. If this fails, the copy is
     /// of no version and must be discarded.
-    pub fn unpin(&mut self, bytes: u64) -> Result<(), NotNow> {
+    pub fn unpin(&mut self, bytes: u64) -> Result<(), PinError> {
         // After the fence, a reader that copied an overwritten byte sees that its pin was revoked.
         self.values.fence();
         let owner_generation = self.values.load(self.geometry.owner_generation_word());
@@ -121,6 +121,6 @@ impl<W: AtomicWords> Reader<W> {
             self.reader_slot.count(bytes);
         }
         self.reader_slot.unpin();
-        is_valid.then_some(()).ok_or(NotNow::Over)
+        is_valid.then_some(()).ok_or(PinError::Closed)
     }
 }

@@ -264,7 +264,7 @@ fn encoded() -> PushEncoded {
 
 fn push_shared() -> PushShared {
     let PushPart { operation, token, generation, push_slot, whole, next, .. } = part();
-    let ranges = [Stretch { start: 0, end: 4096 }, Stretch { start: 8192, end: 8200 }];
+    let ranges = [SharedRange { start: 0, end: 4096 }, SharedRange { start: 8192, end: 8200 }];
     let ranges = List::new(ranges.to_vec()).expect("the list is within its limit");
     PushShared { operation, token, generation, push_slot, whole, next, read: Some(5), ranges }
 }
@@ -282,7 +282,7 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
     let pushes = [(token, 1.0), (TokenId(9), 0.5), (TokenId(0x0102_0304_0506_0708), 0.25)];
     let pushes = List::new(pushes.to_vec()).expect("the list is within its limit");
     add("Commit", Commit { pushes }.into());
-    add("Over", Over { token }.into());
+    add("TokenOver", TokenOver { token }.into());
     add("KeepCut", KeepCut {}.into());
     add("Recall", Recall { token, client }.into());
     add("Recalled", Recalled { token, shard, applied: true }.into());

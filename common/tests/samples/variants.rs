@@ -7,7 +7,7 @@ use pushpull_common::ids::{
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::refusal::{Detail, Refusal};
-use pushpull_common::protocol::wire::{List, Reader, Text, Wire};
+use pushpull_common::protocol::wire::{List, FieldReader, Text, Wire};
 use pushpull_common::protocol::{Outcome, ProtocolError, PushState};
 
 /// A sum type with a list of its variants.
@@ -179,7 +179,7 @@ fn check<T: Variants>() {
 fn is_known<T: Variants>(tag: u8) -> bool {
     let mut bytes = [0; 256];
     bytes[0] = tag;
-    match T::take(&mut Reader::new("sample", &bytes)) {
+    match T::take(&mut FieldReader::new("sample", &bytes)) {
         Err(ProtocolError::Invalid { field, .. }) => field != T::NAME,
         _ => true,
     }

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use machine::explore;
 use program::{Ending, Fault, Script, programs};
-use pushpull_common::shared_values::NotNow;
+use pushpull_common::shared_values::PinError;
 
 /// Returns the endings that can be reached, up to the first torn one.
 fn endings(script: Script, fault: Fault) -> HashSet<Ending> {
@@ -39,8 +39,8 @@ fn no_order_of_loads_and_stores_tears_a_read() {
         Ending::Read(2),
         Ending::Read(3),
         Ending::Read(4),
-        Ending::Not(NotNow::Changing),
-        Ending::Not(NotNow::Over),
+        Ending::Not(PinError::Changing),
+        Ending::Not(PinError::Closed),
     ];
     assert_eq!(found, HashSet::from(expected));
 }
@@ -51,8 +51,8 @@ fn a_read_is_discarded_after_another_process_took_the_values_over() {
     let expected = [
         Ending::Read(0),
         Ending::Read(1),
-        Ending::Not(NotNow::Changing),
-        Ending::Not(NotNow::Over),
+        Ending::Not(PinError::Changing),
+        Ending::Not(PinError::Closed),
     ];
     assert_eq!(found, HashSet::from(expected));
 }

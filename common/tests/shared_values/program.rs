@@ -2,7 +2,7 @@
 //! that pulls both once.
 
 use pushpull_common::shared_values::{
-    AtomicWords, BlockTable, Counts, Geometry, NotNow, Reader, ReaderSlot, holds,
+    AtomicWords, BlockTable, ValueCounts, Geometry, PinError, Reader, ReaderSlot, holds,
 };
 
 use super::machine::{Program, Region, Run};
@@ -13,7 +13,7 @@ pub(crate) enum Ending {
     /// It read values of this version.
     Read(u64),
     /// It read nothing, and knows why.
-    Not(NotNow),
+    Not(PinError),
     /// It took these values for this version, and they are not.
     Torn { version: u64, values: [u64; 2] },
 }
@@ -105,7 +105,7 @@ impl<W: AtomicWords> Shard<'_, W> {
         for (logical, shadow) in shadows.into_iter().enumerate() {
             self.block_table.set_block(logical, shadow);
         }
-        let sequence = self.block_table.publish(Counts { version, ..Counts::default() });
+        let sequence = self.block_table.publish(ValueCounts { version, ..ValueCounts::default() });
         assert_eq!(sequence, next);
         for ((logical, shadow), is_free) in shadows.into_iter().enumerate().zip(free_early) {
             let (block, born) = std::mem::replace(&mut self.blocks[logical], (shadow, sequence));
@@ -126,7 +126,7 @@ impl<W: AtomicWords> Shard<'_, W> {
             return;
         }
         self.blocks.iter().for_each(|&(block, _)| self.values.store(word(block), version));
-        self.block_table.publish(Counts { version, ..Counts::default() });
+        self.block_table.publish(ValueCounts { version, ..ValueCounts::default() });
     }
 
     /// Stops in the middle of an update in place, as a killed process does. The next owner raises
@@ -149,7 +149,7 @@ fn shard(run: &Run<'_>, script: Script, fault: Fault) -> Option<Ending> {
     let words = |region| run.words(region, false);
     let (values, blocks) = (words(Region::Values), [(0, 0), (1, 0)]);
     let block_table =
-        BlockTable::new(words(Region::BlockTable), Counts::default(), [0, 1].into_iter());
+        BlockTable::new(words(Region::BlockTable), ValueCounts::default(), [0, 1].into_iter());
     let reader_slot = Some(ReaderSlot::new(words(Region::ReaderSlot)));
     run.ready();
     let (free, retired) = (vec![2, 3], Vec::new());

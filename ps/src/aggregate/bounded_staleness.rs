@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::shard::replicas::ClientKey;
+use crate::shard::client_registry::ClientKey;
 
 /// The progress of one replica; durable across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct ReplicaProgress {
     /// The number of gradients: those that were applied and those dropped as too stale.
     pub(crate) made: u64,
     /// Whether other replicas wait for it: it has requested a token and is not gone.
@@ -25,7 +25,7 @@ pub(crate) struct Progress {
 #[derive(Debug)]
 pub(crate) struct BoundedStaleness {
     bound: u64,
-    replicas: BTreeMap<ClientKey, Progress>,
+    replicas: BTreeMap<ClientKey, ReplicaProgress>,
 }
 
 impl BoundedStaleness {
@@ -33,12 +33,12 @@ impl BoundedStaleness {
         BoundedStaleness { bound, replicas: BTreeMap::new() }
     }
 
-    pub(crate) fn of(&self, replica: ClientKey) -> Progress {
+    pub(crate) fn of(&self, replica: ClientKey) -> ReplicaProgress {
         self.replicas.get(&replica).copied().unwrap_or_default()
     }
 
-    pub(crate) fn restore(&mut self, replica: ClientKey, progress: Progress) {
-        if progress != Progress::default() {
+    pub(crate) fn restore(&mut self, replica: ClientKey, progress: ReplicaProgress) {
+        if progress != ReplicaProgress::default() {
             self.replicas.insert(replica, progress);
         }
     }
@@ -55,7 +55,7 @@ impl BoundedStaleness {
     /// Returns the counted replicas that have made no more than the slowest.
     pub(crate) fn the_slowest(&self) -> impl Iterator<Item = ClientKey> {
         let slowest = self.slowest();
-        let are = move |progress: &Progress| progress.counts && Some(progress.made) == slowest;
+        let are = move |progress: &ReplicaProgress| progress.counts && Some(progress.made) == slowest;
         self.replicas.iter().filter(move |(_, progress)| are(progress)).map(|(&replica, _)| replica)
     }
 
@@ -73,7 +73,7 @@ impl BoundedStaleness {
         }
         let among = |slowest: u64| progress.made.clamp(slowest, slowest.saturating_add(self.bound));
         let made = slowest.map_or(progress.made, among);
-        *progress = Progress { made, counts: true };
+        *progress = ReplicaProgress { made, counts: true };
         true
     }
 
@@ -112,7 +112,7 @@ mod tests {
     fn bounded_staleness(bound: u64, made: &[(ClientKey, u64)]) -> BoundedStaleness {
         let mut bounded_staleness = BoundedStaleness::new(bound);
         made.iter().for_each(|&(replica, made)| {
-            bounded_staleness.restore(replica, Progress { made, counts: true })
+            bounded_staleness.restore(replica, ReplicaProgress { made, counts: true })
         });
         bounded_staleness
     }
@@ -156,20 +156,20 @@ mod tests {
         let mut bounded_staleness = bounded_staleness(2, &[(A, 7), (B, 5)]);
         assert!(bounded_staleness.enter(C));
         assert!(!bounded_staleness.enter(C));
-        assert_eq!(bounded_staleness.of(C), Progress { made: 5, counts: true });
+        assert_eq!(bounded_staleness.of(C), ReplicaProgress { made: 5, counts: true });
         for (made, enters_with) in [(1, 5), (5, 5), (6, 6), (7, 7), (1000, 7)] {
-            bounded_staleness.restore(A, Progress { made, counts: false });
+            bounded_staleness.restore(A, ReplicaProgress { made, counts: false });
             assert!(bounded_staleness.enter(A));
             assert_eq!(
                 bounded_staleness.of(A),
-                Progress { made: enters_with, counts: true },
+                ReplicaProgress { made: enters_with, counts: true },
                 "{made}"
             );
         }
         assert_eq!(bounded_staleness.reset().collect::<Vec<_>>(), [A, B, C]);
         assert_eq!(
             (bounded_staleness.slowest(), bounded_staleness.of(A)),
-            (None, Progress::default())
+            (None, ReplicaProgress::default())
         );
     }
 }

@@ -2,10 +2,10 @@
 
 /// An `f64` that is compared and hashed by its bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Exact(u64);
+pub(crate) struct BitwiseF64(u64);
 
-impl Exact {
-    pub(crate) const ONE: Exact = Exact(1.0_f64.to_bits());
+impl BitwiseF64 {
+    pub(crate) const ONE: BitwiseF64 = BitwiseF64(1.0_f64.to_bits());
 
     pub(crate) fn get(self) -> f64 {
         f64::from_bits(self.0)
@@ -16,18 +16,18 @@ impl Exact {
         self.0
     }
 
-    pub(crate) fn from_bits(bits: u64) -> Exact {
-        Exact(bits)
+    pub(crate) fn from_bits(bits: u64) -> BitwiseF64 {
+        BitwiseF64(bits)
     }
 }
 
-impl From<f64> for Exact {
-    fn from(number: f64) -> Exact {
-        Exact(number.to_bits())
+impl From<f64> for BitwiseF64 {
+    fn from(number: f64) -> BitwiseF64 {
+        BitwiseF64(number.to_bits())
     }
 }
 
-impl std::fmt::Debug for Exact {
+impl std::fmt::Debug for BitwiseF64 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}", self.get())
     }
@@ -35,13 +35,13 @@ impl std::fmt::Debug for Exact {
 
 /// Returns the clipping factor of a gradient, from the sums of its squares on the shards. The
 /// factor is 1 if the norm is at most `bound` or is not finite.
-pub(crate) fn factor(bound: Exact, squares: impl Iterator<Item = Exact>) -> Exact {
+pub(crate) fn factor(bound: BitwiseF64, squares: impl Iterator<Item = BitwiseF64>) -> BitwiseF64 {
     // The order of the shards matters: each sum is rounded.
     let norm = squares.fold(0.0, |sum, squares| sum + squares.get()).sqrt();
     match norm > bound.get() && norm.is_finite() {
         // The durable record accepts only factors above 0.
         true => (bound.get() / norm).max(f64::MIN_POSITIVE).into(),
-        false => Exact::ONE,
+        false => BitwiseF64::ONE,
     }
 }
 
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(factor(&[36.0, 64.0]), 0.5);
         assert_eq!(factor(&[9.0, 16.0]), 1.0);
         assert_eq!(factor(&[]), 1.0);
-        let tiny = super::factor(1e-300.into(), [Exact::from(1e60)].into_iter());
+        let tiny = super::factor(1e-300.into(), [BitwiseF64::from(1e60)].into_iter());
         assert_eq!(tiny.get(), f64::MIN_POSITIVE);
         for not_finite in [f64::INFINITY, f64::NAN] {
             assert_eq!(factor(&[100.0, not_finite]), 1.0, "{not_finite}");

@@ -13,10 +13,10 @@
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::step_coordinator::{Asked, Grant, Rule, StepCoordinator, Verdict};
+use super::step_coordinator::{GrantOutcome, Grant, StepRule, StepCoordinator, TokenOutcome};
 use super::step_follower::StepFollower;
 use crate::planted::PlantedBugs;
-use crate::shard::replicas::ClientKey;
+use crate::shard::client_registry::ClientKey;
 
 /// The remaining number of each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -43,7 +43,7 @@ struct ModelSetting {
     /// The number of replicas at the start, and of those that may join later.
     replicas: usize,
     late_replicas: usize,
-    rule: Rule,
+    rule: StepRule,
     faults: Faults,
     /// Whether every event may be delayed. If not, an event whose delay cannot be observed happens
     /// at once; see [`ModelState::settle`].
@@ -62,7 +62,7 @@ enum ModelReplica {
         grant: Grant,
         step: u64,
         sent: u32,
-        verdict: Option<Verdict>,
+        verdict: Option<TokenOutcome>,
     },
     Killed,
     Left,
@@ -209,7 +209,7 @@ impl ModelState {
                 shard.whole.iter().map(|&token| ModelEvent::ReportHeld { shard: index, token }),
             );
             events.extend([ModelEvent::ReportApplied(index), ModelEvent::ReceiveCommit(index)]);
-            if shard.follower.due().is_some() {
+            if shard.follower.tokens_to_apply().is_some() {
                 events.push(ModelEvent::ApplyStep(index));
             }
             if self.faults.shard_kills > 0 {
@@ -235,13 +235,13 @@ impl ModelState {
     fn after(&self, event: ModelEvent) -> Result<ModelState, String> {
         let mut state = self.clone();
         match event {
-            ModelEvent::Ask(replica) => match state.owner.ask(key(replica)) {
-                Asked::Granted(grant) => {
+            ModelEvent::Ask(replica) => match state.owner.request_token(key(replica)) {
+                GrantOutcome::Granted(grant) => {
                     let step = self.owner.step();
                     state.replicas[replica] =
                         ModelReplica::Working { grant, step, sent: 0, verdict: None };
                 }
-                Asked::Wait | Asked::Ended => {}
+                GrantOutcome::Wait | GrantOutcome::Ended => {}
             },
             ModelEvent::Rejoin(replica) => state.owner.join(key(replica), replica as u32),
             ModelEvent::Push { replica, shard } => {
@@ -260,7 +260,7 @@ impl ModelState {
             }
             ModelEvent::ReceiveCommit(shard) => {
                 if let Some(committed) = self.owner.committed() {
-                    state.shards[shard].follower.learn(&committed);
+                    state.shards[shard].follower.receive_commit(&committed);
                 }
             }
             ModelEvent::ApplyStep(shard) => state.apply_step(shard)?,
@@ -275,7 +275,7 @@ impl ModelState {
                 state.replicas[replica] = ModelReplica::Killed;
             }
             ModelEvent::Start(replica) => {
-                state.owner.fence(key(replica));
+                state.owner.end_old_tokens(key(replica));
                 state.owner.join(key(replica), replica as u32);
                 state.replicas[replica] = ModelReplica::Idle;
             }
@@ -327,7 +327,7 @@ impl ModelState {
         for _ in 0..2 {
             for shard in 0..self.shards.len() {
                 if let Some(committed) = self.owner.committed() {
-                    self.shards[shard].follower.learn(&committed);
+                    self.shards[shard].follower.receive_commit(&committed);
                 }
                 let whole: Vec<u64> = self.shards[shard].whole.iter().copied().collect();
                 for token in whole {
@@ -339,7 +339,7 @@ impl ModelState {
             }
             self.on_verdicts();
             for replica in 0..self.replicas.len() {
-                if let ModelReplica::Working { verdict: Some(Verdict::Admitted { .. }), .. } =
+                if let ModelReplica::Working { verdict: Some(TokenOutcome::Admitted { .. }), .. } =
                     self.replicas[replica]
                 {
                     self.resume_replica(replica)?;
@@ -371,7 +371,7 @@ impl ModelState {
     /// Delivers the outcomes of pushes to their replicas.
     fn on_verdicts(&mut self) {
         for (grant, verdict) in self.owner.verdicts() {
-            if let Verdict::Admitted { step } = verdict {
+            if let TokenOutcome::Admitted { step } = verdict {
                 self.accepted.insert((step, grant.token));
             }
             for replica in &mut self.replicas {
@@ -387,7 +387,7 @@ impl ModelState {
     /// Makes a replica idle after it has received the outcome of its push.
     fn resume_replica(&mut self, replica: usize) -> Result<(), String> {
         let everywhere = (1 << self.shards.len()) - 1;
-        if let ModelReplica::Working { sent, verdict: Some(Verdict::Admitted { .. }), .. } =
+        if let ModelReplica::Working { sent, verdict: Some(TokenOutcome::Admitted { .. }), .. } =
             self.replicas[replica]
             && sent != everywhere
         {
@@ -403,14 +403,14 @@ impl ModelState {
         // This shard may have applied the push's step already.
         if follower.step() <= step {
             whole.insert(token);
-            follower.whole(whole.iter().copied());
+            follower.report_whole(whole.iter().copied());
         }
     }
 
     /// Applies the step that is due on a shard.
     fn apply_step(&mut self, shard: usize) -> Result<(), String> {
         let ModelShard { whole, follower } = &mut self.shards[shard];
-        let Some(tokens) = follower.due().map(<[u64]>::to_vec) else { return Ok(()) };
+        let Some(tokens) = follower.tokens_to_apply().map(<[u64]>::to_vec) else { return Ok(()) };
         let step = follower.step();
         let admitted: Vec<u64> = self.owner.admitted().iter().map(|grant| grant.token).collect();
         if !self.owner.is_applying() || self.owner.step() != step + 1 {
@@ -458,7 +458,7 @@ impl ModelState {
     }
 
     /// Returns whether nothing needs to happen any more.
-    fn is_over(&self, rule: &Rule) -> bool {
+    fn is_over(&self, rule: &StepRule) -> bool {
         let ended = rule.last_step == Some(self.owner.step()) && !self.owner.is_applying();
         let alive = |replica: &ModelReplica| {
             matches!(replica, ModelReplica::Idle | ModelReplica::Working { .. })
@@ -537,10 +537,10 @@ fn failure_report(
 const NONE: Faults =
     Faults { kills: 0, losses: 0, leaves: 0, timeouts: 0, owner_kills: 0, shard_kills: 0 };
 
-fn rule(aggregate: u32, total: u32, steps: u64) -> Rule {
+fn rule(aggregate: u32, total: u32, steps: u64) -> StepRule {
     let share = aggregate.div_ceil(total);
     let push_slots = (share * total) as usize;
-    Rule {
+    StepRule {
         aggregate,
         total,
         floor: 0,
@@ -590,7 +590,7 @@ fn settings(planted: PlantedBugs) -> Vec<ModelSetting> {
         },
         ModelSetting {
             name: "one push slot for two replicas",
-            rule: Rule { push_slots: 1, ..rule(1, 2, 2) },
+            rule: StepRule { push_slots: 1, ..rule(1, 2, 2) },
             faults: Faults { losses: 1, owner_kills: 1, timeouts: 1, ..kill },
             ..plain
         },
@@ -630,7 +630,7 @@ fn settings(planted: PlantedBugs) -> Vec<ModelSetting> {
         },
         ModelSetting {
             name: "in rank order, without shrinking",
-            rule: Rule { ordered: true, floor: 2, ..rule(2, 2, 2) },
+            rule: StepRule { ordered: true, floor: 2, ..rule(2, 2, 2) },
             faults: Faults { owner_kills: 1, ..kill },
             ..plain
         },
@@ -653,7 +653,7 @@ pub(crate) fn suite(planted: PlantedBugs) -> usize {
 fn a_deadlock_is_found() {
     // With fewer push slots than gradients in a step, admitted pushes occupy them all.
     let setting = settings(PlantedBugs::default())[0];
-    let setting = ModelSetting { rule: Rule { push_slots: 1, ..setting.rule }, ..setting };
+    let setting = ModelSetting { rule: StepRule { push_slots: 1, ..setting.rule }, ..setting };
     let broken = explore(&setting).unwrap_err();
     assert!(broken.contains("nothing is due"), "{broken}");
 }

@@ -99,7 +99,7 @@ impl Recalls {
     }
 
     /// Extends the time limits by a pause of this server, during which no shard could answer.
-    pub(crate) fn excuse(&mut self, pause: Duration, now: Instant) {
+    pub(crate) fn extend_deadlines(&mut self, pause: Duration, now: Instant) {
         for recall in self.0.values_mut() {
             recall.since = (recall.since + pause).min(now);
         }
@@ -148,7 +148,7 @@ mod tests {
         recalls.answered(T, shard(2), false);
         assert_eq!(free(&recalls, &shards), []);
         assert_eq!(recalls.overdue(now + limit / 2, limit).count(), 0);
-        recalls.excuse(limit, now + limit);
+        recalls.extend_deadlines(limit, now + limit);
         assert_eq!(recalls.overdue(now + limit, limit).count(), 0, "the server was paused");
         assert_eq!(recalls.overdue(now + limit * 2, limit).collect::<Vec<_>>(), [T]);
     }

@@ -16,13 +16,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::{SmallVec, smallvec};
 
-use super::clipping::{self, Exact};
+use super::clipping::{self, BitwiseF64};
 use crate::planted::{Bug, PlantedBugs};
-use crate::shard::replicas::ClientKey;
+use crate::shard::client_registry::ClientKey;
 
 /// The parameters of synchronous steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Rule {
+pub(crate) struct StepRule {
     /// The number of gradients in a step (`replicas_to_aggregate`).
     pub(crate) aggregate: u32,
     /// The number of expected replicas (`total_num_replicas`).
@@ -38,10 +38,10 @@ pub(crate) struct Rule {
     /// The number of steps after which training ends.
     pub(crate) last_step: Option<u64>,
     /// The bound of a gradient's norm over all shards. Larger gradients are scaled down to it.
-    pub(crate) clip: Option<Exact>,
+    pub(crate) clip: Option<BitwiseF64>,
 }
 
-impl Rule {
+impl StepRule {
     /// Returns how many gradients one replica may contribute to a step: `ceil(aggregate / total)`.
     pub(crate) fn share(&self) -> u32 {
         self.aggregate.div_ceil(self.total.max(1))
@@ -57,16 +57,16 @@ pub(crate) struct Grant {
 
 /// An admitted push: a permanent part of its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Admitted {
+pub(crate) struct AdmittedPush {
     pub(crate) token: u64,
     pub(crate) holder: ClientKey,
     /// The clipping factor: the gradient is multiplied by it.
-    pub(crate) factor: Exact,
+    pub(crate) factor: BitwiseF64,
 }
 
 /// The answer to a request for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum GrantOutcome {
     Granted(Grant),
     /// The replica must wait: it has used its share of this step, no push slot is free, the
     /// previous step is still being applied, or the replica is not live.
@@ -77,7 +77,7 @@ pub(crate) enum Asked {
 
 /// The outcome of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Verdict {
+pub(crate) enum TokenOutcome {
     /// Its push is a permanent part of this step.
     Admitted { step: u64 },
     /// Its step was committed without it, or the token was taken back.
@@ -87,12 +87,12 @@ pub(crate) enum Verdict {
 /// A committed step: the tokens of its pushes, in the order of their summation. The decision is
 /// final and may be sent repeatedly.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Committed {
+pub(crate) struct CommittedStep {
     /// The step number, counted from 0.
     pub(crate) step: u64,
     pub(crate) tokens: PerPush<u64>,
     /// The clipping factor of each push.
-    pub(crate) factors: PerPush<Exact>,
+    pub(crate) factors: PerPush<BitwiseF64>,
 }
 
 /// A list with one item per push of a step. Up to 8 items, enough for most steps, need no heap.
@@ -104,25 +104,26 @@ struct PendingToken {
     holder: ClientKey,
     /// For each shard that holds the whole push: the sum of the squares of its elements on that
     /// shard. Not durable: shards report it again.
-    held: SmallVec<[Option<Exact>; 4]>,
+    held: SmallVec<[Option<BitwiseF64>; 4]>,
 }
 
 /// The step owner's state of the current synchronous step.
 ///
-/// Inputs: [`StepCoordinator::join`], [`StepCoordinator::lose`], [`StepCoordinator::fence`],
-/// [`StepCoordinator::ask`] and [`StepCoordinator::take_back`] from workers and their leases;
-/// [`StepCoordinator::held`] and [`StepCoordinator::applied`] from shards. Outputs:
-/// [`StepCoordinator::verdicts`] for workers, [`StepCoordinator::committed`] for shards.
+/// Inputs: [`StepCoordinator::join`], [`StepCoordinator::lose`],
+/// [`StepCoordinator::end_old_tokens`], [`StepCoordinator::request_token`] and
+/// [`StepCoordinator::take_back`] from workers and their leases; [`StepCoordinator::held`] and
+/// [`StepCoordinator::applied`] from shards. Outputs: [`StepCoordinator::verdicts`] for workers,
+/// [`StepCoordinator::committed`] for shards.
 ///
 /// Invariants:
 ///
 /// - An admitted push stays admitted.
 /// - Tokens are outstanding only while every shard has applied the previous step.
-/// - A holder has at most [`Rule::share`] outstanding tokens and admitted pushes in a step.
-/// - There are at most [`Rule::push_slots`] outstanding tokens and admitted pushes.
+/// - A holder has at most [`StepRule::share`] outstanding tokens and admitted pushes in a step.
+/// - There are at most [`StepRule::push_slots`] outstanding tokens and admitted pushes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StepCoordinator {
-    rule: Rule,
+    rule: StepRule,
     planted: PlantedBugs,
     shards: usize,
     /// The number of committed steps.
@@ -131,7 +132,7 @@ pub(crate) struct StepCoordinator {
     out: BTreeMap<u64, PendingToken>,
     /// The admitted pushes, in order: those of the current step, or of the last one while it is
     /// being applied.
-    admitted: Vec<Admitted>,
+    admitted: Vec<AdmittedPush>,
     /// Whether the last step is committed and not yet applied by every shard.
     applying: bool,
     /// The number of gradients that the current step takes.
@@ -145,12 +146,12 @@ pub(crate) struct StepCoordinator {
     finished: bool,
     /// The number of steps that each shard has applied. Not durable.
     applied: Vec<u64>,
-    verdicts: PerPush<(Grant, Verdict)>,
+    verdicts: PerPush<(Grant, TokenOutcome)>,
 }
 
 impl StepCoordinator {
     /// Creates a coordinator at step 0, without replicas.
-    pub(crate) fn new(rule: Rule, shards: usize, planted: PlantedBugs) -> StepCoordinator {
+    pub(crate) fn new(rule: StepRule, shards: usize, planted: PlantedBugs) -> StepCoordinator {
         StepCoordinator {
             rule,
             planted,
@@ -182,7 +183,7 @@ impl StepCoordinator {
 
     /// Returns the admitted pushes, in order: those of the current step, or of the last one while
     /// it is being applied.
-    pub(crate) fn admitted(&self) -> &[Admitted] {
+    pub(crate) fn admitted(&self) -> &[AdmittedPush] {
         &self.admitted
     }
 
@@ -249,7 +250,7 @@ impl StepCoordinator {
 
     /// Restores the admitted pushes of an earlier process, whether their step was committed, and
     /// its number of gradients.
-    pub(crate) fn restore_admitted(&mut self, admitted: Vec<Admitted>, applying: bool, goal: u32) {
+    pub(crate) fn restore_admitted(&mut self, admitted: Vec<AdmittedPush>, applying: bool, goal: u32) {
         (self.admitted, self.applying, self.goal) = (admitted, applying, goal);
         if self.planted.has(Bug::ForgetAdmissions) && !applying {
             self.admitted.clear();
@@ -314,11 +315,11 @@ impl StepCoordinator {
     /// Removes a replica that is lost or has left.
     pub(crate) fn lose(&mut self, replica: ClientKey) {
         self.live.remove(&replica);
-        self.fence(replica);
+        self.end_old_tokens(replica);
     }
 
     /// Ends the tokens of an older incarnation of this replica. Its admitted pushes stay.
-    pub(crate) fn fence(&mut self, replica: ClientKey) {
+    pub(crate) fn end_old_tokens(&mut self, replica: ClientKey) {
         if !self.planted.has(Bug::KeepLostTokens) {
             self.end_tokens(|grant| grant.holder == replica);
         }
@@ -344,30 +345,29 @@ impl StepCoordinator {
     }
 
     /// Answers a replica's request for a token.
-    pub(crate) fn ask(&mut self, replica: ClientKey) -> Asked {
+    pub(crate) fn request_token(&mut self, replica: ClientKey) -> GrantOutcome {
         // A replica that learns that training has ended must find the values of the last step.
         if self.is_behind() {
-            return Asked::Wait;
+            return GrantOutcome::Wait;
         }
         if self.finished {
-            return if self.admitted.is_empty() { Asked::Ended } else { Asked::Wait };
+            return if self.admitted.is_empty() { GrantOutcome::Ended } else { GrantOutcome::Wait };
         }
         if self.rule.last_step.is_some_and(|last| self.step >= last) {
-            return Asked::Ended;
+            return GrantOutcome::Ended;
         }
         if !self.live.contains_key(&replica) {
-            return Asked::Wait;
+            return GrantOutcome::Wait;
         }
         let has = self.given_to(replica);
         let free = self.out.len() + self.admitted.len() < self.rule.push_slots;
         if has >= self.rule.share() as usize || !free {
-            return Asked::Wait;
+            return GrantOutcome::Wait;
         }
         let token = self.next_token;
         self.next_token += 1;
-        self.out
-            .insert(token, PendingToken { holder: replica, held: smallvec![None; self.shards] });
-        Asked::Granted(Grant { token, holder: replica })
+        self.out.insert(token, PendingToken { holder: replica, held: smallvec![None; self.shards] });
+        GrantOutcome::Granted(Grant { token, holder: replica })
     }
 
     /// Returns the outstanding tokens, in ascending order.
@@ -385,7 +385,7 @@ impl StepCoordinator {
     /// Records that a shard holds the whole push of this token, with the sum of the squares of its
     /// elements there. Returns false if the push is over and can be discarded.
     #[must_use]
-    pub(crate) fn held(&mut self, shard: usize, token: u64, squares: Exact) -> bool {
+    pub(crate) fn held(&mut self, shard: usize, token: u64, squares: BitwiseF64) -> bool {
         if let Some(out) = self.out.get_mut(&token) {
             out.held[shard] = Some(squares);
             self.advance();
@@ -406,13 +406,13 @@ impl StepCoordinator {
     }
 
     /// Returns the outcomes of tokens that were decided since the last call.
-    pub(crate) fn verdicts(&mut self) -> PerPush<(Grant, Verdict)> {
+    pub(crate) fn verdicts(&mut self) -> PerPush<(Grant, TokenOutcome)> {
         std::mem::take(&mut self.verdicts)
     }
 
     /// Returns the committed step that some shards may not have applied yet.
-    pub(crate) fn committed(&self) -> Option<Committed> {
-        self.applying.then(|| Committed {
+    pub(crate) fn committed(&self) -> Option<CommittedStep> {
+        self.applying.then(|| CommittedStep {
             step: self.step - 1,
             tokens: self.admitted.iter().map(|push| push.token).collect(),
             factors: self.admitted.iter().map(|push| push.factor).collect(),
@@ -433,7 +433,7 @@ impl StepCoordinator {
         let ended: PerPush<Grant> = self.tokens_out().filter(which).collect();
         for &grant in &ended {
             self.out.remove(&grant.token);
-            self.verdicts.push((grant, Verdict::Over));
+            self.verdicts.push((grant, TokenOutcome::Over));
         }
         !ended.is_empty()
     }
@@ -460,10 +460,10 @@ impl StepCoordinator {
             let held = self.out.remove(&token).into_iter().flat_map(|out| out.held);
             let factor = match self.rule.clip {
                 Some(bound) => clipping::factor(bound, held.flatten()),
-                None => Exact::ONE,
+                None => BitwiseF64::ONE,
             };
-            self.admitted.push(Admitted { token, holder, factor });
-            self.verdicts.push((grant, Verdict::Admitted { step: self.step }));
+            self.admitted.push(AdmittedPush { token, holder, factor });
+            self.verdicts.push((grant, TokenOutcome::Admitted { step: self.step }));
         }
         if !self.admitted.is_empty() && self.admitted.len() as u32 >= self.goal {
             self.applying = true;

@@ -3,8 +3,8 @@
 //! A shard applies exactly what the step owner has committed, once. It decides nothing by counting
 //! its own pushes.
 
-use super::clipping::Exact;
-use super::step_coordinator::{Committed, PerPush};
+use super::clipping::BitwiseF64;
+use super::step_coordinator::{CommittedStep, PerPush};
 use crate::planted::{Bug, PlantedBugs};
 
 /// A shard's view of the current step. Only the number of applied steps is durable, and it is
@@ -14,7 +14,7 @@ use crate::planted::{Bug, PlantedBugs};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StepFollower {
     step: u64,
-    committed: Option<Committed>,
+    committed: Option<CommittedStep>,
     planted: PlantedBugs,
 }
 
@@ -33,7 +33,7 @@ impl StepFollower {
     }
 
     /// Records a step that the step owner has committed. Ignored unless it is the next step.
-    pub(crate) fn learn(&mut self, committed: &Committed) {
+    pub(crate) fn receive_commit(&mut self, committed: &CommittedStep) {
         if committed.step == self.step {
             self.committed = Some(committed.clone());
         }
@@ -41,17 +41,17 @@ impl StepFollower {
 
     /// Passes the tokens of the pushes that this shard holds whole. Only [`Bug::CommitAlone`] uses
     /// them.
-    pub(crate) fn whole(&mut self, tokens: impl Iterator<Item = u64>) {
+    pub(crate) fn report_whole(&mut self, tokens: impl Iterator<Item = u64>) {
         if self.planted.has(Bug::CommitAlone) {
             let tokens: PerPush<u64> = tokens.collect();
-            let factors = tokens.iter().map(|_| Exact::ONE).collect();
-            let committed = Committed { step: self.step, tokens, factors };
+            let factors = tokens.iter().map(|_| BitwiseF64::ONE).collect();
+            let committed = CommittedStep { step: self.step, tokens, factors };
             self.committed = (committed.tokens.len() >= COMMIT_ALONE_PUSHES).then_some(committed);
         }
     }
 
     /// Returns the tokens of the pushes to apply now, as their mean and in this order.
-    pub(crate) fn due(&self) -> Option<&[u64]> {
+    pub(crate) fn tokens_to_apply(&self) -> Option<&[u64]> {
         self.committed.as_ref().map(|committed| &committed.tokens[..])
     }
 

@@ -13,11 +13,11 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::EndReason;
 use smallvec::SmallVec;
 
-use super::bounded_staleness::{BoundedStaleness, Progress};
+use super::bounded_staleness::{BoundedStaleness, ReplicaProgress};
 use super::recall::Recalls;
-use super::step_coordinator::{Asked, Grant, PerPush, StepCoordinator, Verdict};
-use crate::shard::changed::Changed;
-use crate::shard::replicas::ClientKey;
+use super::step_coordinator::{GrantOutcome, Grant, PerPush, StepCoordinator, TokenOutcome};
+use crate::shard::changed_clients::ChangedClients;
+use crate::shard::client_registry::ClientKey;
 
 /// The exclusive upper bound of token numbers: durable words pack a token beside other bits.
 pub(crate) const TOKEN_LIMIT: u64 = 1 << 56;
@@ -46,7 +46,7 @@ pub(crate) struct Issued {
 
 /// The answer to a request for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum TokenResponse {
     /// A token.
     Granted(Issued),
     /// The client must wait: every remaining step is promised, or other replicas have to catch up.
@@ -79,7 +79,7 @@ pub(crate) struct StepOwner {
     /// The outstanding tokens of each holder, in ascending order.
     held: BTreeMap<ClientKey, HeldTokens>,
     /// The holders whose tokens or progress have changed since the last commit.
-    changed: Changed,
+    changed: ChangedClients,
     token_timeout: Option<Duration>,
     /// Used in asynchronous mode with several shards.
     recalls: Recalls,
@@ -93,7 +93,7 @@ pub(crate) struct StepOwner {
 
 /// The durable state of a step owner, except for its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Steps {
+pub(crate) struct StepState {
     pub(crate) step: u64,
     pub(crate) next_token: u64,
     pub(crate) finished: bool,
@@ -112,7 +112,7 @@ impl StepOwner {
             next_token: 1,
             out: BTreeMap::new(),
             held: BTreeMap::new(),
-            changed: Changed::default(),
+            changed: ChangedClients::default(),
             token_timeout,
             recalls: Recalls::default(),
             coordinator,
@@ -122,7 +122,7 @@ impl StepOwner {
     }
 
     /// Limits how far replicas run ahead of each other, and how stale a gradient may be.
-    pub(crate) fn bounded(self, wait_ahead: Option<u64>, reject_older: Option<u64>) -> Self {
+    pub(crate) fn with_staleness_limits(self, wait_ahead: Option<u64>, reject_older: Option<u64>) -> Self {
         StepOwner { bounded_staleness: wait_ahead.map(BoundedStaleness::new), reject_older, ..self }
     }
 
@@ -137,7 +137,7 @@ impl StepOwner {
     }
 
     /// Restores a replica's progress from an earlier process.
-    pub(crate) fn restore_progress(&mut self, replica: ClientKey, progress: Progress) {
+    pub(crate) fn restore_progress(&mut self, replica: ClientKey, progress: ReplicaProgress) {
         if let Some(bounded_staleness) = &mut self.bounded_staleness {
             bounded_staleness.restore(replica, progress);
         }
@@ -148,15 +148,15 @@ impl StepOwner {
         self.coordinator.as_ref()
     }
 
-    /// Returns the step coordinator, in synchronous mode, for an input. Call [`StepOwner::decided`]
-    /// afterwards.
+    /// Returns the step coordinator, in synchronous mode, for an input. Call
+    /// [`StepOwner::apply_verdicts`] afterwards.
     pub(crate) fn coordinator_mut(&mut self) -> Option<&mut StepCoordinator> {
         self.coordinator.as_mut()
     }
 
     /// Processes the coordinator's decisions: takes back the tokens that are no longer outstanding.
     /// Returns their outcomes.
-    pub(crate) fn decided(&mut self) -> PerPush<(Grant, Verdict)> {
+    pub(crate) fn apply_verdicts(&mut self) -> PerPush<(Grant, TokenOutcome)> {
         let Some(coordinator) = &mut self.coordinator else { return PerPush::new() };
         let verdicts = coordinator.verdicts();
         self.step = coordinator.step();
@@ -167,15 +167,15 @@ impl StepOwner {
     }
 
     /// Returns the durable state, except for the tokens of each holder.
-    pub(crate) fn steps(&self) -> Steps {
+    pub(crate) fn steps(&self) -> StepState {
         let StepOwner { step, next_token, finished, .. } = *self;
         let step = self.coordinator.as_ref().map_or(step, StepCoordinator::step);
-        Steps { step, next_token, finished }
+        StepState { step, next_token, finished }
     }
 
     /// Resumes from the state of an earlier process.
-    pub(crate) fn restore(&mut self, steps: Steps) {
-        let Steps { step, next_token, finished } = steps;
+    pub(crate) fn restore(&mut self, steps: StepState) {
+        let StepState { step, next_token, finished } = steps;
         (self.step, self.next_token, self.finished) = (step, next_token.max(1), finished);
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.resume(self.step, self.next_token, finished);
@@ -191,7 +191,7 @@ impl StepOwner {
     }
 
     /// Resets the step to that of a checkpoint. Token numbers keep increasing.
-    pub(crate) fn go_back(&mut self, step: GlobalStep) {
+    pub(crate) fn roll_back(&mut self, step: GlobalStep) {
         self.step = step.0;
         self.finished = false;
         if let Some(coordinator) = &mut self.coordinator {
@@ -305,29 +305,29 @@ impl StepOwner {
         holder: ClientKey,
         epoch: ClientEpoch,
         now: Instant,
-    ) -> Request {
+    ) -> TokenResponse {
         let asked = match &mut self.coordinator {
-            Some(coordinator) => coordinator.ask(holder),
-            None => self.ask_asynchronous(holder),
+            Some(coordinator) => coordinator.request_token(holder),
+            None => self.request_token_asynchronous(holder),
         };
         let token = match asked {
-            Asked::Granted(grant) => TokenId(grant.token),
-            Asked::Wait => return Request::Wait,
-            Asked::Ended if self.finished => return Request::Ended(EndReason::Finished {}),
-            Asked::Ended => return Request::Ended(EndReason::LastStep {}),
+            GrantOutcome::Granted(grant) => TokenId(grant.token),
+            GrantOutcome::Wait => return TokenResponse::Wait,
+            GrantOutcome::Ended if self.finished => return TokenResponse::Ended(EndReason::Finished {}),
+            GrantOutcome::Ended => return TokenResponse::Ended(EndReason::LastStep {}),
         };
         self.next_token = token.0 + 1;
         let generation = generation_of(token, epoch);
         let issued = Issued { token, generation, step: GlobalStep(self.step) };
         self.give_out(holder, issued, now);
-        Request::Granted(issued)
+        TokenResponse::Granted(issued)
     }
 
     /// Answers a token request in asynchronous mode.
-    fn ask_asynchronous(&mut self, holder: ClientKey) -> Asked {
+    fn request_token_asynchronous(&mut self, holder: ClientKey) -> GrantOutcome {
         let last = self.last_step.unwrap_or(u64::MAX);
         if self.finished || self.step >= last {
-            return Asked::Ended;
+            return GrantOutcome::Ended;
         }
         if self
             .bounded_staleness
@@ -338,8 +338,8 @@ impl StepOwner {
         }
         let promised = self.step + self.out.len() as u64 >= last;
         match promised || self.is_ahead(holder) {
-            true => Asked::Wait,
-            false => Asked::Granted(Grant { token: self.next_token, holder }),
+            true => GrantOutcome::Wait,
+            false => GrantOutcome::Granted(Grant { token: self.next_token, holder }),
         }
     }
 
@@ -374,14 +374,14 @@ impl StepOwner {
     /// staleness.
     pub(crate) fn spend(&mut self, token: TokenId, read: GlobalStep) -> u64 {
         let staleness = self.staleness(token, read);
-        self.waste(token);
+        self.spend_without_step(token);
         self.step += 1;
         staleness
     }
 
     /// Takes back a token whose gradient was computed but is not applied. The step does not
     /// advance.
-    pub(crate) fn waste(&mut self, token: TokenId) {
+    pub(crate) fn spend_without_step(&mut self, token: TokenId) {
         if let (Some(out), Some(bounded_staleness)) =
             (self.take_back(token.0), &mut self.bounded_staleness)
         {
@@ -480,11 +480,11 @@ impl StepOwner {
     }
 
     /// Extends all time limits by a pause of this server, during which no token could be spent.
-    pub(crate) fn excuse(&mut self, pause: Duration, now: Instant) {
+    pub(crate) fn extend_deadlines(&mut self, pause: Duration, now: Instant) {
         for out in self.out.values_mut() {
             out.since = (out.since + pause).min(now);
         }
-        self.recalls.excuse(pause, now);
+        self.recalls.extend_deadlines(pause, now);
     }
 
     /// Ends training: grants no more tokens. Outstanding tokens may still be spent.
@@ -534,7 +534,7 @@ impl StepOwner {
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
         if let Some(coordinator) = &self.coordinator {
-            return coordinator.clone().ask(client) == Asked::Wait;
+            return coordinator.clone().request_token(client) == GrantOutcome::Wait;
         }
         let last = self.last_step.unwrap_or(u64::MAX);
         let promised = self.step + self.out.len() as u64 >= last;
@@ -550,9 +550,9 @@ mod tests {
     const B: ClientKey = ClientKey(1);
     const EPOCH: ClientEpoch = ClientEpoch(3);
 
-    fn granted(request: Request) -> Issued {
+    fn granted(request: TokenResponse) -> Issued {
         match request {
-            Request::Granted(issued) => issued,
+            TokenResponse::Granted(issued) => issued,
             other => panic!("{other:?}"),
         }
     }
@@ -565,7 +565,7 @@ mod tests {
         let second = granted(owner.request(B, EPOCH, now));
         assert_eq!(owner.spend(first.token, GlobalStep(0)), 0);
         granted(owner.request(A, EPOCH, now));
-        assert_eq!(owner.request(A, EPOCH, now), Request::Wait);
+        assert_eq!(owner.request(A, EPOCH, now), TokenResponse::Wait);
         assert_eq!(
             owner.spend(second.token, GlobalStep(0)),
             1,
@@ -580,7 +580,7 @@ mod tests {
                 && owner.holds(B, last.token, last.generation)
         );
         owner.spend(last.token, last.step);
-        assert_eq!(owner.request(A, EPOCH, now), Request::Ended(EndReason::LastStep {}));
+        assert_eq!(owner.request(A, EPOCH, now), TokenResponse::Ended(EndReason::LastStep {}));
         assert_eq!(owner.step(), GlobalStep(3));
         owner.check_invariants();
     }
@@ -609,7 +609,7 @@ mod tests {
         let mut owner = StepOwner::new(None, None, None);
         let issued = granted(owner.request(A, EPOCH, now));
         owner.finish();
-        assert_eq!(owner.request(B, EPOCH, now), Request::Ended(EndReason::Finished {}));
+        assert_eq!(owner.request(B, EPOCH, now), TokenResponse::Ended(EndReason::Finished {}));
         assert!(owner.holds(A, issued.token, issued.generation));
         assert!(!owner.give_back(B, issued.token, issued.generation));
         assert_eq!(owner.spend(issued.token, issued.step), 0);
@@ -626,10 +626,10 @@ mod tests {
                     .bounded_staleness()
                     .is_some_and(|bounded_staleness| bounded_staleness.of(client).counts);
                 let asked = owner.request(client, EPOCH, now);
-                assert!(!counted || ahead == (asked == Request::Wait), "{client:?}: {asked:?}");
+                assert!(!counted || ahead == (asked == TokenResponse::Wait), "{client:?}: {asked:?}");
             }
             (4..7, Some(issued)) => _ = owner.spend(issued.token, issued.step),
-            (7, Some(issued)) => owner.waste(issued.token),
+            (7, Some(issued)) => owner.spend_without_step(issued.token),
             (8, Some(issued)) => assert!(owner.give_back(client, issued.token, issued.generation)),
             (9, _) => _ = owner.drop_client(client, |_| false),
             _ => {}
@@ -658,7 +658,7 @@ mod tests {
             events in proptest::collection::vec((0_u8..10, 0_u32..4), 0..200),
         ) {
             let now = Instant::now();
-            let mut owner = StepOwner::new(None, None, None).bounded(Some(bound), None);
+            let mut owner = StepOwner::new(None, None, None).with_staleness_limits(Some(bound), None);
             for (operation, client) in events {
                 play(&mut owner, bound, operation, client, now);
             }

@@ -16,7 +16,7 @@ use pushpull_common::shared_values::Geometry;
 use super::memory::{Memory, copy_non_temporal};
 #[cfg(test)]
 use super::store_trace;
-use crate::cache::fetch;
+use crate::cache::prefetch;
 
 /// The layout of the blocks in their memory.
 #[derive(Clone, Copy, Debug)]
@@ -50,15 +50,16 @@ impl Grid {
         self.need() <= bytes as u64 && self.block_bytes <= self.stride && apart
     }
 
-    /// Returns the geometry to announce to readers in other processes, for `places` logical blocks.
-    pub(crate) fn geometry(&self, places: usize) -> Geometry {
+    /// Returns the geometry to announce to readers in other processes, for `logical_blocks` logical
+    /// blocks.
+    pub(crate) fn geometry(&self, logical_blocks: usize) -> Geometry {
         Geometry {
             offset: self.offset as u64,
             block_bytes: self.block_bytes as u64,
             stride: self.stride as u64,
             // Block numbers, committed and logical, have 32 bits.
             blocks: self.count as u32,
-            logical_blocks: places as u32,
+            logical_blocks: logical_blocks as u32,
         }
     }
 }
@@ -69,14 +70,14 @@ impl Grid {
 /// reads the block without borrowing the `Blocks`.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    shared: Arc<Shared>,
+    shared: Arc<SharedBlocks>,
     /// The sets of blocks that are pinned together, one bit per block. A set expires when its
     /// holder drops it.
     pinned_sets: Vec<Weak<[u64]>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedBlocks {
     memory: Memory,
     grid: Grid,
     /// The number of pins of each block. Empty if blocks are only pinned in sets. Only the owner of
@@ -84,7 +85,7 @@ struct Shared {
     pins: Box<[AtomicU32]>,
 }
 
-impl Shared {
+impl SharedBlocks {
     #[inline]
     fn start(&self, block: u32, part: usize) -> usize {
         let grid = &self.grid;
@@ -103,7 +104,7 @@ impl Shared {
     /// Reports to the store trace that a part is borrowed for writing.
     #[cfg(test)]
     fn trace_write(&self, block: u32, part: usize) {
-        store_trace::shared(self.memory.address(), self.start(block, part), self.grid.block_bytes);
+        store_trace::borrowed(self.memory.address(), self.start(block, part), self.grid.block_bytes);
     }
 
     /// Reports to the store trace that a range is written with non-temporal stores.
@@ -137,7 +138,7 @@ impl Blocks {
     }
 
     fn of(memory: Memory, grid: Grid, pins: Box<[AtomicU32]>) -> Blocks {
-        Blocks { shared: Arc::new(Shared { memory, grid, pins }), pinned_sets: Vec::new() }
+        Blocks { shared: Arc::new(SharedBlocks { memory, grid, pins }), pinned_sets: Vec::new() }
     }
 
     #[inline]
@@ -197,8 +198,8 @@ impl Blocks {
     /// # Panics
     /// If the range is not inside the part.
     #[inline]
-    pub(crate) fn fetch(&self, block: u32, part: usize, within: Range<usize>) {
-        fetch(&self.read_part(block, part)[within]);
+    pub(crate) fn prefetch(&self, block: u32, part: usize, within: Range<usize>) {
+        prefetch(&self.read_part(block, part)[within]);
     }
 
     /// Borrows a block, or its first part, for writing.
@@ -324,9 +325,10 @@ impl Blocks {
         (read, written)
     }
 
-    /// Returns the geometry to announce to readers in other processes, for `places` logical blocks.
-    pub(crate) fn geometry(&self, places: usize) -> Geometry {
-        self.shared.grid.geometry(places)
+    /// Returns the geometry to announce to readers in other processes, for `logical_blocks` logical
+    /// blocks.
+    pub(crate) fn geometry(&self, logical_blocks: usize) -> Geometry {
+        self.shared.grid.geometry(logical_blocks)
     }
 
     /// Returns a descriptor through which another process can map the memory read-only, and its
@@ -334,8 +336,8 @@ impl Blocks {
     ///
     /// # Errors
     /// If the memory cannot be shared.
-    pub(crate) fn to_read(&self) -> std::io::Result<(OwnedFd, u64)> {
-        let file = self.shared.memory.to_read()?;
+    pub(crate) fn read_only_descriptor(&self) -> std::io::Result<(OwnedFd, u64)> {
+        let file = self.shared.memory.read_only_descriptor()?;
         Ok((file.into(), self.shared.memory.len() as u64))
     }
 
@@ -385,7 +387,7 @@ impl Blocks {
 /// Pinned blocks, readable on any thread until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Pins {
-    shared: Arc<Shared>,
+    shared: Arc<SharedBlocks>,
     blocks: Vec<u32>,
 }
 
@@ -415,7 +417,7 @@ impl Drop for Pins {
 /// A set of blocks pinned together, readable on any thread until this is dropped.
 #[derive(Debug)]
 pub(crate) struct PinnedSet {
-    shared: Arc<Shared>,
+    shared: Arc<SharedBlocks>,
     bits: Arc<[u64]>,
 }
 

@@ -19,16 +19,16 @@ impl Budget {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Takes `bytes` off the budget. They are returned when the [`Loan`] is dropped.
+    /// Takes `bytes` off the budget. They are returned when the [`Reservation`] is dropped.
     ///
     /// # Errors
     /// [`StorageError::DoesNotFit`] if fewer bytes are left.
-    pub(crate) fn take(&self, bytes: u64) -> Result<Loan, StorageError> {
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation, StorageError> {
         let taken = self
             .0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
         match taken {
-            Ok(_) => Ok(Loan { budget: self.clone(), bytes }),
+            Ok(_) => Ok(Reservation { budget: self.clone(), bytes }),
             Err(limit) => Err(StorageError::DoesNotFit { need: bytes, limit }),
         }
     }
@@ -36,18 +36,18 @@ impl Budget {
 
 /// Bytes taken off a [`Budget`], returned to it on drop.
 #[derive(Debug)]
-pub(crate) struct Loan {
+pub(crate) struct Reservation {
     budget: Budget,
     bytes: u64,
 }
 
-impl Loan {
+impl Reservation {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-impl Drop for Loan {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.budget.0.fetch_add(self.bytes, Ordering::Relaxed);
     }
@@ -58,12 +58,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_loan_returns_its_bytes() {
+    fn a_dropped_reservation_returns_its_bytes() {
         let budget = Budget::new(100);
-        let loan = budget.take(60).unwrap();
-        let error = budget.take(60).unwrap_err();
+        let reservation = budget.reserve(60).unwrap();
+        let error = budget.reserve(60).unwrap_err();
         assert!(matches!(error, StorageError::DoesNotFit { need: 60, limit: 40 }));
-        drop(loan);
-        budget.take(100).unwrap();
+        drop(reservation);
+        budget.reserve(100).unwrap();
     }
 }

@@ -23,9 +23,9 @@ pub(crate) struct Memory {
     map: MmapRaw,
     bytes: usize,
     file: Option<File>,
-    /// The shelf entry of a test's file.
+    /// The entry of a test file.
     #[cfg(any(test, feature = "simulation"))]
-    pub(super) shelf_file: Option<super::shelf::ShelfFile>,
+    pub(super) test_file: Option<super::test_files::TestFile>,
 }
 
 impl Memory {
@@ -70,7 +70,7 @@ impl Memory {
     /// Returns a descriptor through which another process can map the memory read-only, and seals
     /// the memory against new writable mappings. Existing ones stay.
     #[cfg(target_os = "linux")]
-    pub(super) fn to_read(&self) -> std::io::Result<File> {
+    pub(super) fn read_only_descriptor(&self) -> std::io::Result<File> {
         use std::os::fd::AsRawFd;
         let Some(file) = &self.file else { return Err(std::io::ErrorKind::Unsupported.into()) };
         // Sealing fails for a file with a name, which its user can write anyway, and on kernels
@@ -81,13 +81,13 @@ impl Memory {
 
     /// Fails: this platform cannot share memory.
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn to_read(&self) -> std::io::Result<File> {
+    pub(super) fn read_only_descriptor(&self) -> std::io::Result<File> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
     /// Returns a descriptor through which another process can map the memory for reading and
     /// writing.
-    pub(super) fn to_write(&self) -> std::io::Result<File> {
+    pub(super) fn writable_descriptor(&self) -> std::io::Result<File> {
         let file = self.file.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
         file.try_clone()
     }
@@ -131,13 +131,13 @@ impl Memory {
 
     fn new(map: MmapRaw, bytes: usize, file: Option<File>) -> Memory {
         #[cfg(any(test, feature = "simulation"))]
-        let shelf_file = None;
+        let test_file = None;
         Memory {
             map,
             bytes,
             file,
             #[cfg(any(test, feature = "simulation"))]
-            shelf_file,
+            test_file,
         }
     }
 
@@ -153,7 +153,7 @@ impl Memory {
 
     /// Extends the memory with zeros. The mapping may move.
     pub(crate) fn grow(&mut self, bytes: usize) -> std::io::Result<()> {
-        #[allow(unused_mut, reason = "mutated for the shelf of a test")]
+        #[allow(unused_mut, reason = "mutated for test files")]
         let mut grown = match &self.file {
             Some(file) => {
                 super::reserve(file, bytes as u64)?;
@@ -169,9 +169,9 @@ impl Memory {
         store_trace::moved(self.address(), grown.address());
         #[cfg(any(test, feature = "simulation"))]
         {
-            grown.shelf_file = self.shelf_file.take();
-            if let Some(shelf_file) = &grown.shelf_file {
-                shelf_file.set(super::shelf::Item::open(&grown));
+            grown.test_file = self.test_file.take();
+            if let Some(test_file) = &grown.test_file {
+                test_file.set(super::test_files::TestFileState::open(&grown));
             }
         }
         *self = grown;
@@ -181,15 +181,15 @@ impl Memory {
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is `bytes` long and lives as long as `self`. Only this process writes
         // it: it is anonymous, or a file of mode 0600 in a locked directory of mode 0700, which no
-        // other program may touch. Receivers of a `to_read` descriptor map it read-only. Memory
-        // whose `to_write` descriptor was sent is only accessed by words or through `Volatile`
+        // other program may touch. Receivers of a `read_only_descriptor` map it read-only. Memory
+        // whose `writable_descriptor` was sent is only accessed by words or through `Volatile`
         // (`shared.rs`). Writing requires `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.bytes) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         #[cfg(test)]
-        store_trace::shared(self.address(), 0, self.bytes);
+        store_trace::borrowed(self.address(), 0, self.bytes);
         // SAFETY: as in `bytes`. `&mut self` makes this borrow the only one.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
     }
@@ -254,7 +254,7 @@ impl Memory {
     /// If the range is not inside the memory.
     pub(crate) fn stretch_mut(&mut self, within: std::ops::Range<usize>) -> &mut [u8] {
         #[cfg(test)]
-        store_trace::shared(self.address(), within.start, within.len());
+        store_trace::borrowed(self.address(), within.start, within.len());
         // SAFETY: as in `bytes_mut`.
         let all = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) };
         &mut all[within]
@@ -276,8 +276,8 @@ impl Memory {
 #[cfg(any(test, feature = "simulation"))]
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(shelf_file) = self.shelf_file.take().filter(|shelf_file| shelf_file.is_kept()) {
-            shelf_file.set(super::shelf::Item::Closed(super::shelf::Content::of(self.bytes())));
+        if let Some(test_file) = self.test_file.take().filter(|test_file| test_file.is_kept()) {
+            test_file.set(super::test_files::TestFileState::Closed(super::test_files::Content::of(self.bytes())));
         }
     }
 }

@@ -8,15 +8,15 @@ mod save_note;
 mod shared;
 #[cfg(any(test, feature = "simulation"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use more of it than the simulator"))]
-pub(crate) mod shelf;
+pub(crate) mod test_files;
 #[cfg(test)]
 pub(crate) mod store_trace;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-pub(crate) use blocks::{Blocks, Grid, PinnedSet, Pins};
-pub(crate) use budget::{Budget, Loan};
+pub(crate) use blocks::{Blocks, PinnedSet, Grid, Pins};
+pub(crate) use budget::{Budget, Reservation};
 use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};
 pub(crate) use memory::{Memory, fence};
@@ -38,22 +38,22 @@ pub(crate) const GAP_BYTES: usize = 64;
 
 /// The storage of a shard's files.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum ArenaStorage {
     /// Anonymous memory, lost with the process.
     Anonymous,
     /// Anonymous memory, lost with the process. The values can be shared with other processes.
-    Lendable,
+    Shareable,
     /// Mapped files in a folder.
     Folder(Folder),
-    /// The shelf of a test, which shows what a crash would leave.
+    /// The in-memory files of a test, which show what a crash would leave.
     #[cfg(any(test, feature = "simulation"))]
-    Shelf(shelf::Shelf),
+    TestFiles(test_files::TestFiles),
 }
 
 /// The files of one shard.
 #[derive(Clone, Debug)]
 pub(crate) struct Arena {
-    pub(crate) place: Place,
+    pub(crate) storage: ArenaStorage,
     pub(crate) stamp: Stamp,
 }
 
@@ -104,27 +104,27 @@ fn is_bulk(name: &str) -> bool {
     bulk.into_iter().any(|kind| name.starts_with(kind.name()))
 }
 
-impl Place {
+impl ArenaStorage {
     /// Returns the path of a file for error messages.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         match self {
-            Place::Folder(folder) => folder.path(name),
+            ArenaStorage::Folder(folder) => folder.path(name),
             _ => Path::new("anonymous memory").join(name),
         }
     }
 
     /// Returns whether the values are in memory that can be shared with other processes.
     pub(crate) fn is_shareable(&self) -> bool {
-        matches!(self, Place::Lendable)
+        matches!(self, ArenaStorage::Shareable)
     }
 
     /// Returns the names of the existing files.
     pub(crate) fn names(&self) -> Result<Vec<String>, StorageError> {
         match self {
-            Place::Anonymous | Place::Lendable => Ok(Vec::new()),
-            Place::Folder(folder) => folder.names(),
+            ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(Vec::new()),
+            ArenaStorage::Folder(folder) => folder.names(),
             #[cfg(any(test, feature = "simulation"))]
-            Place::Shelf(shelf) => Ok(shelf.names()),
+            ArenaStorage::TestFiles(test_files) => Ok(test_files.names()),
         }
     }
 
@@ -132,8 +132,8 @@ impl Place {
     /// copy-on-write if they are large.
     pub(crate) fn open(&self, name: &str) -> Result<Option<Memory>, StorageError> {
         match self {
-            Place::Anonymous | Place::Lendable => Ok(None),
-            Place::Folder(folder) => {
+            ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(None),
+            ArenaStorage::Folder(folder) => {
                 let Some(file) = folder.open(name)? else { return Ok(None) };
                 let memory = match folder.is_read_only() {
                     false => Memory::of_file(file),
@@ -143,7 +143,7 @@ impl Place {
                 memory.map(Some).map_err(|source| io_error("map", &folder.path(name), source))
             }
             #[cfg(any(test, feature = "simulation"))]
-            Place::Shelf(shelf) => Ok(shelf.open(name)),
+            ArenaStorage::TestFiles(test_files) => Ok(test_files.open(name)),
         }
     }
 
@@ -154,24 +154,24 @@ impl Place {
             .map_err(|_| StorageError::DoesNotFit { need: bytes, limit: usize::MAX as u64 })?;
         let memory = match self {
             // Without shareable memory, or without a free descriptor, nothing is shared.
-            Place::Lendable if name.starts_with(Kind::Values.name()) => {
+            ArenaStorage::Shareable if name.starts_with(Kind::Values.name()) => {
                 Memory::shareable(length).or_else(|_| Memory::anonymous(length))
             }
-            Place::Anonymous | Place::Lendable => Memory::anonymous(length),
-            Place::Folder(folder) => Memory::of_file(folder.create(name, bytes)?),
+            ArenaStorage::Anonymous | ArenaStorage::Shareable => Memory::anonymous(length),
+            ArenaStorage::Folder(folder) => Memory::of_file(folder.create(name, bytes)?),
             #[cfg(any(test, feature = "simulation"))]
-            Place::Shelf(shelf) => Ok(shelf.create(name, length)),
+            ArenaStorage::TestFiles(test_files) => Ok(test_files.create(name, length)),
         };
         memory.map_err(|source| io_error("map", &path, source))
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
         match self {
-            Place::Anonymous | Place::Lendable => Ok(()),
-            Place::Folder(folder) => folder.rename(from, to),
+            ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(()),
+            ArenaStorage::Folder(folder) => folder.rename(from, to),
             #[cfg(any(test, feature = "simulation"))]
-            Place::Shelf(shelf) => {
-                shelf.rename(from, to);
+            ArenaStorage::TestFiles(test_files) => {
+                test_files.rename(from, to);
                 Ok(())
             }
         }
@@ -180,11 +180,11 @@ impl Place {
     /// Flushes the contents of a file to disk.
     pub(crate) fn sync(&self, name: &str) -> Result<(), StorageError> {
         match self {
-            Place::Anonymous | Place::Lendable => Ok(()),
-            Place::Folder(folder) => folder.sync(name),
+            ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(()),
+            ArenaStorage::Folder(folder) => folder.sync(name),
             #[cfg(any(test, feature = "simulation"))]
-            Place::Shelf(shelf) => {
-                shelf.sync(name);
+            ArenaStorage::TestFiles(test_files) => {
+                test_files.sync(name);
                 Ok(())
             }
         }
@@ -193,7 +193,7 @@ impl Place {
     /// Flushes the names of the files to disk.
     pub(crate) fn sync_names(&self) -> Result<(), StorageError> {
         match self {
-            Place::Folder(folder) => folder.sync_names(),
+            ArenaStorage::Folder(folder) => folder.sync_names(),
             _ => Ok(()),
         }
     }
@@ -201,7 +201,7 @@ impl Place {
     /// Flushes the names of the files' folder and its ancestors to disk.
     pub(crate) fn sync_way(&self) -> Result<(), StorageError> {
         match self {
-            Place::Folder(folder) => folder.sync_way(),
+            ArenaStorage::Folder(folder) => folder.sync_way(),
             _ => Ok(()),
         }
     }
@@ -209,11 +209,11 @@ impl Place {
     /// Replaces the contents of a file, and flushes them to disk.
     pub(crate) fn write_durably(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
         match self {
-            Place::Anonymous | Place::Lendable => Ok(()),
-            Place::Folder(folder) => folder.write_durably(name, bytes),
+            ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(()),
+            ArenaStorage::Folder(folder) => folder.write_durably(name, bytes),
             #[cfg(any(test, feature = "simulation"))]
-            Place::Shelf(shelf) => {
-                shelf.write_durably(name, bytes);
+            ArenaStorage::TestFiles(test_files) => {
+                test_files.write_durably(name, bytes);
                 Ok(())
             }
         }
@@ -222,11 +222,11 @@ impl Place {
     /// Removes a file that is no longer used.
     pub(crate) fn remove(&self, name: &str) -> Result<(), StorageError> {
         match self {
-            Place::Anonymous | Place::Lendable => Ok(()),
-            Place::Folder(folder) => folder.remove(name),
+            ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(()),
+            ArenaStorage::Folder(folder) => folder.remove(name),
             #[cfg(any(test, feature = "simulation"))]
-            Place::Shelf(shelf) => {
-                shelf.remove(name);
+            ArenaStorage::TestFiles(test_files) => {
+                test_files.remove(name);
                 Ok(())
             }
         }
@@ -259,7 +259,7 @@ impl Arena {
         bytes: u64,
     ) -> Result<Memory, StorageError> {
         let name = part.file_name(kind, generation);
-        let mut memory = self.place.create(&name, bytes.saturating_add(PAGE_BYTES as u64))?;
+        let mut memory = self.storage.create(&name, bytes.saturating_add(PAGE_BYTES as u64))?;
         let page = Page { kind, stamp: self.stamp, generation, text: part.text() };
         memory.write(0, &page.encode());
         Ok(memory)
@@ -285,9 +285,9 @@ impl Arena {
         bytes: Option<u64>,
     ) -> Result<Memory, StorageError> {
         let name = part.file_name(kind, generation);
-        let memory = self.place.open(&name)?;
+        let memory = self.storage.open(&name)?;
         let memory =
-            memory.ok_or_else(|| StorageError::Missing { path: self.place.path(&name) })?;
+            memory.ok_or_else(|| StorageError::Missing { path: self.storage.path(&name) })?;
         let page = Page::decode(memory.bytes());
         let checked = page.and_then(|page| {
             page.check(kind, self.stamp, generation)?;
@@ -304,7 +304,7 @@ impl Arena {
                 None => Ok(()),
             }
         });
-        checked.map_err(|fault| self.place.corrupt(&name, fault))?;
+        checked.map_err(|fault| self.storage.corrupt(&name, fault))?;
         Ok(memory)
     }
 }

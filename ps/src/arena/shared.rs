@@ -30,18 +30,18 @@ impl SharedWords {
     }
 
     /// Returns a descriptor through which another process can map the words read-only.
-    pub(crate) fn to_read(&self) -> io::Result<OwnedFd> {
-        self.0.to_read().map(OwnedFd::from)
+    pub(crate) fn read_only_descriptor(&self) -> io::Result<OwnedFd> {
+        self.0.read_only_descriptor().map(OwnedFd::from)
     }
 
     /// Returns a descriptor through which another process can map the words for reading and
     /// writing.
-    pub(crate) fn to_write(&self) -> io::Result<OwnedFd> {
-        self.0.to_write().map(OwnedFd::from)
+    pub(crate) fn writable_descriptor(&self) -> io::Result<OwnedFd> {
+        self.0.writable_descriptor().map(OwnedFd::from)
     }
 
     /// Closes the descriptor of the words, which can then be shared with nobody else.
-    pub(crate) fn shared(self) -> SharedWords {
+    pub(crate) fn without_descriptor(self) -> SharedWords {
         SharedWords(self.0.without_file())
     }
 
@@ -63,7 +63,7 @@ impl SharedBytes {
     /// If the platform cannot share memory.
     pub(crate) fn new(bytes: usize) -> io::Result<(SharedBytes, OwnedFd)> {
         let memory = Memory::shareable(bytes)?;
-        let descriptor = memory.to_write()?.into();
+        let descriptor = memory.writable_descriptor()?.into();
         // The memory is shared with nobody else.
         Ok((SharedBytes(memory.without_file()), descriptor))
     }

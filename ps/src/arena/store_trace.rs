@@ -7,9 +7,9 @@ use std::cell::RefCell;
 
 /// An event in memory, reported before it happens, except for `Fenced`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum StoreEvent {
     /// A byte range is borrowed for writing, in any order, until the next event.
-    Shared {
+    Borrowed {
         /// The address of the memory.
         address: usize,
         /// The first byte of the range.
@@ -35,7 +35,7 @@ pub(crate) enum Event {
     },
     /// All earlier non-temporal stores have completed.
     Fenced,
-    /// A file of a shelf is created, renamed or removed.
+    /// A test file is created, renamed or removed.
     Filing,
     /// The memory moves to another address.
     Moved {
@@ -46,14 +46,14 @@ pub(crate) enum Event {
     },
 }
 
-type Watcher = Box<dyn FnMut(Event)>;
+type Watcher = Box<dyn FnMut(StoreEvent)>;
 
 thread_local! {
     static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
 }
 
 /// Calls `watcher` for every event of this thread until the result is dropped.
-pub(crate) fn watch(watcher: impl FnMut(Event) + 'static) -> Watch {
+pub(crate) fn watch(watcher: impl FnMut(StoreEvent) + 'static) -> Watch {
     WATCHER.set(Some(Box::new(watcher)));
     Watch
 }
@@ -67,7 +67,7 @@ impl Drop for Watch {
     }
 }
 
-fn report(event: Event) {
+fn report(event: StoreEvent) {
     // The watcher may use memory of its own, which is not traced.
     let Some(mut watcher) = WATCHER.take() else { return };
     watcher(event);
@@ -76,26 +76,26 @@ fn report(event: Event) {
     });
 }
 
-pub(super) fn shared(address: usize, start: usize, bytes: usize) {
-    report(Event::Shared { address, start, bytes });
+pub(super) fn borrowed(address: usize, start: usize, bytes: usize) {
+    report(StoreEvent::Borrowed { address, start, bytes });
 }
 
 pub(super) fn storing(address: usize, start: usize) {
-    report(Event::Storing { address, start });
+    report(StoreEvent::Storing { address, start });
 }
 
 pub(super) fn streaming(address: usize, start: usize, bytes: usize) {
-    report(Event::Streaming { address, start, bytes });
+    report(StoreEvent::Streaming { address, start, bytes });
 }
 
 pub(super) fn fenced() {
-    report(Event::Fenced);
+    report(StoreEvent::Fenced);
 }
 
 pub(super) fn filing() {
-    report(Event::Filing);
+    report(StoreEvent::Filing);
 }
 
 pub(super) fn moved(from: usize, to: usize) {
-    report(Event::Moved { from, to });
+    report(StoreEvent::Moved { from, to });
 }

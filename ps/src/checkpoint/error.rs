@@ -6,7 +6,7 @@ use pushpull_common::ids::ShardId;
 use pushpull_common::tensor::{DType, Shape};
 use thiserror::Error;
 
-use super::give_up::GivenUp;
+use super::abandon::Abandoned;
 use super::storage::StorageFault;
 
 /// The reason why a checkpoint could not be saved, trusted or restored. Checkpoints that were
@@ -177,7 +177,7 @@ pub enum CheckpointError {
 
 impl From<StorageFault> for CheckpointError {
     fn from(fault: StorageFault) -> CheckpointError {
-        match GivenUp::of(&fault).map(|given_up| given_up.reason) {
+        match Abandoned::of(&fault).map(|abandoned| abandoned.reason) {
             None => CheckpointError::Storage(fault),
             Some(reason) => {
                 let StorageFault { operation, path, .. } = fault;

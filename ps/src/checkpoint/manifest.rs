@@ -15,7 +15,7 @@ use super::hex;
 use super::name::CheckpointName;
 use super::shard_file::{file_name, tensor_name};
 use super::table_file::{self, TableEntry};
-use super::training::Training;
+use super::training::CheckpointTraining;
 
 pub(crate) use super::files::FileEntry;
 
@@ -25,7 +25,7 @@ pub(crate) struct Contents {
     /// The time of the save, in milliseconds since 1970; for display and for retention by age.
     pub(crate) saved_unix_ms: u64,
     /// The optimizers whose slots are saved.
-    pub(crate) training: Training,
+    pub(crate) training: CheckpointTraining,
     /// Every shard that holds variables, and the other shards that have state to save.
     pub(crate) shards: Vec<ShardEntry>,
     /// The user's own bytes, such as the positions of data readers; at most 1 MiB.
@@ -124,7 +124,7 @@ pub(crate) struct Manifest {
     pub(crate) saved_unix_ms: u64,
     /// The time of the first save in this storage; retention by age counts from it.
     pub(crate) first_saved_unix_ms: u64,
-    pub(crate) training: Training,
+    pub(crate) training: CheckpointTraining,
     pub(crate) catalogue: FileEntry,
     /// The shards in ascending order.
     pub(crate) shards: Vec<ShardEntry>,

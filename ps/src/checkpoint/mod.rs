@@ -3,14 +3,14 @@
 //!
 //! A checkpoint is a folder of files that is either complete or not a checkpoint; see
 //! `docs/checkpoint.md`. All code here is synchronous, for a thread that may block on a disk. It
-//! knows neither the shards' memory nor a clock: values come through a `Source` and go to a
-//! callback, and times are arguments.
+//! knows neither the shards' memory nor a clock: values come through a `CheckpointSource` and go to
+//! a callback, and times are arguments.
 
 mod contents;
 mod error;
 mod export;
 mod files;
-mod give_up;
+mod abandon;
 mod header;
 mod hex;
 mod local;
@@ -33,16 +33,16 @@ pub use restore::{CheckpointSummary, Listing, list};
 pub use retain::Retention;
 pub use storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
-pub(crate) use give_up::GiveUp;
+pub(crate) use abandon::AbandonFlag;
 pub(crate) use manifest::{ClientWindow, Contents, ShardEntry};
 pub(crate) use name::CheckpointName;
 pub(crate) use publish::Save;
-pub(crate) use reshard::{Piece, RestoredShard};
+pub(crate) use reshard::{CheckpointPiece, RestoredShard};
 pub(crate) use restore::{Opened, newest_good};
 pub(crate) use retain::retain;
-pub(crate) use shard_file::{Source, Stream, write_shard};
+pub(crate) use shard_file::{CheckpointSource, CheckpointStream, write_shard};
 pub(crate) use table_file::{RowHead, TableEntry, TableSource, write_table};
-pub(crate) use training::Training;
+pub(crate) use training::CheckpointTraining;
 
 #[cfg(test)]
 pub(crate) mod tests;

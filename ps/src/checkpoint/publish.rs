@@ -32,11 +32,11 @@ pub(crate) struct Save {
 /// A published checkpoint: every file of it was read back after it was written. Only this value
 /// permits the deletion of older checkpoints.
 #[derive(Debug)]
-pub(crate) struct Published {
+pub(crate) struct PublishedCheckpoint {
     name: CheckpointName,
 }
 
-impl Published {
+impl PublishedCheckpoint {
     /// Returns the checkpoint's name.
     pub(crate) fn name(&self) -> CheckpointName {
         self.name
@@ -81,7 +81,7 @@ impl Save {
         self,
         catalogue: &Catalogue,
         contents: Contents,
-    ) -> Result<Published, CheckpointError> {
+    ) -> Result<PublishedCheckpoint, CheckpointError> {
         let (storage, folder) = (&*self.storage, self.name.temporary());
         let (firsts, _) = scan(storage, |manifest| manifest.first_saved_unix_ms)?;
         let first_saved = firsts.into_iter().min().unwrap_or(contents.saved_unix_ms);
@@ -94,7 +94,7 @@ impl Save {
         storage.sync(Some(&folder))?;
         storage.rename_folder(&folder, &self.name.to_string())?;
         storage.sync(None)?;
-        Ok(Published { name: self.name })
+        Ok(PublishedCheckpoint { name: self.name })
     }
 
     /// Checks that the shards' files exist and match the catalogue. The process that wrote a file

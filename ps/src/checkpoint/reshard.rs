@@ -9,9 +9,9 @@ use pushpull_common::table::bucket;
 use super::error::CheckpointError;
 use super::manifest::ClientWindow;
 use super::restore::Opened;
-use super::shard_file::Stream;
+use super::shard_file::CheckpointStream;
 use super::table_file::RowHead;
-use super::training::Training;
+use super::training::CheckpointTraining;
 
 /// The state of a restored shard besides its values and slots.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,16 +26,16 @@ pub(crate) struct RestoredShard {
 
 /// A piece of a checkpoint, as a shard receives it.
 #[derive(Debug)]
-pub(crate) enum Piece<'a> {
+pub(crate) enum CheckpointPiece<'a> {
     /// The bytes of a range of its layout, in the values or a slot.
-    Range(Stream, Range<u64>, &'a [u8]),
+    Range(CheckpointStream, Range<u64>, &'a [u8]),
     /// A row of a table, by the table's index among those of the shard: the row's head, its values,
     /// and its slots in order.
     Row(usize, RowHead, &'a [&'a [u8]]),
 }
 
 /// A callback that takes pieces.
-pub(crate) type Sink<'a> = dyn FnMut(Piece<'_>) -> Result<(), CheckpointError> + 'a;
+pub(crate) type Sink<'a> = dyn FnMut(CheckpointPiece<'_>) -> Result<(), CheckpointError> + 'a;
 
 impl Opened {
     /// Fills a shard's layout. Calls `sink` for each of its partitions with ranges of bytes of the
@@ -49,16 +49,16 @@ impl Opened {
         &mut self,
         target: &Catalogue,
         shard: ShardId,
-        training: &Training,
+        training: &CheckpointTraining,
         sink: &mut Sink<'_>,
     ) -> Result<RestoredShard, CheckpointError> {
         let layout = target.layout(shard);
         let parts = layout.partitions();
-        let plan: Vec<Vec<(VariableId, Stream, Stream)>> = parts
+        let plan: Vec<Vec<(VariableId, CheckpointStream, CheckpointStream)>> = parts
             .iter()
             .map(|part| self.streams_for(target, part, training))
             .collect::<Result<_, CheckpointError>>()?;
-        let of_tables: Vec<Vec<(VariableId, Stream, Stream)>> = layout
+        let of_tables: Vec<Vec<(VariableId, CheckpointStream, CheckpointStream)>> = layout
             .tables()
             .iter()
             .map(|part| self.streams_for(target, part, training))
@@ -69,7 +69,7 @@ impl Opened {
                 self.read(variable, from, part.elements.clone(), &mut |piece| {
                     let range = start..start + piece.len() as u64;
                     start = range.end;
-                    sink(Piece::Range(to, range, piece))
+                    sink(CheckpointPiece::Range(to, range, piece))
                 })?;
             }
         }
@@ -85,7 +85,7 @@ impl Opened {
         &self,
         table: usize,
         part: &Partition,
-        streams: &[(VariableId, Stream, Stream)],
+        streams: &[(VariableId, CheckpointStream, CheckpointStream)],
         sink: &mut Sink<'_>,
     ) -> Result<(), CheckpointError> {
         let from: Vec<usize> = streams.iter().map(|(_, from, _)| from.number()).collect();
@@ -101,7 +101,7 @@ impl Opened {
                     if part.rows.contains(&bucket(head.id)) {
                         let within = row * row_bytes..(row + 1) * row_bytes;
                         let row: Vec<&[u8]> = bytes.iter().map(|b| &b[within.clone()]).collect();
-                        sink(Piece::Row(table, *head, &row))?;
+                        sink(CheckpointPiece::Row(table, *head, &row))?;
                     }
                 }
                 Ok(())
@@ -116,8 +116,8 @@ impl Opened {
         &self,
         target: &Catalogue,
         part: &Partition,
-        training: &Training,
-    ) -> Result<Vec<(VariableId, Stream, Stream)>, CheckpointError> {
+        training: &CheckpointTraining,
+    ) -> Result<Vec<(VariableId, CheckpointStream, CheckpointStream)>, CheckpointError> {
         let wanted = target.variable(part.variable);
         let variable = wanted.name().to_owned();
         let Some(id) = self.catalogue().find(&variable) else {
@@ -146,14 +146,14 @@ impl Opened {
             let (found, expected) = (saved_by.kind.clone(), trained_by.kind.clone());
             return Err(CheckpointError::OptimizerMismatch { variable, found, expected });
         }
-        let mut streams = vec![(id, Stream::Values, Stream::Values)];
+        let mut streams = vec![(id, CheckpointStream::Values, CheckpointStream::Values)];
         let held = self.manifest().training.slots(id);
         for (index, slot) in training.slots_of(part).iter().enumerate() {
             let Some(from) = held.iter().position(|held| held == slot) else {
                 let (found, expected) = (held.to_vec(), slot.to_owned());
                 return Err(CheckpointError::SlotMissing { variable, found, expected });
             };
-            streams.push((id, Stream::Slot(from), Stream::Slot(index)));
+            streams.push((id, CheckpointStream::Slot(from), CheckpointStream::Slot(index)));
         }
         Ok(streams)
     }

@@ -12,7 +12,7 @@ use super::error::{CheckpointError, Refused, corrupt};
 use super::files::{FileEntry, read_pieces, verify};
 use super::manifest::{CATALOGUE, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
 use super::name::CheckpointName;
-use super::shard_file::{ShardFile, Stream};
+use super::shard_file::{ShardFile, CheckpointStream};
 use super::storage::{CheckpointStorage, ReadFile};
 use super::table_file::{TableFile, TakeRows};
 
@@ -189,7 +189,7 @@ impl Opened {
     pub(super) fn read(
         &mut self,
         variable: VariableId,
-        stream: Stream,
+        stream: CheckpointStream,
         elements: Range<u64>,
         take: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
@@ -209,7 +209,7 @@ impl Opened {
         Ok(())
     }
 
-    fn start(&self, shard: ShardId, stream: Stream, partition: PartitionId) -> u64 {
+    fn start(&self, shard: ShardId, stream: CheckpointStream, partition: PartitionId) -> u64 {
         let start = self.plans[&shard].start(stream, partition);
         start.expect("the variable has the stream")
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::error::CheckpointError;
 use super::name::CheckpointName;
-use super::publish::Published;
+use super::publish::PublishedCheckpoint;
 use super::restore::scan;
 use super::storage::CheckpointStorage;
 
@@ -33,7 +33,7 @@ impl Default for Retention {
 /// them.
 pub(crate) fn retain(
     storage: &dyn CheckpointStorage,
-    published: &Published,
+    published: &PublishedCheckpoint,
     retention: &Retention,
 ) -> Result<Vec<CheckpointName>, CheckpointError> {
     let (mut saved, _) = scan(storage, |manifest| SavedCheckpoint {

@@ -13,35 +13,35 @@ use super::header::{self, Tensor};
 use super::hex;
 use super::name::CheckpointName;
 use super::storage::{CheckpointStorage, ReadFile};
-use super::training::Training;
+use super::training::CheckpointTraining;
 use crate::planted::{Bug, PlantedBugs};
 
 /// One of a shard's arrays of equal layout: the values, or a slot by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stream {
+pub(crate) enum CheckpointStream {
     /// The values.
     Values,
     /// The slot with this index among those of the variable's optimizer.
     Slot(usize),
 }
 
-impl Stream {
+impl CheckpointStream {
     /// Returns 0 for the values, and from 1 on for slots.
     pub(super) fn number(self) -> usize {
         match self {
-            Stream::Values => 0,
-            Stream::Slot(index) => 1 + index,
+            CheckpointStream::Values => 0,
+            CheckpointStream::Slot(index) => 1 + index,
         }
     }
 }
 
 /// The memory of a shard at one version.
-pub(crate) trait Source: fmt::Debug {
+pub(crate) trait CheckpointSource: fmt::Debug {
     /// Calls `out` with the bytes of a range of the shard's layout, in order, in pieces of any
     /// size. The range is within one partition, which is trainable if the stream is a slot.
     fn read(
         &mut self,
-        stream: Stream,
+        stream: CheckpointStream,
         range: Range<u64>,
         out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError>;
@@ -57,8 +57,8 @@ pub(crate) fn write_shard(
     checkpoint: CheckpointName,
     catalogue: &Catalogue,
     shard: ShardId,
-    training: &Training,
-    mut source: impl Source,
+    training: &CheckpointTraining,
+    mut source: impl CheckpointSource,
     planted: PlantedBugs,
 ) -> Result<FileEntry, CheckpointError> {
     let plan = ShardFile::plan(catalogue, shard, training, checkpoint)?;
@@ -96,9 +96,9 @@ pub(super) struct ShardFile {
     pub(super) name: String,
     head: Vec<u8>,
     /// The stream and the range of each tensor, in the order of the file.
-    ranges: Vec<(Stream, Range<u64>)>,
+    ranges: Vec<(CheckpointStream, Range<u64>)>,
     /// The offset of each tensor in the file.
-    starts: BTreeMap<(Stream, PartitionId), u64>,
+    starts: BTreeMap<(CheckpointStream, PartitionId), u64>,
     pub(super) bytes: u64,
 }
 
@@ -106,19 +106,19 @@ impl ShardFile {
     pub(super) fn plan(
         catalogue: &Catalogue,
         shard: ShardId,
-        training: &Training,
+        training: &CheckpointTraining,
         checkpoint: CheckpointName,
     ) -> Result<ShardFile, CheckpointError> {
         if let Some(name) = training.bad_slot() {
             return Err(CheckpointError::SlotName { name: name.to_owned() });
         }
         let layout = catalogue.layout(shard);
-        let slots = (0..training.most_slots()).map(Stream::Slot);
-        let has = |stream: Stream, part: &Partition| match stream {
-            Stream::Values => true,
-            Stream::Slot(slot) => slot < training.slots_of(part).len(),
+        let slots = (0..training.most_slots()).map(CheckpointStream::Slot);
+        let has = |stream: CheckpointStream, part: &Partition| match stream {
+            CheckpointStream::Values => true,
+            CheckpointStream::Slot(slot) => slot < training.slots_of(part).len(),
         };
-        let mut order: Vec<(Stream, &Partition)> = std::iter::once(Stream::Values)
+        let mut order: Vec<(CheckpointStream, &Partition)> = std::iter::once(CheckpointStream::Values)
             .chain(slots)
             .flat_map(|stream| layout.partitions().iter().map(move |part| (stream, part)))
             .filter(|(stream, part)| has(*stream, part))
@@ -146,7 +146,7 @@ impl ShardFile {
     }
 
     /// Returns the offset of a partition's tensor; `None` if the file has no such tensor.
-    pub(super) fn start(&self, stream: Stream, partition: PartitionId) -> Option<u64> {
+    pub(super) fn start(&self, stream: CheckpointStream, partition: PartitionId) -> Option<u64> {
         self.starts.get(&(stream, partition)).copied()
     }
 
@@ -179,9 +179,9 @@ pub(super) fn tensor_name(catalogue: &Catalogue, part: &Partition) -> String {
 ///
 /// The name of a slot follows a `:`, and contains neither `:` nor `/`. The names of values end with
 /// `/part_` and a number. So no two tensors have the same name, however variables are named.
-fn tensor_of(catalogue: &Catalogue, stream: Stream, part: &Partition, slots: &[String]) -> Tensor {
+fn tensor_of(catalogue: &Catalogue, stream: CheckpointStream, part: &Partition, slots: &[String]) -> Tensor {
     let mut name = tensor_name(catalogue, part);
-    if let Stream::Slot(index) = stream {
+    if let CheckpointStream::Slot(index) = stream {
         name = format!("{name}:{}", slots[index]);
     }
     let mut extents = catalogue.variable(part.variable).shape().extents().to_vec();

@@ -17,7 +17,7 @@ use super::hex;
 use super::name::CheckpointName;
 use super::shard_file::tensor_name;
 use super::storage::{CheckpointStorage, ReadFile};
-use super::training::Training;
+use super::training::CheckpointTraining;
 
 /// One partition of a table in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ pub(crate) fn write_table(
     checkpoint: CheckpointName,
     catalogue: &Catalogue,
     partition: &Partition,
-    training: &Training,
+    training: &CheckpointTraining,
     source: impl TableSource,
 ) -> Result<TableEntry, CheckpointError> {
     let rows = source.rows();
@@ -115,7 +115,7 @@ impl TableFile {
     pub(super) fn plan(
         catalogue: &Catalogue,
         partition: &Partition,
-        training: &Training,
+        training: &CheckpointTraining,
         rows: u64,
         checkpoint: CheckpointName,
     ) -> Result<TableFile, CheckpointError> {

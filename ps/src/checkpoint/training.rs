@@ -11,7 +11,7 @@ use crate::optimizer::VariableRules;
 /// The optimizers of a catalogue's variables, in a checkpoint or on a shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Training {
+pub(crate) struct CheckpointTraining {
     /// The optimizers that train at least one variable, each once.
     pub(crate) optimizers: Vec<OptimizerEntry>,
     /// For each variable of the catalogue, in order, the index of its optimizer; `None` for a plain
@@ -31,14 +31,14 @@ pub(crate) struct OptimizerEntry {
     pub(crate) slots: Vec<String>,
 }
 
-impl Training {
+impl CheckpointTraining {
     /// Returns the optimizers that these rules assign to the variables of a catalogue.
-    pub(crate) fn new(catalogue: &Catalogue, rules: &VariableRules) -> Training {
+    pub(crate) fn new(catalogue: &Catalogue, rules: &VariableRules) -> CheckpointTraining {
         let mut optimizers = Vec::new();
         let mut entries = vec![None; rules.optimizers().len()];
-        let mut entry_of = |place: usize| {
-            *entries[place].get_or_insert_with(|| {
-                let rule = &rules.optimizers()[place];
+        let mut entry_of = |index: usize| {
+            *entries[index].get_or_insert_with(|| {
+                let rule = &rules.optimizers()[index];
                 optimizers.push(OptimizerEntry {
                     kind: rule.kind().to_owned(),
                     configuration: format!("{rule:?}"),
@@ -49,20 +49,20 @@ impl Training {
         };
         let variables = (0..).map(VariableId).zip(catalogue.variables());
         let of = variables
-            .map(|(id, variable)| variable.is_trainable().then(|| entry_of(rules.place(id))))
+            .map(|(id, variable)| variable.is_trainable().then(|| entry_of(rules.rule_index(id))))
             .collect();
-        Training { optimizers, of }
+        CheckpointTraining { optimizers, of }
     }
 
     /// Returns a training of all trainable variables by one optimizer with these slots.
     #[cfg(test)]
-    pub(crate) fn by_one(catalogue: &Catalogue, kind: &str, slots: &[&str]) -> Training {
+    pub(crate) fn by_one(catalogue: &Catalogue, kind: &str, slots: &[&str]) -> CheckpointTraining {
         let slots = slots.iter().map(|&slot| slot.to_owned()).collect();
         let optimizer =
             OptimizerEntry { kind: kind.to_owned(), configuration: String::new(), slots };
         let variables = catalogue.variables().iter();
         let of = variables.map(|variable| variable.is_trainable().then_some(0)).collect();
-        Training { optimizers: vec![optimizer], of }
+        CheckpointTraining { optimizers: vec![optimizer], of }
     }
 
     /// Returns the optimizer of a variable; `None` if the variable is not trained.
@@ -118,7 +118,7 @@ impl Training {
     }
 
     /// Checks that this is the training of a catalogue's variables. Errors as in
-    /// [`Training::check`].
+    /// [`CheckpointTraining::check`].
     pub(super) fn check_catalogue(&self, catalogue: &Catalogue) -> Result<(), (String, String)> {
         let variables = catalogue.variables();
         if self.of.len() != variables.len() {

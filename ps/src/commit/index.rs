@@ -20,8 +20,8 @@ pub(crate) fn index_bytes(pages: usize) -> u64 {
 }
 
 /// Returns the address of a word in a page of an index.
-pub(crate) fn page_word(table: u16, page: u32, place: usize) -> Address {
-    Address::Index(table, (1 + page as usize) * CELL_WORDS + place)
+pub(crate) fn page_word(table: u16, page: u32, position: usize) -> Address {
+    Address::Index(table, (1 + page as usize) * CELL_WORDS + position)
 }
 
 impl Journal {
@@ -64,7 +64,7 @@ impl Journal {
     /// follow.
     pub(crate) fn fill_index(&mut self, address: Address, value: u64) {
         if let Address::Index(table, index) = address {
-            self.indices[usize::from(table)].memory.store(Words::place(index), value);
+            self.indices[usize::from(table)].memory.store(Words::position(index), value);
         }
     }
 
@@ -88,11 +88,11 @@ impl Journal {
         let found = index.load(NUMBER_AT);
         if found != number {
             let what = format!("the index of commit {number}, not of {found}");
-            return Err(Fault::at(Words::place(NUMBER_AT) * 8, what));
+            return Err(Fault::at(Words::position(NUMBER_AT) * 8, what));
         }
         for word in used * CELL_WORDS..cells * CELL_WORDS {
             if index.load(word) != 0 {
-                index.memory.store(Words::place(word), 0);
+                index.memory.store(Words::position(word), 0);
             }
         }
         index.seal(used..cells);

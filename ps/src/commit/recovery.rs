@@ -13,12 +13,12 @@ impl Journal {
     /// Returns the first cell of the control words as it will be after `redo`, verified.
     pub(crate) fn first_cell(&mut self) -> Result<Vec<u64>, StorageError> {
         // The words, followed by their checksum.
-        let places = Words::place(0)..=Words::checksum_place(0);
-        let mut cell: Vec<u64> = places.map(|place| self.control.memory.load(place)).collect();
+        let positions = Words::position(0)..=Words::checksum_position(0);
+        let mut cell: Vec<u64> = positions.map(|position| self.control.memory.load(position)).collect();
         for (address, value) in self.committed()?.unwrap_or_default() {
-            if let Address::Control(place) = address
+            if let Address::Control(position) = address
                 && let Some(word) =
-                    place.checked_sub(Words::place(0)).and_then(|at| cell.get_mut(at))
+                    position.checked_sub(Words::position(0)).and_then(|at| cell.get_mut(at))
             {
                 *word = value;
             }
@@ -57,7 +57,7 @@ impl Journal {
         Ok(self.committed()?.map(|words| words.len()))
     }
 
-    /// Returns the places and words of a committed intent; `None` if it is idle.
+    /// Returns the positions and words of a committed intent; `None` if it is idle.
     fn committed(&self) -> Result<Option<Vec<(Address, u64)>>, StorageError> {
         self.read_intent().map_err(|fault| self.corrupt(Kind::Intent, 0, fault))
     }
@@ -140,32 +140,32 @@ impl Journal {
                 return Ok(());
             }
             let what = format!("the tables of commit {expected}, not of {found}");
-            Err(Fault::at(Words::place(tables.last()) * 8, what))
+            Err(Fault::at(Words::position(tables.last()) * 8, what))
         });
         verified.map_err(|fault| self.corrupt(Kind::Tables, generation, fault))
     }
 
     /// Returns whether the address is inside its file, after the first page. Checksum words are
-    /// valid places too.
+    /// valid positions too.
     fn holds(&self, address: Address) -> bool {
-        let (file, place) = match address {
-            Address::Control(place) => (Some(&self.control), place),
-            Address::Tables(place) => (self.tables.as_ref(), place),
-            Address::Index(table, place) => (self.indices.get(usize::from(table)), place),
+        let (file, position) = match address {
+            Address::Control(position) => (Some(&self.control), position),
+            Address::Tables(position) => (self.tables.as_ref(), position),
+            Address::Index(table, position) => (self.indices.get(usize::from(table)), position),
         };
         let words = |file: &Words| PAGE_BYTES / 8..file.memory.len() / 8;
-        file.is_some_and(|file| words(file).contains(&place))
+        file.is_some_and(|file| words(file).contains(&position))
     }
 }
 
 pub(super) fn decode_address(word: u64) -> Address {
-    let place = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
+    let position = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
     if word & TABLES != 0 {
-        return Address::Tables(place(word & !TABLES));
+        return Address::Tables(position(word & !TABLES));
     }
     if word & INDEX != 0 {
         let table = (word & !INDEX) >> INDEX_AT;
-        return Address::Index(table as u16, place(word & ((1 << INDEX_AT) - 1)));
+        return Address::Index(table as u16, position(word & ((1 << INDEX_AT) - 1)));
     }
-    Address::Control(place(word))
+    Address::Control(position(word))
 }

@@ -35,16 +35,16 @@ impl Words {
     }
 
     /// Returns the position of a word in the memory, in words.
-    pub(super) fn place(index: usize) -> usize {
+    pub(super) fn position(index: usize) -> usize {
         (index / CELL_WORDS + 1) * (CELL_WORDS + 1) + index % CELL_WORDS
     }
 
-    pub(super) fn checksum_place(cell: usize) -> usize {
+    pub(super) fn checksum_position(cell: usize) -> usize {
         (cell + 1) * (CELL_WORDS + 1) + CELL_WORDS
     }
 
     pub(super) fn load(&self, index: usize) -> u64 {
-        self.memory.load(Words::place(index))
+        self.memory.load(Words::position(index))
     }
 
     /// Returns the words of a cell as stored: little-endian.
@@ -75,20 +75,20 @@ impl Words {
             return Ok(());
         }
         let what = format!("the checksum {expected:#018x} of its page, not {found:#018x}");
-        Err(Fault::at(Words::checksum_place(cell) * 8, what))
+        Err(Fault::at(Words::checksum_position(cell) * 8, what))
     }
 
     /// Computes and stores the checksums of cells.
     pub(super) fn seal(&mut self, cells: std::ops::Range<usize>) {
         for cell in cells {
             let checksum = self.checksum(cell);
-            self.memory.store(Words::checksum_place(cell), checksum);
+            self.memory.store(Words::checksum_position(cell), checksum);
         }
     }
 
     pub(super) fn verify(&self, cells: usize) -> Result<(), Fault> {
         for cell in 0..cells {
-            let found = self.memory.load(Words::checksum_place(cell));
+            let found = self.memory.load(Words::checksum_position(cell));
             Words::compare(cell, self.checksum(cell), found)?;
         }
         Ok(())
@@ -125,5 +125,5 @@ impl Address {
 
 /// Returns the byte offset of a word in its file.
 pub(crate) fn offset_of(address: Address) -> usize {
-    Words::place(address.index()) * 8
+    Words::position(address.index()) * 8
 }

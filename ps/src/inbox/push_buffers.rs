@@ -1,9 +1,9 @@
-//! Trays: rooms that clients of the same host fill by themselves, in memory that each of them is lent.
+//! Push buffers: push slots in shared memory that clients on the same host write directly.
 //!
-//! A client may write to its tray at any time. So nothing of it is borrowed: what is looked at, measured
-//! or applied is copied out piece by piece, or loaded once by the loop that applies it, and is only ever
-//! values. What says where something goes, as the numbers of rows do, comes over the connection into memory
-//! of the room's own, which there is once something comes so.
+//! A client may write to its push buffer at any time, so nothing in it is borrowed. Data that is
+//! scanned, measured or applied is copied out in pieces, or loaded once by the loop that applies
+//! it, and is only used as values. Data that determines positions, such as row numbers, is received
+//! over the connection into memory of the slot's own, which is allocated when it is first needed.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -12,33 +12,33 @@ use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::limits::BUFFER_SLOTS_MAX;
 
 use super::{Inbox, PushSlot};
-use crate::arena::{Budget, Loan, Memory, SharedBytes};
+use crate::arena::{Budget, Reservation, Memory, SharedBytes};
 use crate::error::StorageError;
-use crate::shard::replicas::ClientKey;
+use crate::shard::client_registry::ClientKey;
 use crate::volatile::Volatile;
 
-/// What is copied out of a tray at a time where it is only looked at, at most: small enough to stay in the
-/// first cache while it is.
+/// The maximum size of a piece that is copied out for a scan, in bytes. It stays in the first-level
+/// cache meanwhile.
 const PIECE_BYTES: u64 = 8 << 10;
 
-/// The rooms that one client is lent.
+/// The push slots that one client shares.
 ///
-/// Invariants: there is a room that is there. While it is lent, all are, and are its client's; then
-/// only those are whose push is whole.
+/// Invariants: there is at least one slot. While the buffer is shared, all slots exist and belong
+/// to its client. Afterwards only slots with whole pushes exist.
 #[derive(Debug)]
 pub(super) struct PushBuffer {
-    /// Whose it is, until its connection ends.
+    /// The client, until its connection ends.
     shared_with: Option<ClientKey>,
     memory: SharedBytes,
     push_slots: [Option<BufferSlot>; BUFFER_SLOTS_MAX],
-    _loan: Loan,
+    _reservation: Reservation,
 }
 
 #[derive(Debug)]
 pub(super) struct BufferSlot {
     push_slot: PushSlot,
-    /// For what comes over the connection.
-    own: Option<(Memory, Loan)>,
+    /// Memory for parts that are received over the connection.
+    own: Option<(Memory, Reservation)>,
 }
 
 impl BufferSlot {
@@ -66,37 +66,38 @@ impl PushBuffer {
 }
 
 impl Inbox {
-    /// The bytes of a tray, and from the start of one of its rooms to that of the next.
+    /// Returns the size of a push buffer, and the distance between its slots, in bytes.
     pub(crate) fn push_buffer_bytes(&self) -> (u64, u64) {
         let stride = self.buffer_stride as u64;
         (stride.saturating_mul(BUFFER_SLOTS_MAX as u64), stride)
     }
 
-    /// How many trays there are, with those whose clients are gone and have left whole pushes.
+    /// Returns the number of push buffers, including those of departed clients that still hold
+    /// whole pushes.
     pub(crate) fn push_buffers(&self) -> usize {
         self.push_buffers.len()
     }
 
-    /// Whether a client has a tray.
+    /// Returns whether a client has a push buffer.
     pub(crate) fn has_push_buffer(&self, client: ClientKey) -> bool {
         self.push_buffers.iter().any(|push_buffer| push_buffer.shared_with == Some(client))
     }
 
-    /// Lends a client a tray in this memory, of as many bytes as [`Inbox::push_buffer_bytes`] says; the numbers
-    /// of its rooms.
+    /// Gives a client a push buffer in this memory, whose size is that of
+    /// [`Inbox::push_buffer_bytes`]. Returns the numbers of its slots.
     pub(crate) fn share_push_buffer(
         &mut self,
         client: ClientKey,
-        (memory, loan): (SharedBytes, Loan),
+        (memory, reservation): (SharedBytes, Reservation),
         now: Instant,
     ) -> Vec<u32> {
         let mut push_buffer =
-            PushBuffer { shared_with: Some(client), memory, push_slots: [None, None], _loan: loan };
+            PushBuffer { shared_with: Some(client), memory, push_slots: [None, None], _reservation: reservation };
         let mut numbers = Vec::new();
         for slot in &mut push_buffer.push_slots {
             let number = self.next_number;
-            let (holder, asked, arrival) = (Some(client), true, None);
-            let push_slot = PushSlot { number, holder, asked, touched: now, arrival };
+            let (holder, requested, arrival) = (Some(client), true, None);
+            let push_slot = PushSlot { number, holder, requested, last_progress: now, arrival };
             *slot = Some(BufferSlot { push_slot, own: None });
             numbers.push(number);
             self.next_number = number.wrapping_add(1);
@@ -106,7 +107,7 @@ impl Inbox {
         numbers
     }
 
-    /// The client's connection has ended: its tray goes, but for what lies whole there.
+    /// Ends the push buffer of a client whose connection has closed. Slots with whole pushes stay.
     pub(super) fn end_push_buffer(&mut self, client: ClientKey) {
         for push_buffer in self
             .push_buffers
@@ -123,27 +124,27 @@ impl Inbox {
         self.push_buffers.retain(|push_buffer| push_buffer.push_slots().next().is_some());
     }
 
-    /// Whether a room is one of a tray.
+    /// Returns whether a slot is in a push buffer.
     pub(crate) fn is_shared(&self, number: u32) -> bool {
         self.buffer_slot(number).is_some()
     }
 
-    /// Makes sure that what comes of a push over the connection has a place. Costs nothing for a room that
-    /// is none of a tray.
-    pub(crate) fn have_own(&mut self, number: u32, budget: &Budget) -> Result<(), StorageError> {
+    /// Ensures that a slot has memory for parts that are received over the connection. Does nothing
+    /// for a slot outside push buffers.
+    pub(crate) fn ensure_own_memory(&mut self, number: u32, budget: &Budget) -> Result<(), StorageError> {
         let bytes = self.stride;
         if let Some(shared) = self.buffer_slot_mut(number).filter(|shared| shared.own.is_none()) {
-            let loan = budget.take(bytes as u64)?;
+            let reservation = budget.reserve(bytes as u64)?;
             let memory = Memory::anonymous(bytes).map_err(|source| {
                 let path = "memory for parts of a push".into();
                 StorageError::Io { doing: "map", path, source }
             })?;
-            shared.own = Some((memory, loan));
+            shared.own = Some((memory, reservation));
         }
         Ok(())
     }
 
-    /// These bytes of the push in a room lie in the tray.
+    /// Records that these bytes of a push are in the push buffer.
     pub(crate) fn add_shared(&mut self, number: u32, part: Range<u64>, now: Instant) {
         self.add(number, part.clone(), now);
         if let Some(push) =
@@ -153,31 +154,32 @@ impl Inbox {
         }
     }
 
-    /// What lies in the tray is to be looked at, or has been; false if it is no longer there.
+    /// Sets whether the push buffer's part of a push must be scanned. Returns false if the push is
+    /// no longer there.
     pub(crate) fn set_scanning(&mut self, number: u32, order: u64, scanning: bool) -> bool {
         let push = self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.as_mut());
         let push = push.filter(|push| push.order == order);
         push.map(|push| push.scanning = scanning).is_some()
     }
 
-    /// Where the values of the push in a room are read.
-    pub(crate) fn source(&self, number: u32) -> Option<Source<'_>> {
+    /// Returns the memory that the values of a push are read from.
+    pub(crate) fn source(&self, number: u32) -> Option<PushSource<'_>> {
         let shares = |push_buffer: &PushBuffer| {
             push_buffer.push_slots().any(|push_slot| push_slot.number == number)
         };
         let Some(push_buffer) = self.push_buffers.iter().find(|push_buffer| shares(push_buffer))
         else {
-            return Some(Source { own: self.bytes(number, 0..self.stride as u64)?, shared: None });
+            return Some(PushSource { own: self.bytes(number, 0..self.stride as u64)?, shared: None });
         };
         let mut push_slots = push_buffer.push_slots.iter().enumerate();
-        let (place, push_slot) = push_slots.find_map(|(place, slot)| {
+        let (index, push_slot) = push_slots.find_map(|(index, slot)| {
             let shared = slot.as_ref().filter(|shared| shared.push_slot.number == number)?;
-            Some((place, shared))
+            Some((index, shared))
         })?;
         let ranges = push_slot.push_slot.arrival.as_ref()?.shared.ranges();
-        let start = place * self.buffer_stride;
-        let shared = Some(SharedPart { memory: &push_buffer.memory, start, ranges });
-        Some(Source { own: push_slot.own_bytes().unwrap_or_default(), shared })
+        let start = index * self.buffer_stride;
+        let shared = Some(SharedSlotPart { memory: &push_buffer.memory, start, ranges });
+        Some(PushSource { own: push_slot.own_bytes().unwrap_or_default(), shared })
     }
 
     pub(super) fn buffer_slot(&self, number: u32) -> Option<&BufferSlot> {
@@ -196,7 +198,7 @@ impl Inbox {
         push_slots.find(|shared| shared.push_slot.number == number)
     }
 
-    /// A room of a tray is done with its push.
+    /// Releases a slot of a push buffer from its push.
     pub(super) fn release_shared(&mut self, number: u32) {
         let Some(push_slot) = self.buffer_slot_mut(number) else { return };
         push_slot.push_slot.arrival = None;
@@ -210,25 +212,25 @@ impl Inbox {
         self.push_buffers.retain(|push_buffer| push_buffer.push_slots().next().is_some());
     }
 
-    /// Asserts the invariants of trays.
+    /// Asserts the invariants of push buffers.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_push_buffers(&self) {
         for push_buffer in &self.push_buffers {
             let push_slots = || push_buffer.push_slots.iter().flatten();
-            assert!(push_slots().next().is_some(), "a push buffer is kept for something");
+            assert!(push_slots().next().is_some(), "an unused push buffer is dropped");
             match push_buffer.shared_with {
                 Some(client) => {
                     assert_eq!(
                         push_slots().count(),
                         BUFFER_SLOTS_MAX,
-                        "a push buffer is shared whole"
+                        "all slots of a push buffer are shared"
                     );
                     assert!(
                         push_buffer.push_slots().all(|push_slot| push_slot.holder == Some(client)),
-                        "to one client"
+                        "all slots have the same client"
                     );
                 }
-                None => assert!(push_slots().all(BufferSlot::is_whole), "what nobody fills goes"),
+                None => assert!(push_slots().all(BufferSlot::is_whole), "only whole pushes outlive the client"),
             }
             for push in push_buffer.push_slots().filter_map(|push_slot| push_slot.arrival.as_ref())
             {
@@ -237,48 +239,48 @@ impl Inbox {
                 let within = push.shared.ranges().iter();
                 let held =
                     within.map(|range| push.extents.bytes_within(range.clone())).sum::<u64>();
-                assert_eq!(held, of(push.shared.ranges()), "shared ranges are of the push");
+                assert_eq!(held, of(push.shared.ranges()), "shared ranges belong to the push");
             }
         }
     }
 }
 
-/// Where the values of one push are read: in its room, or what of them is lent in the tray.
+/// The memory that the values of a push are read from: the slot's own, and the push buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Source<'a> {
+pub(crate) struct PushSource<'a> {
     own: &'a [u8],
-    shared: Option<SharedPart<'a>>,
+    shared: Option<SharedSlotPart<'a>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct SharedPart<'a> {
+struct SharedSlotPart<'a> {
     memory: &'a SharedBytes,
-    /// Where its room starts there.
+    /// The offset of the slot in the push buffer.
     start: usize,
     ranges: &'a [Range<u64>],
 }
 
-/// Values of a push that lie in one place.
+/// Values of a push in one memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Values<'a> {
-    /// In its room.
+pub(crate) enum PushValues<'a> {
+    /// In the slot's own memory.
     Own(&'a [u8]),
-    /// In the tray.
+    /// In the push buffer.
     Shared(Volatile<'a>),
 }
 
-/// Values of a push.
+/// A piece of the values of a push.
 #[derive(Debug)]
-pub(crate) struct Piece<'a> {
+pub(crate) struct PushPiece<'a> {
     pub(crate) bytes: &'a [u8],
-    /// Where they end.
+    /// The end of the piece in the push.
     pub(crate) end: u64,
 }
 
-impl<'a> Source<'a> {
-    /// The first values of a range of the push that lie in one place, and where they end. Nothing if the range
-    /// is empty, or is not of this push.
-    pub(crate) fn values(&self, range: Range<u64>) -> Option<(Values<'a>, u64)> {
+impl<'a> PushSource<'a> {
+    /// Returns the first values of a range that are in one memory, and their end. Returns `None` if
+    /// the range is empty or not in this push.
+    pub(crate) fn values(&self, range: Range<u64>) -> Option<(PushValues<'a>, u64)> {
         if range.is_empty() {
             return None;
         }
@@ -290,47 +292,47 @@ impl<'a> Source<'a> {
             Some((shared, held)) if held.start <= range.start => {
                 let (at, end) = (shared.start + range.start as usize, range.end.min(held.end));
                 let values = shared.memory.bytes(at, (end - range.start) as usize);
-                Some((Values::Shared(values), end))
+                Some((PushValues::Shared(values), end))
             }
             next => {
                 let end = next.map_or(range.end, |(_, held)| held.start.min(range.end));
                 let bytes = self.own.get(range.start as usize..end as usize)?;
-                Some((Values::Own(bytes), end))
+                Some((PushValues::Own(bytes), end))
             }
         }
     }
 
-    /// Copies the same; where they end.
+    /// Copies the first values of a range that are in one memory. Returns their end.
     ///
     /// # Panics
-    /// If there is no room for the range.
+    /// If `to` is too short.
     pub(crate) fn copy(&self, range: Range<u64>, to: &mut [u8]) -> Option<u64> {
         let (values, end) = self.values(range.clone())?;
         let to = &mut to[..(end - range.start) as usize];
         match values {
-            Values::Shared(shared) => _ = shared.copy(to, Exponents::NONE),
-            Values::Own(bytes) => to.copy_from_slice(bytes),
+            PushValues::Shared(shared) => _ = shared.copy(to, Exponents::NONE),
+            PushValues::Own(bytes) => to.copy_from_slice(bytes),
         }
         Some(end)
     }
 
-    /// The same for who looks at them, in pieces where they are lent: those are copied, aligned for every type
-    /// if the range is.
-    pub(crate) fn piece<'b>(&self, range: Range<u64>, copy: &'b mut Vec<u64>) -> Option<Piece<'b>>
+    /// Returns the first values of a range for a scan. Values in a push buffer are copied, at most
+    /// one piece at a time, and aligned for every type if the range is.
+    pub(crate) fn piece<'b>(&self, range: Range<u64>, copy: &'b mut Vec<u64>) -> Option<PushPiece<'b>>
     where
         'a: 'b,
     {
         let (values, end) = self.values(range.clone())?;
         match values {
-            Values::Shared(shared) => {
+            PushValues::Shared(shared) => {
                 let end = end.min((range.start / PIECE_BYTES + 1) * PIECE_BYTES);
                 let bytes = (end - range.start) as usize;
                 copy.resize(copy.len().max(bytes.div_ceil(8)), 0);
                 let bytes = &mut bytemuck::cast_slice_mut(copy)[..bytes];
                 shared.copy(bytes, Exponents::NONE);
-                Some(Piece { bytes, end })
+                Some(PushPiece { bytes, end })
             }
-            Values::Own(bytes) => Some(Piece { bytes, end }),
+            PushValues::Own(bytes) => Some(PushPiece { bytes, end }),
         }
     }
 }

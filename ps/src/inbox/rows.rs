@@ -1,4 +1,4 @@
-//! The rows that a push has of sparse partitions: whether they are whole and sound, and their bytes.
+//! The rows that a push contains of sparse partitions: their validation and their bytes.
 
 use std::ops::Range;
 
@@ -9,38 +9,38 @@ use pushpull_common::rows::{self, Numbers};
 use super::Inbox;
 use super::extents::Extents;
 
-/// The rows of a partition in a push that is whole.
+/// The rows of a partition in a whole push.
 #[derive(Clone, Debug)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct PushedRows<'a> {
     numbers: Numbers<'a>,
-    /// The rows, one behind the other.
+    /// The bytes of the rows, without gaps.
     pub(crate) values: &'a [u8],
-    /// What they are multiplied by.
+    /// The factor of the rows.
     pub(crate) factor: f64,
 }
 
-impl Rows<'_> {
-    /// The same, to be multiplied by this.
+impl PushedRows<'_> {
+    /// Returns the rows with this factor.
     pub(crate) fn times(self, factor: f64) -> Self {
-        Rows { factor, ..self }
+        PushedRows { factor, ..self }
     }
 
-    /// How many they are.
+    /// Returns the number of rows.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
     }
 
-    /// Their numbers within the partition, or their ids, which rise.
+    /// Returns their row numbers in the partition, or their ids, in ascending order.
     pub(crate) fn numbers(&self) -> Numbers<'_> {
         self.numbers.clone()
     }
 
-    /// The number of one of them.
-    pub(crate) fn number(&self, place: usize) -> u64 {
-        self.numbers.at(place)
+    /// Returns the row number or id at this index.
+    pub(crate) fn number(&self, index: usize) -> u64 {
+        self.numbers.at(index)
     }
 
-    /// The place of the first whose number is not below this one.
+    /// Returns the index of the first row whose number is at least `number`.
     pub(crate) fn first_from(&self, number: u64) -> usize {
         let (mut low, mut high) = (0, self.len());
         while low < high {
@@ -55,13 +55,13 @@ impl Rows<'_> {
 }
 
 impl Extents {
-    /// Whether a push touches a sparse partition.
+    /// Returns whether a push touches a sparse partition.
     pub(super) fn touches(&self, partition: &Partition) -> bool {
         let values = self.bytes_within(partition.offset..partition.end());
         values > 0 || self.bytes_within(index_of(partition, partition.row_count())) > 0
     }
 
-    /// Adds what so many rows of a partition are.
+    /// Adds the extents of `count` rows of a partition.
     pub(super) fn add_rows(&mut self, partition: &Partition, count: u64) {
         let values = rows::values_bytes(partition, count);
         if values > 0 {
@@ -77,8 +77,9 @@ fn index_of(partition: &Partition, rows: u64) -> Range<u64> {
 }
 
 impl Inbox {
-    /// Checks the rows of a push of which all parts have come: each partition it touches has as many
-    /// as it says, and their numbers rise and are its own.
+    /// Validates the rows of a push whose parts have all been received. Each partition that it
+    /// touches must have as many rows as announced, and their numbers must be ascending and in
+    /// range.
     pub(crate) fn check_rows(&self, number: u32, layout: &ShardLayout) -> Result<(), Refusal> {
         let Some(push) = self.arrival(number) else {
             return Err(Refusal::PushSlotTaken { push_slot: number });
@@ -109,17 +110,16 @@ impl Inbox {
         Ok(())
     }
 
-    /// The rows that a push, which is whole, has of a sparse partition; `None` if it has nothing of
-    /// it.
-    pub(crate) fn rows(&self, number: u32, partition: &Partition) -> Option<Rows<'_>> {
+    /// Returns the rows that a whole push has of a sparse partition; `None` if it has none.
+    pub(crate) fn rows(&self, number: u32, partition: &Partition) -> Option<PushedRows<'_>> {
         if !self.arrival(number)?.extents.touches(partition) {
             return None;
         }
         let index = self.bytes(number, index_of(partition, partition.row_count()))?;
-        // It was checked, and nobody else writes here.
+        // The index was validated, and nothing else writes to this slot.
         let count = rows::count(index, partition).ok()?;
         let bytes = count * partition.row_bytes();
         let values = self.bytes(number, partition.offset..partition.offset + bytes)?;
-        Some(Rows { numbers: rows::numbers(index, partition, count), values, factor: 1.0 })
+        Some(PushedRows { numbers: rows::numbers(index, partition, count), values, factor: 1.0 })
     }
 }

@@ -1,4 +1,4 @@
-//! Rooms and extents, by themselves.
+//! Tests of push slots and extents in isolation.
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
@@ -11,18 +11,18 @@ const A: ClientKey = ClientKey(0);
 const B: ClientKey = ClientKey(1);
 
 impl Inbox {
-    /// What is kept of the pushes that lie whole, in the order they came, and their bodies.
-    pub(crate) fn kept(&self) -> Vec<(String, Vec<u8>)> {
+    /// Returns the durable state of the whole pushes, in the order of arrival, and their bodies.
+    pub(crate) fn whole_pushes(&self) -> Vec<(String, Vec<u8>)> {
         let mut push_slots: Vec<&PushSlot> = self.push_slots.iter().flatten().collect();
         push_slots.sort_by_key(|push_slot| push_slot.arrival.as_ref().map(|push| push.order));
         let whole = push_slots.into_iter().filter_map(|push_slot| {
-            let Arrival {
+            let PushArrival {
                 sequence,
                 operation,
                 token,
                 generation,
                 step,
-                // Goes with the process.
+                // Not durable.
                 read: _,
                 squares: _,
                 extents,
@@ -35,7 +35,7 @@ impl Inbox {
             whole.as_ref()?;
             let (number, holder) = (push_slot.number, push_slot.holder);
             let push = format!(
-                "{order}: {sequence:?} of {holder:?} in room {number}, {operation:?} under \
+                "{order}: {sequence:?} of {holder:?} in push slot {number}, {operation:?} under \
                  {token:?}.{generation} at {step:?}, {bytes} bytes at {extents:?}"
             );
             let ranges = extents.ranges().iter().cloned();
@@ -46,7 +46,7 @@ impl Inbox {
     }
 }
 
-/// Partitions of these many bytes.
+/// Creates a layout of partitions of these sizes.
 fn layout(bytes: &[u64]) -> ShardLayout {
     let variable = |(index, bytes): (usize, &u64)| {
         VariableSpec::f32(format!("v{index}"), [bytes / 4]).unwrap()
@@ -63,8 +63,8 @@ fn inbox(push_slots: usize) -> Inbox {
     Inbox::new(Memory::anonymous(bytes).unwrap(), &layout, push_slots, 1)
 }
 
-fn arrival(sequence: u64) -> Arrival {
-    Arrival {
+fn arrival(sequence: u64) -> PushArrival {
+    PushArrival {
         sequence: Sequence(sequence),
         operation: Operation::Gradient {},
         token: TokenId(sequence),
@@ -81,12 +81,12 @@ fn arrival(sequence: u64) -> Arrival {
     }
 }
 
-const WHOLE: WholePush =
-    WholePush { connection: 1, request: RequestId(1), next: false, since: None, deadline: None };
+const WHOLE: PendingAnswer =
+    PendingAnswer { connection: 1, request: RequestId(1), next: false, since: None, deadline: None };
 
 #[test]
-fn extents_merge_in_any_order_and_take_nothing_twice() {
-    // Every order of the words of 4 partitions, as far as each may come next.
+fn extents_merge_in_any_order_and_reject_overlaps() {
+    // Random parts of 4 partitions and an empty one, each checked before it is added.
     let layout = layout(&[16, 8, 0, 24, 4]);
     let words = layout.bytes() / 8;
     let mut seed = 7_u64;
@@ -116,7 +116,7 @@ fn extents_merge_in_any_order_and_take_nothing_twice() {
 }
 
 #[test]
-fn rooms_lie_apart_and_their_numbers_are_not_used_twice() {
+fn push_slots_are_disjoint_and_their_numbers_are_unique() {
     let now = Instant::now();
     let mut inbox = inbox(2);
     let (a, b) = (inbox.reserve(A, now).unwrap(), inbox.reserve(B, now).unwrap());
@@ -126,7 +126,7 @@ fn rooms_lie_apart_and_their_numbers_are_not_used_twice() {
     assert_eq!(inbox.bytes(a, 8..16).unwrap(), [1; 8]);
     inbox.release(a);
     assert!(inbox.bytes(a, 0..8).is_none() && !inbox.holds(A, a));
-    // After four billion pushes the numbers start again, past those in use.
+    // Slot numbers wrap around after four billion pushes, and skip those in use.
     inbox.next_number = u32::MAX;
     assert_eq!(inbox.reserve(A, now), Some(u32::MAX));
     inbox.release(u32::MAX);
@@ -137,7 +137,7 @@ fn rooms_lie_apart_and_their_numbers_are_not_used_twice() {
 }
 
 #[test]
-fn whole_pushes_stay_whatever_becomes_of_their_client() {
+fn whole_pushes_outlive_their_client() {
     let now = Instant::now();
     let mut inbox = inbox(3);
     let (whole, half) = (inbox.reserve(A, now).unwrap(), {
@@ -148,7 +148,7 @@ fn whole_pushes_stay_whatever_becomes_of_their_client() {
     inbox.begin(half, arrival(2), now);
     assert_eq!(inbox.find(A, Sequence(2)), Some(half));
     assert_eq!(inbox.whole_tokens().collect::<Vec<_>>(), [TokenId(1)]);
-    assert_eq!(inbox.give_up(A), 1);
+    assert_eq!(inbox.discard_incomplete(A), 1);
     assert_eq!((inbox.find(A, Sequence(2)), inbox.holds(A, half)), (None, true));
     inbox.drop_client(A);
     assert!(inbox.holds(A, whole) && !inbox.holds(A, half));

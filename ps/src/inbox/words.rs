@@ -1,7 +1,7 @@
-//! What lies whole in the rooms, as words of the tables: pure, in both directions.
+//! The conversion between whole pushes in slots and words of the tables.
 //!
-//! What is read is what a push can be: nothing behind this file meets parts, bytes or numbers that
-//! no shard has taken in.
+//! Decoding validates: the rest of the server never sees parts, bytes or numbers that no shard
+//! would accept.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -12,30 +12,29 @@ use pushpull_common::protocol::message::Operation;
 use smallvec::{SmallVec, smallvec};
 
 use super::extents::Extents;
-use super::{Arrival, Inbox, PushSlot, WholePush, is_for_trainable};
+use super::{PushArrival, Inbox, PushSlot, PendingAnswer, is_for_trainable};
 use crate::commit::{Address, Journal, offset_of};
 use crate::layout::{Fault, PAGE_BYTES};
-use crate::shard::replicas::ClientKey;
+use crate::shard::client_registry::ClientKey;
 
-/// The words of a room in the tables that are neither the map of its partitions nor the numbers of
-/// rows.
+/// The number of table words of a slot, without the map of its partitions and the row counts.
 const SLOT_WORDS: usize = 10;
 
-/// A room in which a push lies whole, as its words say.
+/// A slot with a whole push, as decoded from its words.
 #[derive(Debug)]
 pub(crate) struct WholeSlot {
-    /// Which of the rooms it is.
+    /// The index of the slot.
     pub(crate) slot: usize,
     pub(crate) number: u32,
     pub(crate) holder: Option<ClientKey>,
-    pub(crate) arrival: Arrival,
-    /// The checksum of the body, where the arena keeps such.
+    pub(crate) arrival: PushArrival,
+    /// The checksum of the body, if the arena keeps checksums.
     pub(crate) crc: u64,
 }
 
-/// Reads what lies whole in so many rooms, the first of whose words is `first`, on a shard that
-/// knows so many clients. What is read is what a push can be: its parts are of the layout, its
-/// bytes are theirs, and no two are one.
+/// Decodes the whole pushes of `push_slots` slots, whose words start at `first`, on a shard with
+/// `clients` clients. Fails unless every push is valid: its parts are in the layout, its bytes
+/// match them, and no two pushes are the same.
 pub(crate) fn whole_slots(
     journal: &Journal,
     layout: &ShardLayout,
@@ -57,7 +56,7 @@ pub(crate) fn whole_slots(
         let holder = match load(1) {
             0 => None,
             key if key <= clients as u64 => Some(ClientKey(key as u32 - 1)),
-            _ => return Err(fault(1, "the client that a push is of")),
+            _ => return Err(fault(1, "the client of a push")),
         };
         let number = u32::try_from(load(2)).ok().filter(|&number| number != 0);
         let operation = match load(4) {
@@ -68,7 +67,7 @@ pub(crate) fn whole_slots(
         };
         let map: Vec<u64> = (SLOT_WORDS..words).map(load).collect();
         let extents = extents_of(&map, layout)
-            .ok_or_else(|| fault(SLOT_WORDS, "rows that their partition has"))?;
+            .ok_or_else(|| fault(SLOT_WORDS, "row counts of their partitions"))?;
         let bytes: u64 = extents.ranges().iter().map(|range| range.end - range.start).sum();
         if bytes != load(8) {
             return Err(fault(8, "the bytes of the partitions of a push"));
@@ -76,9 +75,9 @@ pub(crate) fn whole_slots(
         let trainable = is_for_trainable(operation);
         let mut ranges = extents.ranges().iter().flat_map(|range| layout.touched(range.clone()));
         if ranges.any(|partition| trainable.is_some_and(|t| t != partition.trainable)) {
-            return Err(fault(4, "an operation that is one of its partitions"));
+            return Err(fault(4, "an operation that fits its partitions"));
         }
-        let arrival = Arrival {
+        let arrival = PushArrival {
             sequence: Sequence(load(3)),
             operation,
             token: TokenId(load(5)),
@@ -92,8 +91,8 @@ pub(crate) fn whole_slots(
             bytes,
             order,
             squares: None,
-            // Nobody listens any more; whoever asks again is answered.
-            whole: Some(WholePush::unheard()),
+            // No client waits after a restart. A client that asks again is answered.
+            whole: Some(PendingAnswer::unawaited()),
         };
         let number = number.ok_or_else(|| fault(2, "the number of a push slot"))?;
         let same = |other: &WholeSlot| {
@@ -103,32 +102,32 @@ pub(crate) fn whole_slots(
                 || (holder.is_some() && push == (holder, arrival.sequence))
         };
         if arrival.sequence.0 == 0 || whole.iter().any(same) {
-            return Err(fault(0, "a push that lies in no other push slot"));
+            return Err(fault(0, "a push that is in no other push slot"));
         }
         whole.push(WholeSlot { slot, number, holder, arrival, crc: load(9) });
     }
     Ok(whole)
 }
 
-/// The words of a room: the map behind the first, and then how many rows a push has of each sparse
-/// partition.
+/// Returns the number of table words of a slot: the fixed words, the map, and a row count for each
+/// sparse partition.
 fn slot_words(layout: &ShardLayout) -> usize {
     SLOT_WORDS + map_words(layout) + layout.sparse().len()
 }
 
-/// The words of a map that has a bit for each partition.
+/// Returns the number of words of a map with one bit for each partition.
 pub(crate) fn map_words(layout: &ShardLayout) -> usize {
     layout.all().len().div_ceil(64)
 }
 
 impl Inbox {
-    /// The words of the tables that say what lies whole in so many rooms.
+    /// Returns the number of table words for `push_slots` slots.
     pub(crate) fn table_words(layout: &ShardLayout, push_slots: usize) -> usize {
         push_slots * slot_words(layout)
     }
 
-    /// Stages what lies whole in the rooms, with the checksums of their bodies if those are
-    /// wanted; `first` is the first of their words.
+    /// Stages the words of the whole pushes, which start at `first`, with checksums of the bodies
+    /// if `integrity` is set.
     pub(crate) fn stage(
         &self,
         journal: &mut Journal,
@@ -149,7 +148,7 @@ impl Inbox {
             };
             let holder = push_slot.holder.map_or(0, |holder| u64::from(holder.0) + 1);
             journal.stage(at(1), holder);
-            // A push that is whole does not change any more.
+            // A whole push does not change any more.
             if journal.load(at(0)) == push.order {
                 continue;
             }
@@ -181,8 +180,8 @@ impl Inbox {
         }
     }
 
-    /// Puts back what an earlier process had whole, by its words, and compares the bodies with
-    /// their checksums if they have some; returns the rooms in the order their pushes came.
+    /// Restores the whole pushes of an earlier process, and compares their bodies with the
+    /// checksums if `integrity` is set. Returns the slot numbers in the order of arrival.
     pub(crate) fn restore(
         &mut self,
         whole: Vec<WholeSlot>,
@@ -201,9 +200,9 @@ impl Inbox {
             }
             let arrival = Some(arrival);
             self.push_slots[slot] =
-                Some(PushSlot { number, holder, asked: false, touched: now, arrival });
+                Some(PushSlot { number, holder, requested: false, last_progress: now, arrival });
             self.check_rows(number, layout).map_err(|refusal| {
-                let what = format!("rows of a push, and not those of which it is said: {refusal}");
+                let what = format!("valid rows of a push, not those with the fault: {refusal}");
                 Fault::at(PAGE_BYTES + slot * self.stride, what)
             })?;
         }
@@ -211,7 +210,7 @@ impl Inbox {
         Ok(order.into_iter().map(|(_, number)| number).collect())
     }
 
-    /// The checksum of what lies in these extents of a room.
+    /// Returns the checksum of these extents of a slot.
     fn body_crc(&self, slot: usize, extents: &Extents) -> u64 {
         let push_slot = &self.memory.bytes()[PAGE_BYTES + slot * self.stride..];
         let extents = extents.ranges().iter();
@@ -222,11 +221,12 @@ impl Inbox {
     }
 }
 
-/// The partitions that extents cover, a bit for each: those of a whole push end where partitions do.
+/// Returns a bit for each partition that the extents cover. Those of a whole push end at partition
+/// boundaries.
 fn map_of(extents: &Extents, layout: &ShardLayout) -> SmallVec<[u64; 8]> {
     let mut map = smallvec![0_u64; map_words(layout)];
     if layout.sparse().len() == 0 {
-        // Extents are whole partitions, of which there may be many: those of each follow each other.
+        // Extents cover runs of whole partitions, and there may be many partitions in a run.
         let before = |offset| layout.all().partition_point(|partition| partition.offset < offset);
         for extent in extents.ranges() {
             set_bits(&mut map, before(extent.start)..before(extent.end));
@@ -253,8 +253,8 @@ fn set_bits(map: &mut [u64], bits: Range<usize>) {
     }
 }
 
-/// The reverse of [`map_of`], of whose words those of the rows follow; `None` if a partition has not
-/// so many.
+/// Decodes the words that [`map_of`] and the row counts produce; `None` if a partition has fewer
+/// rows than its count.
 fn extents_of(words: &[u64], layout: &ShardLayout) -> Option<Extents> {
     let (map, rows) = words.split_at(map_words(layout));
     let (mut extents, mut rows) = (Extents::default(), rows.iter());

@@ -1,7 +1,7 @@
 //! Adagrad, as TensorFlow 1 computes it.
 
-use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops, positive};
+use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
+use super::{ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops, positive};
 
 /// Adagrad: `a += g^2`, `w -= lr g / sqrt(a)`.
 ///
@@ -9,12 +9,11 @@ use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops, positiv
 /// Stochastic Optimization", 2011 (Journal of Machine Learning Research 12), with diagonal
 /// matrices, in the form of TensorFlow 1's Adagrad.
 ///
-/// One slot, `accumulator`, starting at 0.1, in the unit of the gradient's square. It never falls:
-/// steps only grow smaller.
+/// One slot, `accumulator`, initially 0.1, in the unit of the squared gradient. It never decreases,
+/// so steps only become smaller.
 ///
-/// The paper adds a small number to the root, as Keras does (1e-7, and within the root). TensorFlow
-/// 1 adds nothing: what the slot starts with keeps the division from zero, and damps the first
-/// steps.
+/// The paper adds a small number to the root; Keras adds 1e-7 within it. TensorFlow 1 adds nothing:
+/// the initial slot prevents a division by zero and damps the first steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adagrad {
     learning_rate: Schedule,
@@ -22,12 +21,13 @@ pub struct Adagrad {
 }
 
 impl Adagrad {
-    /// Adagrad at this learning rate, which has no default, and a slot that starts at 0.1.
+    /// Creates the rule with this learning rate, which has no default, and a slot that is initially
+    /// 0.1.
     pub fn new(learning_rate: impl Into<Schedule>) -> Self {
         Adagrad { learning_rate: learning_rate.into(), slots: [SlotSpec::new("accumulator", 0.1)] }
     }
 
-    /// What the slot starts with: above 0, in the unit of the gradient's square. Default: 0.1.
+    /// Sets the initial slot, above 0, in the unit of the squared gradient. Default: 0.1.
     pub fn initial_accumulator(self, initial: f64) -> Self {
         Adagrad { slots: [SlotSpec::new("accumulator", initial)], ..self }
     }
@@ -42,29 +42,29 @@ impl Optimizer for Adagrad {
         &self.slots
     }
 
-    loops!();
+    impl_loops!();
 
     fn scales_rate(&self) -> bool {
         true
     }
 
-    fn fault(&self) -> Fault {
+    fn fault(&self) -> HyperparameterFault {
         positive("initial_accumulator", self.slots[0].initial).or(self.learning_rate.fault())
     }
 }
 
-impl Dense for Adagrad {
-    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        run.update(Update { rate: F::of(self.learning_rate.of(at)) });
+impl BuiltInRule for Adagrad {
+    fn drive<F: OptimizerFloat>(&self, at: ApplyAt, run: impl RuleRun<F>) {
+        run.update(AdagradUpdate { rate: F::of(self.learning_rate.of(at)) });
     }
 }
 
 #[derive(Clone, Copy)]
-struct Update<F> {
+struct AdagradUpdate<F> {
     rate: F,
 }
 
-impl<F: Float> Rule<F, 1> for Update<F> {
+impl<F: OptimizerFloat> UpdateRule<F, 1> for AdagradUpdate<F> {
     #[inline(always)]
     fn step(self, w: F, [a]: [F; 1], g: F) -> (F, [F; 1]) {
         let a = a + g * g;

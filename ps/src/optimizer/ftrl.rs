@@ -1,11 +1,11 @@
 //! FTRL-Proximal, as TensorFlow computes it.
 
-use super::kernel::{Elements, Float, Rule};
+use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
 use super::{
-    ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fault_unless, loops, not_negative,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fault_unless, impl_loops, not_negative,
 };
 
-/// FTRL-Proximal, which keeps weights at exactly 0 until their gradients add up to something.
+/// FTRL-Proximal, which keeps weights at exactly 0 until their gradients add up to enough.
 ///
 /// With `p = -learning_rate_power` and `L = l2 + beta / (2 lr)`:
 ///
@@ -17,20 +17,24 @@ use super::{
 /// ```
 ///
 /// Source: H. B. McMahan and others, "Ad Click Prediction: a View from the Trenches", 2013 (KDD),
-/// algorithm 1, in the form of TensorFlow's Ftrl, from which the shrinkage and powers other than
-/// the root come.
+/// algorithm 1, in the form of TensorFlow's Ftrl, which adds the shrinkage and powers other than
+/// the root.
 ///
-/// Two slots: `accum` (`n`), starting at 0.1, in the unit of the gradient's square; `linear` (`z`),
-/// starting at 0, in that of the gradient.
+/// Two slots: `accum` (`n`), initially 0.1, in the unit of the squared gradient, and `linear`
+/// (`z`), initially 0, in the unit of the gradient.
 ///
-/// A value is made anew of `z` by every update: what a variable starts with is forgotten by the
-/// first, so that its initializer should give zeros. The paper divides by `(beta + sqrt(n)) / lr +
-/// l2`; here, as in TensorFlow, l2 and shrinkage count twice, `n` starts above 0, and beta is 0.
-/// The shrinkage is no part of `n`. A root is taken for `p = 0.5`; other powers are the platform's
-/// `pow`, with its last digit, and cost some fifteen times as much. With a slot that starts at 0
-/// and no l2, a gradient so small that its square is 0 makes a value infinite. A smaller learning
-/// rate moves all that the gradients before have added up to: a [`Schedule`] that falls does so, and
-/// stale gradients cannot be damped.
+/// Notes:
+///
+/// - Every update computes the value from `z` only. The first update discards the initial value of
+///   a variable, so its initializer should give zeros.
+/// - The paper divides by `(beta + sqrt(n)) / lr + l2`. Here, as in TensorFlow, l2 and shrinkage
+///   count twice, `n` starts above 0, and beta is 0. The shrinkage is not part of `n`.
+/// - `p = 0.5` uses a root. Other powers use the platform's `pow`, whose last digit varies, and
+///   cost about fifteen times as much.
+/// - If the slot starts at 0 and there is no l2, a gradient whose square underflows to 0 makes a
+///   value infinite.
+/// - A smaller learning rate also scales the sum of all earlier gradients. A falling [`Schedule`]
+///   has this effect, and stale gradients cannot be damped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ftrl {
     learning_rate: Schedule,
@@ -42,15 +46,15 @@ pub struct Ftrl {
     slots: [SlotSpec; 2],
 }
 
-/// The slots, of which the first starts with so much.
+/// Returns the slots, with this initial `accum`.
 const fn slots(initial: f64) -> [SlotSpec; 2] {
     [SlotSpec::new("accum", initial), SlotSpec::new("linear", 0.0)]
 }
 
 impl Ftrl {
-    /// FTRL at this learning rate, which stays above 0 and has no default, with a power of -0.5, a
-    /// slot that starts at 0.1, and no regularization. Of a rate that decays exponentially 1e-20 is
-    /// left at the least, as the rule divides by it.
+    /// Creates the rule with this learning rate, which must stay above 0 and has no default, a
+    /// power of -0.5, a slot that is initially 0.1, and no regularization. The rule divides by the
+    /// rate, so an exponential decay stops at 1e-20.
     pub fn new(learning_rate: impl Into<Schedule>) -> Self {
         Ftrl {
             learning_rate: learning_rate.into(),
@@ -63,42 +67,43 @@ impl Ftrl {
         }
     }
 
-    /// The power of the squares' sum with which steps become smaller, not above 0; 0 keeps the
-    /// learning rate as it is. Default: -0.5.
+    /// Sets the power of the sum of squares by which steps become smaller, at most 0. With 0 the
+    /// learning rate stays constant. Default: -0.5.
     pub fn learning_rate_power(self, power: f64) -> Self {
         Ftrl { learning_rate_power: power, ..self }
     }
 
-    /// What `accum` starts with, not below 0, in the unit of the gradient's square. Default: 0.1.
+    /// Sets the initial `accum`, at least 0, in the unit of the squared gradient. Default: 0.1.
     pub fn initial_accumulator(self, initial: f64) -> Self {
         Ftrl { slots: slots(initial), ..self }
     }
 
-    /// How far the gradients must add up before a weight leaves 0, in their unit, not below 0.
-    /// Default: 0.
+    /// Sets the sum that gradients must reach before a weight leaves 0, in the unit of the
+    /// gradient, at least 0. Default: 0.
     pub fn l1(self, l1: f64) -> Self {
         Ftrl { l1, ..self }
     }
 
-    /// The factor of the squared weight in the loss, not below 0. Default: 0.
+    /// Sets the factor of the squared weight in the loss, at least 0. Default: 0.
     pub fn l2(self, l2: f64) -> Self {
         Ftrl { l2, ..self }
     }
 
-    /// The same as an addition to each gradient, which `accum` does not see, not below 0. Default:
-    /// 0.
+    /// Sets the factor of the squared weight as an addition to each gradient, which is not part of
+    /// `accum`; at least 0. Default: 0.
     pub fn l2_shrinkage(self, l2_shrinkage: f64) -> Self {
         Ftrl { l2_shrinkage, ..self }
     }
 
-    /// What the paper adds to the root, in the unit of the gradient, not below 0. Default: 0.
+    /// Sets the paper's addition to the root, in the unit of the gradient, at least 0. Default: 0.
     pub fn beta(self, beta: f64) -> Self {
         Ftrl { beta, ..self }
     }
 }
 
-/// The rule divides by the rate, and what it divides must stay finite as an `f32`.
-const LEAST_RATE: f64 = 1e-20;
+/// The minimum learning rate. The rule divides by the rate, and the quotient must be finite as an
+/// `f32`.
+const RATE_MIN: f64 = 1e-20;
 
 impl Optimizer for Ftrl {
     fn kind(&self) -> &'static str {
@@ -109,12 +114,12 @@ impl Optimizer for Ftrl {
         &self.slots
     }
 
-    loops!();
+    impl_loops!();
 
-    fn fault(&self) -> Fault {
-        let (power, least) = (self.learning_rate_power, self.learning_rate.least());
+    fn fault(&self) -> HyperparameterFault {
+        let (power, min_rate) = (self.learning_rate_power, self.learning_rate.min_rate());
         let usable = power.is_finite() && power <= 0.0;
-        fault_unless(usable, "learning_rate_power", power, "it must be finite and not above 0")
+        fault_unless(usable, "learning_rate_power", power, "it must be finite and at most 0")
             .or(not_negative("initial_accumulator", self.slots[0].initial))
             .or(not_negative("l1", self.l1))
             .or(not_negative("l2", self.l2))
@@ -122,18 +127,18 @@ impl Optimizer for Ftrl {
             .or(not_negative("beta", self.beta))
             .or(self.learning_rate.fault())
             .or(fault_unless(
-                least >= LEAST_RATE,
+                min_rate >= RATE_MIN,
                 "learning_rate",
-                least,
-                "it must stay above 0, and be 1e-20 at the least",
+                min_rate,
+                "it must be at least 1e-20",
             ))
     }
 }
 
-impl Dense for Ftrl {
-    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        let rate = self.learning_rate.at(at.step).max(LEAST_RATE);
-        let root = Update::<F, true> {
+impl BuiltInRule for Ftrl {
+    fn drive<F: OptimizerFloat>(&self, at: ApplyAt, run: impl RuleRun<F>) {
+        let rate = self.learning_rate.at(at.step).max(RATE_MIN);
+        let root = FtrlUpdate::<F, true> {
             rate: F::of(rate),
             power: F::of(-self.learning_rate_power),
             l1: F::of(self.l1),
@@ -143,14 +148,14 @@ impl Dense for Ftrl {
         if self.learning_rate_power == -0.5 {
             return run.update(root);
         }
-        let Update { rate, power, l1, twice_l2, twice_shrinkage } = root;
-        run.update(Update::<F, false> { rate, power, l1, twice_l2, twice_shrinkage });
+        let FtrlUpdate { rate, power, l1, twice_l2, twice_shrinkage } = root;
+        run.update(FtrlUpdate::<F, false> { rate, power, l1, twice_l2, twice_shrinkage });
     }
 }
 
-/// One update, with a root or with a power.
+/// One update, with a root or another power.
 #[derive(Clone, Copy)]
-struct Update<F, const ROOT: bool> {
+struct FtrlUpdate<F, const ROOT: bool> {
     rate: F,
     power: F,
     l1: F,
@@ -158,18 +163,18 @@ struct Update<F, const ROOT: bool> {
     twice_shrinkage: F,
 }
 
-impl<F: Float, const ROOT: bool> Update<F, ROOT> {
+impl<F: OptimizerFloat, const ROOT: bool> FtrlUpdate<F, ROOT> {
     #[inline(always)]
-    fn raised(self, n: F) -> F {
+    fn power_of(self, n: F) -> F {
         if ROOT { n.sqrt() } else { n.pow(self.power) }
     }
 }
 
-impl<F: Float, const ROOT: bool> Rule<F, 2> for Update<F, ROOT> {
+impl<F: OptimizerFloat, const ROOT: bool> UpdateRule<F, 2> for FtrlUpdate<F, ROOT> {
     #[inline(always)]
     fn step(self, w: F, [n, z]: [F; 2], g: F) -> (F, [F; 2]) {
         let grown = n + g * g;
-        let (before, after) = (self.raised(n), self.raised(grown));
+        let (before, after) = (self.power_of(n), self.power_of(grown));
         let z = z + (g + self.twice_shrinkage * w - (after - before) / self.rate * w);
         let zero = F::of(0.0);
         let towards = if z < zero { zero - self.l1 } else { self.l1 };

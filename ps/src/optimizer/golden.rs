@@ -1,19 +1,19 @@
-//! Every rule against what TensorFlow computes: pushes of whole gradients, of rows, and of rows that
-//! are named more than once.
+//! Compares every rule with the results of TensorFlow: for pushes of whole gradients, of rows, and
+//! of rows with repeated ids.
 
 use serde_json::Value;
 
 use super::*;
 
-/// An element type, and how near to the vectors its results must be.
-trait Trained: Float + Into<f64> {
-    /// Of a number, and beside it.
+/// An element type, and the tolerance of its results.
+trait GoldenFloat: OptimizerFloat + Into<f64> {
+    /// The relative and the absolute tolerance.
     const TOLERANCE: (f64, f64);
 
     fn apply(rule: &dyn Optimizer, at: ApplyAt, run: Run<'_, Self>);
 }
 
-impl Trained for f64 {
+impl GoldenFloat for f64 {
     const TOLERANCE: (f64, f64) = (1e-9, 0.0);
 
     fn apply(rule: &dyn Optimizer, at: ApplyAt, run: Run<'_, f64>) {
@@ -21,7 +21,7 @@ impl Trained for f64 {
     }
 }
 
-impl Trained for f32 {
+impl GoldenFloat for f32 {
     const TOLERANCE: (f64, f64) = (2e-5, 2e-6);
 
     fn apply(rule: &dyn Optimizer, at: ApplyAt, run: Run<'_, f32>) {
@@ -29,27 +29,27 @@ impl Trained for f32 {
     }
 }
 
-/// A variable of rows and its slots.
-struct Table<F> {
+/// A variable with rows, and its slots.
+struct GoldenTable<F> {
     width: usize,
     values: Vec<F>,
     slots: Vec<Vec<F>>,
 }
 
-impl<F: Trained> Table<F> {
+impl<F: GoldenFloat> GoldenTable<F> {
     fn new(rule: &dyn Optimizer, init: &Value) -> Self {
         let values: Vec<F> = numbers(init);
         let rows = init.as_array().unwrap().len();
         let slots = rule.slots().iter().map(|slot| vec![F::of(slot.initial); values.len()]);
-        Table { width: values.len() / rows, slots: slots.collect(), values }
+        GoldenTable { width: values.len() / rows, slots: slots.collect(), values }
     }
 
     fn push(&mut self, rule: &dyn Optimizer, at: ApplyAt, gradient: &[F]) {
         self.push_row(rule, at, 0, gradient);
     }
 
-    /// As servers do it: the rows of an id are added up in the order in which they come, and then
-    /// each id's is changed once.
+    /// Pushes rows as a server applies them: rows with the same id are added in order, and then
+    /// each id is updated once.
     fn push_rows(&mut self, rule: &dyn Optimizer, at: ApplyAt, ids: &[usize], rows: &[F]) {
         let mut sums: Vec<(usize, Vec<F>)> = Vec::new();
         for (&id, row) in ids.iter().zip(rows.chunks(self.width)) {
@@ -77,7 +77,7 @@ impl<F: Trained> Table<F> {
         F::apply(rule, at, Run { values, slots, gradient });
     }
 
-    /// The values or a slot.
+    /// Compares the values or a slot.
     fn check(found: &[F], expected: &[f64], what: &str) {
         let (relative, absolute) = F::TOLERANCE;
         assert_eq!(found.len(), expected.len(), "{what}");
@@ -89,8 +89,8 @@ impl<F: Trained> Table<F> {
     }
 }
 
-/// The numbers of an array of any depth.
-fn numbers<F: Float>(value: &Value) -> Vec<F> {
+/// Returns the numbers of an array of any depth.
+fn numbers<F: OptimizerFloat>(value: &Value) -> Vec<F> {
     match value.as_array() {
         Some(values) => values.iter().flat_map(numbers).collect(),
         None => vec![F::of(value.as_f64().unwrap())],
@@ -101,7 +101,7 @@ fn vectors() -> Value {
     serde_json::from_str(include_str!("vectors.json")).unwrap()
 }
 
-/// The rule of a case, by its hyperparameters.
+/// Creates the rule of a case from its hyperparameters.
 fn rule(case: &Value) -> Box<dyn Optimizer> {
     let hyper = |name: &str| case["hyper"][name].as_f64().unwrap();
     match case["optimizer"].as_str().unwrap() {
@@ -143,8 +143,8 @@ fn rule(case: &Value) -> Box<dyn Optimizer> {
     }
 }
 
-/// A step of a table of inputs, taken to a variable.
-fn step<F: Trained>(table: &mut Table<F>, rule: &dyn Optimizer, inputs: &Value, step: usize) {
+/// Applies a step of the inputs to a variable.
+fn step<F: GoldenFloat>(table: &mut GoldenTable<F>, rule: &dyn Optimizer, inputs: &Value, step: usize) {
     let at = ApplyAt::new(step as u64, 0);
     match inputs["steps"].get(step - 1) {
         None => table.push(rule, at, &numbers::<F>(&inputs["grads"][step - 1])),
@@ -156,8 +156,8 @@ fn step<F: Trained>(table: &mut Table<F>, rule: &dyn Optimizer, inputs: &Value, 
     }
 }
 
-/// All cases that have this table: how many.
-fn check<F: Trained>(which: &str) -> usize {
+/// Checks all cases with this table. Returns their number.
+fn check<F: GoldenFloat>(which: &str) -> usize {
     let vectors = vectors();
     let inputs = &vectors["inputs"][which];
     let mut checked = 0;
@@ -165,16 +165,16 @@ fn check<F: Trained>(which: &str) -> usize {
         let Some(expected) = case[which].as_array() else { continue };
         let rule = rule(case);
         assert_eq!(rule.fault(), None);
-        let mut table = Table::<F>::new(&*rule, &inputs["init"]);
+        let mut table = GoldenTable::<F>::new(&*rule, &inputs["init"]);
         for (count, expected) in expected.iter().enumerate() {
             if count > 0 {
                 step(&mut table, &*rule, inputs, count);
             }
             let what = format!("{name}, {which}, after {count} steps");
-            Table::check(&table.values, &numbers(&expected["var"]), &what);
+            GoldenTable::check(&table.values, &numbers(&expected["var"]), &what);
             for (slot, found) in rule.slots().iter().zip(&table.slots) {
                 let what = format!("{} of {what}", slot.name);
-                Table::check(found, &numbers(&expected["slots"][slot.name]), &what);
+                GoldenTable::check(found, &numbers(&expected["slots"][slot.name]), &what);
             }
             assert_eq!(expected["slots"].as_object().unwrap().len(), rule.slots().len(), "{name}");
         }
@@ -198,15 +198,15 @@ fn golden_sparse_with_duplicates() {
     assert_eq!((check::<f64>("sparse_dup"), check::<f32>("sparse_dup")), (16, 16));
 }
 
-/// `AdamW` by itself, as the paper has it but for the learning rate on the decay: moments corrected
-/// one by one, epsilon beside the root of the corrected one.
-struct Reference {
+/// `AdamW` as in the paper, except that the learning rate scales the decay: the moments are
+/// corrected separately, and epsilon is added to the root of the corrected one.
+struct AdamWReference {
     values: Vec<f64>,
     m: Vec<f64>,
     v: Vec<f64>,
 }
 
-impl Reference {
+impl AdamWReference {
     const RATE: f64 = 0.1;
     const DECAY: f64 = 0.25;
     const BETAS: (f64, f64) = (0.8, 0.99);
@@ -226,17 +226,18 @@ impl Reference {
     }
 }
 
-/// The gradients are such that epsilon, which the paper and TensorFlow add in two places, is nothing.
-fn adamw_is_the_reference<F: Trained>(which: &str) {
+/// The gradients are so large that epsilon, which the paper and TensorFlow add in different places,
+/// has no effect.
+fn check_adamw_against_reference<F: GoldenFloat>(which: &str) {
     let vectors = vectors();
     let inputs = &vectors["inputs"][which];
-    let (beta1, beta2) = Reference::BETAS;
-    let rule = AdamW::new(Reference::RATE).weight_decay(Reference::DECAY).betas(beta1, beta2);
+    let (beta1, beta2) = AdamWReference::BETAS;
+    let rule = AdamW::new(AdamWReference::RATE).weight_decay(AdamWReference::DECAY).betas(beta1, beta2);
     let rule = rule.epsilon(1e-30);
-    let mut table = Table::<F>::new(&rule, &inputs["init"]);
+    let mut table = GoldenTable::<F>::new(&rule, &inputs["init"]);
     let values: Vec<f64> = numbers(&inputs["init"]);
     let zeros = vec![0.0; values.len()];
-    let mut reference = Reference { values, m: zeros.clone(), v: zeros.clone() };
+    let mut reference = AdamWReference { values, m: zeros.clone(), v: zeros.clone() };
     for count in 1..=3 {
         step(&mut table, &rule, inputs, count);
         let gradient = match inputs["steps"].get(count - 1) {
@@ -253,22 +254,21 @@ fn adamw_is_the_reference<F: Trained>(which: &str) {
         };
         reference.push(count as i32, &gradient);
         let what = format!("{which} after {count} steps");
-        Table::check(&table.values, &reference.values, &what);
-        Table::check(&table.slots[0], &reference.m, &what);
-        Table::check(&table.slots[1], &reference.v, &what);
+        GoldenTable::check(&table.values, &reference.values, &what);
+        GoldenTable::check(&table.slots[0], &reference.m, &what);
+        GoldenTable::check(&table.slots[1], &reference.v, &what);
     }
 }
 
 #[test]
 fn golden_adamw_against_a_reference() {
     for which in ["dense", "sparse", "sparse_dup"] {
-        adamw_is_the_reference::<f64>(which);
-        adamw_is_the_reference::<f32>(which);
+        check_adamw_against_reference::<f64>(which);
+        check_adamw_against_reference::<f32>(which);
     }
 }
 
-/// The vectors named `_defaults` hold every hyperparameter; the rules have the same ones by
-/// themselves.
+/// The vectors named `_defaults` list every hyperparameter. The rules must have the same defaults.
 #[test]
 fn golden_defaults() {
     let vectors = vectors();

@@ -1,64 +1,65 @@
-//! Where a loop finds the gradient of a run.
+//! The gradient of a run: in a slice, or in shared memory.
 
 use pushpull_common::finite::Exponents;
 
-use super::kernel::Float;
+use super::kernel::OptimizerFloat;
 use crate::volatile::{LINE_BYTES, Volatile, VolatileLines};
 
 /// The gradient of a run.
 #[derive(Debug)]
 pub(crate) enum GradientRun<'a, T> {
-    /// It lies there.
-    Here(&'a [T]),
-    /// It lies in memory that is lent.
+    /// In a slice.
+    Local(&'a [T]),
+    /// In shared memory.
     Shared(SharedRun<'a>),
 }
 
-/// The gradient of a run that another process may be writing, or the mean of some: each line of them is
-/// loaded once, and looked at. They lie as far behind the start of a line of the cache as what is written.
+/// The gradient of a run in memory that another process may be writing, or the mean of several.
+/// Each cache line is loaded once and scanned. All gradients have the same offset within a cache
+/// line as the destination.
 #[derive(Debug)]
 pub(crate) struct SharedRun<'a> {
-    /// At least one, and at most [`MEAN_GRADIENTS_MAX`]. They are added up in this order.
+    /// At least one gradient and at most [`MEAN_GRADIENTS_MAX`], in the order of summation.
     pub(crate) gradients: &'a [Volatile<'a>],
-    /// At which of their bytes the run begins.
+    /// The byte of each gradient at which the run begins.
     pub(crate) at: usize,
-    /// What their sum is divided by.
-    pub(crate) over: u32,
-    /// Which exponents are looked at.
+    /// The divisor of their sum.
+    pub(crate) divisor: u32,
+    /// The exponents to scan.
     pub(crate) exponents: Exponents,
-    /// Set if one of them is full.
+    /// Set if any of them is full.
     pub(crate) full: &'a mut bool,
 }
 
-/// Of how many gradients at most the mean is made by the loop that applies it: it goes through all of them at
-/// once.
+/// The maximum number of gradients whose mean is computed by the loop that applies it. The loop
+/// reads all of them together.
 pub(crate) const MEAN_GRADIENTS_MAX: usize = 4;
 
-/// A gradient in lines of so many elements. Each element is asked for once.
-pub(super) trait Source<F, const N: usize> {
-    /// An element.
+/// A source of a gradient in lines of `N` elements. Each element is read once.
+pub(super) trait GradientSource<F, const N: usize> {
+    /// Returns an element.
     fn element(&mut self, at: usize) -> F;
 
-    /// So many lines are asked for from now on, the first of which begins with this element.
+    /// Prepares to read `lines` lines, the first of which starts at this element.
     fn seek(&mut self, at: usize, lines: usize);
 
-    /// One of those, by its number. `WIDE` says that the processor has AVX.
+    /// Returns the line with this index. `WIDE` means that the processor has AVX.
     fn line<const WIDE: bool>(&mut self, line: usize) -> [F; N];
 }
 
-/// One that lies there.
-pub(super) struct Here<'a, F, const N: usize> {
+/// A gradient in a slice.
+pub(super) struct LocalGradient<'a, F, const N: usize> {
     all: &'a [F],
     lines: &'a [[F; N]],
 }
 
-impl<'a, F, const N: usize> Here<'a, F, N> {
+impl<'a, F, const N: usize> LocalGradient<'a, F, N> {
     pub(super) fn new(all: &'a [F]) -> Self {
-        Here { all, lines: &[] }
+        LocalGradient { all, lines: &[] }
     }
 }
 
-impl<F: Float, const N: usize> Source<F, N> for Here<'_, F, N> {
+impl<F: OptimizerFloat, const N: usize> GradientSource<F, N> for LocalGradient<'_, F, N> {
     #[inline(always)]
     fn element(&mut self, at: usize) -> F {
         self.all[at]
@@ -75,22 +76,22 @@ impl<F: Float, const N: usize> Source<F, N> for Here<'_, F, N> {
     }
 }
 
-/// One in memory that is lent.
+/// A gradient in shared memory.
 pub(super) struct SharedGradient<'a> {
-    part: Part<'a>,
-    pub(super) looking: Looking,
+    part: GradientPart<'a>,
+    pub(super) scan: ExponentScan,
 }
 
 impl<'a> SharedGradient<'a> {
-    pub(super) fn new(gradient: Volatile<'a>, looking: Looking) -> SharedGradient<'a> {
-        SharedGradient { part: Part::new(gradient), looking }
+    pub(super) fn new(gradient: Volatile<'a>, scan: ExponentScan) -> SharedGradient<'a> {
+        SharedGradient { part: GradientPart::new(gradient), scan }
     }
 }
 
-impl<F: Float, const N: usize> Source<F, N> for SharedGradient<'_> {
+impl<F: OptimizerFloat, const N: usize> GradientSource<F, N> for SharedGradient<'_> {
     #[inline(always)]
     fn element(&mut self, at: usize) -> F {
-        self.part.element(at, &mut self.looking)
+        self.part.element(at, &mut self.scan)
     }
 
     #[inline(always)]
@@ -100,67 +101,67 @@ impl<F: Float, const N: usize> Source<F, N> for SharedGradient<'_> {
 
     #[inline(always)]
     fn line<const WIDE: bool>(&mut self, line: usize) -> [F; N] {
-        self.part.line::<F, N, WIDE>(line, &mut self.looking)
+        self.part.line::<F, N, WIDE>(line, &mut self.scan)
     }
 }
 
-/// The mean of some of them.
-pub(super) struct Mean<'a, F> {
-    parts: [Part<'a>; MEAN_GRADIENTS_MAX],
+/// The mean of several gradients in shared memory.
+pub(super) struct MeanGradient<'a, F> {
+    parts: [GradientPart<'a>; MEAN_GRADIENTS_MAX],
     count: usize,
-    over: Over<F>,
-    pub(super) looking: Looking,
+    divisor: Divisor<F>,
+    pub(super) scan: ExponentScan,
 }
 
-/// How a sum is divided.
+/// The divisor of a sum.
 #[derive(Clone, Copy)]
-enum Over<F> {
-    /// The part is a power of two: to multiply by it gives the same bits, and a division takes several
-    /// times as long.
-    Times(F),
+enum Divisor<F> {
+    /// The reciprocal of a power of two. A multiplication by it gives the same bits, and a division
+    /// takes several times as long.
+    Reciprocal(F),
     Count(F),
 }
 
-impl<'a, F: Float> Mean<'a, F> {
-    /// That of the bytes from some byte of these gradients on.
+impl<'a, F: OptimizerFloat> MeanGradient<'a, F> {
+    /// Creates the mean of these gradients from byte `at` on.
     pub(super) fn new(
         gradients: &[Volatile<'a>],
         at: usize,
-        over: u32,
-        looking: Looking,
-    ) -> Mean<'a, F> {
-        // There are no more than are used.
-        let part = |place| Part::new(gradients.get(place).unwrap_or(&gradients[0]).behind(at));
-        let count = F::of(over.into());
-        let over = match over.is_power_of_two() {
-            true => Over::Times(F::of(1.0) / count),
-            false => Over::Count(count),
+        divisor: u32,
+        scan: ExponentScan,
+    ) -> MeanGradient<'a, F> {
+        // The unused parts repeat the first gradient.
+        let part = |index| GradientPart::new(gradients.get(index).unwrap_or(&gradients[0]).skip(at));
+        let count = F::of(divisor.into());
+        let divisor = match divisor.is_power_of_two() {
+            true => Divisor::Reciprocal(F::of(1.0) / count),
+            false => Divisor::Count(count),
         };
-        Mean { parts: std::array::from_fn(part), count: gradients.len(), over, looking }
+        MeanGradient { parts: std::array::from_fn(part), count: gradients.len(), divisor, scan }
     }
 
     #[inline(always)]
     fn sum<const N: usize>(
         &mut self,
-        mut of: impl FnMut(&Part<'a>, &mut Looking) -> [F; N],
+        mut of: impl FnMut(&GradientPart<'a>, &mut ExponentScan) -> [F; N],
     ) -> [F; N] {
-        let mut sum = of(&self.parts[0], &mut self.looking);
+        let mut sum = of(&self.parts[0], &mut self.scan);
         for part in &self.parts[1..self.count] {
-            for (sum, more) in sum.iter_mut().zip(of(part, &mut self.looking)) {
+            for (sum, more) in sum.iter_mut().zip(of(part, &mut self.scan)) {
                 *sum = *sum + more;
             }
         }
-        match self.over {
-            Over::Times(part) => sum.map(|sum| sum * part),
-            Over::Count(count) => sum.map(|sum| sum / count),
+        match self.divisor {
+            Divisor::Reciprocal(part) => sum.map(|sum| sum * part),
+            Divisor::Count(count) => sum.map(|sum| sum / count),
         }
     }
 }
 
-impl<F: Float, const N: usize> Source<F, N> for Mean<'_, F> {
+impl<F: OptimizerFloat, const N: usize> GradientSource<F, N> for MeanGradient<'_, F> {
     #[inline(always)]
     fn element(&mut self, at: usize) -> F {
-        let [mean] = self.sum(|part, looking| [part.element(at, looking)]);
+        let [mean] = self.sum(|part, scan| [part.element(at, scan)]);
         mean
     }
 
@@ -171,81 +172,82 @@ impl<F: Float, const N: usize> Source<F, N> for Mean<'_, F> {
 
     #[inline(always)]
     fn line<const WIDE: bool>(&mut self, line: usize) -> [F; N] {
-        self.sum(|part, looking| part.line::<F, N, WIDE>(line, looking))
+        self.sum(|part, scan| part.line::<F, N, WIDE>(line, scan))
     }
 }
 
-/// What looks at gradients as they are loaded.
-pub(super) struct Looking {
+/// Scans the exponents of a gradient as it is loaded.
+pub(super) struct ExponentScan {
     exponents: Exponents,
     sums: [u64; LINE_BYTES / 8],
 }
 
-impl Looking {
-    pub(super) fn new(exponents: Exponents) -> Looking {
-        Looking { exponents, sums: Default::default() }
+impl ExponentScan {
+    pub(super) fn new(exponents: Exponents) -> ExponentScan {
+        ExponentScan { exponents, sums: Default::default() }
     }
 
     #[inline(always)]
-    fn at_element<F: Float>(&mut self, element: F) {
+    fn add_element<F: OptimizerFloat>(&mut self, element: F) {
         let mut word = [0; 8];
         word[..size_of::<F>()].copy_from_slice(bytemuck::bytes_of(&element));
         self.sums[0] |= self.exponents.plus_last(u64::from_ne_bytes(word));
     }
 
     #[inline(always)]
-    fn at_line(&mut self, words: [u64; LINE_BYTES / 8]) {
+    fn add_line(&mut self, words: [u64; LINE_BYTES / 8]) {
         for (sum, word) in self.sums.iter_mut().zip(words) {
             *sum |= self.exponents.plus_last(word);
         }
     }
 
-    /// Whether one of the exponents was full in what was loaded.
+    /// Returns whether any loaded exponent was full.
     pub(super) fn were_full(self) -> bool {
         self.exponents.were_full(self.sums.into_iter().fold(0, |all, sum| all | sum))
     }
 }
 
-/// One gradient, and the lines of it that are asked for.
-struct Part<'a> {
+/// One gradient, and the lines to be read.
+struct GradientPart<'a> {
     all: Volatile<'a>,
     lines: VolatileLines<'a>,
 }
 
-impl<'a> Part<'a> {
-    fn new(all: Volatile<'a>) -> Part<'a> {
-        Part { all, lines: VolatileLines::NONE }
+impl<'a> GradientPart<'a> {
+    fn new(all: Volatile<'a>) -> GradientPart<'a> {
+        GradientPart { all, lines: VolatileLines::NONE }
     }
 
     #[inline(always)]
-    fn element<F: Float>(&self, at: usize, looking: &mut Looking) -> F {
+    fn element<F: OptimizerFloat>(&self, at: usize, scan: &mut ExponentScan) -> F {
         let element = self.all.load(at * size_of::<F>());
-        looking.at_element::<F>(element);
+        scan.add_element::<F>(element);
         element
     }
 
     #[inline(always)]
-    fn seek<F: Float, const N: usize>(&mut self, at: usize, lines: usize) {
+    fn seek<F: OptimizerFloat, const N: usize>(&mut self, at: usize, lines: usize) {
         const { assert!(size_of::<[F; N]>() == LINE_BYTES, "a line of the cache") };
         self.lines = self.all.lines(at * size_of::<F>(), lines);
     }
 
     #[inline(always)]
-    fn line<F: Float, const N: usize, const WIDE: bool>(
+    fn line<F: OptimizerFloat, const N: usize, const WIDE: bool>(
         &self,
         line: usize,
-        looking: &mut Looking,
+        scan: &mut ExponentScan,
     ) -> [F; N] {
         let words = self.words::<WIDE>(line);
-        looking.at_line(words);
+        scan.add_line(words);
         let mut elements = [F::default(); N];
-        // As bytes: whether an array lies aligned for words is looked at when it runs, for each line.
+        // A cast to bytes, because a cast to words would check the array's alignment at run time,
+        // for each line.
         bytemuck::cast_slice_mut::<F, u8>(&mut elements)
             .copy_from_slice(bytemuck::bytes_of(&words));
         elements
     }
 
-    /// Loads a line by the widest words there are.
+    /// Loads a line in the widest words of the processor.
     #[inline(always)]
     fn words<const WIDE: bool>(&self, line: usize) -> [u64; LINE_BYTES / 8] {
         #[cfg(target_arch = "x86_64")]

@@ -1,42 +1,41 @@
-//! The vector loops, compiled once for the baseline and once for AVX2, chosen at run time. The
-//! baseline of x86-64 has SSE2, that of AArch64 has NEON.
+//! The vector loops of the rules, compiled for the baseline and for AVX2, and chosen at run time.
+//! The baseline of x86-64 has SSE2; that of AArch64 has NEON.
 //!
-//! A rule says what one element and its slots become. Two drivers take it over runs, a line of
-//! elements at a time: one changes them in place, the other writes what they become to another
-//! place, past the cache. A line is read whole before any of it is written, and its loop has a
-//! fixed length, so that the compiler makes vectors of it. It never contracts a multiplication and
-//! an addition into one rounding by itself, so that every tier and both drivers compute the same
-//! bits; `mul_add` would not.
+//! A rule computes the new value of one element and its slots. Two drivers apply it to runs, one
+//! line of elements at a time: one in place, the other with non-temporal stores to other memory. A
+//! line is read completely before any of it is written, and the loop over it has a fixed length, so
+//! the compiler vectorizes it. The compiler never fuses a multiplication and an addition by itself,
+//! so every tier and both drivers compute the same bits. `mul_add` would not.
 //!
 //! This is one of the few files that may hold `unsafe` code.
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::gradient::{GradientRun, Here, Looking, Mean, SharedGradient, SharedRun, Source};
+use super::gradient::{GradientRun, LocalGradient, ExponentScan, MeanGradient, SharedGradient, SharedRun, GradientSource};
 use super::sums::{Sums, Terms};
 use super::{Run, Runs, StreamRun, StreamRuns};
 use crate::volatile::LINE_BYTES;
 
-/// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the
+/// The arithmetic of a rule with `SLOTS` slots, with hyperparameters rounded to the type of the
 /// elements.
-pub(super) trait Rule<F, const SLOTS: usize>: Copy {
-    /// What an element and its slots become by a gradient. Implementations are `#[inline(always)]`:
-    /// what is not inlined is not compiled for AVX2.
+pub(super) trait UpdateRule<F, const SLOTS: usize>: Copy {
+    /// Returns the new value of an element and of its slots. Implementations are
+    /// `#[inline(always)]`: a function that is not inlined is not compiled for AVX2.
     fn step(self, value: F, slots: [F; SLOTS], gradient: F) -> (F, [F; SLOTS]);
 }
 
-/// A run of elements, to be changed in place or from one place to another.
-pub(super) trait Elements<F> {
-    /// Takes a rule over it.
+/// One or more runs of elements, to be updated in place or into other memory.
+pub(super) trait RuleRun<F> {
+    /// Applies a rule to the run.
     ///
     /// # Panics
     /// If the run has another number of slots.
-    fn update<R: Rule<F, S>, const S: usize>(self, rule: R);
+    fn update<R: UpdateRule<F, S>, const S: usize>(self, rule: R);
 }
 
-/// A floating-point type. Every operation rounds as IEEE 754 has it, and so gives the same bits on
-/// every machine, but for `pow`: the last digit is the platform's.
-pub(super) trait Float:
+/// A floating-point type. Every operation rounds as IEEE 754 requires and so gives the same bits on
+/// every machine, except `pow`, whose last digit depends on the platform.
+pub(super) trait OptimizerFloat:
     bytemuck::Pod
     + Default
     + PartialOrd
@@ -45,24 +44,24 @@ pub(super) trait Float:
     + Mul<Output = Self>
     + Div<Output = Self>
 {
-    /// The bits of a number without its sign, which rise with it.
+    /// The bits of a number without its sign. They are ordered as the numbers are.
     type Magnitude: Copy + Default + Ord;
-    /// Those of an infinity; more are those of NaN.
+    /// The magnitude of infinity. Those of NaN are larger.
     const INFINITE: Self::Magnitude;
 
-    /// A number rounded to this type.
+    /// Rounds a number to this type.
     fn of(number: f64) -> Self;
-    /// The root.
+    /// Returns the square root.
     fn sqrt(self) -> Self;
-    /// The power, of a number that is not negative.
+    /// Raises a non-negative number to a power.
     fn pow(self, exponent: Self) -> Self;
-    /// The number without its sign.
+    /// Returns the absolute value.
     fn abs(self) -> Self;
-    /// Its bits without the sign.
+    /// Returns the bits without the sign.
     fn magnitude(self) -> Self::Magnitude;
 
-    /// The number and `factor` times another; the same bits as before if the factor is 0, however
-    /// large the other is.
+    /// Returns `self + factor * other`. If the factor is 0, returns `self` bit for bit, even if
+    /// `other` is infinite or NaN.
     #[inline(always)]
     fn plus(self, factor: Self, other: Self) -> Self {
         if factor == Self::default() { self } else { self + factor * other }
@@ -71,7 +70,7 @@ pub(super) trait Float:
 
 macro_rules! float {
     ($float:ident, $bits:ident) => {
-        impl Float for $float {
+        impl OptimizerFloat for $float {
             type Magnitude = $bits;
             const INFINITE: $bits = $float::INFINITY.to_bits().cast_signed();
 
@@ -105,24 +104,24 @@ macro_rules! float {
 float!(f32, i32);
 float!(f64, i64);
 
-/// Has runs of a kind changed by a loop with the widest vectors there are.
+/// Implements [`RuleRun`] for a kind of run, with the widest vectors of the processor.
 macro_rules! tiers {
     ($run:ident, $plain:ident, $avx2:ident, $($float:ty),*) => {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma")]
-        fn $avx2<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
+        fn $avx2<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const N: usize>(
             rule: R,
             run: $run<'_, F>,
         ) {
             $plain::<F, R, S, true, N>(rule, run);
         }
 
-        $(impl Elements<$float> for $run<'_, $float> {
-            fn update<R: Rule<$float, S>, const S: usize>(self, rule: R) {
+        $(impl RuleRun<$float> for $run<'_, $float> {
+            fn update<R: UpdateRule<$float, S>, const S: usize>(self, rule: R) {
                 const N: usize = LINE_BYTES / size_of::<$float>();
                 #[cfg(target_arch = "x86_64")]
                 if has_avx2() {
-                    // SAFETY: the processor has the features that this is compiled for.
+                    // SAFETY: the processor has the features that the function is compiled for.
                     return unsafe { $avx2::<$float, R, S, N>(rule, self) };
                 }
                 $plain::<$float, R, S, false, N>(rule, self);
@@ -133,15 +132,15 @@ macro_rules! tiers {
 tiers!(Run, in_place, in_place_avx2, f32, f64);
 tiers!(StreamRun, streamed, streamed_avx2, f32, f64);
 
-/// The same for runs that come one by one: the loop is chosen once.
+/// Implements [`RuleRun`] for an iterator over runs. The loop is chosen once for all of them.
 macro_rules! tiers_of_runs {
     ($runs:ident, $plain:ident, $avx2:ident, $($float:ty),*) => {
-        $(impl Elements<$float> for &mut $runs<'_, $float> {
-            fn update<R: Rule<$float, S>, const S: usize>(self, rule: R) {
+        $(impl RuleRun<$float> for &mut $runs<'_, $float> {
+            fn update<R: UpdateRule<$float, S>, const S: usize>(self, rule: R) {
                 const N: usize = LINE_BYTES / size_of::<$float>();
                 #[cfg(target_arch = "x86_64")]
                 if has_avx2() {
-                    // SAFETY: the processor has the features that this is compiled for.
+                    // SAFETY: the processor has the features that the function is compiled for.
                     return self(&mut |run| unsafe { $avx2::<$float, R, S, N>(rule, run) });
                 }
                 self(&mut |run| $plain::<$float, R, S, false, N>(rule, run));
@@ -152,11 +151,11 @@ macro_rules! tiers_of_runs {
 tiers_of_runs!(Runs, in_place, in_place_avx2, f32, f64);
 tiers_of_runs!(StreamRuns, streamed, streamed_avx2, f32, f64);
 
-/// Adds the terms of so many elements to sums, with the widest vectors there are.
+/// Adds the terms of `elements` elements to sums, with the widest vectors of the processor.
 pub(super) fn add_up<const N: usize>(sums: &mut Sums, elements: usize, terms: &impl Terms<N>) {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
-        // SAFETY: the processor has the features that this is compiled for.
+        // SAFETY: the processor has the features that the function is compiled for.
         return unsafe { add_up_avx2(sums, elements, terms) };
     }
     sums.add_terms(elements, terms);
@@ -174,7 +173,7 @@ fn has_avx2() -> bool {
 }
 
 #[inline(always)]
-fn in_place<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
+fn in_place<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
     rule: R,
     run: Run<'_, F>,
 ) {
@@ -191,7 +190,7 @@ fn in_place<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: 
 }
 
 #[inline(always)]
-fn step_in_place<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
+fn step_in_place<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const N: usize>(
     rule: R,
     values: &mut [F],
     slots: &mut [&mut [F]; S],
@@ -206,45 +205,45 @@ fn step_in_place<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
     }
 }
 
-/// The slots of a rule with so many.
+/// Converts the slots to an array of the rule's length.
 #[inline(always)]
 fn slots_of<T, const S: usize>(slots: &mut [T]) -> &mut [T; S] {
     slots.try_into().expect("the slots of the rule")
 }
 
 #[inline(always)]
-fn streamed<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
+fn streamed<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
     rule: R,
     mut run: StreamRun<'_, F>,
 ) {
-    match std::mem::replace(&mut run.gradient, GradientRun::Here(&[])) {
-        GradientRun::Here(gradient) => {
-            streamed_from::<F, R, S, WIDE, N>(rule, run, &mut Here::new(gradient));
+    match std::mem::replace(&mut run.gradient, GradientRun::Local(&[])) {
+        GradientRun::Local(gradient) => {
+            streamed_from::<F, R, S, WIDE, N>(rule, run, &mut LocalGradient::new(gradient));
         }
-        GradientRun::Shared(SharedRun { gradients, at, over, exponents, full }) => {
-            let looking = Looking::new(exponents);
-            let looking = if let (&[gradient], 1) = (gradients, over) {
-                let mut gradient = SharedGradient::new(gradient.behind(at), looking);
+        GradientRun::Shared(SharedRun { gradients, at, divisor, exponents, full }) => {
+            let scan = ExponentScan::new(exponents);
+            let scan = if let (&[gradient], 1) = (gradients, divisor) {
+                let mut gradient = SharedGradient::new(gradient.skip(at), scan);
                 streamed_from::<F, R, S, WIDE, N>(rule, run, &mut gradient);
-                gradient.looking
+                gradient.scan
             } else {
-                let mut gradient = Mean::new(gradients, at, over, looking);
+                let mut gradient = MeanGradient::new(gradients, at, divisor, scan);
                 streamed_from::<F, R, S, WIDE, N>(rule, run, &mut gradient);
-                gradient.looking
+                gradient.scan
             };
-            *full |= looking.were_full();
+            *full |= scan.were_full();
         }
     }
 }
 
-/// Looks at what is written: the most of each place of a line. Integers are compared, which takes nothing from
-/// what computes, and no longer where numbers are tiny.
-struct Written<F: Float, const N: usize>([F::Magnitude; N]);
+/// The maximum magnitude written at each position of a line. It is an integer maximum, so it takes
+/// no time from the floating-point units and is not slow for denormals.
+struct WrittenMagnitudes<F: OptimizerFloat, const N: usize>([F::Magnitude; N]);
 
-impl<F: Float, const N: usize> Written<F, N> {
+impl<F: OptimizerFloat, const N: usize> WrittenMagnitudes<F, N> {
     #[inline(always)]
-    fn nothing() -> Self {
-        Written([F::Magnitude::default(); N])
+    fn empty() -> Self {
+        WrittenMagnitudes([F::Magnitude::default(); N])
     }
 
     #[inline(always)]
@@ -265,22 +264,22 @@ impl<F: Float, const N: usize> Written<F, N> {
     }
 }
 
-/// The same with the gradient that is found there.
+/// Updates a run into other memory, with this gradient.
 #[inline(always)]
-fn streamed_from<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
+fn streamed_from<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
     rule: R,
     run: StreamRun<'_, F>,
-    gradient: &mut impl Source<F, N>,
+    gradient: &mut impl GradientSource<F, N>,
 ) {
     let length = run.values.len();
     let slots: &[&[F]; S] = run.slots.try_into().expect("the slots of the rule");
     let slots_out = slots_of::<_, S>(run.slots_out);
-    // All streams lie alike within their lines, or are written through the cache.
+    // Unless all streams have the same offset within a line, they are written through the cache.
     let aligned = |slice: &[F]| slice.as_ptr().align_offset(LINE_BYTES).min(length);
     let head = aligned(run.values_out);
     let past_cache = run.past_cache && slots_out.iter().all(|slot| aligned(slot) == head);
     let count = (length - head) / N;
-    let mut written = Written::<F, N>::nothing();
+    let mut written = WrittenMagnitudes::<F, N>::empty();
     for at in (0..head).chain(head + count * N..length) {
         let s = slots.map(|slot| slot[at]);
         let (value, after) = rule.step(run.values[at], s, gradient.element(at));
@@ -304,7 +303,8 @@ fn streamed_from<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, cons
     *run.overflowed |= !(written.is_finite() && lines_written.is_finite());
 }
 
-/// The whole lines of a run whose result is written elsewhere. All are as many.
+/// The whole lines of a run whose result is written to other memory. All slices have the same
+/// length.
 struct StreamLines<'a, F, const S: usize, const N: usize> {
     values: &'a [[F; N]],
     values_out: &'a mut [[F; N]],
@@ -312,12 +312,13 @@ struct StreamLines<'a, F, const S: usize, const N: usize> {
     slots_out: [&'a mut [[F; N]]; S],
 }
 
-/// What can be is checked and chosen before, not for each line: where the streams stay in the second cache,
-/// that takes as long as all the rest. What is written is looked at while it is at hand.
+/// Updates whole lines. All checks and choices are made before the loop: for streams in the
+/// second-level cache, checks for each line would double the time. The new values are scanned while
+/// they are in registers.
 #[inline(always)]
 fn stream_lines<
-    F: Float,
-    R: Rule<F, S>,
+    F: OptimizerFloat,
+    R: UpdateRule<F, S>,
     const S: usize,
     const WIDE: bool,
     const PAST_CACHE: bool,
@@ -325,10 +326,10 @@ fn stream_lines<
 >(
     rule: R,
     lines: StreamLines<'_, F, S, N>,
-    gradient: &mut impl Source<F, N>,
-) -> Written<F, N> {
+    gradient: &mut impl GradientSource<F, N>,
+) -> WrittenMagnitudes<F, N> {
     let StreamLines { values, values_out, slots, mut slots_out } = lines;
-    let mut written = Written::nothing();
+    let mut written = WrittenMagnitudes::empty();
     for (line, w) in values.iter().enumerate() {
         let s = slots.map(|slot| slot[line]);
         let (w, s) = step(rule, *w, s, &gradient.line::<WIDE>(line));
@@ -341,9 +342,9 @@ fn stream_lines<
     written
 }
 
-/// What a line and its slots become.
+/// Computes the new values of a line and its slots.
 #[inline(always)]
-fn step<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
+fn step<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const N: usize>(
     rule: R,
     mut w: [F; N],
     mut s: [[F; N]; S],
@@ -370,7 +371,7 @@ fn line_mut<F, const N: usize>(run: &mut [F], at: usize) -> &mut [F; N] {
 }
 
 #[inline(always)]
-fn put_line<F: Float, const WIDE: bool, const PAST_CACHE: bool, const N: usize>(
+fn put_line<F: OptimizerFloat, const WIDE: bool, const PAST_CACHE: bool, const N: usize>(
     out: &mut [F; N],
     line: [F; N],
 ) {
@@ -380,9 +381,9 @@ fn put_line<F: Float, const WIDE: bool, const PAST_CACHE: bool, const N: usize>(
     }
 }
 
-/// Writes a line past the cache; `WIDE` says that the processor has AVX.
+/// Writes a line with non-temporal stores. `WIDE` means that the processor has AVX.
 #[inline(always)]
-fn stream_line<F: Float, const WIDE: bool, const N: usize>(out: &mut [F; N], line: &[F; N]) {
+fn stream_line<F: OptimizerFloat, const WIDE: bool, const N: usize>(out: &mut [F; N], line: &[F; N]) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{
@@ -394,14 +395,14 @@ fn stream_line<F: Float, const WIDE: bool, const N: usize>(out: &mut [F; N], lin
         if WIDE {
             let (from, to) = (from.cast::<__m256i>(), to.cast::<__m256i>());
             for word in 0..size_of::<[F; N]>() / 32 {
-                // SAFETY: both lines are N elements long, which these words cover; `out` starts a
-                // cache line, as the caller has made sure; so has it that there is AVX.
+                // SAFETY: both lines have N elements, which these words cover. The caller has
+                // checked that `out` starts a cache line, and that the processor has AVX.
                 unsafe { _mm256_stream_si256(to.add(word), _mm256_loadu_si256(from.add(word))) };
             }
         } else {
             let (from, to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
             for word in 0..size_of::<[F; N]>() / 16 {
-                // SAFETY: as above; SSE2 is part of every x86-64 processor.
+                // SAFETY: as above, without AVX. SSE2 is part of every x86-64 processor.
                 unsafe { _mm_stream_si128(to.add(word), _mm_loadu_si128(from.add(word))) };
             }
         }
@@ -420,47 +421,48 @@ mod tests {
 
     use super::*;
     use crate::optimizer::{
-        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Dense, Ftrl, Lamb, MEAN_GRADIENTS_MAX, Momentum,
+        Adadelta, Adagrad, Adam, AdamW, ApplyAt, BuiltInRule, Ftrl, Lamb, MEAN_GRADIENTS_MAX, Momentum,
         Optimizer, RmsProp, Sgd,
     };
     use crate::volatile::Volatile;
 
-    /// A run that is changed by the loop of the baseline, in lines of so many elements.
+    /// A run that is updated by the baseline loop, in lines of `N` elements.
     struct Baseline<const N: usize, R>(R);
 
-    impl<F: Float, const N: usize> Elements<F> for Baseline<N, Run<'_, F>> {
-        fn update<R: Rule<F, S>, const S: usize>(self, rule: R) {
+    impl<F: OptimizerFloat, const N: usize> RuleRun<F> for Baseline<N, Run<'_, F>> {
+        fn update<R: UpdateRule<F, S>, const S: usize>(self, rule: R) {
             in_place::<F, R, S, false, N>(rule, self.0);
         }
     }
 
-    impl<F: Float, const N: usize> Elements<F> for Baseline<N, StreamRun<'_, F>> {
-        fn update<R: Rule<F, S>, const S: usize>(self, rule: R) {
+    impl<F: OptimizerFloat, const N: usize> RuleRun<F> for Baseline<N, StreamRun<'_, F>> {
+        fn update<R: UpdateRule<F, S>, const S: usize>(self, rule: R) {
             streamed::<F, R, S, false, N>(rule, self.0);
         }
     }
 
     #[derive(Clone, Copy, Debug)]
-    struct Case {
+    struct KernelCase {
         seed: u64,
         length: usize,
-        /// Where each stream starts in its first line, in elements.
+        /// The offset of each stream in its first line, in elements.
         starts: [usize; 4],
         past_cache: bool,
     }
 
-    fn cases() -> impl Strategy<Value = Case> {
+    fn cases() -> impl Strategy<Value = KernelCase> {
         let starts = prop_oneof![
             proptest::array::uniform4(0..16_usize),
             (0..16_usize).prop_map(|start| [start; 4])
         ];
         (any::<u64>(), 0..150_usize, starts, any::<bool>()).prop_map(
-            |(seed, length, starts, past_cache)| Case { seed, length, starts, past_cache },
+            |(seed, length, starts, past_cache)| KernelCase { seed, length, starts, past_cache },
         )
     }
 
-    /// Numbers of the size of gradients, zeros, and numbers whose squares overflow or vanish.
-    fn numbers<F: Float>(seed: &mut u64, length: usize) -> Vec<F> {
+    /// Generates numbers of the size of gradients, zeros, and numbers whose squares overflow or
+    /// underflow.
+    fn numbers<F: OptimizerFloat>(seed: &mut u64, length: usize) -> Vec<F> {
         let mut next = || {
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(0x5851_f42d);
             let mantissa = (*seed >> 32) as f64 / 2.0_f64.powi(31) - 1.0;
@@ -474,19 +476,19 @@ mod tests {
         (0..length).map(|_| F::of(next())).collect()
     }
 
-    /// A stream that lies where its case has it.
-    struct Placed<F>(Vec<F>, usize);
+    /// A stream at the offset of its case.
+    struct PlacedStream<F>(Vec<F>, usize);
 
-    impl<F: Float> Placed<F> {
-        fn new(case: &Case, stream: usize, numbers: &[F]) -> Self {
+    impl<F: OptimizerFloat> PlacedStream<F> {
+        fn new(case: &KernelCase, stream: usize, numbers: &[F]) -> Self {
             let mut buffer = vec![F::default(); numbers.len() + 32];
             let start = buffer.as_ptr().align_offset(LINE_BYTES) + case.starts[stream];
             buffer[start..start + numbers.len()].copy_from_slice(numbers);
-            Placed(buffer, start)
+            PlacedStream(buffer, start)
         }
 
-        fn all(case: &Case, streams: &[Vec<F>]) -> Vec<Self> {
-            streams.iter().enumerate().map(|(i, numbers)| Placed::new(case, i, numbers)).collect()
+        fn all(case: &KernelCase, streams: &[Vec<F>]) -> Vec<Self> {
+            streams.iter().enumerate().map(|(i, numbers)| PlacedStream::new(case, i, numbers)).collect()
         }
 
         fn slice(&mut self, length: usize) -> &mut [F] {
@@ -494,8 +496,9 @@ mod tests {
         }
     }
 
-    /// The bits of streams, all NaN alike: which of two an operation gives is left open.
-    fn bits<F: Float + Into<f64>>(streams: &[Vec<F>]) -> Vec<Vec<u64>> {
+    /// Returns the bits of streams, with one bit pattern for all NaN: IEEE 754 does not say which
+    /// operand's NaN an operation returns.
+    fn bits<F: OptimizerFloat + Into<f64>>(streams: &[Vec<F>]) -> Vec<Vec<u64>> {
         let bits = |&number: &F| {
             let number: f64 = number.into();
             if number.is_nan() { f64::NAN.to_bits() } else { number.to_bits() }
@@ -503,35 +506,35 @@ mod tests {
         streams.iter().map(|stream| stream.iter().map(bits).collect()).collect()
     }
 
-    fn taken<F: Float>(mut streams: Vec<Placed<F>>, length: usize) -> Vec<Vec<F>> {
+    fn contents_of<F: OptimizerFloat>(mut streams: Vec<PlacedStream<F>>, length: usize) -> Vec<Vec<F>> {
         streams.iter_mut().map(|stream| stream.slice(length).to_vec()).collect()
     }
 
-    /// What values and slots become in place.
-    fn changed<F: Float>(
-        case: &Case,
+    /// Returns the values and slots after an update in place.
+    fn result_in_place<F: OptimizerFloat>(
+        case: &KernelCase,
         streams: &[Vec<F>],
         gradient: &[F],
         change: impl FnOnce(Run<'_, F>),
     ) -> Vec<Vec<F>> {
-        let mut placed = Placed::all(case, streams);
-        let mut slices = placed.iter_mut().map(|stream| stream.slice(case.length));
+        let mut memory = PlacedStream::all(case, streams);
+        let mut slices = memory.iter_mut().map(|stream| stream.slice(case.length));
         let values = slices.next().unwrap();
         let mut slots: Vec<&mut [F]> = slices.collect();
         change(Run { values, slots: &mut slots, gradient });
-        taken(placed, case.length)
+        contents_of(memory, case.length)
     }
 
-    /// What values and slots become elsewhere.
-    fn carried<F: Float>(
-        case: &Case,
+    /// Returns the values and slots after an update into other memory.
+    fn streamed_result<F: OptimizerFloat>(
+        case: &KernelCase,
         streams: &[Vec<F>],
         gradient: GradientRun<'_, F>,
         change: impl FnOnce(StreamRun<'_, F>),
     ) -> Vec<Vec<F>> {
         let mut overflowed = false;
-        let mut placed = Placed::all(case, &vec![vec![F::default(); case.length]; streams.len()]);
-        let mut slices = placed.iter_mut().map(|stream| stream.slice(case.length));
+        let mut memory = PlacedStream::all(case, &vec![vec![F::default(); case.length]; streams.len()]);
+        let mut slices = memory.iter_mut().map(|stream| stream.slice(case.length));
         let values_out = slices.next().unwrap();
         let mut slots_out: Vec<&mut [F]> = slices.collect();
         let slots: Vec<&[F]> = streams[1..].iter().map(Vec::as_slice).collect();
@@ -545,65 +548,65 @@ mod tests {
             overflowed: &mut overflowed,
         });
         crate::arena::fence();
-        let taken = taken(placed, case.length);
-        // What is no number stays none, times whatever.
-        let finite = taken[0].iter().all(|&value| value * F::default() == F::default());
+        let contents = contents_of(memory, case.length);
+        // A product with zero is zero only for a finite number.
+        let finite = contents[0].iter().all(|&value| value * F::default() == F::default());
         assert_eq!(overflowed, !finite, "{case:?}");
-        taken
+        contents
     }
 
-    /// The same by the mean of gradients that lie in memory that is lent, behind 64 bytes of something else;
-    /// whether an exponent was full.
-    fn carried_from_shared<F: Float>(
-        case: &Case,
+    /// Returns the result of an update into other memory by the mean of shared gradients, which
+    /// follow 64 bytes of NaN. Also returns whether an exponent was full.
+    fn streamed_result_of_shared<F: OptimizerFloat>(
+        case: &KernelCase,
         streams: &[Vec<F>],
         gradients: &[Vec<F>],
         change: impl FnOnce(StreamRun<'_, F>),
     ) -> (Vec<Vec<F>>, bool) {
         let before = LINE_BYTES / size_of::<F>();
-        let lie = |gradient: &Vec<F>| {
+        let place_stream = |gradient: &Vec<F>| {
             let all = [&vec![F::of(f64::NAN); before][..], gradient].concat();
-            Placed::new(case, 0, &all)
+            PlacedStream::new(case, 0, &all)
         };
-        let (mut placed, mut full) = (gradients.iter().map(lie).collect::<Vec<_>>(), false);
-        let volatile = |placed: &mut Placed<F>| {
-            let bytes: &[u8] = bytemuck::cast_slice(placed.slice(before + case.length));
-            // SAFETY: they live until the end of this, and nobody writes them.
+        let (mut memory, mut full) = (gradients.iter().map(place_stream).collect::<Vec<_>>(), false);
+        let volatile = |memory: &mut PlacedStream<F>| {
+            let bytes: &[u8] = bytemuck::cast_slice(memory.slice(before + case.length));
+            // SAFETY: the bytes live until the end of this function, and nothing writes them.
             unsafe { Volatile::new(bytes.as_ptr(), bytes.len()) }
         };
         let dtype = if size_of::<F>() == 4 { DType::F32 } else { DType::F64 };
         let shared = SharedRun {
-            gradients: &placed.iter_mut().map(volatile).collect::<Vec<_>>(),
+            gradients: &memory.iter_mut().map(volatile).collect::<Vec<_>>(),
             at: LINE_BYTES,
-            over: gradients.len() as u32,
+            divisor: gradients.len() as u32,
             exponents: Exponents::of(dtype),
             full: &mut full,
         };
-        let found = carried(case, streams, GradientRun::Shared(shared), change);
+        let found = streamed_result(case, streams, GradientRun::Shared(shared), change);
         (found, full)
     }
 
-    fn check_as<F, D, const N: usize>(rule: &D, case: &Case)
+    fn check_as<F, D, const N: usize>(rule: &D, case: &KernelCase)
     where
-        F: Float + Into<f64>,
-        D: Dense + Optimizer,
-        for<'a> Run<'a, F>: Elements<F>,
-        for<'a> StreamRun<'a, F>: Elements<F>,
-        for<'a, 'b> &'a mut Runs<'b, F>: Elements<F>,
+        F: OptimizerFloat + Into<f64>,
+        D: BuiltInRule + Optimizer,
+        for<'a> Run<'a, F>: RuleRun<F>,
+        for<'a> StreamRun<'a, F>: RuleRun<F>,
+        for<'a, 'b> &'a mut Runs<'b, F>: RuleRun<F>,
     {
         let (at, mut seed) = (ApplyAt::new(3, 2), case.seed);
         let mut streams: Vec<Vec<F>> =
             (0..=rule.slots().len()).map(|_| numbers(&mut seed, case.length)).collect();
         if rule.kind() != "momentum" && rule.kind() != "nesterov" {
-            // A sum of squares, and the root of a negative one is NaN and nothing else.
+            // These slots are sums of squares. The root of a negative one would be NaN.
             for sum in streams.iter_mut().skip(1).flatten() {
                 *sum = sum.abs();
             }
         }
         let gradient: Vec<F> = numbers(&mut seed, case.length);
-        // One element at a time, where no vector unit is used.
+        // One element at a time, without vector instructions.
         let singly = |run: Run<'_, F>| rule.drive(at, Baseline::<1, _>(run));
-        let reference = bits(&changed(case, &streams, &gradient, singly));
+        let reference = bits(&result_in_place(case, &streams, &gradient, singly));
         let baseline = |run: Run<'_, F>| rule.drive(at, Baseline::<N, _>(run));
         let dispatched = |run: Run<'_, F>| rule.drive(at, run);
         let in_runs = |Run { values, slots, gradient }: Run<'_, F>| {
@@ -621,15 +624,15 @@ mod tests {
         let across = |run: StreamRun<'_, F>| rule.drive(at, Baseline::<N, _>(run));
         let across_dispatched = |run: StreamRun<'_, F>| rule.drive(at, run);
         for (way, found) in [
-            ("in place, baseline", changed(case, &streams, &gradient, baseline)),
-            ("in place", changed(case, &streams, &gradient, dispatched)),
-            ("in runs", changed(case, &streams, &gradient, in_runs)),
-            ("elsewhere, baseline", carried(case, &streams, GradientRun::Here(&gradient), across)),
-            ("elsewhere", carried(case, &streams, GradientRun::Here(&gradient), across_dispatched)),
+            ("in place, baseline", result_in_place(case, &streams, &gradient, baseline)),
+            ("in place", result_in_place(case, &streams, &gradient, dispatched)),
+            ("in runs", result_in_place(case, &streams, &gradient, in_runs)),
+            ("streamed, baseline", streamed_result(case, &streams, GradientRun::Local(&gradient), across)),
+            ("streamed", streamed_result(case, &streams, GradientRun::Local(&gradient), across_dispatched)),
         ] {
             assert_eq!(bits(&found), reference, "{rule:?} {way}, {case:?}");
         }
-        // The same, and the mean of some.
+        // The same gradient in shared memory, and the mean of several.
         let mut gradients = vec![gradient];
         for count in 1..=MEAN_GRADIENTS_MAX as u32 {
             let length = 0..case.length;
@@ -639,31 +642,31 @@ mod tests {
             };
             let singly = |run: Run<'_, F>| rule.drive(at, Baseline::<1, _>(run));
             let mean: Vec<F> = length.map(sum).collect();
-            let mean = bits(&changed(case, &streams, &mean, singly));
-            let (found, full) = carried_from_shared(case, &streams, &gradients, across);
+            let mean = bits(&result_in_place(case, &streams, &mean, singly));
+            let (found, full) = streamed_result_of_shared(case, &streams, &gradients, across);
             assert_eq!((bits(&found), full), (mean.clone(), false), "{rule:?} baseline, {case:?}");
-            let (found, full) = carried_from_shared(case, &streams, &gradients, across_dispatched);
+            let (found, full) = streamed_result_of_shared(case, &streams, &gradients, across_dispatched);
             assert_eq!((bits(&found), full), (mean, false), "{rule:?} of {count}, {case:?}");
-            // Wherever one is that is no number.
+            // A non-finite element is found at any position.
             if let Some(at) = (seed as usize).checked_rem(case.length) {
                 let mut wrong = gradients.clone();
                 let number = if seed & 64 == 0 { f64::NAN } else { f64::NEG_INFINITY };
                 wrong[(seed >> 8) as usize % gradients.len()][at] = F::of(number);
-                let (_, full) = carried_from_shared(case, &streams, &wrong, across);
+                let (_, full) = streamed_result_of_shared(case, &streams, &wrong, across);
                 assert!(full, "baseline, {at} of {case:?}");
-                let (_, full) = carried_from_shared(case, &streams, &wrong, across_dispatched);
+                let (_, full) = streamed_result_of_shared(case, &streams, &wrong, across_dispatched);
                 assert!(full, "{at} of {case:?}");
             }
             gradients.push(numbers(&mut seed, case.length));
         }
     }
 
-    fn check(rule: &(impl Dense + Optimizer), case: &Case) {
+    fn check(rule: &(impl BuiltInRule + Optimizer), case: &KernelCase) {
         check_as::<f32, _, { LINE_BYTES / 4 }>(rule, case);
         check_as::<f64, _, { LINE_BYTES / 8 }>(rule, case);
     }
 
-    /// Terms with operations that a wider tier might round otherwise.
+    /// Terms with operations that a wider tier might round differently.
     struct Quotients<'a>(&'a [f32]);
 
     impl Terms<2> for Quotients<'_> {
@@ -676,9 +679,9 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever runs a variable comes.
+        /// For any division of a variable into runs.
         #[test]
-        fn every_way_adds_up_to_the_same_bits(
+        fn every_tier_computes_the_same_sums(
             elements in prop::collection::vec(-1e3_f32..1e3, 0..200),
             cuts in prop::collection::vec(0_usize..40, 0..10),
         ) {
@@ -694,7 +697,7 @@ mod tests {
         }
 
         #[test]
-        fn every_way_computes_the_same_bits(case in cases()) {
+        fn every_loop_computes_the_same_bits(case in cases()) {
             check(&Sgd::new(0.1).weight_decay(0.2), &case);
             check(&Momentum::new(0.1, 0.9), &case);
             check(&Momentum::new(0.1, 0.9).l2(0.1), &case);

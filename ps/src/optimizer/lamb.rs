@@ -1,12 +1,13 @@
-//! LAMB, with corrected moments, as TensorFlow Addons computes it.
+//! LAMB with corrected moments, as TensorFlow Addons computes it.
 
-use super::kernel::{Elements, Float, Rule, add_up, line};
+use super::kernel::{RuleRun, OptimizerFloat, UpdateRule, add_up, line};
 use super::sums::{SumRun, Sums, Terms};
 use super::{
-    ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, adam, fraction, loops, not_negative,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, adam, fraction, impl_loops, not_negative,
 };
 
-/// LAMB: an update of Adam with decoupled weight decay, as long as the variable's values are.
+/// LAMB: an update of Adam with decoupled weight decay, scaled to the norm of the variable's
+/// values.
 ///
 /// ```text
 /// m = b1 m + (1 - b1) g
@@ -15,22 +16,22 @@ use super::{
 /// w -= lr |w| / |u| u
 /// ```
 ///
-/// `|w|` and `|u|` are the Euclidean norms over the whole variable, before the update; if the
-/// square of one of them is 0 in the variable's type, or their ratio is not finite, the ratio is 1.
-/// `t` counts the gradients that the shard has applied, 1 for the first.
+/// `|w|` and `|u|` are the Euclidean norms over the whole variable before the update. If the square
+/// of one of them is 0 in the variable's type, or their ratio is not finite, the ratio is 1. `t`
+/// counts the gradients that the shard has applied, from 1.
 ///
 /// Source: Y. You, J. Li, S. Reddi and others, "Large Batch Optimization for Deep Learning:
 /// Training BERT in 76 minutes", 2020 (arXiv:1904.00962), algorithm 2, in the form of TensorFlow
 /// Addons' LAMB.
 ///
-/// Two slots, `m` and `v`, both starting at 0. The paper's `phi` is the identity here, and the
-/// moments are corrected, as in its algorithm 2 and TensorFlow Addons; NVIDIA's variant divides
-/// gradients by their global norm before that.
+/// Two slots, `m` and `v`, both initially 0. The paper's `phi` is the identity here. The moments
+/// are corrected, as in its algorithm 2 and in TensorFlow Addons. NVIDIA's variant first divides
+/// gradients by their global norm; this rule does not.
 ///
-/// The norms need a variable as a whole: one in several parts is refused when it is declared, and
-/// so is one that is sparse, whichever the mode. A push is applied once it is whole, in two passes,
-/// of which the first reads all that the second changes. Biases and the like do better by another
-/// rule: [`crate::PsConfig::optimizer_for`].
+/// The norms need the whole variable. A partitioned or sparse variable is rejected when it is
+/// declared, in both update modes. A push is applied when it is whole, in two passes: the first
+/// reads all that the second changes. Biases and similar variables train better with another rule:
+/// see [`crate::PsConfig::optimizer_for`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lamb {
     learning_rate: Schedule,
@@ -41,33 +42,34 @@ pub struct Lamb {
 }
 
 impl Lamb {
-    /// The rule at this learning rate, with the defaults of TensorFlow Addons: beta1 0.9, beta2 0.999,
-    /// epsilon 1e-6, no weight decay. The paper decays by 0.01.
+    /// Creates the rule with this learning rate and the defaults of TensorFlow Addons: beta1 0.9,
+    /// beta2 0.999, epsilon 1e-6, no weight decay. The paper decays by 0.01.
     pub fn new(learning_rate: impl Into<Schedule>) -> Self {
         let learning_rate = learning_rate.into();
         Lamb { learning_rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.0 }
     }
 
-    /// The decay of the first and of the second moment, each in `[0, 1)`. Default: 0.9, 0.999.
+    /// Sets the decay of the first and the second moment, each in `[0, 1)`. Default: 0.9, 0.999.
     pub fn betas(self, beta1: f64, beta2: f64) -> Self {
         Lamb { beta1, beta2, ..self }
     }
 
-    /// What keeps the division from zero, in the unit of the gradient. Default: 1e-6.
+    /// Sets the number that prevents a division by zero, in the unit of the gradient. Default:
+    /// 1e-6.
     pub fn epsilon(self, epsilon: f64) -> Self {
         Lamb { epsilon, ..self }
     }
 
-    /// How much of a weight is added to its update, not below 0. Default: 0.
+    /// Sets the share of a weight that is added to its update, at least 0. Default: 0.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         Lamb { weight_decay, ..self }
     }
 
-    fn direction<F: Float>(&self, at: ApplyAt) -> Direction<F> {
-        // Beyond 2^31 updates both powers have long been zero.
+    fn direction<F: OptimizerFloat>(&self, at: ApplyAt) -> LambDirection<F> {
+        // Beyond 2^31 updates both powers are zero.
         let t = i32::try_from(at.count).unwrap_or(i32::MAX);
         let root2 = (1.0 - self.beta2.powi(t)).sqrt();
-        Direction {
+        LambDirection {
             beta1: F::of(self.beta1),
             beta2: F::of(self.beta2),
             rest1: F::of(1.0 - self.beta1),
@@ -78,7 +80,7 @@ impl Lamb {
         }
     }
 
-    fn sum<F: Float + Into<f64>>(&self, at: ApplyAt, run: SumRun<'_, F>, sums: &mut Sums) {
+    fn sum<F: OptimizerFloat + Into<f64>>(&self, at: ApplyAt, run: SumRun<'_, F>, sums: &mut Sums) {
         let direction = self.direction::<F>(at);
         let (values, gradient) = (run.values, &run.gradient[..run.values.len()]);
         let &[m, v] = run.slots else { unreachable!("a run has the slots that the rule names") };
@@ -88,7 +90,7 @@ impl Lamb {
 }
 
 impl Default for Lamb {
-    /// The defaults of TensorFlow Addons: learning rate 0.001.
+    /// Creates the rule with TensorFlow Addons' default learning rate, 0.001.
     fn default() -> Self {
         Lamb::new(0.001)
     }
@@ -103,7 +105,7 @@ impl Optimizer for Lamb {
         &adam::SLOTS
     }
 
-    loops!();
+    impl_loops!();
 
     fn sums_whole_variables(&self) -> bool {
         true
@@ -121,7 +123,7 @@ impl Optimizer for Lamb {
         true
     }
 
-    fn fault(&self) -> Fault {
+    fn fault(&self) -> HyperparameterFault {
         fraction("beta1", self.beta1)
             .or(fraction("beta2", self.beta2))
             .or(not_negative("epsilon", self.epsilon))
@@ -130,37 +132,37 @@ impl Optimizer for Lamb {
     }
 }
 
-impl Dense for Lamb {
-    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
+impl BuiltInRule for Lamb {
+    fn drive<F: OptimizerFloat>(&self, at: ApplyAt, run: impl RuleRun<F>) {
         let [values, direction, ..] = at.sums;
         let ratio = values.sqrt() / direction.sqrt();
         let (zero, rate) = (F::default(), self.learning_rate.of(at));
-        // What is nothing to a sum in the variable's type is none: the moments of a variable that has
-        // no gradients for long are rounding errors, which are no direction.
+        // A sum that is 0 in the variable's type counts as 0. If a variable has had no gradients
+        // for long, its moments are rounding errors, which are no direction.
         let some = F::of(values) > zero && F::of(direction) > zero;
         let usable = some && ratio.is_finite();
         let rate = F::of(if usable { rate * ratio } else { rate });
-        run.update(Update { direction: self.direction(at), rate });
+        run.update(LambUpdate { direction: self.direction(at), rate });
     }
 }
 
-/// Where the values of a variable move: corrected moments over each other, with the decay.
+/// The direction of an update: the ratio of the corrected moments, and the decay.
 #[derive(Clone, Copy)]
-struct Direction<F> {
+struct LambDirection<F> {
     beta1: F,
     beta2: F,
-    /// `1 - beta`, rounded from f64: in f32, 1 - 0.999 would lose three digits.
+    /// `1 - beta`, rounded from f64. In f32, 1 - 0.999 would lose three digits.
     rest1: F,
     rest2: F,
-    /// Both corrections in one factor: `sqrt(1 - b2^t) / (1 - b1^t)`, for which epsilon is multiplied
-    /// by its numerator.
+    /// Both corrections in one factor, `sqrt(1 - b2^t) / (1 - b1^t)`. `epsilon` is multiplied by
+    /// its numerator to compensate.
     corrected: F,
     epsilon: F,
     decay: F,
 }
 
-impl<F: Float> Direction<F> {
-    /// The direction of an element, and what its slots become.
+impl<F: OptimizerFloat> LambDirection<F> {
+    /// Returns the direction of an element, and its new slots.
     #[inline(always)]
     fn of(self, w: F, [m, v]: [F; 2], g: F) -> (F, [F; 2]) {
         let m = self.beta1 * m + self.rest1 * g;
@@ -170,16 +172,16 @@ impl<F: Float> Direction<F> {
     }
 }
 
-/// The squares of values, and of where they move.
+/// The squares of values and of their directions.
 struct Squares<'a, F> {
-    direction: Direction<F>,
+    direction: LambDirection<F>,
     values: &'a [F],
     m: &'a [F],
     v: &'a [F],
     gradient: &'a [F],
 }
 
-impl<F: Float + Into<f64>> Terms<2> for Squares<'_, F> {
+impl<F: OptimizerFloat + Into<f64>> Terms<2> for Squares<'_, F> {
     #[inline(always)]
     fn of<const LENGTH: usize>(&self, at: usize) -> [[f64; LENGTH]; 2] {
         let w: &[F; LENGTH] = line(self.values, at);
@@ -196,12 +198,12 @@ impl<F: Float + Into<f64>> Terms<2> for Squares<'_, F> {
 }
 
 #[derive(Clone, Copy)]
-struct Update<F> {
-    direction: Direction<F>,
+struct LambUpdate<F> {
+    direction: LambDirection<F>,
     rate: F,
 }
 
-impl<F: Float> Rule<F, 2> for Update<F> {
+impl<F: OptimizerFloat> UpdateRule<F, 2> for LambUpdate<F> {
     #[inline(always)]
     fn step(self, w: F, slots: [F; 2], g: F) -> (F, [F; 2]) {
         let (u, slots) = self.direction.of(w, slots, g);
@@ -215,7 +217,7 @@ mod tests {
     use crate::optimizer::Run;
 
     /// Algorithm 2 of the paper, line by line, in `f64`.
-    struct Reference {
+    struct LambReference {
         x: Vec<f64>,
         m: Vec<f64>,
         v: Vec<f64>,
@@ -229,7 +231,7 @@ mod tests {
         vector.iter().map(|x| x * x).sum::<f64>().sqrt()
     }
 
-    impl Reference {
+    impl LambReference {
         fn push(&mut self, t: i32, lambda: f64, g: &[f64]) {
             let (beta1, beta2) = BETAS;
             let mut update = Vec::new();
@@ -247,15 +249,15 @@ mod tests {
         }
     }
 
-    /// A type of elements, and how near to the reference its results must be.
-    trait Trained: Float + Into<f64> {
+    /// An element type, and the tolerance of its results.
+    trait LambFloat: OptimizerFloat + Into<f64> {
         const TOLERANCE: (f64, f64);
 
         fn sum(rule: &Lamb, at: ApplyAt, run: SumRun<'_, Self>, sums: &mut Sums);
         fn apply(rule: &Lamb, at: ApplyAt, run: Run<'_, Self>);
     }
 
-    impl Trained for f64 {
+    impl LambFloat for f64 {
         const TOLERANCE: (f64, f64) = (1e-9, 0.0);
 
         fn sum(rule: &Lamb, at: ApplyAt, run: SumRun<'_, f64>, sums: &mut Sums) {
@@ -267,7 +269,7 @@ mod tests {
         }
     }
 
-    impl Trained for f32 {
+    impl LambFloat for f32 {
         const TOLERANCE: (f64, f64) = (2e-5, 2e-6);
 
         fn sum(rule: &Lamb, at: ApplyAt, run: SumRun<'_, f32>, sums: &mut Sums) {
@@ -279,8 +281,8 @@ mod tests {
         }
     }
 
-    /// One update in both passes, each in two runs.
-    fn push<F: Trained>(rule: &Lamb, count: u64, streams: &mut [Vec<F>; 3], gradient: &[F]) {
+    /// Applies one update in both passes, each in two runs.
+    fn push<F: LambFloat>(rule: &Lamb, count: u64, streams: &mut [Vec<F>; 3], gradient: &[F]) {
         let (mut sums, at) = (Sums::default(), ApplyAt::new(count, 0));
         let runs = [0..gradient.len() / 3, gradient.len() / 3..gradient.len()];
         for run in runs.clone() {
@@ -294,10 +296,10 @@ mod tests {
         }
     }
 
-    fn is_the_reference<F: Trained>(lambda: f64, values: &[f64]) {
+    fn check_against_reference<F: LambFloat>(lambda: f64, values: &[f64]) {
         let rule = Lamb::new(RATE).betas(BETAS.0, BETAS.1).epsilon(EPSILON).weight_decay(lambda);
         let zeros = vec![0.0; values.len()];
-        let mut reference = Reference { x: values.to_vec(), m: zeros.clone(), v: zeros };
+        let mut reference = LambReference { x: values.to_vec(), m: zeros.clone(), v: zeros };
         let typed = |stream: &[f64]| stream.iter().map(|&number| F::of(number)).collect::<Vec<F>>();
         let mut streams = [&reference.x, &reference.m, &reference.v].map(|stream| typed(stream));
         for count in 1..=20 {
@@ -322,10 +324,10 @@ mod tests {
     fn golden_lamb_against_a_reference() {
         let values: Vec<f64> = (0..37).map(|i| f64::from(i).cos()).collect();
         for lambda in [0.0, 0.25] {
-            is_the_reference::<f64>(lambda, &values);
-            is_the_reference::<f32>(lambda, &values);
-            // The first step is one of the ratio 1.
-            is_the_reference::<f64>(lambda, &[0.0; 5]);
+            check_against_reference::<f64>(lambda, &values);
+            check_against_reference::<f32>(lambda, &values);
+            // With zero values, the ratio of the first step is 1.
+            check_against_reference::<f64>(lambda, &[0.0; 5]);
         }
     }
 
@@ -347,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_that_is_no_number_is_one() {
+    fn a_non_finite_ratio_counts_as_one() {
         let (rule, at) = (Lamb::new(0.5).betas(0.0, 0.0).epsilon(0.0), ApplyAt::new(1, 0));
         let after = |values, direction| {
             let (mut value, mut m, mut v) = ([4.0_f64], [0.0], [0.0]);

@@ -1,11 +1,11 @@
-//! How a gradient changes a variable: one trait, and one file per rule. The doc of each rule has
-//! its formula and its source.
+//! Optimizers: one trait, and one file for each rule. The documentation of a rule has its formula
+//! and its source.
 //!
-//! Each rule computes what TensorFlow's operation of that name does, in the same order, with two
-//! differences in the last digits: `1 - beta` and the like are rounded from `f64` once, where
-//! TensorFlow subtracts in the variable's type, and a reciprocal root is a root and a division.
-//! Defaults are those of the classes of TensorFlow 1; Keras has others. [`AdamW`] follows Keras
-//! and [`Lamb`] TensorFlow Addons, with their defaults.
+//! Each rule computes what TensorFlow's operation of that name computes, in the same order, with
+//! two differences in the last digits. Terms such as `1 - beta` are rounded once from `f64`, where
+//! TensorFlow subtracts in the variable's type. A reciprocal root is a root and a division.
+//! Defaults are those of TensorFlow 1; Keras has others. [`AdamW`] follows Keras and [`Lamb`]
+//! follows TensorFlow Addons, with their defaults.
 
 mod adadelta;
 mod adagrad;
@@ -29,7 +29,7 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-use kernel::{Elements, Float};
+use kernel::{RuleRun, OptimizerFloat};
 
 pub use adadelta::Adadelta;
 pub use adagrad::Adagrad;
@@ -40,188 +40,193 @@ pub(crate) use gradient::{GradientRun, MEAN_GRADIENTS_MAX, SharedRun};
 pub use lamb::Lamb;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
-pub(crate) use rules::{Rules, Untrainable, VariableRules};
+pub(crate) use rules::{OptimizerRules, Untrainable, VariableRules};
 pub use schedule::Schedule;
 pub use sgd::Sgd;
 pub use sums::{SumRun, Sums};
 
-/// A slot: state that an optimizer keeps for every element of every trainable variable.
+/// An optimizer slot: state that an optimizer keeps for each element of each trainable variable.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct SlotSpec {
     /// The slot's name, such as `m`; part of checkpoints.
     pub name: &'static str,
-    /// The value it starts with.
+    /// The initial value.
     pub initial: f64,
 }
 
 impl SlotSpec {
-    /// A slot that starts with `initial` everywhere.
+    /// Creates a slot that has the value `initial` everywhere at first.
     pub const fn new(name: &'static str, initial: f64) -> Self {
         SlotSpec { name, initial }
     }
 }
 
-/// Which update this is.
+/// The position of an update in training, and its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ApplyAt {
-    /// Counts the gradients that the shard has applied, this one included: 1 for the first.
+    /// The number of gradients that the shard has applied, including this one: 1 for the first.
     pub count: u64,
-    /// The global step of the token the gradient was computed under; for schedules.
+    /// The global step of the gradient's token, for schedules.
     pub step: u64,
-    /// What the rule multiplies its learning rate by: 1, or less for a gradient that is damped
-    /// because it is stale. See [`Optimizer::scales_rate`].
+    /// The factor of the learning rate: 1, or less for a gradient that is damped because it is
+    /// stale. See [`Optimizer::scales_rate`].
     pub rate: f64,
-    /// What [`Sums::totals`] of the whole variable are, if the rule adds some up
-    /// ([`Optimizer::sums_whole_variables`]); zeros otherwise, and while they are added up.
+    /// The result of [`Sums::totals`] for the whole variable, if the rule uses sums
+    /// ([`Optimizer::sums_whole_variables`]). Zeros otherwise, and while the sums are computed.
     pub sums: [f64; ApplyAt::SUMS_MAX],
 }
 
 impl ApplyAt {
-    /// The most sums that a rule may add up.
+    /// The maximum number of sums of a rule.
     pub const SUMS_MAX: usize = 4;
 
-    /// The `count`-th gradient of a shard, computed under a token of global step `step`; at the
+    /// Describes the `count`-th gradient of a shard, whose token has global step `step`, at the
     /// rule's own learning rate.
     pub const fn new(count: u64, step: u64) -> Self {
         ApplyAt { count, step, rate: 1.0, sums: [0.0; ApplyAt::SUMS_MAX] }
     }
 
-    /// The same at the rule's learning rate times `rate`.
+    /// Sets the factor of the learning rate.
     pub const fn at_rate(self, rate: f64) -> Self {
         ApplyAt { rate, ..self }
     }
 
-    /// The same with these sums over the whole variable.
+    /// Sets the sums over the whole variable.
     pub const fn with_sums(self, sums: [f64; ApplyAt::SUMS_MAX]) -> Self {
         ApplyAt { sums, ..self }
     }
 }
 
-/// A run of elements of one variable, with the same run of its slots and its gradient.
+/// A run of elements of one variable, with its slots and its gradient.
 ///
-/// All slices are of one length.
+/// All slices have the same length.
 #[derive(Debug)]
 pub struct Run<'a, T> {
-    /// The values, to be changed.
+    /// The values, updated in place.
     pub values: &'a mut [T],
-    /// The slots in the order of [`Optimizer::slots`], to be changed.
+    /// The slots, updated in place, in the order of [`Optimizer::slots`].
     pub slots: &'a mut [&'a mut [T]],
     /// The gradient.
     pub gradient: &'a [T],
 }
 
-/// A run whose result is written elsewhere: the slices that are read and those that are written do
-/// not overlap. All are of one length.
+/// A run whose result is written to other memory. Sources and destinations do not overlap, and all
+/// slices have the same length.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct StreamRun<'a, T> {
-    /// The values.
+    /// The current values.
     pub values: &'a [T],
-    /// What they become.
+    /// The destination of the new values.
     pub values_out: &'a mut [T],
-    /// The slots in the order of [`Optimizer::slots`].
+    /// The current slots, in the order of [`Optimizer::slots`].
     pub slots: &'a [&'a [T]],
-    /// What they become.
+    /// The destinations of the new slots.
     pub slots_out: &'a mut [&'a mut [T]],
     /// The gradient.
     pub(crate) gradient: GradientRun<'a, T>,
-    /// Whether the result is written past the cache: nobody reads it soon.
+    /// Whether the result is written with non-temporal stores, because nothing reads it soon.
     pub past_cache: bool,
-    /// Set if a value is not finite that is written.
+    /// Set if a new value is not finite.
     pub(crate) overflowed: &'a mut bool,
 }
 
-/// Runs that come one by one: called once, with what is to be done with each.
+/// An internal iterator over runs. It is called once, with a function that updates one run.
 pub type Runs<'a, T> = dyn FnMut(&mut dyn FnMut(Run<'_, T>)) + 'a;
 
-/// The same of runs whose results are written elsewhere.
+/// An internal iterator over runs whose results are written to other memory.
 #[doc(hidden)]
 pub type StreamRuns<'a, T> = dyn FnMut(&mut dyn FnMut(StreamRun<'_, T>)) + 'a;
 
-/// A rule that changes variables by gradients, element by element.
+/// An update rule that applies gradients to variables, element by element.
 ///
-/// A shard calls it for runs of at most a few thousand elements, in any order and from its own
-/// thread; the result for an element must depend on that element, its slots, its gradient and
-/// [`ApplyAt`] alone, which has sums over the whole variable for rules that add some up. Hyperparameters are `f64`; the rule rounds them once to the variable's type.
-/// It must take any gradient: one with NaN may be refused only once it has been applied, and what came of it is forgotten then.
+/// A shard calls it on its own thread for runs of at most a few thousand elements, in any order.
+/// The result for an element must depend only on the element, its slots, its gradient and
+/// [`ApplyAt`], which includes the sums over the whole variable. Hyperparameters are `f64`; the
+/// rule rounds them once to the variable's type.
+///
+/// Must not panic on NaN or infinity: a push is validated while it is applied, and the result is
+/// discarded if it is rejected.
 pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
-    /// The rule's name, such as `adam`. All ps tasks of a cluster must use the same.
+    /// Returns the rule's name, such as `adam`. It must be the same on all ps tasks of a cluster.
     fn kind(&self) -> &'static str;
 
-    /// The slots it keeps.
+    /// Returns the slots of the rule.
     fn slots(&self) -> &[SlotSpec];
 
-    /// Changes a run of a variable of `f32`.
+    /// Updates a run of a variable of `f32`.
     fn apply_f32(&self, at: ApplyAt, run: Run<'_, f32>);
 
-    /// Changes a run of a variable of `f64`.
+    /// Updates a run of a variable of `f64`.
     fn apply_f64(&self, at: ApplyAt, run: Run<'_, f64>);
 
-    /// The same as `apply_f32` for each of these runs, from one place to another; `false` if the rule has no
-    /// such loop, and the runs were not asked for. The rules here have one: it saves a pass over the
-    /// values.
+    /// Updates runs as `apply_f32` does, but writes the results to other memory. Returns false,
+    /// without calling `runs`, if the rule has no such loop. The rules of this module have one,
+    /// which saves a pass over the values.
     #[doc(hidden)]
     fn stream_runs_f32(&self, _at: ApplyAt, _runs: &mut StreamRuns<'_, f32>) -> bool {
         false
     }
 
-    /// The same for `f64`.
+    /// Updates runs of `f64` as [`Optimizer::stream_runs_f32`] does those of `f32`.
     #[doc(hidden)]
     fn stream_runs_f64(&self, _at: ApplyAt, _runs: &mut StreamRuns<'_, f64>) -> bool {
         false
     }
 
-    /// The same as `apply_f32` for each of these runs, which lie apart, as rows do. What holds for all of
-    /// them the rules here reckon once.
+    /// Updates runs as `apply_f32` does. They need not be adjacent, as rows are not. The rules of
+    /// this module compute what is common to all runs only once.
     #[doc(hidden)]
     fn apply_runs_f32(&self, at: ApplyAt, runs: &mut Runs<'_, f32>) {
         runs(&mut |run| self.apply_f32(at, run));
     }
 
-    /// The same for `f64`.
+    /// Updates runs of `f64` as [`Optimizer::apply_runs_f32`] does those of `f32`.
     #[doc(hidden)]
     fn apply_runs_f64(&self, at: ApplyAt, runs: &mut Runs<'_, f64>) {
         runs(&mut |run| self.apply_f64(at, run));
     }
 
-    /// Whether an update needs sums over all elements of a variable before any of them changes, as rules
-    /// with norms do. Then each push or step is taken twice: [`Optimizer::sum_f32`] or
-    /// [`Optimizer::sum_f64`] add up what all runs of the variable give, in their order, and then they are
-    /// changed with [`ApplyAt::sums`]. Variables of such a rule must lie in one part, and may not be
-    /// sparse; pushes are applied once they are whole.
+    /// Returns whether an update needs sums over all elements of a variable before any of them
+    /// changes, as rules with norms do.
+    ///
+    /// Each push or step is then processed twice: [`Optimizer::sum_f32`] or [`Optimizer::sum_f64`]
+    /// adds up the terms of all runs, in order, and then the runs are updated with
+    /// [`ApplyAt::sums`]. Such a variable must be dense and in one partition. Its pushes are
+    /// applied only when they are whole.
     fn sums_whole_variables(&self) -> bool {
         false
     }
 
-    /// Adds what a run of a variable of `f32` gives to its sums. `at.sums` are zeros yet.
+    /// Adds the terms of a run of `f32` to the sums of its variable. `at.sums` is zero.
     fn sum_f32(&self, _at: ApplyAt, _run: SumRun<'_, f32>, _sums: &mut Sums) {}
 
-    /// Adds what a run of a variable of `f64` gives to its sums.
+    /// Adds the terms of a run of `f64` to the sums of its variable.
     fn sum_f64(&self, _at: ApplyAt, _run: SumRun<'_, f64>, _sums: &mut Sums) {}
 
-    /// Whether the rule multiplies its learning rate by [`ApplyAt::rate`]. Only rules that do can
-    /// be used with [`crate::StalenessPolicy::Damp`]: a smaller gradient is not the same as a
-    /// smaller step for a rule that divides by how large gradients are.
+    /// Returns whether the rule multiplies its learning rate by [`ApplyAt::rate`].
+    /// [`crate::StalenessPolicy::Damp`] requires that. A smaller gradient is no substitute: a rule
+    /// that divides by the size of gradients would make a step of the same size.
     fn scales_rate(&self) -> bool {
         false
     }
 
-    /// Whether a push of some rows of a variable changes the others, too: for them, their gradient
-    /// is zero. Such a push costs as much as one of the whole variable. Without it, rows that are
-    /// not pushed keep their values and their slots.
+    /// Returns whether a push of some rows also changes the other rows, whose gradient is zero.
+    /// Such a push costs as much as one of the whole variable. Otherwise the other rows keep their
+    /// values and slots.
     fn moves_absent_rows(&self) -> bool {
         false
     }
 
-    /// The first hyperparameter that cannot be used: its name, its value and why.
+    /// Returns the first invalid hyperparameter: its name, its value and the reason.
     fn fault(&self) -> Option<(&'static str, f64, &'static str)> {
         None
     }
 }
 
-/// A rule that is chosen when the program runs.
+/// An optimizer that is chosen at run time.
 impl Optimizer for Arc<dyn Optimizer> {
     fn kind(&self) -> &'static str {
         (**self).kind()
@@ -275,18 +280,18 @@ impl Optimizer for Arc<dyn Optimizer> {
         (**self).moves_absent_rows()
     }
 
-    fn fault(&self) -> Fault {
+    fn fault(&self) -> HyperparameterFault {
         (**self).fault()
     }
 }
 
-/// A rule of this module: its hyperparameters rounded to a type, taken over a run.
-trait Dense {
-    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>);
+/// A rule of this module: rounds its hyperparameters to a type and updates a run.
+trait BuiltInRule {
+    fn drive<F: OptimizerFloat>(&self, at: ApplyAt, run: impl RuleRun<F>);
 }
 
-/// The four ways in which an [`Optimizer`] that is [`Dense`] is called.
-macro_rules! loops {
+/// Implements the six `apply` and `stream` methods of an [`Optimizer`] by [`BuiltInRule::drive`].
+macro_rules! impl_loops {
     () => {
         fn apply_f32(&self, at: $crate::optimizer::ApplyAt, run: $crate::optimizer::Run<'_, f32>) {
             self.drive(at, run);
@@ -331,26 +336,26 @@ macro_rules! loops {
         }
     };
 }
-use loops;
+use impl_loops;
 
-/// A hyperparameter that cannot be used, as [`Optimizer::fault`] has it.
-type Fault = Option<(&'static str, f64, &'static str)>;
+/// An invalid hyperparameter, as [`Optimizer::fault`] returns it.
+type HyperparameterFault = Option<(&'static str, f64, &'static str)>;
 
-fn fault_unless(usable: bool, name: &'static str, value: f64, reason: &'static str) -> Fault {
+fn fault_unless(usable: bool, name: &'static str, value: f64, reason: &'static str) -> HyperparameterFault {
     (!usable).then_some((name, value, reason))
 }
 
-fn not_negative(name: &'static str, value: f64) -> Fault {
+fn not_negative(name: &'static str, value: f64) -> HyperparameterFault {
     let usable = value.is_finite() && value >= 0.0;
     fault_unless(usable, name, value, "it must be finite and not negative")
 }
 
-fn positive(name: &'static str, value: f64) -> Fault {
+fn positive(name: &'static str, value: f64) -> HyperparameterFault {
     let usable = value.is_finite() && value > 0.0;
     fault_unless(usable, name, value, "it must be finite and above 0")
 }
 
-/// What of a sum each update keeps.
-fn fraction(name: &'static str, value: f64) -> Fault {
+/// Checks the share that an update keeps of an average.
+fn fraction(name: &'static str, value: f64) -> HyperparameterFault {
     fault_unless((0.0..1.0).contains(&value), name, value, "it must be at least 0 and below 1")
 }

@@ -1,25 +1,24 @@
-//! RMSProp, with momentum and centered, as TensorFlow 1 computes it.
+//! RMSProp, with momentum and optionally centered, as TensorFlow 1 computes it.
 
-use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops, positive};
+use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
+use super::{ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops, positive};
 
-/// RMSProp: `r += (1-d) (g^2 - r)`, `m = u m + lr g / sqrt(r + e)`, `w -= m`. Centered, with the
-/// gradient's variance for its square: `c += (1-d) (g - c)` and `sqrt(r - c^2 + e)`.
+/// RMSProp: `r += (1-d) (g^2 - r)`, `m = u m + lr g / sqrt(r + e)`, `w -= m`. The centered form
+/// replaces the mean square by the variance: `c += (1-d) (g - c)` and `sqrt(r - c^2 + e)`.
 ///
 /// Source: T. Tieleman, G. Hinton, "Lecture 6.5 - rmsprop: Divide the gradient by a running average
-/// of its recent magnitude", 2012 (Coursera, Neural Networks for Machine Learning), and, centered
-/// and with this momentum, A. Graves, "Generating Sequences With Recurrent Neural Networks", 2013
-/// (arXiv:1308.0850), equations 38 to 41, in the form of TensorFlow 1's RMSProp.
+/// of its recent magnitude", 2012 (Coursera, Neural Networks for Machine Learning). The centered
+/// form and the momentum are from A. Graves, "Generating Sequences With Recurrent Neural Networks",
+/// 2013 (arXiv:1308.0850), equations 38 to 41, in the form of TensorFlow 1's RMSProp.
 ///
-/// Slots: `rms` (`r`), starting at **1**, in the unit of the gradient's square; `momentum` (`m`),
-/// starting at 0, in that of the value, kept for a momentum of 0 too; centered also `mg` (`c`),
-/// starting at 0, in that of the gradient.
+/// Slots: `rms` (`r`), initially **1**, in the unit of the squared gradient; `momentum` (`m`),
+/// initially 0, in the unit of the value, kept even if the momentum is 0. The centered form also
+/// has `mg` (`c`), initially 0, in the unit of the gradient.
 ///
-/// The lecture names neither a start of `rms` nor an epsilon, and Keras starts it at 0; that it
-/// starts at 1 here, as in TensorFlow 1, damps the first steps. The learning rate is a part of
-/// `momentum`, other than in [`Momentum`](super::Momentum). Where rounding makes the variance
-/// negative, TensorFlow takes the root all the same, and gets NaN or a step without bound; here the
-/// variance is then 0.
+/// The lecture specifies neither an initial `rms` nor an epsilon; Keras starts `rms` at 0. The
+/// initial 1, as in TensorFlow 1, damps the first steps. The learning rate is a part of `momentum`,
+/// unlike in [`Momentum`](super::Momentum). If rounding makes the variance negative, TensorFlow
+/// still takes the root and gets NaN or an unbounded step. Here the variance is then 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsProp {
     learning_rate: Schedule,
@@ -30,8 +29,8 @@ pub struct RmsProp {
 }
 
 impl RmsProp {
-    /// RMSProp at this learning rate, which has no default, with a decay of 0.9, no momentum and
-    /// epsilon 1e-10, not centered.
+    /// Creates the rule with this learning rate, which has no default, a decay of 0.9, no momentum
+    /// and epsilon 1e-10, not centered.
     pub fn new(learning_rate: impl Into<Schedule>) -> Self {
         RmsProp {
             learning_rate: learning_rate.into(),
@@ -42,23 +41,24 @@ impl RmsProp {
         }
     }
 
-    /// How much of the mean square, and of the mean, each update keeps, in `[0, 1)`. Default: 0.9.
+    /// Sets the share of the mean square and of the mean that an update keeps, in `[0, 1)`.
+    /// Default: 0.9.
     pub fn decay(self, decay: f64) -> Self {
         RmsProp { decay, ..self }
     }
 
-    /// How much of the step before is in the next, in `[0, 1)`. Default: 0.
+    /// Sets the share of the previous step that is added to the next, in `[0, 1)`. Default: 0.
     pub fn momentum(self, momentum: f64) -> Self {
         RmsProp { momentum, ..self }
     }
 
-    /// What is added within the root, above 0, in the unit of the gradient's square. Default:
-    /// 1e-10.
+    /// Sets the number added within the root, above 0, in the unit of the squared gradient.
+    /// Default: 1e-10.
     pub fn epsilon(self, epsilon: f64) -> Self {
         RmsProp { epsilon, ..self }
     }
 
-    /// Divides by the root of the variance and not of the mean square: a third slot.
+    /// Divides by the root of the variance instead of the mean square. Needs a third slot.
     pub fn centered(self) -> Self {
         RmsProp { centered: true, ..self }
     }
@@ -76,13 +76,13 @@ impl Optimizer for RmsProp {
         if self.centered { &SLOTS } else { &SLOTS[..2] }
     }
 
-    loops!();
+    impl_loops!();
 
     fn scales_rate(&self) -> bool {
         true
     }
 
-    fn fault(&self) -> Fault {
+    fn fault(&self) -> HyperparameterFault {
         fraction("decay", self.decay)
             .or(fraction("momentum", self.momentum))
             .or(positive("epsilon", self.epsilon))
@@ -90,20 +90,20 @@ impl Optimizer for RmsProp {
     }
 }
 
-impl Dense for RmsProp {
-    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        let plain = Plain {
+impl BuiltInRule for RmsProp {
+    fn drive<F: OptimizerFloat>(&self, at: ApplyAt, run: impl RuleRun<F>) {
+        let update = RmsPropUpdate {
             rate: F::of(self.learning_rate.of(at)),
             rest: F::of(1.0 - self.decay),
             momentum: F::of(self.momentum),
             epsilon: F::of(self.epsilon),
         };
-        if self.centered { run.update(Centered(plain)) } else { run.update(plain) }
+        if self.centered { run.update(CenteredUpdate(update)) } else { run.update(update) }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Plain<F> {
+struct RmsPropUpdate<F> {
     rate: F,
     /// `1 - decay`, rounded from f64.
     rest: F,
@@ -111,40 +111,40 @@ struct Plain<F> {
     epsilon: F,
 }
 
-impl<F: Float> Plain<F> {
-    /// A mean that has moved towards a number.
+impl<F: OptimizerFloat> RmsPropUpdate<F> {
+    /// Moves a running mean towards a number.
     #[inline(always)]
-    fn towards(self, mean: F, number: F) -> F {
+    fn move_mean(self, mean: F, number: F) -> F {
         mean + (number - mean) * self.rest
     }
 
-    /// The momentum after a gradient whose square is about so much.
+    /// Returns the new momentum, given the running mean of the squared gradient or its variance.
     #[inline(always)]
-    fn moved(self, momentum: F, g: F, square: F) -> F {
+    fn step_momentum(self, momentum: F, g: F, square: F) -> F {
         momentum * self.momentum + g * self.rate / (square + self.epsilon).sqrt()
     }
 }
 
-impl<F: Float> Rule<F, 2> for Plain<F> {
+impl<F: OptimizerFloat> UpdateRule<F, 2> for RmsPropUpdate<F> {
     #[inline(always)]
     fn step(self, w: F, [r, m]: [F; 2], g: F) -> (F, [F; 2]) {
-        let r = self.towards(r, g * g);
-        let m = self.moved(m, g, r);
+        let r = self.move_mean(r, g * g);
+        let m = self.step_momentum(m, g, r);
         (w - m, [r, m])
     }
 }
 
 #[derive(Clone, Copy)]
-struct Centered<F>(Plain<F>);
+struct CenteredUpdate<F>(RmsPropUpdate<F>);
 
-impl<F: Float> Rule<F, 3> for Centered<F> {
+impl<F: OptimizerFloat> UpdateRule<F, 3> for CenteredUpdate<F> {
     #[inline(always)]
     fn step(self, w: F, [r, m, c]: [F; 3], g: F) -> (F, [F; 3]) {
-        let (r, c) = (self.0.towards(r, g * g), self.0.towards(c, g));
+        let (r, c) = (self.0.move_mean(r, g * g), self.0.move_mean(c, g));
         let (variance, zero) = (r - c * c, F::of(0.0));
-        // Not the greater of the two: NaN is to stay NaN.
+        // Not `max`, which would drop a NaN.
         let variance = if variance < zero { zero } else { variance };
-        let m = self.0.moved(m, g, variance);
+        let m = self.0.step_momentum(m, g, variance);
         (w - m, [r, m, c])
     }
 }

@@ -1,18 +1,18 @@
-//! Learning rates that change with the global step.
+//! Learning-rate schedules over the global step.
 
-use super::{ApplyAt, Fault, fault_unless, not_negative};
+use super::{ApplyAt, HyperparameterFault, fault_unless, not_negative};
 
-/// A learning rate for every global step; a number is one that stays as it is.
+/// A learning rate for each global step. A plain number is a constant schedule.
 ///
-/// The step is that of the token under which a gradient was computed ([`ApplyAt::step`]): 0 for the
-/// first, the same for all gradients of a synchronous step, and the same on every shard. Rates are
-/// computed in `f64`, and rounded to a variable's type by the rule. Powers and cosines are those of
-/// the platform, whose last digit may differ between machines.
+/// The step is that of the gradient's token ([`ApplyAt::step`]): 0 for the first, and the same for
+/// all gradients of a synchronous step and on every shard. Rates are computed in `f64` and rounded
+/// to the variable's type by the rule. Powers and cosines are those of the platform, whose last
+/// digit may differ between machines.
 ///
 /// ```
 /// use pushpull_ps::optimizer::{Momentum, Schedule};
 ///
-/// // Up to 0.4 in 500 steps, then a tenth of it from the 10,000th step after that on.
+/// // Up to 0.4 in 500 steps, and down to a tenth of it 10,000 steps later.
 /// let rate = Schedule::steps(0.4, [(10_000, 0.04)]).warm_up(500);
 /// assert_eq!(rate.at(249), 0.2);
 /// let rule = Momentum::new(rate, 0.9);
@@ -44,27 +44,28 @@ impl From<Course> for Schedule {
 }
 
 impl Schedule {
-    /// The `first` rate up to and with the step that is named first, then the rate named with it
-    /// up to the next, and so on: TensorFlow's `piecewise_constant`, whose boundaries belong to
-    /// the rate before them, too.
+    /// Returns a piecewise constant schedule: the `first` rate up to and including the first named
+    /// step, then the rate named with it up to the next, and so on. This is TensorFlow's
+    /// `piecewise_constant`, in which a boundary belongs to the rate before it.
     pub fn steps(first: f64, then: impl IntoIterator<Item = (u64, f64)>) -> Self {
         Course::Steps { first, then: then.into_iter().collect() }.into()
     }
 
-    /// `initial decay_rate^(step / decay_steps)`: TensorFlow's `exponential_decay`. The decay rate
-    /// is above 0, and 1 at the most.
+    /// Returns the schedule `initial decay_rate^(step / decay_steps)`: TensorFlow's
+    /// `exponential_decay`. The decay rate must be above 0 and at most 1.
     pub fn exponential(initial: f64, decay_rate: f64, decay_steps: u64) -> Self {
         Course::Exponential { initial, decay_rate, decay_steps, staircase: false }.into()
     }
 
-    /// The same with an exponent that is rounded down: a lower rate every `decay_steps`.
+    /// Returns an exponential schedule whose exponent is rounded down: the rate falls every
+    /// `decay_steps` steps.
     pub fn staircase(initial: f64, decay_rate: f64, decay_steps: u64) -> Self {
         Course::Exponential { initial, decay_rate, decay_steps, staircase: true }.into()
     }
 
-    /// From the `initial` rate to the `last` along half a cosine of `decay_steps`, and the last from
-    /// then on: `last + (initial - last) (1 + cos(pi step / decay_steps)) / 2`. That is
-    /// TensorFlow's `cosine_decay`, whose `alpha` is `last / initial`.
+    /// Returns half a cosine from the `initial` rate to the `last` over `decay_steps` steps, which
+    /// then stays at the last: `last + (initial - last) (1 + cos(pi step / decay_steps)) / 2`. This
+    /// is TensorFlow's `cosine_decay`, whose `alpha` is `last / initial`.
     ///
     /// Source: I. Loshchilov, F. Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts",
     /// 2017 (arXiv:1608.03983), equation 5, without restarts.
@@ -72,18 +73,18 @@ impl Schedule {
         Course::Cosine { initial, last, decay_steps }.into()
     }
 
-    /// The same after as many steps in which the rate rises evenly: `(step + 1) / steps` of what
-    /// the schedule begins with, an equal share in the first and all of it in the last. The steps
-    /// of the schedule itself count from there. Default: none.
+    /// Prepends a linear warm-up of `steps` steps: the rate is `(step + 1) / steps` of the
+    /// schedule's first rate, from an equal share in the first step to all of it in the last. The
+    /// steps of the schedule itself count from its end. Default: none.
     ///
     /// Source: P. Goyal and others, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour",
-    /// 2017 (arXiv:1706.02677), section 2.2, gradual warmup, which begins at the rate for one
-    /// worker and not at an equal share.
+    /// 2017 (arXiv:1706.02677), section 2.2, gradual warmup, which starts at the rate for one
+    /// worker instead of an equal share.
     pub fn warm_up(self, steps: u64) -> Self {
         Schedule { warm_up: steps, ..self }
     }
 
-    /// The rate at a step.
+    /// Returns the rate at a step.
     pub fn at(&self, step: u64) -> f64 {
         match step.checked_sub(self.warm_up) {
             Some(step) => self.course.at(step),
@@ -91,14 +92,14 @@ impl Schedule {
         }
     }
 
-    /// The rate of an update.
+    /// Returns the rate of an update.
     pub(super) fn of(&self, at: ApplyAt) -> f64 {
         self.at(at.step) * at.rate
     }
 
-    /// What cannot be used: a rate that is negative or not finite, steps that do not rise, no steps
-    /// to decay in.
-    pub(super) fn fault(&self) -> Fault {
+    /// Returns the first invalid parameter: a rate that is negative or not finite, steps that do
+    /// not rise, or a decay over no steps.
+    pub(super) fn fault(&self) -> HyperparameterFault {
         let rate = |rate| not_negative("learning_rate", rate);
         let steps = |steps| fault_unless(steps > 0, "decay_steps", 0.0, "it must be above 0");
         match &self.course {
@@ -110,7 +111,7 @@ impl Schedule {
             }
             Course::Exponential { initial, decay_rate, decay_steps, .. } => {
                 let usable = *decay_rate > 0.0 && *decay_rate <= 1.0;
-                let reason = "it must be above 0, and 1 at the most";
+                let reason = "it must be above 0 and at most 1";
                 let decay = fault_unless(usable, "decay_rate", *decay_rate, reason);
                 rate(*initial).or(decay).or(steps(*decay_steps))
             }
@@ -120,9 +121,9 @@ impl Schedule {
         }
     }
 
-    /// The least rate that it names. An exponential one names its first, and falls from there towards
-    /// 0.
-    pub(super) fn least(&self) -> f64 {
+    /// Returns the lowest rate that the schedule names. An exponential schedule names only its
+    /// first rate, and falls from there towards 0.
+    pub(super) fn min_rate(&self) -> f64 {
         match &self.course {
             Course::Constant(rate) => *rate,
             Course::Steps { first, then } => then.iter().map(|then| then.1).fold(*first, f64::min),
@@ -148,7 +149,7 @@ impl Course {
             Course::Cosine { initial, last, decay_steps } => {
                 let part = step.min(decay_steps) as f64 / decay_steps as f64;
                 let left = 0.5 * (1.0 + (std::f64::consts::PI * part).cos());
-                // Never below both, as a difference of the two could be.
+                // Never below both rates, as a formula with their difference could be.
                 initial * left + last * (1.0 - left)
             }
         }
@@ -165,12 +166,12 @@ mod tests {
             let found = schedule.at(step);
             assert!((found - expected).abs() < 1e-15, "{found} at {step}, not {expected}");
             let falls = matches!(schedule.course, Course::Exponential { .. });
-            assert!(falls || found >= schedule.least(), "{found} at {step} of {schedule:?}");
+            assert!(falls || found >= schedule.min_rate(), "{found} at {step} of {schedule:?}");
         }
     }
 
     #[test]
-    fn rates_are_those_of_their_formulas() {
+    fn rates_follow_their_formulas() {
         check(&0.1.into(), &[(0, 0.1), (u64::MAX, 0.1)]);
         let steps = Schedule::steps(1.0, [(10, 0.5), (20, 0.1)]);
         check(&steps, &[(0, 1.0), (10, 1.0), (11, 0.5), (20, 0.5), (21, 0.1), (u64::MAX, 0.1)]);
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_begins_where_its_warm_up_ends() {
+    fn a_schedule_starts_after_its_warm_up() {
         let schedule = Schedule::staircase(0.5, 0.25, 100).warm_up(5);
         check(&schedule.clone().warm_up(0), &[(0, 0.5)]);
         let rises = [(0, 0.1), (1, 0.2), (3, 0.4), (4, 0.5), (5, 0.5)];
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named() {
+    fn invalid_schedules_are_rejected_by_parameter() {
         let faults = [
             (f64::NAN.into(), "learning_rate"),
             (Schedule::from(-0.1).warm_up(5), "learning_rate"),

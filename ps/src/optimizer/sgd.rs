@@ -1,14 +1,14 @@
-//! Gradient descent.
+//! Stochastic gradient descent.
 
-use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops, not_negative};
+use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
+use super::{ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops, not_negative};
 
-/// Gradient descent without slots: `w -= lr (g + d w)`, where the weight decay `d` is 0 unless it is
-/// given. To decay weights and to add the squared weight to the loss (L2) is the same here.
+/// Gradient descent without slots: `w -= lr (g + d w)`. The weight decay `d` is 0 by default. For
+/// this rule, weight decay and L2 regularization are the same.
 ///
 /// Source: H. Robbins, S. Monro, "A Stochastic Approximation Method", 1951 (Annals of Mathematical
 /// Statistics 22), with the gradient as the function whose zero is sought, in the form of
-/// TensorFlow's GradientDescent, which has no decay. That the decay is L2 is proposition 1 of
+/// TensorFlow's GradientDescent, which has no decay. That the decay equals L2 is proposition 1 of
 /// I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019 (arXiv:1711.05101),
 /// where the decay is `lr d`.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,12 +18,13 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    /// Gradient descent at this learning rate, which has no sensible default.
+    /// Creates the rule with this learning rate, which has no sensible default.
     pub fn new(learning_rate: impl Into<Schedule>) -> Self {
         Sgd { learning_rate: learning_rate.into(), weight_decay: 0.0 }
     }
 
-    /// Which share of a weight is lost by an update at learning rate 1, not below 0. Default: 0.
+    /// Sets the share of a weight that an update at learning rate 1 removes, at least 0. Default:
+    /// 0.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         Sgd { weight_decay, ..self }
     }
@@ -38,36 +39,35 @@ impl Optimizer for Sgd {
         &[]
     }
 
-    loops!();
+    impl_loops!();
 
     fn scales_rate(&self) -> bool {
         true
     }
 
-    fn fault(&self) -> Fault {
+    fn fault(&self) -> HyperparameterFault {
         not_negative("weight_decay", self.weight_decay).or(self.learning_rate.fault())
     }
 }
 
-impl Dense for Sgd {
-    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
+impl BuiltInRule for Sgd {
+    fn drive<F: OptimizerFloat>(&self, at: ApplyAt, run: impl RuleRun<F>) {
         let (rate, decay) = (F::of(self.learning_rate.of(at)), F::of(self.weight_decay));
         match self.weight_decay == 0.0 {
-            true => run.update(Update::<F, false> { rate, decay }),
-            false => run.update(Update::<F, true> { rate, decay }),
+            true => run.update(SgdUpdate::<F, false> { rate, decay }),
+            false => run.update(SgdUpdate::<F, true> { rate, decay }),
         }
     }
 }
 
-/// The choice is made outside of the loop: the compiler makes a branch of each one inside, and hardly a
-/// vector of what is around it.
+/// The choice is a constant, made outside the loop. A branch inside it would prevent vectorization.
 #[derive(Clone, Copy)]
-struct Update<F, const DECAYS: bool> {
+struct SgdUpdate<F, const DECAYS: bool> {
     rate: F,
     decay: F,
 }
 
-impl<F: Float, const DECAYS: bool> Rule<F, 0> for Update<F, DECAYS> {
+impl<F: OptimizerFloat, const DECAYS: bool> UpdateRule<F, 0> for SgdUpdate<F, DECAYS> {
     #[inline(always)]
     fn step(self, w: F, []: [F; 0], g: F) -> (F, [F; 0]) {
         let g = if DECAYS { g + self.decay * w } else { g };

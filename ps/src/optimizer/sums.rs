@@ -1,14 +1,15 @@
-//! Sums over all elements of a variable, for rules that must know them before they change any.
+//! Sums over all elements of a variable, for rules that need them before they change any element.
 
 use super::ApplyAt;
 
-/// The parts of a sum: each takes every so manieth element, so that vector units can add them.
+/// The number of partial sums. Each takes every eighth element, so that vector units can add them.
 const PARTS: usize = 8;
 
-/// Sums over the elements of a variable, in `f64`, added up run by run in the order of the elements.
+/// Sums over the elements of a variable, in `f64`, computed run by run in the order of the
+/// elements.
 ///
-/// However the variable is cut into runs, and on whatever machine, they come to the same bits: element
-/// `i` is added to part `i mod 8` of a sum, and the parts are added up at the end.
+/// The result has the same bits for any division into runs and on any machine: element `i` is added
+/// to partial sum `i mod 8`, and the partial sums are added at the end.
 #[derive(Clone, Debug, Default)]
 pub struct Sums {
     parts: [[f64; PARTS]; ApplyAt::SUMS_MAX],
@@ -16,23 +17,23 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Adds the terms of the next run of so many elements; `terms` says what the element at a place
-    /// of the run gives to each sum.
+    /// Adds the terms of the next run of `elements` elements. `terms` returns the contribution of
+    /// the element at an index of the run to each sum.
     ///
     /// # Panics
     /// If there are more than [`ApplyAt::SUMS_MAX`] terms.
     #[inline(always)]
     pub fn add<const N: usize>(&mut self, elements: usize, terms: impl Fn(usize) -> [f64; N]) {
-        self.add_terms(elements, &One(terms));
+        self.add_terms(elements, &SingleTerm(terms));
     }
 
-    /// The same where the terms of several elements are had together.
+    /// Adds the terms of the next run, which are computed for several elements together.
     #[inline(always)]
     pub(super) fn add_terms<const N: usize>(&mut self, elements: usize, terms: &impl Terms<N>) {
         let first = (self.elements % PARTS as u64) as usize;
         let head = elements.min((PARTS - first) % PARTS);
         let end = elements - (elements - head) % PARTS;
-        let (parts, _) = self.parts.split_first_chunk_mut::<N>().expect("so many sums at most");
+        let (parts, _) = self.parts.split_first_chunk_mut::<N>().expect("at most SUMS_MAX sums");
         for at in 0..head {
             add_to(parts, first + at, terms.of::<1>(at));
         }
@@ -45,13 +46,13 @@ impl Sums {
         self.elements += elements as u64;
     }
 
-    /// What they come to.
+    /// Returns the sums.
     pub fn totals(&self) -> [f64; ApplyAt::SUMS_MAX] {
         self.parts.map(|parts| parts.iter().sum())
     }
 }
 
-/// Adds terms to parts of sums, from this part on.
+/// Adds terms to consecutive partial sums, from `first` on.
 #[inline(always)]
 fn add_to<const N: usize, const LENGTH: usize>(
     parts: &mut [[f64; PARTS]; N],
@@ -65,17 +66,17 @@ fn add_to<const N: usize, const LENGTH: usize>(
     }
 }
 
-/// What the elements of a run give to sums.
+/// The contributions of the elements of a run to sums.
 pub(super) trait Terms<const N: usize> {
-    /// The terms of so many elements, from a place on. Implementations are `#[inline(always)]`: what
-    /// is not inlined is not compiled for AVX2.
+    /// Returns the terms of `LENGTH` elements from index `at` on. Implementations are
+    /// `#[inline(always)]`: a function that is not inlined is not compiled for AVX2.
     fn of<const LENGTH: usize>(&self, at: usize) -> [[f64; LENGTH]; N];
 }
 
-/// Terms that are had for one element at a time.
-struct One<T>(T);
+/// Terms that are computed for one element at a time.
+struct SingleTerm<T>(T);
 
-impl<const N: usize, T: Fn(usize) -> [f64; N]> Terms<N> for One<T> {
+impl<const N: usize, T: Fn(usize) -> [f64; N]> Terms<N> for SingleTerm<T> {
     #[inline(always)]
     fn of<const LENGTH: usize>(&self, at: usize) -> [[f64; LENGTH]; N] {
         let mut lines = [[0.0; LENGTH]; N];
@@ -88,21 +89,21 @@ impl<const N: usize, T: Fn(usize) -> [f64; N]> Terms<N> for One<T> {
     }
 }
 
-/// A run of elements of one variable whose terms are added to sums, with the same run of its slots and
-/// its gradient, all as they are before the update. All slices are of one length.
+/// A run of elements of one variable whose terms are added to sums, with its slots and its
+/// gradient, all before the update. All slices have the same length.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct SumRun<'a, T> {
     /// The values.
     pub values: &'a [T],
-    /// The slots in the order of [`super::Optimizer::slots`].
+    /// The slots, in the order of [`super::Optimizer::slots`].
     pub slots: &'a [&'a [T]],
     /// The gradient.
     pub gradient: &'a [T],
 }
 
 impl<'a, T> SumRun<'a, T> {
-    /// A run of these slices.
+    /// Creates a run of these slices.
     pub fn new(values: &'a [T], slots: &'a [&'a [T]], gradient: &'a [T]) -> Self {
         SumRun { values, slots, gradient }
     }
@@ -116,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cuts_leave_the_bits_of_a_sum_as_they_are(
+        fn sums_do_not_depend_on_the_division_into_runs(
             elements in prop::collection::vec(-1e3_f64..1e3, 0..100),
             cuts in prop::collection::vec(0_usize..20, 0..20),
         ) {

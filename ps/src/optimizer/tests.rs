@@ -1,11 +1,11 @@
-//! What rules do beyond the vectors of `golden`.
+//! Tests of the rules beyond the vectors of `golden`.
 
 use super::*;
 
-/// After one that is large, the mean square comes to be the square of the mean: their difference is
-/// rounding alone, which makes it negative.
+/// After one large gradient, the mean square converges to the square of the mean. Their difference
+/// is a rounding error, which can be negative.
 #[test]
-fn gradients_that_do_not_change_are_no_nan_to_a_centered_rule() {
+fn constant_gradients_give_a_centered_rule_no_nan() {
     let rule = RmsProp::new(0.01).centered();
     let gradient: [f32; 64] = std::array::from_fn(|index| (index + 1) as f32 * 33.3);
     let (mut values, mut rms, mut momentum, mut mean) =
@@ -22,9 +22,9 @@ fn gradients_that_do_not_change_are_no_nan_to_a_centered_rule() {
     }
 }
 
-/// All numbers are sums of powers of two, so that they are exact.
+/// All numbers are sums of powers of two, so the results are exact.
 #[test]
-fn weights_decay_beside_the_momentum_or_within_it() {
+fn weight_decay_and_l2_follow_their_formulas() {
     let after = |rule: &dyn Optimizer, slot: f64| {
         let (mut value, mut momentum) = ([4.0_f64], [slot]);
         let slots: &mut [&mut [f64]] = &mut [&mut momentum];
@@ -45,9 +45,9 @@ fn weights_decay_beside_the_momentum_or_within_it() {
     assert_eq!(after(&nesterov.weight_decay(0.25), 2.0), (1.75, 3.0));
 }
 
-/// Zero times infinity would be NaN.
+/// A decay of zero times infinity would be NaN.
 #[test]
-fn what_does_not_decay_may_be_infinite() {
+fn an_infinite_weight_without_decay_stays_infinite() {
     for rule in [&Sgd::new(0.5) as &dyn Optimizer, &Momentum::new(0.5, 0.5)] {
         let (mut value, mut momentum) = ([f32::INFINITY], [0.0]);
         let slots: &mut [&mut [f32]] = &mut [&mut momentum];
@@ -72,9 +72,9 @@ fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
     assert!(values[2] < 0.0 && values[3] < values[2], "{values:?}");
 }
 
-/// A rate that decays for ever never makes a weight infinite, though the rule divides by it.
+/// The rule divides by the rate, which must not make a weight infinite.
 #[test]
-fn a_rate_that_decays_is_left_something_to_divide_by() {
+fn a_decayed_rate_keeps_ftrl_finite() {
     let rule = Ftrl::new(Schedule::exponential(0.5, 0.5, 10)).beta(1.0);
     assert_eq!(rule.fault(), None);
     let (mut value, mut accum, mut linear) = ([0.0_f32], [0.1], [0.0]);
@@ -86,7 +86,7 @@ fn a_rate_that_decays_is_left_something_to_divide_by() {
     }
 }
 
-/// Every rule, at a learning rate.
+/// Every rule, for a learning rate.
 const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 12] = [
     |rate| Box::new(Sgd::new(rate)),
     |rate| Box::new(Momentum::new(rate, 0.9)),
@@ -102,8 +102,8 @@ const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 12] = [
     |rate| Box::new(Ftrl::new(rate).beta(1.0)),
 ];
 
-/// What values and slots become, in both types.
-fn updated(rule: &dyn Optimizer, at: ApplyAt) -> impl PartialEq + std::fmt::Debug + use<> {
+/// Returns values and slots after an update, in both types.
+fn results_of(rule: &dyn Optimizer, at: ApplyAt) -> impl PartialEq + std::fmt::Debug + use<> {
     let count = rule.slots().len();
     let (mut wide, mut narrow) = ([1.0_f64, -2.0, 0.3], [1.0_f32, -2.0, 0.3]);
     let mut wide_slots = vec![[0.5_f64; 3]; count];
@@ -118,33 +118,33 @@ fn updated(rule: &dyn Optimizer, at: ApplyAt) -> impl PartialEq + std::fmt::Debu
 }
 
 #[test]
-fn a_part_of_the_rate_is_a_smaller_learning_rate_to_the_bit() {
+fn a_rate_factor_equals_a_smaller_learning_rate_to_the_bit() {
     for rule in RULES {
         let whole = rule(0.1.into());
         assert_eq!(whole.scales_rate(), whole.kind() != "ftrl");
         let at = ApplyAt::new(3, 0);
         for part in [1.0, 0.5, 1.0 / 3.0, 0.1].into_iter().filter(|_| whole.scales_rate()) {
-            let smaller = updated(&*rule((0.1 * part).into()), at);
-            assert_eq!(updated(&*whole, at.at_rate(part)), smaller, "{part} of {whole:?}");
+            let smaller = results_of(&*rule((0.1 * part).into()), at);
+            assert_eq!(results_of(&*whole, at.at_rate(part)), smaller, "{part} of {whole:?}");
         }
     }
 }
 
 #[test]
-fn a_scheduled_rate_is_the_learning_rate_of_its_step_to_the_bit() {
+fn a_scheduled_rate_equals_the_constant_rate_of_its_step_to_the_bit() {
     for rule in RULES {
         let scheduled = rule(Schedule::steps(0.1, [(7, 0.02)]).warm_up(2));
         assert_eq!(scheduled.fault(), None);
         for (step, rate) in [(0, 0.05), (1, 0.1), (9, 0.1), (10, 0.02)] {
             let at = ApplyAt::new(3, step);
-            let expected = updated(&*rule(rate.into()), at);
-            assert_eq!(updated(&*scheduled, at), expected, "{scheduled:?} at {step}");
+            let expected = results_of(&*rule(rate.into()), at);
+            assert_eq!(results_of(&*scheduled, at), expected, "{scheduled:?} at {step}");
         }
     }
 }
 
 #[test]
-fn a_hyperparameter_that_cannot_be_used_is_named() {
+fn invalid_hyperparameters_are_rejected_by_name() {
     let cases: [(Box<dyn Optimizer>, &str); 36] = [
         (Box::new(Sgd::new(f64::NAN)), "learning_rate"),
         (Box::new(Sgd::new(-0.1)), "learning_rate"),

@@ -22,7 +22,7 @@ use super::listener::Endpoint;
 use super::shard_thread::{Arrived, Members};
 use super::waiting::{Host, Waiting};
 use crate::metrics::Counters;
-use crate::shard::Way;
+use crate::shard::PeerOrigin;
 
 /// How long a connection that is evicted has left to be found not silent: its hello may have come and
 /// not have been looked at yet.
@@ -110,7 +110,7 @@ struct Gate {
 }
 
 /// A connection's place among those that wait, for as long as it does.
-struct Place {
+struct ConnectionPlace {
     gate: Rc<Gate>,
     host: Host,
     number: u64,
@@ -118,7 +118,7 @@ struct Place {
     greeted: Cell<bool>,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut waiting = self.gate.waiting.borrow_mut();
         match self.greeted.get() {
@@ -183,16 +183,16 @@ impl Gate {
         if let Some(oldest) = oldest {
             oldest.notify_one();
         }
-        let place = Place { gate: self.clone(), host, number, evicted, greeted: Cell::new(false) };
+        let place = ConnectionPlace { gate: self.clone(), host, number, evicted, greeted: Cell::new(false) };
         tokio::task::spawn_local(async move {
             let Some((reader, header, hello)) = place.hello(&stream).await else { return };
             let gate = &place.gate;
-            let way = way_of(&stream);
+            let origin = origin_of(&stream);
             let Ok(stream) = stream.detach() else { return };
             let shard = gate.shards.get(usize::from(hello.shard.shard)).or(gate.shards.first());
             if let Some(shard) = shard {
                 // If the shard is gone the server is stopping, and the peer sees a closed socket.
-                let _ = shard.send(Arrived { stream, reader, header, hello, way }).await;
+                let _ = shard.send(Arrived { stream, reader, header, hello, origin }).await;
             }
         });
     }
@@ -216,15 +216,15 @@ impl Gate {
 }
 
 /// Where the peer of a stream is, in the terms of the shard.
-fn way_of(stream: &Stream) -> Way {
+fn origin_of(stream: &Stream) -> PeerOrigin {
     match stream.peer_location() {
-        PeerLocation::Remote => Way::Remote,
-        PeerLocation::Loopback => Way::Loopback,
-        PeerLocation::UnixSocket { same_user } => Way::Unix { same_user },
+        PeerLocation::Remote => PeerOrigin::Remote,
+        PeerLocation::Loopback => PeerOrigin::Loopback,
+        PeerLocation::UnixSocket { same_user } => PeerOrigin::Unix { same_user },
     }
 }
 
-impl Place {
+impl ConnectionPlace {
     /// The hello of this connection, unless it does not come in time or is none.
     async fn hello(&self, stream: &Stream) -> Option<Greeting> {
         let (gate, counters) = (&self.gate, &self.gate.counters);

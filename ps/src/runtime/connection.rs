@@ -11,8 +11,8 @@ use tokio::io::Interest;
 
 use super::outbox::Outbox;
 use super::shard_thread::{Arrived, Core};
-use crate::shard::Input;
-use crate::shard::frames::{Came, Frames};
+use crate::shard::ShardInput;
+use crate::shard::frames::{FrameProgress, FrameReceiver};
 
 /// Frames that one connection reads before the others have their turn.
 const TURN: usize = 16;
@@ -25,10 +25,10 @@ pub(super) async fn serve(core: Rc<Core>, arrived: Arrived) {
     let (connection, outbox) = core.register();
     let registered = Registered { core: core.clone(), connection };
     let (hello, header) = (&arrived.hello, &arrived.header);
-    core.handle(Input::Connected { connection, hello, header, way: arrived.way });
+    core.handle(ShardInput::Connected { connection, hello, header, origin: arrived.origin });
     #[cfg(test)]
     tests::panic_if_asked(hello);
-    let frames = Frames::new(connection, arrived.reader);
+    let frames = FrameReceiver::new(connection, arrived.reader);
     let mut conversation = Conversation { core: &core, stream, outbox, frames };
     match conversation.run().await {
         // The peer or its machine is gone: its business.
@@ -60,7 +60,7 @@ struct Conversation<'a> {
     core: &'a Core,
     stream: Stream,
     outbox: Rc<Outbox>,
-    frames: Frames,
+    frames: FrameReceiver,
 }
 
 /// Why a turn of reading ended.
@@ -141,9 +141,9 @@ impl Conversation<'_> {
             let stream = &self.stream;
             let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
             match self.frames.next(&mut source, &mut core)? {
-                Came::Blocked => return Ok(Turn::Blocked),
-                Came::Closed => return Ok(Turn::Closed),
-                Came::Whole => {}
+                FrameProgress::Blocked => return Ok(Turn::Blocked),
+                FrameProgress::Closed => return Ok(Turn::Closed),
+                FrameProgress::Whole => {}
             }
             if self.outbox.is_full() || self.outbox.closing.get() {
                 return Ok(Turn::Over);

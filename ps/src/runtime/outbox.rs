@@ -10,7 +10,7 @@ use std::time::Instant;
 use pushpull_net::Stream;
 use tokio::sync::Notify;
 
-use crate::shard::output::{Body, PulledParts};
+use crate::shard::output::{AnswerBody, PulledParts};
 
 /// Frames that a connection may have waiting before it is read from again, and bytes of their bodies:
 /// rows that were pulled are there as a copy.
@@ -21,7 +21,7 @@ const BODIES_MAX: usize = 4 << 20;
 #[derive(Debug)]
 pub(super) enum Outgoing {
     /// A frame.
-    Frame { head: Vec<u8>, body: Body },
+    Frame { head: Vec<u8>, body: AnswerBody },
     /// A frame without a body, and descriptors that go with its first byte.
     Shared { head: Vec<u8>, descriptors: Vec<OwnedFd> },
     /// The answer to a pull, made part by part.
@@ -157,7 +157,7 @@ impl Outbox {
                     self.bodies.set(self.bodies.get() - sent.body_bytes());
                     match sent {
                         Outgoing::Frame { body, .. } => {
-                            if let Body::Rows(rows) = body {
+                            if let AnswerBody::Rows(rows) = body {
                                 answered(Answered::Rows(rows));
                             }
                         }
@@ -280,7 +280,7 @@ mod tests {
         let (stream, mut peer) = (Stream::unix(ours).unwrap(), theirs.into_std().unwrap());
         let outbox = Outbox::new();
         let frame = |text: &[u8]| {
-            let (head, body) = (text.to_vec(), Body::Shared(Bytes::new()));
+            let (head, body) = (text.to_vec(), AnswerBody::Shared(Bytes::new()));
             Outgoing::Frame { head, body }
         };
         let mut sent = || {

@@ -14,7 +14,7 @@ use super::peer::Line;
 use super::shard_thread::Core;
 use crate::event::Event;
 use crate::peer_hello::PeerHello;
-use crate::shard::Input;
+use crate::shard::ShardInput;
 
 /// How the step owner's shard is reached.
 #[derive(Clone, Debug)]
@@ -72,12 +72,12 @@ pub(super) async fn keep(core: Rc<Core>, way: OwnerWay) {
                 limit = BACK_OFF.0;
                 core.tell(absence.ends(Instant::now()));
                 core.unsent().borrow_mut().clear();
-                core.handle(Input::OwnerLink { up: true });
-                core.handle(Input::Tick);
+                core.handle(ShardInput::OwnerLink { up: true });
+                core.handle(ShardInput::Tick);
                 // However it ends, the next one begins.
                 let ended = serve(&core, line, way.lease).await;
                 absence = Absence::new(way.own, way.lease, Instant::now());
-                core.handle(Input::OwnerLink { up: false });
+                core.handle(ShardInput::OwnerLink { up: false });
                 ended
             }
         };
@@ -140,7 +140,7 @@ async fn serve(core: &Rc<Core>, mut line: Line, lease: Duration) -> Result<(), S
             frame = line.next() => {
                 let (header, message) = frame.map_err(|error| error.to_string())?;
                 heard = Instant::now();
-                core.handle(Input::Owner { header: &header, message });
+                core.handle(ShardInput::Owner { header: &header, message });
             }
             () = core.to_owner().notified() => {}
             _ = beat.tick() => {

@@ -14,9 +14,9 @@ use tokio::task::JoinSet;
 use super::peer::save_shard;
 use crate::checkpoint::{
     CheckpointError, CheckpointName, CheckpointStorage, Contents, Refused, Retention, Save,
-    ShardEntry, Training, newest_good, retain,
+    ShardEntry, CheckpointTraining, newest_good, retain,
 };
-use crate::optimizer::Rules;
+use crate::optimizer::OptimizerRules;
 use crate::peer_hello::PeerHello;
 
 /// What it takes to have all shards save a checkpoint.
@@ -28,7 +28,7 @@ pub(super) struct Publisher {
     pub(super) peer_hello: PeerHello,
     /// The addresses of all ps tasks; of this one where it listens.
     pub(super) addresses: BTreeMap<u32, String>,
-    pub(super) rules: Rules,
+    pub(super) rules: OptimizerRules,
     pub(super) owner: ShardId,
 }
 
@@ -146,7 +146,7 @@ impl Publisher {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let contents = Contents {
             saved_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
-            training: Training::new(&catalogue, &self.rules.of_variables(&catalogue)),
+            training: CheckpointTraining::new(&catalogue, &self.rules.of_variables(&catalogue)),
             shards,
             user,
         };

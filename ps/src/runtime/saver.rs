@@ -19,10 +19,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::publisher::{FailedSave, Published, Publisher, Search};
 use crate::arena::SaveNote;
-use crate::checkpoint::{CheckpointName, GiveUp};
+use crate::checkpoint::{CheckpointName, AbandonFlag};
 use crate::event::{Event, EventSink};
 use crate::metrics::{Counters, SaveRecord};
-use crate::shard::checkpoints::{Asker, DUE, News, Order};
+use crate::shard::checkpoints::{SaveRequester, PERIODIC_SAVE, SaverEvent, SaverOrder};
 
 /// A wish of somebody in this process, who waits for what comes of it.
 pub(super) type Wish = (Vec<u8>, oneshot::Sender<Result<CheckpointId, String>>);
@@ -37,11 +37,11 @@ pub(super) struct Saver {
     /// The same in the state directory, if there is one, for those who look into it.
     pub(super) note: Option<SaveNote>,
     pub(super) events: EventSink,
-    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) orders: mpsc::Receiver<SaverOrder>,
     pub(super) wishes: mpsc::Receiver<Wish>,
-    pub(super) news: mpsc::Sender<News>,
+    pub(super) news: mpsc::Sender<SaverEvent>,
     /// Ends what the publisher does with files.
-    pub(super) give_up: GiveUp,
+    pub(super) abandon_flag: AbandonFlag,
     pub(super) stop: CancellationToken,
 }
 
@@ -51,9 +51,9 @@ const FINDERS_MAX: usize = 1024;
 /// Serves until the server stops, on the thread it is called on.
 pub(super) fn run(saver: Saver) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (stop, give_up) = (saver.stop.clone(), saver.give_up.clone());
+    let (stop, abandon_flag) = (saver.stop.clone(), saver.abandon_flag.clone());
     // The runtime waits for what is done with files: that ends after the piece in hand.
-    let stopping = || give_up.give_up("the server stops");
+    let stopping = || abandon_flag.abandon("the server stops");
     runtime.block_on(async {
         tokio::select! {
             () = async { stop.cancelled().await; stopping() } => {}
@@ -73,7 +73,7 @@ struct Desk {
     /// Whoever has asked in this process, by ticket.
     tickets: BTreeMap<u64, oneshot::Sender<Result<CheckpointId, String>>>,
     next_ticket: u64,
-    saving: Option<(Asker, Task<Result<Published, FailedSave>>)>,
+    saving: Option<(SaveRequester, Task<Result<Published, FailedSave>>)>,
     finding: Option<Finding>,
     /// Who has come since the search under way may be out of date.
     finders: Vec<Finder>,
@@ -100,7 +100,7 @@ impl Desk {
         Desk {
             saver,
             tickets: BTreeMap::new(),
-            next_ticket: DUE + 1,
+            next_ticket: PERIODIC_SAVE + 1,
             saving: None,
             finding: None,
             finders: Vec::new(),
@@ -122,7 +122,7 @@ impl Desk {
                     Some(order) => self.order(order),
                 },
                 Some((user, done)) = self.saver.wishes.recv() => Some(self.wish(user, done)),
-                (asker, saved) = saved(&mut self.saving) => Some(self.saved(asker, saved)),
+                (requester, saved) = saved(&mut self.saving) => Some(self.saved(requester, saved)),
                 found = found(&mut self.finding) => {
                     self.found(found).await;
                     None
@@ -135,19 +135,19 @@ impl Desk {
         }
     }
 
-    async fn tell(&mut self, news: News) {
+    async fn tell(&mut self, news: SaverEvent) {
         // The shard hears until the server stops, and then nobody waits.
         let _ = self.saver.news.send(news).await;
     }
 
-    fn order(&mut self, order: Order) -> Option<News> {
+    fn order(&mut self, order: SaverOrder) -> Option<SaverEvent> {
         match order {
-            Order::Find { connection, request } => self.find((connection, request)),
-            Order::Save { asker, user, catalogue, epoch, step } => {
-                self.begin_save(asker, user, catalogue, (epoch, step))
+            SaverOrder::Find { connection, request } => self.find((connection, request)),
+            SaverOrder::Save { requester, user, catalogue, epoch, step } => {
+                self.begin_save(requester, user, catalogue, (epoch, step))
             }
-            Order::Tell { ticket, result } => {
-                if ticket == DUE
+            SaverOrder::ReportSave { ticket, result } => {
+                if ticket == PERIODIC_SAVE
                     && let Err(cause) = &result
                 {
                     // The shard has not even begun: nobody else would hear of it.
@@ -162,42 +162,42 @@ impl Desk {
         }
     }
 
-    fn wish(&mut self, user: Vec<u8>, done: oneshot::Sender<Result<CheckpointId, String>>) -> News {
+    fn wish(&mut self, user: Vec<u8>, done: oneshot::Sender<Result<CheckpointId, String>>) -> SaverEvent {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.tickets.insert(ticket, done);
-        News::Wished { ticket, user }
+        SaverEvent::SaveRequested { ticket, user }
     }
 
     /// A checkpoint is due, if none is being saved: the next period is early enough for another.
-    fn due(&self) -> Option<News> {
+    fn due(&self) -> Option<SaverEvent> {
         let trained = self.saver.counters.global_step.read() > 0;
         let due = self.saving.is_none() && trained;
-        due.then(|| News::Wished { ticket: DUE, user: Vec::new() })
+        due.then(|| SaverEvent::SaveRequested { ticket: PERIODIC_SAVE, user: Vec::new() })
     }
 
     /// Begins a save, or returns the answer that nothing is to be saved.
     fn begin_save(
         &mut self,
-        asker: Asker,
+        requester: SaveRequester,
         user: Vec<u8>,
         catalogue: Arc<Catalogue>,
         of: (RestoreEpoch, GlobalStep),
-    ) -> Option<News> {
+    ) -> Option<SaverEvent> {
         // The step has not moved: nothing was trained since. Who asks for a save has it in
         // any case, as the user's bytes are new, and what was assigned moves no step.
-        if asker.is_due() && self.saved == Some(of) {
+        if requester.is_periodic() && self.saved == Some(of) {
             let result = Err("no checkpoint is due".to_owned());
-            return Some(News::Saved { asker, result });
+            return Some(SaverEvent::Saved { requester, result });
         }
         debug_assert!(self.saving.is_none(), "one is ordered at a time");
         let publisher = self.saver.publisher.clone();
         let save = publisher.save(user, catalogue, of, self.failed);
-        self.saving = Some((asker, Box::pin(save)));
+        self.saving = Some((requester, Box::pin(save)));
         None
     }
 
-    fn saved(&mut self, asker: Asker, result: Result<Published, FailedSave>) -> News {
+    fn saved(&mut self, requester: SaveRequester, result: Result<Published, FailedSave>) -> SaverEvent {
         self.saving = None;
         match &result {
             Err(FailedSave { cause, begun }) => {
@@ -213,7 +213,7 @@ impl Desk {
             }
         }
         let result = result.map(|published| published.checkpoint);
-        News::Saved { asker, result: result.map_err(|failed| failed.cause) }
+        SaverEvent::Saved { requester, result: result.map_err(|failed| failed.cause) }
     }
 
     /// A save has failed: counted, told, and noted.
@@ -224,7 +224,7 @@ impl Desk {
         self.saver.counters.saves_failed_in_a_row.set(in_a_row);
         let status = self.saver.record.borrow().status(std::time::Instant::now());
         let since_success = status.since_success;
-        self.saver.events.tell(&Event::SaveFailed {
+        self.saver.events.emit(&Event::SaveFailed {
             cause: cause.to_owned(),
             in_a_row,
             since_success,
@@ -241,18 +241,18 @@ impl Desk {
         counters.checkpoints_saved.add(1);
         counters.saves_failed_in_a_row.set(0);
         if failed > 0 {
-            events.tell(&Event::SavesResumed { checkpoint: name.to_owned(), failed });
+            events.emit(&Event::SavesResumed { checkpoint: name.to_owned(), failed });
         }
         // One that an earlier process has left goes, too.
         note.iter().for_each(SaveNote::remove);
         if let Err(cause) = retained {
             counters.retentions_failed.add(1);
             let (checkpoint, cause) = (name.to_owned(), cause.clone());
-            events.tell(&Event::RetentionFailed { checkpoint, cause });
+            events.emit(&Event::RetentionFailed { checkpoint, cause });
         }
     }
 
-    fn find(&mut self, finder: Finder) -> Option<News> {
+    fn find(&mut self, finder: Finder) -> Option<SaverEvent> {
         let finders = match &mut self.finding {
             Some(finding) if !finding.outdated => &mut finding.finders,
             _ => &mut self.finders,
@@ -260,7 +260,7 @@ impl Desk {
         if finders.len() >= FINDERS_MAX {
             let (connection, request) = finder;
             let result = Err(format!("cannot look for checkpoints: {FINDERS_MAX} ask already"));
-            return Some(News::Found { connection, request, result, passed_over: Vec::new() });
+            return Some(SaverEvent::Found { connection, request, result, passed_over: Vec::new() });
         }
         finders.push(finder);
         self.begin_find();
@@ -286,7 +286,7 @@ impl Desk {
         self.begin_find();
         for (connection, request) in finders {
             let (result, passed_over) = (result.clone(), named(&passed_over));
-            self.tell(News::Found { connection, request, result, passed_over }).await;
+            self.tell(SaverEvent::Found { connection, request, result, passed_over }).await;
         }
     }
 }
@@ -303,7 +303,7 @@ impl Desk {
         self.saver.counters.checkpoints_passed_over.add(passed_over.len() as u64);
         for (checkpoint, cause) in passed_over.iter().cloned() {
             let event = Event::CheckpointPassedOver { checkpoint, cause, taken: taken.clone() };
-            self.saver.events.tell(&event);
+            self.saver.events.emit(&event);
         }
     }
 }
@@ -322,10 +322,10 @@ fn named(passed_over: &[(String, String)]) -> Vec<PassedOver> {
 // comes first.
 
 async fn saved(
-    saving: &mut Option<(Asker, Task<Result<Published, FailedSave>>)>,
-) -> (Asker, Result<Published, FailedSave>) {
+    saving: &mut Option<(SaveRequester, Task<Result<Published, FailedSave>>)>,
+) -> (SaveRequester, Result<Published, FailedSave>) {
     match saving {
-        Some((asker, task)) => (*asker, task.await),
+        Some((requester, task)) => (*requester, task.await),
         None => std::future::pending().await,
     }
 }

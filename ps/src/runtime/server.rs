@@ -21,14 +21,14 @@ use super::owner_link::OwnerWay;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, Ways};
-use crate::arena::{Budget, Place, StateDirectory};
-use crate::checkpoint::GiveUp;
+use crate::arena::{Budget, ArenaStorage, StateDirectory};
+use crate::checkpoint::AbandonFlag;
 use crate::config::{Durability, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::{Counters, SaveRecord};
 use crate::peer_hello::PeerHello;
 use crate::shard::Shard;
-use crate::shard::durable::{Life, Parts};
+use crate::shard::shard_files::{ServerRun, ShardSetup};
 
 /// Orders to the saver, and its news, on their way.
 const ORDERS_MAX: usize = 64;
@@ -115,39 +115,39 @@ impl Listener {
     pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
         config.check()?;
         let unix_address =
-            self.unix_address().filter(|_| config.shares_nothing().is_none()).unwrap_or_default();
+            self.unix_address().filter(|_| config.sharing_obstacle().is_none()).unwrap_or_default();
         let config = Arc::new(PsConfig { unix_address, ..config });
         let state = match &config.storage {
             Storage::Memory { .. } => None,
             Storage::Directory { state, .. } => Some(StateDirectory::open(state)?),
         };
-        let places = (0..config.shards)
+        let arena_storages = (0..config.shards)
             .map(|shard| match &state {
                 // Memory with a descriptor costs something: only where it can be lent.
-                None if config.unix_address.is_empty() => Ok(Place::Anonymous),
-                None => Ok(Place::Lendable),
-                Some(state) => state.shard(shard).map(Place::Folder),
+                None if config.unix_address.is_empty() => Ok(ArenaStorage::Anonymous),
+                None => Ok(ArenaStorage::Shareable),
+                Some(state) => state.shard(shard).map(ArenaStorage::Folder),
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let in_memory = |place: &Place| matches!(place, Place::Folder(f) if f.is_in_memory());
-        if config.durability == Durability::Power && places.iter().any(in_memory) {
+        let in_memory = |arena_storage: &ArenaStorage| matches!(arena_storage, ArenaStorage::Folder(f) if f.is_in_memory());
+        if config.durability == Durability::Power && arena_storages.iter().any(in_memory) {
             let (setting, value) = ("durability", "power".to_owned());
             let reason = "the state directory is on a file system in memory";
             return Err(StartError::Setting { setting, value, reason });
         }
-        let counters: Arc<[Arc<Counters>]> = places.iter().map(|_| Arc::default()).collect();
+        let counters: Arc<[Arc<Counters>]> = arena_storages.iter().map(|_| Arc::default()).collect();
         let (identity, life) = (Arc::new(config.identity()), life());
         let budget = Budget::new(config.storage.bytes_max());
         let mut shards = Vec::new();
-        for (index, place) in places.into_iter().enumerate() {
-            let parts = Parts {
+        for (index, arena_storage) in arena_storages.into_iter().enumerate() {
+            let parts = ShardSetup {
                 id: ShardId { task: config.task.index, shard: index as u16 },
                 config: config.clone(),
                 identity: identity.clone(),
                 budget: budget.clone(),
                 counters: counters[index].clone(),
             };
-            shards.push(open_shard(parts, place, state.as_ref(), life)?);
+            shards.push(open_shard(parts, arena_storage, state.as_ref(), life)?);
         }
         let (stop, addresses) = (CancellationToken::new(), self.addresses().into());
         let storage = config.checkpoints.as_ref().map(|checkpoints| checkpoints.storage.clone());
@@ -167,9 +167,9 @@ impl Listener {
             let (order, orders) = mpsc::channel(ORDERS_MAX);
             let (news, hear) = mpsc::channel(ORDERS_MAX);
             saver = Some((order, hear));
-            let give_up = GiveUp::default();
+            let abandon_flag = AbandonFlag::default();
             let publisher = Publisher {
-                storage: give_up.watch(checkpoints.storage),
+                storage: abandon_flag.watch(checkpoints.storage),
                 retention: checkpoints.retention,
                 peer_hello: PeerHello { task: config.task.clone(), identity: (*identity).clone() },
                 addresses: peers(&config, ps.handle.address()),
@@ -186,7 +186,7 @@ impl Listener {
                 orders,
                 wishes: wished,
                 news,
-                give_up,
+                abandon_flag,
                 stop: stop.clone(),
             };
             ps.spawn(format!("ps-{}-saver", config.task.index), &end, || saver::run(saver))?;
@@ -249,21 +249,21 @@ impl Ps {
 /// Opens a shard. A state that the machine's start has made worthless is put aside if there are
 /// checkpoints to go back to.
 fn open_shard(
-    parts: Parts,
-    place: Place,
+    parts: ShardSetup,
+    arena_storage: ArenaStorage,
     state: Option<&StateDirectory>,
-    life: Life,
+    life: ServerRun,
 ) -> Result<Shard, StorageError> {
     let again = parts.clone();
-    let opened = Shard::open(parts, place, life, Instant::now());
+    let opened = Shard::open(parts, arena_storage, life, Instant::now());
     match (opened, state) {
         (Err(StorageError::OtherBoot { .. }), Some(state))
             if again.config.checkpoints.is_some() =>
         {
             let shard = again.id.shard;
             state.set_aside(shard)?;
-            let place = Place::Folder(state.shard(shard)?);
-            Shard::open(again, place, life, Instant::now())
+            let arena_storage = ArenaStorage::Folder(state.shard(shard)?);
+            Shard::open(again, arena_storage, life, Instant::now())
         }
         (opened, _) => opened,
     }
@@ -293,13 +293,13 @@ fn peers(config: &PsConfig, own: &str) -> BTreeMap<u32, String> {
 }
 
 /// What this process brings along for the arenas it opens.
-fn life() -> Life {
+fn life() -> ServerRun {
     // The time is no clock here, only a number that is higher in each life of the server.
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let epoch_base = u64::try_from(since.as_millis()).unwrap_or(0);
     // Each hasher of the standard library is keyed with bytes drawn by the system.
     let arena = RandomState::new().build_hasher().finish();
-    Life { boot: boot(), arena, epoch_base }
+    ServerRun { boot: boot(), arena, epoch_base }
 }
 
 /// The boot of this machine; zeros where the system does not tell.
@@ -323,8 +323,8 @@ mod tests {
     use crate::checkpoint::LocalDirectory;
     use crate::config::Checkpoints;
     use crate::optimizer::Sgd;
-    use crate::shard::Input;
-    use crate::shard::output::Output;
+    use crate::shard::ShardInput;
+    use crate::shard::output::ShardOutput;
 
     #[test]
     fn a_state_of_another_boot_is_refused_or_put_aside_for_a_checkpoint() {
@@ -333,16 +333,16 @@ mod tests {
         let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
         let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0));
         let open = |config: PsConfig, boot: u8| {
-            let parts = Parts {
+            let parts = ShardSetup {
                 id: ShardId { task: 0, shard: 0 },
                 config: Arc::new(config),
                 identity: Arc::new(Identity::new().with("ps", "0")),
                 budget: Budget::new(1 << 20),
                 counters: Arc::default(),
             };
-            let life = Life { boot: [boot; 16], arena: u64::from(boot), epoch_base: 0 };
-            let place = Place::Folder(state.shard(0).unwrap());
-            open_shard(parts, place, Some(&state), life)
+            let life = ServerRun { boot: [boot; 16], arena: u64::from(boot), epoch_base: 0 };
+            let arena_storage = ArenaStorage::Folder(state.shard(0).unwrap());
+            open_shard(parts, arena_storage, Some(&state), life)
         };
         open(config.clone(), 1).unwrap();
         open(config.clone(), 1).unwrap();
@@ -365,20 +365,20 @@ mod tests {
         let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0));
         let config = config.checkpoints(Checkpoints::new(storage));
         let open = |durability| {
-            let parts = Parts {
+            let parts = ShardSetup {
                 id: ShardId { task: 0, shard: 0 },
                 config: Arc::new(config.clone().durability(durability)),
                 identity: Arc::new(Identity::new().with("ps", "0")),
                 budget: Budget::new(1 << 20),
                 counters: Arc::default(),
             };
-            let place = Place::Folder(state.shard(0).unwrap());
-            open_shard(parts, place, Some(&state), life())
+            let arena_storage = ArenaStorage::Folder(state.shard(0).unwrap());
+            open_shard(parts, arena_storage, Some(&state), life())
         };
         let mut shard = open(Durability::Power).unwrap();
-        shard.handle(Instant::now(), Input::Tick);
-        assert!(std::iter::from_fn(|| shard.poll_output()).any(|o| matches!(o, Output::Flush(_))));
-        shard.handle(Instant::now(), Input::Flushed(Err("the disk is gone".to_owned())));
+        shard.handle(Instant::now(), ShardInput::Tick);
+        assert!(std::iter::from_fn(|| shard.poll_output()).any(|o| matches!(o, ShardOutput::Flush(_))));
+        shard.handle(Instant::now(), ShardInput::Flushed(Err("the disk is gone".to_owned())));
         drop(shard);
         for durability in [Durability::Power, Durability::Process] {
             let error = open(durability).unwrap_err();

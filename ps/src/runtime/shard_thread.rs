@@ -19,12 +19,12 @@ use super::outbox::{Answered, Outbox, Outgoing};
 use super::owner_link::{self, OwnerWay, Unsent};
 use crate::checkpoint::CheckpointStorage;
 use crate::event::EventSink;
-use crate::shard::checkpoints::{News, Order};
-use crate::shard::frames::Hears;
-use crate::shard::output::Output;
+use crate::shard::checkpoints::{SaverEvent, SaverOrder};
+use crate::shard::frames::FrameSink;
+use crate::shard::output::ShardOutput;
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
-use crate::shard::{Input, Shard, TICK, Way};
+use crate::shard::{ShardInput, Shard, TICK, PeerOrigin};
 
 /// How long a stopping shard goes on to finish pushes that are whole and to send answers.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -40,7 +40,7 @@ pub(super) struct Arrived {
     pub(super) reader: FrameReader,
     pub(super) header: Header,
     pub(super) hello: Hello,
-    pub(super) way: Way,
+    pub(super) origin: PeerOrigin,
 }
 
 /// How many members have joined a shard, and how many are present.
@@ -62,17 +62,17 @@ pub(super) struct Core {
     stall_timeout: Duration,
     storage: Option<Arc<dyn CheckpointStorage>>,
     events: EventSink,
-    orders: Option<mpsc::Sender<Order>>,
+    orders: Option<mpsc::Sender<SaverOrder>>,
     /// Frames for the step owner, in synchronous mode.
     unsent: RefCell<Unsent>,
     to_owner: Notify,
-    chores: RefCell<VecDeque<Output>>,
+    chores: RefCell<VecDeque<ShardOutput>>,
     chore: Notify,
     flush: RefCell<Option<Box<Flush>>>,
     flush_due: Notify,
     flushed: Notify,
     /// Orders that the saver had no room for yet.
-    orders_left: RefCell<VecDeque<Order>>,
+    orders_left: RefCell<VecDeque<SaverOrder>>,
     spin: RefCell<PeerSpin>,
     processors: Processors,
     /// A wait for a peer has begun that may be polled.
@@ -84,7 +84,7 @@ pub(super) struct Core {
 pub(super) struct Ways {
     pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
     /// On the shard that owns the step.
-    pub(super) saver: Option<(mpsc::Sender<Order>, mpsc::Receiver<News>)>,
+    pub(super) saver: Option<(mpsc::Sender<SaverOrder>, mpsc::Receiver<SaverEvent>)>,
     /// In synchronous mode, on the others.
     pub(super) owner: Option<OwnerWay>,
     pub(super) events: EventSink,
@@ -105,13 +105,13 @@ impl Core {
         if let Some(outbox) = self.outboxes.borrow_mut().remove(&connection) {
             self.corked.borrow_mut().retain(|other| !Rc::ptr_eq(other, &outbox));
         }
-        self.handle(Input::Disconnected { connection });
+        self.handle(ShardInput::Disconnected { connection });
         self.work.notify_one();
         self.idle.notify_one();
     }
 
     /// Tells the shard what happened, and does what it wants done.
-    pub(super) fn handle(&self, input: Input<'_>) {
+    pub(super) fn handle(&self, input: ShardInput<'_>) {
         let now = Instant::now();
         self.spin.borrow_mut().interrupted(now);
         let mut shard = self.shard.borrow_mut();
@@ -150,7 +150,7 @@ impl Core {
 
     /// Tells whoever runs the server.
     pub(super) fn tell(&self, event: Option<crate::event::Event>) {
-        event.iter().for_each(|event| self.events.tell(event));
+        event.iter().for_each(|event| self.events.emit(event));
     }
 
     pub(super) fn fault(&self) {
@@ -161,7 +161,7 @@ impl Core {
     fn deliver(&self, shard: &mut Shard, work: Work) {
         while let Some(output) = shard.poll_output() {
             match output {
-                Output::Send { connection, envelope, message, body, crc, can_wait } => {
+                ShardOutput::Send { connection, envelope, message, body, crc, can_wait } => {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
@@ -176,7 +176,7 @@ impl Core {
                         outbox.push(frame);
                     }
                 }
-                Output::Shared { connection, envelope, message, descriptors } => {
+                ShardOutput::Shared { connection, envelope, message, descriptors } => {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
@@ -184,32 +184,32 @@ impl Core {
                     encode(&mut head, &envelope, &message, BodyStamp::NONE);
                     outbox.push(Outgoing::Shared { head, descriptors });
                 }
-                Output::Stream { connection, parts } => {
+                ShardOutput::Stream { connection, parts } => {
                     if let Some(outbox) = self.outbox(connection) {
                         outbox.push(Outgoing::Parts(parts));
                     }
                 }
-                Output::Close { connection } => {
+                ShardOutput::Close { connection } => {
                     if let Some(outbox) = self.outbox(connection) {
                         outbox.close();
                     }
                 }
-                Output::Order(order) => self.order(order),
-                output @ (Output::SaveShard(_) | Output::RestoreShard(_)) => {
+                ShardOutput::SaverOrder(order) => self.order(order),
+                output @ (ShardOutput::SaveShard(_) | ShardOutput::RestoreShard(_)) => {
                     self.chores.borrow_mut().push_back(output);
                     self.chore.notify_one();
                 }
-                Output::Flush(flush) => {
+                ShardOutput::Flush(flush) => {
                     *self.flush.borrow_mut() = Some(flush);
                     self.flush_due.notify_one();
                 }
-                Output::ToOwner { envelope, message } => {
+                ShardOutput::ToOwner { envelope, message } => {
                     self.unsent.borrow_mut().add(&envelope, &message);
                     self.to_owner.notify_one();
                 }
-                Output::Event(event) => self.events.tell(&event),
+                ShardOutput::Event(event) => self.events.emit(&event),
                 // Nobody may be listening any more, while the server stops.
-                Output::Members { joined, present } => {
+                ShardOutput::Members { joined, present } => {
                     self.members.send_replace((joined, present));
                 }
             }
@@ -234,7 +234,7 @@ impl Core {
     }
 
     /// Tells the saver what to do, now or when it has room for more.
-    fn order(&self, order: Order) {
+    fn order(&self, order: SaverOrder) {
         self.orders_left.borrow_mut().push_back(order);
         self.give_orders();
     }
@@ -256,18 +256,18 @@ impl Core {
             let chore = self.chores.borrow_mut().pop_front();
             let storage = self.storage.clone();
             match (chore, storage) {
-                (Some(Output::SaveShard(save)), Some(storage)) => {
+                (Some(ShardOutput::SaveShard(save)), Some(storage)) => {
                     let (connection, request) = (save.connection, save.request);
                     let saved = tokio::task::spawn_blocking(move || save.run(storage)).await;
                     let result = saved.unwrap_or_else(|panic| Err(panic.to_string()));
-                    self.handle(Input::ShardSaved { connection, request, result });
+                    self.handle(ShardInput::ShardSaved { connection, request, result });
                     // What it had pinned is free.
                     self.released();
                 }
-                (Some(Output::RestoreShard(restore)), Some(storage)) => {
+                (Some(ShardOutput::RestoreShard(restore)), Some(storage)) => {
                     let restored = tokio::task::spawn_blocking(move || restore.run(storage)).await;
                     match restored {
-                        Ok(restored) => self.handle(Input::ShardRestored(Box::new(restored))),
+                        Ok(restored) => self.handle(ShardInput::ShardRestored(Box::new(restored))),
                         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
                     }
                 }
@@ -289,7 +289,7 @@ impl Core {
         let Some(flush) = self.flush.borrow_mut().take() else { return false };
         let flushed = tokio::task::spawn_blocking(move || flush.run()).await;
         let result = flushed.unwrap_or_else(|panic| Err(panic.to_string()));
-        self.handle(Input::Flushed(result));
+        self.handle(ShardInput::Flushed(result));
         // Blocks that older images named are free.
         self.released();
         self.flushed.notify_one();
@@ -297,9 +297,9 @@ impl Core {
     }
 
     /// Tells the shard what the saver says.
-    async fn keep_hearing(&self, mut news: mpsc::Receiver<News>) {
+    async fn keep_hearing(&self, mut news: mpsc::Receiver<SaverEvent>) {
         while let Some(news) = news.recv().await {
-            self.handle(Input::News(news));
+            self.handle(ShardInput::SaverEvent(news));
         }
         std::future::pending().await
     }
@@ -371,7 +371,7 @@ impl Core {
             return;
         }
         // Who reads in memory that is lent has held it since before: nothing was changed meanwhile.
-        let readers = self.shard.borrow_mut().take_back_from_slow_readers();
+        let readers = self.shard.borrow_mut().revoke_slow_readers();
         self.cut(&readers);
         if !readers.is_empty() {
             self.blocked_since.set(Some(now));
@@ -399,14 +399,14 @@ impl Core {
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             interval.tick().await;
-            self.handle(Input::Tick);
+            self.handle(ShardInput::Tick);
             // There may always be work.
             self.send_corked();
             self.give_orders();
             let now = Instant::now();
             self.cut_slowest_pull(now);
             let stalled =
-                self.shard.borrow_mut().take_back_from_stalled_readers(now, self.stall_timeout);
+                self.shard.borrow_mut().revoke_stalled_readers(now, self.stall_timeout);
             self.cut(&stalled);
             for outbox in self.outboxes.borrow().values() {
                 let stalled = [outbox.stuck_since.get(), outbox.half_since.get()]
@@ -459,8 +459,8 @@ impl Core {
     }
 }
 
-impl Hears for &Core {
-    fn hear(&mut self, input: Input<'_>) {
+impl FrameSink for &Core {
+    fn frame_input(&mut self, input: ShardInput<'_>) {
         self.handle(input);
     }
 
@@ -504,7 +504,7 @@ pub(super) fn run(
         flushed: Notify::new(),
         orders_left: RefCell::default(),
         spin: RefCell::new(PeerSpin::new(busy_poll)),
-        processors: Processors::here(),
+        processors: Processors::current(),
         polls: Notify::new(),
     });
     let local = LocalSet::new();
@@ -535,7 +535,7 @@ pub(super) fn run(
         }
         drop(arrivals);
         // What is read and written ends after the piece in hand; this thread waits for it.
-        core.shard.borrow().give_up_files();
+        core.shard.borrow().abandon_files();
         core.drain().await;
         core.await_flush().await;
     });

@@ -1,21 +1,21 @@
-//! Bulk buffers that are used again.
+//! A pool of bulk buffers.
 
-/// The bytes from which a buffer is pooled: below, an allocation costs less than the search for a buffer.
+/// The shortest pooled buffer. Below this, an allocation costs less than the search for a buffer.
 const POOLED_BYTES_MIN: usize = 4 << 10;
 
-/// The most buffers that are kept: a worker has as many parts under way at once.
+/// The most buffers in the pool: a worker has as many parts in flight.
 const POOLED_BUFFERS_MAX: usize = 8;
 
-/// How many times longer than needed a buffer from the pool may be. What is queued is counted by its length, and
-/// not by its capacity.
+/// How many times longer than requested a pooled buffer may be. Queues count bytes by length, not
+/// by capacity.
 const EXCESS_MAX: usize = 4;
 
-/// Buffers for encoded bodies, numbers of rows, and rows that are sent: none is longer than a part.
+/// Buffers for encoded bodies, row numbers, and rows to be sent. None is longer than a part.
 #[derive(Debug, Default)]
 pub(super) struct BufferPool(Vec<Vec<u8>>);
 
 impl BufferPool {
-    /// Takes an empty buffer with room for this many bytes, or one that grows to that.
+    /// Takes an empty buffer with capacity for this many bytes, or one that grows to that.
     pub(super) fn take(&mut self, bytes: usize) -> Vec<u8> {
         if bytes < POOLED_BYTES_MIN {
             return Vec::new();
@@ -26,7 +26,7 @@ impl BufferPool {
         longest.map(|at| self.0.swap_remove(at)).unwrap_or_default()
     }
 
-    /// Keeps a buffer for the next use.
+    /// Returns a buffer to the pool.
     pub(super) fn put(&mut self, mut buffer: Vec<u8>) {
         if buffer.capacity() >= POOLED_BYTES_MIN && self.0.len() < POOLED_BUFFERS_MAX {
             buffer.clear();

@@ -1,10 +1,12 @@
-//! Cuts: what a shard's part of a checkpoint is made of, which its values at one moment are.
+//! Checkpoint cuts: the pinned values that a shard writes to a checkpoint.
 //!
-//! In asynchronous mode the step owner cuts when it orders the save, so that its part has exactly the step
-//! in the checkpoint's name. Each other shard cuts when it is asked for its part. In synchronous mode all cut
-//! after the same step: the step owner tells them over the connections on which it also tells what is
-//! committed, at a time when all have applied that step and none can have applied the next. A shard
-//! keeps its cut until it is asked for its part, and training goes on meanwhile.
+//! In asynchronous mode the step owner cuts when it orders the save, so that its part has exactly
+//! the step in the checkpoint's name. Every other shard cuts when its part is requested.
+//!
+//! In synchronous mode all shards cut after the same step. The step owner sends `KeepCut` over the
+//! connections that also carry commits, when all shards have applied that step and none can have
+//! applied the next. A shard keeps its cut until its part is requested, and training continues
+//! meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,19 +15,19 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, message};
 
-use super::checkpoints::Asker;
+use super::checkpoints::SaveRequester;
 use super::record::RESTORED_LIMIT;
-use super::{Shard, Variables};
+use super::{Shard, VariablesState};
 use crate::checkpoint::{CheckpointName, ClientWindow};
-use crate::store::Image;
+use crate::store::StoreImage;
 
-/// A shard's values at one moment, pinned, and what it had counted.
+/// The values of a shard at one moment, pinned, with its counts.
 #[derive(Debug)]
 pub(crate) struct CheckpointCut {
-    /// The global step, as far as the shard knew it.
+    /// The global step, as the shard knew it.
     step: GlobalStep,
-    pub(super) image: Image,
-    /// Set when the memory that it pins is needed.
+    pub(super) image: StoreImage,
+    /// Set when the memory that the cut pins is needed.
     pub(super) memory_needed: Arc<AtomicBool>,
     pub(super) version: u64,
     pub(super) gradients: u64,
@@ -33,25 +35,25 @@ pub(crate) struct CheckpointCut {
     since: Instant,
 }
 
-/// A checkpoint that is to be saved when the moment has come.
+/// A queued request to save a checkpoint.
 #[derive(Debug)]
 pub(super) struct SaveRequest {
-    asker: Asker,
+    requester: SaveRequester,
     user: Vec<u8>,
     since: Instant,
 }
 
-/// Checkpoints that may wait for the one that is being saved.
+/// The most save requests that wait for the running save.
 const SAVE_REQUESTS_MAX: usize = 16;
 
-/// How long a shard keeps a cut that it is not asked for, and a wish waits for its moment.
+/// How long a shard keeps a cut that is not requested, and how long a save request waits to begin.
 const CUT_WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Shard {
-    /// What is here now; for a checkpoint of a global step, which the shard need not know.
+    /// Cuts the current values, for a checkpoint of a global step that the shard need not know.
     fn cut(&mut self, now: Instant, of: GlobalStep) -> Option<CheckpointCut> {
         let step = self.step();
-        let Variables::Ready(store) = &mut self.variables else { return None };
+        let VariablesState::Ready(store) = &mut self.variables else { return None };
         let memory_needed = Arc::new(AtomicBool::new(false));
         Some(CheckpointCut {
             step,
@@ -59,12 +61,12 @@ impl Shard {
             memory_needed,
             version: self.version,
             gradients: self.gradients,
-            clients: self.replicas.windows(),
+            clients: self.registry.windows(),
             since: now,
         })
     }
 
-    /// What is to be written to this checkpoint, or why there is nothing.
+    /// Returns the cut for this checkpoint, or why there is none.
     pub(super) fn take_cut(
         &mut self,
         now: Instant,
@@ -73,7 +75,7 @@ impl Shard {
         let step = GlobalStep(name.global_step);
         if self.counts_steps() {
             let kept = self.kept_cut.take_if(|cut| cut.step == step);
-            // What is still of that step has what was assigned since, too.
+            // At the same step, a new cut also has the values that were assigned since.
             if self.step() != step {
                 let found = self.step();
                 let none =
@@ -84,110 +86,113 @@ impl Shard {
         self.cut(now, step).ok_or_else(|| "the variables have no values".to_owned())
     }
 
-    /// The step owner wants what is here after this step to be kept.
+    /// Keeps a cut of the values after this step, by order of the step owner.
     pub(super) fn keep_cut(&mut self, now: Instant, step: GlobalStep) {
         if self.counts_steps() && self.step() == step {
             self.kept_cut = self.cut(now, step);
         }
     }
 
-    /// Whether this shard knows the step of its values. In asynchronous mode only the step owner does.
+    /// Whether this shard knows the step of its values. In asynchronous mode only the step owner
+    /// does.
     fn counts_steps(&self) -> bool {
         self.is_synchronous() || self.owner.is_some()
     }
 
-    /// Drops a cut and refuses saves that have waited for too long. Nothing expires on the step owner while a
-    /// save is under way.
-    pub(super) fn end_waits_for_cuts(&mut self, now: Instant) {
-        let late = |since: Instant| now.saturating_duration_since(since) >= CUT_WAIT_MAX;
+    /// Drops a cut and refuses saves that have waited for too long. Nothing expires on the step
+    /// owner while a save is running.
+    pub(super) fn expire_cuts(&mut self, now: Instant) {
+        let expired = |since: Instant| now.saturating_duration_since(since) >= CUT_WAIT_MAX;
         if self.saves_a_cut {
             return;
         }
-        self.kept_cut.take_if(|cut| late(cut.since));
-        while self.save_requests.front().is_some_and(|save_request| late(save_request.since))
+        self.kept_cut.take_if(|cut| expired(cut.since));
+        while self.save_requests.front().is_some_and(|save_request| expired(save_request.since))
             && let Some(save_request) = self.save_requests.pop_front()
         {
             let awaited = self.awaited_step(now).unwrap_or_default();
             self.saved(
-                save_request.asker,
+                save_request.requester,
                 Err(format!("it has waited {CUT_WAIT_MAX:?} for {awaited}")),
             );
         }
     }
 
-    /// Queues a save on the step owner. It begins when the previous save has ended and, in synchronous mode,
-    /// every shard has applied the same steps.
-    pub(super) fn request_save(&mut self, now: Instant, asker: Asker, user: Vec<u8>) {
-        // A save that is due by itself has its turn again in its next period.
-        if asker.is_due() && (self.saves_a_cut || !self.save_requests.is_empty()) {
+    /// Queues a save on the step owner. It begins when the previous save has ended and, in
+    /// synchronous mode, every shard has applied the same steps.
+    pub(super) fn request_save(&mut self, now: Instant, requester: SaveRequester, user: Vec<u8>) {
+        // A periodic save is repeated in its next period.
+        if requester.is_periodic() && (self.saves_a_cut || !self.save_requests.is_empty()) {
             return;
         }
         if self.save_requests.len() == SAVE_REQUESTS_MAX {
             let error = format!("cannot save now: {SAVE_REQUESTS_MAX} saves wait already");
-            return self.saved(asker, Err(error));
+            return self.saved(requester, Err(error));
         }
-        self.save_requests.push_back(SaveRequest { asker, user, since: now });
+        self.save_requests.push_back(SaveRequest { requester, user, since: now });
         self.begin_requested_save(now);
     }
 
-    /// Has all shards cut, if there is a wish and this is the moment.
+    /// Begins the next requested save if none is running and all shards have applied the same
+    /// steps.
     pub(super) fn begin_requested_save(&mut self, now: Instant) {
         let is_behind = self.coordinator().is_some_and(|coordinator| coordinator.is_behind());
         if self.saves_a_cut || is_behind {
             return;
         }
-        let Some(SaveRequest { asker, user, .. }) = self.save_requests.pop_front() else { return };
+        let Some(SaveRequest { requester, user, .. }) = self.save_requests.pop_front() else { return };
         let step = self.step();
         if self.is_synchronous() {
-            for connection in self.parts.values().copied().collect::<Vec<u64>>() {
+            for connection in self.peer_connections.values().copied().collect::<Vec<u64>>() {
                 let envelope = Envelope { step, restore_epoch: self.epoch, ..Envelope::default() };
                 self.send(connection, envelope, message::KeepCut {}.into());
             }
         }
         self.keep_cut(now, step);
         self.saves_a_cut = true;
-        self.order_save(asker, user);
+        self.order_save(requester, user);
     }
 
-    /// Ends the save under way and begins the next.
+    /// Ends the running save and begins the next.
     pub(super) fn end_save_of_cut(&mut self, now: Instant) {
         self.saves_a_cut = false;
-        // The saver may not have asked for it.
+        // The saver may not have requested it.
         self.kept_cut = None;
         self.save_requests.iter_mut().for_each(|save_request| save_request.since = now);
         self.begin_requested_save(now);
     }
 
-    /// Nothing of the past is to be saved: another restore epoch begins.
+    /// Drops all cuts and save requests, because another restore epoch begins.
     pub(super) fn drop_cuts(&mut self) {
         self.kept_cut = None;
         self.drop_save_requests("a checkpoint is restored", |_| true);
     }
 
-    /// An older chief's wishes are no longer carried out.
+    /// Drops the save requests of an older chief.
     pub(super) fn drop_save_requests_of_chiefs(&mut self, reason: &str) {
-        self.drop_save_requests(reason, |asker| matches!(asker, Asker::Connection { .. }));
+        self.drop_save_requests(reason, |requester| matches!(requester, SaveRequester::Connection { .. }));
     }
 
-    /// Whoever wished for a checkpoint is gone, and asks again over another connection if it is not.
-    pub(super) fn drop_save_requests_of(&mut self, gone: u64) {
+    /// Drops the save requests of a connection that has ended. Its chief requests them again over
+    /// another one.
+    pub(super) fn drop_save_requests_of(&mut self, ended: u64) {
         self.save_requests.retain(|save_request| {
-            !matches!(save_request.asker, Asker::Connection { connection, .. } if connection == gone)
+            !matches!(save_request.requester, SaveRequester::Connection { connection, .. } if connection == ended)
         });
     }
 
-    fn drop_save_requests(&mut self, reason: &str, which: impl Fn(&Asker) -> bool) {
+    fn drop_save_requests(&mut self, reason: &str, which: impl Fn(&SaveRequester) -> bool) {
         for save_request in std::mem::take(&mut self.save_requests) {
-            match which(&save_request.asker) {
-                // It has its turn again in its next period.
-                true if save_request.asker.is_due() => {}
-                true => self.saved(save_request.asker, Err(reason.to_owned())),
+            match which(&save_request.requester) {
+                // A periodic save is repeated in its next period.
+                true if save_request.requester.is_periodic() => {}
+                true => self.saved(save_request.requester, Err(reason.to_owned())),
                 false => self.save_requests.push_back(save_request),
             }
         }
     }
 
-    /// Keeps what is here for a checkpoint of any step.
+    /// Keeps a cut of the current values under any step.
     #[cfg(test)]
     pub(super) fn keep_cut_as_of(&mut self, now: Instant, step: GlobalStep) {
         self.kept_cut = self.cut(now, step).map(|cut| CheckpointCut { step, ..cut });

@@ -1,7 +1,7 @@
-//! Saving a shard's part of a checkpoint, and taking a checkpoint's values.
+//! Saves and restores a shard's part of a checkpoint.
 //!
-//! The shard decides and pins; files are read and written by others, on threads that may wait for a
-//! disk, and what came of it is told to the shard like everything else.
+//! The shard decides and pins. Other threads, which may wait for a disk, read and write the files.
+//! Their results return to the shard as inputs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,67 +15,67 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::checkpoint_cut::CheckpointCut;
-use super::output::Body;
-use super::output::Output;
+use super::output::AnswerBody;
+use super::output::ShardOutput;
 use super::record::RESTORED_LIMIT;
-use super::{Detail, Shard, Variables};
+use super::{Detail, Shard, VariablesState};
 use crate::arena::fence;
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, CheckpointStorage, GiveUp, Opened, Piece, RestoredShard,
-    RowHead, ShardEntry, TableEntry, Training, write_shard, write_table,
+    CheckpointError, CheckpointName, CheckpointStorage, AbandonFlag, Opened, CheckpointPiece, RestoredShard,
+    RowHead, ShardEntry, TableEntry, CheckpointTraining, write_shard, write_table,
 };
 use crate::planted::PlantedBugs;
 use crate::store::Store;
 
-/// Who asked for a checkpoint, and is told of it.
+/// The requester of a checkpoint, which receives the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asker {
+pub(crate) enum SaveRequester {
     /// A peer.
     Connection {
-        /// Over this connection.
+        /// The connection.
         connection: u64,
-        /// By this request.
+        /// The request.
         request: Envelope,
     },
-    /// Somebody in this process.
+    /// A caller in this process, identified by its ticket.
     Ticket(u64),
 }
 
-/// The ticket of the saves that are due: nobody waits for what comes of them.
-pub(crate) const DUE: u64 = 0;
+/// The ticket of periodic saves. Their results have no receiver.
+pub(crate) const PERIODIC_SAVE: u64 = 0;
 
-impl Asker {
-    /// Whether it is the clock.
-    pub(crate) fn is_due(self) -> bool {
-        self == Asker::Ticket(DUE)
+impl SaveRequester {
+    /// Whether the save is periodic.
+    pub(crate) fn is_periodic(self) -> bool {
+        self == SaveRequester::Ticket(PERIODIC_SAVE)
     }
 }
 
-/// What the owner's shard wants of the saver, who waits for disks and for other tasks.
+/// An order to the saver of the step owner. The saver waits for disks and for other tasks.
 #[derive(Debug)]
-pub(crate) enum Order {
-    /// Find the newest checkpoint that is sound.
+pub(crate) enum SaverOrder {
+    /// Find the newest sound checkpoint.
     Find {
-        /// Over this connection it was asked for.
+        /// The connection of the request.
         connection: u64,
-        /// By this request.
+        /// The request.
         request: Envelope,
     },
     /// Save a checkpoint of all shards.
     Save {
-        /// Who asks.
-        asker: Asker,
-        /// What is kept with it.
+        /// The requester.
+        requester: SaveRequester,
+        /// The user's data, stored with the checkpoint.
         user: Vec<u8>,
-        /// What the variables are.
+        /// The catalogue of the variables.
         catalogue: Arc<Catalogue>,
         /// The restore epoch.
         epoch: RestoreEpoch,
-        /// The global step, of which there is a cut.
+        /// The global step of the cut.
         step: GlobalStep,
     },
-    /// Tell who has this ticket what came of its checkpoint.
-    Tell {
+    /// Report the result of a save to the caller with this ticket.
+    ReportSave {
         /// The ticket.
         ticket: u64,
         /// The checkpoint, or why there is none.
@@ -83,37 +83,38 @@ pub(crate) enum Order {
     },
 }
 
-/// What the saver says.
+/// An event that the saver reports.
 #[derive(Debug)]
-pub(crate) enum News {
-    /// What came of [`Order::Find`].
+pub(crate) enum SaverEvent {
+    /// The result of [`SaverOrder::Find`].
     Found {
-        /// Over this connection it was asked for.
+        /// The connection of the request.
         connection: u64,
-        /// By this request.
+        /// The request.
         request: Envelope,
-        /// What there is, or why it cannot be told.
+        /// The checkpoint, if there is one, or why the search failed.
         result: Result<Option<CheckpointId>, String>,
-        /// Those that are newer and not sound, newest first: at most as many as an answer names.
+        /// The newer checkpoints that are not sound, newest first: at most as many as an answer can
+        /// name.
         passed_over: Vec<PassedOver>,
     },
-    /// Somebody in this process wants a checkpoint.
-    Wished {
-        /// Names the wish.
+    /// A caller in this process requests a checkpoint, or a periodic save is due.
+    SaveRequested {
+        /// The ticket of the request.
         ticket: u64,
-        /// What is kept with it.
+        /// The user's data, stored with the checkpoint.
         user: Vec<u8>,
     },
-    /// What came of [`Order::Save`].
+    /// The result of [`SaverOrder::Save`].
     Saved {
-        /// Who asked.
-        asker: Asker,
+        /// The requester.
+        requester: SaveRequester,
         /// The checkpoint, or why there is none.
         result: Result<CheckpointId, String>,
     },
 }
 
-/// A shard's part of a checkpoint, to be written.
+/// The work of writing a shard's part of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct ShardSave {
     pub(crate) connection: u64,
@@ -121,16 +122,17 @@ pub(crate) struct ShardSave {
     name: CheckpointName,
     catalogue: Arc<Catalogue>,
     shard: ShardId,
-    training: Training,
+    training: CheckpointTraining,
     cut: CheckpointCut,
-    give_up: GiveUp,
+    abandon_flag: AbandonFlag,
     planted: PlantedBugs,
 }
 
 impl ShardSave {
-    /// Writes it, and reads it back. May wait for a disk.
+    /// Writes the part, and reads it back. May wait for a disk. Returns the shard's entry for the
+    /// manifest.
     pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
-        let storage = &*self.give_up.watch(storage);
+        let storage = &*self.abandon_flag.watch(storage);
         let (catalogue, shard, training) = (&*self.catalogue, self.shard, &self.training);
         let CheckpointCut { mut image, version, gradients, clients, .. } = self.cut;
         let tables = std::mem::take(&mut image.tables);
@@ -154,17 +156,17 @@ impl ShardSave {
     }
 }
 
-/// A checkpoint whose values a shard is to take.
+/// The work of reading a shard's part of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct ShardRestore {
     store: Box<Store>,
     shard: ShardId,
     checkpoint: CheckpointId,
-    training: Training,
-    give_up: GiveUp,
+    training: CheckpointTraining,
+    abandon_flag: AbandonFlag,
 }
 
-/// What came of it.
+/// The result of [`ShardRestore::run`].
 #[derive(Debug)]
 pub(crate) struct ShardRestored {
     store: Box<Store>,
@@ -173,16 +175,16 @@ pub(crate) struct ShardRestored {
 
 #[cfg(test)]
 impl ShardRestored {
-    /// Why it is not restored.
+    /// Returns the error, if the part was not restored.
     pub(crate) fn error(self) -> Result<(), String> {
         self.result.map(|_| ())
     }
 }
 
 impl ShardRestore {
-    /// Reads it. May wait for a disk.
+    /// Reads the part. May wait for a disk.
     pub(crate) fn run(mut self, storage: Arc<dyn CheckpointStorage>) -> ShardRestored {
-        let storage = self.give_up.watch(storage);
+        let storage = self.abandon_flag.watch(storage);
         let result = self.read(storage).map_err(|error| error.to_string());
         ShardRestored { store: self.store, result }
     }
@@ -198,7 +200,8 @@ impl ShardRestore {
             CheckpointError::Unfit { checkpoint, what, expected, found }
         };
         let parsed = parsed.map_err(|_| unfit("name", "a checkpoint's".into(), name.into()))?;
-        // What the chief was told, and the epoch and the step go by, is what is there.
+        // The name must match the epoch and the step that the chief knows and the shard will
+        // continue from.
         let (epoch, step) = (self.checkpoint.epoch, self.checkpoint.step);
         if (parsed.restore_epoch, parsed.global_step) != (epoch.0, step.0) {
             return Err(unfit("name", format!("of epoch {epoch} and step {step}"), name.into()));
@@ -216,11 +219,11 @@ impl ShardRestore {
         let (catalogue, store) = (self.store.catalogue().clone(), &mut self.store);
         let training = &self.training;
         opened.restore_shard(&catalogue, self.shard, training, &mut |piece| match piece {
-            Piece::Range(stream, range, bytes) => {
+            CheckpointPiece::Range(stream, range, bytes) => {
                 store.write_committed(stream, range.start, bytes);
                 Ok(())
             }
-            Piece::Row(table, head, streams) => {
+            CheckpointPiece::Row(table, head, streams) => {
                 let head = RowHead { step: head.step.min(RESTORED_LIMIT), ..head };
                 let table = &mut store.tables_mut()[table];
                 let restored = table.restore_row(head, streams);
@@ -237,20 +240,20 @@ impl ShardRestore {
     }
 }
 
-/// The writing of this shard's part of a checkpoint, under way.
+/// A save of this shard's part that is running.
 #[derive(Debug)]
-pub(super) struct Saving {
-    /// Over this connection it was asked for.
+pub(super) struct SaveInProgress {
+    /// The connection of the request.
     connection: u64,
-    /// Set when the memory that it pins is needed. It pins none while the file is read back.
+    /// Set when the memory that the save pins is needed. It pins none while the file is read back.
     memory_needed: Arc<AtomicBool>,
-    give_up: GiveUp,
+    abandon_flag: AbandonFlag,
 }
 
-/// A restore under way.
+/// A restore that is running.
 #[derive(Debug)]
-pub(super) struct Restoring {
-    give_up: GiveUp,
+pub(super) struct RestoreInProgress {
+    abandon_flag: AbandonFlag,
     connection: u64,
     request: Envelope,
     checkpoint: CheckpointId,
@@ -258,31 +261,31 @@ pub(super) struct Restoring {
 }
 
 impl Shard {
-    pub(super) fn on_saver_message(&mut self, now: Instant, news: News) {
+    pub(super) fn on_saver_message(&mut self, now: Instant, news: SaverEvent) {
         match news {
-            News::Found { connection, request, result, passed_over } => {
+            SaverEvent::Found { connection, request, result, passed_over } => {
                 self.passed_over = passed_over;
                 self.checkpoint_found(connection, request, result);
             }
-            News::Wished { ticket, user } => self.save(now, Asker::Ticket(ticket), user),
-            News::Saved { asker, result } => {
-                // The saver knows of those that are due by themselves.
-                if !asker.is_due() {
-                    self.saved(asker, result);
+            SaverEvent::SaveRequested { ticket, user } => self.save(now, SaveRequester::Ticket(ticket), user),
+            SaverEvent::Saved { requester, result } => {
+                // The saver keeps the status of periodic saves.
+                if !requester.is_periodic() {
+                    self.saved(requester, result);
                 }
                 self.end_save_of_cut(now);
             }
         }
     }
 
-    /// Asks for the newest checkpoint that is sound.
+    /// Orders a search for the newest sound checkpoint.
     pub(super) fn find_checkpoint(&mut self, connection: u64, request: Envelope) {
         if self.owner.is_none() {
             let detail = Detail::clipped(format!("{} does not own the step", self.id));
             return self.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
         }
         match self.config.checkpoints {
-            Some(_) => self.outputs.push_back(Output::Order(Order::Find { connection, request })),
+            Some(_) => self.outputs.push_back(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
             None => self.checkpoint_found(connection, request, Ok(None)),
         }
     }
@@ -301,15 +304,15 @@ impl Shard {
         }
     }
 
-    /// Says which checkpoints were passed over when the newest sound one was looked for last.
-    pub(super) fn tell_passed_over(&mut self, connection: u64, request: Envelope) {
+    /// Answers with the checkpoints that the last search skipped.
+    pub(super) fn answer_passed_over(&mut self, connection: u64, request: Envelope) {
         let newest = self.passed_over.iter().take(PASSED_OVER_MAX).cloned();
-        let checkpoints = List::of(newest).expect("no more are taken");
+        let checkpoints = List::of(newest).expect("at most as many as fit");
         self.answer(connection, request, message::PassedOverAre { checkpoints }.into());
     }
 
-    /// Asks for a checkpoint of all shards.
-    pub(super) fn save(&mut self, now: Instant, asker: Asker, user: Vec<u8>) {
+    /// Requests a checkpoint of all shards, or refuses the request.
+    pub(super) fn save(&mut self, now: Instant, requester: SaveRequester, user: Vec<u8>) {
         let refusal = match (&self.owner, &self.config.checkpoints) {
             (None, _) => format!("{} does not own the step", self.id),
             (_, None) => "no place for checkpoints is configured".to_owned(),
@@ -317,35 +320,35 @@ impl Shard {
             _ => String::new(),
         };
         if !refusal.is_empty() {
-            return self.saved(asker, Err(refusal));
+            return self.saved(requester, Err(refusal));
         }
-        self.request_save(now, asker, user);
+        self.request_save(now, requester, user);
     }
 
-    /// Has the saver save what shards have kept, or have when they are asked.
-    pub(super) fn order_save(&mut self, asker: Asker, user: Vec<u8>) {
+    /// Orders the saver to save the cuts of all shards.
+    pub(super) fn order_save(&mut self, requester: SaveRequester, user: Vec<u8>) {
         let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else { return };
         let (epoch, step) = (self.epoch, self.step());
-        let order = Order::Save { asker, user, catalogue, epoch, step };
-        self.outputs.push_back(Output::Order(order));
+        let order = SaverOrder::Save { requester, user, catalogue, epoch, step };
+        self.outputs.push_back(ShardOutput::SaverOrder(order));
     }
 
-    /// A checkpoint of all shards is saved, or is not.
-    pub(super) fn saved(&mut self, asker: Asker, result: Result<CheckpointId, String>) {
-        match asker {
-            Asker::Connection { connection, request } => match result {
+    /// Reports the result of a save to its requester.
+    pub(super) fn saved(&mut self, requester: SaveRequester, result: Result<CheckpointId, String>) {
+        match requester {
+            SaveRequester::Connection { connection, request } => match result {
                 Ok(checkpoint) => {
                     self.answer(connection, request, message::Saved { checkpoint }.into());
                 }
                 Err(error) => self.refuse_storage(connection, request, &error),
             },
-            Asker::Ticket(ticket) => {
-                self.outputs.push_back(Output::Order(Order::Tell { ticket, result }));
+            SaveRequester::Ticket(ticket) => {
+                self.outputs.push_back(ShardOutput::SaverOrder(SaverOrder::ReportSave { ticket, result }));
             }
         }
     }
 
-    /// Pins this shard's memory, to be written to a checkpoint.
+    /// Takes a cut of this shard, and starts to write it to a checkpoint.
     pub(super) fn save_shard(
         &mut self,
         now: Instant,
@@ -354,7 +357,7 @@ impl Shard {
         name: &str,
     ) {
         let Ok(name) = name.parse::<CheckpointName>() else {
-            let error = format!("{name:?} is no checkpoint's name");
+            let error = format!("{name:?} is not the name of a checkpoint");
             return self.refuse_storage(connection, request, &error);
         };
         if self.config.checkpoints.is_none() {
@@ -373,23 +376,23 @@ impl Shard {
             Ok(cut) => cut,
             Err(error) => return self.refuse_storage(connection, request, &error),
         };
-        let (memory_needed, give_up) = (cut.memory_needed.clone(), GiveUp::default());
+        let (memory_needed, abandon_flag) = (cut.memory_needed.clone(), AbandonFlag::default());
         let save = ShardSave {
             connection,
             request,
             name,
-            training: Training::new(&catalogue, &self.rules),
+            training: CheckpointTraining::new(&catalogue, &self.rules),
             catalogue,
             shard: self.id,
             cut,
-            give_up: give_up.clone(),
+            abandon_flag: abandon_flag.clone(),
             planted: self.config.planted,
         };
-        self.saving = Some(Saving { connection, memory_needed, give_up });
-        self.outputs.push_back(Output::SaveShard(Box::new(save)));
+        self.saving = Some(SaveInProgress { connection, memory_needed, abandon_flag });
+        self.outputs.push_back(ShardOutput::SaveShard(Box::new(save)));
     }
 
-    /// This shard's part is written, or is not.
+    /// Answers with the result of writing this shard's part.
     pub(super) fn shard_saved(
         &mut self,
         connection: u64,
@@ -403,7 +406,7 @@ impl Shard {
                     connection,
                     request,
                     message::ShardSaved {}.into(),
-                    Body::Shared(entry.into()),
+                    AnswerBody::Shared(entry.into()),
                     None,
                 );
             }
@@ -411,33 +414,34 @@ impl Shard {
         }
     }
 
-    /// Gives up what is being written to a checkpoint if it pins memory: pushes need it.
-    pub(super) fn give_up_saving(&mut self) {
+    /// Releases the blocks that a checkpoint pins, because pushes need them. A save that pins
+    /// blocks fails.
+    pub(super) fn release_checkpoint_pins(&mut self) {
         self.kept_cut = None;
         if let Some(saving) = &self.saving {
             saving.memory_needed.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Gives up what is being written for an asker that is gone.
-    pub(super) fn give_up_saving_for(&self, connection: u64) {
+    /// Abandons the save for a requester whose connection has ended.
+    pub(super) fn abandon_save_of(&self, connection: u64) {
         if let Some(saving) = self.saving.as_ref().filter(|s| s.connection == connection) {
-            saving.give_up.give_up("whoever has asked for it is gone");
+            saving.abandon_flag.abandon("the requester is gone");
         }
     }
 
-    /// Gives up what is being written to a checkpoint, or read of one: the server stops.
-    pub(crate) fn give_up_files(&self) {
-        self.saving.iter().for_each(|saving| saving.give_up.give_up("the server stops"));
-        self.give_up_restoring("the server stops");
+    /// Abandons all writing and reading of checkpoints, because the server stops.
+    pub(crate) fn abandon_files(&self) {
+        self.saving.iter().for_each(|saving| saving.abandon_flag.abandon("the server stops"));
+        self.abandon_restore("the server stops");
     }
 
-    /// Gives up what is being read of a checkpoint.
-    pub(super) fn give_up_restoring(&self, reason: &'static str) {
-        self.restoring.iter().for_each(|restoring| restoring.give_up.give_up(reason));
+    /// Abandons the running restore.
+    pub(super) fn abandon_restore(&self, reason: &'static str) {
+        self.restoring.iter().for_each(|restoring| restoring.abandon_flag.abandon(reason));
     }
 
-    /// Takes the values of a checkpoint, and drops what belongs to older epochs.
+    /// Starts to restore the values of a checkpoint, and drops the state of older epochs.
     pub(super) fn restore(
         &mut self,
         now: Instant,
@@ -447,12 +451,13 @@ impl Shard {
     ) {
         let (checkpoint, epoch) = (restore.checkpoint, restore.epoch);
         if let Some(restoring) = &mut self.restoring {
-            // Asked again, by a chief that has reconnected.
+            // A chief that has reconnected asks again.
             if restoring.epoch == epoch && restoring.checkpoint == checkpoint {
                 (restoring.connection, restoring.request) = (connection, request);
                 return;
             }
-            // A chief that died has asked for it: its successor begins again when this is over.
+            // An earlier chief has requested it. Its successor begins again once this restore
+            // has ended.
             return self.refuse(connection, request, Refusal::NotInitialized {});
         }
         if self.is_ready() && epoch == self.epoch && checkpoint.step == self.restored_step {
@@ -472,45 +477,45 @@ impl Shard {
         if let Err(error) = self.begin_restore(now, connection, catalogue) {
             return self.refuse_storage(connection, request, &error.to_string());
         }
-        let Variables::Declared(store) = std::mem::replace(&mut self.variables, Variables::Absent)
+        let VariablesState::Declared(store) = std::mem::replace(&mut self.variables, VariablesState::Absent)
         else {
             return;
         };
-        let give_up = GiveUp::default();
-        self.restoring = Some(Restoring {
+        let abandon_flag = AbandonFlag::default();
+        self.restoring = Some(RestoreInProgress {
             connection,
             request,
             checkpoint: checkpoint.clone(),
             epoch,
-            give_up: give_up.clone(),
+            abandon_flag: abandon_flag.clone(),
         });
-        let training = Training::new(store.catalogue(), &self.rules);
-        let restore = ShardRestore { store, shard: self.id, checkpoint, training, give_up };
-        self.outputs.push_back(Output::RestoreShard(Box::new(restore)));
+        let training = CheckpointTraining::new(store.catalogue(), &self.rules);
+        let restore = ShardRestore { store, shard: self.id, checkpoint, training, abandon_flag };
+        self.outputs.push_back(ShardOutput::RestoreShard(Box::new(restore)));
     }
 
-    /// Drops everything of the epoch that ends: everybody else comes back and is told.
+    /// Drops the state of the epoch that ends. Other clients reconnect and learn of the new epoch.
     fn begin_restore(
         &mut self,
         now: Instant,
         connection: u64,
         catalogue: Arc<Catalogue>,
     ) -> Result<(), crate::error::StorageError> {
-        // What it had pinned belongs to the past, and holds the thread that is to read.
+        // Its pinned values are obsolete, and it occupies the thread that must read.
         if let Some(saving) = &self.saving {
-            saving.give_up.give_up("a checkpoint is restored");
+            saving.abandon_flag.abandon("a checkpoint is restored");
         }
         let others: Vec<u64> =
-            self.conversations.keys().copied().filter(|&other| other != connection).collect();
+            self.connections.keys().copied().filter(|&other| other != connection).collect();
         for other in others {
             self.parked.drop_connection(other);
-            self.outputs.push_back(Output::Close { connection: other });
+            self.outputs.push_back(ShardOutput::Close { connection: other });
         }
         self.drop_cuts();
         self.jobs.clear();
         self.streaming_apply = None;
         self.begin_follower(self.step());
-        self.replicas.forget_pushes();
+        self.registry.forget_pushes();
         if let Some(owner) = &mut self.owner {
             owner.forget_tokens();
         }
@@ -520,9 +525,9 @@ impl Shard {
         made
     }
 
-    /// The checkpoint's values are here, or are not to be had.
+    /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
     pub(super) fn restored(&mut self, now: Instant, restored: ShardRestored) {
-        let Some(Restoring { connection, request, checkpoint, epoch, .. }) = self.restoring.take()
+        let Some(RestoreInProgress { connection, request, checkpoint, epoch, .. }) = self.restoring.take()
         else {
             return;
         };
@@ -539,7 +544,7 @@ impl Shard {
             Ok(counts) => counts,
             Err(error) => {
                 drop(store);
-                // What was declared goes, too: nothing is loaded in part.
+                // The declaration is dropped too, because no partly loaded state may remain.
                 let forgotten = self.forget_variables().map_err(|error| error.to_string());
                 let error = forgotten.err().unwrap_or(error);
                 return self.refuse_storage(connection, request, &error);
@@ -553,13 +558,13 @@ impl Shard {
         (self.version, self.gradients) = (counts.version, counts.gradients);
         if let Some(owner) = &mut self.owner {
             owner.forget_tokens();
-            owner.go_back(step);
+            owner.roll_back(step);
             self.counters.global_step.set(step.0);
         }
-        self.variables = Variables::Ready(store);
+        self.variables = VariablesState::Ready(store);
         self.count_tables();
         self.begin_follower(step);
-        self.ready_now(connection, request);
+        self.announce_ready(connection, request);
         self.grant_parked_tokens(now);
     }
 

@@ -1,26 +1,26 @@
-//! The checks of a push once it is whole, and of the values that it has made.
+//! Checks of a complete push, and of the values that an update has produced.
 
 use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 
-use super::replicas::ClientKey;
-use super::{Shard, Variables};
+use super::client_registry::ClientKey;
+use super::{Shard, VariablesState};
 use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
 use crate::config::NonFinite;
 use crate::metrics::Overflowed;
 use crate::store::Overflow;
 
-/// The refusal of a push that would make this of a value.
+/// Returns the refusal of a push that would make a value infinite or NaN.
 pub(super) fn overflow_refusal(overflow: Overflow) -> Refusal {
     let Overflow { variable, element, value } = overflow;
     Refusal::Overflow { variable, element, value }
 }
 
 impl Shard {
-    /// An update is made: counts and names what it has made infinite or NaN.
+    /// Counts an update that made values infinite or NaN, and records the first such value.
     pub(super) fn count_overflow(&mut self) {
-        let (Variables::Declared(store) | Variables::Ready(store)) = &mut self.variables else {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables else {
             return;
         };
         let Some(overflow) = store.take_overflow() else { return };
@@ -36,16 +36,16 @@ impl Shard {
         });
     }
 
-    /// Whether a client can hold a token, as far as a shard knows that does not own the step: it was made
-    /// for this client, and no other push has been applied under it.
-    fn may_be_held(&self, client: ClientKey, token: TokenId, generation: u32) -> bool {
-        let client = self.replicas.client(client);
+    /// Whether a client could hold a token, as far as a shard can tell that does not own the step:
+    /// the token was generated for this client, and no other push has been applied under it.
+    fn could_hold_token(&self, client: ClientKey, token: TokenId, generation: u32) -> bool {
+        let client = self.registry.client(client);
         token.0 < TOKEN_LIMIT
             && generation == generation_of(token, client.epoch)
             && !client.window.has_applied(token)
     }
 
-    /// Checks a push whose last part has come.
+    /// Checks a push whose last part has arrived.
     pub(super) fn check_whole(
         &self,
         client: ClientKey,
@@ -77,12 +77,12 @@ impl Shard {
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
         let held = match &self.owner {
-            // In synchronous mode a token that is over makes a push stale, and not wrong.
+            // In synchronous mode a push under a token that is over is stale. It is not refused.
             _ if self.is_synchronous() => true,
             Some(owner) => owner.holds(client, token, generation),
-            None => self.may_be_held(client, token, generation),
+            None => self.could_hold_token(client, token, generation),
         };
-        // Two pushes under one token would make two steps of one promise.
+        // A token pays for one push.
         let spent = inbox.whole_tokens().any(|other| other == token);
         if gradient && (token.0 == 0 || !held || spent) {
             return Err(Refusal::Token { token, generation });

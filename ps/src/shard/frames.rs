@@ -1,55 +1,57 @@
-//! What comes over a connection whose peer has said hello, as inputs of its shard.
+//! Receives the frames of a connection after its hello, as inputs of a shard.
 
 use pushpull_common::protocol::decode::{ReadError, Source};
 use pushpull_common::protocol::{BodyPoll, FrameReader, Poll};
 
-use super::Input;
+use super::ShardInput;
 
 /// The shard that a connection leads to.
-pub(crate) trait Hears {
-    /// Takes in what happened.
-    fn hear(&mut self, input: Input<'_>);
+pub(crate) trait FrameSink {
+    /// Handles an input.
+    fn frame_input(&mut self, input: ShardInput<'_>);
 
-    /// Lends the memory for the body of the connection's last message: [`super::Shard::body_target`].
+    /// Calls `receive` with the memory for the body of the connection's last message:
+    /// [`super::Shard::body_target`].
     fn with_body<R>(&mut self, connection: u64, receive: impl FnOnce(Option<&mut [u8]>) -> R) -> R;
 }
 
-/// What a read came to.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
-    /// Nothing more is there.
+pub(crate) enum FrameProgress {
+    /// There are no more bytes now.
     Blocked,
     /// The peer has closed the stream.
     Closed,
-    /// A message, or the whole body of the last one.
+    /// A message, or the complete body of the last one, has arrived.
     Whole,
 }
 
-/// Reads a connection.
+/// Receives the frames of one connection.
 ///
-/// Invariant: whatever has come is told to the shard by an input before [`Frames::next`] returns, as any
-/// byte renews its client's lease: a message, a body, or the progress of what is not whole yet.
+/// Invariant: before [`FrameReceiver::next`] returns, the shard has an input for everything
+/// received: a message, a body, or progress in an incomplete one. Every byte renews the lease of
+/// its client.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub(crate) struct FrameReceiver {
     connection: u64,
     reader: FrameReader,
     /// A body is being received.
     in_body: bool,
 }
 
-impl Frames {
-    /// Reads on where the hello ended.
-    pub(crate) fn new(connection: u64, mut reader: FrameReader) -> Frames {
+impl FrameReceiver {
+    /// Continues where the hello ended.
+    pub(crate) fn new(connection: u64, mut reader: FrameReader) -> FrameReceiver {
         reader.open();
-        Frames { connection, reader, in_body: false }
+        FrameReceiver { connection, reader, in_body: false }
     }
 
-    /// How many bytes have come in all.
+    /// Returns how many bytes have arrived in total.
     pub(crate) fn bytes(&self) -> u64 {
         self.reader.bytes()
     }
 
-    /// Whether a frame is here in part.
+    /// Returns whether a frame has arrived in part.
     pub(crate) fn has_begun(&self) -> bool {
         self.in_body || self.reader.has_begun()
     }
@@ -58,15 +60,15 @@ impl Frames {
     pub(crate) fn next(
         &mut self,
         source: &mut impl Source,
-        shard: &mut impl Hears,
-    ) -> Result<Came, ReadError> {
+        shard: &mut impl FrameSink,
+    ) -> Result<FrameProgress, ReadError> {
         let before = self.reader.bytes();
         let came = match self.in_body {
             true => self.body(source, shard)?,
             false => self.message(source, shard)?,
         };
-        if came == Came::Blocked && self.reader.bytes() != before {
-            shard.hear(Input::Progress { connection: self.connection });
+        if came == FrameProgress::Blocked && self.reader.bytes() != before {
+            shard.frame_input(ShardInput::Progress { connection: self.connection });
         }
         Ok(came)
     }
@@ -74,16 +76,16 @@ impl Frames {
     fn message(
         &mut self,
         source: &mut impl Source,
-        shard: &mut impl Hears,
-    ) -> Result<Came, ReadError> {
+        shard: &mut impl FrameSink,
+    ) -> Result<FrameProgress, ReadError> {
         Ok(match self.reader.poll(source)? {
-            Poll::Pending => Came::Blocked,
-            Poll::Closed => Came::Closed,
+            Poll::Pending => FrameProgress::Blocked,
+            Poll::Closed => FrameProgress::Closed,
             Poll::Frame(header, message) => {
                 self.in_body = header.body_bytes > 0;
                 let (connection, header) = (self.connection, &header);
-                shard.hear(Input::Message { connection, header, message });
-                Came::Whole
+                shard.frame_input(ShardInput::Message { connection, header, message });
+                FrameProgress::Whole
             }
         })
     }
@@ -91,18 +93,18 @@ impl Frames {
     fn body(
         &mut self,
         source: &mut impl Source,
-        shard: &mut impl Hears,
-    ) -> Result<Came, ReadError> {
+        shard: &mut impl FrameSink,
+    ) -> Result<FrameProgress, ReadError> {
         let reader = &mut self.reader;
         let polled = shard.with_body(self.connection, |target| match target {
             Some(target) => reader.poll_body(source, target),
             None => reader.skip_body(source),
         })?;
         if polled == BodyPoll::Pending {
-            return Ok(Came::Blocked);
+            return Ok(FrameProgress::Blocked);
         }
         self.in_body = false;
-        shard.hear(Input::Body { connection: self.connection });
-        Ok(Came::Whole)
+        shard.frame_input(ShardInput::Body { connection: self.connection });
+        Ok(FrameProgress::Whole)
     }
 }

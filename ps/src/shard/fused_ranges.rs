@@ -1,5 +1,5 @@
-//! Partitions that lie one behind the other and are changed alike, taken as one: a hundred thousand
-//! small variables cost what one costs that is as long.
+//! Fused ranges: adjacent partitions that are updated alike are treated as one. A hundred thousand
+//! small variables then cost as much as one variable of the same total length.
 
 use std::ops::Range;
 
@@ -8,25 +8,26 @@ use pushpull_common::tensor::DType;
 
 use crate::optimizer::VariableRules;
 
-/// Partitions of a shard, each group as long as it can be.
+/// The fused ranges of a shard. Each is as long as possible.
 ///
-/// Invariants: the groups rise, and cover what the partitions with elements cover; what pads them only
-/// within a group.
+/// Invariants: the ranges ascend, and cover the partitions that have elements. Padding is covered
+/// only within a range.
 #[derive(Debug, Default)]
 pub(super) struct FusedRanges(Vec<FusedRange>);
 
-/// Some partitions of one type, with one rule at one rate, and the padding between them, which is changed
-/// with them: nobody looks at what it becomes. Or one that is sparse, or whose rule needs sums over all of it.
+/// Adjacent partitions of one type with the same rule and rate, or one partition that is sparse or
+/// whose rule needs sums over all of it. The padding between the partitions is updated with them,
+/// and its values are never used.
 #[derive(Debug)]
 pub(super) struct FusedRange {
-    /// Where its values lie in what is pushed.
+    /// The range of the values in a push.
     pub(super) range: Range<u64>,
     pub(super) dtype: DType,
-    /// The index of its first partition among all of the layout.
+    /// The index of the first partition in the layout.
     first: usize,
-    /// Whether it is changed once a push is whole, and not as it comes.
-    pub(super) waits: bool,
-    /// Whether it is of rows, or of a table.
+    /// Whether the range is updated only once a push is complete, not as its parts arrive.
+    pub(super) is_deferred: bool,
+    /// Whether the partition has rows, or is of a table.
     pub(super) sparse: bool,
     /// Whether gradients change it.
     pub(super) trainable: bool,
@@ -34,9 +35,9 @@ pub(super) struct FusedRange {
 
 impl FusedRanges {
     pub(super) fn new(layout: &ShardLayout, rules: &VariableRules) -> FusedRanges {
-        let waits = |p: &Partition| p.is_sparse() || rules.sums(p);
+        let is_deferred = |p: &Partition| p.is_sparse() || rules.sums(p);
         let rule = |p: &Partition| {
-            (p.trainable, rules.place(p.variable), rules.rate(p.variable).to_bits())
+            (p.trainable, rules.rule_index(p.variable), rules.rate(p.variable).to_bits())
         };
         let mut fused_ranges: Vec<FusedRange> = Vec::new();
         let with_elements = layout.all().iter().enumerate().filter(|(_, p)| p.bytes > 0);
@@ -44,8 +45,8 @@ impl FusedRanges {
             let end = partition.offset + partition.bytes;
             match fused_ranges.last_mut() {
                 Some(last)
-                    if !last.waits
-                        && !waits(partition)
+                    if !last.is_deferred
+                        && !is_deferred(partition)
                         && last.range.end.next_multiple_of(8) == partition.offset
                         && last.dtype == partition.dtype
                         && rule(&layout.all()[last.first]) == rule(partition) =>
@@ -56,7 +57,7 @@ impl FusedRanges {
                     range: partition.offset..end,
                     dtype: partition.dtype,
                     first: index,
-                    waits: waits(partition),
+                    is_deferred: is_deferred(partition),
                     sparse: partition.is_sparse(),
                     trainable: partition.trainable,
                 }),
@@ -65,8 +66,9 @@ impl FusedRanges {
         FusedRanges(fused_ranges)
     }
 
-    /// The first partition that a range of what is pushed touches of which this holds: whether it is
-    /// sparse, and whether gradients change it. Only if there is one are they looked at one by one.
+    /// Returns the first partition touched by a range of a push for which `is_it(sparse,
+    /// trainable)` holds. Partitions are checked one by one only if a fused range or an index
+    /// satisfies it.
     pub(super) fn first_touched<'a>(
         &self,
         layout: &'a ShardLayout,
@@ -82,7 +84,7 @@ impl FusedRanges {
         some.then(|| layout.touched(range.clone()).find(of)).flatten()
     }
 
-    /// The groups that a range touches; an empty one touches none.
+    /// Returns the fused ranges that a range touches. An empty range touches none.
     pub(super) fn within(&self, range: Range<u64>) -> impl Iterator<Item = &FusedRange> {
         let first = self.0.partition_point(|fused_range| fused_range.range.end <= range.start);
         let end = if range.is_empty() { 0 } else { range.end };
@@ -91,12 +93,12 @@ impl FusedRanges {
 }
 
 impl FusedRange {
-    /// A partition that is changed as all of it is.
+    /// Returns the first partition, which represents all of them.
     pub(super) fn partition<'a>(&self, layout: &'a ShardLayout) -> &'a Partition {
         &layout.all()[self.first]
     }
 
-    /// What it has of a range.
+    /// Returns the intersection with a range.
     pub(super) fn part_of(&self, range: &Range<u64>) -> Range<u64> {
         let start = self.range.start.max(range.start);
         start..self.range.end.min(range.end).max(start)
@@ -115,9 +117,9 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::optimizer::{Lamb, Momentum, Rules, Sgd};
+    use crate::optimizer::{Lamb, Momentum, OptimizerRules, Sgd};
 
-    fn ends(variables: Vec<VariableSpec>, rules: &Rules) -> Vec<(u64, u64, bool)> {
+    fn ends(variables: Vec<VariableSpec>, rules: &OptimizerRules) -> Vec<(u64, u64, bool)> {
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
@@ -137,17 +139,17 @@ mod tests {
         fused_ranges
             .0
             .iter()
-            .map(|fused_range| (fused_range.range.start, fused_range.range.end, fused_range.waits))
+            .map(|fused_range| (fused_range.range.start, fused_range.range.end, fused_range.is_deferred))
             .collect()
     }
 
     #[test]
-    fn a_run_ends_where_something_is_changed_otherwise() {
+    fn a_range_ends_where_the_rule_the_rate_or_the_type_changes() {
         let f32 = |name: &str, elements: u64| VariableSpec::f32(name, [elements]).unwrap();
         let f64 = VariableSpec::new("wide", DType::F64, Shape::new([2]).unwrap()).unwrap();
         let rows = VariableSpec::f32("rows", [2, 2]).unwrap().sparse();
         let table = VariableSpec::table("table", DType::F32, [2], TableSpec::new(1 << 20)).unwrap();
-        let mut rules = Rules::new(Arc::new(Sgd::new(0.1)));
+        let mut rules = OptimizerRules::new(Arc::new(Sgd::new(0.1)));
         rules.optimizer_for("other*".into(), Arc::new(Momentum::new(0.1, 0.9)));
         rules.optimizer_for("sums*".into(), Arc::new(Lamb::default()));
         rules.rate_for("slow*".into(), 0.5);
@@ -155,7 +157,7 @@ mod tests {
             f32("a", 4),
             f32("empty", 0),
             f32("b", 2),
-            // What pads an odd number of elements is changed with them.
+            // The padding of an odd number of elements is updated with them.
             f32("odd", 3),
             f32("c", 2),
             f32("slow/a", 2),
@@ -187,13 +189,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_range_touches_is_found() {
+    fn a_range_finds_the_fused_ranges_it_touches() {
         let fused_ranges = |ranges: &[Range<u64>]| {
             let fused_range = |range: &Range<u64>| FusedRange {
                 range: range.clone(),
                 dtype: DType::F32,
                 first: 0,
-                waits: false,
+                is_deferred: false,
                 sparse: false,
                 trainable: true,
             };

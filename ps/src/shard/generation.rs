@@ -1,36 +1,37 @@
-//! The files of a declaration of variables: made with it, and removed once nothing names them.
+//! The files of one generation of variables: creates them with a declaration, and removes them once
+//! nothing names them.
 
 use std::sync::Arc;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 
-use super::durable::transaction_words;
+use super::shard_files::transaction_words;
 use super::fused_ranges::FusedRanges;
 use super::record::{ShardRecord, admitted_words};
-use super::{Shard, Variables};
+use super::{Shard, VariablesState};
 use crate::arena::{Arena, file_name};
 use crate::commit::table_bytes;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::VariableRules;
-use crate::store::{Geometry, Plan, Store};
+use crate::store::{StoreGeometry, StorePlan, Store};
 use crate::table::Table;
 
 impl Shard {
-    /// Makes the files of a new generation of variables and takes them into use. Nothing names
-    /// them before the next transaction.
+    /// Creates the files of a new generation of variables, and switches to them. The next
+    /// transaction names them.
     pub(super) fn make_variables(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
         let layout = catalogue.layout(self.id);
         let rules = self.config.rules.of_variables(&catalogue);
         let (push_slots, geometry) = (self.config.push_slots(), self.geometry(&layout, &rules));
-        let loan = self.budget.take(need(&geometry, &layout, push_slots))?;
+        let reservation = self.budget.reserve(need(&geometry, &layout, push_slots))?;
         let words = table_words(&geometry, &layout, push_slots);
         let (generation, tables) = (self.generation + 1, layout.tables().len());
         for kind in OF_A_GENERATION {
-            // A process may have been killed, or refused space, while it made them.
-            self.arena.place.remove(&file_name(kind, generation))?;
+            // An earlier attempt was killed, or ran out of space.
+            self.arena.storage.remove(&file_name(kind, generation))?;
         }
         let encoded = catalogue.encode();
         let mut memory = self.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
@@ -39,9 +40,9 @@ impl Shard {
         let inbox = self.arena.create(Kind::Inbox, generation, bytes)?;
         let inbox = Inbox::new(inbox, &layout, push_slots, self.next_push_slot);
         let memory = self.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
-        // Pages that a loss of power has kept from the disk must be found.
+        // Checksums are needed to find pages that a loss of power kept from the disk.
         let integrity = self.config.integrity_full || self.power.is_some();
-        let plan = Plan {
+        let plan = StorePlan {
             arena: self.arena.clone(),
             generation,
             catalogue,
@@ -52,34 +53,35 @@ impl Shard {
             cached_bytes_max: self.config.cached_bytes_max,
             planted: self.config.planted,
         };
-        let mut store = Store::create(plan, loan, &rules)?;
+        let mut store = Store::create(plan, reservation, &rules)?;
         self.journal.reserve_intent(transaction_words(words, tables))?;
         self.journal.begin_tables(memory, generation, geometry.first_table());
-        store.have_tables(&self.arena, generation, &self.budget, &rules, |making| {
-            Table::create(making, &mut self.journal)
+        store.attach_tables(&self.arena, generation, &self.budget, &rules, |inputs| {
+            Table::create(inputs, &mut self.journal)
         })?;
         self.generation = generation;
         self.inbox = Some(inbox);
         self.fused_ranges = FusedRanges::new(store.layout(), &rules);
-        self.variables = Variables::Declared(Box::new(store));
+        self.variables = VariablesState::Declared(Box::new(store));
         self.rules = rules;
-        self.shards_are_known();
+        self.count_participants();
         Ok(())
     }
 
-    /// Forgets the variables, durably, and then removes their files.
+    /// Forgets the variables durably, and then removes their files.
     pub(super) fn forget_variables(&mut self) -> Result<(), StorageError> {
-        self.variables = Variables::Absent;
-        self.backups.clear();
+        self.variables = VariablesState::Absent;
+        self.last_pulls.clear();
         if let Some(inbox) = self.inbox.take() {
             self.next_push_slot = inbox.next_number();
         }
         self.assigned.clear();
         self.persist();
-        self.journal.forget_tables();
+        self.journal.unmap_tables();
         match &mut self.power {
             None => remove_leftovers(&self.arena, None, &[]),
-            // The image on the disk may name them, and one that is being written flushes them.
+            // The image on disk may name the files, and an image that is being written flushes
+            // them.
             Some(power) => {
                 power.unnamed_since = Some(power.made);
                 Ok(())
@@ -87,24 +89,24 @@ impl Shard {
         }
     }
 
-    /// Removes the files that no image on the disk names any more.
+    /// Removes the files that no image on disk names.
     pub(super) fn remove_unnamed(&self) -> Result<(), StorageError> {
-        let named = self.restoring.is_some() || !matches!(self.variables, Variables::Absent);
+        let named = self.restoring.is_some() || !matches!(self.variables, VariablesState::Absent);
         let of_tables = self.store().map(files_of_tables).unwrap_or_default();
         remove_leftovers(&self.arena, named.then_some(self.generation), &of_tables)
     }
 
-    fn geometry(&self, layout: &ShardLayout, rules: &VariableRules) -> Geometry {
+    fn geometry(&self, layout: &ShardLayout, rules: &VariableRules) -> StoreGeometry {
         let slots = rules.most_slots(layout);
-        Geometry::new(layout, slots, self.config.block_bytes, self.config.pin_bytes_max)
+        StoreGeometry::new(layout, slots, self.config.block_bytes, self.config.pin_bytes_max)
     }
 
-    /// The bytes that the variables of a catalogue would take.
+    /// Returns the bytes that the variables of a catalogue need.
     pub(super) fn need(&self, catalogue: &Catalogue) -> u64 {
         let (layout, rules) =
             (catalogue.layout(self.id), self.config.rules.of_variables(catalogue));
         let stored = need(&self.geometry(&layout, &rules), &layout, self.config.push_slots());
-        // Tables take their memory as they grow; that there will be some is known now.
+        // Tables allocate memory as they grow. This counts what each needs at least.
         let together = if self.is_synchronous() { self.config.push_slots() as u64 } else { 1 };
         let tables = layout
             .tables()
@@ -114,24 +116,24 @@ impl Shard {
     }
 }
 
-/// The words of the tables of a shard.
-pub(crate) fn table_words(geometry: &Geometry, layout: &ShardLayout, push_slots: usize) -> usize {
+/// Returns the number of words of a shard's tables file.
+pub(crate) fn table_words(geometry: &StoreGeometry, layout: &ShardLayout, push_slots: usize) -> usize {
     let inbox = map_words(layout) + Inbox::table_words(layout, push_slots);
     geometry.table_words() + inbox + admitted_words(push_slots)
 }
 
-/// The bytes of memory that the variables of a layout take, with all that belongs to them.
-pub(super) fn need(geometry: &Geometry, layout: &ShardLayout, push_slots: usize) -> u64 {
+/// Returns the bytes of memory for the variables of a layout, with the inbox and the tables file.
+pub(super) fn need(geometry: &StoreGeometry, layout: &ShardLayout, push_slots: usize) -> u64 {
     let tables = table_bytes(table_words(geometry, layout, push_slots));
     geometry.need().saturating_add(Inbox::need(layout, push_slots)).saturating_add(tables)
 }
 
-/// The names of the files of a store's tables.
+/// Returns the names of the files of a store's embedding tables.
 pub(super) fn files_of_tables(store: &Store) -> Vec<String> {
     store.tables().iter().flat_map(Table::file_names).collect()
 }
 
-/// The catalogue that was declared.
+/// Opens the declared catalogue.
 pub(crate) fn open_catalogue(
     arena: &Arena,
     record: &ShardRecord,
@@ -139,39 +141,39 @@ pub(crate) fn open_catalogue(
     let name = file_name(Kind::Catalogue, record.generation);
     let memory = arena.open(Kind::Catalogue, record.generation, None)?;
     let bytes = &memory.bytes()[PAGE_BYTES..];
-    let fault = |what| Err(arena.place.corrupt(&name, Fault::at(PAGE_BYTES, what)));
+    let fault = |what| Err(arena.storage.corrupt(&name, Fault::at(PAGE_BYTES, what)));
     if bytes.len() as u64 > CATALOGUE_BYTES_MAX {
         return fault(format!("a catalogue of at most {CATALOGUE_BYTES_MAX} bytes"));
     }
     match Catalogue::decode(bytes) {
         Ok(catalogue) if catalogue.digest() == record.digest => Ok(catalogue),
-        Ok(_) => fault("the catalogue that was declared, not another".to_owned()),
+        Ok(_) => fault("the catalogue that was declared".to_owned()),
         Err(error) => fault(format!("a catalogue: {error}")),
     }
 }
 
-/// The files that each declaration of variables has of its own.
+/// The kinds of files that each generation has.
 const OF_A_GENERATION: [Kind; 6] =
     [Kind::Tables, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo, Kind::Catalogue];
 
-/// Removes the files of generations that are not in use: a process was killed while it made or
-/// removed them.
+/// Removes the files of unused generations, which a process left that was killed while it created
+/// or removed them.
 pub(super) fn remove_leftovers(
     arena: &Arena,
     generation: Option<u64>,
     of_tables: &[String],
 ) -> Result<(), StorageError> {
-    let mut kept = vec![file_name(Kind::Control, 0), file_name(Kind::Intent, 0)];
-    kept.extend((0..2).map(|turn| format!("{}-{turn}", Kind::Image.name())));
+    let mut retained = vec![file_name(Kind::Control, 0), file_name(Kind::Intent, 0)];
+    retained.extend((0..2).map(|turn| format!("{}-{turn}", Kind::Image.name())));
     let kinds = Kind::ALL.into_iter();
-    kept.extend(
+    retained.extend(
         generation
             .into_iter()
             .flat_map(|generation| kinds.clone().map(move |kind| file_name(kind, generation))),
     );
-    for name in arena.place.names()? {
-        if !kept.contains(&name) && !of_tables.contains(&name) {
-            arena.place.remove(&name)?;
+    for name in arena.storage.names()? {
+        if !retained.contains(&name) && !of_tables.contains(&name) {
+            arena.storage.remove(&name)?;
         }
     }
     Ok(())

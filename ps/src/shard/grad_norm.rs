@@ -1,5 +1,5 @@
-//! The norm of a gradient that lies whole, before the step owner is told that it is held here: where
-//! steps are made of gradients that are clipped by their global norm.
+//! Computes the squared norm of a gradient before this shard reports it as held, where gradients
+//! are clipped by their global norm.
 
 use std::time::Instant;
 
@@ -9,13 +9,13 @@ use super::Shard;
 use super::work::{Job, SLICE_BYTES};
 use crate::optimizer::Sums;
 
-/// The squares of a gradient's elements, added up slice by slice in the order of the layout.
+/// Adds up the squares of a gradient's elements, slice by slice, in the order of the layout.
 #[derive(Debug)]
 pub(super) struct NormJob {
     push_slot: u32,
-    /// Which push it is of those that came whole.
+    /// The number of the push among complete pushes. Its slot may hold another one.
     order: u64,
-    /// The partition under way, and how many bytes of what the push has of it are done.
+    /// The index of the current partition, and the bytes of the push in it that are done.
     partition: usize,
     done: usize,
     sums: Sums,
@@ -28,15 +28,15 @@ impl NormJob {
 }
 
 impl Shard {
-    /// Has the squares of a gradient that is whole added up.
+    /// Queues the computation of a complete gradient's squared norm.
     pub(super) fn begin_norm(&mut self, push_slot: u32) {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let order = push.map(|push| push.order);
         self.jobs.extend(order.map(|order| Job::measure(push_slot, order)));
     }
 
-    /// What the squares of the gradient in a room come to here; `None` if that is still to be added
-    /// up.
+    /// Returns the squared norm on this shard of the gradient in a push slot. `None` while it is
+    /// being computed or scanned. 0 without clipping.
     pub(super) fn squares_of(&self, push_slot: u32) -> Option<f64> {
         let push = self.inbox.as_ref()?.arrival(push_slot)?;
         match self.config.clip_by_global_norm {
@@ -45,7 +45,7 @@ impl Shard {
         }
     }
 
-    /// A slice of the work on a gradient; whether it is done.
+    /// Does one slice of the computation. Returns whether it is done.
     pub(super) fn work_on_norm(&mut self, job: &mut NormJob) -> bool {
         let mut tile = std::mem::take(&mut self.shared_tile);
         let done = self.norm_slice(job, &mut tile);
@@ -55,7 +55,7 @@ impl Shard {
 
     fn norm_slice(&self, job: &mut NormJob, tile: &mut Vec<u64>) -> bool {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return true };
-        // It may have been dropped meanwhile, and its room hold another.
+        // The push may have been dropped since, and its slot may hold another.
         let push = inbox.arrival(job.push_slot).filter(|push| push.order == job.order);
         let (Some(push), Some(source)) = (push, inbox.source(job.push_slot)) else {
             return true;
@@ -76,7 +76,7 @@ impl Shard {
                 }
                 let part = range.start + job.done as u64
                     ..range.start + bytes.min(job.done + budget) as u64;
-                // Rows lie where their partition does; they are in no tray.
+                // Rows are at the start of their partition's range, and never in a push buffer.
                 if let Some(piece) = source.piece(part, tile) {
                     match partition.dtype {
                         DType::F32 => add_squares::<f32>(&mut job.sums, piece.bytes),
@@ -84,7 +84,7 @@ impl Shard {
                         _ => {}
                     }
                     job.done += piece.bytes.len();
-                    // In whole words, so that the next slice ends between two elements of any type.
+                    // Whole words, so that the next slice ends between two elements of any type.
                     budget = budget.saturating_sub(piece.bytes.len().next_multiple_of(8));
                     if job.done < bytes {
                         continue;
@@ -96,18 +96,18 @@ impl Shard {
         true
     }
 
-    /// The norm of a gradient is known: now the step owner is told that it is held.
-    pub(super) fn measured(&mut self, now: Instant, job: &NormJob) {
+    /// The squared norm is known: reports the gradient as held.
+    pub(super) fn norm_done(&mut self, now: Instant, job: &NormJob) {
         let [squares, ..] = job.sums.totals();
         let Some(inbox) = &mut self.inbox else { return };
-        // The room may hold another.
+        // The slot may hold another push.
         if inbox.arrival(job.push_slot).is_none_or(|push| push.order != job.order) {
             return;
         }
         let Some(token) = inbox.set_squares(job.push_slot, squares) else { return };
         let own = self.index_of(self.id);
         match self.coordinator_mut().zip(own) {
-            // One that is over has been dropped.
+            // A push whose token is over has been dropped.
             Some((coordinator, own)) => _ = coordinator.held(own, token.0, squares.into()),
             None => self.report_held(token),
         }

@@ -1,4 +1,4 @@
-//! Taking a peer in: who it is, whether it belongs here, and what it is told.
+//! The handshake: checks a peer's hello, and admits or refuses the peer.
 
 use std::time::Instant;
 
@@ -13,25 +13,25 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Refusal, version};
 
-use super::output::Output;
-use super::replicas::Admitted;
-use super::{Conversation, Shard, Variables, answer_to};
+use super::output::ShardOutput;
+use super::client_registry::AdmittedClient;
+use super::{ConnectionState, Shard, VariablesState, answer_to};
 use crate::aggregate::mode::Mode;
 use crate::config::NonFinite;
 
 /// The job of the parameter servers.
 const PS: &str = "ps";
 
-/// The way a peer has come.
+/// Where a peer connects from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// From another host, perhaps.
+pub(crate) enum PeerOrigin {
+    /// Possibly another host.
     Remote,
-    /// From this host.
+    /// This host, over TCP.
     Loopback,
-    /// Through a Unix socket of this host, over which descriptors can be passed.
+    /// This host, over a Unix socket, which can pass descriptors.
     Unix {
-        /// Whether it runs as the same user as this process.
+        /// Whether the peer has the same user id as this process.
         same_user: bool,
     },
 }
@@ -43,13 +43,13 @@ impl Shard {
         connection: u64,
         hello: &Hello,
         header: &Header,
-        way: Way,
+        origin: PeerOrigin,
     ) {
-        match self.admit(now, connection, hello, way) {
+        match self.admit(now, connection, hello, origin) {
             Ok(welcome) => self.answer(connection, answer_to(header), welcome.into()),
             Err(refusal) => {
                 self.refuse(connection, answer_to(header), refusal);
-                self.outputs.push_back(Output::Close { connection });
+                self.outputs.push_back(ShardOutput::Close { connection });
             }
         }
     }
@@ -59,7 +59,7 @@ impl Shard {
         now: Instant,
         connection: u64,
         hello: &Hello,
-        way: Way,
+        origin: PeerOrigin,
     ) -> Result<Welcome, Refusal> {
         let version = version::agree(hello.version_oldest, hello.version_newest)
             .ok_or(Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST })?;
@@ -75,16 +75,16 @@ impl Shard {
             && client != store.catalogue().digest()
         {
             let server = store.catalogue().digest();
-            let differs = Detail::clipped("they were declared anew since this client joined");
+            let differs = Detail::clipped("the variables were declared again since this client joined");
             return Err(Refusal::Catalogue { server, client, differs });
         }
         if self.restoring.is_some() && hello.seen_epoch != RestoreEpoch(0) {
-            // It comes back when the next epoch has begun, and is told how far it goes back.
+            // The client reconnects in the next epoch, and then learns how far it was rolled back.
             let what = Detail::clipped("restores under way");
             return Err(Refusal::Busy { what, limit: 1 });
         }
         let limit = self.config.connections_max;
-        if self.conversations.len() >= limit {
+        if self.connections.len() >= limit {
             let what = Detail::clipped("connections");
             return Err(Refusal::Busy { what, limit: limit as u64 });
         }
@@ -101,12 +101,12 @@ impl Shard {
         let crc = match hello.body_crc {
             BodyCrc::On {} => true,
             BodyCrc::Off {} => false,
-            BodyCrc::Auto {} => way == Way::Remote,
+            BodyCrc::Auto {} => origin == PeerOrigin::Remote,
         };
         let role = hello.role;
-        let (receiving, refused) = (None, None);
-        let conversation = Conversation { role, client, way, shared: 0, crc, receiving, refused };
-        self.conversations.insert(connection, conversation);
+        let (expected_body, refused) = (None, None);
+        let state = ConnectionState { role, client, origin, shared: 0, crc, expected_body, refused };
+        self.connections.insert(connection, state);
         Ok(Welcome {
             version,
             shards: self.config.shards,
@@ -137,7 +137,7 @@ impl Shard {
         })
     }
 
-    /// Whether the cluster has whoever says hello. Readers have no place in it.
+    /// Checks that the cluster has the task that says hello. A reader is not a task of the cluster.
     fn check_task(&self, hello: &Hello) -> Result<(), Refusal> {
         let (cluster, job) = (&self.config.cluster, hello.job.as_str());
         let unknown = |detail: String| {
@@ -147,7 +147,7 @@ impl Shard {
         let has = |job: &str| cluster.num_tasks(job).is_ok_and(|tasks| tasks > 0);
         match hello.role {
             Role::Worker {} | Role::Chief {} if job == PS => {
-                unknown("the tasks of the job ps are no workers".to_owned())
+                unknown("a task of the job ps is not a worker".to_owned())
             }
             Role::Worker {} | Role::Chief {} => {
                 let lists_workers = cluster.jobs().any(|job| job != PS && has(job));
@@ -158,7 +158,7 @@ impl Shard {
                     Err(error) => unknown(error.to_string()),
                 }
             }
-            Role::Peer {} if job != PS => unknown("peers are the tasks of the job ps".to_owned()),
+            Role::Peer {} if job != PS => unknown("a peer must be a task of the job ps".to_owned()),
             Role::Peer {} => match cluster.task_address(PS, hello.task) {
                 Ok(_) => Ok(()),
                 Err(error) => unknown(error.to_string()),
@@ -172,9 +172,9 @@ impl Shard {
         now: Instant,
         connection: u64,
         hello: &Hello,
-    ) -> Result<Admitted, Refusal> {
-        // One that has been elsewhere finds out: it goes on from other values, or this shard has lost
-        // those it knew.
+    ) -> Result<AdmittedClient, Refusal> {
+        // The client's values are of another restore epoch, or this shard has lost the values that
+        // the client knew.
         if hello.seen_epoch != RestoreEpoch(0) && hello.seen_epoch != self.epoch {
             return Err(self.other_epoch(hello.seen_epoch));
         }
@@ -184,10 +184,10 @@ impl Shard {
             .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
         let mint = self.owner.is_some();
         let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
-        let admitted = self.replicas.admit(&task, incarnation, epoch, mint, connection, now)?;
+        let admitted = self.registry.admit(&task, incarnation, epoch, mint, connection, now)?;
         if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
-            self.outputs.push_back(Output::Close { connection: replaced });
-            self.drop_line(now, replaced, admitted.key);
+            self.outputs.push_back(ShardOutput::Close { connection: replaced });
+            self.drop_client_connection(now, replaced, admitted.key);
         }
         if admitted.fenced {
             if let Some(inbox) = &mut self.inbox {
@@ -196,7 +196,7 @@ impl Shard {
             self.drop_client(now, admitted.key, true);
         }
         if hello.role == (Role::Chief {}) {
-            self.chief_is(admitted.key, admitted.epoch);
+            self.chief_joined(admitted.key, admitted.epoch);
         }
         self.replica_joins(now, admitted.key);
         Ok(admitted)
@@ -204,11 +204,11 @@ impl Shard {
 
     pub(super) fn catalogue_state(&self) -> CatalogueState {
         match &self.variables {
-            Variables::Absent => CatalogueState::Absent {},
-            Variables::Declared(store) => {
+            VariablesState::Absent => CatalogueState::Absent {},
+            VariablesState::Declared(store) => {
                 CatalogueState::Declared { digest: store.catalogue().digest() }
             }
-            Variables::Ready(store) => CatalogueState::Ready { digest: store.catalogue().digest() },
+            VariablesState::Ready(store) => CatalogueState::Ready { digest: store.catalogue().digest() },
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What must hold between two inputs of a shard; asserted in tests, the simulator and the fuzzer.
+//! The invariants of a shard between two inputs, asserted in tests, the simulator and the fuzzer.
 
 use std::collections::BTreeSet;
 
@@ -7,32 +7,32 @@ use pushpull_common::ids::TokenId;
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 
 use super::Shard;
-use super::parked::Wait;
+use super::parked_requests::WaitReason;
 #[cfg(any(test, fuzzing))]
 use super::record::ShardRecord;
-use super::replicas::Presence;
+use super::client_registry::ClientPresence;
 
-/// What a shard is after a kill as it was before: its own words, its clients and what each has settled
-/// last, and its values.
+/// The state of a shard that a kill must not change: its own words, its clients with the newest
+/// sequence each has settled, and its values.
 #[cfg(any(test, fuzzing))]
 #[derive(Debug, PartialEq)]
 pub(crate) struct DurableState {
     record: ShardRecord,
-    clients: Vec<(TaskId, ClientEpoch, Incarnation, Presence, u64)>,
+    clients: Vec<(TaskId, ClientEpoch, Incarnation, ClientPresence, u64)>,
     values: Vec<u8>,
     table_rows: Vec<u64>,
 }
 
 impl Shard {
-    /// What is to be there after a kill, if no work is due.
+    /// Returns the state that must exist after a kill, if no work is queued.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn durable_state(&self) -> DurableState {
-        // Lives are counted; what a step takes follows from who is there.
+        // Each process increments `lives`. The goal of a step follows from the present clients.
         let (lives, goal, applying) = (0, 0, false);
         let record = ShardRecord { lives, goal, applying, ..self.record() };
-        let clients = self.replicas.keys().map(|key| {
-            let client = self.replicas.client(key);
-            // What is held of a step may be settled as it is taken up.
+        let clients = self.registry.keys().map(|key| {
+            let client = self.registry.client(key);
+            // Recovery may settle held gradients.
             let newest = if self.follower.is_some() { 0 } else { client.window.newest() };
             (client.task.clone(), client.epoch, client.incarnation, client.presence, newest)
         });
@@ -56,11 +56,11 @@ impl Shard {
         }
         assert!(self.jobs.iter().skip(1).all(|job| !job.has_begun()), "one update at a time");
         let idle = !self.jobs.front().is_some_and(|job| job.has_begun());
-        assert!(idle || self.streaming_apply.is_none(), "one draft at a time");
+        assert!(idle || self.streaming_apply.is_none(), "one dirty update at a time");
         let dirty = self.store().is_some_and(|store| store.is_dirty());
         assert!(
             !dirty || !idle || self.streaming_apply.is_some(),
-            "what nobody works on is forgotten"
+            "shadows without an update are discarded"
         );
         self.check_waits();
         self.check_held();
@@ -69,31 +69,31 @@ impl Shard {
         self.check_windows_are_saved();
     }
 
-    /// Nobody waits for what is there.
+    /// Asserts that no request waits for something that is available.
     fn check_waits(&self) {
-        let waits_for_push_slot = self.parked.any(|entry| matches!(entry.wait, Wait::PushSlot));
+        let waits_for_push_slot = self.parked.any(|entry| matches!(entry.wait, WaitReason::PushSlot));
         if let Some(inbox) = &self.inbox {
             inbox.check_invariants();
             assert!(
                 !(waits_for_push_slot && inbox.has_free()),
-                "a push slot is free and somebody waits"
+                "a request waits although a push slot is free"
             );
         }
         let none_for = |client| self.owner.as_ref().is_some_and(|owner| owner.has_none_for(client));
-        let in_vain = |entry: &super::Entry| {
-            matches!(entry.wait, Wait::Token) && !entry.client.is_some_and(none_for)
+        let in_vain = |entry: &super::ParkedRequest| {
+            matches!(entry.wait, WaitReason::Token) && !entry.client.is_some_and(none_for)
         };
-        assert!(!self.parked.any(in_vain), "a token is there and somebody waits");
-        let waits_for_ready = self.parked.any(|entry| matches!(entry.wait, Wait::Ready));
+        assert!(!self.parked.any(in_vain), "a request waits although a token is available");
+        let waits_for_ready = self.parked.any(|entry| matches!(entry.wait, WaitReason::Ready));
         assert!(
             !(waits_for_ready && self.is_ready()),
-            "the variables are ready and somebody waits"
+            "a request waits although the variables are ready"
         );
-        let listens = |connection| self.conversations.contains_key(&connection);
-        assert!(!self.parked.any(|entry| !listens(entry.connection)), "nobody hears the answer");
-        let current = |entry: &super::Entry| {
+        let listens = |connection| self.connections.contains_key(&connection);
+        assert!(!self.parked.any(|entry| !listens(entry.connection)), "a parked request has no connection");
+        let current = |entry: &super::ParkedRequest| {
             entry.client.is_none_or(|client| {
-                let connection = self.replicas.client(client).connection;
+                let connection = self.registry.client(client).connection;
                 connection.is_none_or(|connection| connection == entry.connection)
             })
         };
@@ -103,7 +103,8 @@ impl Shard {
         );
     }
 
-    /// Every token is held by a member, or being recalled, or its push is whole; no two pushes spend one.
+    /// Asserts that the holder of every token is present, or the token is being recalled, or its
+    /// push is complete, and that no two pushes spend one token.
     fn check_tokens(&self) {
         let Some(owner) = &self.owner else { return };
         let mut whole = BTreeSet::new();
@@ -111,7 +112,7 @@ impl Shard {
             assert!(whole.insert(token), "token {token} is spent twice");
         }
         for (token, holder) in owner.outstanding() {
-            let present = self.replicas.client(holder).presence == Presence::Present;
+            let present = self.registry.client(holder).presence == ClientPresence::Present;
             let recalled = owner.recalls().has(token);
             assert!(present || recalled || whole.contains(&token), "token {token} is lost");
         }

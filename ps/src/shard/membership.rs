@@ -1,41 +1,41 @@
-//! Who is here: leases, leaving, lost connections.
+//! Membership: leases, leaving, and lost connections.
 
 use std::time::Instant;
 
 use pushpull_common::protocol::{Envelope, Refusal, message};
 
-use super::output::Output;
-use super::parked::Wait;
-use super::replicas::{ClientKey, Presence};
+use super::output::ShardOutput;
+use super::parked_requests::WaitReason;
+use super::client_registry::{ClientKey, ClientPresence};
 use super::{Detail, Shard};
 use crate::aggregate::step_coordinator::PerPush;
 
 impl Shard {
     pub(super) fn tick(&mut self, now: Instant) {
-        let lost = self.replicas.expire(now);
-        if let Some(pause) = self.replicas.paused() {
-            self.inbox.iter_mut().for_each(|inbox| inbox.excuse(pause, now));
-            self.owner.iter_mut().for_each(|owner| owner.excuse(pause, now));
+        let lost = self.registry.expire(now);
+        if let Some(pause) = self.registry.paused() {
+            self.inbox.iter_mut().for_each(|inbox| inbox.extend_deadlines(pause, now));
+            self.owner.iter_mut().for_each(|owner| owner.extend_deadlines(pause, now));
         }
         for client in lost {
             self.counters.members_lost.add(1);
-            if let Some(connection) = self.replicas.client_mut(client).connection.take() {
-                self.outputs.push_back(Output::Close { connection });
-                self.drop_line(now, connection, client);
+            if let Some(connection) = self.registry.client_mut(client).connection.take() {
+                self.outputs.push_back(ShardOutput::Close { connection });
+                self.drop_client_connection(now, connection, client);
             }
             self.drop_client(now, client, false);
         }
         self.stop_expecting(now);
         self.end_straggler_waits(now);
-        self.tell_owner_again(now);
-        self.end_waits_for_cuts(now);
+        self.repeat_reports(now);
+        self.expire_cuts(now);
         self.recall_tokens(now);
         self.forget_growth(now);
-        // In synchronous mode a push that is whole here and not everywhere helps nobody.
-        let kept = if self.is_synchronous() { PerPush::new() } else { self.whole_tokens() };
+        // In synchronous mode a push that is complete on some shards only never counts.
+        let complete = if self.is_synchronous() { PerPush::new() } else { self.whole_tokens() };
         let asks = !self.shards_to_ask().is_empty();
         if let Some(owner) = self.owner.as_mut().filter(|_| !asks) {
-            let expired = owner.expire(now, |token| kept.contains(&token));
+            let expired = owner.expire(now, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
             if expired > 0 {
                 self.decide(now);
@@ -51,12 +51,12 @@ impl Shard {
         for entry in self.parked.expire(now) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = match &entry.wait {
-                Wait::Ready => "the chief to initialize the variables".to_owned(),
-                Wait::Token => {
+                WaitReason::Ready => "the chief to initialize the variables".to_owned(),
+                WaitReason::Token => {
                     self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens(now, entry.client))
                 }
-                Wait::PushSlot => self.awaited_push_slot(now),
-                Wait::Pull { at_least, .. } | Wait::Rows { at_least, .. } => {
+                WaitReason::PushSlot => self.awaited_push_slot(now),
+                WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. } => {
                     self.awaited_values(now, *at_least)
                 }
             };
@@ -66,34 +66,35 @@ impl Shard {
     }
 
     pub(super) fn disconnected(&mut self, now: Instant, connection: u64) {
-        let Some(conversation) = self.conversations.remove(&connection) else {
+        let Some(state) = self.connections.remove(&connection) else {
             return;
         };
-        self.take_back(connection);
+        self.revoke_shared(connection);
         self.parked.drop_connection(connection);
-        self.give_up_saving_for(connection);
-        self.forget_part(connection);
+        self.abandon_save_of(connection);
+        self.forget_peer_connection(connection);
         self.drop_save_requests_of(connection);
-        let Some(key) = conversation.client else {
+        let Some(key) = state.client else {
             return;
         };
-        // The client stays a member for its lease: it may come back and go on.
-        let client = self.replicas.client_mut(key);
+        // The client stays a member for its lease: it may reconnect and continue.
+        let client = self.registry.client_mut(key);
         if client.connection == Some(connection) {
             client.connection = None;
-            self.drop_line(now, connection, key);
+            self.drop_client_connection(now, connection, key);
         }
     }
 
-    /// Drops what came over a client's connection that is gone or replaced, and what waits there
-    /// for an answer: a token granted to nobody who listens would be lost to all.
-    pub(super) fn drop_line(&mut self, now: Instant, connection: u64, client: ClientKey) {
+    /// Drops everything that depends on a client's connection that has ended or was replaced:
+    /// incomplete pushes, and parked requests. A token granted to a closed connection would be
+    /// lost.
+    pub(super) fn drop_client_connection(&mut self, now: Instant, connection: u64, client: ClientKey) {
         self.parked.drop_connection(connection);
-        if let Some(conversation) = self.conversations.get_mut(&connection) {
-            conversation.receiving = None;
+        if let Some(state) = self.connections.get_mut(&connection) {
+            state.expected_body = None;
         }
         if let Some(inbox) = &mut self.inbox {
-            self.counters.pushes_dropped.add(inbox.give_up(client) as u64);
+            self.counters.pushes_dropped.add(inbox.discard_incomplete(client) as u64);
         }
         self.give_parked_push_slots(now);
     }
@@ -105,34 +106,36 @@ impl Shard {
         client: ClientKey,
         request: Envelope,
     ) {
-        self.replicas.client_mut(client).presence = Presence::Left;
+        self.registry.client_mut(client).presence = ClientPresence::Left;
         self.drop_client(now, client, false);
         self.answer(connection, request, message::Left {}.into());
     }
 
-    /// Drops what belongs to a client that has left, is lost, or is fenced by a newer self:
-    /// its tokens and rooms go to others. Pushes that are whole stay; in synchronous mode, if they
-    /// are admitted. In asynchronous mode the other shards are asked for its tokens first, unless they
-    /// are of a self that has been fenced and can push no more.
+    /// Drops the state of a client that has left, is lost, or is fenced by a newer incarnation. Its
+    /// tokens and push slots go to other clients.
+    ///
+    /// Complete pushes stay; in synchronous mode only admitted ones do. In asynchronous mode the
+    /// other shards are asked about its tokens first, except for a fenced incarnation, which cannot
+    /// push any more.
     pub(super) fn drop_client(&mut self, now: Instant, client: ClientKey, fenced: bool) {
-        // What it waits for would come to nobody, and never come back.
+        // A token or push slot that it is waiting for would never be returned.
         self.parked.take(|entry| {
-            entry.client == Some(client) && matches!(entry.wait, Wait::Token | Wait::PushSlot)
+            entry.client == Some(client) && matches!(entry.wait, WaitReason::Token | WaitReason::PushSlot)
         });
         if let Some(inbox) = &mut self.inbox {
             inbox.drop_client(client);
         }
-        self.backups.drop_client(client);
-        self.replica_goes(now, client, fenced);
+        self.last_pulls.drop_client(client);
+        self.replica_leaves(now, client, fenced);
         if !fenced && !self.shards_to_ask().is_empty() {
             self.owner.iter_mut().for_each(|owner| owner.leave(client));
             self.recall_tokens(now);
             self.grant_parked_tokens(now);
             return self.give_parked_push_slots(now);
         }
-        let kept = self.whole_tokens();
+        let complete = self.whole_tokens();
         if let Some(owner) = &mut self.owner {
-            let returned = owner.drop_client(client, |token| kept.contains(&token));
+            let returned = owner.drop_client(client, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(returned as u64);
         }
         self.grant_parked_tokens(now);
@@ -140,11 +143,11 @@ impl Shard {
     }
 
     pub(super) fn report_members(&mut self) {
-        let members = self.replicas.counts();
+        let members = self.registry.counts();
         if members != self.members {
             self.members = members;
             let (joined, present) = members;
-            self.outputs.push_back(Output::Members { joined, present });
+            self.outputs.push_back(ShardOutput::Members { joined, present });
         }
     }
 }

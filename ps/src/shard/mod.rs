@@ -1,19 +1,19 @@
-//! A shard, as a pure state machine: what it is told and what it wants done.
+//! One shard of a parameter server, as a pure state machine.
 //!
-//! There is no socket, thread or clock in here. The runtime and the simulator both drive a
-//! [`Shard`] through its two doors: [`Shard::handle`] takes what happened, [`Shard::poll_output`]
-//! gives what to do. Two more exist because bulk bytes and long work should not pass through
-//! doors: [`Shard::body_target`] lends the memory a body is received into, and [`Shard::work`]
-//! does a slice of an update, so that small requests stay alive beside it.
+//! A shard has no socket, thread or clock. The runtime and the simulator drive a [`Shard`] in the
+//! same way: [`Shard::handle`] takes an input, and [`Shard::poll_output`] returns the next output.
+//! Two more entry points keep bulk bytes and long work out of these: [`Shard::body_target`] returns
+//! the memory that receives a body, and [`Shard::work`] does one slice of an update, so that small
+//! requests are served between slices.
 
 mod buffer_pool;
-pub(crate) mod changed;
+pub(crate) mod changed_clients;
 mod checkpoint_cut;
 pub(crate) mod checkpoints;
 mod checks;
 mod chief;
-pub(crate) mod durable;
-mod encoded;
+pub(crate) mod shard_files;
+mod encoded_parts;
 pub(crate) mod frames;
 mod fused_ranges;
 pub(crate) mod generation;
@@ -25,7 +25,7 @@ mod invariants;
 mod mean;
 mod membership;
 pub(crate) mod output;
-mod parked;
+mod parked_requests;
 mod persist;
 pub(crate) mod poison;
 pub(crate) mod power;
@@ -35,11 +35,11 @@ mod push_slots;
 mod pushes;
 mod recalls;
 pub(crate) mod record;
-pub(crate) mod reopenable;
-pub(crate) mod replicas;
+pub(crate) mod control_file;
+pub(crate) mod client_registry;
 mod rows;
 mod scan;
-mod shared;
+mod shared_values;
 mod stale_pushes;
 mod staleness;
 mod step_messages;
@@ -78,140 +78,140 @@ use crate::planted::Bug;
 use crate::store::Store;
 use buffer_pool::BufferPool;
 use checkpoint_cut::{CheckpointCut, SaveRequest};
-use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
-use encoded::{Encoded, Form};
+use checkpoints::{SaveRequester, SaverEvent, RestoreInProgress, SaveInProgress, ShardRestored};
+use encoded_parts::{EncodedPart, PartEncoding};
 use fused_ranges::FusedRanges;
 use growth::AwaitedGrowth;
-pub(crate) use handshake::Way;
-use output::{Body, EncodedValuesPart, Output};
-use parked::{Entry, Parked, Wait};
+pub(crate) use handshake::PeerOrigin;
+use output::{AnswerBody, EncodeBuffers, ShardOutput};
+use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
 use power::Power;
-use replicas::{ClientKey, Presence, Replicas};
+use client_registry::{ClientKey, ClientPresence, ClientRegistry};
 use rows::RowWork;
-use staleness::Backups;
+use staleness::LastPulls;
 use streaming_apply::StreamingApply;
 use work::Job;
 
-/// Something that happened to a shard.
+/// An input of a shard.
 #[derive(Debug)]
-pub(crate) enum Input<'a> {
-    /// A peer has said hello. The connection's number is new.
+pub(crate) enum ShardInput<'a> {
+    /// A peer has said hello. Its connection has a new number.
     Connected {
-        /// The number.
+        /// The number of the connection.
         connection: u64,
-        /// What it said.
+        /// The hello.
         hello: &'a Hello,
-        /// The header it came under.
+        /// The header of the hello.
         header: &'a Header,
-        /// How it has come.
-        way: Way,
+        /// Where the peer connects from.
+        origin: PeerOrigin,
     },
-    /// A message has come. If it has a body, that comes next.
+    /// A message has arrived. Its body follows, if it has one.
     Message {
-        /// Over this connection.
+        /// The connection.
         connection: u64,
-        /// Its header.
+        /// The header of the message.
         header: &'a Header,
-        /// What it says.
+        /// The meta of the message.
         message: Message,
     },
-    /// Bytes of a frame have come, but not all of it.
+    /// Bytes of an incomplete frame have arrived.
     Progress {
-        /// Over this connection.
+        /// The connection.
         connection: u64,
     },
-    /// The body of the last message has come whole into [`Shard::body_target`].
+    /// The body of the last message is complete in [`Shard::body_target`].
     Body {
-        /// Over this connection.
+        /// The connection.
         connection: u64,
     },
-    /// A connection is gone.
+    /// A connection has ended.
     Disconnected {
-        /// Which.
+        /// The connection.
         connection: u64,
     },
-    /// The saver says something.
-    News(News),
-    /// What came of [`Output::SaveShard`].
+    /// The saver reports an event.
+    SaverEvent(SaverEvent),
+    /// The result of [`ShardOutput::SaveShard`].
     ShardSaved {
-        /// Over this connection it was asked for.
+        /// The connection of the request.
         connection: u64,
-        /// By this request.
+        /// The request.
         request: Envelope,
-        /// What the manifest is to say of it, or why it is not written.
+        /// The shard's entry for the manifest, or why the shard is not saved.
         result: Result<Vec<u8>, String>,
     },
-    /// There is a connection to the step owner's shard, or there is none any more.
+    /// The connection to the step owner's shard is up or down.
     OwnerLink {
-        /// Whether there is.
+        /// Whether it is up.
         up: bool,
     },
-    /// The step owner says something over that connection.
+    /// The step owner has sent a message over that connection.
     Owner {
-        /// Its header.
+        /// The header of the message.
         header: &'a Header,
-        /// What it says.
+        /// The meta of the message.
         message: Message,
     },
-    /// What came of [`Output::Flush`].
+    /// The result of [`ShardOutput::Flush`].
     Flushed(Result<(), String>),
-    /// What came of [`Output::RestoreShard`].
+    /// The result of [`ShardOutput::RestoreShard`].
     ShardRestored(Box<ShardRestored>),
-    /// Time has passed. Comes at least every [`TICK`].
+    /// The time has advanced. This input comes at least every [`TICK`].
     Tick,
 }
 
-/// How often a shard must be told the time.
+/// The longest time between two [`ShardInput::Tick`].
 pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// What a body that is being received is for.
+/// The use of the body that a connection is receiving.
 #[derive(Debug)]
-enum Receiving {
+enum ExpectedBody {
     /// A part of a push.
-    Part(Part),
+    Part(IncomingPart),
     /// A catalogue.
     Catalogue { request: Envelope, digest: [u8; 32], bytes: Vec<u8> },
-    /// What a user wants kept with a checkpoint.
+    /// A user's data, to be stored with a checkpoint.
     User { request: Envelope, bytes: Vec<u8> },
-    /// The numbers of rows that are pulled.
-    Rows(Entry),
+    /// The row numbers of a pull of rows.
+    Rows(ParkedRequest),
 }
 
-/// A part of a push that has been announced.
+/// A part of a push whose message has arrived.
 #[derive(Clone, Debug)]
-struct Part {
+struct IncomingPart {
     connection: u64,
     client: ClientKey,
     push_slot: u32,
-    /// Where it lies in the shard's layout; empty for a part without a body.
+    /// The range in the shard's layout. Empty for a part without a body.
     range: Range<u64>,
     request: Envelope,
-    /// If its body comes encoded.
-    encoded: Option<Encoded>,
-    /// On the last part, the bytes of all of them.
+    /// The encoding of the body, if it is encoded.
+    encoded: Option<EncodedPart>,
+    /// On the last part, the bytes of all parts.
     whole: Option<u64>,
     next: bool,
-    /// How long the answer is waited for.
+    /// When the client stops waiting for the answer.
     deadline: Option<Instant>,
 }
 
-/// What a shard knows of a connection.
+/// The shard's state of one connection.
 #[derive(Debug)]
-struct Conversation {
+struct ConnectionState {
     role: Role,
     client: Option<ClientKey>,
-    way: Way,
-    /// How often it has been lent memory.
+    origin: PeerOrigin,
+    /// How many times shared memory was sent over it.
     shared: u32,
     crc: bool,
-    receiving: Option<Receiving>,
-    /// The push whose refusal has been sent: its other parts are passed over in silence.
+    expected_body: Option<ExpectedBody>,
+    /// The push that was refused. Its other parts are skipped without an answer.
     refused: Option<(Sequence, u32)>,
 }
 
-/// How far the variables are.
+/// The variables of a shard, and how far their declaration has progressed.
 #[derive(Debug)]
-enum Variables {
+enum VariablesState {
     Absent,
     Declared(Box<Store>),
     Ready(Box<Store>),
@@ -219,13 +219,15 @@ enum Variables {
 
 /// One shard of a ps task.
 ///
-/// Getters: [`Shard::body_target`], [`Shard::has_work`]. What happened: [`Shard::handle`].
-/// What to do next: [`Shard::poll_output`], [`Shard::work`].
+/// Inputs go to [`Shard::handle`] and [`Shard::body_target`]. [`Shard::poll_output`] and
+/// [`Shard::work`] return what to do next.
 ///
-/// Invariants: what an input changes is committed, in one transaction, before what it causes is put
-/// out: an answer to a push leaves after the push is applied and settled in its client's window for
-/// good; the durable words are what the tables make them; a client that is fenced or lost has no
-/// rooms and no tokens but those of pushes that were whole.
+/// Invariants:
+///
+/// - All changes of an input are committed in one transaction before its outputs are returned. The
+///   answer to a push leaves after the push is applied and durably settled in its client's window.
+/// - The durable words are a function of the shard's state.
+/// - A fenced or lost client holds no push slots, and no tokens except those of complete pushes.
 #[derive(Debug)]
 pub(crate) struct Shard {
     id: ShardId,
@@ -234,116 +236,120 @@ pub(crate) struct Shard {
     arena: Arena,
     budget: Budget,
     journal: Journal,
-    variables: Variables,
-    /// What trains them.
+    variables: VariablesState,
+    /// The rules that train the variables.
     rules: VariableRules,
-    /// What of the variables is changed alike.
+    /// Adjacent partitions that are updated together.
     fused_ranges: FusedRanges,
-    /// Goes up with each restore, and when variables first have values; and the step it began at.
+    /// The restore epoch, and the step at which it began. The epoch increases with each restore,
+    /// and when the variables first have values.
     epoch: RestoreEpoch,
     restored_step: GlobalStep,
-    /// Counts the declarations of variables: each has files of its own.
+    /// The number of declarations of variables. Each has its own files.
     generation: u64,
     /// How many processes have opened the arena.
     lives: u64,
-    /// The number of the next inbox's first room.
+    /// The number of the first push slot of the next inbox.
     next_push_slot: u32,
     inbox: Option<Inbox>,
-    replicas: Replicas,
-    /// The epoch of the newest chief; those of older ones are fenced.
+    registry: ClientRegistry,
+    /// The fencing epoch: the epoch of the newest chief. Older chiefs are fenced.
     chief: ClientEpoch,
-    /// Which client that is; none where it is not known, as in arenas of before.
+    /// The client of the newest chief. `None` if it is unknown, as in an arena of an earlier
+    /// version.
     chief_client: Option<ClientKey>,
     owner: Option<StepOwner>,
-    /// In synchronous mode.
+    /// `Some` in synchronous mode.
     follower: Option<StepFollower>,
-    /// Where a few elements of a gradient are computed from what was pushed.
+    /// Scratch memory for elements that are computed from a gradient.
     tile: Vec<u64>,
-    /// Where what lies in a tray is copied to, before it is used.
+    /// Scratch memory for elements copied from a push buffer.
     shared_tile: Vec<u64>,
-    /// What clients have read, where that is needed later.
-    backups: Backups,
-    /// On the step owner: the connections over which other shards take part, and the last step that
-    /// they were told is committed.
-    parts: BTreeMap<ShardId, u64>,
-    told: Option<u64>,
-    /// The epoch of the last `ChiefIs` over the present connection to the step owner. None on the step owner.
-    chief_told: Option<ClientEpoch>,
-    /// When the others were last asked for all tokens that are recalled.
-    asked_for_recalls: Option<Instant>,
-    /// When those shards said something last.
-    parts_heard: BTreeMap<ShardId, Instant>,
-    /// On the others: whether there is a connection to the step owner, and when it was told last.
-    owner_is_up: bool,
-    /// Since when there is none any more.
-    owner_lost: Option<Instant>,
-    told_owner: Option<Instant>,
-    /// Since when a synchronous step lacks replicas.
+    /// The values of each client's last pull, for delay compensation.
+    last_pulls: LastPulls,
+    /// On the step owner: the connection of each other participating shard, and the last step that
+    /// was announced to them as committed.
+    peer_connections: BTreeMap<ShardId, u64>,
+    announced_step: Option<u64>,
+    /// The epoch of the last `ChiefIs` on the current connection to the step owner. `None` on the
+    /// step owner.
+    announced_chief: Option<ClientEpoch>,
+    /// On the step owner: when the other shards were last asked about all recalled tokens.
+    recalls_asked_at: Option<Instant>,
+    /// On the step owner: when each participating shard last sent a message.
+    peers_heard_at: BTreeMap<ShardId, Instant>,
+    /// On the other shards: whether there is a connection to the step owner.
+    owner_is_connected: bool,
+    /// On the other shards: since when there is none, and when this shard last reported to the step
+    /// owner.
+    owner_lost_at: Option<Instant>,
+    reported_at: Option<Instant>,
+    /// Since when a synchronous step has had too few replicas.
     short_since: Option<Instant>,
-    /// When the first replica of this life came, in synchronous mode.
+    /// In synchronous mode: when the first replica joined this process.
     first_join: Option<Instant>,
-    parked: Parked,
-    conversations: HashMap<u64, Conversation>,
+    parked: ParkedRequests,
+    connections: HashMap<u64, ConnectionState>,
     jobs: VecDeque<Job>,
-    /// The push that is applied as its parts come, into blocks that nothing names yet.
+    /// The push that is applied as its parts arrive, into shadow blocks.
     streaming_apply: Option<StreamingApply>,
-    /// The part of a checkpoint that is being written, and the ways to give it up.
-    saving: Option<Saving>,
-    /// What is kept for a checkpoint of a step that may have passed: in synchronous mode on every shard, in
-    /// asynchronous mode on the step owner.
+    /// This shard's part of a checkpoint while it is written.
+    saving: Option<SaveInProgress>,
+    /// The pinned cut for a checkpoint whose step may have passed. Every shard has one in
+    /// synchronous mode, only the step owner in asynchronous mode.
     kept_cut: Option<CheckpointCut>,
-    /// On the step owner: whether one is being saved, and those that wait for the right moment.
+    /// On the step owner: whether a save is running, and the queued save requests.
     saves_a_cut: bool,
     save_requests: VecDeque<SaveRequest>,
-    restoring: Option<Restoring>,
-    /// On the step owner: what was passed over when the newest sound checkpoint was looked for last.
+    restoring: Option<RestoreInProgress>,
+    /// On the step owner: the unsound checkpoints that the last search skipped.
     passed_over: Vec<message::PassedOver>,
-    /// If what is answered is to survive the loss of power.
+    /// `Some` if answers must survive a loss of power.
     power: Option<Power>,
-    /// Pushes applied, of every kind.
+    /// The number of pushes applied, of every kind.
     version: u64,
-    /// Gradients applied.
+    /// The number of gradients applied.
     gradients: u64,
-    /// Partitions that were given values before the shard was initialized.
+    /// The partitions that were assigned before the shard was initialized.
     assigned: BTreeSet<PartitionId>,
-    /// Since memory that must be made cannot be had.
+    /// The memory that the shard waits for, if it cannot grow.
     growth: Option<AwaitedGrowth>,
     members: (usize, usize),
     counters: Arc<Counters>,
-    outputs: VecDeque<Output>,
-    /// Memory for lists of clients that have changed.
+    outputs: VecDeque<ShardOutput>,
+    /// Scratch memory for lists of changed clients.
     changed: Vec<ClientKey>,
-    /// Buffers in which values were encoded for pulls that are sent.
-    encoded_values: Vec<EncodedValuesPart>,
-    /// The rows that are changed by the push or the step under way.
+    /// Pooled buffers that encode the values of pulls.
+    encode_buffers: Vec<EncodeBuffers>,
+    /// The rows that the current push or step changes.
     rows: RowWork,
-    /// Memory of other work that is done.
+    /// Pooled buffers for bodies.
     buffer_pool: BufferPool,
 }
 
 impl Shard {
-    /// Takes in what happened.
-    pub(crate) fn handle(&mut self, now: Instant, input: Input<'_>) {
+    /// Handles an input.
+    pub(crate) fn handle(&mut self, now: Instant, input: ShardInput<'_>) {
         self.persist_late();
         match input {
-            Input::Connected { connection, hello, header, way } => {
-                self.connected(now, connection, hello, header, way);
+            ShardInput::Connected { connection, hello, header, origin } => {
+                self.connected(now, connection, hello, header, origin);
             }
-            Input::Message { connection, header, message } => {
+            ShardInput::Message { connection, header, message } => {
                 self.message(now, connection, header, message);
             }
-            Input::Progress { connection } => self.progress(now, connection),
-            Input::Body { connection } => self.body(now, connection),
-            Input::Disconnected { connection } => self.disconnected(now, connection),
-            Input::News(news) => self.on_saver_message(now, news),
-            Input::ShardSaved { connection, request, result } => {
+            ShardInput::Progress { connection } => self.progress(now, connection),
+            ShardInput::Body { connection } => self.body(now, connection),
+            ShardInput::Disconnected { connection } => self.disconnected(now, connection),
+            ShardInput::SaverEvent(news) => self.on_saver_message(now, news),
+            ShardInput::ShardSaved { connection, request, result } => {
                 self.shard_saved(connection, request, result);
             }
-            Input::ShardRestored(restored) => self.restored(now, *restored),
-            Input::Flushed(result) => self.flushed(result),
-            Input::OwnerLink { up } => self.owner_link(now, up),
-            Input::Owner { header, message } => self.on_owner_message(now, header, message),
-            Input::Tick => self.tick(now),
+            ShardInput::ShardRestored(restored) => self.restored(now, *restored),
+            ShardInput::Flushed(result) => self.flushed(result),
+            ShardInput::OwnerLink { up } => self.owner_link(now, up),
+            ShardInput::Owner { header, message } => self.on_owner_message(now, header, message),
+            ShardInput::Tick => self.tick(now),
         }
         self.drop_stale_streaming();
         self.report_members();
@@ -352,7 +358,7 @@ impl Shard {
         self.check_invariants();
     }
 
-    /// Commits what this input has changed, before what it caused is put out.
+    /// Commits the changes of this input before its outputs are returned.
     fn persist_in_time(&mut self) {
         if !self.config.planted.has(Bug::AcknowledgeBeforeCommit) {
             self.persist();
@@ -366,26 +372,26 @@ impl Shard {
         }
     }
 
-    /// A connection was closed for its peer's fault.
+    /// Counts a connection that was closed because of a protocol error of its peer.
     pub(crate) fn count_fault(&self) {
         self.counters.connections_faulted.add(1);
     }
 
-    /// The next thing to do.
-    pub(crate) fn poll_output(&mut self) -> Option<Output> {
+    /// Returns the next output.
+    pub(crate) fn poll_output(&mut self) -> Option<ShardOutput> {
         self.outputs.pop_front()
     }
 
-    /// The memory that the body of the connection's last message is received into, the whole of
-    /// which it fills; `None` if the body is to be read and forgotten.
+    /// Returns the memory that receives the body of the connection's last message. The body fills
+    /// all of it. `None` if the body is to be read and discarded.
     pub(crate) fn body_target(&mut self, connection: u64) -> Option<&mut [u8]> {
-        match &mut self.conversations.get_mut(&connection)?.receiving {
+        match &mut self.connections.get_mut(&connection)?.expected_body {
             None => None,
-            Some(Receiving::Catalogue { bytes, .. } | Receiving::User { bytes, .. }) => Some(bytes),
-            Some(Receiving::Rows(Entry { wait: Wait::Rows { numbers, .. }, .. })) => Some(numbers),
-            Some(Receiving::Rows(_)) => None,
-            Some(Receiving::Part(Part { encoded: Some(encoded), .. })) => Some(&mut encoded.bytes),
-            Some(Receiving::Part(Part { client, push_slot, range, .. })) => {
+            Some(ExpectedBody::Catalogue { bytes, .. } | ExpectedBody::User { bytes, .. }) => Some(bytes),
+            Some(ExpectedBody::Rows(ParkedRequest { wait: WaitReason::Rows { numbers, .. }, .. })) => Some(numbers),
+            Some(ExpectedBody::Rows(_)) => None,
+            Some(ExpectedBody::Part(IncomingPart { encoded: Some(encoded), .. })) => Some(&mut encoded.bytes),
+            Some(ExpectedBody::Part(IncomingPart { client, push_slot, range, .. })) => {
                 let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *push_slot))?;
                 inbox.bytes_mut(*push_slot, range.clone())
             }
@@ -394,27 +400,28 @@ impl Shard {
 
     fn message(&mut self, now: Instant, connection: u64, header: &Header, message: Message) {
         let request = answer_to(header);
-        let Some(conversation) = self.conversations.get_mut(&connection) else {
+        let Some(state) = self.connections.get_mut(&connection) else {
             return;
         };
-        conversation.receiving = None;
-        let (role, client) = (conversation.role, conversation.client);
+        state.expected_body = None;
+        let (role, client) = (state.role, state.client);
         let kind = message.kind();
         if let Some(client) = client {
-            let current = self.replicas.client(client);
+            let current = self.registry.client(client);
             if current.connection.is_none() {
-                // Its end is queued, and may wait for an image. `Fenced` would end a session that lives.
+                // The end of the connection is queued, and may wait for an image. `Fenced` would
+                // end a session that is alive.
                 return;
             }
             if current.connection != Some(connection) {
-                // Another connection of the same task has taken over: an older self, or an older
-                // line of the same.
+                // Another connection of the same task has replaced this one: an older incarnation,
+                // or an older connection of this one.
                 let (epoch, current) = (current.epoch, current.epoch);
                 self.refuse(connection, request, Refusal::Fenced { epoch, current });
-                self.outputs.push_back(Output::Close { connection });
+                self.outputs.push_back(ShardOutput::Close { connection });
                 return;
             }
-            self.replicas.heard(client, now);
+            self.registry.renew_lease(client, now);
             let joins = matches!(
                 message,
                 Message::TokenRequest(_)
@@ -424,8 +431,8 @@ impl Shard {
                     | Message::PushEncoded(_)
                     | Message::PushShared(_)
             );
-            if joins && self.replicas.client(client).presence != Presence::Present {
-                // Nobody would take back what it were given.
+            if joins && self.registry.client(client).presence != ClientPresence::Present {
+                // A client that has left has no lease, so tokens and push slots would never return.
                 let detail = Detail::clipped("this client has left; it may connect again");
                 return self.refuse(connection, request, Refusal::Unsupported { kind, detail });
             }
@@ -438,7 +445,7 @@ impl Shard {
             | Message::PullRowsEncoded(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
             Message::ShareValues(_) => role != Role::Peer {},
-            message if chief::is_for_chiefs(message) => role == Role::Chief {},
+            message if chief::is_chief_only(message) => role == Role::Chief {},
             Message::SaveShard(_)
             | Message::Held(_)
             | Message::StepApplied(_)
@@ -466,7 +473,8 @@ impl Shard {
                 | Message::ShareValues(_)
                 | Message::Leave(_)
         );
-        // The outcome of a push is no read: one that is not on the disk would be answered so.
+        // Querying the outcome of a push is not a read: the answer could report a push that is not
+        // on disk.
         if let Some(refusal) = self.poisoned().filter(|_| !reads) {
             return self.refuse(connection, request, refusal);
         }
@@ -474,18 +482,18 @@ impl Shard {
             let refusal = Refusal::Role { role: role.code(), kind };
             return self.refuse(connection, request, refusal);
         }
-        if chief::is_of_chiefs(&message)
+        if chief::acts_as_chief(&message)
             && let Some(refusal) = self.chief_refusal(connection)
         {
             return self.refuse(connection, request, refusal);
         }
-        // A client that does not know the epoch yet says 0.
+        // A client that does not know the epoch yet sends 0.
         if header.restore_epoch != RestoreEpoch(0) && header.restore_epoch != self.epoch {
             let refusal = self.other_epoch(header.restore_epoch);
             return self.refuse(connection, request, refusal);
         }
         let deadline = deadline_of(now, header);
-        let entry = |wait| Entry { connection, client, request, since: now, deadline, wait };
+        let entry = |wait| ParkedRequest { connection, client, request, since: now, deadline, wait };
         match (message, client) {
             (Message::Heartbeat(_), _) => match self.growth_refusal() {
                 None => self.answer(connection, request, message::HeartbeatAnswer {}.into()),
@@ -495,49 +503,49 @@ impl Shard {
             (Message::Declare(declare), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
                 let digest = declare.digest;
-                let receiving = Receiving::Catalogue { request, digest, bytes };
-                self.receive(now, connection, receiving, header);
+                let expected_body = ExpectedBody::Catalogue { request, digest, bytes };
+                self.receive(now, connection, expected_body, header);
             }
             (Message::Initialize(asked), _) => {
                 self.initialize(now, connection, request, asked.epoch);
             }
             (Message::FindCheckpoint(_), _) => self.find_checkpoint(connection, request),
-            (Message::PassedOverQuery(_), _) => self.tell_passed_over(connection, request),
+            (Message::PassedOverQuery(_), _) => self.answer_passed_over(connection, request),
             (Message::Restore(restore), _) => self.restore(now, connection, request, restore),
             (Message::Save(_), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
-                self.receive(now, connection, Receiving::User { request, bytes }, header);
+                self.receive(now, connection, ExpectedBody::User { request, bytes }, header);
             }
             (Message::SaveShard(save), _) => {
                 self.save_shard(now, connection, request, save.name.as_str());
             }
-            (Message::AwaitReady(_), _) => self.wait(entry(Wait::Ready)),
+            (Message::AwaitReady(_), _) => self.await_ready(entry(WaitReason::Ready)),
             (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
             (Message::Pull(pull), _) => {
-                self.pull(entry(Wait::Ready), header, &pull.selection, None);
+                self.pull(entry(WaitReason::Ready), header, &pull.selection, None);
             }
             (Message::PullEncoded(asked), _) => {
-                self.pull_encoded(entry(Wait::Ready), header, &asked);
+                self.pull_encoded(entry(WaitReason::Ready), header, &asked);
             }
             (Message::PullRows(pull), _) => {
-                self.pull_rows(now, entry(Wait::Ready), header, pull.partition, None);
+                self.pull_rows(now, entry(WaitReason::Ready), header, pull.partition, None);
             }
             (Message::PullRowsEncoded(asked), _) => {
-                self.pull_rows_encoded(now, entry(Wait::Ready), header, &asked);
+                self.pull_rows_encoded(now, entry(WaitReason::Ready), header, &asked);
             }
             (Message::TokenRequest(token), Some(_)) => {
-                self.token_request(now, entry(Wait::Token), token.newest);
+                self.token_request(now, entry(WaitReason::Token), token.newest);
             }
             (Message::ReturnToken(token), Some(client)) => {
                 self.return_token(now, connection, client, request, &token);
             }
-            (Message::Reserve(_), Some(_)) => self.reserve(now, entry(Wait::PushSlot)),
+            (Message::Reserve(_), Some(_)) => self.reserve(now, entry(WaitReason::PushSlot)),
             (Message::PushPart(part), Some(client)) => {
                 self.part(now, connection, client, header, &part, None);
             }
             (Message::PushEncoded(encoded), Some(client)) => {
                 let message::PushEncoded { part, encoding, elements, factor } = encoded;
-                let form = Form { encoding, elements, factor };
+                let form = PartEncoding { encoding, elements, factor };
                 self.part(now, connection, client, header, &part, Some(form));
             }
             (Message::SharePushBuffer(_), Some(client)) => {
@@ -565,22 +573,22 @@ impl Shard {
             (Message::Finish(_), _) => self.finish(now, connection, request),
             (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
             (message, _) => {
-                let detail = Detail::clipped(format!("a {} is not for a server", message.name()));
+                let detail = Detail::clipped(format!("a server does not accept {}", message.name()));
                 self.refuse(connection, request, Refusal::Unsupported { kind, detail });
             }
         }
     }
 
     fn progress(&mut self, now: Instant, connection: u64) {
-        let Some(conversation) = self.conversations.get(&connection) else {
+        let Some(state) = self.connections.get(&connection) else {
             return;
         };
-        if let Some(client) = conversation.client
-            && self.replicas.client(client).connection == Some(connection)
+        if let Some(client) = state.client
+            && self.registry.client(client).connection == Some(connection)
         {
-            self.replicas.heard(client, now);
+            self.registry.renew_lease(client, now);
         }
-        if let Some(Receiving::Part(Part { push_slot, .. })) = &conversation.receiving
+        if let Some(ExpectedBody::Part(IncomingPart { push_slot, .. })) = &state.expected_body
             && let Some(inbox) = &mut self.inbox
         {
             inbox.touch(*push_slot, now);
@@ -589,12 +597,12 @@ impl Shard {
 
     fn body(&mut self, now: Instant, connection: u64) {
         self.progress(now, connection);
-        let Some(conversation) = self.conversations.get_mut(&connection) else {
+        let Some(state) = self.connections.get_mut(&connection) else {
             return;
         };
-        match conversation.receiving.take() {
+        match state.expected_body.take() {
             None => {}
-            Some(Receiving::Catalogue { request, digest, bytes }) => {
+            Some(ExpectedBody::Catalogue { request, digest, bytes }) => {
                 match self.body_refusal(connection) {
                     Some(refusal) => self.refuse(connection, request, refusal),
                     None => {
@@ -603,24 +611,25 @@ impl Shard {
                     }
                 }
             }
-            Some(Receiving::User { request, bytes }) => match self.body_refusal(connection) {
+            Some(ExpectedBody::User { request, bytes }) => match self.body_refusal(connection) {
                 Some(refusal) => self.refuse(connection, request, refusal),
-                None => self.save(now, Asker::Connection { connection, request }, bytes),
+                None => self.save(now, SaveRequester::Connection { connection, request }, bytes),
             },
-            Some(Receiving::Rows(entry)) => self.rows_asked(entry),
-            Some(Receiving::Part(part)) => self.part_received(now, part),
+            Some(ExpectedBody::Rows(entry)) => self.rows_requested(entry),
+            Some(ExpectedBody::Part(part)) => self.part_received(now, part),
         }
     }
 
-    /// Why nothing is done with a chief's body: what has happened since it was announced.
+    /// Returns the refusal of a chief's body if something happened since its message that rejects
+    /// it.
     fn body_refusal(&self, connection: u64) -> Option<Refusal> {
         self.poisoned().or_else(|| self.chief_refusal(connection))
     }
 
-    /// Remembers what the body that comes next is for; a message without a body is whole.
-    fn receive(&mut self, now: Instant, connection: u64, receiving: Receiving, header: &Header) {
-        if let Some(conversation) = self.conversations.get_mut(&connection) {
-            conversation.receiving = Some(receiving);
+    /// Stores the use of the next body. A message without a body is complete.
+    fn receive(&mut self, now: Instant, connection: u64, expected_body: ExpectedBody, header: &Header) {
+        if let Some(state) = self.connections.get_mut(&connection) {
+            state.expected_body = Some(expected_body);
         }
         if header.body_bytes == 0 {
             self.body(now, connection);
@@ -628,7 +637,7 @@ impl Shard {
     }
 
     /// Parks a request, or refuses it if the connection has too many.
-    fn park(&mut self, entry: Entry) {
+    fn park(&mut self, entry: ParkedRequest) {
         let (connection, request) = (entry.connection, entry.request);
         if self.parked.park(entry).is_err() {
             let limit = pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX as u64;
@@ -638,7 +647,7 @@ impl Shard {
     }
 
     fn answer(&mut self, connection: u64, request: Envelope, message: Message) {
-        self.answer_with(connection, request, message, Body::EMPTY, None);
+        self.answer_with(connection, request, message, AnswerBody::EMPTY, None);
     }
 
     /// Answers with a body, and its checksum if it has one.
@@ -647,30 +656,30 @@ impl Shard {
         connection: u64,
         request: Envelope,
         message: Message,
-        body: Body,
+        body: AnswerBody,
         crc: Option<u32>,
     ) {
         let (envelope, can_wait) = (self.stamped(request), false);
-        let output = Output::Send { connection, envelope, message, body, crc, can_wait };
+        let output = ShardOutput::Send { connection, envelope, message, body, crc, can_wait };
         self.outputs.push_back(output);
     }
 
-    /// Answers what can wait for what comes next to the same client.
+    /// Answers with a frame that may be corked until the next frame to the same client.
     fn answer_corked(&mut self, connection: u64, request: Envelope, message: Message) {
-        let (envelope, body) = (self.stamped(request), Body::EMPTY);
+        let (envelope, body) = (self.stamped(request), AnswerBody::EMPTY);
         let (crc, can_wait) = (None, true);
-        let output = Output::Send { connection, envelope, message, body, crc, can_wait };
+        let output = ShardOutput::Send { connection, envelope, message, body, crc, can_wait };
         self.outputs.push_back(output);
     }
 
-    /// Sends what answers nothing.
+    /// Sends a message that is not an answer.
     fn send(&mut self, connection: u64, envelope: Envelope, message: Message) {
-        let (body, crc, can_wait) = (Body::EMPTY, None, false);
-        let output = Output::Send { connection, envelope, message, body, crc, can_wait };
+        let (body, crc, can_wait) = (AnswerBody::EMPTY, None, false);
+        let output = ShardOutput::Send { connection, envelope, message, body, crc, can_wait };
         self.outputs.push_back(output);
     }
 
-    /// With what every answer tells of the shard.
+    /// Adds the global step and the restore epoch, which every answer has.
     fn stamped(&self, request: Envelope) -> Envelope {
         Envelope { step: self.step(), restore_epoch: self.epoch, ..request }
     }
@@ -679,12 +688,13 @@ impl Shard {
         self.answer(connection, request, message::Refused { refusal }.into());
     }
 
-    /// The refusal for who speaks of another restore epoch.
+    /// Returns the refusal of a request that has another restore epoch.
     fn other_epoch(&self, found: RestoreEpoch) -> Refusal {
         Refusal::RestoreEpoch { found, current: self.epoch, step: self.restored_step }
     }
 
-    /// The global step, as far as this shard knows it; in synchronous mode, the steps it has applied.
+    /// Returns the global step as this shard knows it. In synchronous mode this is the number of
+    /// steps it has applied.
     pub(crate) fn step(&self) -> pushpull_common::ids::GlobalStep {
         match &self.follower {
             Some(follower) => GlobalStep(follower.step()),
@@ -694,21 +704,21 @@ impl Shard {
 
     fn store(&self) -> Option<&Store> {
         match &self.variables {
-            Variables::Absent => None,
-            Variables::Declared(store) | Variables::Ready(store) => Some(store),
+            VariablesState::Absent => None,
+            VariablesState::Declared(store) | VariablesState::Ready(store) => Some(store),
         }
     }
 
     fn is_ready(&self) -> bool {
-        matches!(self.variables, Variables::Ready(_))
+        matches!(self.variables, VariablesState::Ready(_))
     }
 
     fn task_of(&self, client: ClientKey) -> &TaskId {
-        &self.replicas.client(client).task
+        &self.registry.client(client).task
     }
 }
 
-/// The envelope of an answer to this request.
+/// Returns the envelope of an answer to this request.
 fn answer_to(header: &Header) -> Envelope {
     Envelope {
         request: header.request,

@@ -1,4 +1,4 @@
-//! What a shard wants done: frames to send, connections to close.
+//! The outputs of a shard, such as frames to send and connections to close.
 
 use std::io::IoSlice;
 use std::ops::{Deref, Range};
@@ -12,32 +12,32 @@ use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Pulled, PulledEncoded};
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 
-use super::checkpoints::{Order, ShardRestore, ShardSave};
+use super::checkpoints::{SaverOrder, ShardRestore, ShardSave};
 use super::power::Flush;
 use crate::event::Event;
 use crate::store::Snapshot;
 
-/// One thing a shard wants done.
+/// An output of a shard.
 #[derive(Debug)]
-pub(crate) enum Output {
+pub(crate) enum ShardOutput {
     /// Send a frame.
     Send {
-        /// Over this connection.
+        /// The connection.
         connection: u64,
         /// The fields of the header.
         envelope: Envelope,
         /// The meta.
         message: Message,
         /// The body.
-        body: Body,
-        /// Its checksum, if it has one.
+        body: AnswerBody,
+        /// The checksum of the body, if it has one.
         crc: Option<u32>,
-        /// Whether its peer has nothing to do with it before more comes that it waits for.
+        /// Whether the frame may be corked: its peer is waiting for a later frame as well.
         can_wait: bool,
     },
-    /// Send a frame without a body, and these descriptors with its first byte.
+    /// Send a frame without a body, with these descriptors on its first byte.
     Shared {
-        /// Over this connection, which is a Unix socket.
+        /// The connection, which is a Unix socket.
         connection: u64,
         /// The fields of the header.
         envelope: Envelope,
@@ -48,32 +48,32 @@ pub(crate) enum Output {
     },
     /// Answer a pull.
     Stream {
-        /// Over this connection.
+        /// The connection.
         connection: u64,
-        /// In these parts.
+        /// The parts of the answer.
         parts: PulledParts,
     },
-    /// Tell the saver, which serves the owner's shard; it answers with [`super::Input::News`].
-    Order(Order),
-    /// Write this shard's part of a checkpoint; answered with [`super::Input::ShardSaved`].
+    /// An order for the saver of the step owner. It answers with [`super::ShardInput::SaverEvent`].
+    SaverOrder(SaverOrder),
+    /// Write this shard's part of a checkpoint. The result is [`super::ShardInput::ShardSaved`].
     SaveShard(Box<ShardSave>),
-    /// Write an image of the durable words; answered with [`super::Input::Flushed`].
+    /// Write an image of the durable words. The result is [`super::ShardInput::Flushed`].
     Flush(Box<Flush>),
-    /// Read a checkpoint; answered with [`super::Input::ShardRestored`].
+    /// Read this shard's part of a checkpoint. The result is [`super::ShardInput::ShardRestored`].
     RestoreShard(Box<ShardRestore>),
-    /// Close the connection once all that was sent before is out.
+    /// Close the connection after everything queued before this output has been sent.
     Close {
-        /// Which.
+        /// The connection.
         connection: u64,
     },
-    /// Tell the step owner, if it is not this shard, over the connection to it.
+    /// Send a message to the step owner over the connection to it, from another shard.
     ToOwner {
-        /// The steps applied here.
+        /// The fields of the header, with the number of steps applied here.
         envelope: Envelope,
-        /// What.
+        /// The meta.
         message: Message,
     },
-    /// Tell whoever runs the server.
+    /// Report an event to the operator.
     Event(Event),
     /// The number of members has changed.
     Members {
@@ -84,74 +84,75 @@ pub(crate) enum Output {
     },
 }
 
-/// What a frame carries behind its head.
+/// The body of an answer.
 #[derive(Debug)]
-pub(crate) enum Body {
-    /// Nothing, or what many frames carry.
+pub(crate) enum AnswerBody {
+    /// No bytes, or bytes that several frames share.
     Shared(Bytes),
-    /// Rows that were pulled: memory for others, once they are sent.
+    /// Rows of a pull. The buffer returns to the pool after the send.
     Rows(Vec<u8>),
 }
 
-impl Body {
-    pub(crate) const EMPTY: Body = Body::Shared(Bytes::new());
+impl AnswerBody {
+    pub(crate) const EMPTY: AnswerBody = AnswerBody::Shared(Bytes::new());
 }
 
-impl Deref for Body {
+impl Deref for AnswerBody {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         match self {
-            Body::Shared(bytes) => bytes,
-            Body::Rows(rows) => rows,
+            AnswerBody::Shared(bytes) => bytes,
+            AnswerBody::Rows(rows) => rows,
         }
     }
 }
 
-/// The answer to a pull, made part by part as the connection takes it.
+/// The answer to a pull. Its parts are produced when the connection can take them.
 #[derive(Debug)]
 pub(crate) struct PulledParts {
     snapshot: Snapshot,
     ranges: Vec<Range<u64>>,
-    /// The range the next part comes from, and where in it.
+    /// The index of the range of the next part, and the position of the part in the layout.
     next: (usize, u64),
     finished: bool,
     envelope: Envelope,
-    /// What the values are of: pushes applied, and gradients among them.
+    /// The pushes and the gradients that had been applied to the values.
     version: u64,
     gradients: u64,
     crc: bool,
-    short: Option<Short>,
-    encoded: EncodedValuesPart,
+    encoder: Option<PullEncoder>,
+    encoded: EncodeBuffers,
 }
 
-/// The values of a part that is sent in a shorter form: while it is sent it is held as a copy, and again
-/// as its body, for as long as its reader takes.
+/// The bytes of values in one encoded part. A part exists twice while it is sent: as a copy of the
+/// values and as the encoded body. It stays as long as its reader takes.
 const SHORT_PART_BYTES: u64 = 256 << 10;
 
-/// The shorter form in which values are sent: made part by part.
+/// Encodes the values of a pull, part by part.
 #[derive(Debug)]
-pub(crate) struct Short {
+pub(crate) struct PullEncoder {
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) shard: ShardId,
     pub(crate) form: ValueEncoding,
 }
 
-/// The part under way in that form; kept for the next, as no part is long.
+/// Buffers for one encoded part. They are reused for the next, and are small because parts are
+/// short.
 #[derive(Debug, Default)]
-pub(crate) struct EncodedValuesPart {
-    /// Its values, side by side.
+pub(crate) struct EncodeBuffers {
+    /// The values of the part, contiguous.
     words: Vec<u64>,
     body: Vec<u8>,
 }
 
-impl EncodedValuesPart {
-    /// Whether it has buffers to keep.
+impl EncodeBuffers {
+    /// Returns whether there are buffers to keep.
     pub(crate) fn has_memory(&self) -> bool {
         self.words.capacity() > 0
     }
 
-    fn encode(&mut self, short: &Short, snapshot: &Snapshot, range: Range<u64>) {
+    fn encode(&mut self, encoder: &PullEncoder, snapshot: &Snapshot, range: Range<u64>) {
         self.words.clear();
         self.words.resize(((range.end - range.start) / 8) as usize, 0);
         let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
@@ -161,10 +162,10 @@ impl EncodedValuesPart {
             rest = tail;
         }
         self.body.clear();
-        if let Some(layout) = short.catalogue.layout_of(short.shard) {
+        if let Some(layout) = encoder.catalogue.layout_of(encoder.shard) {
             layout
-                .encode_values(short.form, range, &self.words, &mut self.body)
-                .expect("the codecs of values take every element of a part");
+                .encode_values(encoder.form, range, &self.words, &mut self.body)
+                .expect("codecs of values encode any element");
         }
     }
 }
@@ -176,7 +177,7 @@ impl PulledParts {
         envelope: Envelope,
         (version, gradients): (u64, u64),
         crc: bool,
-        (short, encoded): (Option<Short>, EncodedValuesPart),
+        (encoder, encoded): (Option<PullEncoder>, EncodeBuffers),
     ) -> Self {
         let next = (0, ranges.first().map_or(0, |range| range.start));
         let finished = false;
@@ -189,25 +190,25 @@ impl PulledParts {
             version,
             gradients,
             crc,
-            short,
+            encoder,
             encoded,
         }
     }
 
-    /// Whether the values are sent in a shorter form.
+    /// Returns whether the values are sent encoded.
     #[cfg(fuzzing)]
-    pub(crate) fn is_short(&self) -> bool {
-        self.short.is_some()
+    pub(crate) fn is_encoded(&self) -> bool {
+        self.encoder.is_some()
     }
 
-    /// Appends the header and meta of the next part to `head` and returns the range of its body;
-    /// `None` after the last. An answer without bytes is one part without a body.
+    /// Appends the header and meta of the next part to `head`, and returns the range of its body.
+    /// `None` after the last part. An answer without bytes is one part without a body.
     pub(crate) fn next_part(&mut self, head: &mut Vec<u8>) -> Option<Range<u64>> {
-        let bytes = if self.short.is_some() { SHORT_PART_BYTES } else { PART_BYTES_MAX };
+        let bytes = if self.encoder.is_some() { SHORT_PART_BYTES } else { PART_BYTES_MAX };
         self.next_part_of(bytes, head)
     }
 
-    /// The same with a part of at most so many bytes.
+    /// Does the work of [`PulledParts::next_part`] with a part of at most `bytes` bytes.
     pub(crate) fn next_part_of(&mut self, bytes: u64, head: &mut Vec<u8>) -> Option<Range<u64>> {
         if self.finished {
             return None;
@@ -223,10 +224,10 @@ impl PulledParts {
         self.finished = self.next.0 >= self.ranges.len();
         let PulledParts { version, gradients, finished: last, .. } = *self;
         let part = Pulled { version, gradients, offset: start, last };
-        let (message, bytes): (Message, u64) = match &self.short {
+        let (message, bytes): (Message, u64) = match &self.encoder {
             None => (part.into(), end - start),
-            Some(short) => {
-                self.encoded.encode(short, &self.snapshot, start..end);
+            Some(encoder) => {
+                self.encoded.encode(encoder, &self.snapshot, start..end);
                 let bytes = end - start;
                 (PulledEncoded { part, bytes }.into(), self.encoded.body.len() as u64)
             }
@@ -238,21 +239,21 @@ impl PulledParts {
 
     /// Appends the body of the range that `next_part` has just returned, as slices in order.
     pub(crate) fn slices<'a>(&'a self, range: Range<u64>, out: &mut Vec<IoSlice<'a>>) {
-        match &self.short {
+        match &self.encoder {
             None => out.extend(self.snapshot.pieces(range).map(IoSlice::new)),
             Some(_) => out.push(IoSlice::new(&self.encoded.body)),
         }
     }
 
     fn checksum(&self, range: Range<u64>) -> u32 {
-        match &self.short {
+        match &self.encoder {
             None => self.snapshot.pieces(range).fold(0, crc32c::crc32c_append),
             Some(_) => crc32c::crc32c(&self.encoded.body),
         }
     }
 
-    /// Unpins the values and returns the buffers in which they were encoded.
-    pub(crate) fn into_encoded(self) -> EncodedValuesPart {
+    /// Unpins the values and returns the buffers that encoded them.
+    pub(crate) fn into_buffers(self) -> EncodeBuffers {
         self.encoded
     }
 }

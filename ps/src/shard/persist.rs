@@ -1,17 +1,18 @@
-//! What has changed, committed: the words that the shard's tables make, staged where they differ.
+//! Commits the changes of a shard: stages every durable word that differs, and commits once per
+//! input.
 //!
-//! The words are a function of the shard's tables. After each input those that differ are
-//! committed in one transaction, before anything that was answered leaves the shard. So nothing is
-//! promised that is not kept, and no place in the shard has to say what it changed but the tables
-//! themselves: which clients have, and which entries of their windows.
+//! The durable words are a function of the shard's state. After each input, the words that differ
+//! are committed in one transaction, before any answer leaves the shard. So everything that an
+//! answer promises is durable, and no code has to track its changes. The exceptions are clients and
+//! the entries of their push windows, which are tracked.
 
 use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
 use smallvec::SmallVec;
 
-use super::durable::GROWTH;
-use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
-use super::replicas::ClientKey;
-use super::{Shard, Variables};
+use super::shard_files::GROWTH;
+use super::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
+use super::client_registry::ClientKey;
+use super::{Shard, VariablesState};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::{Issued, StepOwner};
 use crate::commit::{Address, CELL_WORDS};
@@ -19,31 +20,32 @@ use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
 
 impl Shard {
-    /// Makes sure that a client that is not known yet would have its words.
+    /// Ensures that the control file has a cell for one more client.
     pub(super) fn reserve_client(&mut self) -> Result<(), StorageError> {
-        let cells = 1 + self.replicas.counts().0 + 1;
+        let cells = 1 + self.registry.counts().0 + 1;
         if cells * CELL_WORDS > self.journal.control_words() {
             self.journal.grow_control((cells + GROWTH) * CELL_WORDS)?;
         }
         Ok(())
     }
 
-    /// Commits what has changed, whole. Whatever is answered after it is true for good.
+    /// Commits all changes in one transaction. Answers sent after it are durable.
     pub(super) fn persist(&mut self) {
         self.stage_shard();
         let mut changed = std::mem::take(&mut self.changed);
-        self.replicas.append_changed(&mut changed);
+        self.registry.append_changed(&mut changed);
         if let Some(owner) = &mut self.owner {
             owner.append_changed(&mut changed);
         }
         changed.sort_unstable();
         changed.dedup();
-        // Who has lost its tokens comes before who was given others in their place: should only
-        // the first of several transactions be made, no more tokens are out than were ever allowed.
+        // Clients that lost tokens precede clients that received tokens. If only the first of
+        // several transactions is committed, no more tokens are granted than ever were before.
         changed.sort_by_key(|&client| self.tokens_of(client).count());
         for &client in &changed {
-            // Losing very many members at once takes more than one transaction; each is true.
-            if self.journal.push_slot() < CLIENT_WORDS {
+            // Losing very many members at once takes several transactions. The state after each is
+            // consistent.
+            if self.journal.free_words() < CLIENT_WORDS {
                 let made = self.journal.commit();
                 self.count_commit(made);
             }
@@ -54,7 +56,7 @@ impl Shard {
         let made = self.journal.commit();
         self.count_commit(made);
         let counts = self.counts();
-        if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables {
             store.committed(counts);
         }
     }
@@ -64,16 +66,16 @@ impl Shard {
             version: self.version,
             gradients: self.gradients,
             steps: self.owner.as_ref().map(StepOwner::steps).unwrap_or_default(),
-            newest_epoch: self.replicas.newest_epoch(),
+            newest_epoch: self.registry.newest_epoch(),
             chief: self.chief,
             chief_client: self.chief_client,
             stage: match &self.variables {
-                Variables::Absent => Stage::Absent,
-                Variables::Declared(_) => Stage::Declared,
-                Variables::Ready(_) => Stage::Ready,
+                VariablesState::Absent => ShardStage::Absent,
+                VariablesState::Declared(_) => ShardStage::Declared,
+                VariablesState::Ready(_) => ShardStage::Ready,
             },
             generation: self.generation,
-            clients: self.replicas.counts().0,
+            clients: self.registry.counts().0,
             push_slots: self.inbox.as_ref().map_or(0, Inbox::push_slots),
             lives: self.lives,
             restore_epoch: self.epoch,
@@ -84,7 +86,7 @@ impl Shard {
         if let Some(coordinator) = self.coordinator() {
             (record.goal, record.applying) = (coordinator.goal(), coordinator.is_applying());
         }
-        if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &self.variables {
             let geometry = store.geometry();
             record.block_bytes = geometry.block_bytes;
             record.pinned = geometry.pinned;
@@ -99,7 +101,7 @@ impl Shard {
         for (index, value) in self.record().encode().into_iter().enumerate() {
             self.journal.stage(Address::Control(index), value);
         }
-        if let (Variables::Declared(store) | Variables::Ready(store), Some(inbox)) =
+        if let (VariablesState::Declared(store) | VariablesState::Ready(store), Some(inbox)) =
             (&self.variables, &self.inbox)
         {
             let first = store.geometry().table_words() + map_words(store.layout());
@@ -112,16 +114,16 @@ impl Shard {
                 }
             }
         }
-        if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
-            // What a checkpoint was made of is known to the tables from then on.
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &self.variables {
+            // A checkpoint cut changes the headers of tables.
             store.tables().iter().for_each(|table| table.stage_head(&mut self.journal));
         }
         self.stage_assigned();
     }
 
-    /// The partitions that were given values before there were initial ones.
+    /// Stages the set of partitions that were assigned before the initialization.
     fn stage_assigned(&mut self) {
-        let Variables::Declared(store) = &self.variables else { return };
+        let VariablesState::Declared(store) = &self.variables else { return };
         let (layout, first) = (store.layout(), store.geometry().table_words());
         let mut map = vec![0_u64; map_words(layout)];
         for (index, partition) in layout.partitions().iter().enumerate() {
@@ -138,12 +140,12 @@ impl Shard {
         self.owner.iter().flat_map(move |owner| owner.tokens_of(client))
     }
 
-    /// Asserts that the arena has every word of a window that is taken for saved.
+    /// Asserts that the arena has every window word that is marked as saved.
     #[cfg(any(test, fuzzing))]
     pub(super) fn check_windows_are_saved(&self) {
-        for key in self.replicas.keys() {
+        for key in self.registry.keys() {
             let first = record::first_of_window(key.0 as usize);
-            self.replicas.client(key).window.saved(|word, value| {
+            self.registry.client(key).window.saved(|word, value| {
                 let found = self.journal.load(Address::Control(first + word));
                 assert_eq!(found, value, "word {word} of the window of {key:?}");
             });
@@ -158,7 +160,7 @@ impl Shard {
         let tokens: SmallVec<[Issued; TOKENS_PER_CLIENT_MAX]> =
             self.tokens_of(key).take(TOKENS_PER_CLIENT_MAX).collect();
         let first = record::first_of_client(key.0 as usize);
-        let (client, journal) = (self.replicas.client_to_save(key), &mut self.journal);
+        let (client, journal) = (self.registry.client_to_save(key), &mut self.journal);
         record::save_client(client, &tokens, progress, |word, value| {
             journal.stage(Address::Control(first + word), value);
         });

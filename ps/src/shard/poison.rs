@@ -1,11 +1,10 @@
-//! Why a shard's files may not be used again in this boot, in words for whoever opens them next.
+//! The poison record: why a shard's files must not be used again in this boot.
 //!
-//! What a flush that failed was to write is in the system's memory still, and may be counted as
-//! written there. A process that came next would flush again, be told that all is well, and
-//! answer for what the next cut of power takes. So the reason goes to the control words, by a commit
-//! like any other: into memory that is there and mapped, which needs no disk, no space and no
-//! descriptor. No durable image has it: once the machine was started anew, what is on the disk
-//! decides.
+//! After a failed flush, the unwritten pages are still in the kernel's memory, and the kernel may
+//! count them as written. The next process would flush again, receive success, and acknowledge
+//! state that the next power cut destroys. So the reason is committed to the control words like any
+//! other change. They are mapped, so this needs no disk, no space and no descriptor. No durable
+//! image includes the record: after a reboot, the content of the disk decides.
 
 use pushpull_common::protocol::wire::Text;
 
@@ -14,7 +13,7 @@ use super::record::ShardRecord;
 use crate::commit::{Address, FIRST_WORDS, offset_of};
 use crate::layout::Fault;
 
-/// The control word that is 0, or one more than the bytes of the reason that follows.
+/// The control word of the record: 0, or 1 + the bytes of the reason that follows.
 const POISON: usize = 64;
 
 /// The longest reason.
@@ -24,7 +23,7 @@ const WORDS: usize = 1 + REASON_BYTES_MAX / 8;
 const _: () = assert!(ShardRecord::WORDS <= POISON && POISON + WORDS <= FIRST_WORDS);
 
 impl Shard {
-    /// Leaves word of a flush that failed, in the transaction that comes next.
+    /// Stages the reason of a failed flush for the next transaction.
     pub(super) fn stage_poison(&mut self, reason: &str) {
         for (index, word) in encode(reason).into_iter().enumerate() {
             self.journal.stage(Address::Control(POISON + index), word);
@@ -45,7 +44,7 @@ fn encode(reason: &str) -> [u64; WORDS] {
     words
 }
 
-/// The reason that the first cell's words give, if they give one.
+/// Returns the reason in the words of the first cell, if there is one.
 pub(crate) fn decode(cell: &[u64]) -> Result<Option<String>, Fault> {
     let words = cell.get(POISON..POISON + WORDS).unwrap_or(&[0]);
     let Some(length) = words[0].checked_sub(1) else { return Ok(None) };
@@ -55,7 +54,7 @@ pub(crate) fn decode(cell: &[u64]) -> Result<Option<String>, Fault> {
         Some(reason) => Ok(Some(reason.to_owned())),
         None => {
             let what =
-                format!("the reason of a flush that failed, at most {REASON_BYTES_MAX} bytes");
+                format!("the reason of a failed flush, at most {REASON_BYTES_MAX} bytes");
             Err(Fault::at(offset_of(Address::Control(POISON)), what))
         }
     }
@@ -72,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_reads_as_it_was_left() {
+    fn decoding_restores_the_reason() {
         assert_eq!(decode(&cell(&[])), Ok(None));
         for reason in ["", "no space", "cannot flush values-1: input/output error (os error 5)"] {
             assert_eq!(decode(&cell(&encode(reason))), Ok(Some(reason.to_owned())));
@@ -82,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_nobody_left_are_refused_by_their_place() {
+    fn malformed_words_are_refused_with_their_offset() {
         for words in [[2 + REASON_BYTES_MAX as u64, 0], [u64::MAX, 0], [9, u64::MAX]] {
             let fault = decode(&cell(&words)).unwrap_err();
             assert_eq!(fault.offset, 4096 + 64 * 8, "{fault:?}");

@@ -1,49 +1,48 @@
-//! Surviving the loss of power: what has been answered is on the disk.
+//! Durability across a loss of power: an answer leaves after its commit is on disk.
 //!
-//! The arena's files are mapped, and the system writes their pages whenever it likes, in any order.
-//! So a *durable image* is kept beside them: the control words and the tables as they were at one
-//! commit, written to two files in turn. An image names blocks that were flushed before it was
-//! written, and a block that an image names is not written again before the next image is on
-//! the disk. What an input causes is put out when an image that holds it is there: many commits
-//! share one.
+//! The arena's files are mapped, and the kernel writes their pages back at any time and in any
+//! order. So a shard also keeps a *durable image*: the control words and the tables file as of one
+//! commit, written alternately to two files. Blocks that an image names are flushed before the
+//! image is written, and are not overwritten before the next image is on disk. The outputs of an
+//! input are released once an image includes its commit. Many commits share one image.
 
 use std::collections::VecDeque;
 
 use pushpull_common::protocol::Refusal;
 
-use super::output::Output;
+use super::output::ShardOutput;
 use super::record::FROM_IMAGE;
-use super::{Detail, Shard, Variables};
-use crate::arena::{Place, file_name};
+use super::{Detail, Shard, VariablesState};
+use crate::arena::{ArenaStorage, file_name};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::planted::{Bug, PlantedBugs};
 
-/// What a shard that survives the loss of power knows of its disk.
+/// The state of the durable images of a shard.
 #[derive(Debug, Default)]
 pub(super) struct Power {
-    /// Counts the commits.
+    /// The number of commits.
     pub(super) made: u64,
-    /// The newest commit that an image on the disk holds.
+    /// The newest commit in an image on disk.
     durable: u64,
-    /// The newest commit that the image being written holds.
+    /// The newest commit in the image that is being written.
     writing: Option<u64>,
-    /// Counts the images.
+    /// The number of images.
     images: u64,
-    /// What waits for the commit it depends on.
-    held: VecDeque<(u64, Output)>,
-    /// The commit since which files lie there that no newer image names.
+    /// Outputs, each with the commit that must be on disk first.
+    held: VecDeque<(u64, ShardOutput)>,
+    /// The first commit whose image no longer names the leftover files.
     pub(super) unnamed_since: Option<u64>,
-    /// Why nothing can be made durable any more.
+    /// Why no more images can be written.
     failed: Option<String>,
 }
 
 /// An image to be written.
 #[derive(Debug)]
 pub(crate) struct Flush {
-    place: Place,
+    storage: ArenaStorage,
     stamp: Stamp,
-    /// The files whose blocks it names.
+    /// The files of the blocks that the image names.
     files: Vec<String>,
     number: u64,
     image: Vec<u8>,
@@ -51,8 +50,8 @@ pub(crate) struct Flush {
 }
 
 impl Flush {
-    /// Writes it. May wait for a disk. What fails here is not tried again: the system may have
-    /// thrown away what it could not write, and a second try would succeed in vain.
+    /// Writes the image. May wait for a disk. A failed flush is not repeated: the kernel may have
+    /// dropped the pages it could not write, and would report success.
     pub(crate) fn run(self) -> Result<(), String> {
         self.write().map_err(|error| error.to_string())
     }
@@ -60,7 +59,7 @@ impl Flush {
     fn write(self) -> Result<(), StorageError> {
         if !self.planted.has(Bug::SkipFsync) {
             for name in &self.files {
-                self.place.sync(name)?;
+                self.storage.sync(name)?;
             }
         }
         let name = image_name(self.number);
@@ -70,24 +69,24 @@ impl Flush {
         let page = Page { kind, stamp, generation, text: [text, crc].concat() };
         let mut bytes = page.encode();
         bytes.extend_from_slice(&self.image);
-        self.place.write_durably(&name, &bytes)
+        self.storage.write_durably(&name, &bytes)
     }
 }
 
-/// Two files in turn: while one is written the other holds.
+/// Returns the file name of an image. Two files alternate, so that one is always complete.
 pub(crate) fn image_name(number: u64) -> String {
     format!("{}-{}", Kind::Image.name(), number % 2)
 }
 
-/// The newest image that is whole: its number, and the control and tables files as they were.
+/// Returns the newest complete image: its number, and the control and tables files.
 pub(super) fn newest_image(
-    place: &Place,
+    storage: &ArenaStorage,
     stamp: Stamp,
 ) -> Result<Option<(u64, Vec<u8>)>, StorageError> {
     let mut newest: Option<(u64, Vec<u8>)> = None;
     for turn in 0..2 {
-        let Some(memory) = place.open(&image_name(turn))? else { continue };
-        // One of the two may have been cut off in the middle of being written.
+        let Some(memory) = storage.open(&image_name(turn))? else { continue };
+        // One of the two may have been cut off while it was written.
         if let Ok((number, image)) = read_image(memory.bytes(), stamp)
             && newest.as_ref().is_none_or(|(other, _)| *other < number)
         {
@@ -97,7 +96,7 @@ pub(super) fn newest_image(
     Ok(newest)
 }
 
-/// The number of an image that is whole, and the image.
+/// Returns the number of an image and its content, if it is complete.
 pub(crate) fn read_image(bytes: &[u8], stamp: Stamp) -> Result<(u64, Vec<u8>), Fault> {
     let page = Page::decode(bytes)?;
     page.check(Kind::Image, stamp, page.generation)?;
@@ -115,7 +114,7 @@ pub(crate) fn read_image(bytes: &[u8], stamp: Stamp) -> Result<(u64, Vec<u8>), F
 }
 
 impl Shard {
-    /// Puts out only what is on the disk.
+    /// Holds outputs back until their commit is on disk.
     pub(super) fn hold_outputs(&mut self) {
         let Some(power) = self.power.as_mut().filter(|power| power.failed.is_none()) else {
             return;
@@ -123,8 +122,9 @@ impl Shard {
         let mark = power.made;
         for output in std::mem::take(&mut self.outputs) {
             match output {
-                // Nobody has taken it yet. It waits for no image: it is the one the others wait for.
-                Output::Flush(_) => self.outputs.push_back(output),
+                // A flush was not taken yet. It waits for no image, because it writes the one that
+                // the others wait for.
+                ShardOutput::Flush(_) => self.outputs.push_back(output),
                 output => power.held.push_back((mark, output)),
             }
         }
@@ -141,7 +141,7 @@ impl Shard {
         }
     }
 
-    /// Has an image written if there is something new, one at a time.
+    /// Starts to write an image if there are new commits and none is being written.
     fn flush_if_due(&mut self) {
         let Some(power) = &mut self.power else { return };
         if power.writing.is_some() || power.made == power.durable || power.failed.is_some() {
@@ -150,27 +150,27 @@ impl Shard {
         power.writing = Some(power.made);
         power.images += 1;
         let mut files = Vec::new();
-        if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &self.variables {
             let kinds = [Kind::Catalogue, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo];
             let slots = store.geometry().slots > 0;
             let kinds = kinds.into_iter().filter(|&kind| kind != Kind::Slots || slots);
             files.extend(kinds.map(|kind| file_name(kind, self.generation)));
         }
         let flush = Flush {
-            place: self.arena.place.clone(),
+            storage: self.arena.storage.clone(),
             stamp: self.arena.stamp,
             files,
             number: power.images,
             image: self.journal.image(FROM_IMAGE),
             planted: self.config.planted,
         };
-        if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables {
             store.image_begun();
         }
-        self.outputs.push_back(Output::Flush(Box::new(flush)));
+        self.outputs.push_back(ShardOutput::Flush(Box::new(flush)));
     }
 
-    /// The image is on the disk, or nothing will ever be again.
+    /// The image is on disk, or the flush has failed, which is final.
     pub(super) fn flushed(&mut self, result: Result<(), String>) {
         let Some(power) = &mut self.power else { return };
         let Some(mark) = power.writing.take() else { return };
@@ -179,10 +179,10 @@ impl Shard {
                 power.durable = mark;
                 let unnamed = power.unnamed_since.take_if(|since| *since <= mark).is_some();
                 if unnamed {
-                    // What cannot be removed costs space, and the next opening tries again.
+                    // A file that cannot be removed costs space, and the next process tries again.
                     let _ = self.remove_unnamed();
                 }
-                if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
+                if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables {
                     store.image_written();
                 }
             }
@@ -190,47 +190,48 @@ impl Shard {
                 power.failed = Some(error.clone());
                 self.jobs.clear();
                 self.streaming_apply = None;
-                // Answers that are not durable are dropped; a client that asks again is told why. Orders,
-                // events and counts stay: a caller of the saver would wait for ever.
-                let within = |output: &Output| {
-                    matches!(output, Output::Order(_) | Output::Event(_) | Output::Members { .. })
+                // Answers that are not durable are dropped, and a client that asks again gets the
+                // reason. Orders, events and counts are kept, because a caller of the saver would
+                // wait forever.
+                let within = |output: &ShardOutput| {
+                    matches!(output, ShardOutput::SaverOrder(_) | ShardOutput::Event(_) | ShardOutput::Members { .. })
                 };
                 let held = power.held.drain(..).map(|(_, output)| output);
                 self.outputs.extend(held.filter(within));
                 self.stage_poison(&error);
-                let connections: Vec<u64> = self.conversations.keys().copied().collect();
+                let connections: Vec<u64> = self.connections.keys().copied().collect();
                 for connection in connections {
-                    self.outputs.push_back(Output::Close { connection });
+                    self.outputs.push_back(ShardOutput::Close { connection });
                 }
             }
         }
     }
 
-    /// Whether something waits for an image to be on the disk.
+    /// Returns whether a commit waits for an image.
     pub(crate) fn waits_for_image(&self) -> bool {
         self.power.as_ref().is_some_and(|power| {
             power.failed.is_none() && (power.writing.is_some() || power.made != power.durable)
         })
     }
 
-    /// Whether an image is being written.
+    /// Returns whether an image is being written.
     pub(crate) fn is_flushing(&self) -> bool {
         self.power.as_ref().is_some_and(|power| power.writing.is_some())
     }
 
-    /// Why this shard only answers pulls: a disk has failed it.
+    /// Returns the refusal of everything except pulls after a failed flush.
     pub(super) fn poisoned(&self) -> Option<Refusal> {
         let failed = self.power.as_ref()?.failed.as_ref()?;
         let detail = format!("the shard is read-only since a flush failed: {failed}");
         Some(Refusal::Storage { detail: Detail::clipped(detail) })
     }
 
-    /// The number of the image that an earlier process wrote last.
-    pub(super) fn images_go_on_from(&mut self, number: u64) {
+    /// Continues the numbers of the images of an earlier process.
+    pub(super) fn resume_images_from(&mut self, number: u64) {
         if let Some(power) = &mut self.power {
             power.images = number;
-            // Whatever is here was not put on the disk by this process; and what the image there names,
-            // and nobody else, goes when the next one is there.
+            // This process has flushed nothing yet. Files that only the old image names are removed
+            // once the next image is on disk.
             power.made = 1;
             power.unnamed_since = Some(1);
         }

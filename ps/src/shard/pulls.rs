@@ -1,4 +1,4 @@
-//! Sending values.
+//! Answers pulls.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,23 +13,23 @@ use pushpull_common::protocol::{Header, Refusal, message};
 use pushpull_common::rows::{self, Numbers};
 use pushpull_common::tensor::{DType, Element, elements_of};
 
-use super::output::{Body, Output, PulledParts, Short};
-use super::parked::{Entry, Wait};
-use super::{Detail, Receiving, Shard, Variables};
+use super::output::{AnswerBody, ShardOutput, PulledParts, PullEncoder};
+use super::parked_requests::{ParkedRequest, WaitReason};
+use super::{Detail, ExpectedBody, Shard, VariablesState};
 
-/// How many answers to pulls are kept the memory of.
-const ENCODED_VALUES_MAX: usize = 8;
+/// The most [`EncodeBuffers`](super::output::EncodeBuffers) that are kept for later pulls.
+const ENCODE_BUFFERS_MAX: usize = 8;
 
 impl Shard {
-    /// The values are asked for in a shorter form.
-    pub(super) fn pull_encoded(&mut self, entry: Entry, header: &Header, asked: &PullEncoded) {
+    /// Handles a pull whose values are sent encoded.
+    pub(super) fn pull_encoded(&mut self, entry: ParkedRequest, header: &Header, asked: &PullEncoded) {
         match ValueEncoding::from_code(asked.encoding) {
             Some(form) => self.pull(entry, header, &asked.pull.selection, Some(form)),
             None => self.refuse_encoding(&entry, header, asked.encoding),
         }
     }
 
-    fn refuse_encoding(&mut self, entry: &Entry, header: &Header, encoding: u8) {
+    fn refuse_encoding(&mut self, entry: &ParkedRequest, header: &Header, encoding: u8) {
         let detail = Detail::clipped(format!("values are not sent in encoding {encoding}"));
         let refusal = Refusal::Unsupported { kind: header.kind, detail };
         self.refuse(entry.connection, entry.request, refusal);
@@ -37,7 +37,7 @@ impl Shard {
 
     pub(super) fn pull(
         &mut self,
-        entry: Entry,
+        entry: ParkedRequest,
         header: &Header,
         selection: &Selection,
         form: Option<ValueEncoding>,
@@ -57,46 +57,46 @@ impl Shard {
                 }
             }
         }
-        let wait = Wait::Pull { at_least: header.step.0, ranges, form };
-        let entry = Entry { wait, ..entry };
+        let wait = WaitReason::Pull { at_least: header.step.0, ranges, form };
+        let entry = ParkedRequest { wait, ..entry };
         match self.can_pull(&entry) {
             true => self.send_values(entry),
             false => self.park(entry),
         }
     }
 
-    /// The answer to a pull has been sent: its buffers go back to the pool.
+    /// The answer to a pull has been sent. Its buffers return to the pool.
     pub(crate) fn pull_sent(&mut self, parts: PulledParts) {
-        let encoded = parts.into_encoded();
-        if encoded.has_memory() && self.encoded_values.len() < ENCODED_VALUES_MAX {
-            self.encoded_values.push(encoded);
+        let encoded = parts.into_buffers();
+        if encoded.has_memory() && self.encode_buffers.len() < ENCODE_BUFFERS_MAX {
+            self.encode_buffers.push(encoded);
         }
     }
 
-    /// The answer to a pull of rows has been sent, likewise.
+    /// The answer to a pull of rows has been sent. Its buffer returns to the pool.
     pub(crate) fn rows_sent(&mut self, rows: Vec<u8>) {
         self.buffer_pool.put(rows);
     }
 
-    /// Whether the values that a pull waits for are there.
-    fn can_pull(&self, entry: &Entry) -> bool {
-        let (Wait::Pull { at_least, .. } | Wait::Rows { at_least, .. }) = entry.wait else {
+    /// Returns whether the step that a pull waits for is served.
+    fn can_pull(&self, entry: &ParkedRequest) -> bool {
+        let (WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. }) = entry.wait else {
             return false;
         };
-        self.serves() >= at_least
+        self.served_step() >= at_least
     }
 
-    /// The step that pulls may ask for at most to be answered now.
-    pub(super) fn serves(&self) -> u64 {
+    /// Returns the newest step that pulls may request now.
+    pub(super) fn served_step(&self) -> u64 {
         match (&self.follower, &self.owner) {
             (Some(follower), _) => follower.step(),
             (None, Some(owner)) => owner.step().0,
-            // Only the owner knows the step; the other shards keep versions of their own.
+            // Only the step owner knows the step. Other shards have versions of their own.
             (None, None) => u64::MAX,
         }
     }
 
-    /// Answers the pulls whose values are there now.
+    /// Answers the parked pulls whose step is served.
     pub(super) fn send_parked_values(&mut self) {
         if !self.parked.any(|entry| self.can_pull(entry)) {
             return;
@@ -106,17 +106,17 @@ impl Shard {
         self.parked = parked;
         for entry in ready {
             match entry.wait {
-                Wait::Rows { .. } => self.send_rows(entry),
+                WaitReason::Rows { .. } => self.send_rows(entry),
                 _ => self.send_values(entry),
             }
         }
     }
 
-    /// Rows are asked for in a shorter form.
+    /// Handles a pull of rows that are sent encoded.
     pub(super) fn pull_rows_encoded(
         &mut self,
         now: Instant,
-        entry: Entry,
+        entry: ParkedRequest,
         header: &Header,
         asked: &PullRowsEncoded,
     ) {
@@ -126,11 +126,11 @@ impl Shard {
         }
     }
 
-    /// Rows are asked for, whose numbers come as the body.
+    /// Handles a pull of rows. The row numbers follow as the body.
     pub(super) fn pull_rows(
         &mut self,
         now: Instant,
-        entry: Entry,
+        entry: ParkedRequest,
         header: &Header,
         id: PartitionId,
         codec: Option<Codec>,
@@ -142,9 +142,9 @@ impl Shard {
         let Some(partition) = store.partition_of_rows(id) else {
             return self.refuse(connection, request, Refusal::UnknownPartition { partition: id });
         };
-        let unfit = |codec: Codec| match partition.own {
-            Some(own) if own != codec.encoding() => Some("rows of halves come as what they are"),
-            None if !partition.trainable => Some("rows of a plain variable come as they are"),
+        let unfit = |codec: Codec| match partition.own_encoding {
+            Some(own) if own != codec.encoding() => Some("rows of an f16 or bf16 variable are sent in its own format"),
+            None if !partition.trainable => Some("rows of a plain variable are sent unencoded"),
             _ => None,
         };
         if let Some((codec, detail)) = codec.and_then(|codec| Some((codec, unfit(codec)?))) {
@@ -153,7 +153,7 @@ impl Shard {
             let refusal = Refusal::Encoding { variable, encoding, detail };
             return self.refuse(connection, request, refusal);
         }
-        // A sparse partition's rows have bytes, and fit a part.
+        // Rows of a sparse partition are not empty, and each fits a part.
         let each = rows::number_bytes(partition);
         let limit = PART_BYTES_MAX / partition.row_bytes().max(each);
         let rows = header.body_bytes / each;
@@ -165,12 +165,12 @@ impl Shard {
         let mut numbers = self.buffer_pool.take(header.body_bytes as usize);
         numbers.resize(header.body_bytes as usize, 0);
         let at_least = header.step.0;
-        let wait = Wait::Rows { at_least, partition: id, numbers, codec, answer_bytes };
-        self.receive(now, connection, Receiving::Rows(Entry { wait, ..entry }), header);
+        let wait = WaitReason::Rows { at_least, partition: id, numbers, codec, answer_bytes };
+        self.receive(now, connection, ExpectedBody::Rows(ParkedRequest { wait, ..entry }), header);
     }
 
-    /// The numbers of the rows have come.
-    pub(super) fn rows_asked(&mut self, entry: Entry) {
+    /// The row numbers have arrived.
+    pub(super) fn rows_requested(&mut self, entry: ParkedRequest) {
         if !self.is_ready() {
             let (connection, request) = (entry.connection, entry.request);
             return self.refuse(connection, request, Refusal::NotInitialized {});
@@ -181,9 +181,9 @@ impl Shard {
         }
     }
 
-    fn send_rows(&mut self, entry: Entry) {
+    fn send_rows(&mut self, entry: ParkedRequest) {
         let (connection, request) = (entry.connection, entry.request);
-        let Wait::Rows { partition, numbers, codec, answer_bytes, .. } = entry.wait else {
+        let WaitReason::Rows { partition, numbers, codec, answer_bytes, .. } = entry.wait else {
             return;
         };
         let mut rows = self.buffer_pool.take(answer_bytes as usize);
@@ -196,12 +196,12 @@ impl Shard {
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(rows.len() as u64);
         let message = message::Rows { version: self.version, gradients: self.gradients };
-        let checked = self.conversations.get(&connection).is_some_and(|c| c.crc);
+        let checked = self.connections.get(&connection).is_some_and(|c| c.crc);
         let crc = checked.then(|| crc32c::crc32c(&rows));
-        self.answer_with(connection, request, message.into(), Body::Rows(rows), crc);
+        self.answer_with(connection, request, message.into(), AnswerBody::Rows(rows), crc);
     }
 
-    /// Appends the rows of these numbers, as they were asked for.
+    /// Appends the rows with these numbers, in the order of the numbers.
     fn gather(
         &mut self,
         id: PartitionId,
@@ -209,10 +209,10 @@ impl Shard {
         codec: Option<Codec>,
         rows: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
-        let (Variables::Declared(store) | Variables::Ready(store)) = &self.variables else {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &self.variables else {
             return Err(Refusal::NotInitialized {});
         };
-        // The variables may be others since it was asked.
+        // The variables may have been declared again since the request.
         let partition =
             store.partition_of_rows(id).ok_or(Refusal::UnknownPartition { partition: id })?;
         let numbers = Numbers::of(partition, numbers);
@@ -236,11 +236,11 @@ impl Shard {
         Ok(())
     }
 
-    fn send_values(&mut self, entry: Entry) {
-        let Wait::Pull { ranges, form, .. } = entry.wait else {
+    fn send_values(&mut self, entry: ParkedRequest) {
+        let WaitReason::Pull { ranges, form, .. } = entry.wait else {
             return;
         };
-        let encoded = form.and_then(|_| self.encoded_values.pop()).unwrap_or_default();
+        let encoded = form.and_then(|_| self.encode_buffers.pop()).unwrap_or_default();
         let Some(store) = self.store() else { return };
         let snapshot = store.snapshot(&ranges);
         let bytes = |range: &Range<u64>| match form {
@@ -249,32 +249,32 @@ impl Shard {
         };
         let bytes = ranges.iter().map(bytes).sum();
         let (catalogue, shard) = (store.catalogue(), self.id);
-        let short = form.map(|form| Short { catalogue: catalogue.clone(), shard, form });
+        let encoder = form.map(|form| PullEncoder { catalogue: catalogue.clone(), shard, form });
         let all = ranges == store.layout().dense();
         if let Some(client) = entry.client.filter(|_| all) {
-            self.keep_what_is_read(client);
+            self.keep_last_pull(client);
         }
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(bytes);
-        let crc = self.conversations.get(&entry.connection).is_some_and(|c| c.crc);
+        let crc = self.connections.get(&entry.connection).is_some_and(|c| c.crc);
         let mut envelope = entry.request;
         (envelope.step, envelope.restore_epoch) = (self.step(), self.epoch);
         let counts = (self.version, self.gradients);
-        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (short, encoded));
-        self.outputs.push_back(Output::Stream { connection: entry.connection, parts });
+        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (encoder, encoded));
+        self.outputs.push_back(ShardOutput::Stream { connection: entry.connection, parts });
     }
 }
 
-/// Appends rows as one stretch.
+/// Appends the encoding of these rows, as one range.
 fn shorten(codec: Codec, dtype: DType, rows: &[u8], out: &mut Vec<u8>) {
     let encoded = match dtype {
         DType::F64 => codec.encode(&elements::<f64>(rows), out),
         _ => codec.encode(&elements::<f32>(rows), out),
     };
-    encoded.expect("codecs of values take every element of a part");
+    encoded.expect("codecs of values encode any element");
 }
 
-/// The elements of rows, which lie aligned as a rule.
+/// Returns the elements of rows, without a copy if they are aligned.
 fn elements<T: Element>(rows: &[u8]) -> Cow<'_, [T]> {
     bytemuck::try_cast_slice(rows).map_or_else(|_| elements_of(rows).into(), Cow::Borrowed)
 }

@@ -1,4 +1,4 @@
-//! Push slots: asked for, offered beside an answer, handed on.
+//! Push slots: reserves them on request, offers them with answers, and passes them on.
 
 use std::time::Instant;
 
@@ -6,16 +6,17 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Reserved;
 
 use super::Shard;
-use super::parked::{Entry, Wait};
-use super::replicas::ClientKey;
+use super::parked_requests::{ParkedRequest, WaitReason};
+use super::client_registry::ClientKey;
 
 impl Shard {
-    pub(super) fn reserve(&mut self, now: Instant, entry: Entry) {
+    pub(super) fn reserve(&mut self, now: Instant, entry: ParkedRequest) {
         let Some(client) = entry.client else { return };
         let Some(inbox) = &mut self.inbox else {
             return self.refuse(entry.connection, entry.request, Refusal::NotInitialized {});
         };
-        // Somebody is ready to send: a room that nobody asked for and that lies unused goes to it.
+        // The client is ready to send, so it gets a slot that was offered to another client and is
+        // unused.
         let push_slot = inbox
             .reserve(client, now)
             .or_else(|| inbox.reclaim_offered().then(|| inbox.reserve(client, now)).flatten());
@@ -27,17 +28,18 @@ impl Shard {
         }
     }
 
-    /// A room for a client that has not asked for one, if nobody else waits; 0 for none.
+    /// Returns a push slot for a client that has not requested one, if no request waits for one; 0
+    /// for none.
     pub(super) fn free_push_slot(&mut self, now: Instant, client: ClientKey) -> u32 {
-        if self.parked.any(|entry| matches!(entry.wait, Wait::PushSlot)) {
+        if self.parked.any(|entry| matches!(entry.wait, WaitReason::PushSlot)) {
             return 0;
         }
         self.inbox.as_mut().and_then(|inbox| inbox.offer(client, now)).unwrap_or(0)
     }
 
-    /// Gives free rooms to those who wait, first come first served.
+    /// Gives free push slots to the parked requests, first come first served.
     pub(super) fn give_parked_push_slots(&mut self, now: Instant) {
-        let waits = |entry: &Entry| matches!(entry.wait, Wait::PushSlot);
+        let waits = |entry: &ParkedRequest| matches!(entry.wait, WaitReason::PushSlot);
         while let Some(inbox) = &mut self.inbox
             && self.parked.any(waits)
             && (inbox.has_free() || inbox.reclaim_offered())

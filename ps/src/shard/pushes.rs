@@ -1,4 +1,4 @@
-//! Receiving pushes: where each part goes, and what becomes of one that does not come whole.
+//! Receives pushes: chooses the memory of each part, and drops pushes that stay incomplete.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -7,14 +7,14 @@ use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart, Role};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
-use super::encoded::Form;
-use super::replicas::{ClientKey, Presence};
+use super::encoded_parts::PartEncoding;
+use super::client_registry::{ClientKey, ClientPresence};
 use super::work::Job;
-use super::{Detail, Part, Receiving, Shard, Variables, answer_to, deadline_of};
-use crate::inbox::{Arrival, Extents, Inbox, WholePush, is_for_trainable};
+use super::{Detail, IncomingPart, ExpectedBody, Shard, VariablesState, answer_to, deadline_of};
+use crate::inbox::{PushArrival, Extents, Inbox, PendingAnswer, is_for_trainable};
 
 impl Shard {
-    /// A part of a push is announced: decides where its body goes.
+    /// Handles the message of a part: chooses the memory for its body.
     pub(super) fn part(
         &mut self,
         now: Instant,
@@ -22,14 +22,14 @@ impl Shard {
         client: ClientKey,
         header: &Header,
         part: &PushPart,
-        form: Option<Form>,
+        form: Option<PartEncoding>,
     ) {
-        let (body, misfit) = match self.body_of(header, part, form) {
+        let (body, body_refusal) = match self.body_of(header, part, form) {
             Ok(body) => (body, None),
             Err(refusal) => ((0..0, None), Some(refusal)),
         };
         let (range, encoded) = body;
-        let mut incoming = Part {
+        let mut incoming = IncomingPart {
             connection,
             client,
             push_slot: part.push_slot,
@@ -40,22 +40,22 @@ impl Shard {
             next: part.next,
             deadline: deadline_of(now, header),
         };
-        if !self.is_of_use(now, header, part, &incoming) {
+        if !self.is_part_needed(now, header, part, &incoming) {
             return;
         }
-        if let Some(refusal) = misfit {
+        if let Some(refusal) = body_refusal {
             return self.refuse_push(now, &incoming, refusal);
         }
-        let placed = self.place(now, connection, client, header, part, &incoming.range);
-        match placed {
+        let found = self.find_or_begin_push(now, connection, client, header, part, &incoming.range);
+        match found {
             Ok(true) if self.has_memory_for(&incoming) => {
                 if let Some(encoded) = &mut incoming.encoded {
                     encoded.bytes = self.buffer_pool.take(header.body_bytes as usize);
                     encoded.bytes.resize(header.body_bytes as usize, 0);
                 }
-                self.receive(now, connection, Receiving::Part(incoming), header);
+                self.receive(now, connection, ExpectedBody::Part(incoming), header);
             }
-            // The rooms that all share have theirs already.
+            // There is no memory for parts sent beside a push buffer. Other slots have theirs.
             Ok(true) => self.refuse_push(
                 now,
                 &incoming,
@@ -66,26 +66,27 @@ impl Shard {
         }
     }
 
-    /// Whether a part is to be taken in; if not, what is due is said of it.
-    pub(super) fn is_of_use(
+    /// Returns whether a part must be received. Otherwise the part is answered, if it needs an
+    /// answer.
+    pub(super) fn is_part_needed(
         &mut self,
         now: Instant,
         header: &Header,
         part: &PushPart,
-        incoming: &Part,
+        incoming: &IncomingPart,
     ) -> bool {
         let (connection, client, sequence) =
             (incoming.connection, incoming.client, header.sequence);
-        let Some(conversation) = self.conversations.get_mut(&connection) else {
+        let Some(state) = self.connections.get_mut(&connection) else {
             return false;
         };
-        if conversation.refused == Some((sequence, part.push_slot)) {
+        if state.refused == Some((sequence, part.push_slot)) {
             if part.whole.is_some() {
-                conversation.refused = None;
+                state.refused = None;
             }
             return false;
         }
-        match self.replicas.client(client).window.state(sequence) {
+        match self.registry.client(client).window.state(sequence) {
             PushState::Settled { outcome } => {
                 if part.whole.is_some() {
                     self.counters.duplicates.add(1);
@@ -105,16 +106,16 @@ impl Shard {
             let push = inbox.find(client, sequence).and_then(|push_slot| inbox.arrival(push_slot));
             push.is_some_and(|push| push.whole.is_some())
         });
-        if !whole_here && self.comes_too_late(client, header.step, part) {
-            self.pass_over(now, client, incoming, part.token);
+        if !whole_here && self.is_stale_part(client, header.step, part) {
+            self.skip_stale_part(now, client, incoming, part.token);
             return false;
         }
         true
     }
 
-    /// Finds the push a part belongs to, or begins it, and checks the part's place; false if the
-    /// part is to be passed over.
-    pub(super) fn place(
+    /// Finds the push that a part belongs to, or begins it, and checks the part's range. Returns
+    /// false if the part is to be skipped.
+    pub(super) fn find_or_begin_push(
         &mut self,
         now: Instant,
         connection: u64,
@@ -126,10 +127,10 @@ impl Shard {
         let sequence = header.sequence;
         let assigns = matches!(part.operation, Operation::Assign {});
         match &self.variables {
-            Variables::Ready(_) => {}
-            Variables::Declared(_) if assigns && !self.is_initializing() => {
-                // The first values are the chief's to give.
-                let role = self.conversations.get(&connection).map(|talk| talk.role);
+            VariablesState::Ready(_) => {}
+            VariablesState::Declared(_) if assigns && !self.is_initializing() => {
+                // Only a chief may assign the first values.
+                let role = self.connections.get(&connection).map(|state| state.role);
                 if let Some(role) = role.filter(|&role| role != Role::Chief {}) {
                     return Err(Refusal::Role { role: role.code(), kind: header.kind });
                 }
@@ -147,32 +148,32 @@ impl Shard {
             .find(client, sequence)
             .and_then(|push_slot| Some((push_slot, inbox.arrival(push_slot)?)))
         {
-            // It came whole over an earlier connection and is about to be applied.
+            // The push arrived completely over an earlier connection, and will be applied.
             Some((push_slot, push)) if push.whole.is_some() => {
                 if part.whole.is_some() {
                     let (request, next) = (header.request, part.next);
                     let deadline = deadline_of(now, header);
                     inbox.set_whole(
                         push_slot,
-                        WholePush { connection, request, next, since: Some(now), deadline },
+                        PendingAnswer { connection, request, next, since: Some(now), deadline },
                     );
                 }
                 return Ok(false);
             }
             Some((push_slot, _)) if push_slot == part.push_slot => {}
-            // One push has one room.
+            // A push has one push slot.
             Some((_, _)) => return Err(Refusal::PushSlotTaken { push_slot: part.push_slot }),
             None => {
                 let unused = inbox.arrival(part.push_slot).is_none();
                 if !inbox.holds(client, part.push_slot) || !unused {
                     return Err(Refusal::PushSlotTaken { push_slot: part.push_slot });
                 }
-                let arrival = Arrival {
+                let arrival = PushArrival {
                     sequence,
                     operation: part.operation,
                     token: part.token,
                     generation: part.generation,
-                    // Nobody can have read what has not been made.
+                    // No client can have read a step that was not made.
                     step: self.follower.as_ref().map_or(header.step, |follower| {
                         header.step.min(GlobalStep(follower.step()))
                     }),
@@ -190,12 +191,12 @@ impl Shard {
         }
         match range.is_empty() {
             true => Ok(true),
-            false => self.check_place(part, range).map(|()| true),
+            false => self.check_range(part, range).map(|()| true),
         }
     }
 
-    /// Checks where a part of a push that has begun is to lie.
-    pub(super) fn check_place(&self, part: &PushPart, range: &Range<u64>) -> Result<(), Refusal> {
+    /// Checks the range of a part of a push that has begun.
+    pub(super) fn check_range(&self, part: &PushPart, range: &Range<u64>) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Err(Refusal::NotInitialized {});
         };
@@ -213,15 +214,15 @@ impl Shard {
             .fused_ranges
             .first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
         if push.operation != part.operation {
-            let tried = Detail::clipped("another operation than those before it");
-            // It may be the index of one that is sparse, which lies behind all values.
+            let tried = Detail::clipped("an operation other than that of its first part");
+            // The range may be the index of a sparse partition, which is behind all values.
             let variable = layout.touched(range.clone()).next();
             let variable = variable.map_or(VariableId(0), |partition| partition.variable);
             return Err(Refusal::Operation { variable, tried });
         }
         let first = self.fused_ranges.first_touched(layout, range, |sparse, _| sparse && !is_ready);
         if let Some(partition) = first {
-            let tried = Detail::clipped("first values by rows: its initializer has them");
+            let tried = Detail::clipped("first values by rows: its initializer makes them");
             return Err(Refusal::Operation { variable: partition.variable, tried });
         }
         if let Some(partition) = wrong {
@@ -234,9 +235,9 @@ impl Shard {
         Ok(())
     }
 
-    /// The body of a part has come.
-    pub(super) fn part_received(&mut self, now: Instant, part: Part) {
-        if let Err(refusal) = self.take_part(now, &part) {
+    /// The body of a part has arrived.
+    pub(super) fn part_received(&mut self, now: Instant, part: IncomingPart) {
+        if let Err(refusal) = self.receive_part(now, &part) {
             self.refuse_push(now, &part, refusal);
         }
         if let Some(encoded) = part.encoded {
@@ -244,7 +245,7 @@ impl Shard {
         }
     }
 
-    fn take_part(&mut self, now: Instant, part: &Part) -> Result<(), Refusal> {
+    fn receive_part(&mut self, now: Instant, part: &IncomingPart) -> Result<(), Refusal> {
         let (client, push_slot, range) = (part.client, part.push_slot, &part.range);
         if let Some(refusal) = self.poisoned() {
             return Err(refusal);
@@ -252,7 +253,7 @@ impl Shard {
         let held =
             |inbox: &Inbox| inbox.holds(client, push_slot) && inbox.arrival(push_slot).is_some();
         if !self.inbox.as_ref().is_some_and(held) {
-            // The room was taken back while the body was under way.
+            // The push slot was reclaimed while the body was arriving.
             return Err(Refusal::PushSlotTaken { push_slot });
         }
         match &part.encoded {
@@ -279,15 +280,15 @@ impl Shard {
         }
         match part.whole {
             None => Ok(()),
-            Some(named) => self.came_whole(now, part, named),
+            Some(named) => self.push_complete(now, part, named),
         }
     }
 
     /// The last part of a push has arrived.
-    pub(super) fn came_whole(
+    pub(super) fn push_complete(
         &mut self,
         now: Instant,
-        part: &Part,
+        part: &IncomingPart,
         named: u64,
     ) -> Result<(), Refusal> {
         let (client, push_slot) = (part.client, part.push_slot);
@@ -300,7 +301,7 @@ impl Shard {
             let (next, deadline) = (part.next, part.deadline);
             inbox.set_whole(
                 push_slot,
-                WholePush { connection, request, next, since: Some(now), deadline },
+                PendingAnswer { connection, request, next, since: Some(now), deadline },
             );
         }
         match waits {
@@ -311,8 +312,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Refuses a push and gives it up: its room goes to others, its other parts are passed over.
-    pub(super) fn refuse_push(&mut self, now: Instant, part: &Part, refusal: Refusal) {
+    /// Refuses a push and drops it. Its push slot goes to others, and its other parts are skipped.
+    pub(super) fn refuse_push(&mut self, now: Instant, part: &IncomingPart, refusal: Refusal) {
         let (push_slot, sequence) = (part.push_slot, part.request.sequence);
         self.counters.pushes_dropped.add(1);
         if let Some(inbox) = &mut self.inbox
@@ -323,25 +324,25 @@ impl Shard {
         {
             inbox.release(push_slot);
         }
-        if let Some(conversation) = self.conversations.get_mut(&part.connection) {
-            conversation.refused = part.whole.is_none().then_some((sequence, push_slot));
+        if let Some(state) = self.connections.get_mut(&part.connection) {
+            state.refused = part.whole.is_none().then_some((sequence, push_slot));
         }
         self.refuse(part.connection, part.request, refusal);
         self.give_parked_push_slots(now);
     }
 
-    /// Refuses a push that is whole, before anything of it counts. Its token is its client's still, and
-    /// goes to others if that is gone.
+    /// Refuses a complete push before it counts. A present client keeps the token of the push; the
+    /// token of an absent client is returned.
     pub(super) fn refuse_whole(&mut self, now: Instant, push_slot: u32, refusal: Refusal) {
         let Some((client, push)) = self.inbox.as_mut().and_then(|inbox| inbox.take(push_slot))
         else {
             return;
         };
         self.counters.pushes_dropped.add(1);
-        let heard = client.map(|client| self.replicas.client(client));
-        let present = heard.is_some_and(|client| client.presence == Presence::Present);
-        let listens = heard.and_then(|client| client.connection);
-        if let Some(whole) = push.whole.filter(|whole| listens == Some(whole.connection)) {
+        let holder = client.map(|client| self.registry.client(client));
+        let present = holder.is_some_and(|client| client.presence == ClientPresence::Present);
+        let connection = holder.and_then(|client| client.connection);
+        if let Some(whole) = push.whole.filter(|whole| connection == Some(whole.connection)) {
             let (request, sequence) = (whole.request, push.sequence);
             let request = Envelope { request, sequence, ..Envelope::default() };
             self.refuse(whole.connection, request, refusal);
@@ -354,8 +355,8 @@ impl Shard {
         self.grant_parked_tokens(now);
     }
 
-    /// A gradient whose client is gone is not applied: others may have its token.
-    fn return_token_of(&mut self, push: &Arrival) {
+    /// Returns the token of a gradient whose client is absent, so that others may have it.
+    fn return_token_of(&mut self, push: &PushArrival) {
         let Some(owner) = &mut self.owner else { return };
         let holder = owner.outstanding().find(|(token, _)| *token == push.token);
         if let Some((token, holder)) = holder
@@ -389,20 +390,20 @@ impl Shard {
             let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
             push.is_some_and(|push| push.whole.is_some())
         });
-        let settled = self.replicas.client(client).window.state(sequence);
+        let settled = self.registry.client(client).window.state(sequence);
         if whole && !matches!(settled, PushState::Settled { .. }) {
-            // Too late: it is the server's, and what becomes of it answers this request.
+            // The push is the server's already, and its outcome answers this request.
             if let (Some(push_slot), Some(inbox)) = (push_slot, &mut self.inbox) {
                 let request = request.request;
                 let (next, deadline) = (false, None);
                 inbox.set_whole(
                     push_slot,
-                    WholePush { connection, request, next, since: Some(now), deadline },
+                    PendingAnswer { connection, request, next, since: Some(now), deadline },
                 );
             }
             return;
         }
-        let window = &mut self.replicas.client_mut(client).window;
+        let window = &mut self.registry.client_mut(client).window;
         let outcome = match window.state(sequence) {
             PushState::Settled { outcome } => outcome,
             PushState::TooOld { oldest } => {
@@ -411,7 +412,7 @@ impl Shard {
                 return self.refuse(connection, request, refusal);
             }
             _ => {
-                // Settled as withdrawn, so that parts still under way are never applied.
+                // The outcome is settled as withdrawn, so that parts in transit are never applied.
                 window.settle(sequence, Outcome::Withdrawn {});
                 Outcome::Withdrawn {}
             }
@@ -429,8 +430,8 @@ impl Shard {
             .inbox
             .as_ref()
             .and_then(|inbox| inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes));
-        let state = match (self.replicas.client(client).window.state(sequence), arrival) {
-            (PushState::Unknown {}, Some(bytes)) => PushState::Receiving { bytes },
+        let state = match (self.registry.client(client).window.state(sequence), arrival) {
+            (PushState::Unknown {}, Some(bytes)) => PushState::ExpectedBody { bytes },
             (state, _) => state,
         };
         self.answer(connection, request, OutcomeIs { state }.into());

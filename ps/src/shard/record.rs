@@ -1,104 +1,105 @@
-//! What a shard and its clients are in the words of the control file: pure, in both directions.
+//! Encodes a shard and its clients as words of the control file, and decodes them.
 //!
-//! What is read has been verified against its checksums, but is believed no further than that: a
-//! number that no shard can have reached is refused here, so that nothing behind this file adds one
-//! to the last number there is.
+//! The words have been verified against their checksums, which does not make them trustworthy.
+//! Decoding refuses a number that no shard can have reached, so that later code can add to every
+//! number without an overflow.
 //!
-//! What a shard can write it can read: each bound here is one that the running shard keeps.
+//! A shard can decode everything that it can encode. The running shard keeps each bound:
 //!
 //! | what | bound | kept by |
 //! | --- | --- | --- |
-//! | versions, gradients, steps, tokens, generations, lives, gradients made | `COUNT_LIMIT` | each goes up by one at a time; a checkpoint's are below `RESTORED_LIMIT`, see `checkpoints` |
-//! | the epoch of a client, the newest, the chief's | `EPOCH_LIMIT` | [`Replicas::admit`](super::replicas::Replicas::admit): what is minted and what is taken |
+//! | versions, gradients, steps, tokens, generations, lives, gradients made | `COUNT_LIMIT` | each increases by one at a time; those of a checkpoint are below `RESTORED_LIMIT`, see `checkpoints` |
+//! | the epoch of a client, the newest, the chief's | `EPOCH_LIMIT` | [`ClientRegistry::admit`](super::client_registry::ClientRegistry::admit): assigned and accepted epochs |
 //! | restore epochs | `u32` | `initialize` and `restore` refuse the last |
-//! | clients | `CLIENTS_MAX` | [`Replicas::admit`](super::replicas::Replicas::admit) |
-//! | rooms | `INBOX_PUSHES_MAX` | `PsConfig::check` |
-//! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `token_request`; who holds one gets no other with an answer |
+//! | clients | `CLIENTS_MAX` | [`ClientRegistry::admit`](super::client_registry::ClientRegistry::admit) |
+//! | push slots | `INBOX_PUSHES_MAX` | `PsConfig::check` |
+//! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `token_request`; a client with a token gets no other one with an answer |
 //! | the name of a job | `JOB_BYTES_MAX` | the type of the field in `Hello` |
-//! | the window of a client | one entry for each sequence of it | [`Window::settle`]: a sequence is never 0, see `place` and [`Window::state`] |
-//! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::ask` numbers tokens; `clipping::factor` |
+//! | the window of a client | one entry for each of its sequences | [`PushWindow::settle`]: a sequence is never 0, see `find_or_begin_push` and [`PushWindow::state`] |
+//! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::request_token` numbers tokens; `clipping::factor` |
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 
-use super::replicas::{CLIENTS_MAX, Client, ClientKey, EPOCH_LIMIT, Presence, Remembered};
-use crate::aggregate::bounded_staleness::Progress;
-use crate::aggregate::clipping::Exact;
-use crate::aggregate::step_coordinator::Admitted;
-use crate::aggregate::step_owner::{Issued, Steps};
+use super::client_registry::{CLIENTS_MAX, ClientEntry, ClientKey, EPOCH_LIMIT, ClientPresence, DurableClient};
+use crate::aggregate::bounded_staleness::ReplicaProgress;
+use crate::aggregate::clipping::BitwiseF64;
+use crate::aggregate::step_coordinator::AdmittedPush;
+use crate::aggregate::step_owner::{Issued, StepState};
 use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
 use crate::config::PsConfig;
-use crate::dedupe::Window;
+use crate::push_window::PushWindow;
 use crate::layout::Fault;
 use crate::planted::PlantedBugs;
 
-/// How far the variables of a shard are.
+/// How far the declaration of a shard's variables has progressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// Nobody has declared any.
+pub(crate) enum ShardStage {
+    /// No variables are declared.
     #[default]
     Absent,
-    /// They have their places and may be assigned.
+    /// The variables are laid out, and may be assigned.
     Declared,
-    /// They have their first values.
+    /// The variables have their first values.
     Ready,
 }
 
 /// The shard's own words, in the first cell of the control file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ShardRecord {
-    /// Pushes applied, of every kind.
+    /// The number of pushes applied, of every kind.
     pub(crate) version: u64,
-    /// Gradients applied.
+    /// The number of gradients applied.
     pub(crate) gradients: u64,
-    /// What the step owner counts; zeros on other shards.
-    pub(crate) steps: Steps,
+    /// The counts of the step owner; zeros on other shards.
+    pub(crate) steps: StepState,
     /// The newest client epoch known.
     pub(crate) newest_epoch: u64,
-    /// That of the newest chief.
+    /// The epoch of the newest chief.
     pub(crate) chief: ClientEpoch,
-    /// Which client that is, if it is known.
+    /// The client of the newest chief, if it is known.
     pub(crate) chief_client: Option<ClientKey>,
-    pub(crate) stage: Stage,
-    /// Counts the declarations of variables.
+    pub(crate) stage: ShardStage,
+    /// The number of declarations of variables.
     pub(crate) generation: u64,
-    /// Of the catalogue that is declared.
+    /// The digest of the declared catalogue.
     pub(crate) digest: [u8; 32],
-    /// How many clients have a cell each behind this one.
+    /// The number of clients. Each has a cell behind this one.
     pub(crate) clients: usize,
-    /// The rooms of the inbox.
+    /// The number of push slots of the inbox.
     pub(crate) push_slots: usize,
-    /// How many processes have opened the arena.
+    /// The number of processes that have opened the arena.
     pub(crate) lives: u64,
     /// The bytes of a block.
     pub(crate) block_bytes: usize,
-    /// Spare blocks that may be pinned.
+    /// The number of free blocks that readers may pin.
     pub(crate) pinned: usize,
-    /// The slots of the optimizer.
+    /// The number of optimizer slots.
     pub(crate) slots: usize,
     /// Whether the tables hold checksums of blocks and bodies.
     pub(crate) integrity: bool,
-    /// Goes up with each restore, and when variables first have values; and the step it began at.
+    /// The restore epoch, and the step at which it began. The epoch increases with each restore,
+    /// and when the variables first have values.
     pub(crate) restore_epoch: RestoreEpoch,
     pub(crate) restored_step: GlobalStep,
-    /// Steps that this shard has applied, in synchronous mode.
+    /// The number of steps that this shard has applied, in synchronous mode.
     pub(crate) applied: u64,
-    /// On the step owner: gradients that the synchronous step under way takes, and whether the last
-    /// one is committed and not applied everywhere.
+    /// On the step owner: the number of gradients in the current synchronous step, and whether the
+    /// last step is committed but not applied everywhere.
     pub(crate) goal: u32,
     pub(crate) applying: bool,
-    /// Whether these are the words of a durable image: what its rooms held may have been replaced
-    /// since. The first commit after it says no.
+    /// Whether these are the words of a durable image. Its push slots may have been reused since.
+    /// The first commit after its recovery clears this flag.
     pub(crate) from_image: bool,
 }
 
-/// The word that says that the words are those of a durable image.
-pub(crate) const FROM_IMAGE: usize = Word::FromImage as usize;
+/// The index of [`ShardRecord::from_image`].
+pub(crate) const FROM_IMAGE: usize = RecordWord::FromImage as usize;
 
-/// The places of the shard's words.
+/// The indices of the shard's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-enum Word {
+enum RecordWord {
     Version,
     Gradients,
     Step,
@@ -107,7 +108,7 @@ enum Word {
     Finished,
     Stage,
     Generation,
-    /// Four words.
+    /// Occupies four words.
     Digest,
     Clients = 12,
     PushSlots,
@@ -124,156 +125,157 @@ enum Word {
     Applying,
     Chief,
     ChiefClient,
-    /// How many of them there are.
+    /// The number of words.
     Count,
 }
 
-/// What counts something stays below this for longer than any machine runs, and leaves room for
-/// what is added to it and packed beside it.
+/// The limit of every count. No machine runs long enough to reach it. It leaves bits for sums, and
+/// for values packed beside a count.
 const COUNT_LIMIT: u64 = 1 << 56;
 
-/// What a checkpoint says was counted stays below this: what is counted on from it has its place
-/// below [`COUNT_LIMIT`], too, so that the arena can be opened again.
+/// The limit of counts from a checkpoint. Counts that continue from it stay below [`COUNT_LIMIT`],
+/// so that the arena can be opened again.
 pub(crate) const RESTORED_LIMIT: u64 = COUNT_LIMIT / 2;
 
 const _: () = assert!(ShardRecord::WORDS <= FIRST_WORDS);
 
 impl ShardRecord {
-    /// How many words a record has.
-    pub(crate) const WORDS: usize = Word::Count as usize;
+    /// The number of words of a record.
+    pub(crate) const WORDS: usize = RecordWord::Count as usize;
 
-    /// The record as words.
+    /// Returns the record as words.
     pub(crate) fn encode(&self) -> [u64; ShardRecord::WORDS] {
         let mut words = [0; ShardRecord::WORDS];
-        let mut set = |at: Word, value: u64| words[at as usize] = value;
-        set(Word::Version, self.version);
-        set(Word::Gradients, self.gradients);
-        set(Word::Step, self.steps.step);
-        set(Word::NextToken, self.steps.next_token);
-        set(Word::NewestEpoch, self.newest_epoch);
-        set(Word::Finished, self.steps.finished.into());
-        set(Word::Stage, self.stage as u64);
-        set(Word::Generation, self.generation);
-        set(Word::Clients, self.clients as u64);
-        set(Word::PushSlots, self.push_slots as u64);
-        set(Word::Lives, self.lives);
-        set(Word::BlockBytes, self.block_bytes as u64);
-        set(Word::Pinned, self.pinned as u64);
-        set(Word::Slots, self.slots as u64);
-        set(Word::Integrity, self.integrity.into());
-        set(Word::RestoreEpoch, self.restore_epoch.0.into());
-        set(Word::RestoredStep, self.restored_step.0);
-        set(Word::FromImage, self.from_image.into());
-        set(Word::Applied, self.applied);
-        set(Word::Goal, self.goal.into());
-        set(Word::Applying, self.applying.into());
-        set(Word::Chief, self.chief.0);
-        set(Word::ChiefClient, self.chief_client.map_or(0, |key| u64::from(key.0) + 1));
+        let mut set = |at: RecordWord, value: u64| words[at as usize] = value;
+        set(RecordWord::Version, self.version);
+        set(RecordWord::Gradients, self.gradients);
+        set(RecordWord::Step, self.steps.step);
+        set(RecordWord::NextToken, self.steps.next_token);
+        set(RecordWord::NewestEpoch, self.newest_epoch);
+        set(RecordWord::Finished, self.steps.finished.into());
+        set(RecordWord::Stage, self.stage as u64);
+        set(RecordWord::Generation, self.generation);
+        set(RecordWord::Clients, self.clients as u64);
+        set(RecordWord::PushSlots, self.push_slots as u64);
+        set(RecordWord::Lives, self.lives);
+        set(RecordWord::BlockBytes, self.block_bytes as u64);
+        set(RecordWord::Pinned, self.pinned as u64);
+        set(RecordWord::Slots, self.slots as u64);
+        set(RecordWord::Integrity, self.integrity.into());
+        set(RecordWord::RestoreEpoch, self.restore_epoch.0.into());
+        set(RecordWord::RestoredStep, self.restored_step.0);
+        set(RecordWord::FromImage, self.from_image.into());
+        set(RecordWord::Applied, self.applied);
+        set(RecordWord::Goal, self.goal.into());
+        set(RecordWord::Applying, self.applying.into());
+        set(RecordWord::Chief, self.chief.0);
+        set(RecordWord::ChiefClient, self.chief_client.map_or(0, |key| u64::from(key.0) + 1));
         for (index, bytes) in self.digest.chunks_exact(8).enumerate() {
             let bytes = bytes.try_into().expect("chunks of eight");
-            words[Word::Digest as usize + index] = u64::from_le_bytes(bytes);
+            words[RecordWord::Digest as usize + index] = u64::from_le_bytes(bytes);
         }
         words
     }
 
-    /// A record from its words, of which there are [`ShardRecord::WORDS`].
+    /// Decodes a record from its [`ShardRecord::WORDS`] words.
     pub(crate) fn decode(words: &[u64]) -> Result<ShardRecord, Fault> {
-        let load = |at: Word| words.get(at as usize).copied().unwrap_or(0);
-        let below = |at: Word, limit: u64, what: &str| match load(at) {
+        let load = |at: RecordWord| words.get(at as usize).copied().unwrap_or(0);
+        let below = |at: RecordWord, limit: u64, what: &str| match load(at) {
             value if value < limit => Ok(value),
             value => Err(wrong(at as usize, format!("{what} below {limit}, not {value}"))),
         };
         let count = |at, what| below(at, COUNT_LIMIT, what);
         let flag = |at, what| Ok(below(at, 2, what)? == 1);
         let size = |at, limit: usize, what| Ok(below(at, limit as u64 + 1, what)? as usize);
-        let digest = (0..4).flat_map(|i| words[Word::Digest as usize + i].to_le_bytes());
+        let digest = (0..4).flat_map(|i| words[RecordWord::Digest as usize + i].to_le_bytes());
         let digest: Vec<u8> = digest.collect();
         Ok(ShardRecord {
-            version: count(Word::Version, "a version")?,
-            gradients: count(Word::Gradients, "a count of gradients")?,
-            steps: Steps {
-                step: count(Word::Step, "a step")?,
-                next_token: count(Word::NextToken, "a token")?,
-                finished: flag(Word::Finished, "whether training has ended")?,
+            version: count(RecordWord::Version, "a version")?,
+            gradients: count(RecordWord::Gradients, "a count of gradients")?,
+            steps: StepState {
+                step: count(RecordWord::Step, "a step")?,
+                next_token: count(RecordWord::NextToken, "a token")?,
+                finished: flag(RecordWord::Finished, "whether training has ended")?,
             },
-            // Clients bring epochs of their own, up to that limit; more are minted above them.
-            newest_epoch: below(Word::NewestEpoch, EPOCH_LIMIT + COUNT_LIMIT, "an epoch")?,
-            chief: ClientEpoch(below(Word::Chief, EPOCH_LIMIT + COUNT_LIMIT, "a chief's epoch")?),
-            chief_client: match load(Word::ChiefClient) {
+            // Clients bring epochs of their own up to this limit, and more are assigned above them.
+            newest_epoch: below(RecordWord::NewestEpoch, EPOCH_LIMIT + COUNT_LIMIT, "an epoch")?,
+            chief: ClientEpoch(below(RecordWord::Chief, EPOCH_LIMIT + COUNT_LIMIT, "a chief's epoch")?),
+            chief_client: match load(RecordWord::ChiefClient) {
                 0 => None,
-                // Which of the clients there are.
+                // The key of one of the clients.
                 _ => {
-                    let clients = load(Word::Clients).saturating_add(1);
-                    let key = below(Word::ChiefClient, clients, "the number of a client")?;
+                    let clients = load(RecordWord::Clients).saturating_add(1);
+                    let key = below(RecordWord::ChiefClient, clients, "the number of a client")?;
                     Some(ClientKey(key as u32 - 1))
                 }
             },
-            stage: match below(Word::Stage, 3, "a stage of the variables")? {
-                0 => Stage::Absent,
-                1 => Stage::Declared,
-                _ => Stage::Ready,
+            stage: match below(RecordWord::Stage, 3, "a stage of the variables")? {
+                0 => ShardStage::Absent,
+                1 => ShardStage::Declared,
+                _ => ShardStage::Ready,
             },
-            generation: count(Word::Generation, "a generation")?,
+            generation: count(RecordWord::Generation, "a generation")?,
             digest: digest.try_into().expect("four words"),
-            clients: size(Word::Clients, CLIENTS_MAX, "a count of clients")?,
-            push_slots: size(Word::PushSlots, PsConfig::INBOX_PUSHES_MAX, "a count of push slots")?,
-            lives: count(Word::Lives, "a count of lives")?,
-            // What these can be depends on each other and on the layout: the store says.
-            block_bytes: size(Word::BlockBytes, 1 << 40, "the bytes of a block")?,
-            pinned: size(Word::Pinned, 1 << 40, "a count of blocks")?,
-            slots: size(Word::Slots, 1 << 40, "a count of slots")?,
-            integrity: flag(Word::Integrity, "whether blocks have checksums")?,
+            clients: size(RecordWord::Clients, CLIENTS_MAX, "a count of clients")?,
+            push_slots: size(RecordWord::PushSlots, PsConfig::INBOX_PUSHES_MAX, "a count of push slots")?,
+            lives: count(RecordWord::Lives, "a count of lives")?,
+            // The store checks these values, which depend on each other and on the layout.
+            block_bytes: size(RecordWord::BlockBytes, 1 << 40, "the bytes of a block")?,
+            pinned: size(RecordWord::Pinned, 1 << 40, "a count of blocks")?,
+            slots: size(RecordWord::Slots, 1 << 40, "a count of slots")?,
+            integrity: flag(RecordWord::Integrity, "whether blocks have checksums")?,
             restore_epoch: RestoreEpoch(
-                below(Word::RestoreEpoch, 1 << 32, "a restore epoch")? as u32
+                below(RecordWord::RestoreEpoch, 1 << 32, "a restore epoch")? as u32
             ),
-            restored_step: GlobalStep(count(Word::RestoredStep, "a step")?),
-            from_image: flag(Word::FromImage, "whether this is an image")?,
-            applied: count(Word::Applied, "a count of steps")?,
-            goal: below(Word::Goal, 1 << 32, "a count of gradients")? as u32,
-            applying: flag(Word::Applying, "whether a step is being applied")?,
+            restored_step: GlobalStep(count(RecordWord::RestoredStep, "a step")?),
+            from_image: flag(RecordWord::FromImage, "whether this is an image")?,
+            applied: count(RecordWord::Applied, "a count of steps")?,
+            goal: below(RecordWord::Goal, 1 << 32, "a count of gradients")? as u32,
+            applying: flag(RecordWord::Applying, "whether a step is being applied")?,
         })
     }
 }
 
-/// What is wrong with a control word.
+/// Returns the fault of a control word.
 fn wrong(index: usize, expected: String) -> Fault {
     Fault::at(offset_of(Address::Control(index)), expected)
 }
 
-// The words of a client, in a cell of its own.
+// Offsets in the words of a client, which has its own cell.
 const JOB: usize = 4;
 const TOKENS: usize = JOB + JOB_BYTES_MAX / 8;
 const WINDOW: usize = TOKENS + 1 + 3 * TOKENS_PER_CLIENT_MAX;
 
-const PROGRESS: usize = WINDOW + Window::WORDS;
+const PROGRESS: usize = WINDOW + PushWindow::WORDS;
 
-/// How many words a client has.
+/// The number of words of a client.
 pub(crate) const CLIENT_WORDS: usize = PROGRESS + 1;
 const _: () = assert!(CLIENT_WORDS <= CELL_WORDS);
 
-/// The control word that a client's begin at.
+/// Returns the index of a client's first control word.
 pub(crate) fn first_of_client(client: usize) -> usize {
     (1 + client) * CELL_WORDS
 }
 
-/// The control word that a client's window begins at.
+/// Returns the index of the first control word of a client's push window.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn first_of_window(client: usize) -> usize {
     first_of_client(client) + WINDOW
 }
 
-/// Passes each word of a client that may have changed to `put`, with its index below [`CLIENT_WORDS`].
+/// Passes each word of a client that may have changed to `put`, with its index below
+/// [`CLIENT_WORDS`].
 pub(crate) fn save_client(
-    client: &mut Client,
+    client: &mut ClientEntry,
     tokens: &[Issued],
-    progress: Progress,
+    progress: ReplicaProgress,
     mut put: impl FnMut(usize, u64),
 ) {
     let job = client.task.job.as_bytes();
     let presence = match client.presence {
-        Presence::Present => 1,
-        Presence::Left => 2,
-        Presence::Lost => 3,
+        ClientPresence::Present => 1,
+        ClientPresence::Left => 2,
+        ClientPresence::Lost => 3,
     };
     let index_and_length = u64::from(client.task.index) | (job.len() as u64) << 32;
     let head = [presence, client.epoch.0, client.incarnation.0, index_and_length];
@@ -284,11 +286,11 @@ pub(crate) fn save_client(
         put(word, u64::from_le_bytes(bytes.try_into().expect("chunks of eight")));
     }
     put(TOKENS, tokens.len() as u64);
-    for place in 0..TOKENS_PER_CLIENT_MAX {
+    for index in 0..TOKENS_PER_CLIENT_MAX {
         let words = tokens
-            .get(place)
+            .get(index)
             .map_or([0; 3], |issued| [issued.token.0, issued.generation.into(), issued.step.0]);
-        for (word, value) in (TOKENS + 1 + 3 * place..).zip(words) {
+        for (word, value) in (TOKENS + 1 + 3 * index..).zip(words) {
             put(word, value);
         }
     }
@@ -296,18 +298,18 @@ pub(crate) fn save_client(
     put(PROGRESS, progress.made << 1 | u64::from(progress.counts));
 }
 
-/// The client of this number, its tokens and how far it is, from its [`CLIENT_WORDS`].
+/// Decodes a client, its tokens and its progress from its [`CLIENT_WORDS`] words.
 pub(crate) fn decode_client(
     number: usize,
     words: &[u64],
     planted: PlantedBugs,
-) -> Result<(Remembered, Vec<Issued>, Progress), Fault> {
+) -> Result<(DurableClient, Vec<Issued>, ReplicaProgress), Fault> {
     let fault =
         |word: usize, expected: &str| wrong(first_of_client(number) + word, expected.into());
     let presence = match words[0] {
-        1 => Presence::Present,
-        2 => Presence::Left,
-        3 => Presence::Lost,
+        1 => ClientPresence::Present,
+        2 => ClientPresence::Left,
+        3 => ClientPresence::Lost,
         _ => return Err(fault(0, "whether a client is present")),
     };
     if words[1] >= EPOCH_LIMIT {
@@ -324,12 +326,12 @@ pub(crate) fn decode_client(
             .map_err(|_| fault(TOKENS + 2 + 3 * index, "the generation of a token"))?;
         Ok(Issued { token: TokenId(token[0]), generation, step: GlobalStep(token[2]) })
     });
-    let progress = Progress { made: words[PROGRESS] >> 1, counts: words[PROGRESS] & 1 == 1 };
+    let progress = ReplicaProgress { made: words[PROGRESS] >> 1, counts: words[PROGRESS] & 1 == 1 };
     if progress.made >= COUNT_LIMIT {
         return Err(fault(PROGRESS, "a count of gradients"));
     }
-    let window = Window::decode(&words[WINDOW..PROGRESS], planted);
-    let client = Remembered {
+    let window = PushWindow::decode(&words[WINDOW..PROGRESS], planted);
+    let client = DurableClient {
         task: TaskId::new(job, words[3] as u32),
         epoch: ClientEpoch(words[1]),
         incarnation: Incarnation(words[2]),
@@ -339,15 +341,16 @@ pub(crate) fn decode_client(
     Ok((client, tokens.collect::<Result<_, _>>()?, progress))
 }
 
-/// The words of what is admitted to a synchronous step, where there are so many rooms.
+/// Returns the number of words for the pushes admitted to a synchronous step, with `push_slots`
+/// slots.
 pub(crate) fn admitted_words(push_slots: usize) -> usize {
     3 * push_slots
 }
 
-/// What is admitted to the synchronous step under way, as words: for each push its token, its
-/// replica, and what its gradient is multiplied by.
+/// Encodes the pushes admitted to the current synchronous step: for each the token, the replica and
+/// the factor of the gradient.
 pub(crate) fn encode_admitted(
-    admitted: &[Admitted],
+    admitted: &[AdmittedPush],
     push_slots: usize,
 ) -> impl Iterator<Item = u64> {
     let pushes = admitted.iter();
@@ -355,11 +358,12 @@ pub(crate) fn encode_admitted(
     words.chain(std::iter::repeat(0)).take(admitted_words(push_slots))
 }
 
-/// The reverse, for a shard that knows so many clients; an error is the place of the wrong word.
-pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Admitted>, usize> {
-    let mut admitted: Vec<Admitted> = Vec::new();
+/// Decodes the words of [`encode_admitted`], for a shard with `clients` clients. An error is the
+/// index of the wrong word.
+pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<AdmittedPush>, usize> {
+    let mut admitted: Vec<AdmittedPush> = Vec::new();
     for (index, word) in words.chunks_exact(3).enumerate() {
-        let (token, holder, factor) = (word[0], word[1], Exact::from_bits(word[2]));
+        let (token, holder, factor) = (word[0], word[1], BitwiseF64::from_bits(word[2]));
         if word == [0; 3] {
             continue;
         }
@@ -373,7 +377,7 @@ pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Admit
         if !(factor.get() > 0.0 && factor.get() <= 1.0) {
             return Err(3 * index + 2);
         }
-        admitted.push(Admitted { token, holder: ClientKey(holder as u32 - 1), factor });
+        admitted.push(AdmittedPush { token, holder: ClientKey(holder as u32 - 1), factor });
     }
     Ok(admitted)
 }
@@ -388,12 +392,12 @@ mod tests {
     use super::*;
     use crate::aggregate::clipping;
 
-    /// What goes up by one at a time, from what a checkpoint may say.
+    /// A count that increases by one at a time, starting from that of a checkpoint.
     fn count() -> impl Strategy<Value = u64> {
         prop_oneof![0..4_u64, RESTORED_LIMIT - 2..RESTORED_LIMIT + 2, 0..COUNT_LIMIT]
     }
 
-    /// What is minted, or taken.
+    /// An assigned or accepted epoch.
     fn epoch() -> impl Strategy<Value = u64> {
         prop_oneof![0..4_u64, EPOCH_LIMIT - 4..EPOCH_LIMIT, 0..EPOCH_LIMIT]
     }
@@ -401,8 +405,8 @@ mod tests {
     fn any_record() -> impl Strategy<Value = ShardRecord> {
         let steps = (count(), count(), any::<bool>());
         let steps =
-            steps.prop_map(|(step, next_token, finished)| Steps { step, next_token, finished });
-        let stage = prop_oneof![Just(Stage::Absent), Just(Stage::Declared), Just(Stage::Ready)];
+            steps.prop_map(|(step, next_token, finished)| StepState { step, next_token, finished });
+        let stage = prop_oneof![Just(ShardStage::Absent), Just(ShardStage::Declared), Just(ShardStage::Ready)];
         let sizes = (0..=CLIENTS_MAX, 0..=PsConfig::INBOX_PUSHES_MAX, count());
         let memory = (0..=1_usize << 40, 0..=1_usize << 40, 0..=1_usize << 40, any::<bool>());
         let restored = (any::<u32>(), count(), any::<bool>());
@@ -461,13 +465,13 @@ mod tests {
         ]
     }
 
-    /// A window after pushes with any numbers, near and far.
-    fn window() -> impl Strategy<Value = Window> {
+    /// A window after pushes with any sequences, close to each other and far apart.
+    fn window() -> impl Strategy<Value = PushWindow> {
         let near = prop_oneof![1..200_u64, u64::MAX - 100..=u64::MAX, any::<u64>()];
         vec((near, outcome()), 0..100).prop_map(|pushes| {
-            let mut window = Window::new(PlantedBugs::default());
+            let mut window = PushWindow::new(PlantedBugs::default());
             for (sequence, outcome) in pushes {
-                // As a shard does before it settles a push.
+                // A shard checks the same before it settles a push.
                 if matches!(window.state(Sequence(sequence)), PushState::Unknown {}) {
                     window.settle(Sequence(sequence), outcome);
                 }
@@ -478,12 +482,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_record_that_a_shard_can_reach_is_read_as_it_was_written(record in any_record()) {
+        fn decoding_restores_every_reachable_record(record in any_record()) {
             prop_assert_eq!(ShardRecord::decode(&record.encode()), Ok(record));
         }
 
         #[test]
-        fn every_client_that_a_shard_can_have_is_read_as_it_was_written(
+        fn decoding_restores_every_possible_client(
             (job, index) in (".{0,64}", any::<u32>()),
             (epoch, incarnation, presence) in (epoch(), any::<u64>(), 0..3_usize),
             window in window(),
@@ -492,19 +496,19 @@ mod tests {
         ) {
             let job = pushpull_common::protocol::wire::Text::<JOB_BYTES_MAX>::clipped(&job);
             let task = TaskId::new(job.as_str(), index);
-            let presence = [Presence::Present, Presence::Left, Presence::Lost][presence];
+            let presence = [ClientPresence::Present, ClientPresence::Left, ClientPresence::Lost][presence];
             let (epoch, incarnation) = (ClientEpoch(epoch), Incarnation(incarnation));
-            let remembered = Remembered { task: task.clone(), epoch, incarnation, presence, window };
-            let settled: Vec<_> = remembered.window.settled().collect();
-            let newest = remembered.window.newest();
+            let restored = DurableClient { task: task.clone(), epoch, incarnation, presence, window };
+            let settled: Vec<_> = restored.window.settled().collect();
+            let newest = restored.window.newest();
             let tokens: Vec<Issued> = tokens
                 .into_iter()
                 .map(|(token, generation, step)| {
                     Issued { token: TokenId(token), generation, step: GlobalStep(step) }
                 })
                 .collect();
-            let progress = Progress { made, counts };
-            let mut client = Client::remembered(remembered, std::time::Instant::now());
+            let progress = ReplicaProgress { made, counts };
+            let mut client = ClientEntry::restored(restored, std::time::Instant::now());
             let mut words = vec![0; CLIENT_WORDS];
             save_client(&mut client, &tokens, progress, |word, value| words[word] = value);
             let read = decode_client(0, &words, PlantedBugs::default());
@@ -518,17 +522,17 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_admitted_is_read_as_it_was_written(
+        fn decoding_restores_all_admitted_pushes(
             pushes in vec((0..9_u32, any::<f64>(), any::<f64>()), 0..9),
             bound in prop_oneof![Just(f64::MIN_POSITIVE), Just(f64::MAX), 1e-9..1e9],
         ) {
-            let admitted: Vec<Admitted> = (1..)
+            let admitted: Vec<AdmittedPush> = (1..)
                 .zip(pushes)
                 .map(|(token, (holder, a, b))| {
-                    // Other shards say any norms, but for negative ones, which are not taken.
-                    let squares = [a, b].map(|it| if it < 0.0 { -it } else { it }).map(Exact::from);
+                    // Other shards report any squared norm. Negative ones are rejected.
+                    let squares = [a, b].map(|it| if it < 0.0 { -it } else { it }).map(BitwiseF64::from);
                     let factor = clipping::factor(bound.into(), squares.into_iter());
-                    Admitted { token, holder: ClientKey(holder), factor }
+                    AdmittedPush { token, holder: ClientKey(holder), factor }
                 })
                 .collect();
             let words: Vec<u64> = encode_admitted(&admitted, 9).collect();
@@ -537,8 +541,8 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_reads_as_it_was_written() {
-        let steps = Steps { step: 3, next_token: 4, finished: true };
+    fn decoding_restores_a_record() {
+        let steps = StepState { step: 3, next_token: 4, finished: true };
         let record = ShardRecord {
             version: 1,
             gradients: 2,
@@ -546,7 +550,7 @@ mod tests {
             newest_epoch: 5,
             chief: ClientEpoch(17),
             chief_client: Some(ClientKey(6)),
-            stage: Stage::Ready,
+            stage: ShardStage::Ready,
             generation: 6,
             digest: std::array::from_fn(|i| i as u8),
             clients: 7,
@@ -570,10 +574,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_admitted_reads_as_it_was_written() {
+    fn admitted_pushes_have_their_documented_words() {
         let push = |token, holder, factor: f64| {
             let (holder, factor) = (ClientKey(holder), factor.into());
-            Admitted { token, holder, factor }
+            AdmittedPush { token, holder, factor }
         };
         let admitted = vec![push(7, 1, 1.0), push(3, 0, 0.5)];
         let words: Vec<u64> = encode_admitted(&admitted, 3).collect();
@@ -595,16 +599,16 @@ mod tests {
     }
 
     #[test]
-    fn words_are_where_the_document_says() {
+    fn words_have_their_documented_indices() {
         assert_eq!((JOB, TOKENS, WINDOW, PROGRESS, CLIENT_WORDS), (4, 12, 61, 318, 319));
-        assert_eq!((Word::Digest as usize, Word::Clients as usize), (8, 12));
-        assert_eq!((Word::RestoredStep as usize, FIRST_WORDS), (20, 509));
+        assert_eq!((RecordWord::Digest as usize, RecordWord::Clients as usize), (8, 12));
+        assert_eq!((RecordWord::RestoredStep as usize, FIRST_WORDS), (20, 509));
         assert_eq!((offset_of(Address::Control(510)), first_of_client(0)), (8176, 511));
     }
 
     #[test]
-    fn numbers_that_no_shard_reaches_are_refused_by_their_place() {
-        let digest = Word::Digest as usize..Word::Clients as usize;
+    fn unreachable_numbers_are_refused_with_their_offset() {
+        let digest = RecordWord::Digest as usize..RecordWord::Clients as usize;
         for word in (0..ShardRecord::WORDS).filter(|word| !digest.contains(word)) {
             let mut words = ShardRecord::default().encode();
             words[word] = u64::MAX;

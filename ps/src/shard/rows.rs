@@ -1,4 +1,4 @@
-//! Rows of sparse variables: what a push or a step does to them.
+//! Updates rows of sparse variables, by a push or by a step.
 
 use std::ops::Range;
 
@@ -12,61 +12,61 @@ use super::work::{budget_of, change_of};
 use crate::aggregate::SparseReduction;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::commit::Journal;
-use crate::inbox::{Inbox, Rows};
+use crate::inbox::{Inbox, PushedRows};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{NoFreeBlock, Stalled, Store};
 use crate::table::Table;
 
-/// The rows that the push or the step under way changes, and how far it has come with them. It is the
-/// shard's, as one is under way at a time: its memory serves the next.
+/// The rows that the current push or step changes, and the progress with them. A shard has one,
+/// because one update is under way at a time. Its memory is reused.
 #[derive(Debug, Default)]
 pub(super) struct RowWork {
-    touched: Vec<Touched>,
-    /// The numbers of rows, and ids of those of tables: of one partition behind those of another.
+    touched: Vec<TouchedRows>,
+    /// Row numbers, and row ids of tables. Those of one partition follow those of another.
     numbers: Vec<u32>,
     ids: Vec<u64>,
-    /// How many of the pushes have each of the rows that are added up.
-    having: Vec<u32>,
-    /// Where all changes: memory for that.
-    whole: Vec<Range<u64>>,
-    /// What the change makes.
+    /// Scratch memory for the number of pushes that have each row of a sum.
+    push_counts: Vec<u32>,
+    /// Scratch memory for ranges that change entirely.
+    whole_ranges: Vec<Range<u64>>,
+    /// The version that the update makes.
     version: u64,
-    /// The partition under way, and how many of its rows are done.
+    /// The index of the current partition, and how many of its rows are done.
     at: usize,
     done: usize,
 }
 
 /// The rows of a partition that change.
 #[derive(Debug)]
-struct Touched {
+struct TouchedRows {
     partition: Partition,
-    rows: Which,
+    rows: RowSelection,
 }
 
 #[derive(Debug)]
-enum Which {
-    /// Those that some push has, rising: here among the numbers.
+enum RowSelection {
+    /// The rows that a push has, ascending: this range of `numbers`.
     Pushed(Range<usize>),
-    /// All, as the rule changes those too that no push has.
+    /// All rows, because the rule also moves rows without a gradient.
     All,
-    /// Those of a table, by its place among those of the shard: ids that some push has, rising, here
-    /// among the ids.
+    /// Rows of a table, by its index on the shard. The ids that a push has, ascending: this range
+    /// of `ids`.
     Ids(usize, Range<usize>),
 }
 
-/// What is done with them.
+/// How the rows change.
 #[derive(Clone, Copy)]
 pub(super) struct RowChange<'a> {
     pub(super) rules: &'a VariableRules,
     pub(super) operation: Operation,
     pub(super) at: ApplyAt,
     pub(super) reduction: SparseReduction,
-    /// What each push's rows are multiplied by; nothing if by 1.
+    /// The factor of each push's rows. Empty if all are 1.
     pub(super) factors: &'a [f64],
 }
 
 impl RowWork {
-    /// Finds what the pushes in these rooms change together.
+    /// Finds the rows that the pushes in these slots change together.
     pub(super) fn find(
         &mut self,
         (inbox, push_slots): (&Inbox, &[u32]),
@@ -74,7 +74,7 @@ impl RowWork {
         operation: Operation,
         rules: &VariableRules,
     ) {
-        self.leave();
+        self.clear();
         for partition in store.layout().sparse().filter(|partition| !partition.is_table()) {
             let pushes = pushes_of(inbox, push_slots, &[], partition);
             if pushes.is_empty() {
@@ -83,36 +83,37 @@ impl RowWork {
             let rule = rules.optimizer(partition.variable);
             let all = operation == Operation::Gradient {} && rule.moves_absent_rows();
             let rows = match all {
-                true => Which::All,
+                true => RowSelection::All,
                 false => {
-                    // What is no table numbers its rows by 32 bits.
-                    let numbers = pushes.iter().flat_map(Rows::numbers).map(|row| row as u32);
-                    Which::Pushed(union(&mut self.numbers, numbers, pushes.len()))
+                    // Rows of a partition that is not a table have 32-bit numbers.
+                    let numbers = pushes.iter().flat_map(PushedRows::numbers).map(|row| row as u32);
+                    RowSelection::Pushed(union(&mut self.numbers, numbers, pushes.len()))
                 }
             };
-            self.touched.push(Touched { partition: partition.clone(), rows });
+            self.touched.push(TouchedRows { partition: partition.clone(), rows });
         }
-        // Tables come last: once their rows are changed where they lie, nothing comes between.
+        // Tables come last: once the update changes their rows in place, it must not be
+        // interrupted.
         for (table, partition) in store.layout().tables().iter().enumerate() {
             let pushes = pushes_of(inbox, push_slots, &[], partition);
             if !pushes.is_empty() {
-                let ids = pushes.iter().flat_map(Rows::numbers);
-                let rows = Which::Ids(table, union(&mut self.ids, ids, pushes.len()));
-                self.touched.push(Touched { partition: partition.clone(), rows });
+                let ids = pushes.iter().flat_map(PushedRows::numbers);
+                let rows = RowSelection::Ids(table, union(&mut self.ids, ids, pushes.len()));
+                self.touched.push(TouchedRows { partition: partition.clone(), rows });
             }
         }
     }
 
-    /// Ends it.
-    pub(super) fn leave(&mut self) {
+    /// Ends the update.
+    pub(super) fn clear(&mut self) {
         self.touched.clear();
         self.numbers.clear();
         self.ids.clear();
         (self.version, self.at, self.done) = (0, 0, 0);
     }
 
-    /// Prepares the change of these ranges of what is dense, of the rows and of the tables, by the push
-    /// that makes `version` at a global step.
+    /// Prepares to change these dense ranges, the rows and the tables, for the update that makes
+    /// `version` at a global step.
     pub(super) fn begin(
         &mut self,
         store: &mut Store,
@@ -122,32 +123,33 @@ impl RowWork {
         operation: Operation,
     ) -> Result<(), Stalled> {
         self.version = version;
-        // Of those, too, that this change does not touch.
+        // Tables that this update does not touch are discarded as well.
         store.tables_mut().iter_mut().for_each(Table::discard);
         let assigned = operation != Operation::Gradient {};
-        for Touched { rows, .. } in &*self.touched {
-            if let Which::Ids(table, ids) = rows {
+        for TouchedRows { rows, .. } in &*self.touched {
+            if let RowSelection::Ids(table, ids) = rows {
                 let (table, ids) = (&mut store.tables_mut()[*table], &self.ids[ids.clone()]);
                 table.begin(journal, ids, (step, version), assigned)?;
             }
         }
-        store.make_room_for_tables(journal)?;
-        let all = self.touched.iter().filter(|touched| matches!(touched.rows, Which::All));
+        store.reserve_intent_for_tables(journal)?;
+        let all = self.touched.iter().filter(|touched| matches!(touched.rows, RowSelection::All));
         let all = all
-            .map(|Touched { partition, .. }| partition.offset..partition.offset + partition.bytes);
-        let mut whole = std::mem::take(&mut self.whole);
-        whole.extend(dense.iter().cloned().chain(all));
-        let rows = self.touched.iter().filter_map(|Touched { partition, rows }| match rows {
-            Which::Pushed(rows) => Some((partition, &self.numbers[rows.clone()])),
+            .map(|TouchedRows { partition, .. }| partition.offset..partition.offset + partition.bytes);
+        let mut whole_ranges = std::mem::take(&mut self.whole_ranges);
+        whole_ranges.extend(dense.iter().cloned().chain(all));
+        let rows = self.touched.iter().filter_map(|TouchedRows { partition, rows }| match rows {
+            RowSelection::Pushed(rows) => Some((partition, &self.numbers[rows.clone()])),
             _ => None,
         });
-        let begun = store.begin(&whole, rows, version);
-        whole.clear();
-        self.whole = whole;
+        let begun = store.begin(&whole_ranges, rows, version);
+        whole_ranges.clear();
+        self.whole_ranges = whole_ranges;
         Ok(begun?)
     }
 
-    /// Changes rows as far as the budget goes, in bytes of gradients; whether all are done.
+    /// Changes rows until the budget is used up, in bytes of gradients. Returns whether all rows
+    /// are done.
     pub(super) fn slice(
         &mut self,
         store: &mut Store,
@@ -157,18 +159,18 @@ impl RowWork {
         budget: &mut u64,
         tile: &mut Vec<u64>,
     ) -> Result<bool, NoFreeBlock> {
-        while let Some(Touched { partition, rows }) = self.touched.get(self.at) {
+        while let Some(TouchedRows { partition, rows }) = self.touched.get(self.at) {
             let row_bytes = partition.row_bytes();
             let pushes = pushes_of(inbox, push_slots, change.factors, partition);
             let count = match rows {
-                Which::Pushed(rows) => rows.len(),
-                Which::All => partition.row_count() as usize,
-                Which::Ids(_, ids) => ids.len(),
+                RowSelection::Pushed(rows) => rows.len(),
+                RowSelection::All => partition.row_count() as usize,
+                RowSelection::Ids(_, ids) => ids.len(),
             };
             let RowChange { rules, operation, at, reduction, .. } = change;
             let change = change_of(rules, operation, at, partition);
-            let sums = Sums { partition, pushes: &pushes, reduction };
-            if matches!(rows, Which::Ids(..)) {
+            let sums = PushedRowSums { partition, pushes: &pushes, reduction };
+            if matches!(rows, RowSelection::Ids(..)) {
                 store.settle_tables(self.version);
                 if store.is_in_place() {
                     *budget = budget_of(store);
@@ -178,40 +180,40 @@ impl RowWork {
                 if *budget == 0 {
                     return Ok(false);
                 }
-                // One push need not be added up.
-                let alone = match &pushes[..] {
-                    [push] if push.factor == 1.0 && !matches!(rows, Which::All) => Some(push),
+                // A single push needs no sum.
+                let single = match &pushes[..] {
+                    [push] if push.factor == 1.0 && !matches!(rows, RowSelection::All) => Some(push),
                     _ => None,
                 };
-                let bytes = if alone.is_some() { *budget } else { TILE_BYTES };
+                let bytes = if single.is_some() { *budget } else { TILE_BYTES };
                 let each = (bytes / row_bytes).max(1) as usize;
                 let these = self.done..count.min(self.done.saturating_add(each));
                 let (start, end) = (self.done * row_bytes as usize, these.end * row_bytes as usize);
-                let values = match (alone, rows) {
+                let values = match (single, rows) {
                     (Some(push), _) => &push.values[start..end],
-                    (None, Which::Pushed(rows)) => {
+                    (None, RowSelection::Pushed(rows)) => {
                         let rows = &self.numbers[rows.clone()][these.clone()];
-                        sums.add_up(rows.iter().map(|&row| row.into()), tile, &mut self.having)
+                        sums.add_up(rows.iter().map(|&row| row.into()), tile, &mut self.push_counts)
                     }
-                    (None, Which::Ids(_, ids)) => {
+                    (None, RowSelection::Ids(_, ids)) => {
                         let ids = &self.ids[ids.clone()][these.clone()];
-                        sums.add_up(ids.iter().copied(), tile, &mut self.having)
+                        sums.add_up(ids.iter().copied(), tile, &mut self.push_counts)
                     }
-                    (None, Which::All) => {
+                    (None, RowSelection::All) => {
                         let all = these.clone().map(|row| row as u64);
-                        sums.add_up(all, tile, &mut self.having)
+                        sums.add_up(all, tile, &mut self.push_counts)
                     }
                 };
                 let end = these.end;
                 match rows {
-                    Which::Pushed(rows) => {
+                    RowSelection::Pushed(rows) => {
                         let rows = &self.numbers[rows.clone()][these];
                         store.change_rows(change, partition, rows, values)?;
                     }
-                    Which::Ids(table, _) => {
+                    RowSelection::Ids(table, _) => {
                         store.change_table(*table, change, these, values);
                     }
-                    Which::All => {
+                    RowSelection::All => {
                         let start = partition.offset + start as u64;
                         store.change(change, start..start + values.len() as u64, values.into())?;
                     }
@@ -226,19 +228,20 @@ impl RowWork {
     }
 }
 
-/// What the pushes in these rooms have of a partition, in their order, with their factors.
+/// Returns the rows that the pushes in these slots have of a partition, in order, with their
+/// factors.
 fn pushes_of<'a>(
     inbox: &'a Inbox,
     push_slots: &[u32],
     factors: &[f64],
     partition: &Partition,
-) -> PerPush<Rows<'a>> {
+) -> PerPush<PushedRows<'a>> {
     let factors = factors.iter().copied().chain(std::iter::repeat(1.0));
-    let having = |(&push_slot, factor)| Some(inbox.rows(push_slot, partition)?.times(factor));
-    push_slots.iter().zip(factors).filter_map(having).collect()
+    let rows_of = |(&push_slot, factor)| Some(inbox.rows(push_slot, partition)?.times(factor));
+    push_slots.iter().zip(factors).filter_map(rows_of).collect()
 }
 
-/// Appends the rows that some of so many pushes have, rising; where they are.
+/// Appends the distinct rows of `pushes` pushes, ascending. Returns their range.
 fn union<R: Copy + Ord>(
     rows: &mut Vec<R>,
     pushed: impl Iterator<Item = R>,
@@ -260,30 +263,32 @@ fn union<R: Copy + Ord>(
     start..rows.len()
 }
 
-/// What pushes have of rows of a partition, added up in their order and divided as the reduction says.
-struct Sums<'a> {
+/// Sums pushed rows of a partition, in the order of the pushes, and divides the sums by the
+/// reduction.
+struct PushedRowSums<'a> {
     partition: &'a Partition,
-    pushes: &'a [Rows<'a>],
+    pushes: &'a [PushedRows<'a>],
     reduction: SparseReduction,
 }
 
-impl Sums<'_> {
-    /// The sums of these rows; zeros for a row that none has. `having` is memory for a count of each.
+impl PushedRowSums<'_> {
+    /// Returns the sums of these rows; zeros for a row without a gradient. `push_counts` is scratch
+    /// memory.
     fn add_up<'a>(
         &self,
         rows: impl ExactSizeIterator<Item = u64> + Clone,
         tile: &'a mut Vec<u64>,
-        having: &mut Vec<u32>,
+        push_counts: &mut Vec<u32>,
     ) -> &'a [u8] {
         let bytes = rows.len() * self.partition.row_bytes() as usize;
         tile.clear();
         tile.resize(bytes.div_ceil(8), 0);
         let sums = &mut bytemuck::cast_slice_mut(tile)[..bytes];
-        having.clear();
-        having.resize(rows.len(), 0);
+        push_counts.clear();
+        push_counts.resize(rows.len(), 0);
         match self.partition.dtype {
-            DType::F32 => self.add_up_as::<f32>(rows, sums, having),
-            DType::F64 => self.add_up_as::<f64>(rows, sums, having),
+            DType::F32 => self.add_up_as::<f32>(rows, sums, push_counts),
+            DType::F64 => self.add_up_as::<f64>(rows, sums, push_counts),
             _ => unreachable!("only floating-point variables are trainable"),
         }
         sums
@@ -293,15 +298,15 @@ impl Sums<'_> {
         &self,
         rows: impl Iterator<Item = u64> + Clone,
         sums: &mut [u8],
-        having: &mut [u32],
+        push_counts: &mut [u32],
     ) {
         let width = self.partition.row_bytes() as usize / size_of::<T>();
         let sums: &mut [T] = bytemuck::cast_slice_mut(sums);
         for push in self.pushes {
             let values: &[T] = bytemuck::cast_slice(push.values);
             let mut next = rows.clone().next().map_or(0, |first| push.first_from(first));
-            let each = sums.chunks_exact_mut(width).zip(&mut *having);
-            for (row, (sum, having)) in rows.clone().zip(each) {
+            let each = sums.chunks_exact_mut(width).zip(&mut *push_counts);
+            for (row, (sum, push_counts)) in rows.clone().zip(each) {
                 while next < push.len() && push.number(next) < row {
                     next += 1;
                 }
@@ -312,9 +317,9 @@ impl Sums<'_> {
                     continue;
                 }
                 let values = &values[next * width..(next + 1) * width];
-                // The first is what a dense gradient's sum begins with, too.
-                mean::add(sum, values, push.factor, *having == 0);
-                *having += 1;
+                // A sum starts with a copy of the first row, as a dense gradient's sum does.
+                mean::add(sum, values, push.factor, *push_counts == 0);
+                *push_counts += 1;
             }
         }
         let divide = |sum: &mut [T], by: u32| {
@@ -325,8 +330,8 @@ impl Sums<'_> {
         match self.reduction {
             SparseReduction::Sum => {}
             SparseReduction::RowMean => {
-                let each = sums.chunks_exact_mut(width).zip(having);
-                each.for_each(|(sum, having)| divide(sum, *having));
+                let each = sums.chunks_exact_mut(width).zip(push_counts);
+                each.for_each(|(sum, push_counts)| divide(sum, *push_counts));
             }
             SparseReduction::ReplicaMean => divide(sums, self.pushes.len() as u32),
         }

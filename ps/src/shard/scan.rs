@@ -16,9 +16,9 @@ use pushpull_common::tensor::DType;
 use super::Shard;
 use super::work::{Job, SLICE_BYTES};
 use crate::config::NonFinite;
-use crate::inbox::Values;
+use crate::inbox::PushValues;
 use crate::metrics::Counters;
-use crate::store::{Give, Input, SharedInput};
+use crate::store::{ByteSource, ChangeInput, SharedInput};
 use crate::volatile::Volatile;
 
 /// What a fused range costs of the budget of a slice at least, however few bytes it has.
@@ -114,7 +114,7 @@ impl<'a> ScanningInput<'a> {
         let mut tile = [0; SEARCH_BYTES];
         let found = (0..bytes).step_by(SEARCH_BYTES).find_map(|from| {
             let tile = &mut tile[..SEARCH_BYTES.min(bytes - from)];
-            self.values.behind(self.taken + from).copy(tile, Exponents::NONE);
+            self.values.skip(self.taken + from).copy(tile, Exponents::NONE);
             scan.find(self.dtype, self.at() + from as u64, tile)
         });
         let size = self.dtype.size() as u64;
@@ -123,21 +123,21 @@ impl<'a> ScanningInput<'a> {
     }
 }
 
-impl Give for ScanningInput<'_> {
-    fn give(&mut self, to: &mut [u8]) {
-        let full = self.values.behind(self.taken).copy(to, self.exponents);
+impl ByteSource for ScanningInput<'_> {
+    fn fill(&mut self, to: &mut [u8]) {
+        let full = self.values.skip(self.taken).copy(to, self.exponents);
         if let Some(scan) = self.scan.filter(|_| full && self.found.is_none()) {
             self.found = scan.find(self.dtype, self.at(), to);
         }
         self.taken += to.len();
     }
 
-    fn shared(&self) -> Option<SharedInput<'_>> {
+    fn shared_input(&self) -> Option<SharedInput<'_>> {
         let gradients = std::slice::from_ref(&self.values);
-        Some(SharedInput { gradients, at: self.taken, over: 1, exponents: self.exponents })
+        Some(SharedInput { gradients, at: self.taken, divisor: 1, exponents: self.exponents })
     }
 
-    fn taken(&mut self, bytes: usize, full: bool) {
+    fn consume_shared(&mut self, bytes: usize, full: bool) {
         if let Some(scan) = self.scan.filter(|_| full && self.found.is_none()) {
             self.found = self.search(scan, bytes);
         }
@@ -231,10 +231,10 @@ impl Shard {
             let mut part = fused_range.part_of(&left);
             part.end = part.end.min(part.start.saturating_add(budget));
             let bytes = part.end - part.start;
-            if let Some((Values::Shared(values), _)) = source.values(part.clone()) {
+            if let Some((PushValues::Shared(values), _)) = source.values(part.clone()) {
                 let dtype = fused_range.dtype;
                 let mut input = ScanningInput::new(values, part.start, dtype, Some(scan));
-                Input::Given(&mut input).each(0..bytes as usize, |_, _| {});
+                ChangeInput::Source(&mut input).each(0..bytes as usize, |_, _| {});
                 if let Some(found) = input.found() {
                     job.refusal = Some(found.refusal(store.layout()));
                     return true;

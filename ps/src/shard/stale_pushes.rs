@@ -1,4 +1,4 @@
-//! Gradients that come too late to be of use: passed over, or dropped before they are applied.
+//! Stale gradients: skips their parts, or drops them before they are applied.
 
 use std::time::Instant;
 
@@ -6,14 +6,14 @@ use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::Outcome;
 use pushpull_common::protocol::message::{Operation, PushPart};
 
-use super::replicas::ClientKey;
-use super::{Part, Shard};
+use super::client_registry::ClientKey;
+use super::{IncomingPart, Shard};
 use crate::planted::Bug;
 
 impl Shard {
-    /// Whether a gradient comes too late to be of use, as far as this shard knows: it is not worth
-    /// receiving.
-    pub(super) fn comes_too_late(
+    /// Returns whether a part belongs to a gradient that is stale as far as this shard knows, and
+    /// is not worth receiving.
+    pub(super) fn is_stale_part(
         &self,
         client: ClientKey,
         step: GlobalStep,
@@ -28,7 +28,7 @@ impl Shard {
             }
             (Some(owner), Some(_)) => !owner.holds(client, part.token, part.generation),
             (None, Some(follower)) => step.0 < follower.step(),
-            // What is whole has the token, whatever else is sent under it.
+            // A complete push owns its token, even if other parts are sent under it.
             (Some(owner), None) => {
                 owner.holds(client, part.token, part.generation)
                     && owner.is_too_old(part.token, step)
@@ -38,12 +38,12 @@ impl Shard {
         }
     }
 
-    /// Passes over a part of a gradient that comes too late, and says so once it is whole.
-    pub(super) fn pass_over(
+    /// Skips a part of a stale gradient. The last part is answered with the outcome.
+    pub(super) fn skip_stale_part(
         &mut self,
         now: Instant,
         client: ClientKey,
-        part: &Part,
+        part: &IncomingPart,
         token: TokenId,
     ) {
         let (sequence, push_slot) = (part.request.sequence, part.push_slot);
@@ -56,14 +56,14 @@ impl Shard {
         if part.whole.is_none() {
             return;
         }
-        let outcome = self.too_late(token);
-        self.replicas.client_mut(client).window.settle(sequence, outcome);
+        let outcome = self.stale_outcome(token);
+        self.registry.client_mut(client).window.settle(sequence, outcome);
         self.answer_push(part.connection, part.request, outcome, false);
         self.grant_parked_tokens(now);
     }
 
-    /// Drops a gradient that is whole, if other steps have been made since that leave it too old to be
-    /// applied.
+    /// Drops a complete gradient if it has become too old since to be applied. Returns whether it
+    /// was dropped.
     pub(super) fn drop_if_too_old(&mut self, now: Instant, push_slot: u32) -> bool {
         let (Some(owner), Some(inbox)) = (&self.owner, &mut self.inbox) else { return false };
         let too_old = inbox.arrival(push_slot).is_some_and(|push| {
@@ -74,7 +74,7 @@ impl Shard {
         }
         let Some((client, push)) = inbox.take(push_slot) else { return false };
         self.drop_stale_streaming();
-        let outcome = self.too_late(push.token);
+        let outcome = self.stale_outcome(push.token);
         self.give_parked_push_slots(now);
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
@@ -83,11 +83,12 @@ impl Shard {
         true
     }
 
-    /// What is said of a gradient that comes too late. In asynchronous mode its token is used up.
-    fn too_late(&mut self, token: TokenId) -> Outcome {
+    /// Counts a stale gradient and returns its outcome. In asynchronous mode this uses up its
+    /// token.
+    fn stale_outcome(&mut self, token: TokenId) -> Outcome {
         self.counters.gradients_stale.add(1);
         if let Some(owner) = self.owner.as_mut().filter(|_| self.follower.is_none()) {
-            owner.waste(token);
+            owner.spend_without_step(token);
         }
         Outcome::Stale { current: GlobalStep(self.committed_steps()) }
     }

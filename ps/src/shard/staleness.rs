@@ -1,4 +1,4 @@
-//! How stale a gradient is on this shard, and what is made of it.
+//! The staleness of a gradient on this shard, and the adjustment of its update.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,43 +7,43 @@ use std::sync::Arc;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
 
-use super::replicas::{ClientKey, Presence};
-use super::{Shard, Variables};
+use super::client_registry::{ClientKey, ClientPresence};
+use super::{Shard, VariablesState};
 use crate::aggregate::staleness::{StalenessPolicy, compensate};
-use crate::arena::{Budget, Loan};
-use crate::inbox::Arrival;
+use crate::arena::{Budget, Reservation};
+use crate::inbox::PushArrival;
 use crate::optimizer::ApplyAt;
-use crate::store::{Input, NoFreeBlock, Store};
+use crate::store::{ChangeInput, NoFreeBlock, Store};
 
-/// The bytes of a gradient that are computed at a time: they stay in the fastest cache until they
-/// are applied. A multiple of every element's size.
+/// The bytes of a gradient that are computed at a time. They stay in the fastest cache until they
+/// are applied. A multiple of every element size.
 pub(super) const TILE_BYTES: u64 = 16 << 10;
 
-/// How a push is taken, decided when its first byte is applied.
+/// How the update of a push is adjusted. This is decided when its first byte is applied.
 ///
-/// That is before it is whole, if it is applied as its parts come. Nothing is committed in between,
-/// or the draft is dropped: so the count of gradients, and the staleness with it, are the same at
-/// its commit. Values that are kept for it stay as long as it does.
+/// If the push is applied as its parts arrive, that is before it is complete. Nothing is committed
+/// in between, or the dirty blocks are discarded. So the count of gradients and the staleness are
+/// the same at its commit. The pulled values that it needs live as long as this.
 #[derive(Debug)]
 pub(super) struct StalenessAdjustment {
-    /// Which update it is.
+    /// The count and the rate of the update.
     pub(super) at: ApplyAt,
-    /// How many gradients the shard has applied since it gave the values that this one was computed
-    /// from; `None` if nobody knows.
+    /// How many gradients the shard has applied since it sent the values that this gradient was
+    /// computed from; `None` if that is unknown.
     pub(super) staleness: Option<u64>,
     compensation: Compensation,
 }
 
-/// Whether a gradient is compensated for its delay.
+/// The delay compensation of a gradient.
 #[derive(Debug)]
 enum Compensation {
-    /// It need not be.
+    /// None is needed.
     None,
-    /// It should be, and cannot: the values that it was computed from are not there.
+    /// It is needed, but the values that the gradient was computed from are not stored.
     Lacking,
     By {
         lambda: f64,
-        read: Arc<Backup>,
+        read: Arc<PulledValues>,
     },
 }
 
@@ -55,16 +55,16 @@ impl Default for StalenessAdjustment {
 }
 
 impl StalenessAdjustment {
-    /// Has a range, which lies within one partition of this type, taken with what the push has for it, or with
-    /// what is made of that, tile by tile.
+    /// Calls `take` for a range of one partition with the push's values, or tile by tile with the
+    /// compensated values.
     pub(super) fn each(
         &self,
         store: &mut Store,
         dtype: DType,
         range: Range<u64>,
-        mut input: Input<'_>,
+        mut input: ChangeInput<'_>,
         tile: &mut Vec<u64>,
-        mut take: impl FnMut(&mut Store, Range<u64>, Input<'_>) -> Result<(), NoFreeBlock>,
+        mut take: impl FnMut(&mut Store, Range<u64>, ChangeInput<'_>) -> Result<(), NoFreeBlock>,
     ) -> Result<(), NoFreeBlock> {
         let Compensation::By { lambda, read } = &self.compensation else {
             return take(store, range, input);
@@ -88,18 +88,18 @@ impl StalenessAdjustment {
     }
 }
 
-/// The values that a client has pulled last, as a gradient of its will have been computed from them.
+/// The values of a client's last pull, from which its next gradient is computed.
 #[derive(Debug)]
-struct Backup {
-    /// The shard's layout, aligned for every type.
+struct PulledValues {
+    /// The values in the shard's layout, aligned for every type.
     words: Vec<u64>,
     /// How many gradients the shard had applied to them.
     gradients: u64,
-    /// They count for the memory of the task.
-    _loan: Loan,
+    /// The bytes count towards the memory of the task.
+    _reservation: Reservation,
 }
 
-impl Backup {
+impl PulledValues {
     fn bytes(&self, range: &Range<u64>) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[range.start as usize..range.end as usize]
     }
@@ -115,47 +115,47 @@ impl Backup {
     }
 }
 
-/// What clients have pulled last, where stale gradients are compensated. It is not in the arena, and
-/// goes with the process.
+/// The last pull of each client, where stale gradients are compensated. It is not in the arena, and
+/// is lost with the process.
 #[derive(Debug, Default)]
-pub(super) struct Backups(BTreeMap<ClientKey, Arc<Backup>>);
+pub(super) struct LastPulls(BTreeMap<ClientKey, Arc<PulledValues>>);
 
-impl Backups {
-    /// Keeps all values as they are now for a client, in place of what was kept for it; nothing if
-    /// there is no memory for that.
+impl LastPulls {
+    /// Stores the current values for a client, in place of its earlier ones. Stores nothing if
+    /// there is no memory.
     fn keep(&mut self, client: ClientKey, store: &Store, gradients: u64, budget: &Budget) {
-        let kept = self.0.remove(&client);
-        // What an update under way looks at stays as it is.
-        let backup = kept.and_then(Arc::into_inner).or_else(|| {
+        let previous = self.0.remove(&client);
+        // Values that the current update uses are not overwritten.
+        let values = previous.and_then(Arc::into_inner).or_else(|| {
             let bytes = store.layout().bytes();
-            let loan = budget.take(bytes).ok()?;
+            let reservation = budget.reserve(bytes).ok()?;
             let words = vec![0; bytes.div_ceil(8) as usize];
-            Some(Backup { words, gradients, _loan: loan })
+            Some(PulledValues { words, gradients, _reservation: reservation })
         });
-        if let Some(mut backup) = backup {
-            backup.fill(store, gradients);
-            self.0.insert(client, Arc::new(backup));
+        if let Some(mut values) = values {
+            values.fill(store, gradients);
+            self.0.insert(client, Arc::new(values));
         }
     }
 
-    /// Those values, if they are what a gradient was computed from.
-    fn of(&self, client: Option<ClientKey>, read: Option<u64>) -> Option<&Arc<Backup>> {
-        self.0.get(&client?).filter(|backup| Some(backup.gradients) == read)
+    /// Returns the client's values, if a gradient was computed from them.
+    fn of(&self, client: Option<ClientKey>, read: Option<u64>) -> Option<&Arc<PulledValues>> {
+        self.0.get(&client?).filter(|values| Some(values.gradients) == read)
     }
 
-    /// The client is gone.
+    /// Drops the values of a client that is absent.
     pub(super) fn drop_client(&mut self, client: ClientKey) {
         self.0.remove(&client);
     }
 
-    /// The variables are gone.
+    /// Drops all values, because the variables are forgotten.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 }
 
 impl Shard {
-    /// How the push in a room is to be taken, if it is applied next.
+    /// Returns the adjustment of the push in a slot, if it is applied next.
     pub(super) fn adjustment_of(&self, push_slot: u32) -> StalenessAdjustment {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let Some(push) = push.filter(|push| push.operation == Operation::Gradient {}) else {
@@ -168,7 +168,7 @@ impl Shard {
         let compensation = match policy {
             StalenessPolicy::DelayCompensation { lambda } if staleness != Some(0) => {
                 let client = self.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
-                match self.backups.of(client, push.read) {
+                match self.last_pulls.of(client, push.read) {
                     Some(read) => Compensation::By { lambda, read: read.clone() },
                     None => Compensation::Lacking,
                 }
@@ -178,19 +178,20 @@ impl Shard {
         StalenessAdjustment { at, staleness, compensation }
     }
 
-    fn staleness_of(&self, push: &Arrival) -> Option<u64> {
+    fn staleness_of(&self, push: &PushArrival) -> Option<u64> {
         match &self.owner {
-            // Every gradient has a share here, so steps are gradients. Unlike the client's own count
-            // the step outlives this process, and cannot be before the grant.
+            // Every gradient has a share on the step owner, so steps count gradients. Unlike the
+            // client's own count, the step survives this process, and cannot be older than the
+            // grant.
             Some(owner) => Some(owner.staleness(push.token, push.step)),
-            // Nobody can have read what has not been made.
+            // No client can have read gradients that were not applied.
             None => push.read.map(|read| self.gradients.saturating_sub(read)),
         }
     }
 
-    /// A gradient was applied as told.
+    /// Counts a gradient that was applied with this adjustment.
     pub(super) fn count_staleness(&self, adjustment: &StalenessAdjustment) {
-        debug_assert_eq!(adjustment.at.count, self.gradients, "nothing came in between");
+        debug_assert_eq!(adjustment.at.count, self.gradients, "no gradient was applied in between");
         match adjustment.staleness {
             Some(staleness) => self.counters.staleness.add(staleness),
             None => self.counters.staleness_unknown.add(1),
@@ -200,20 +201,19 @@ impl Shard {
         }
     }
 
-    /// A client pulls all values: keeps them, if a gradient that is computed from them may have to be
-    /// compensated.
-    pub(super) fn keep_what_is_read(&mut self, client: ClientKey) {
+    /// A client pulls all values: stores them if its next gradient may need compensation.
+    pub(super) fn keep_last_pull(&mut self, client: ClientKey) {
         let compensates =
             matches!(self.config.staleness, StalenessPolicy::DelayCompensation { .. });
-        // What is kept for one that has left would stay.
-        let present = self.replicas.client(client).presence == Presence::Present;
-        // Rows are read in other pulls, and a copy of all of them is what nobody wants to have.
-        if let Variables::Ready(store) = &self.variables
+        // Values of a client that has left would never be dropped.
+        let present = self.registry.client(client).presence == ClientPresence::Present;
+        // Rows are read by other pulls, and a copy of all of them would be too large.
+        if let VariablesState::Ready(store) = &self.variables
             && compensates
             && present
             && store.layout().sparse().len() == 0
         {
-            self.backups.keep(client, store, self.gradients, &self.budget);
+            self.last_pulls.keep(client, store, self.gradients, &self.budget);
         }
     }
 }

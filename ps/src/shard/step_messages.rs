@@ -1,5 +1,5 @@
-//! What the shards and the step owner tell each other of a synchronous step: who holds what, what is
-//! committed, who has applied it.
+//! The messages between shards and the step owner about synchronous steps: held pushes, commits,
+//! and applied steps.
 
 use std::time::Instant;
 
@@ -9,14 +9,14 @@ use pushpull_common::protocol::{Envelope, Header, Message, message};
 use smallvec::SmallVec;
 
 use super::Shard;
-use super::output::Output;
-use crate::aggregate::clipping::Exact;
-use crate::aggregate::step_coordinator::{Committed, PerPush};
+use super::output::ShardOutput;
+use crate::aggregate::clipping::BitwiseF64;
+use crate::aggregate::step_coordinator::{CommittedStep, PerPush};
 
 impl Shard {
-    /// The shards that take part in a step, in the order in which the step owner counts them: those
-    /// with variables, and its own.
-    pub(super) fn taking_part(&self) -> SmallVec<[ShardId; 16]> {
+    /// Returns the shards that take part in a step: those with variables, and the step owner's, in
+    /// ascending order. The step owner numbers them in this order.
+    pub(super) fn participating_shards(&self) -> SmallVec<[ShardId; 16]> {
         let mut shards: SmallVec<[ShardId; 16]> =
             self.store().into_iter().flat_map(|store| store.catalogue().shards()).collect();
         if self.owner.is_some() && !shards.contains(&self.id) {
@@ -26,70 +26,72 @@ impl Shard {
         shards
     }
 
-    /// The place of a shard among those that take part.
+    /// Returns the index of a shard among those that take part.
     pub(super) fn index_of(&self, shard: ShardId) -> Option<usize> {
-        self.taking_part().iter().position(|&other| other == shard)
+        self.participating_shards().iter().position(|&other| other == shard)
     }
 
-    /// The variables have their places: from now on it is known which shards take part.
-    pub(super) fn shards_are_known(&mut self) {
-        let shards = self.taking_part().len();
+    /// The variables are laid out: sets the number of shards that take part.
+    pub(super) fn count_participants(&mut self) {
+        let shards = self.participating_shards().len();
         if let Some(coordinator) = self.coordinator_mut() {
             coordinator.set_shards(shards);
         }
     }
 
-    /// The place of a shard among those that take part, and how it is reached from now on.
-    pub(super) fn takes_part(
+    /// Records the connection of another shard that takes part. Returns its index, or `None` if it
+    /// takes no part or the connection is another shard's.
+    pub(super) fn register_peer(
         &mut self,
         now: Instant,
         connection: u64,
         shard: ShardId,
     ) -> Option<usize> {
         let index = self.index_of(shard).filter(|_| shard != self.id)?;
-        let speaks_for = self.parts.iter().find(|(_, other)| **other == connection);
+        let speaks_for = self.peer_connections.iter().find(|(_, other)| **other == connection);
         if speaks_for.is_some_and(|(other, _)| *other != shard) {
             return None;
         }
-        self.parts_heard.insert(shard, now);
-        if self.parts.insert(shard, connection) != Some(connection) {
-            self.say_chief(connection);
+        self.peers_heard_at.insert(shard, now);
+        if self.peer_connections.insert(shard, connection) != Some(connection) {
+            self.send_chief(connection);
         }
         Some(index)
     }
 
-    fn say_chief(&mut self, connection: u64) {
+    fn send_chief(&mut self, connection: u64) {
         self.send(connection, Envelope::default(), message::ChiefIs { client: self.chief }.into());
     }
 
-    /// Tells the other shards that another chief has come.
-    pub(super) fn tell_chief(&mut self) {
-        let connections: SmallVec<[u64; 8]> = self.parts.values().copied().collect();
-        connections.into_iter().for_each(|connection| self.say_chief(connection));
+    /// Announces a new chief to the other shards.
+    pub(super) fn announce_chief(&mut self) {
+        let connections: SmallVec<[u64; 8]> = self.peer_connections.values().copied().collect();
+        connections.into_iter().for_each(|connection| self.send_chief(connection));
     }
 
-    /// A connection over which a shard took part is gone.
-    pub(super) fn forget_part(&mut self, connection: u64) {
-        self.parts.retain(|_, other| *other != connection);
+    /// Forgets a connection of a shard that takes part.
+    pub(super) fn forget_peer_connection(&mut self, connection: u64) {
+        self.peer_connections.retain(|_, other| *other != connection);
     }
 
-    /// The step owner forgets what it was told when it is started anew, and may not have been of the
-    /// same restore epoch: it is told again when there is a connection, and from time to time.
+    /// Handles a change of the connection to the step owner. A restarted step owner has lost the
+    /// reports, and an owner of another restore epoch has refused them. So reports are repeated
+    /// once there is a connection, and at intervals.
     pub(super) fn owner_link(&mut self, now: Instant, up: bool) {
-        self.owner_lost = (!up).then_some(now);
-        self.counters.owner_connections_lost.add(u64::from(self.owner_is_up && !up));
+        self.owner_lost_at = (!up).then_some(now);
+        self.counters.owner_connections_lost.add(u64::from(self.owner_is_connected && !up));
         self.counters.shards_without_owner.set(u64::from(!up));
-        self.owner_is_up = up;
-        self.told_owner = None;
-        self.chief_told = None;
+        self.owner_is_connected = up;
+        self.reported_at = None;
+        self.announced_chief = None;
     }
 
-    pub(super) fn tell_owner_again(&mut self, now: Instant) {
-        let due = self.told_owner.is_none_or(|last| now >= last + self.config.lease / 5);
-        if !due || !self.owner_is_up || !self.is_ready() {
+    pub(super) fn repeat_reports(&mut self, now: Instant) {
+        let due = self.reported_at.is_none_or(|last| now >= last + self.config.lease / 5);
+        if !due || !self.owner_is_connected || !self.is_ready() {
             return;
         }
-        self.told_owner = Some(now);
+        self.reported_at = Some(now);
         self.report_applied();
         if self.follower.is_none() {
             return;
@@ -101,7 +103,7 @@ impl Shard {
         }
     }
 
-    /// Tells the step owner that a push is held here, if what must be told of it is known.
+    /// Reports to the step owner that a push is held here, once its squared norm is known.
     pub(super) fn report_held(&mut self, token: TokenId) {
         let inbox = self.inbox.as_ref();
         let push_slot = inbox.and_then(|inbox| inbox.whole_push_slot_of(token.0));
@@ -109,30 +111,30 @@ impl Shard {
             return;
         };
         let holder = inbox.zip(push_slot).and_then(|(inbox, push_slot)| inbox.holder(push_slot));
-        // What an older self has left is no client's, and spends no token.
-        let epoch = |client| self.replicas.client(client).epoch;
+        // The push of an older incarnation has no client, and spends no token.
+        let epoch = |client| self.registry.client(client).epoch;
         let client = holder.map_or(ClientEpoch(0), epoch);
-        self.tell_owner(message::Held { token, client, shard: self.id, squares }.into());
+        self.report_to_owner(message::Held { token, client, shard: self.id, squares }.into());
     }
 
-    /// Tells the step owner how many steps are applied here.
+    /// Reports to the step owner how many steps are applied here.
     pub(super) fn report_applied(&mut self) {
-        self.tell_owner(message::StepApplied { shard: self.id }.into());
+        self.report_to_owner(message::StepApplied { shard: self.id }.into());
     }
 
-    pub(super) fn tell_owner(&mut self, message: Message) {
-        if self.owner.is_none() && self.owner_is_up {
+    pub(super) fn report_to_owner(&mut self, message: Message) {
+        if self.owner.is_none() && self.owner_is_connected {
             let (step, restore_epoch) = (self.step(), self.epoch);
             let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
-            self.outputs.push_back(Output::ToOwner { envelope, message });
+            self.outputs.push_back(ShardOutput::ToOwner { envelope, message });
         }
     }
 
-    /// The step owner says something.
+    /// Handles a message of the step owner.
     pub(super) fn on_owner_message(&mut self, now: Instant, header: &Header, message: Message) {
         if let Message::ChiefIs(chief) = message {
-            // Valid in any restore epoch: the chief begins the next one.
-            self.chief_told = Some(chief.client);
+            // Valid in any restore epoch, because the chief begins the next one.
+            self.announced_chief = Some(chief.client);
             return;
         }
         if header.restore_epoch != self.epoch || self.poisoned().is_some() {
@@ -141,22 +143,23 @@ impl Shard {
         match message {
             Message::Commit(commit) => {
                 let pushes = commit.pushes.items().iter();
-                let (tokens, factors): (PerPush<u64>, PerPush<Exact>) =
-                    pushes.map(|&(token, factor)| (token.0, Exact::from(factor))).unzip();
+                let (tokens, factors): (PerPush<u64>, PerPush<BitwiseF64>) =
+                    pushes.map(|&(token, factor)| (token.0, BitwiseF64::from(factor))).unzip();
                 if !factors.iter().all(|factor| factor.get() > 0.0 && factor.get() <= 1.0) {
-                    // No owner says that; a shard that took it would differ from the others.
+                    // No step owner sends that. A shard that accepted it would differ from the
+                    // others.
                     return;
                 }
                 let all_here = tokens.iter().all(|&token| self.is_whole(TokenId(token)));
                 self.counters.steps_missed.add(u64::from(!all_here));
                 if let Some(follower) = self.follower.as_mut().filter(|_| all_here) {
-                    follower.learn(&Committed { step: header.step.0, tokens, factors });
+                    follower.receive_commit(&CommittedStep { step: header.step.0, tokens, factors });
                 }
                 self.begin_step();
             }
             Message::KeepCut(_) => self.keep_cut(now, header.step),
             Message::Recall(recall) => self.recall(now, recall.token, recall.client),
-            Message::Over(over) => {
+            Message::TokenOver(over) => {
                 let push_slot =
                     self.inbox.as_ref().and_then(|i| i.whole_push_slot_of(over.token.0));
                 if let Some(push_slot) = push_slot {
@@ -168,28 +171,28 @@ impl Shard {
         }
     }
 
-    /// On the step owner: a shard holds a push whole.
+    /// On the step owner: a shard holds a complete push.
     pub(super) fn shard_holds(&mut self, now: Instant, connection: u64, held: &message::Held) {
         let message::Held { token, client, shard, squares } = *held;
         if squares < 0.0 {
             return;
         }
-        let Some(index) = self.takes_part(now, connection, shard) else { return };
+        let Some(index) = self.register_peer(now, connection, shard) else { return };
         let holder = self.owner.as_ref().and_then(|owner| owner.holder_of(token));
-        if holder.is_some_and(|holder| self.replicas.client(holder).epoch != client) {
-            // Somebody has pushed there under a token that is another's.
+        if holder.is_some_and(|holder| self.registry.client(holder).epoch != client) {
+            // A client has pushed there under another client's token.
             return;
         }
         let Some(coordinator) = self.coordinator_mut() else {
             return;
         };
         if !coordinator.held(index, token.0, squares.into()) {
-            self.resend_over(connection, token);
+            self.send_over(connection, token);
         }
         self.decide(now);
     }
 
-    /// On the step owner: a shard has applied so many steps.
+    /// On the step owner: a shard has applied `steps` steps.
     pub(super) fn shard_has_applied(
         &mut self,
         now: Instant,
@@ -197,44 +200,44 @@ impl Shard {
         shard: ShardId,
         steps: u64,
     ) {
-        let Some(index) = self.takes_part(now, connection, shard) else { return };
+        let Some(index) = self.register_peer(now, connection, shard) else { return };
         let Some(coordinator) = self.coordinator_mut() else {
             return;
         };
-        // No shard can have made a step that is not committed.
+        // No shard can have applied a step that is not committed.
         if steps > coordinator.step() {
             return;
         }
         coordinator.applied(index, steps);
-        // It may have been away when the others were told.
+        // The shard may have been disconnected when the commit was announced.
         if let Some(committed) = coordinator.committed()
             && steps <= committed.step
         {
-            self.say_committed(connection, &committed);
+            self.send_committed(connection, &committed);
         }
         self.decide(now);
     }
 
-    /// Tells the other shards which step is committed.
-    pub(super) fn tell_committed(&mut self, committed: &Committed) {
-        if self.told != Some(committed.step) {
-            self.told = Some(committed.step);
-            let connections: SmallVec<[u64; 8]> = self.parts.values().copied().collect();
+    /// Announces the committed step to the other shards.
+    pub(super) fn announce_committed(&mut self, committed: &CommittedStep) {
+        if self.announced_step != Some(committed.step) {
+            self.announced_step = Some(committed.step);
+            let connections: SmallVec<[u64; 8]> = self.peer_connections.values().copied().collect();
             for connection in connections {
-                self.say_committed(connection, committed);
+                self.send_committed(connection, committed);
             }
         }
     }
 
-    /// Tells the other shards that the push of a token is over.
-    pub(super) fn tell_over(&mut self, token: u64) {
-        let connections: SmallVec<[u64; 8]> = self.parts.values().copied().collect();
+    /// Announces to the other shards that the push of a token is over.
+    pub(super) fn announce_over(&mut self, token: u64) {
+        let connections: SmallVec<[u64; 8]> = self.peer_connections.values().copied().collect();
         for connection in connections {
-            self.resend_over(connection, TokenId(token));
+            self.send_over(connection, TokenId(token));
         }
     }
 
-    fn say_committed(&mut self, connection: u64, committed: &Committed) {
+    fn send_committed(&mut self, connection: u64, committed: &CommittedStep) {
         let pushes = committed.tokens.iter().zip(&committed.factors);
         let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get()));
         let Some(pushes) = List::of(pushes) else { return };
@@ -244,9 +247,9 @@ impl Shard {
         self.send(connection, envelope, message);
     }
 
-    fn resend_over(&mut self, connection: u64, token: TokenId) {
+    fn send_over(&mut self, connection: u64, token: TokenId) {
         let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
-        let message = message::Over { token }.into();
+        let message = message::TokenOver { token }.into();
         self.send(connection, envelope, message);
     }
 }

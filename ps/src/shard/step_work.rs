@@ -12,13 +12,13 @@ use super::rows::RowChange;
 use super::staleness::TILE_BYTES;
 use super::two_pass::TwoPass;
 use super::work::budget_of;
-use super::{Shard, Variables};
+use super::{Shard, VariablesState};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::step_follower::StepFollower;
-use crate::inbox::{Extents, Source, Values};
+use crate::inbox::{Extents, PushSource, PushValues};
 use crate::optimizer::{ApplyAt, MEAN_GRADIENTS_MAX};
 use crate::planted::Bug;
-use crate::store::{Give, Input, SharedInput, Stalled};
+use crate::store::{ByteSource, ChangeInput, SharedInput, Stalled};
 use crate::volatile::Volatile;
 
 /// Of how many gradients a block is taken to its end, however many bytes that comes to together.
@@ -53,7 +53,7 @@ impl StepJob {
 /// What one push gives to a step.
 struct Share<'a> {
     ranges: &'a [Range<u64>],
-    source: Source<'a>,
+    source: PushSource<'a>,
     factor: f64,
 }
 
@@ -88,7 +88,7 @@ struct Mean<'a> {
     dtype: DType,
     /// How many gradients have it, and what their sum is divided by.
     gradients: usize,
-    over: u32,
+    divisor: u32,
     /// Where it begins in the layout, and where the next of it belongs.
     start: u64,
     at: u64,
@@ -98,28 +98,28 @@ struct Mean<'a> {
     copy: &'a mut Vec<u64>,
 }
 
-impl Give for Mean<'_> {
-    fn give(&mut self, to: &mut [u8]) {
+impl ByteSource for Mean<'_> {
+    fn fill(&mut self, to: &mut [u8]) {
         let range = self.at..self.at + to.len() as u64;
-        let mut sum = Sum::new(self.dtype, self.gradients, self.over, to);
+        let mut sum = Sum::new(self.dtype, self.gradients, self.divisor, to);
         for push in self.pushes.iter().filter(|push| push.has(range.start)) {
             push.add_to(&mut sum, &range, self.copy);
         }
         self.at = range.end;
     }
 
-    fn shared(&self) -> Option<SharedInput<'_>> {
+    fn shared_input(&self) -> Option<SharedInput<'_>> {
         let at = (self.at - self.start) as usize;
         let shared = SharedInput {
             gradients: &self.shared,
             at,
-            over: self.over,
+            divisor: self.divisor,
             exponents: Exponents::NONE,
         };
         (!self.shared.is_empty()).then_some(shared)
     }
 
-    fn taken(&mut self, bytes: usize, _: bool) {
+    fn consume_shared(&mut self, bytes: usize, _: bool) {
         self.at += bytes as u64;
     }
 }
@@ -133,7 +133,7 @@ fn shared_of<'a>(
     let mut shared = SmallVec::new();
     for push in pushes.iter().filter(|push| push.has(range.start)) {
         match push.source.values(range.clone()) {
-            Some((Values::Shared(values), end))
+            Some((PushValues::Shared(values), end))
                 if end == range.end && push.factor == 1.0 && shared.len() < MEAN_GRADIENTS_MAX =>
             {
                 shared.push(values);
@@ -148,7 +148,7 @@ impl Shard {
     /// A slice of a synchronous step: the mean of its gradients, added up in the order of their
     /// admission, is one gradient. A variable's mean is over the gradients that have it.
     pub(super) fn work_on_step(&mut self, job: &mut StepJob) -> Result<bool, Stalled> {
-        let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
+        let (Some(inbox), VariablesState::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return Ok(true);
         };
         let push_slots = &job.push_slots;
@@ -224,15 +224,15 @@ impl Shard {
             let range = start..end;
             let gradients = pushes.iter().filter(|push| push.has(start)).count();
             if !range.is_empty() && gradients > 0 {
-                let over = match self.config.rule() {
+                let divisor = match self.config.rule() {
                     Some(rule) if self.config.planted.has(Bug::MeanOfAll) => rule.aggregate,
                     _ => gradients as u32,
                 };
                 let (dtype, copy) = (partition.dtype, &mut self.shared_tile);
                 let pushes = &pushes[..];
                 let (shared, at) = (shared_of(pushes, &range), start);
-                let mut mean = Mean { pushes, dtype, gradients, over, start, at, shared, copy };
-                let (how, input) = ((rules, operation, apply_at), Input::Given(&mut mean));
+                let mut mean = Mean { pushes, dtype, gradients, divisor, start, at, shared, copy };
+                let (how, input) = ((rules, operation, apply_at), ChangeInput::PushSource(&mut mean));
                 job.two_pass.take(store, how, &partition, range.clone(), input)?;
             }
             let read = (range.end - range.start) * gradients.max(1) as u64;

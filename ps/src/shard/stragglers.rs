@@ -1,4 +1,4 @@
-//! Waits for replicas that do not come: how long, and what those who wait are told.
+//! Stragglers: ends waits for absent replicas, and names them to those who wait.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::Shard;
-use super::parked::Wait;
-use super::replicas::{ClientKey, Presence};
+use super::parked_requests::WaitReason;
+use super::client_registry::{ClientKey, ClientPresence};
 use crate::aggregate::mode::OnLoss;
 
 impl Shard {
-    /// Time has passed: replicas that have not come are no longer expected.
+    /// Stops expecting replicas that have not joined within the join timeout.
     pub(super) fn stop_expecting(&mut self, now: Instant) {
         let timeout = self.config.join_timeout;
         let waited = self.first_join.map_or(Duration::ZERO, |first| now.duration_since(first));
@@ -25,9 +25,9 @@ impl Shard {
         }
     }
 
-    /// Whoever waits for a step that takes more gradients than those who are left can give is told
-    /// so, where the configuration says so, and whoever waits for a push beyond its deadline. Pushes
-    /// that are held stay; only nobody waits for them any more.
+    /// Ends the waits of clients for a step that needs more gradients than the present replicas can
+    /// give, if so configured. Also ends the waits of pushes whose deadline has passed. Held pushes
+    /// stay without a waiting client.
     pub(super) fn end_straggler_waits(&mut self, now: Instant) {
         let Some(coordinator) = self.coordinator() else { return };
         let short = coordinator.is_short();
@@ -46,7 +46,7 @@ impl Shard {
             return;
         }
         let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
-        for entry in self.parked.take(|entry| matches!(entry.wait, Wait::Token)) {
+        for entry in self.parked.take(|entry| matches!(entry.wait, WaitReason::Token)) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = awaited.clone();
             let refusal = Refusal::Deadline { waited_ms, awaited };
@@ -54,12 +54,12 @@ impl Shard {
         }
     }
 
-    /// What a pull waits for, in words.
+    /// Describes what a pull waits for.
     pub(super) fn awaited_values(&self, now: Instant, step: u64) -> String {
         let found = match (self.awaited_step(now), &self.follower) {
             (Some(awaited), _) => format!("; {awaited}"),
             (None, Some(follower)) => {
-                let owner = self.without_owner(now);
+                let owner = self.owner_outage(now);
                 format!("; this shard has applied {}{owner}", follower.step())
             }
             (None, None) => String::new(),
@@ -67,15 +67,16 @@ impl Shard {
         format!("global step {step}{found}")
     }
 
-    /// What room in the inbox waits for, in words.
+    /// Describes what a request for a push slot waits for.
     pub(super) fn awaited_push_slot(&self, now: Instant) -> String {
-        format!("a push slot{}", self.without_owner(now))
+        format!("a push slot{}", self.owner_outage(now))
     }
 
-    /// That this shard cannot reach the step owner, and so makes no step, in words; nothing if it can.
-    fn without_owner(&self, now: Instant) -> String {
-        let cut_off = self.is_synchronous() && self.owner.is_none() && !self.owner_is_up;
-        match self.owner_lost {
+    /// Describes that this shard cannot reach the step owner, so that it makes no steps. Empty if
+    /// it can.
+    fn owner_outage(&self, now: Instant) -> String {
+        let cut_off = self.is_synchronous() && self.owner.is_none() && !self.owner_is_connected;
+        match self.owner_lost_at {
             _ if !cut_off => String::new(),
             None => format!("; {} has not reached the step owner yet", self.id),
             Some(since) => {
@@ -85,40 +86,41 @@ impl Shard {
         }
     }
 
-    /// On the step owner: a shard, by its place among those that take part, and when it was heard of last.
-    fn last_word_of_shard(&self, now: Instant, at: usize) -> Option<String> {
-        let shard = *self.taking_part().get(at)?;
+    /// On the step owner: describes a shard, by its index among those that take part, and when it
+    /// was last heard from.
+    fn describe_shard(&self, now: Instant, at: usize) -> Option<String> {
+        let shard = *self.participating_shards().get(at)?;
         if shard == self.id {
             return Some(self.with_growth(format!("{shard} itself")));
         }
-        Some(self.last_word_of_other(now, shard))
+        Some(self.describe_peer_shard(now, shard))
     }
 
-    /// On the step owner: another shard, and when it was heard of last.
-    pub(super) fn last_word_of_other(&self, now: Instant, shard: ShardId) -> String {
-        let link = if self.parts.contains_key(&shard) { "" } else { "not connected, " };
-        match self.parts_heard.get(&shard) {
+    /// On the step owner: describes another shard, and when it was last heard from.
+    pub(super) fn describe_peer_shard(&self, now: Instant, shard: ShardId) -> String {
+        let link = if self.peer_connections.contains_key(&shard) { "" } else { "not connected, " };
+        match self.peers_heard_at.get(&shard) {
             None => format!("{shard} ({link}not heard from yet)"),
-            Some(&heard) => {
-                let silent = now.saturating_duration_since(heard).as_millis();
+            Some(&heard_at) => {
+                let silent = now.saturating_duration_since(heard_at).as_millis();
                 format!("{shard} ({link}heard from {silent} ms ago)")
             }
         }
     }
 
-    /// A replica, and when it was heard of last.
-    pub(super) fn last_word_of(&self, now: Instant, client: ClientKey) -> String {
-        let entry = self.replicas.client(client);
-        let silent = now.saturating_duration_since(self.replicas.last_heard(client));
+    /// Describes a replica, and when it was last heard from.
+    pub(super) fn describe_client(&self, now: Instant, client: ClientKey) -> String {
+        let entry = self.registry.client(client);
+        let silent = now.saturating_duration_since(self.registry.last_heard_at(client));
         let state = match entry.presence {
-            Presence::Lost => "lost, heard from",
-            Presence::Left => "left, heard from",
-            Presence::Present => "heard from",
+            ClientPresence::Lost => "lost, heard from",
+            ClientPresence::Left => "left, heard from",
+            ClientPresence::Present => "heard from",
         };
         format!("{} ({state} {} ms ago)", entry.task, silent.as_millis())
     }
 
-    /// Answers those whose pushes are held and not decided, if they wait no longer; the pushes stay.
+    /// Answers the clients of held and undecided pushes whose wait has ended. The pushes stay.
     fn end_waits_of_pushes(&mut self, now: Instant, all: bool) {
         let ended = self.inbox.as_mut().map(|inbox| inbox.take_waits(now, all));
         for (push_slot, whole) in ended.unwrap_or_default() {
@@ -127,7 +129,7 @@ impl Shard {
             else {
                 continue;
             };
-            if self.replicas.client(client).connection != Some(whole.connection) {
+            if self.registry.client(client).connection != Some(whole.connection) {
                 continue;
             }
             let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
@@ -140,42 +142,44 @@ impl Shard {
         }
     }
 
-    /// What a request for a token waits for, in words.
+    /// Describes what a request for a token waits for. `None` if steps are not synchronous here, or
+    /// on another shard.
     pub(crate) fn awaited_step(&self, now: Instant) -> Option<String> {
         let coordinator = self.coordinator()?;
         if coordinator.is_applying() || coordinator.is_behind() {
             let step = coordinator.step() - 1;
             let behind =
-                coordinator.shards_behind().filter_map(|at| self.last_word_of_shard(now, at));
+                coordinator.shards_behind().filter_map(|at| self.describe_shard(now, at));
             let behind = behind.collect::<Vec<String>>().join(", ");
             let behind = if behind.is_empty() { behind } else { format!("; not yet by {behind}") };
             return Some(format!("step {step} to be applied by every shard{behind}"));
         }
         let given: Vec<ClientKey> = coordinator.admitted().iter().map(|g| g.holder).collect();
-        // Whoever has left is missing where nobody does without, whatever it has given.
+        // A step that is short needs the replicas that have left, even those that gave a gradient.
         let short = coordinator.is_short();
-        let missing = self.replicas.keys().filter(|client| {
-            let presence = self.replicas.client(*client).presence;
-            let gone = presence != Presence::Present && short;
-            gone || (presence != Presence::Left && !given.contains(client))
+        let missing = self.registry.keys().filter(|client| {
+            let presence = self.registry.client(*client).presence;
+            let needed = presence != ClientPresence::Present && short;
+            needed || (presence != ClientPresence::Left && !given.contains(client))
         });
-        // A gradient that a shard does not speak of is not its worker's fault.
+        // A shard's missing report is not the fault of the gradient's worker.
         let shards = coordinator.shards_lacking().filter_map(|(at, lacked)| {
-            let shard = self.last_word_of_shard(now, at)?;
-            Some(format!("{shard}, which has not said that it holds {lacked} that others hold"))
+            let shard = self.describe_shard(now, at)?;
+            Some(format!("{shard}, which has not reported {lacked} of the pushes that others hold"))
         });
-        let missing = missing.map(|client| self.last_word_of(now, client));
+        let missing = missing.map(|client| self.describe_client(now, client));
         let missing: Vec<String> = shards.chain(missing).collect();
         let (step, count, goal) = (coordinator.step(), given.len(), coordinator.goal());
-        let seen = u32::try_from(self.replicas.keys().count()).unwrap_or(u32::MAX);
+        let joined = u32::try_from(self.registry.keys().count()).unwrap_or(u32::MAX);
         let total = self.config.rule().map_or(0, |rule| rule.total);
-        // It is no longer expected after a while; what is missing is missing.
-        let unseen = if short { total.saturating_sub(seen) } else { coordinator.expects() };
-        let unseen = match unseen {
+        // Replicas that have not joined are expected for a limited time. A step that is short needs
+        // them all the same.
+        let not_joined = if short { total.saturating_sub(joined) } else { coordinator.expects() };
+        let not_joined = match not_joined {
             0 => String::new(),
-            unseen => format!(" and {unseen} not seen yet"),
+            not_joined => format!(" and {not_joined} not joined yet"),
         };
         let missing = missing.join(", ");
-        Some(format!("step {step}, which has {count} of {goal} gradients; {missing}{unseen}"))
+        Some(format!("step {step}, which has {count} of {goal} gradients; {missing}{not_joined}"))
     }
 }

@@ -8,8 +8,8 @@ use super::checks::overflow_refusal;
 use super::scan::{NonFiniteScan, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::work::change_of;
-use super::{Shard, Variables};
-use crate::store::{Input, NoFreeBlock, Store};
+use super::{Shard, VariablesState};
+use crate::store::{ChangeInput, NoFreeBlock, Store};
 use crate::volatile::Volatile;
 
 /// A push that is applied as its parts come.
@@ -36,7 +36,7 @@ impl Shard {
         }
         let numbers =
             |store: &Store| store.layout().touched_by_index(range.clone()).next().is_some();
-        let waits = self.fused_ranges.within(range.clone()).any(|fused_range| fused_range.waits);
+        let waits = self.fused_ranges.within(range.clone()).any(|fused_range| fused_range.is_deferred);
         if waits || self.store().is_some_and(numbers) {
             // Which rows they are, or what their sums are, is known once the push is whole.
             if self
@@ -50,7 +50,7 @@ impl Shard {
         }
         let free = self.streaming_apply.is_none() && self.jobs.is_empty() && may_begin;
         let begun = free.then(|| self.adjustment_of(push_slot));
-        let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
+        let (Some(inbox), VariablesState::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return Ok(false);
         };
         if let Some(adjustment) = begun {
@@ -87,7 +87,7 @@ impl Shard {
                     store,
                     dtype,
                     range,
-                    Input::Given(&mut scanning),
+                    ChangeInput::Source(&mut scanning),
                     tile,
                     |store, range, input| store.change(change, range, input),
                 )?;
@@ -121,7 +121,7 @@ impl Shard {
 
     /// Forgets what a change has made that has not come to its end.
     pub(super) fn discard_change(&mut self) {
-        if let Variables::Ready(store) = &mut self.variables {
+        if let VariablesState::Ready(store) = &mut self.variables {
             store.discard();
         }
     }

@@ -1,5 +1,4 @@
-//! Synchronous steps on a shard: pushes that are held, what the step owner decides of them, and
-//! the update that takes them.
+//! Synchronous steps on a shard: held pushes, the step owner's decisions, and the step's update.
 
 use std::time::Instant;
 
@@ -9,27 +8,26 @@ use pushpull_common::protocol::message::PushAnswer;
 use pushpull_common::protocol::{Envelope, Outcome, PushState};
 
 use super::Shard;
-use super::replicas::{ClientKey, Presence};
+use super::client_registry::{ClientKey, ClientPresence};
 use super::work::Job;
-use crate::aggregate::step_coordinator::{Grant, PerPush, StepCoordinator, Verdict};
+use crate::aggregate::step_coordinator::{Grant, PerPush, StepCoordinator, TokenOutcome};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
-use crate::inbox::Arrival;
-use crate::inbox::WholePush;
+use crate::inbox::{PendingAnswer, PushArrival};
 use crate::planted::Bug;
 
 impl Shard {
-    /// Whether a push is a gradient that waits for its synchronous step.
-    pub(super) fn waits_for_step(&self, push: &Arrival) -> bool {
+    /// Returns whether a push is a gradient that waits for its synchronous step.
+    pub(super) fn waits_for_step(&self, push: &PushArrival) -> bool {
         self.is_synchronous() && push.operation == (Operation::Gradient {})
     }
 
-    /// Whether steps are synchronous here.
+    /// Returns whether steps are synchronous.
     pub(super) fn is_synchronous(&self) -> bool {
         self.follower.is_some()
     }
 
-    /// What makes a step: on the step owner, in synchronous mode.
+    /// Returns the step coordinator: on the step owner, in synchronous mode.
     pub(super) fn coordinator(&self) -> Option<&StepCoordinator> {
         self.owner.as_ref().and_then(StepOwner::coordinator)
     }
@@ -38,24 +36,25 @@ impl Shard {
         self.owner.as_mut().and_then(StepOwner::coordinator_mut)
     }
 
-    /// Steps applied here, and the pushes of the step that is to be applied.
+    /// Returns the number of steps applied here, and the pushes of the committed step that is not
+    /// applied.
     #[cfg(feature = "simulation")]
     pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
-        self.follower.as_ref().map_or((0, None), |follower| (follower.step(), follower.due()))
+        self.follower.as_ref().map_or((0, None), |follower| (follower.step(), follower.tokens_to_apply()))
     }
 
-    /// Begins after so many steps, with nothing known of the next.
+    /// Restarts the step follower after this many steps, without a commit for the next.
     pub(super) fn begin_follower(&mut self, step: GlobalStep) {
         if let Some(follower) = &mut self.follower {
             *follower = StepFollower::new(step.0, self.config.planted);
         }
-        self.told = None;
+        self.announced_step = None;
         if let (Some(own), Some(coordinator)) = (self.index_of(self.id), self.coordinator_mut()) {
             coordinator.applied(own, step.0);
         }
     }
 
-    /// Takes up what lay whole when an earlier process stopped.
+    /// Restores the complete pushes that an earlier process left.
     pub(super) fn recover_held(&mut self, now: Instant) {
         let tokens: Vec<_> = self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
         if self.config.clip_by_global_norm.is_some() {
@@ -72,14 +71,14 @@ impl Shard {
         if let (Some(own), Some(coordinator)) = (own, self.coordinator_mut()) {
             coordinator.applied(own, step);
             for token in tokens.into_iter().filter(|_| measured) {
-                // What is over is not here: it is dropped as it is decided.
+                // A push that is over is not here, because its decision dropped it.
                 let _ = coordinator.held(own, token.0, 0.0.into());
             }
         }
         self.decide(now);
     }
 
-    /// The push in this room is whole, and takes part in a step.
+    /// A complete push takes part in a step.
     pub(super) fn push_held(&mut self, now: Instant, push_slot: u32) {
         let Some(push) = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)) else {
             return;
@@ -87,7 +86,7 @@ impl Shard {
         let (token, generation, step) = (push.token, push.generation, push.step);
         let holder = self.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
         if let (Some(follower), Some(inbox)) = (&mut self.follower, &self.inbox) {
-            follower.whole(inbox.whole_tokens().map(|token| token.0));
+            follower.report_whole(inbox.whole_tokens().map(|token| token.0));
         }
         let squares = self.squares_of(push_slot);
         if squares.is_none() {
@@ -127,19 +126,19 @@ impl Shard {
         self.decide(now);
     }
 
-    /// Steps committed, as far as this shard knows.
+    /// Returns the number of committed steps, as far as this shard knows.
     pub(super) fn committed_steps(&self) -> u64 {
         let coordinator = self.coordinator();
         coordinator.map_or_else(|| self.step().0, |coordinator| coordinator.step())
     }
 
-    /// Carries out what the step owner has decided since this was last called.
+    /// Carries out the decisions of the step owner since the last call.
     pub(super) fn decide(&mut self, now: Instant) {
         let Some(owner) = &mut self.owner else { return };
         if owner.coordinator().is_none() {
             return;
         }
-        for (grant, verdict) in owner.decided() {
+        for (grant, verdict) in owner.apply_verdicts() {
             self.carry_out(now, grant, verdict);
         }
         self.on_committed();
@@ -147,9 +146,9 @@ impl Shard {
         self.grant_parked_tokens(now);
     }
 
-    fn carry_out(&mut self, now: Instant, grant: Grant, verdict: Verdict) {
+    fn carry_out(&mut self, now: Instant, grant: Grant, verdict: TokenOutcome) {
         match verdict {
-            Verdict::Admitted { step } => {
+            TokenOutcome::Admitted { step } => {
                 self.counters.gradients_admitted.add(1);
                 let push_slot =
                     self.inbox.as_ref().and_then(|inbox| inbox.whole_push_slot_of(grant.token));
@@ -157,9 +156,9 @@ impl Shard {
                     self.settle_push(now, push_slot, Outcome::Accepted { step: GlobalStep(step) });
                 }
             }
-            Verdict::Over => {
-                self.tell_over(grant.token);
-                // Whole, or on its way.
+            TokenOutcome::Over => {
+                self.announce_over(grant.token);
+                // The push may be complete or in transit.
                 let push_slots = self.inbox.as_ref().map(|inbox| inbox.push_slots_of(grant.token));
                 for push_slot in push_slots.unwrap_or_default() {
                     self.counters.gradients_stale.add(1);
@@ -171,34 +170,35 @@ impl Shard {
         }
     }
 
-    /// If a step is committed, it is due.
+    /// Announces and begins a committed step.
     fn on_committed(&mut self) {
         let coordinator = self.coordinator();
         let Some(committed) = coordinator.and_then(|coordinator| coordinator.committed()) else {
             return;
         };
-        self.tell_committed(&committed);
+        self.announce_committed(&committed);
         if let Some(follower) = &mut self.follower {
-            follower.learn(&committed);
+            follower.receive_commit(&committed);
         }
         self.begin_step();
     }
 
-    /// Has the step that is due applied.
+    /// Queues the update of the committed step.
     pub(super) fn begin_step(&mut self) {
         let (Some(follower), Some(inbox)) = (&self.follower, &self.inbox) else { return };
         let under_way = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
-        if let Some(tokens) = follower.due().filter(|_| !under_way) {
+        if let Some(tokens) = follower.tokens_to_apply().filter(|_| !under_way) {
             let push_slots: PerPush<u32> =
                 tokens.iter().filter_map(|&token| inbox.whole_push_slot_of(token)).collect();
-            // What was admitted lies whole here; a step without it would be another one.
+            // All admitted pushes are complete here. A step without one of them would be a
+            // different step.
             if push_slots.len() == tokens.len() {
                 self.jobs.push_back(Job::step(push_slots, follower.factors().collect()));
             }
         }
     }
 
-    /// The step is applied: its pushes make room.
+    /// A step has been applied: releases its pushes.
     pub(super) fn step_applied(&mut self, now: Instant, push_slots: &[u32]) {
         self.count_overflow();
         self.publish();
@@ -211,7 +211,8 @@ impl Shard {
         if let Some(inbox) = &mut self.inbox {
             push_slots.iter().for_each(|&push_slot| inbox.release(push_slot));
         }
-        // With them go those that were not admitted: their step has passed, too.
+        // Pushes for the same step that were not admitted are released too, because their step has
+        // passed.
         let passed = self.inbox.iter().flat_map(|inbox| inbox.gradients_before(step));
         for push_slot in passed.collect::<Vec<u32>>() {
             let whole = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)?.whole);
@@ -235,30 +236,31 @@ impl Shard {
         self.decide(now);
     }
 
-    /// Settles a push that is whole in its client's window, and answers whoever waits for it.
+    /// Settles a complete push in its client's window, and answers its client.
     fn settle_push(&mut self, now: Instant, push_slot: u32, outcome: Outcome) {
         let Some(inbox) = &self.inbox else { return };
         let (Some(push), Some(client)) = (inbox.arrival(push_slot), inbox.holder(push_slot)) else {
             return;
         };
         let (sequence, Some(whole)) = (push.sequence, push.whole) else { return };
-        let entry = self.replicas.client_mut(client);
+        let entry = self.registry.client_mut(client);
         if matches!(entry.window.state(sequence), PushState::Unknown {}) {
             entry.window.settle(sequence, outcome);
         }
-        let present = entry.presence == Presence::Present;
-        let WholePush { connection, request, .. } = whole;
-        // It is answered once.
-        self.inbox.iter_mut().for_each(|inbox| inbox.set_whole(push_slot, WholePush::unheard()));
+        let present = entry.presence == ClientPresence::Present;
+        let PendingAnswer { connection, request, .. } = whole;
+        // The push is answered once.
+        self.inbox.iter_mut().for_each(|inbox| inbox.set_whole(push_slot, PendingAnswer::unawaited()));
         if entry.connection != Some(connection) {
-            // It was asked for over a connection that is gone; whoever asks again is answered.
+            // The connection of the request has ended. A client that asks again is answered.
             return;
         }
         let push_slot = if present { self.free_push_slot(now, client) } else { 0 };
         let answer = PushAnswer { outcome, duplicate: false, next: None, ended: None, push_slot };
         let request = Envelope { request, sequence, ..Envelope::default() };
-        // Who has asked already for what comes with the step, the next token or values, can do nothing before
-        // that. To be told while it is worked on takes two switches, and may take the processor from who does.
+        // A client that already waits for the next token or for the step's values can do nothing
+        // before them. Answering it during the update would cost two context switches, and could
+        // take the processor from the update.
         let counts = matches!(outcome, Outcome::Accepted { .. } | Outcome::Held {});
         match counts && self.parked.waits(connection) {
             true => self.answer_corked(connection, request, answer.into()),
@@ -266,8 +268,8 @@ impl Shard {
         }
     }
 
-    /// A push that is whole is dropped before it was looked at, and so before anybody was told that it is
-    /// held: its step is over.
+    /// Answers a complete push that is dropped before its scan, and so before it was reported as
+    /// held, because its step is over.
     pub(super) fn answer_scanning(&mut self, now: Instant, push_slot: u32) {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         if push.is_some_and(|push| push.scanning) {
@@ -283,7 +285,7 @@ impl Shard {
         self.give_parked_push_slots(now);
     }
 
-    /// A replica is there, for the step owner to count on.
+    /// A replica has joined: the step owner counts on its gradients.
     pub(super) fn replica_joins(&mut self, now: Instant, client: ClientKey) {
         let rank = self.task_of(client).index;
         if let Some(coordinator) = self.coordinator_mut() {
@@ -293,18 +295,18 @@ impl Shard {
         }
     }
 
-    /// A replica is gone, or has been fenced by a newer self that takes its place.
-    pub(super) fn replica_goes(&mut self, now: Instant, client: ClientKey, fenced: bool) {
+    /// A replica is absent, or was fenced by a newer incarnation that replaces it.
+    pub(super) fn replica_leaves(&mut self, now: Instant, client: ClientKey, fenced: bool) {
         if let Some(coordinator) = self.coordinator_mut() {
             match fenced {
-                true => coordinator.fence(client),
+                true => coordinator.end_old_tokens(client),
                 false => coordinator.lose(client),
             }
             self.decide(now);
         }
     }
 
-    /// Asserts what holds of pushes that are whole, on the step owner.
+    /// Asserts the invariants of complete pushes on the step owner.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_held(&self) {
         let coordinator = self.coordinator();
@@ -316,13 +318,13 @@ impl Shard {
             self.follower.as_ref().is_some_and(|follower| follower.step() == coordinator.step());
         for grant in coordinator.admitted().iter().filter(|_| !passed) {
             let whole = inbox.whole_tokens().any(|token| token.0 == grant.token);
-            assert!(whole, "the push of token {} is admitted and not here", grant.token);
+            assert!(whole, "the push of token {} is admitted but not complete here", grant.token);
         }
-        let due = self.follower.as_ref().and_then(|follower| follower.due());
+        let due = self.follower.as_ref().and_then(|follower| follower.tokens_to_apply());
         let job = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
-        assert_eq!(due.is_some(), job, "a step that is due is worked on");
+        assert_eq!(due.is_some(), job, "the committed step has a job");
         let pushes = self.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));
-        let by_itself = |push: &Arrival| push.operation == Operation::Gradient {};
-        assert!(!pushes.into_iter().any(by_itself), "a gradient is applied by itself");
+        let by_itself = |push: &PushArrival| push.operation == Operation::Gradient {};
+        assert!(!pushes.into_iter().any(by_itself), "a gradient is applied outside its step");
     }
 }

@@ -1,22 +1,21 @@
-//! Tables that grow: what cannot be one here, pushes that a full one has no room for, and what they
-//! count.
+//! Checks of tables: catalogues that this shard cannot train, and pushes that exceed a full table.
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 
-use super::{Shard, Variables};
+use super::{Shard, VariablesState};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::config::Durability;
-use crate::inbox::Rows;
+use crate::inbox::PushedRows;
 use crate::optimizer::Untrainable;
 use crate::table::Table;
 
-/// Each has a file for its index, and some for its rows.
+/// The most tables on a shard. Each has a file for its index, and some for its rows.
 const TABLES_MAX: usize = 1024;
 
 impl Shard {
-    /// Whether the variables of a catalogue can be trained as the server is configured.
+    /// Checks that the variables of a catalogue can be trained with the server's configuration.
     pub(super) fn can_train(&self, catalogue: &Catalogue) -> Result<(), Untrainable> {
         self.config.rules.check(catalogue)?;
         let Some(table) = catalogue.variables().iter().find(|v| v.as_table().is_some()) else {
@@ -28,7 +27,7 @@ impl Shard {
                 .to_owned()
         } else if here > TABLES_MAX {
             format!(
-                "there would be {here} parts of tables on {}, not {TABLES_MAX} at most",
+                "{} would have {here} parts of tables, the limit is {TABLES_MAX}",
                 self.id
             )
         } else {
@@ -37,9 +36,8 @@ impl Shard {
         Err(Untrainable { variable: table.name().to_owned(), reason })
     }
 
-    /// Whether tables that evict nothing have room for the new rows of a push whose last part has
-    /// come, beside those of the pushes that came before it; and whether any table has for rows that
-    /// are given values.
+    /// Checks that the new rows of a complete push fit into the tables that evict nothing, together
+    /// with those of the complete pushes before it. Checks for every table that assigned rows fit.
     pub(super) fn check_tables(&self, push_slot: u32) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
         let operation = inbox.arrival(push_slot).map(|push| push.operation);
@@ -52,22 +50,22 @@ impl Shard {
                 let (variable, rows) = (partition.variable, table.rows());
                 return Err(Refusal::TableFull { variable, rows, more, limit });
             }
-            if !table.refuses() {
+            if !table.rejects_when_full() {
                 continue;
             }
             let due = inbox.whole_slots().filter(|&other| other != push_slot).chain([push_slot]);
             let pushes: PerPush<_> =
                 due.filter_map(|push_slot| inbox.rows(push_slot, partition)).collect();
-            // Only where there may be too many are they looked for.
+            // New rows are counted only if they might exceed the limit.
             let most: u64 = pushes.iter().map(|rows| rows.len() as u64).sum();
             if table.rows() + most <= table.limit() {
                 continue;
             }
-            let mut ids: Vec<u64> = pushes.iter().flat_map(Rows::numbers).collect();
+            let mut ids: Vec<u64> = pushes.iter().flat_map(PushedRows::numbers).collect();
             ids.sort_unstable();
             let more = table.count_new(&self.journal, &mut ids, assigned);
-            // Few may be admitted of those that come by chance: only a table without any room refuses them.
-            let sure = if table.draws() && !assigned { more.min(1) } else { more };
+            // Admission by chance admits few new rows, so only a table that is full refuses them.
+            let sure = if table.admits_by_chance() && !assigned { more.min(1) } else { more };
             let rows = table.rows();
             if rows + sure > limit {
                 return Err(Refusal::TableFull { variable: partition.variable, rows, more, limit });
@@ -76,9 +74,9 @@ impl Shard {
         Ok(())
     }
 
-    /// Adds what the tables have counted to the counters.
+    /// Adds the counts of the tables to the counters.
     pub(super) fn count_tables(&mut self) {
-        let (Variables::Declared(store) | Variables::Ready(store)) = &mut self.variables else {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables else {
             return;
         };
         let tables = store.tables_mut();

@@ -1,4 +1,4 @@
-//! Tokens, on the shard that owns the step.
+//! Handles tokens on the step owner's shard.
 
 use std::time::Instant;
 
@@ -8,28 +8,28 @@ use pushpull_common::protocol::message::{EndReason, ReturnToken};
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
 use smallvec::SmallVec;
 
-use super::parked::{Entry, Wait};
-use super::replicas::ClientKey;
+use super::parked_requests::{ParkedRequest, WaitReason};
+use super::client_registry::ClientKey;
 use super::{Detail, Shard};
 use crate::aggregate::step_coordinator::PerPush;
-use crate::aggregate::step_owner::{Issued, Request, StepOwner};
+use crate::aggregate::step_owner::{Issued, TokenResponse, StepOwner};
 
 impl Shard {
-    pub(super) fn token_request(&mut self, now: Instant, entry: Entry, newest: TokenId) {
+    pub(super) fn token_request(&mut self, now: Instant, entry: ParkedRequest, newest: TokenId) {
         let (connection, request) = (entry.connection, entry.request);
         let lost = entry.client.zip(self.owner.as_ref());
         if let Some(issued) = lost.and_then(|(client, owner)| {
             owner.lost_answer(client, newest, |token| self.is_whole(token))
         }) {
-            return self.answer_token(now, &entry, Request::Granted(issued));
+            return self.answer_token(now, &entry, TokenResponse::Granted(issued));
         }
         if self.restoring.is_some() {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         }
         let held = lost.map_or(0, |(client, owner)| owner.tokens_of(client).count());
-        // What it waits for it will hold.
+        // Tokens that the client waits for count as held.
         let waits =
-            |other: &&Entry| other.client == entry.client && matches!(other.wait, Wait::Token);
+            |other: &&ParkedRequest| other.client == entry.client && matches!(other.wait, WaitReason::Token);
         let held = held + self.parked.count(waits);
         if held >= TOKENS_PER_CLIENT_MAX {
             let (what, limit) = (Detail::clipped("tokens of one client"), held as u64);
@@ -40,57 +40,57 @@ impl Shard {
                 let detail = Detail::clipped(format!("{} does not own the step", self.id));
                 self.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
             }
-            Some(Request::Wait) => self.park(entry),
+            Some(TokenResponse::Wait) => self.park(entry),
             Some(settled) => self.answer_token(now, &entry, settled),
         }
     }
 
-    fn ask_owner(&mut self, now: Instant, entry: &Entry) -> Option<Request> {
+    fn ask_owner(&mut self, now: Instant, entry: &ParkedRequest) -> Option<TokenResponse> {
         let client = entry.client?;
-        let epoch = self.replicas.client(client).epoch;
+        let epoch = self.registry.client(client).epoch;
         Some(self.owner.as_mut()?.request(client, epoch, now))
     }
 
-    fn answer_token(&mut self, now: Instant, entry: &Entry, request: Request) {
+    fn answer_token(&mut self, now: Instant, entry: &ParkedRequest, request: TokenResponse) {
         let message: Message = match (request, entry.client) {
-            (Request::Granted(issued), Some(client)) => {
+            (TokenResponse::Granted(issued), Some(client)) => {
                 let grant = self.grant(now, client, issued);
                 message::Granted { grant }.into()
             }
-            (Request::Ended(reason), _) => message::Ended { reason }.into(),
-            (Request::Wait | Request::Granted(_), _) => return,
+            (TokenResponse::Ended(reason), _) => message::Ended { reason }.into(),
+            (TokenResponse::Wait | TokenResponse::Granted(_), _) => return,
         };
         self.answer(entry.connection, entry.request, message);
     }
 
-    /// The grant for a token, with room for its push if some is free and nobody waits for it.
+    /// Returns the grant for a token, with a push slot if one is free and no request waits for it.
     pub(super) fn grant(&mut self, now: Instant, client: ClientKey, issued: Issued) -> Grant {
         let Issued { token, generation, step } = issued;
         Grant { token, generation, step, push_slot: self.free_push_slot(now, client) }
     }
 
-    /// A token for a client whose push has just been applied, or why there will be none.
+    /// Returns a token for a client whose push has just been applied, or why there are no more.
     pub(super) fn next_token(
         &mut self,
         now: Instant,
         client: ClientKey,
     ) -> (Option<Grant>, Option<EndReason>) {
         let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
-        // Those who wait were first.
-        if in_turn && self.parked.any(|entry| matches!(entry.wait, Wait::Token)) {
+        // Parked requests come first.
+        if in_turn && self.parked.any(|entry| matches!(entry.wait, WaitReason::Token)) {
             return (None, None);
         }
-        // Another token that is out to it may be one whose answer was lost: the client finds out by
-        // naming the newest it knows, which a newer one from here would hide.
+        // The answer with another token of this client may have been lost. The client notices by
+        // naming the newest token it knows, which a newer one from here would hide.
         let owner = self.owner.as_mut().filter(|owner| !owner.has_out(client));
-        let epoch = self.replicas.client(client).epoch;
+        let epoch = self.registry.client(client).epoch;
         match owner.map(|owner| owner.request(client, epoch, now)) {
-            Some(Request::Granted(issued)) => {
+            Some(TokenResponse::Granted(issued)) => {
                 let Issued { token, generation, step } = issued;
                 (Some(Grant { token, generation, step, push_slot: 0 }), None)
             }
-            Some(Request::Ended(reason)) => (None, Some(reason)),
-            Some(Request::Wait) | None => (None, None),
+            Some(TokenResponse::Ended(reason)) => (None, Some(reason)),
+            Some(TokenResponse::Wait) | None => (None, None),
         }
     }
 
@@ -103,7 +103,7 @@ impl Shard {
         returned: &ReturnToken,
     ) {
         let (token, generation) = (returned.token, returned.generation);
-        // In synchronous mode a push that is whole here and not everywhere may be given up.
+        // In synchronous mode a push that is complete here but not on every shard may be dropped.
         let kept = !self.is_synchronous() && self.is_whole(token);
         let owner = self.owner.as_mut().filter(|_| !kept);
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
@@ -124,14 +124,15 @@ impl Shard {
         self.answer(connection, request, message::Finished {}.into());
     }
 
-    /// Answers those who wait for a token, first come first served, as far as that goes.
+    /// Grants tokens to the parked requests, first come first served, as far as possible.
     pub(super) fn grant_parked_tokens(&mut self, now: Instant) {
-        // One may wait because it has given its share of a step, or is ahead, and another need not.
+        // A client may have to wait because it has given its share of a step, or is too far ahead,
+        // while the next one need not.
         let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
-        let mut waiting: SmallVec<[Entry; 2]> = SmallVec::new();
-        while let Some(entry) = self.parked.take_first(|entry| matches!(entry.wait, Wait::Token)) {
+        let mut waiting: SmallVec<[ParkedRequest; 2]> = SmallVec::new();
+        while let Some(entry) = self.parked.take_first(|entry| matches!(entry.wait, WaitReason::Token)) {
             match self.ask_owner(now, &entry) {
-                Some(Request::Wait) | None => {
+                Some(TokenResponse::Wait) | None => {
                     waiting.push(entry);
                     if in_turn {
                         break;
@@ -140,23 +141,23 @@ impl Shard {
                 Some(settled) => self.answer_token(now, &entry, settled),
             }
         }
-        // Back to where they came from: nobody can have parked in between.
+        // The requests return to the front, because none can have been parked in between.
         for entry in waiting.into_iter().rev() {
             self.parked.put_back(entry);
         }
     }
 
-    /// Whether the push of a token lies whole in the inbox: it belongs to the server.
+    /// Returns whether the push of a token is complete in the inbox. Then it belongs to the server.
     pub(super) fn is_whole(&self, token: TokenId) -> bool {
         self.inbox.as_ref().is_some_and(|inbox| inbox.whole_tokens().any(|other| other == token))
     }
 
-    /// The tokens whose push lies whole in the inbox.
+    /// Returns the tokens whose pushes are complete in the inbox.
     pub(crate) fn whole_tokens(&self) -> PerPush<TokenId> {
         self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
     }
 
-    /// What a client waits for that asks for a token in asynchronous mode, in words.
+    /// Describes what a request for a token waits for, in asynchronous mode.
     pub(super) fn awaited_tokens(&self, now: Instant, client: Option<ClientKey>) -> String {
         let Some(owner) = &self.owner else {
             return "a token".into();
@@ -165,7 +166,7 @@ impl Shard {
             && let Some(bounded_staleness) = owner.bounded_staleness()
         {
             let slowest =
-                bounded_staleness.the_slowest().map(|client| self.last_word_of(now, client));
+                bounded_staleness.the_slowest().map(|client| self.describe_client(now, client));
             let slowest: Vec<String> = slowest.collect();
             let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
             return format!("the slowest replicas, which have made {made} gradients: {slowest}");

@@ -9,7 +9,7 @@ use pushpull_common::protocol::message::Operation;
 
 use super::work::change_of;
 use crate::optimizer::{ApplyAt, Sums, VariableRules};
-use crate::store::{Input, NoFreeBlock, Store};
+use crate::store::{ChangeInput, NoFreeBlock, Store};
 
 /// What a gradient does to the values of a shard, in one pass, or in two where a rule must know sums
 /// over whole variables first.
@@ -53,7 +53,7 @@ impl TwoPass {
         (rules, operation, at): (&VariableRules, Operation, ApplyAt),
         partition: &Partition,
         range: Range<u64>,
-        input: Input<'_>,
+        input: ChangeInput<'_>,
     ) -> Result<(), NoFreeBlock> {
         // What is added up now is told when it is whole.
         let at = match self.sums.get(&partition.variable).filter(|_| !self.adding_up) {

@@ -1,4 +1,4 @@
-//! Declaring the variables and giving them their first values.
+//! Declares the variables and computes their initial values.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,10 +9,10 @@ use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{CatalogueIs, Declared, Ready};
 use pushpull_common::protocol::{Envelope, Refusal};
 
-use super::output::Body;
-use super::parked::{Entry, Wait};
+use super::output::AnswerBody;
+use super::parked_requests::{ParkedRequest, WaitReason};
 use super::work::Job;
-use super::{Detail, Shard, Variables};
+use super::{Detail, Shard, VariablesState};
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::fence;
 use crate::error::StorageError;
@@ -41,7 +41,7 @@ impl Shard {
 
     fn try_declare(&mut self, client: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
         if self.restoring.is_some() {
-            // Whoever declares waits until the restore that another has asked for is over.
+            // A declaration waits until the restore that an older chief requested has ended.
             return Err(Refusal::NotInitialized {});
         }
         let current = self.store().map(|store| store.catalogue().clone());
@@ -54,21 +54,21 @@ impl Shard {
         let server = current.as_ref().map_or([0; 32], |current| current.digest());
         let catalogue = match Catalogue::decode(bytes) {
             Ok(catalogue) if catalogue.digest() == client => catalogue,
-            Ok(_) => return refuse(server, "the digest is not that of the catalogue".into()),
+            Ok(_) => return refuse(server, "the catalogue does not match its digest".into()),
             Err(error) => return refuse(server, error.to_string()),
         };
         if let Some(current) = current
             && (self.is_ready() || !self.jobs.is_empty())
         {
             let differs = current.difference(&catalogue);
-            return refuse(server, differs.unwrap_or_else(|| "their placement differs".into()));
+            return refuse(server, differs.unwrap_or_else(|| "their placements differ".into()));
         }
         for shard in catalogue.shards() {
             let task = self.config.cluster.task_address("ps", shard.task);
             if task.is_err() || shard.shard >= self.config.shards {
                 return refuse(
                     server,
-                    format!("it places variables on {shard}, which is not there"),
+                    format!("it places variables on {shard}, which does not exist"),
                 );
             }
         }
@@ -85,19 +85,19 @@ impl Shard {
     }
 
     fn reserve_memory(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
-        // All at once, so that a refusal names all that the shard needs; and before anything is
-        // given up, so that it changes nothing.
+        // The check covers everything that the shard needs, so that a refusal names the sum. It
+        // comes first, so that a refusal changes nothing.
         let need = self.need(&catalogue);
         let limit = self.budget.left() + self.store().map_or(0, Store::reserved);
         if need > limit {
             return Err(StorageError::DoesNotFit { need, limit });
         }
-        // What an earlier declaration reserved is given back first: both may not fit.
+        // The memory of an earlier declaration is released first, because both may not fit.
         self.forget_variables()?;
         self.make_variables(catalogue)
     }
 
-    /// Whether the initial values are being computed.
+    /// Returns whether the initial values are being computed.
     pub(super) fn is_initializing(&self) -> bool {
         self.jobs.iter().any(|job| matches!(job, Job::Initialize(_)))
     }
@@ -110,13 +110,13 @@ impl Shard {
         epoch: RestoreEpoch,
     ) {
         match &self.variables {
-            Variables::Absent => self.refuse(connection, request, Refusal::NotInitialized {}),
-            Variables::Ready(_) => self.answer_ready(connection, request),
-            Variables::Declared(_) => {
-                // Asked twice, by a chief that has reconnected: one initialization, and the
-                // second request waits for it.
+            VariablesState::Absent => self.refuse(connection, request, Refusal::NotInitialized {}),
+            VariablesState::Ready(_) => self.answer_ready(connection, request),
+            VariablesState::Declared(_) => {
+                // A chief that reconnected asks again. The second request waits for the same
+                // initialization.
                 if self.is_initializing() {
-                    return self.park(Entry::plain(connection, request, now, Wait::Ready));
+                    return self.park(ParkedRequest::plain(connection, request, now, WaitReason::Ready));
                 }
                 if epoch <= self.epoch || epoch.0 == u32::MAX {
                     let refusal = self.other_epoch(epoch);
@@ -127,31 +127,31 @@ impl Shard {
         }
     }
 
-    /// The initial values are there.
+    /// The initial values are complete.
     pub(super) fn initialized(&mut self, connection: u64, request: Envelope, epoch: RestoreEpoch) {
-        match std::mem::replace(&mut self.variables, Variables::Absent) {
-            Variables::Declared(store) => {
+        match std::mem::replace(&mut self.variables, VariablesState::Absent) {
+            VariablesState::Declared(store) => {
                 if store.has_integrity() {
                     store.seal(&mut self.journal);
                 }
                 fence();
                 (self.epoch, self.restored_step) = (epoch, self.step());
-                self.variables = Variables::Ready(store);
+                self.variables = VariablesState::Ready(store);
             }
             other => self.variables = other,
         }
-        self.ready_now(connection, request);
+        self.announce_ready(connection, request);
     }
 
-    /// Answers all who wait for the variables to have values.
-    pub(super) fn ready_now(&mut self, connection: u64, request: Envelope) {
+    /// Answers the requests that wait for values of all variables.
+    pub(super) fn announce_ready(&mut self, connection: u64, request: Envelope) {
         self.answer_ready(connection, request);
-        for entry in self.parked.take(|entry| matches!(entry.wait, Wait::Ready)) {
+        for entry in self.parked.take(|entry| matches!(entry.wait, WaitReason::Ready)) {
             self.answer_ready(entry.connection, entry.request);
         }
     }
 
-    pub(super) fn wait(&mut self, entry: Entry) {
+    pub(super) fn await_ready(&mut self, entry: ParkedRequest) {
         match self.is_ready() {
             true => self.answer_ready(entry.connection, entry.request),
             false => self.park(entry),
@@ -168,16 +168,16 @@ impl Shard {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
         let digest = store.catalogue().digest();
-        let body = Bytes::from_owner(Encoded(store.catalogue().clone()));
-        let body = Body::Shared(body);
+        let body = Bytes::from_owner(EncodedCatalogue(store.catalogue().clone()));
+        let body = AnswerBody::Shared(body);
         self.answer_with(connection, request, CatalogueIs { digest }.into(), body, None);
     }
 }
 
-/// A catalogue's bytes, shared by all answers that carry them.
-struct Encoded(Arc<Catalogue>);
+/// The encoded catalogue, shared by all answers that carry it.
+struct EncodedCatalogue(Arc<Catalogue>);
 
-impl AsRef<[u8]> for Encoded {
+impl AsRef<[u8]> for EncodedCatalogue {
     fn as_ref(&self) -> &[u8] {
         self.0.encode()
     }

@@ -10,19 +10,19 @@ use pushpull_common::protocol::{Envelope, Outcome, Refusal};
 use super::checks::overflow_refusal;
 use super::grad_norm::NormJob;
 use super::record::RESTORED_LIMIT;
-use super::replicas::{ClientKey, Presence};
+use super::client_registry::{ClientKey, ClientPresence};
 use super::rows::RowChange;
 use super::scan::{NonFiniteScan, ScanJob, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::step_work::StepJob;
 use super::two_pass::TwoPass;
-use super::{Shard, Variables};
+use super::{Shard, VariablesState};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::config::NonFinite;
-use crate::inbox::{Arrival, Extents, Values};
+use crate::inbox::{PushArrival, Extents, PushValues};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::planted::Bug;
-use crate::store::{Change, Input, Stalled, Store};
+use crate::store::{Change, ChangeInput, Stalled, Store};
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
 /// nothing, short enough that a small request beside it waits about 100 us.
@@ -189,7 +189,7 @@ impl Shard {
                     return Work::Flushing;
                 }
                 // Training goes before a checkpoint that pins more than the budget for pins.
-                self.give_up_saving();
+                self.release_checkpoint_pins();
                 return Work::Blocked;
             }
             Ok(false) => {
@@ -204,7 +204,7 @@ impl Shard {
                     }
                     Job::Push(push) => self.push_applied(now, push),
                     Job::Step(step) => {
-                        self.rows.leave();
+                        self.rows.clear();
                         self.step_applied(now, &step.push_slots);
                     }
                     Job::Scan(scan) => {
@@ -213,7 +213,7 @@ impl Shard {
                             return self.work(now);
                         }
                     }
-                    Job::Norm(measure) => self.measured(now, &measure),
+                    Job::Norm(measure) => self.norm_done(now, &measure),
                     Job::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)
                     }
@@ -251,7 +251,7 @@ impl Shard {
         let Some(inbox) = &self.inbox else {
             return Ok(true);
         };
-        let (Variables::Declared(store) | Variables::Ready(store)) = &mut self.variables else {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables else {
             return Ok(true);
         };
         let (Some(push), Some(source)) =
@@ -316,15 +316,15 @@ impl Shard {
                     // counts them.
                     let scans = scan.policy == NonFinite::Reject || job.two_pass.changes();
                     let scan = Some(scan).filter(|_| scans && !job.scanned);
-                    let take = |store: &mut Store, range, input: Input<'_>| {
+                    let take = |store: &mut Store, range, input: ChangeInput<'_>| {
                         job.two_pass.take(store, how, &partition, range, input)
                     };
                     let mut scanning = None;
                     let input = match values {
-                        Values::Own(bytes) => bytes.into(),
-                        Values::Shared(shared) => {
+                        PushValues::Own(bytes) => bytes.into(),
+                        PushValues::Shared(shared) => {
                             let input = ScanningInput::new(shared, range.start, dtype, scan);
-                            Input::Given(scanning.insert(input))
+                            ChangeInput::Source(scanning.insert(input))
                         }
                     };
                     adjustment.each(store, dtype, range, input, tile, take)?;
@@ -334,7 +334,7 @@ impl Shard {
                         return Ok(true);
                     }
                     if let Some(overflow) = store.overflow().filter(|_| refuses)
-                        && store.give_up()
+                        && store.abandon_change()
                     {
                         job.refusal = Some(overflow_refusal(overflow));
                         self.counters.overflows_refused.add(1);
@@ -353,7 +353,7 @@ impl Shard {
         let done =
             self.rows.slice(store, inbox, &push_slots, change, &mut budget, &mut self.tile)?;
         if let Some(overflow) = store.overflow().filter(|_| refuses)
-            && store.give_up()
+            && store.abandon_change()
         {
             job.refusal = Some(overflow_refusal(overflow));
             self.counters.overflows_refused.add(1);
@@ -363,7 +363,7 @@ impl Shard {
     }
 
     fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {
-        let Variables::Declared(store) = &mut self.variables else {
+        let VariablesState::Declared(store) = &mut self.variables else {
             return true;
         };
         job.begun = true;
@@ -411,7 +411,7 @@ impl Shard {
             }
         } else {
             self.counters.assigns_applied.add(1);
-            if let Variables::Declared(store) = &self.variables {
+            if let VariablesState::Declared(store) = &self.variables {
                 for extent in push.extents.ranges() {
                     let stored = store.layout().within(extent.clone()).filter(|p| !p.is_table());
                     self.assigned.extend(stored.map(|partition| partition.id));
@@ -420,7 +420,7 @@ impl Shard {
         }
         let outcome = Outcome::Applied { version: self.version, step: self.step(), staleness };
         self.give_parked_push_slots(now);
-        self.rows.leave();
+        self.rows.clear();
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }
@@ -435,7 +435,7 @@ impl Shard {
 
     /// Puts the changed blocks into the transaction that this push is committed by.
     pub(super) fn publish(&mut self) {
-        if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables {
             store.publish(&mut self.journal);
         }
         self.count_tables();
@@ -446,10 +446,10 @@ impl Shard {
         &mut self,
         now: Instant,
         client: ClientKey,
-        push: &Arrival,
+        push: &PushArrival,
         outcome: Outcome,
     ) {
-        let entry = self.replicas.client_mut(client);
+        let entry = self.registry.client_mut(client);
         // Whoever counts the steps knows its tokens.
         let spends = push.operation == (Operation::Gradient {}) && self.owner.is_none();
         let token = if spends { push.token } else { TokenId(0) };
@@ -461,7 +461,7 @@ impl Shard {
             // It was asked for over a connection that is gone; whoever asks again is answered.
             return;
         }
-        let present = entry.presence == Presence::Present;
+        let present = entry.presence == ClientPresence::Present;
         let (next, ended) = match whole.next && present {
             true => self.next_token(now, client),
             false => (None, None),

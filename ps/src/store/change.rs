@@ -1,12 +1,12 @@
-//! What a push does to a stretch of values: the same in place and on the way to another block.
+//! The effect of a push on values: the same in place and in shadow blocks.
 
 use bytemuck::Pod;
 use pushpull_common::tensor::{DType, Element};
 
 use crate::optimizer::{ApplyAt, Optimizer, Run, StreamRun};
 
-/// Calls a function for a number of slots, which most rules have few of: what is done for each of many
-/// rows is compiled for just as many.
+/// Evaluates an expression with the number of slots as a constant, so that the loop over many rows
+/// is compiled for that number. Most rules have few slots.
 macro_rules! with_slots {
     ($count:expr, $slots:ident => $call:expr) => {
         match $count {
@@ -35,41 +35,41 @@ macro_rules! with_slots {
 }
 pub(crate) use with_slots;
 
-/// What a push does to values of one type.
+/// The effect of a push on values of one type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'a> {
-    /// The optimizer takes the input as their gradient.
+    /// The optimizer applies the input as a gradient.
     Gradient {
-        /// The rule.
+        /// The optimizer of the variable.
         optimizer: &'a dyn Optimizer,
-        /// Which update it is.
+        /// The number of the update.
         at: ApplyAt,
-        /// Their type.
+        /// The type of the values.
         dtype: DType,
     },
-    /// They become the input.
+    /// The input replaces the values.
     Assign,
-    /// The input is added; integers wrap.
+    /// The input is added to the values; integers wrap.
     Add {
-        /// Their type.
+        /// The type of the values.
         dtype: DType,
     },
 }
 
-/// Values that a push changes, stretches of them that lie apart, as rows do.
-pub(crate) trait Stretches {
-    /// Has each of them changed, with its slots and what the push has for it.
+/// Runs of values that a push changes in place. They need not be adjacent, as rows are not.
+pub(crate) trait InPlaceRuns {
+    /// Calls `change` with each run: its values, its slots and its input.
     fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>));
 }
 
-/// Values that a push changes on their way to another place.
-pub(super) trait Streams {
-    /// Has each stretch of them changed, with its slots and what the push has for it.
+/// Runs of values that a push writes to shadow blocks.
+pub(super) trait ShadowRuns {
+    /// Calls `change` with each run: its values, its slots, its input and its destination.
     fn each<T: Pod>(&mut self, change: &mut dyn FnMut(StreamRun<'_, T>));
 }
 
 impl Change<'_> {
-    /// How many slots change, too: the first that there are.
+    /// Returns how many slots change. They are the first ones of each block.
     pub(crate) fn slots(self) -> usize {
         match self {
             Change::Gradient { optimizer, .. } => optimizer.slots().len(),
@@ -77,16 +77,17 @@ impl Change<'_> {
         }
     }
 
-    /// The type of values that it computes, which may not be finite though what they are computed from is.
-    pub(crate) fn written(self) -> Option<DType> {
+    /// Returns the type of the values if they are computed. Such values can be non-finite although
+    /// all operands are finite.
+    pub(crate) fn computed_dtype(self) -> Option<DType> {
         match self {
             Change::Gradient { dtype, .. } | Change::Add { dtype } => Some(dtype),
             Change::Assign => None,
         }
     }
 
-    /// Changes values where they lie.
-    pub(crate) fn in_place(self, values: &mut impl Stretches) {
+    /// Changes values in place.
+    pub(crate) fn in_place(self, values: &mut impl InPlaceRuns) {
         match self {
             Change::Gradient { optimizer, at, dtype } => match dtype {
                 DType::F32 => {
@@ -109,9 +110,9 @@ impl Change<'_> {
         }
     }
 
-    /// Writes what values become elsewhere, and what their slots do; false if there is no loop for that,
-    /// and they were not asked for.
-    pub(super) fn stream(self, streams: &mut impl Streams) -> bool {
+    /// Writes the new values and slots to shadow blocks. Returns false, without calling `streams`,
+    /// if there is no loop for that.
+    pub(super) fn stream(self, streams: &mut impl ShadowRuns) -> bool {
         let Change::Gradient { optimizer, at, dtype } = self else { return false };
         match dtype {
             DType::F32 => optimizer.stream_runs_f32(at, &mut |change| streams.each::<f32>(change)),

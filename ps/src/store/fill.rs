@@ -1,22 +1,22 @@
-//! What a store holds at first: written where it belongs, because nobody can read it yet.
+//! The initial contents of a store, written in place because nothing can read it yet.
 
 use pushpull_common::tensor::{DType, Element};
 
 use super::geometry::pieces_of;
 use super::{BLOCK_BYTES, Store};
-use crate::checkpoint::Stream;
+use crate::checkpoint::CheckpointStream;
 use crate::optimizer::VariableRules;
 
 impl Store {
-    /// Gives the partition the initial values its variable's specification says, from the
-    /// `done`-th element on and for one block's worth of elements; returns how many are done.
+    /// Writes the initial values of a partition, as specified for its variable, from element `done`
+    /// on: at most one block's worth of elements. Returns the new `done`.
     ///
-    /// Nobody reads them before the shard is ready, so they are written where they belong.
+    /// The values are written in place, because nothing reads them before the shard is ready.
     pub(crate) fn initialize(&mut self, index: usize, done: u64) -> u64 {
         let partition = self.layout.partitions()[index].clone();
         let count = (partition.elements.end - partition.elements.start - done)
             .min((BLOCK_BYTES / 8) as u64);
-        // Words of 8 bytes, so that the buffer is aligned for every type.
+        // Words of 8 bytes align the buffer for every type.
         let length = count as usize * partition.dtype.size();
         let mut words = vec![0_u64; length.div_ceil(8)];
         let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut words)[..length];
@@ -29,18 +29,18 @@ impl Store {
             _ => unreachable!("a catalogue holds known types only"),
         }
         let start = partition.offset + done * partition.dtype.size() as u64;
-        self.write_committed(Stream::Values, start, bytes);
+        self.write_committed(CheckpointStream::Values, start, bytes);
         done + count
     }
 
-    /// Writes values, or what a slot holds, where they belong by the last commit. For what nobody can
-    /// read yet.
-    pub(crate) fn write_committed(&mut self, stream: Stream, start: u64, bytes: &[u8]) {
+    /// Writes values, or a slot, to the committed blocks. Only for a store that nothing can read
+    /// yet.
+    pub(crate) fn write_committed(&mut self, stream: CheckpointStream, start: u64, bytes: &[u8]) {
         let block_bytes = self.geometry.block_bytes;
         let (pool, part) = match (stream, &mut self.slots) {
-            (Stream::Values, _) => (&mut self.values, 0),
-            (Stream::Slot(slot), Some(slots)) => (slots, slot),
-            (Stream::Slot(_), None) => return,
+            (CheckpointStream::Values, _) => (&mut self.values, 0),
+            (CheckpointStream::Slot(slot), Some(slots)) => (slots, slot),
+            (CheckpointStream::Slot(_), None) => return,
         };
         let mut bytes = bytes;
         for (logical, within) in pieces_of(&(start..start + bytes.len() as u64), block_bytes) {
@@ -58,7 +58,7 @@ impl Store {
             let range = partition.offset..partition.offset + partition.bytes;
             let specs = rules.optimizer(partition.variable).slots();
             for (index, spec) in specs.iter().enumerate() {
-                // A mapped file starts as zeros: nothing to touch.
+                // A new mapped file already contains zeros.
                 if spec.initial == 0.0 {
                     continue;
                 }

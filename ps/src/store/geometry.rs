@@ -1,4 +1,4 @@
-//! What the memory of a store is like: blocks, how many, and where they lie.
+//! The geometry of a store's memory: the number, size and position of its blocks.
 
 use std::ops::Range;
 
@@ -9,67 +9,69 @@ use crate::arena::{GAP_BYTES, Grid, SKEW_BYTES};
 use crate::layout::PAGE_BYTES;
 use crate::table::Table;
 
-/// The unit of a commit, unless there are very many. Small variables share blocks. Any power of two from 8 on
-/// would do.
+/// The default size of a block, the unit of a commit, in bytes. Small variables share blocks. Any
+/// power of two from 8 on would work.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
 
-/// From so many blocks of dense variables on they are made longer: an update that goes through all of them stops at the end of each,
-/// and what the processor fetches ahead begins anew. Rules in blocks of 64 KiB made 0.81 to 0.93 of what
-/// they make in place, in blocks of 256 KiB 0.85 to 0.93, and hardly more
-/// in longer ones. Rows gain nothing by it: what changes some of them copies all of a block, where it may not be changed in
-/// place.
-const BLOCKS_MANY: u64 = 1024;
+/// The number of blocks of dense variables from which blocks are longer. An update of all blocks
+/// stops at the end of each, and the hardware prefetcher starts again. In blocks of 64 KiB, rules
+/// reached 0.81 to 0.93 of their speed in place; in blocks of 256 KiB, 0.85 to 0.93; longer blocks
+/// gained hardly more. Rows gain nothing: an update of some rows that is not made in place copies
+/// whole blocks.
+const LONG_BLOCKS_FROM: u64 = 1024;
 
-/// How many times as long they are then.
-const LONGER: usize = 4;
+/// The factor by which long blocks exceed the default.
+const LONG_BLOCK_FACTOR: usize = 4;
 
-/// The largest block that an arena may have.
+/// The maximum size of a block in an arena, in bytes.
 const BLOCK_BYTES_MAX: usize = 1 << 30;
 
-/// The most slots a rule may keep.
+/// The maximum number of slots of an optimizer.
 pub(crate) const SLOTS_MAX: usize = 8;
 
-/// What the memory of a store depends on beside the layout.
+/// The sizes of a store that its layout does not determine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Geometry {
-    /// The bytes of a block.
+pub(crate) struct StoreGeometry {
+    /// The size of a block in bytes.
     pub(crate) block_bytes: usize,
-    /// The most slots that a variable has.
+    /// The number of slots of the variable that has most.
     pub(crate) slots: usize,
-    /// Blocks that hold the values or the slots.
+    /// The number of logical blocks, of the values and of the slots each.
     pub(crate) logical_blocks: usize,
-    /// Spare blocks that may be pinned while a push needs as many as it changes.
+    /// The number of free blocks that may be pinned without delaying a push that changes every
+    /// block.
     pub(crate) pinned: usize,
-    /// What rows that are changed in place may have held together.
+    /// The maximum number of old bytes that a change in place may record.
     pub(crate) undo_bytes: usize,
 }
 
-impl Geometry {
-    /// The geometry of a new store, in blocks of so many bytes if there are not very many.
+impl StoreGeometry {
+    /// Returns the geometry of a new store with blocks of `block_bytes`, or of longer ones if there
+    /// are very many.
     pub(crate) fn new(
         layout: &ShardLayout,
         slots: usize,
         block_bytes: usize,
         pin_bytes_max: Option<u64>,
-    ) -> Geometry {
+    ) -> StoreGeometry {
         let sparse: u64 = layout.sparse().map(|partition| partition.bytes).sum();
-        let many = layout.bytes().saturating_sub(sparse) / block_bytes as u64 >= BLOCKS_MANY;
-        let block_bytes = if many { LONGER * block_bytes } else { block_bytes };
+        let many = layout.bytes().saturating_sub(sparse) / block_bytes as u64 >= LONG_BLOCKS_FROM;
+        let block_bytes = if many { LONG_BLOCK_FACTOR * block_bytes } else { block_bytes };
         let logical_blocks = layout.bytes().div_ceil(block_bytes as u64);
         let pinned = pin_bytes_max.unwrap_or(layout.bytes()).div_ceil(block_bytes as u64);
         let (logical_blocks, pinned) = (logical_blocks as usize, pinned.max(1) as usize);
         let undo_bytes = undo_bytes(layout, slots);
-        Geometry { block_bytes, slots, logical_blocks, pinned, undo_bytes }
+        StoreGeometry { block_bytes, slots, logical_blocks, pinned, undo_bytes }
     }
 
-    /// The geometry that the words of an arena say, if it is one: blocks that whole elements fill,
-    /// of a power of two of bytes, and that block numbers reach.
+    /// Returns the geometry that the words of an arena describe, or `None` if it is invalid. The
+    /// block size must be a power of two and hold whole elements, and block numbers must fit `u32`.
     pub(crate) fn of_words(
         layout: &ShardLayout,
         slots: usize,
         block_bytes: usize,
         pinned: usize,
-    ) -> Option<Geometry> {
+    ) -> Option<StoreGeometry> {
         let sound = (8..=BLOCK_BYTES_MAX).contains(&block_bytes) && block_bytes.is_power_of_two();
         if !sound || slots > SLOTS_MAX {
             return None;
@@ -78,7 +80,7 @@ impl Geometry {
         let blocks = logical_blocks.checked_mul(2)?.checked_add(pinned)?;
         let reached = pinned > 0 && u32::try_from(blocks).is_ok();
         let undo_bytes = undo_bytes(layout, slots);
-        reached.then_some(Geometry { block_bytes, slots, logical_blocks, pinned, undo_bytes })
+        reached.then_some(StoreGeometry { block_bytes, slots, logical_blocks, pinned, undo_bytes })
     }
 
     pub(super) fn values(&self) -> Grid {
@@ -92,8 +94,9 @@ impl Geometry {
         }
     }
 
-    /// The slots of a place are the parts of one block: those of a kind lie one behind the other, as the
-    /// values do, and each kind is skewed against the ones before it and the values.
+    /// Returns the grid of the slots. The slots of a logical block are the parts of one block. Each
+    /// slot is stored contiguously, as the values are, and is skewed against the earlier slots and
+    /// the values.
     pub(super) fn slots(&self) -> Grid {
         let Grid { stride, count, .. } = self.values();
         let pages = stride.saturating_mul(count).div_ceil(PAGE_BYTES);
@@ -108,23 +111,23 @@ impl Geometry {
         }
     }
 
-    /// The words of the tables that say where each block is.
+    /// Returns the number of table words that map logical blocks to blocks.
     pub(crate) fn table_words(&self) -> usize {
         self.logical_blocks * if self.slots > 0 { 2 } else { 1 }
     }
 
-    /// The bytes of memory that the store takes.
+    /// Returns the size of the store's memory in bytes.
     pub(crate) fn need(&self) -> u64 {
         let undo = self.undo_file_bytes() + PAGE_BYTES as u64;
         self.values().need().saturating_add(self.slots().need()).saturating_add(undo)
     }
 
-    /// The bytes of the file of those rows behind its first page.
+    /// Returns the size of the undo file without its first page, in bytes.
     pub(crate) fn undo_file_bytes(&self) -> u64 {
         Undo::bytes(self.undo_bytes)
     }
 
-    /// What the tables hold before anything is changed.
+    /// Returns the initial table words: every logical block in the block of its own index.
     pub(crate) fn first_table(&self) -> impl Iterator<Item = u64> {
         let (logical_blocks, slots) = (
             self.logical_blocks as u64,
@@ -134,29 +137,32 @@ impl Geometry {
     }
 }
 
-/// Rows of sparse variables lie far apart: copying the block of each would move many times what
-/// changes. A quarter of the variables' bytes and those of their slots, and what the rows of one push take
-/// of each table, but no more than can be changed at once without holding up everybody else.
+/// Returns the maximum number of old bytes that a change in place may record.
+///
+/// Rows of sparse variables are far apart, so copying their blocks would move many times the bytes
+/// that change. The maximum is a quarter of the sparse variables and their slots, plus the rows
+/// that one push takes of each table. It is bounded, because a change in place delays all other
+/// work.
 fn undo_bytes(layout: &ShardLayout, slots: usize) -> usize {
     let sparse: u64 = layout.sparse().map(|partition| partition.bytes).sum();
     let quarter = (sparse / 4).saturating_mul(1 + slots as u64);
-    let kept = layout.tables().iter().map(|table| Table::kept_bytes_of_a_push(table, slots));
-    let rows = kept.fold(quarter, u64::saturating_add).min(ROW_UNDO_BYTES_MAX);
+    let undo = layout.tables().iter().map(|table| Table::undo_bytes_of_push(table, slots));
+    let rows = undo.fold(quarter, u64::saturating_add).min(ROW_UNDO_BYTES_MAX);
     UNDO_BYTES.max(rows as usize).next_multiple_of(8)
 }
 
-/// Some milliseconds of copying.
+/// The bound on recorded rows, in bytes: some milliseconds of copying.
 const ROW_UNDO_BYTES_MAX: u64 = 8 << 20;
 
-/// The place that a byte lies in, and where in it. Blocks are of a power of two of bytes: to divide for
-/// each of many rows would be a good part of what changing them costs.
+/// Returns the logical block of a byte, and the offset within it. Block sizes are powers of two,
+/// because a division for each of many rows would be a large part of the cost.
 #[inline]
 pub(super) fn logical_block_of(at: usize, block_bytes: usize) -> (usize, usize) {
-    debug_assert!(block_bytes.is_power_of_two(), "{block_bytes} bytes of a block");
+    debug_assert!(block_bytes.is_power_of_two(), "a block of {block_bytes} bytes");
     (at >> block_bytes.trailing_zeros(), at & (block_bytes - 1))
 }
 
-/// What a range is of each place that it lies in: the place, and where in it.
+/// Splits a range at block boundaries: yields each logical block and the range within it.
 pub(super) fn pieces_of(
     range: &Range<u64>,
     block_bytes: usize,
@@ -172,7 +178,7 @@ pub(super) fn pieces_of(
     })
 }
 
-/// The places that a range lies in.
+/// Returns the logical blocks that a range touches.
 pub(super) fn logical_blocks_of(range: &Range<u64>, block_bytes: usize) -> Range<usize> {
     let (first, _) = logical_block_of(range.start as usize, block_bytes);
     let (last, within) = logical_block_of(range.end as usize, block_bytes);
@@ -184,20 +190,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_beyond_all_memory_is_too_much_and_no_fault() {
+    fn an_oversized_geometry_needs_all_memory_without_overflow() {
         for slots in [0, SLOTS_MAX] {
             let (block_bytes, undo_bytes) = (BLOCK_BYTES, UNDO_BYTES);
             let (logical_blocks, pinned) = (usize::MAX / 4, usize::MAX / 4);
-            let geometry = Geometry { block_bytes, slots, logical_blocks, pinned, undo_bytes };
+            let geometry = StoreGeometry { block_bytes, slots, logical_blocks, pinned, undo_bytes };
             assert_eq!(geometry.need(), u64::MAX);
         }
     }
 
     #[test]
-    fn streams_follow_each_other_and_do_not_meet_at_one_offset_of_a_page() {
+    fn values_and_slots_start_at_distinct_cache_lines_of_a_page() {
         for slots in 1..=SLOTS_MAX {
             let undo_bytes = UNDO_BYTES;
-            let geometry = Geometry {
+            let geometry = StoreGeometry {
                 block_bytes: BLOCK_BYTES,
                 slots,
                 logical_blocks: 5,
@@ -207,7 +213,7 @@ mod tests {
             let (values, slots) = (geometry.values(), geometry.slots());
             assert_eq!((values.stride, slots.stride, slots.parts), (65600, 65600, geometry.slots));
             assert_eq!((values.count, slots.count), (12, 12));
-            // As `docs/arena.md` has it.
+            // These numbers are also in `docs/arena.md`.
             assert_eq!((slots.offset, slots.region), (4928, 193 * PAGE_BYTES + 832));
             assert_eq!(
                 slots.need(),
@@ -218,7 +224,7 @@ mod tests {
             let mut lines: Vec<usize> = starts.map(|start| start % PAGE_BYTES / 64).collect();
             lines.sort_unstable();
             lines.dedup();
-            assert_eq!(lines.len(), 1 + geometry.slots, "each starts at a line of its own");
+            assert_eq!(lines.len(), 1 + geometry.slots, "each starts at a different line");
         }
     }
 }

@@ -1,35 +1,35 @@
-//! A shard's memory as it was at one version, for whoever writes it to a checkpoint.
+//! An image of a shard's memory at one version, from which a checkpoint is written.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Geometry, pieces_of};
+use super::{StoreGeometry, pieces_of};
 use crate::arena::Pins;
-use crate::checkpoint::{CheckpointError, RowHead, Source, Stream, TableSource};
+use crate::checkpoint::{CheckpointError, RowHead, CheckpointSource, CheckpointStream, TableSource};
 use crate::table::TableImage;
 
-/// Values and slots of one version, pinned for as long as this lives. It may be read on any thread.
+/// The values and slots of one version, pinned while this value lives. Can be read on any thread.
 #[derive(Debug)]
-pub(crate) struct Image {
-    /// The rows of tables, in the order of the layout.
-    pub(crate) tables: Vec<TableOfImage>,
-    pub(super) geometry: Geometry,
+pub(crate) struct StoreImage {
+    /// The images of the tables, in the order of the layout.
+    pub(crate) tables: Vec<StoreTableImage>,
+    pub(super) geometry: StoreGeometry,
     pub(super) values: Pins,
     pub(super) slots: Option<Pins>,
-    pub(super) given_up: Arc<AtomicBool>,
+    pub(super) memory_needed: Arc<AtomicBool>,
 }
 
-/// The rows of a partition of a table, as the rest of an [`Image`].
+/// The rows of one table in a [`StoreImage`].
 #[derive(Debug)]
-pub(crate) struct TableOfImage {
+pub(crate) struct StoreTableImage {
     pub(super) image: TableImage,
-    pub(super) given_up: Arc<AtomicBool>,
+    pub(super) memory_needed: Arc<AtomicBool>,
 }
 
-/// Whether what is read is still wanted.
-fn go_on(given_up: &AtomicBool) -> Result<(), CheckpointError> {
-    match given_up.load(Ordering::Relaxed) {
+/// Fails if the memory that the image pins is needed.
+fn check_memory(memory_needed: &AtomicBool) -> Result<(), CheckpointError> {
+    match memory_needed.load(Ordering::Relaxed) {
         false => Ok(()),
         true => {
             let reason = "pushes need the memory that it pins";
@@ -38,7 +38,7 @@ fn go_on(given_up: &AtomicBool) -> Result<(), CheckpointError> {
     }
 }
 
-impl TableSource for TableOfImage {
+impl TableSource for StoreTableImage {
     fn rows(&self) -> u64 {
         self.image.rows()
     }
@@ -47,7 +47,7 @@ impl TableSource for TableOfImage {
         &self,
         out: &mut dyn FnMut(RowHead) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        self.image.heads().try_for_each(|head| go_on(&self.given_up).and_then(|()| out(head)))
+        self.image.heads().try_for_each(|head| check_memory(&self.memory_needed).and_then(|()| out(head)))
     }
 
     fn stream(
@@ -56,24 +56,24 @@ impl TableSource for TableOfImage {
         out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let mut rows = self.image.stream(stream);
-        rows.try_for_each(|row| go_on(&self.given_up).and_then(|()| out(row)))
+        rows.try_for_each(|row| check_memory(&self.memory_needed).and_then(|()| out(row)))
     }
 }
 
-impl Source for Image {
+impl CheckpointSource for StoreImage {
     fn read(
         &mut self,
-        stream: Stream,
+        stream: CheckpointStream,
         range: Range<u64>,
         out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let block_bytes = self.geometry.block_bytes;
         let (pins, part) = match (stream, &self.slots) {
-            (Stream::Slot(slot), Some(slots)) => (slots, slot),
+            (CheckpointStream::Slot(slot), Some(slots)) => (slots, slot),
             _ => (&self.values, 0),
         };
         pieces_of(&range, block_bytes).try_for_each(|(logical, within)| {
-            go_on(&self.given_up)?;
+            check_memory(&self.memory_needed)?;
             out(&pins.read_part(logical, part)[within])
         })
     }

@@ -1,5 +1,4 @@
-//! What a change takes: bytes that lie there, or bytes that are given as they are needed, or taken from memory
-//! that is lent.
+//! The input of a change: a slice, a source of bytes, or shared memory.
 
 use std::ops::Range;
 
@@ -8,126 +7,127 @@ use pushpull_common::finite::Exponents;
 use crate::optimizer::SharedRun;
 use crate::volatile::{LINE_BYTES, Volatile};
 
-/// How many bytes are given at a time, at most. They stay in the first cache with what they change. A loop
-/// that reads memory for as long and then writes for as long is faster than one that does both at
-/// once; with more than this at a time, or less, it loses that again.
+/// The maximum size of a chunk, in bytes. A chunk stays in the first-level cache with the values
+/// that it changes. A loop that alternates between reading and writing this much is faster than one
+/// that interleaves both; larger and smaller chunks lose that gain.
 const CHUNK_BYTES: usize = 2 << 10;
 
-/// Gives bytes in the order in which they are taken.
-pub(crate) trait Give {
-    /// Writes the next bytes, as many as there is room for. Where something is wrong with them, who gives
-    /// them knows it, and gives any.
-    fn give(&mut self, to: &mut [u8]);
+/// A source of bytes that are read in order.
+pub(crate) trait ByteSource {
+    /// Fills `to` with the next bytes. If they are invalid, the source records that, and may write
+    /// any bytes.
+    fn fill(&mut self, to: &mut [u8]);
 
-    /// The next bytes, if they can be taken from memory that is lent.
-    fn shared(&self) -> Option<SharedInput<'_>> {
+    /// Returns the next bytes if they can be read in shared memory.
+    fn shared_input(&self) -> Option<SharedInput<'_>> {
         None
     }
 
-    /// So many of them have been taken there; whether one of the exponents was full.
-    fn taken(&mut self, _bytes: usize, _full: bool) {}
+    /// Records that `bytes` bytes were read in shared memory, and whether any exponent among them
+    /// was full.
+    fn consume_shared(&mut self, _bytes: usize, _full: bool) {}
 }
 
-/// Bytes that are taken from memory that is lent: a gradient, or the mean of some, which lie from the same
-/// byte of each on.
+/// A gradient in shared memory, or several whose mean is the input. All start at the same byte.
 pub(crate) struct SharedInput<'a> {
     pub(crate) gradients: &'a [Volatile<'a>],
+    /// The byte of each gradient at which the input starts.
     pub(crate) at: usize,
-    /// What their sum is divided by.
-    pub(crate) over: u32,
-    /// Which exponents are to be looked at.
+    /// The divisor of their sum.
+    pub(crate) divisor: u32,
+    /// The exponents to scan.
     pub(crate) exponents: Exponents,
 }
 
 impl SharedInput<'_> {
-    /// Whether they lie so far behind a line of the cache.
-    fn lie(&self, behind_line: usize) -> bool {
+    /// Returns whether every gradient starts at this offset within a cache line.
+    fn have_line_offset(&self, line_offset: usize) -> bool {
         let mut gradients = self.gradients.iter();
-        gradients.all(|gradient| gradient.behind(self.at).offset_in(LINE_BYTES) == behind_line)
+        gradients.all(|gradient| gradient.skip(self.at).offset_in(LINE_BYTES) == line_offset)
     }
 }
 
-/// What a change takes, in order.
-pub(crate) enum Input<'a> {
-    /// It lies there, aligned for its type.
+/// The input of a change, read in order.
+pub(crate) enum ChangeInput<'a> {
+    /// A slice, aligned for its type.
     Bytes(&'a [u8]),
-    /// It is given.
-    Given(&'a mut dyn Give),
+    /// A source of bytes.
+    Source(&'a mut dyn ByteSource),
 }
 
-impl<'a> From<&'a [u8]> for Input<'a> {
-    fn from(bytes: &'a [u8]) -> Input<'a> {
-        Input::Bytes(bytes)
+impl<'a> From<&'a [u8]> for ChangeInput<'a> {
+    fn from(bytes: &'a [u8]) -> ChangeInput<'a> {
+        ChangeInput::Bytes(bytes)
     }
 }
 
-/// What a stretch takes.
-pub(super) enum Next<'a> {
+/// The input of one run of values.
+pub(super) enum InputChunk<'a> {
     Bytes(&'a [u8]),
     Shared(SharedRun<'a>),
 }
 
-/// What was given last.
+/// A buffer for one chunk.
 #[repr(align(64))]
-struct Chunk<const BYTES: usize>([u8; BYTES]);
+struct AlignedBytes<const BYTES: usize>([u8; BYTES]);
 
-impl Input<'_> {
-    /// Writes the next bytes.
+impl ChangeInput<'_> {
+    /// Fills `to` with the next bytes.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If fewer are left.
     pub(crate) fn fill(&mut self, to: &mut [u8]) {
         match self {
-            Input::Bytes(bytes) => to.copy_from_slice(next_of(bytes, to.len())),
-            Input::Given(give) => give.give(to),
+            ChangeInput::Bytes(bytes) => to.copy_from_slice(next_of(bytes, to.len())),
+            ChangeInput::Source(source) => source.fill(to),
         }
     }
 
-    /// Has a stretch taken with the next bytes, aligned for every type: at once where they lie there,
-    /// otherwise piece by piece.
+    /// Calls `take` with each part of a range and the next bytes for it, aligned for every type. A
+    /// slice comes as one part, other input in chunks.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If fewer bytes are left.
     pub(crate) fn each(&mut self, within: Range<usize>, take: impl FnMut(Range<usize>, &[u8])) {
         self.each_of::<CHUNK_BYTES>(within, take);
     }
 
-    /// The same for who takes bytes where they lie, too, if that is alike within the lines of the cache: those
-    /// that are lent come at once.
+    /// Calls `take` as [`ChangeInput::each`] does, but passes shared memory as one part, without a
+    /// copy. That requires the same offset within a cache line as the range has.
     pub(super) fn each_next(
         &mut self,
         within: Range<usize>,
-        mut take: impl FnMut(Range<usize>, Next<'_>),
+        mut take: impl FnMut(Range<usize>, InputChunk<'_>),
     ) {
-        if let Input::Given(give) = self
+        if let ChangeInput::Source(source) = self
             && let Some(shared) =
-                give.shared().filter(|shared| shared.lie(within.start % LINE_BYTES))
+                source.shared_input().filter(|shared| shared.have_line_offset(within.start % LINE_BYTES))
         {
-            let (mut full, SharedInput { gradients, at, over, exponents }) = (false, shared);
-            let shared = SharedRun { gradients, at, over, exponents, full: &mut full };
-            take(within.clone(), Next::Shared(shared));
-            return give.taken(within.len(), full);
+            let (mut full, SharedInput { gradients, at, divisor, exponents }) = (false, shared);
+            let shared = SharedRun { gradients, at, divisor, exponents, full: &mut full };
+            take(within.clone(), InputChunk::Shared(shared));
+            return source.consume_shared(within.len(), full);
         }
-        self.each(within, |within, bytes| take(within, Next::Bytes(bytes)));
+        self.each(within, |within, bytes| take(within, InputChunk::Bytes(bytes)));
     }
 
-    /// [`Input::each`] in pieces of so many bytes.
+    /// Calls `take` as [`ChangeInput::each`] does, in chunks of `BYTES` bytes.
     pub(super) fn each_of<const BYTES: usize>(
         &mut self,
         within: Range<usize>,
         mut take: impl FnMut(Range<usize>, &[u8]),
     ) {
-        let give = match self {
-            Input::Bytes(bytes) => return take(within.clone(), next_of(bytes, within.len())),
-            Input::Given(give) => give,
+        let source = match self {
+            ChangeInput::Bytes(bytes) => return take(within.clone(), next_of(bytes, within.len())),
+            ChangeInput::Source(source) => source,
         };
-        let mut chunk = Chunk([0; BYTES]);
+        let mut chunk = AlignedBytes([0; BYTES]);
         let mut start = within.start;
         while start < within.end {
-            // The first piece may be short, and those after it start with lines of the cache.
+            // The first chunk may be short; the others start at cache lines.
             let end = within.end.min((start / BYTES + 1) * BYTES);
             let bytes = &mut chunk.0[..end - start];
-            give.give(bytes);
+            source.fill(bytes);
             take(start..end, bytes);
             start = end;
         }
@@ -142,15 +142,15 @@ fn next_of<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::single_range_in_vec_init, reason = "one stretch is what is meant")]
+    #![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
 
     use super::*;
 
-    /// Gives the bytes that follow each other from some number on.
-    struct Counting(u8);
+    /// A source of consecutive bytes from a start value on.
+    struct CountingSource(u8);
 
-    impl Give for Counting {
-        fn give(&mut self, to: &mut [u8]) {
+    impl ByteSource for CountingSource {
+        fn fill(&mut self, to: &mut [u8]) {
             for byte in to {
                 *byte = self.0;
                 self.0 = self.0.wrapping_add(1);
@@ -159,90 +159,90 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_what_lies_there() {
+    fn a_source_yields_the_bytes_of_a_slice() {
         let all: Vec<u8> = (0..30_000).map(|at| (at % 256) as u8).collect();
-        for stretches in [
+        for ranges in [
             vec![0..20_000],
             vec![0..8, 8..16, 16..5000],
             vec![2040..2048, 0..2048, 4096..4100, 100..9000],
             vec![7..7, 1..2047],
         ] {
-            let taken = |mut input: Input<'_>| {
+            let collect = |mut input: ChangeInput<'_>| {
                 let mut pieces = Vec::new();
-                for within in &stretches {
+                for within in &ranges {
                     let (mut at, mut bytes) = (within.start, Vec::new());
                     input.each(within.clone(), |part, given| {
-                        assert_eq!((part.start, part.len()), (at, given.len()), "in order");
+                        assert_eq!((part.start, part.len()), (at, given.len()), "parts are in order");
                         at = part.end;
                         bytes.extend_from_slice(given);
                     });
-                    assert_eq!(at, within.end, "all of it");
+                    assert_eq!(at, within.end, "the range is complete");
                     pieces.push(bytes);
                 }
                 let mut rest = [0; 10];
                 input.fill(&mut rest);
                 (pieces, rest)
             };
-            let (mut counting, lying) = (Counting(0), taken(Input::Bytes(&all)));
-            assert_eq!(taken(Input::Given(&mut counting)), lying, "{stretches:?}");
+            let (mut counting, expected) = (CountingSource(0), collect(ChangeInput::Bytes(&all)));
+            assert_eq!(collect(ChangeInput::Source(&mut counting)), expected, "{ranges:?}");
         }
     }
 
-    /// Gives zeros, and lends as many as there are from some byte of a line on.
+    /// A source of zeros that offers shared memory at some offset within a cache line.
     #[cfg(target_os = "linux")]
-    struct SharedReaders {
+    struct ZeroSource {
         memory: Volatile<'static>,
         taken: Vec<(usize, bool)>,
     }
 
     #[cfg(target_os = "linux")]
-    impl Give for SharedReaders {
-        fn give(&mut self, to: &mut [u8]) {
+    impl ByteSource for ZeroSource {
+        fn fill(&mut self, to: &mut [u8]) {
             to.fill(0);
         }
 
-        fn shared(&self) -> Option<SharedInput<'_>> {
+        fn shared_input(&self) -> Option<SharedInput<'_>> {
             let gradients = std::slice::from_ref(&self.memory);
-            Some(SharedInput { gradients, at: 64, over: 1, exponents: Exponents::NONE })
+            Some(SharedInput { gradients, at: 64, divisor: 1, exponents: Exponents::NONE })
         }
 
-        fn taken(&mut self, bytes: usize, full: bool) {
+        fn consume_shared(&mut self, bytes: usize, full: bool) {
             self.taken.push((bytes, full));
         }
     }
 
-    /// By loops that load whole lines.
+    /// The loops that read shared memory load whole cache lines.
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_is_lent_is_taken_there_if_it_lies_alike_within_lines() {
+    fn shared_bytes_are_passed_whole_if_their_line_offset_matches() {
         let memory = Box::leak(Box::new(crate::arena::SharedBytes::new(16384).unwrap().0));
-        for (lies, starts, is_taken_there) in [(8, 8, true), (8, 136, true), (8, 0, false)] {
-            let memory = memory.bytes(lies, 10_000);
-            let mut shared_values = SharedReaders { memory, taken: Vec::new() };
+        for (memory_offset, starts, is_shared) in [(8, 8, true), (8, 136, true), (8, 0, false)] {
+            let memory = memory.bytes(memory_offset, 10_000);
+            let mut source = ZeroSource { memory, taken: Vec::new() };
             let mut pieces = Vec::new();
-            Input::Given(&mut shared_values).each_next(starts..starts + 5000, |part, next| {
-                if let Next::Shared(shared) = &next {
-                    assert_eq!((shared.gradients.len(), shared.at, shared.over), (1, 64, 1));
+            ChangeInput::Source(&mut source).each_next(starts..starts + 5000, |part, next| {
+                if let InputChunk::Shared(shared) = &next {
+                    assert_eq!((shared.gradients.len(), shared.at, shared.divisor), (1, 64, 1));
                 }
-                if let Next::Shared(SharedRun { full, .. }) = next {
+                if let InputChunk::Shared(SharedRun { full, .. }) = next {
                     *full = true;
                     pieces.push(part);
                 }
             });
             let (all, none) =
                 ((vec![starts..starts + 5000], vec![(5000, true)]), Default::default());
-            let expected = if is_taken_there { all } else { none };
-            assert_eq!((pieces, shared_values.taken), expected, "{lies}, {starts}");
+            let expected = if is_shared { all } else { none };
+            assert_eq!((pieces, source.taken), expected, "{memory_offset}, {starts}");
         }
     }
 
-    /// Each piece but the first starts where a line does that is changed past the cache, and lies aligned
-    /// itself.
+    /// Non-temporal stores write whole cache lines, so every chunk but the first must start at one.
+    /// The buffer must be aligned too.
     #[test]
-    fn pieces_start_with_lines() {
-        let mut counting = Counting(0);
+    fn chunks_start_at_cache_lines() {
+        let mut counting = CountingSource(0);
         let mut lengths = Vec::new();
-        Input::Given(&mut counting).each(40..5000, |part, bytes| {
+        ChangeInput::Source(&mut counting).each(40..5000, |part, bytes| {
             assert!(part.start == 40 || part.start.is_multiple_of(64), "{part:?}");
             assert!(bytes.as_ptr().addr().is_multiple_of(64));
             lengths.push(bytes.len());

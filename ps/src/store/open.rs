@@ -1,43 +1,44 @@
-//! A store's files: made, and opened again as an earlier process left them.
+//! Creating a store's files, and opening the files that an earlier process left.
 
 use std::sync::Arc;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 
 use super::pool::Pool;
-use super::rows::Tile;
-use super::undo::{Row, UNDO_BYTES, Undo};
-use super::{Geometry, Store};
-use crate::arena::{Arena, Blocks, Grid, Loan, Memory, fence, file_name};
+use super::rows::RowTile;
+use super::undo::{UndoRow, UNDO_BYTES, Undo};
+use super::{StoreGeometry, Store};
+use crate::arena::{Arena, Blocks, Grid, Reservation, Memory, fence, file_name};
 use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::VariableRules;
 use crate::planted::PlantedBugs;
 
-/// What opens or creates a store.
+/// The arguments for creating or opening a store.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct StorePlan {
     pub(crate) arena: Arena,
     pub(crate) generation: u64,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) layout: ShardLayout,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: StoreGeometry,
     /// Whether the tables hold a checksum of every block.
     pub(crate) integrity: bool,
-    /// A model of more bytes of values and slots is written past the cache.
+    /// The maximum size of values and slots, in bytes, for which shadows are written through the
+    /// cache.
     pub(crate) cached_bytes_max: u64,
-    /// Whether blocks wait for images of the tables.
+    /// Whether replaced blocks stay unused until an image of the tables no longer names them.
     pub(crate) power: bool,
     pub(crate) planted: PlantedBugs,
 }
 
-impl Plan {
+impl StorePlan {
     fn corrupt(&self, kind: Kind, fault: Fault) -> StorageError {
-        self.arena.place.corrupt(&file_name(kind, self.generation), fault)
+        self.arena.storage.corrupt(&file_name(kind, self.generation), fault)
     }
 
-    /// A pool over a file that is made or opened.
+    /// Creates a pool over a file that `file` creates or opens.
     fn pool(
         &self,
         kind: Kind,
@@ -51,11 +52,11 @@ impl Plan {
 }
 
 impl Store {
-    /// Maps the memory for a shard's variables and slots, zeroed; the slots start as the rules
-    /// say. `loan` is what they and all beside them have taken off the budget.
+    /// Creates the memory for a shard's variables and slots. Variables are zeros; slots have the
+    /// initial values of their rules. `reservation` covers all memory of the shard.
     pub(crate) fn create(
-        plan: Plan,
-        loan: Loan,
+        plan: StorePlan,
+        reservation: Reservation,
         rules: &VariableRules,
     ) -> Result<Store, StorageError> {
         let make = |kind, bytes| plan.arena.create(kind, plan.generation, bytes);
@@ -66,28 +67,29 @@ impl Store {
             _ => Some(plan.pool(Kind::Slots, plan.geometry.slots(), committed(), make)?),
         };
         let undo = Undo::create(make(Kind::Undo, plan.geometry.undo_file_bytes())?);
-        let mut store = Store::new(plan, loan, values, slots, undo);
+        let mut store = Store::new(plan, reservation, values, slots, undo);
         store.fill_slots(rules);
         fence();
         Ok(store)
     }
 
-    /// Opens what an earlier process left, by tables that are verified; puts back what a change
-    /// that was not committed had changed in place, but for rows of tables, which
-    /// [`Store::have_tables`] does. `version` is that of the last commit.
+    /// Opens the files that an earlier process left. The caller has verified the tables.
+    ///
+    /// Rolls back an uncommitted change in place, except for rows of tables, which
+    /// [`Store::attach_tables`] restores. `version` is the version of the last commit.
     pub(crate) fn open(
-        plan: Plan,
-        loan: Loan,
+        plan: StorePlan,
+        reservation: Reservation,
         journal: &Journal,
         version: u64,
     ) -> Result<Store, StorageError> {
         let find = |kind, bytes| plan.arena.open(kind, plan.generation, Some(bytes));
         let committed = |first: usize, grid: Grid| {
-            table(journal, first, plan.geometry.logical_blocks, grid.count)
+            committed_blocks_of(journal, first, plan.geometry.logical_blocks, grid.count)
                 .map_err(|fault| plan.corrupt(Kind::Tables, fault))
         };
         let grid = plan.geometry.values();
-        let take_over = |kind, bytes| find(kind, bytes).map(taken_over(grid));
+        let take_over = |kind, bytes| find(kind, bytes).map(raise_owner_generation(grid));
         let values = plan.pool(Kind::Values, grid, committed(0, grid)?, take_over)?;
         let slots = match plan.geometry.slots {
             0 => None,
@@ -101,8 +103,8 @@ impl Store {
         let tables = plan.layout.tables().len();
         let rows = undo.rows(version).and_then(|rows| check_rows(rows, &plan.geometry, tables));
         let rows = rows.map_err(|fault| plan.corrupt(Kind::Undo, fault))?;
-        let mut store = Store::new(plan, loan, values, slots, undo);
-        store.put_back(rows);
+        let mut store = Store::new(plan, reservation, values, slots, undo);
+        store.apply_undo(rows);
         if store.power {
             store.values.hold_free();
             store.slots.iter_mut().for_each(Pool::hold_free);
@@ -110,14 +112,14 @@ impl Store {
         Ok(store)
     }
 
-    fn new(plan: Plan, loan: Loan, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
-        let Plan {
+    fn new(plan: StorePlan, reservation: Reservation, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
+        let StorePlan {
             catalogue, layout, geometry, integrity, cached_bytes_max, power, planted, ..
         } = plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
-        let (tables, undone) = (Vec::new(), Vec::new());
-        let (in_place, tables_in_place, tile) = (false, false, Tile::default());
+        let (tables, undo_rows) = (Vec::new(), Vec::new());
+        let (in_place, tables_in_place, tile) = (false, false, RowTile::default());
         Store {
             catalogue,
             layout,
@@ -128,34 +130,35 @@ impl Store {
             tables,
             in_place,
             overflow: None,
-            touched: Vec::new(),
+            touched_blocks: Vec::new(),
             shadow_writes: Vec::new(),
-            moved: Vec::new(),
+            moved_blocks: Vec::new(),
             tables_in_place,
-            undone,
+            undo_rows,
             tile,
             past_cache,
             integrity,
             power,
-            loan,
+            reservation,
             planted,
         }
     }
 
-    /// Puts back what was kept for the change in place under way, as the next process would if this one were
-    /// killed now. False if it cannot be read.
-    pub(super) fn put_back_kept(&mut self) -> bool {
-        let Ok(rows) = self.undo.kept() else { return false };
-        self.put_back(rows);
-        self.values.readers.change_taken_back();
+    /// Rolls back the current change in place, as the next process would after a kill at this
+    /// point. Returns false if the undo rows cannot be read.
+    pub(super) fn roll_back_in_place(&mut self) -> bool {
+        let Ok(rows) = self.undo.uncommitted_rows() else { return false };
+        self.apply_undo(rows);
+        self.values.readers.cancel_in_place();
         true
     }
 
-    /// Puts back what rows held; they are rows of this store, whose checksum is right.
-    fn put_back(&mut self, rows: Vec<Row>) {
-        let (of_tables, rows): (_, Vec<Row>) =
+    /// Restores the old contents of rows that were decoded from a valid undo of this store.
+    fn apply_undo(&mut self, rows: Vec<UndoRow>) {
+        let (of_tables, rows): (_, Vec<UndoRow>) =
             rows.into_iter().partition(|row| row.table.is_some());
-        // What was kept first was there first.
+        // If bytes were recorded twice, the first record has the oldest contents, so it is applied
+        // last.
         for row in rows.iter().rev() {
             let (pool, part) = match (row.stream, &mut self.slots) {
                 (0, _) | (_, None) => (&mut self.values, 0),
@@ -164,21 +167,21 @@ impl Store {
             pool.blocks.write_part(row.block, part)[row.start..row.start + row.bytes.len()]
                 .copy_from_slice(&row.bytes);
         }
-        self.undone = of_tables;
-        // What is still to be put back is not forgotten.
-        if self.undone.is_empty() {
+        self.undo_rows = of_tables;
+        // Rows of tables are still to be restored.
+        if self.undo_rows.is_empty() {
             self.undo.clear();
         }
     }
 }
 
-/// How many rows were kept for a change that was not committed, when `version` was the last; `None`
-/// if none were.
-pub(crate) fn undo_rows(
+/// Returns the number of rows recorded for a change that was not committed, or `None` if the undo
+/// is idle. `version` is the version of the last commit.
+pub(crate) fn count_undo_rows(
     arena: &Arena,
     generation: u64,
     version: u64,
-    geometry: &Geometry,
+    geometry: &StoreGeometry,
     tables: usize,
 ) -> Result<Option<usize>, StorageError> {
     let undo = open_undo(arena, generation)?;
@@ -186,19 +189,20 @@ pub(crate) fn undo_rows(
     let found = rows.and_then(|rows| Ok((undo.is_prepared()?, rows.len())));
     match found {
         Ok((prepared, rows)) => Ok(prepared.then_some(rows)),
-        Err(fault) => Err(arena.place.corrupt(&file_name(Kind::Undo, generation), fault)),
+        Err(fault) => Err(arena.storage.corrupt(&file_name(Kind::Undo, generation), fault)),
     }
 }
 
-/// Makes an undo file that is idle.
+/// Creates an idle undo file.
 pub(crate) fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageError> {
     let memory = arena.create(Kind::Undo, generation, Undo::bytes(UNDO_BYTES));
     memory.map(|memory| drop(Undo::create(memory)))
 }
 
-/// Has whoever was lent values by an earlier process know that they are in other hands: they may be
-/// written from now on without regard to it.
-fn taken_over(grid: Grid) -> impl Fn(Memory) -> Memory {
+/// Returns a function that raises the owner generation in the memory. Readers that mapped the
+/// values of an earlier process notice it; from then on the values are written regardless of their
+/// pins.
+fn raise_owner_generation(grid: Grid) -> impl Fn(Memory) -> Memory {
     move |mut memory| {
         let word = grid.geometry(0).owner_generation_word();
         memory.store(word, memory.load(word).wrapping_add(1));
@@ -207,8 +211,8 @@ fn taken_over(grid: Grid) -> impl Fn(Memory) -> Memory {
     }
 }
 
-/// The rows that an earlier process has kept. Their file has at least the length of one that is made
-/// idle, and is longer where that process has made it so.
+/// Opens the undo file of an earlier process. It is at least as long as a new idle one, and longer
+/// if that process created it so.
 fn open_undo(arena: &Arena, generation: u64) -> Result<Undo, StorageError> {
     let memory = arena.open(Kind::Undo, generation, None)?;
     let least = Undo::bytes(UNDO_BYTES) as usize + PAGE_BYTES;
@@ -217,14 +221,15 @@ fn open_undo(arena: &Arena, generation: u64) -> Result<Undo, StorageError> {
         false => {
             let what = format!("a file of at least {least} bytes, not of {}", memory.len());
             let fault = Fault::at(memory.len(), what);
-            Err(arena.place.corrupt(&file_name(Kind::Undo, generation), fault))
+            Err(arena.storage.corrupt(&file_name(Kind::Undo, generation), fault))
         }
     }
 }
 
-/// Rows that lie in the blocks they name, or in tables, which know by themselves.
-fn check_rows(rows: Vec<Row>, geometry: &Geometry, tables: usize) -> Result<Vec<Row>, Fault> {
-    let lies = |row: &Row| {
+/// Checks that every row is inside the block that it names. Rows of tables are checked by their
+/// tables.
+fn check_rows(rows: Vec<UndoRow>, geometry: &StoreGeometry, tables: usize) -> Result<Vec<UndoRow>, Fault> {
+    let is_inside = |row: &UndoRow| {
         if let Some(table) = row.table {
             return usize::from(table) < tables;
         }
@@ -234,14 +239,15 @@ fn check_rows(rows: Vec<Row>, geometry: &Geometry, tables: usize) -> Result<Vec<
             && (row.block as usize) < grid.count
             && end <= geometry.block_bytes
     };
-    match rows.iter().all(lies) {
+    match rows.iter().all(is_inside) {
         true => Ok(rows),
-        false => Err(Fault::at(PAGE_BYTES, "rows of its blocks")),
+        false => Err(Fault::at(PAGE_BYTES, "rows inside their blocks")),
     }
 }
 
-/// Where each place is, by the tables; each block is in one place at most.
-fn table(
+/// Returns the committed block of each logical block, as the tables name it. No block may be named
+/// twice.
+fn committed_blocks_of(
     journal: &Journal,
     first: usize,
     logical_blocks: usize,
@@ -254,7 +260,7 @@ fn table(
         match taken {
             Some(false) => Ok(committed),
             _ => {
-                let what = format!("one of {blocks} blocks that is nowhere else, not {committed}");
+                let what = format!("one of {blocks} blocks that is named once, not {committed}");
                 Err(Fault::at(offset_of(Address::Tables(index)), what))
             }
         }

@@ -1,26 +1,27 @@
-//! Blocks with two lives: what they hold by the last commit, and what the next will make of it.
+//! The pool of blocks: the committed block of each logical block, and its shadow.
 //!
-//! A change never touches a block that the committed tables name. It writes a spare block, the
-//! *shadow*; the commit names the shadow in the block's place, and the old one is spare when
-//! nobody reads it any more, be it for a connection or, without a request, in another process. Spares are taken last in, first out, so that a small model goes to and
-//! fro between two homes that stay in cache.
+//! A change never writes a block that the committed tables name. It writes a free block, the
+//! *shadow*. The commit replaces the logical block's committed block by the shadow. The replaced
+//! block becomes free when it is no longer read, either for a connection or by another process in
+//! place. Free blocks are reused last in, first out, so a small model alternates between two sets
+//! of blocks that stay in cache.
 
-use pushpull_common::shared_values::Counts;
+use pushpull_common::shared_values::ValueCounts;
 
-use super::readers::{Readers, Span};
+use super::readers::{Readers, SequenceRange};
 use crate::arena::{Blocks, Pins};
 use crate::error::StorageError;
 
-/// All spare blocks are pinned: the change goes on when a pull has been sent.
+/// No block is free because all are pinned. The change continues after a pull has been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoFreeBlock;
 
-/// Why a change cannot begin or go on now. Nothing is lost: it is tried again.
+/// The reason why a change cannot begin or continue now. Nothing is lost; the change is retried.
 #[derive(Debug)]
 pub(crate) enum Stalled {
-    /// Memory that is there is pinned: see [`NoFreeBlock`].
+    /// Existing memory is pinned: see [`NoFreeBlock`].
     NoFreeBlock,
-    /// Memory that must be made cannot be had. The change has not begun.
+    /// New memory cannot be allocated. The change has not begun.
     Growth(Box<StorageError>),
 }
 
@@ -36,55 +37,57 @@ impl From<StorageError> for Stalled {
     }
 }
 
-/// Blocks by their place in the variables, over blocks by their place in memory.
+/// The mapping from logical blocks to blocks.
 ///
-/// Invariants: `committed`, `shadows` and the lists of blocks together name every block exactly once.
+/// Invariant: `committed`, `shadows` and the lists of blocks together contain every block exactly
+/// once.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) blocks: Blocks,
     committed: Vec<u32>,
     shadows: Vec<Option<u32>>,
-    /// The places that have a shadow.
+    /// The logical blocks that have a shadow.
     dirty: Vec<u32>,
-    /// Blocks nobody uses.
+    /// Blocks that nothing uses.
     free: Vec<u32>,
-    /// Blocks that a commit under way replaces: they are spare once it is made.
-    freed: Vec<Replaced>,
-    /// Blocks that were replaced while they were pinned, here or by readers of other processes.
-    pub(super) retired: Vec<Replaced>,
-    /// Blocks that the image on the disk may name, and the one that is being written does not.
-    imaged: Vec<u32>,
-    /// Blocks that the image that is being written may name, and the next one does not.
-    named: Vec<u32>,
-    /// Whoever reads blocks without pinning them here; nobody, but of values.
+    /// Blocks that the current commit replaces. They become free after it.
+    freed: Vec<ReplacedBlock>,
+    /// Blocks that were replaced while they were pinned, here or by another process.
+    pub(super) retired: Vec<ReplacedBlock>,
+    /// Blocks that the image on disk may name, and the image being written does not.
+    in_durable_image: Vec<u32>,
+    /// Blocks that the image being written may name, and the one after it does not.
+    in_next_image: Vec<u32>,
+    /// The readers in other processes; none for slots.
     pub(super) readers: Readers,
 }
 
-/// A block that holds nothing any more.
+/// A block that a commit has replaced.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Replaced {
+pub(super) struct ReplacedBlock {
     block: u32,
-    /// What readers of other processes know of it.
-    pub(super) span: Span,
+    /// The sequences at which readers in other processes may read it.
+    pub(super) sequences: SequenceRange,
 }
 
-/// Where a change of a block is written.
+/// The source and destination of a change to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shadow {
     /// The block to write.
     pub(crate) block: u32,
-    /// The block that holds what is to be changed: the home, or the shadow itself once it does.
+    /// The block with the old contents: the committed block, or the shadow itself once it has been
+    /// written.
     pub(crate) from: u32,
 }
 
 impl Pool {
-    /// A pool whose places are held by these blocks.
+    /// Creates a pool with these committed blocks.
     pub(crate) fn new(blocks: Blocks, count: u32, committed: Vec<u32>) -> Pool {
         let mut used = vec![false; count as usize];
         for &committed in &committed {
             used[committed as usize] = true;
         }
-        // The first is taken last, so that blocks and their shadows keep their order.
+        // Lower blocks are allocated first, so blocks and their shadows have the same order.
         let free = (0..count).rev().filter(|&block| !used[block as usize]).collect();
         let shadows = vec![None; committed.len()];
         Pool {
@@ -95,28 +98,29 @@ impl Pool {
             free,
             freed: Vec::new(),
             retired: Vec::new(),
-            imaged: Vec::new(),
-            named: Vec::new(),
+            in_durable_image: Vec::new(),
+            in_next_image: Vec::new(),
             readers: Readers::default(),
         }
     }
 
-    /// An image on the disk may name any block: none is free before the next one is there.
+    /// Keeps all free blocks from being used, because an image on disk may name them. The next
+    /// image releases them.
     pub(crate) fn hold_free(&mut self) {
-        self.named.append(&mut self.free);
+        self.in_next_image.append(&mut self.free);
     }
 
-    /// How many places there are.
+    /// Returns the number of logical blocks.
     pub(crate) fn logical_blocks(&self) -> usize {
         self.committed.len()
     }
 
-    /// The block that holds a place by the last commit.
+    /// Returns the committed block of a logical block.
     pub(crate) fn committed_block(&self, logical: usize) -> u32 {
         self.committed[logical]
     }
 
-    /// The CRC-32C of what a block holds, part by part.
+    /// Returns the CRC-32C of a block's parts.
     pub(crate) fn checksum(&self, block: u32) -> u32 {
         let parts = (0..self.blocks.parts()).map(|part| self.blocks.read_part(block, part));
         parts.fold(0, crc32c::crc32c_append)
@@ -126,20 +130,21 @@ impl Pool {
         self.blocks.is_pinned(self.committed[logical])
     }
 
-    /// How many shadows can be had.
+    /// Returns how many shadows can be allocated. First frees retired blocks that are no longer
+    /// read.
     pub(crate) fn free_count(&mut self) -> usize {
         let Pool { blocks, free, retired, readers, .. } = self;
-        let is_read = |gone: &Replaced| blocks.is_pinned(gone.block) || readers.hold(gone.span);
-        free.extend(retired.extract_if(.., |gone| !is_read(gone)).map(|gone| gone.block));
+        let is_read = |replaced: &ReplacedBlock| blocks.is_pinned(replaced.block) || readers.may_read(replaced.sequences);
+        free.extend(retired.extract_if(.., |replaced| !is_read(replaced)).map(|replaced| replaced.block));
         free.len()
     }
 
-    /// How many of these places have no shadow yet.
-    pub(crate) fn clean(&self, logical_blocks: impl Iterator<Item = usize>) -> usize {
+    /// Counts these logical blocks that have no shadow.
+    pub(crate) fn count_clean(&self, logical_blocks: impl Iterator<Item = usize>) -> usize {
         logical_blocks.filter(|&logical| self.shadows[logical].is_none()).count()
     }
 
-    /// The shadow of a place, made if need be.
+    /// Returns the shadow of a logical block, allocated if necessary.
     pub(crate) fn shadow(&mut self, logical: usize) -> Result<Shadow, NoFreeBlock> {
         if let Some(block) = self.shadows[logical] {
             return Ok(Shadow { block, from: block });
@@ -153,74 +158,75 @@ impl Pool {
         Ok(Shadow { block, from: self.committed[logical] })
     }
 
-    /// The places that have a shadow, and it.
+    /// Yields the logical blocks that have a shadow, each with its shadow.
     pub(crate) fn dirty(&self) -> impl Iterator<Item = (usize, u32)> {
         self.dirty.iter().filter_map(|&logical| {
             self.shadows[logical as usize].map(|block| (logical as usize, block))
         })
     }
 
-    /// Makes every shadow the home of its place, as the commit under way says.
+    /// Makes every shadow the committed block of its logical block, in the current commit.
     pub(crate) fn publish(&mut self) {
         for logical in self.dirty.drain(..) {
             if let Some(block) = self.shadows[logical as usize].take() {
                 let block = std::mem::replace(&mut self.committed[logical as usize], block);
-                self.freed.push(Replaced { block, span: self.readers.moved(logical) });
+                self.freed.push(ReplacedBlock { block, sequences: self.readers.block_moved(logical) });
             }
         }
     }
 
-    /// Nobody of another process reads any more.
-    pub(super) fn forget_spans(&mut self) {
-        let gone = self.freed.iter_mut().chain(&mut self.retired);
-        gone.for_each(|gone| gone.span = Span::default());
+    /// Forgets the sequences of replaced blocks, because no other process reads them any more.
+    pub(super) fn forget_sequences(&mut self) {
+        let replaced = self.freed.iter_mut().chain(&mut self.retired);
+        replaced.for_each(|replaced| replaced.sequences = SequenceRange::default());
     }
 
-    /// The commit is made: readers of other processes see what it is of.
-    pub(crate) fn show(&mut self, counts: Counts) {
-        self.readers.show(counts, &self.committed);
+    /// Announces the committed blocks and these counts to readers in other processes.
+    pub(crate) fn publish_to_readers(&mut self, counts: ValueCounts) {
+        self.readers.publish(counts, &self.committed);
     }
 
-    /// The commit is made: what it has replaced is free, unless an image may name it.
+    /// Frees the replaced blocks after the commit. With `power` they are held for images instead.
     pub(crate) fn committed(&mut self, power: bool) {
         match power {
-            true => self.named.extend(self.freed.drain(..).map(|gone| gone.block)),
-            false => self.let_go(),
+            true => self.in_next_image.extend(self.freed.drain(..).map(|replaced| replaced.block)),
+            false => self.release_replaced(),
         }
     }
 
-    /// An image is being written: what was replaced up to now is not in it.
+    /// Records that an image is being written. It does not name the blocks replaced so far.
     pub(crate) fn image_begun(&mut self) {
-        self.imaged.append(&mut self.named);
+        self.in_durable_image.append(&mut self.in_next_image);
     }
 
-    /// The image is on the disk: what was replaced before it was begun is free.
+    /// Records that the image is on disk. Frees the blocks replaced before its write began.
     pub(crate) fn image_written(&mut self) {
-        // Where images are made nothing is lent.
-        let imaged = self.imaged.drain(..);
-        self.freed.extend(imaged.map(|block| Replaced { block, span: Span::default() }));
-        self.let_go();
+        // Values are not shared where images are written.
+        let in_durable_image = self.in_durable_image.drain(..);
+        self.freed.extend(in_durable_image.map(|block| ReplacedBlock { block, sequences: SequenceRange::default() }));
+        self.release_replaced();
     }
 
-    /// What was replaced first is taken first again: so the shadows of a model follow one another in memory
-    /// as its places do, which the processor fetches ahead.
-    fn let_go(&mut self) {
-        for gone in self.freed.drain(..).rev() {
-            match self.blocks.is_pinned(gone.block) || self.readers.hold(gone.span) {
-                true => self.retired.push(gone),
-                false => self.free.push(gone.block),
+    /// Frees the replaced blocks in reverse order, so that the first is allocated first. The
+    /// shadows of a model then have the order of its logical blocks, which the hardware prefetcher
+    /// needs.
+    fn release_replaced(&mut self) {
+        for replaced in self.freed.drain(..).rev() {
+            match self.blocks.is_pinned(replaced.block) || self.readers.may_read(replaced.sequences) {
+                true => self.retired.push(replaced),
+                false => self.free.push(replaced.block),
             }
         }
     }
 
-    /// Forgets every shadow. Whoever was the first to take one is again.
+    /// Discards all shadows. Restores the order of the free blocks.
     pub(crate) fn discard(&mut self) {
         for logical in self.dirty.drain(..).rev() {
             self.free.extend(self.shadows[logical as usize].take());
         }
     }
 
-    /// Pins the homes of these places.
+    /// Pins the committed blocks of these logical blocks.
     pub(crate) fn pin(&self, logical_blocks: impl Iterator<Item = u32>) -> Pins {
         self.blocks.pin(logical_blocks.map(|logical| self.committed[logical as usize]).collect())
     }
@@ -229,12 +235,12 @@ impl Pool {
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
         let shadows = self.shadows.iter().flatten();
-        let kept = self.imaged.iter().chain(&self.named);
-        let gone = self.freed.iter().chain(&self.retired).map(|gone| &gone.block);
-        let free = self.free.iter().chain(gone).chain(kept);
+        let held_for_images = self.in_durable_image.iter().chain(&self.in_next_image);
+        let replaced = self.freed.iter().chain(&self.retired).map(|replaced| &replaced.block);
+        let free = self.free.iter().chain(replaced).chain(held_for_images);
         let mut all: Vec<u32> = self.committed.iter().chain(shadows).chain(free).copied().collect();
         all.sort_unstable();
-        assert!(all.iter().copied().eq(0..all.len() as u32), "every block once: {all:?}");
+        assert!(all.iter().copied().eq(0..all.len() as u32), "every block is listed once: {all:?}");
         assert_eq!(self.dirty.len(), self.shadows.iter().flatten().count());
         self.readers.check_invariants(&self.committed);
     }

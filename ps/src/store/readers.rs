@@ -1,7 +1,8 @@
-//! Readers of other processes, who read values where they lie: what they may be reading is not written.
+//! Readers in other processes that read values in place. A block that such a reader may be reading
+//! is not written.
 //!
-//! `pushpull_common::shared_values` says how. There is a board only while somebody has been lent a desk;
-//! while nobody has, all of this costs a branch for each change.
+//! `pushpull_common::shared_values` describes the mechanism. The block table exists only while some
+//! reader has a reader slot. Without readers all of this costs one branch for each change.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -9,93 +10,95 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::message::SharedValues;
 use pushpull_common::shared_values::{
-    BlockTable, Counts, READER_SLOT_WORDS, ReaderSlot, block_table_words, holds,
+    BlockTable, ValueCounts, READER_SLOT_WORDS, ReaderSlot, block_table_words, holds,
 };
 
 use super::Store;
 use super::pool::Pool;
-use crate::arena::{Budget, Loan, SharedWords};
+use crate::arena::{Budget, Reservation, SharedWords};
 use crate::error::StorageError;
 use crate::planted::{Bug, PlantedBugs};
 
-/// That values are lent, as a bit of what is.
+/// The bit of [`SharedValues::shares`] that stands for values.
 pub(crate) const VALUES: u64 = 1;
 
-/// Since which turn of the board a block has held a place, and until which; nobody reads a block of
-/// none.
+/// The sequences of the block table at which a block held a logical block: from `first` up to
+/// `end`, exclusive. Nothing reads a block whose range is empty.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Span {
-    born: u64,
-    freed: u64,
+pub(super) struct SequenceRange {
+    first: u64,
+    end: u64,
 }
 
-/// Whoever reads the values of a store without a request.
+/// The readers of a store's values in other processes, if there are any.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Option<Box<SharedReaders>>);
 
 #[derive(Debug)]
 struct SharedReaders {
     block_table: BlockTable<SharedWords>,
-    seats: Vec<Seat>,
-    /// By place: since which turn the block that holds it does.
-    born: Vec<u64>,
-    /// Places that another block holds by the change under way.
-    moved: Vec<u32>,
+    readers: Vec<InPlaceReader>,
+    /// For each logical block, the sequence from which its committed block holds it.
+    first_sequences: Vec<u64>,
+    /// The logical blocks that the current change moves to other blocks.
+    moved_blocks: Vec<u32>,
     planted: PlantedBugs,
-    /// A commit has not been shown, as [`Bug::SequenceLate`] has it.
-    late: bool,
-    _loan: Loan,
+    /// Whether [`Bug::StaleSequence`] has suppressed the last publication.
+    commit_hidden: bool,
+    _reservation: Reservation,
 }
 
-/// One reader.
+/// A reader in another process.
 #[derive(Debug)]
-struct Seat {
+struct InPlaceReader {
     connection: u64,
     reader_slot: ReaderSlot<SharedWords>,
-    /// What it has counted, as far as it is known.
+    /// The pulls and bytes that it had counted when they were last read.
     counted: (u64, u64),
-    /// The pin it was seen with, what it had counted then, and since when.
-    seen: Option<(u64, (u64, u64), Instant)>,
-    _loan: Loan,
+    /// The pin that was observed last, the counts at that time, and the time of the first
+    /// observation.
+    observed_pin: Option<(u64, (u64, u64), Instant)>,
+    _reservation: Reservation,
 }
 
 impl SharedReaders {
     fn has_pins(&self) -> bool {
-        self.seats.iter().any(|seat| seat.reader_slot.pinned() != 0)
+        self.readers.iter().any(|reader| reader.reader_slot.pinned() != 0)
     }
 }
 
 impl Readers {
-    /// Whether there are any.
-    pub(super) fn are_there(&self) -> bool {
+    /// Returns whether there are readers.
+    pub(super) fn exist(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Another block holds a place by the change under way; what readers know of the one before.
-    pub(super) fn moved(&mut self, logical: u32) -> Span {
-        let Some(shared_values) = &mut self.0 else { return Span::default() };
-        shared_values.moved.push(logical);
-        let freed = shared_values.block_table.sequence() + 2;
-        Span { born: std::mem::replace(&mut shared_values.born[logical as usize], freed), freed }
+    /// Records that the current change moves a logical block to another block. Returns the
+    /// sequences of the block that it replaces.
+    pub(super) fn block_moved(&mut self, logical: u32) -> SequenceRange {
+        let Some(shared_values) = &mut self.0 else { return SequenceRange::default() };
+        shared_values.moved_blocks.push(logical);
+        let end = shared_values.block_table.sequence() + 2;
+        SequenceRange { first: std::mem::replace(&mut shared_values.first_sequences[logical as usize], end), end }
     }
 
-    /// Whether somebody may be reading a block that was replaced.
-    pub(super) fn hold(&self, span: Span) -> bool {
-        let Some(shared_values) = self.0.as_ref().filter(|_| span.freed > 0) else { return false };
+    /// Returns whether a reader may be reading a replaced block.
+    pub(super) fn may_read(&self, sequences: SequenceRange) -> bool {
+        let Some(shared_values) = self.0.as_ref().filter(|_| sequences.end > 0) else { return false };
         if shared_values.planted.has(Bug::PinIgnored) {
             return false;
         }
         shared_values
-            .seats
+            .readers
             .iter()
-            .any(|seat| holds(seat.reader_slot.pinned(), span.born, span.freed))
+            .any(|reader| holds(reader.reader_slot.pinned(), sequences.first, sequences.end))
     }
 
-    /// Begins a change of values where they lie, unless somebody is reading. Whoever comes before it is
-    /// shown is sent away.
-    pub(super) fn make_way(&mut self) -> bool {
+    /// Begins a change of values in place. Returns false if a reader has a pin. Readers that arrive
+    /// before the change is published are rejected.
+    pub(super) fn begin_in_place(&mut self) -> bool {
         let Some(shared_values) = &mut self.0 else { return true };
-        // Mostly this is known without sending anybody away.
+        // This check usually decides, without rejecting any reader.
         if shared_values.has_pins() {
             return false;
         }
@@ -107,8 +110,8 @@ impl Readers {
         free
     }
 
-    /// A change of values where they lie was taken back: all is as it was shown.
-    pub(super) fn change_taken_back(&mut self) {
+    /// Publishes the unchanged values again after a change in place was rolled back.
+    pub(super) fn cancel_in_place(&mut self) {
         if let Some(shared_values) = &mut self.0
             && shared_values.block_table.is_changing()
         {
@@ -116,79 +119,80 @@ impl Readers {
         }
     }
 
-    /// A change is committed: what its blocks hold, and what that is of, is for all to see.
-    pub(super) fn show(&mut self, counts: Counts, committed: &[u32]) {
+    /// Publishes a committed change: the blocks that it moved, and its counts.
+    pub(super) fn publish(&mut self, counts: ValueCounts, committed: &[u32]) {
         let Some(shared_values) = &mut self.0 else { return };
-        let SharedReaders { block_table, moved, planted, late, .. } = &mut **shared_values;
-        if moved.is_empty() && !block_table.is_changing() && block_table.counts() == counts {
+        let SharedReaders { block_table, moved_blocks, planted, commit_hidden, .. } = &mut **shared_values;
+        if moved_blocks.is_empty() && !block_table.is_changing() && block_table.counts() == counts {
             return;
         }
-        *late = planted.has(Bug::SequenceLate) && !*late;
-        if *late {
+        *commit_hidden = planted.has(Bug::StaleSequence) && !*commit_hidden;
+        if *commit_hidden {
             return;
         }
         block_table.begin();
-        for logical in moved.drain(..) {
+        for logical in moved_blocks.drain(..) {
             block_table.set_block(logical as usize, committed[logical as usize]);
         }
         block_table.publish(counts);
     }
 
-    /// Asserts that the board shows where everything is.
+    /// Asserts that the block table names the committed blocks.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_invariants(&self, committed: &[u32]) {
         let Some(shared_values) =
-            self.0.as_ref().filter(|shared_values| shared_values.moved.is_empty())
+            self.0.as_ref().filter(|shared_values| shared_values.moved_blocks.is_empty())
         else {
             return;
         };
-        assert!(!shared_values.seats.is_empty(), "a board is kept for somebody");
+        assert!(!shared_values.readers.is_empty(), "a block table without readers is dropped");
         for (logical, &committed) in committed.iter().enumerate() {
             assert_eq!(
                 shared_values.block_table.block(logical),
                 u64::from(committed),
-                "place {logical} on the board"
+                "logical block {logical} in the block table"
             );
             assert!(
-                shared_values.born[logical] <= shared_values.block_table.sequence(),
-                "place {logical} has come already"
+                shared_values.first_sequences[logical] <= shared_values.block_table.sequence(),
+                "logical block {logical} is published"
             );
         }
     }
 
-    /// Takes a desk back: what its reader copies from now on is of no use to it. What it has counted
-    /// that was not known.
-    fn forget(&mut self, connection: u64) -> (u64, u64) {
+    /// Revokes the reader slot of a connection, so that its current copy becomes invalid. Returns
+    /// the pulls and bytes that it has counted since they were last read.
+    fn remove(&mut self, connection: u64) -> (u64, u64) {
         let Some(shared_values) = &mut self.0 else { return (0, 0) };
         let mut counted = (0, 0);
-        for mut seat in shared_values.seats.extract_if(.., |seat| seat.connection == connection) {
+        for mut reader in shared_values.readers.extract_if(.., |reader| reader.connection == connection) {
             if !shared_values.planted.has(Bug::RevokedUnseen) {
-                seat.reader_slot.revoke();
+                reader.reader_slot.revoke();
             }
-            counted = seat.count();
+            counted = reader.count();
         }
-        if shared_values.seats.is_empty() {
+        if shared_values.readers.is_empty() {
             self.0 = None;
         }
         counted
     }
 }
 
-impl Seat {
-    /// Whether it has been at one pull for so long.
+impl InPlaceReader {
+    /// Returns whether the reader has held the same pin for the timeout.
     fn has_stalled(&mut self, now: Instant, stall_timeout: Duration) -> bool {
         let (pin, counted) = (self.reader_slot.pinned(), self.reader_slot.counted());
-        match self.seen {
-            _ if pin == 0 => self.seen = None,
+        match self.observed_pin {
+            _ if pin == 0 => self.observed_pin = None,
             Some((p, c, since)) if (p, c) == (pin, counted) => {
                 return now.saturating_duration_since(since) >= stall_timeout;
             }
-            _ => self.seen = Some((pin, counted, now)),
+            _ => self.observed_pin = Some((pin, counted, now)),
         }
         false
     }
 
-    /// What the reader has counted since this was asked last, which may be any numbers.
+    /// Returns the pulls and bytes that the reader has counted since the last call. A faulty client
+    /// may report any numbers.
     fn count(&mut self) -> (u64, u64) {
         let now = self.reader_slot.counted();
         let (pulls, bytes) = std::mem::replace(&mut self.counted, now);
@@ -197,12 +201,16 @@ impl Seat {
 }
 
 impl Store {
-    /// Lends a connection the values, which are of what `counts` says: what it is told, and the
-    /// descriptors of board, desk and values. A desk that it had is taken back.
+    /// Shares the values, which have these counts, with a connection. Returns the message and the
+    /// descriptors of block table, reader slot and values. Revokes a reader slot that the
+    /// connection had.
+    ///
+    /// # Errors
+    /// If the memory cannot be shared, or the budget is exhausted.
     pub(crate) fn share(
         &mut self,
         connection: u64,
-        counts: Counts,
+        counts: ValueCounts,
         budget: &Budget,
     ) -> Result<(SharedValues, Vec<OwnedFd>), StorageError> {
         let failed = |source| {
@@ -210,50 +218,50 @@ impl Store {
             StorageError::Io { doing: "share", path, source }
         };
         let geometry = self.values.blocks.geometry(self.geometry.logical_blocks);
-        let (values, values_bytes) = self.values.blocks.to_read().map_err(failed)?;
+        let (values, values_bytes) = self.values.blocks.read_only_descriptor().map_err(failed)?;
         let words = SharedWords::new(READER_SLOT_WORDS).map_err(failed)?;
-        let loan = budget.take(words.bytes())?;
-        let (reader_slot, reader_slot_bytes) = (words.to_write().map_err(failed)?, words.bytes());
+        let reservation = budget.reserve(words.bytes())?;
+        let (reader_slot, reader_slot_bytes) = (words.writable_descriptor().map_err(failed)?, words.bytes());
         let committed =
             (0..self.geometry.logical_blocks).map(|logical| self.values.committed_block(logical));
         let mut made = None;
-        if !self.values.readers.are_there() {
+        if !self.values.readers.exist() {
             let words = SharedWords::new(block_table_words(committed.len())).map_err(failed)?;
-            let loan = budget.take(words.bytes())?;
-            let (seats, born, moved) = (Vec::new(), vec![0; committed.len()], Vec::new());
+            let reservation = budget.reserve(words.bytes())?;
+            let (readers, first_sequences, moved_blocks) = (Vec::new(), vec![0; committed.len()], Vec::new());
             let block_table = BlockTable::new(words, counts, committed);
-            let (planted, late) = (self.planted, false);
+            let (planted, commit_hidden) = (self.planted, false);
             made = Some(Box::new(SharedReaders {
                 block_table,
-                seats,
-                born,
-                moved,
+                readers,
+                first_sequences,
+                moved_blocks,
                 planted,
-                late,
-                _loan: loan,
+                commit_hidden,
+                _reservation: reservation,
             }));
         }
         let shared_values = made.as_ref().or(self.values.readers.0.as_ref());
         let block_table = shared_values.map(|shared_values| shared_values.block_table.words());
-        let block_table = block_table.expect("one is made if there is none");
+        let block_table = block_table.expect("a block table is created if there is none");
         let (block_table, block_table_bytes) =
-            (block_table.to_read().map_err(failed)?, block_table.bytes());
-        // Nothing fails from here on.
+            (block_table.read_only_descriptor().map_err(failed)?, block_table.bytes());
+        // Nothing below fails.
         let owner_generation = self.values.blocks.word(geometry.owner_generation_word());
         if let Some(made) = made {
             self.values.readers.0 = Some(made);
         }
         if let Some(shared_values) = &mut self.values.readers.0 {
-            for seat in shared_values.seats.extract_if(.., |seat| seat.connection == connection) {
-                seat.reader_slot.revoke();
+            for reader in shared_values.readers.extract_if(.., |reader| reader.connection == connection) {
+                reader.reader_slot.revoke();
             }
-            let reader_slot = ReaderSlot::new(words.shared());
-            shared_values.seats.push(Seat {
+            let reader_slot = ReaderSlot::new(words.without_descriptor());
+            shared_values.readers.push(InPlaceReader {
                 connection,
                 reader_slot,
                 counted: (0, 0),
-                seen: None,
-                _loan: loan,
+                observed_pin: None,
+                _reservation: reservation,
             });
         }
         let shared = SharedValues {
@@ -271,49 +279,49 @@ impl Store {
         Ok((shared, vec![block_table, reader_slot, values]))
     }
 
-    /// Whether somebody reads the values without a request: that it has done so is told by nobody.
+    /// Returns whether values are shared. The server is not informed of such reads.
     pub(crate) fn is_shared(&self) -> bool {
-        self.values.readers.are_there()
+        self.values.readers.exist()
     }
 
-    /// Takes back what a connection was lent, if it was; the pulls it has made and their bytes, as it
-    /// says itself, since they were asked for.
-    pub(crate) fn take_back(&mut self, connection: u64) -> (u64, u64) {
-        let counted = self.values.readers.forget(connection);
+    /// Revokes a connection's access to shared values, if it has any. Returns the pulls and bytes
+    /// that it has reported since they were last read.
+    pub(crate) fn revoke_reader(&mut self, connection: u64) -> (u64, u64) {
+        let counted = self.values.readers.remove(connection);
         if !self.is_shared() {
-            // The next board counts its turns anew: these would mean others there.
-            self.values.forget_spans();
+            // The next block table counts its sequences from the start, so these would have another
+            // meaning.
+            self.values.forget_sequences();
         }
         counted
     }
 
-    /// The pulls that readers have made, and their bytes, as they say themselves, since this was asked
-    /// for.
+    /// Returns the pulls and bytes that readers have reported since the last call.
     pub(crate) fn direct_pulls(&mut self) -> (u64, u64) {
         let Some(shared_values) = &mut self.values.readers.0 else { return (0, 0) };
-        let counts = shared_values.seats.iter_mut().map(Seat::count);
+        let counts = shared_values.readers.iter_mut().map(InPlaceReader::count);
         counts.fold((0, 0), |sum, (pulls, bytes)| {
             (sum.0.wrapping_add(pulls), sum.1.wrapping_add(bytes))
         })
     }
 
-    /// The connections of readers who have been at one pull for so long: they may have stopped in the
-    /// middle of it, and would hold what they were reading for good.
+    /// Returns the connections of readers that have held one pin for the timeout. They may have
+    /// stopped in the middle of a pull, and would hold its blocks forever.
     pub(crate) fn stalled_readers(&mut self, now: Instant, stall_timeout: Duration) -> Vec<u64> {
         let Some(shared_values) = &mut self.values.readers.0 else { return Vec::new() };
-        let seats = shared_values.seats.iter_mut();
-        let stalled = seats.filter_map(|seat| seat.has_stalled(now, stall_timeout).then_some(seat));
-        stalled.map(|seat| seat.connection).collect()
+        let readers = shared_values.readers.iter_mut();
+        let stalled = readers.filter_map(|reader| reader.has_stalled(now, stall_timeout).then_some(reader));
+        stalled.map(|reader| reader.connection).collect()
     }
 
-    /// The connections of readers that hold blocks which no longer hold anything.
-    pub(crate) fn holding_readers(&self) -> Vec<u64> {
+    /// Returns the connections of readers that hold retired blocks.
+    pub(crate) fn readers_of_retired_blocks(&self) -> Vec<u64> {
         let Pool { readers, retired, .. } = &self.values;
-        let seats = readers.0.iter().flat_map(|shared_values| &shared_values.seats);
-        let holds_one = |seat: &&Seat| {
-            let pin = seat.reader_slot.pinned();
-            retired.iter().any(|gone| holds(pin, gone.span.born, gone.span.freed))
+        let readers = readers.0.iter().flat_map(|shared_values| &shared_values.readers);
+        let holds_one = |reader: &&InPlaceReader| {
+            let pin = reader.reader_slot.pinned();
+            retired.iter().any(|replaced| holds(pin, replaced.sequences.first, replaced.sequences.end))
         };
-        seats.filter(holds_one).map(|seat| seat.connection).collect()
+        readers.filter(holds_one).map(|reader| reader.connection).collect()
     }
 }

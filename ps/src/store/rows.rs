@@ -1,38 +1,40 @@
-//! Rows that are changed where they lie, a few at a time: what they hold is kept, one row behind the
-//! other, and while they are in cache a rule takes each.
+//! Rows that are changed in place, one tile at a time. The old contents of a tile are recorded;
+//! while its rows are in cache, the rule changes them.
 
 use std::ops::Range;
 
 use bytemuck::Pod;
 use pushpull_common::catalogue::Partition;
 
-use super::change::{Stretches, with_slots};
+use super::change::{InPlaceRuns, with_slots};
 use super::geometry::logical_block_of;
 use super::undo::RowLocation;
-use super::{Change, Input, Store};
+use super::{Change, ChangeInput, Store};
 use crate::arena::Blocks;
 use crate::optimizer::Run;
 use crate::planted::Bug;
 
-/// What is taken at a time of values, and of each slot: it stays in cache until it is put back.
+/// The maximum size of a tile, of its values and of each slot, in bytes. A tile stays in cache from
+/// its recording to its change.
 const TILE_BYTES: usize = 8 << 10;
 
-/// Rows under way.
+/// The locations of the rows of two tiles.
 #[derive(Debug, Default)]
-pub(super) struct Tile {
-    /// Where they lie, and where those lie that come next.
+pub(super) struct RowTile {
+    /// The current tile, and the one after it, which is prefetched.
     locations: Vec<RowLocation>,
     next: Vec<RowLocation>,
 }
 
-/// Where a row of a partition lies in the shard's variables.
+/// Returns the position of a row in the shard's layout.
 pub(super) fn range_of(partition: &Partition, row: u32) -> Range<u64> {
     let start = partition.offset + u64::from(row) * partition.row_bytes();
     start..start + partition.row_bytes()
 }
 
-/// The place that a row of a partition lies in and where, if it is one. Not of [`range_of`], which
-/// would find the bytes of a row by a division each time.
+/// Returns the logical block that contains a row, and the row's offset in it; `None` if the row
+/// crosses a block boundary. The caller passes the size of a row: [`range_of`] would find it by a
+/// division each time.
 #[inline]
 pub(super) fn logical_block_of_row(
     partition: &Partition,
@@ -46,7 +48,7 @@ pub(super) fn logical_block_of_row(
 }
 
 impl Store {
-    /// Keeps what rows hold, and changes them where they lie.
+    /// Records the old contents of rows, and changes them in place.
     pub(super) fn change_rows_in_place(
         &mut self,
         change: Change<'_>,
@@ -57,28 +59,28 @@ impl Store {
         let row_bytes = partition.row_bytes() as usize;
         let mut tile = std::mem::take(&mut self.tile);
         let (mut rows, mut input) = (rows, input);
-        self.find(partition, rows, change, &mut tile.next);
+        self.locate(partition, rows, change, &mut tile.next);
         while let Some(&first) = rows.first() {
             std::mem::swap(&mut tile.locations, &mut tile.next);
             let count = tile.locations.len().max(1);
             let (head, rest) = input.split_at(count * row_bytes);
             let changed = &rows[..count];
             (rows, input) = (&rows[count..], rest);
-            self.find(partition, rows, change, &mut tile.next);
+            self.locate(partition, rows, change, &mut tile.next);
             match tile.locations.is_empty() {
                 true => self.change_in_pieces(change, range_of(partition, first), head),
                 false => {
                     self.change_tile(change, row_bytes, head, &tile);
                     let starts = changed.iter().map(|&row| range_of(partition, row).start);
-                    self.look_at_rows(change, starts, &tile.locations, row_bytes);
+                    self.check_overflow_of_rows(change, starts, &tile.locations, row_bytes);
                 }
             }
         }
         self.tile = tile;
     }
 
-    /// Finds where the next rows lie, up to the first that lies in two blocks.
-    fn find(
+    /// Locates the rows of the next tile, up to the first that crosses a block boundary.
+    fn locate(
         &self,
         partition: &Partition,
         rows: &[u32],
@@ -100,13 +102,13 @@ impl Store {
         }
     }
 
-    /// Keeps what a tile's rows hold, and changes them where they lie.
-    fn change_tile(&mut self, change: Change<'_>, row_bytes: usize, input: &[u8], tile: &Tile) {
-        self.keep_rows(&tile.locations, row_bytes, change.slots(), &tile.next);
+    /// Records the old contents of a tile, and changes it in place.
+    fn change_tile(&mut self, change: Change<'_>, row_bytes: usize, input: &[u8], tile: &RowTile) {
+        self.record_undo_of_rows(&tile.locations, row_bytes, change.slots(), &tile.next);
         self.change_locations(change, &tile.locations, row_bytes, input);
     }
 
-    /// Changes rows where they lie; what they were has been kept.
+    /// Changes rows in place, whose old contents have been recorded.
     pub(super) fn change_locations(
         &mut self,
         change: Change<'_>,
@@ -115,7 +117,7 @@ impl Store {
         input: &[u8],
     ) {
         let slots = self.slots.as_mut().filter(|_| change.slots() > 0);
-        change.in_place(&mut InBlocks {
+        change.in_place(&mut RowsInBlocks {
             values: &mut self.values.blocks,
             slots: slots.map(|pool| (&mut pool.blocks, change.slots())),
             locations,
@@ -124,16 +126,16 @@ impl Store {
         });
     }
 
-    /// Changes a stretch of a block where it lies, by the next of the input.
+    /// Changes a range of a block in place, by the next bytes of the input.
     pub(super) fn change_location(
         &mut self,
         change: Change<'_>,
         location: RowLocation,
         bytes: usize,
-        input: &mut Input<'_>,
+        input: &mut ChangeInput<'_>,
     ) {
         let slots = self.slots.as_mut().filter(|_| change.slots() > 0);
-        change.in_place(&mut InBlock {
+        change.in_place(&mut RangeInBlock {
             values: &mut self.values.blocks,
             slots: slots.map(|pool| (&mut pool.blocks, change.slots())),
             location,
@@ -142,8 +144,9 @@ impl Store {
         });
     }
 
-    /// Keeps what rows hold, and those of their slots that change. Meanwhile the next ones are fetched.
-    pub(super) fn keep_rows(
+    /// Records the old contents of rows, and of those of their slots that change. Meanwhile
+    /// prefetches the rows of the next tile.
+    pub(super) fn record_undo_of_rows(
         &mut self,
         locations: &[RowLocation],
         row_bytes: usize,
@@ -152,23 +155,23 @@ impl Store {
     ) {
         let values = &self.values.blocks;
         let slots = self.slots.as_ref().filter(|_| slots_changed > 0).map(|pool| &pool.blocks);
-        self.undo.keep(None, locations, row_bytes, 1 + slots_changed, |stream, kept| {
+        self.undo.record(None, locations, row_bytes, 1 + slots_changed, |stream, old| {
             let (blocks, part) = match (stream.checked_sub(1), slots) {
                 (Some(slot), Some(slots)) => (slots, slot),
                 _ => (values, 0),
             };
-            let lies = |location: &RowLocation| {
+            let position = |location: &RowLocation| {
                 let block = if stream == 0 { location.value } else { location.slot };
                 (block, location.start as usize)
             };
-            let mut next = next.iter().map(lies);
-            for (location, kept) in locations.iter().zip(kept.chunks_exact_mut(row_bytes)) {
+            let mut next = next.iter().map(position);
+            for (location, old) in locations.iter().zip(old.chunks_exact_mut(row_bytes)) {
                 if let Some((block, start)) = next.next() {
-                    fetch(blocks, (block, part), start, row_bytes);
+                    prefetch_row(blocks, (block, part), start, row_bytes);
                 }
-                let (block, start) = lies(location);
+                let (block, start) = position(location);
                 let block = blocks.read_part(block, part);
-                kept.copy_from_slice(&block[start..start + row_bytes]);
+                old.copy_from_slice(&block[start..start + row_bytes]);
             }
         });
         if !self.planted.has(Bug::UndoAfterWrite) {
@@ -176,35 +179,35 @@ impl Store {
         }
     }
 
-    /// Changes a row that lies in more than one block.
+    /// Changes a row that crosses a block boundary.
     fn change_in_pieces(&mut self, change: Change<'_>, range: Range<u64>, input: &[u8]) {
-        let mut input = Input::from(input);
+        let mut input = ChangeInput::from(input);
         for (logical, within) in self.pieces_of(&range) {
-            self.keep(logical, within.clone(), change.slots());
+            self.record_undo(logical, within.clone(), change.slots());
             self.write_committed_block(change, logical, within, &mut input);
         }
     }
 }
 
-/// Rows of one length where they lie, and what a push has for them.
-struct InBlocks<'a> {
+/// Rows of one length that change in place, and their input.
+struct RowsInBlocks<'a> {
     values: &'a mut Blocks,
-    /// And how many of them change.
+    /// The slots, and how many of them change.
     slots: Option<(&'a mut Blocks, usize)>,
     locations: &'a [RowLocation],
     row_bytes: usize,
     input: &'a [u8],
 }
 
-impl Stretches for InBlocks<'_> {
+impl InPlaceRuns for RowsInBlocks<'_> {
     fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
         let count = self.slots.as_ref().map_or(0, |(_, count)| *count);
         with_slots!(count, SLOTS => self.each_with::<T, SLOTS>(change));
     }
 }
 
-impl InBlocks<'_> {
-    /// [`Stretches::each`], for so many slots at most.
+impl RowsInBlocks<'_> {
+    /// Implements [`InPlaceRuns::each`] for at most `SLOTS` slots.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
         let row_bytes = self.row_bytes;
         for (location, input) in self.locations.iter().zip(self.input.chunks_exact(row_bytes)) {
@@ -228,37 +231,37 @@ impl InBlocks<'_> {
     }
 }
 
-/// A stretch of a block, and what a push has for it.
-struct InBlock<'a, 'i> {
+/// A range of a block that changes in place, and its input.
+struct RangeInBlock<'a, 'i> {
     values: &'a mut Blocks,
-    /// And how many of them change.
+    /// The slots, and how many of them change.
     slots: Option<(&'a mut Blocks, usize)>,
     location: RowLocation,
     bytes: usize,
-    input: &'a mut Input<'i>,
+    input: &'a mut ChangeInput<'i>,
 }
 
-impl Stretches for InBlock<'_, '_> {
+impl InPlaceRuns for RangeInBlock<'_, '_> {
     fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
-        let InBlock { values, slots, location, bytes, input } = self;
+        let RangeInBlock { values, slots, location, bytes, input } = self;
         let start = location.start as usize;
         input.each(start..start + *bytes, |within, input| {
             let row_bytes = within.len();
             let slots = slots.as_mut().map(|(blocks, count)| (&mut **blocks, *count));
             let locations = &[RowLocation { start: within.start as u32, ..*location }];
-            InBlocks { values, slots, locations, row_bytes, input }.each(change);
+            RowsInBlocks { values, slots, locations, row_bytes, input }.each(change);
         });
     }
 }
 
-/// Longer stretches are fetched by the processor itself.
-const FETCHED_BYTES_MAX: usize = 1024;
+/// The maximum size of a row to prefetch, in bytes. The hardware prefetches longer ones.
+const PREFETCH_BYTES_MAX: usize = 1024;
 
-/// Has a row of a part of a block fetched, as it is read soon: rows lie far apart, and nothing else would
-/// have the processor wait for several of them at a time.
+/// Prefetches a row of a part of a block. Rows are far apart, so without a prefetch the processor
+/// would wait for one at a time.
 #[inline]
-pub(super) fn fetch(blocks: &Blocks, (block, part): (u32, usize), start: usize, row_bytes: usize) {
-    if row_bytes <= FETCHED_BYTES_MAX {
-        blocks.fetch(block, part, start..start + row_bytes);
+pub(super) fn prefetch_row(blocks: &Blocks, (block, part): (u32, usize), start: usize, row_bytes: usize) {
+    if row_bytes <= PREFETCH_BYTES_MAX {
+        blocks.prefetch(block, part, start..start + row_bytes);
     }
 }

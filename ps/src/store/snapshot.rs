@@ -1,4 +1,4 @@
-//! What a pull reads: values of one version, pinned.
+//! Snapshots: the values of one version that a pull reads, pinned.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use pushpull_common::ids::PartitionId;
 
 use super::Store;
 use super::geometry::logical_block_of;
-use super::rows::{fetch, logical_block_of_row, range_of};
+use super::rows::{logical_block_of_row, prefetch_row, range_of};
 use crate::arena::Pins;
 
-/// Rows that are fetched ahead of the one that is read.
-const AHEAD: usize = 8;
+/// The number of rows that are prefetched ahead of the one being read.
+const PREFETCHED_ROWS: usize = 8;
 
 impl Store {
-    /// Pins the values of these ranges, in bytes of the shard's variables, as they are now.
+    /// Pins the current values of these byte ranges of the layout.
     pub(crate) fn snapshot(&self, ranges: &[Range<u64>]) -> Snapshot {
         let mut logical = Vec::new();
         for range in ranges.iter().filter(|range| !range.is_empty()) {
@@ -26,15 +26,15 @@ impl Store {
         Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
     }
 
-    /// The values of a range as they were before the change under way, in pieces in order. An element
-    /// that is changed where it lies is not to be asked for after that.
+    /// Yields the values of a range before the current change, in order. Must not be used for
+    /// elements that the change has updated in place.
     pub(crate) fn before(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
         self.pieces_of(&range).map(|(logical, within)| {
             &self.values.blocks.read(self.values.committed_block(logical))[within]
         })
     }
 
-    /// Appends rows of a partition, one behind the other, as they were before the change under way.
+    /// Appends rows of a partition as they were before the current change.
     pub(crate) fn gather(
         &self,
         partition: &Partition,
@@ -44,16 +44,16 @@ impl Store {
         let (row_bytes, block_bytes) = (partition.row_bytes() as usize, self.geometry.block_bytes);
         gathered.reserve(rows.len() * row_bytes);
         let blocks = &self.values.blocks;
-        // The block that a row lies in and where, if it is one.
+        // The block of a row and its offset in it, if it is in one block.
         let find = |row: u32| {
             let found = logical_block_of_row(partition, row, row_bytes, block_bytes);
             found.map(|(logical, within)| (self.values.committed_block(logical), within))
         };
-        let mut later = rows.clone().skip(AHEAD);
+        let mut later = rows.clone().skip(PREFETCHED_ROWS);
         for row in rows {
-            // Those in two blocks are not worth the trouble.
+            // Rows that cross a block boundary are too rare to prefetch.
             if let Some((block, start)) = later.next().and_then(find) {
-                fetch(blocks, (block, 0), start, row_bytes);
+                prefetch_row(blocks, (block, 0), start, row_bytes);
             }
             match find(row) {
                 Some((block, start)) => {
@@ -67,7 +67,8 @@ impl Store {
         }
     }
 
-    /// Lists the partitions that a selection names, as ranges in rising order; the culprit otherwise.
+    /// Appends the ranges of the partitions that a selection names, in ascending order and merged.
+    /// Fails with the first partition that is unknown or out of order.
     pub(crate) fn select(
         &self,
         ids: &[PartitionId],
@@ -84,7 +85,7 @@ impl Store {
         Ok(())
     }
 
-    /// A partition of the shard.
+    /// Returns a partition of the shard.
     pub(crate) fn partition(&self, id: PartitionId) -> Option<&Partition> {
         let partitions = self.layout.partitions();
         let index = partitions.binary_search_by_key(&id, |partition| partition.id).ok()?;
@@ -92,17 +93,17 @@ impl Store {
     }
 }
 
-/// Values as they were at one version, for as long as this lives.
+/// The values of one version, pinned while this value lives.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pins: Pins,
-    /// Which stretch of the values each pinned block holds, in rising order.
+    /// The logical block that each pinned block holds, in ascending order.
     pub(super) logical: Vec<u32>,
     block_bytes: usize,
 }
 
 impl Snapshot {
-    /// The bytes of a range that was asked for, in pieces in order.
+    /// Yields the bytes of a range of the snapshot, in order.
     pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
         let block_bytes = self.block_bytes;
         let (mut start, end) = (range.start as usize, range.end as usize);

@@ -1,24 +1,24 @@
-//! What values and slots hold, added up for rules that must know whole variables.
+//! Sums over whole variables, for rules that need them before they change any element.
 
 use std::ops::Range;
 
 use pushpull_common::tensor::{DType, Element};
 
-use super::{Change, Input, SLOTS_MAX, Store};
+use super::{Change, ChangeInput, SLOTS_MAX, Store};
 use crate::optimizer::{SumRun, Sums};
 
-/// How much of what is given is added up at a time: a rule reckons some numbers for each piece, and nothing
-/// is written.
+/// The size of a chunk of input to sum, in bytes. It is larger than for changes: a rule has a fixed
+/// cost for each chunk, and nothing is written.
 const PIECE_BYTES: usize = 16 << 10;
 
 impl Store {
-    /// Adds a range, which lies within one partition and is changed by nothing yet, to the sums that
-    /// the rule of this change makes of its variable. The ranges of a variable come in order.
+    /// Adds a range to the sums of its variable. The range must be in one partition and not yet
+    /// changed; the ranges of a variable must come in order.
     pub(crate) fn add_up(
         &self,
         change: Change<'_>,
         range: Range<u64>,
-        mut input: Input<'_>,
+        mut input: ChangeInput<'_>,
         sums: &mut Sums,
     ) {
         for (logical, within) in self.pieces_of(&range) {

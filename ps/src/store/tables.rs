@@ -1,4 +1,4 @@
-//! The tables that grow, beside what lies in blocks: they change with it, by the same commits.
+//! Growing tables of a store, which change together with its blocks, by the same commits.
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::PartitionId;
@@ -8,31 +8,32 @@ use crate::arena::{Arena, Budget};
 use crate::commit::Journal;
 use crate::error::StorageError;
 use crate::optimizer::VariableRules;
-use crate::table::{Files, Making, Table};
+use crate::table::{TableFiles, TableInputs, Table};
 
 impl Store {
-    /// Has the tables made or opened, as `had` does it: with [`Table::create`] or [`Table::open`]. Then
-    /// all is put back that a change which was not committed had changed in place.
-    pub(crate) fn have_tables(
+    /// Attaches the tables, which `make` creates or opens with [`Table::create`] or
+    /// [`Table::open`]. Then clears the undo, because every uncommitted change in place has been
+    /// rolled back.
+    pub(crate) fn attach_tables(
         &mut self,
         arena: &Arena,
         generation: u64,
         budget: &Budget,
         rules: &VariableRules,
-        mut had: impl FnMut(Making<'_>) -> Result<Table, StorageError>,
+        mut make: impl FnMut(TableInputs<'_>) -> Result<Table, StorageError>,
     ) -> Result<(), StorageError> {
-        let undone = std::mem::take(&mut self.undone);
+        let undo_rows = std::mem::take(&mut self.undo_rows);
         for (table, partition) in (0..).zip(self.layout.tables()) {
             let budget = budget.clone();
-            let making = Making {
-                files: Files { arena: arena.clone(), generation, table, budget },
+            let inputs = TableInputs {
+                files: TableFiles { arena: arena.clone(), generation, table, budget },
                 catalogue: &self.catalogue,
                 partition,
                 slots: rules.optimizer(partition.variable).slots(),
                 integrity: self.integrity,
-                undone: &undone,
+                undo_rows: &undo_rows,
             };
-            self.tables.push(had(making)?);
+            self.tables.push(make(inputs)?);
         }
         self.undo.clear();
         Ok(())
@@ -46,21 +47,21 @@ impl Store {
         &mut self.tables
     }
 
-    /// Makes sure that a transaction has room for what was begun of all tables together.
-    pub(crate) fn make_room_for_tables(&self, journal: &mut Journal) -> Result<(), StorageError> {
+    /// Extends the intent for the current changes of all tables.
+    pub(crate) fn reserve_intent_for_tables(&self, journal: &mut Journal) -> Result<(), StorageError> {
         let words = self.tables.iter().map(Table::dirty_words).sum();
-        journal.make_room(words)
+        journal.grow_intent(words)
     }
 
-    /// Settles where the rows of tables will be that the change under way changes, which makes
-    /// `version`, if that is not known yet: where they lie, if they are few enough that they can be
-    /// kept, and nobody reads them. Then the rest of the change is made in one go.
+    /// Decides for the current change, which makes `version`, whether rows of tables are changed in
+    /// place. They are if the undo can hold them and nothing reads them; the rest of the change
+    /// then runs without interruption. Does nothing if it is already decided.
     pub(crate) fn settle_tables(&mut self, version: u64) {
         if self.tables.iter().all(Table::is_settled) {
             return;
         }
         let need = self.tables.iter_mut().map(Table::undo_need).sum::<Option<usize>>();
-        let fits = |need| need <= self.geometry.undo_bytes && self.undo.has_room(need);
+        let fits = |need| need <= self.geometry.undo_bytes && self.undo.fits(need);
         let in_place = !self.power && need.is_some_and(fits);
         if in_place {
             if !self.in_place {
@@ -71,32 +72,32 @@ impl Store {
         self.tables.iter_mut().for_each(|table| table.settle(in_place));
     }
 
-    /// Changes rows of a table, by their places among those that the change was begun with, once it is
-    /// settled where they are; by rows that lie one behind the other.
+    /// Changes rows of a table by consecutive rows of input. `rows` are positions among the rows
+    /// that the change began with. [`Store::settle_tables`] must have been called.
     pub(crate) fn change_table(
         &mut self,
         table: usize,
         change: Change<'_>,
-        logical_blocks: std::ops::Range<usize>,
+        rows: std::ops::Range<usize>,
         input: &[u8],
     ) {
         let (undo, planted) = (&mut self.undo, self.planted);
-        let found = self.tables[table].change_rows(change, logical_blocks, input, undo, planted);
-        self.note_overflow_of(table, found);
+        let found = self.tables[table].change_rows(change, rows, input, undo, planted);
+        self.record_table_overflow(table, found);
     }
 
-    /// The table that a partition is.
+    /// Returns the table with this partition id.
     pub(crate) fn table(&self, id: PartitionId) -> Option<&Table> {
         self.tables.iter().find(|table| table.partition().id == id)
     }
 
-    /// A partition of the shard that is pulled by rows.
+    /// Returns a partition that is pulled by rows.
     pub(crate) fn partition_of_rows(&self, id: PartitionId) -> Option<&Partition> {
         let stored = self.partition(id).filter(|partition| partition.is_sparse());
         stored.or_else(|| self.table(id).map(Table::partition))
     }
 
-    /// Puts the indices of what was restored into the journal.
+    /// Stages the indices of restored tables.
     pub(crate) fn tables_restored(&mut self, journal: &mut Journal) -> Result<(), StorageError> {
         self.tables.iter_mut().try_for_each(|table| table.restored(journal))
     }

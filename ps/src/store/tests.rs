@@ -1,4 +1,4 @@
-//! Blocks, snapshots and slots, by themselves.
+//! Tests of blocks, snapshots and slots in isolation.
 
 #![allow(clippy::single_range_in_vec_init, reason = "a change of one range is what is meant")]
 
@@ -13,7 +13,7 @@ use pushpull_common::variable::VariableSpec;
 use super::*;
 use crate::measure::{alone, holding};
 use crate::optimizer::{
-    Adagrad, Adam, ApplyAt, Lamb, Optimizer, RmsProp, Rules, Run, Sgd, SlotSpec, Sums,
+    Adagrad, Adam, ApplyAt, Lamb, Optimizer, RmsProp, OptimizerRules, Run, Sgd, SlotSpec, Sums,
 };
 
 const BLOCK: usize = 1024;
@@ -26,10 +26,10 @@ fn gradient_of(optimizer: &dyn Optimizer, at: ApplyAt) -> Change<'_> {
 }
 
 impl Store {
-    /// What the values and each slot hold by the last commit, in the order of the layout.
+    /// Returns the committed contents of the values and of each slot, in the order of the layout.
     pub(crate) fn contents(&self) -> Vec<Vec<u8>> {
         let (bytes, block_bytes) = (self.layout.bytes() as usize, self.geometry.block_bytes);
-        let stretch = |pool: &Pool, part: usize| {
+        let concatenate = |pool: &Pool, part: usize| {
             let blocks = (0..pool.logical_blocks()).map(|logical| {
                 let end = block_bytes.min(bytes - logical * block_bytes);
                 &pool.blocks.read_part(pool.committed_block(logical), part)[..end]
@@ -37,20 +37,20 @@ impl Store {
             blocks.collect::<Vec<_>>().concat()
         };
         let slots = self.slots.iter();
-        let slots = slots.flat_map(|pool| (0..self.geometry.slots).map(|slot| stretch(pool, slot)));
-        [stretch(&self.values, 0)].into_iter().chain(slots).collect()
+        let slots = slots.flat_map(|pool| (0..self.geometry.slots).map(|slot| concatenate(pool, slot)));
+        [concatenate(&self.values, 0)].into_iter().chain(slots).collect()
     }
 }
 
-/// A store with its journal, as a shard holds them.
-pub(super) struct Rig {
+/// A store and its journal.
+pub(super) struct StoreFixture {
     store: Store,
     journal: Journal,
     version: u64,
 }
 
-/// Three blocks of f32, and so many that may be pinned.
-fn rig(optimizer: impl Optimizer, pinned: u64) -> Rig {
+/// Creates a store of three blocks of f32, of which `pinned` free blocks may be pinned.
+fn fixture(optimizer: impl Optimizer, pinned: u64) -> StoreFixture {
     let pin_bytes = pinned * BLOCK as u64;
     let (store, mut journal) =
         alone(ELEMENTS, Arc::new(optimizer), BLOCK, pin_bytes, true).unwrap();
@@ -58,11 +58,11 @@ fn rig(optimizer: impl Optimizer, pinned: u64) -> Rig {
     assert_eq!((geometry.logical_blocks, geometry.pinned as u64), (3, pinned));
     store.seal(&mut journal);
     journal.commit();
-    Rig { store, journal, version: 0 }
+    StoreFixture { store, journal, version: 0 }
 }
 
-impl Rig {
-    /// A change of these ranges, each by this much of the input, committed.
+impl StoreFixture {
+    /// Applies `change` to these ranges and commits.
     fn change(
         &mut self,
         ranges: &[Range<u64>],
@@ -75,7 +75,7 @@ impl Rig {
         self.store.publish(&mut self.journal);
         self.version += 1;
         self.journal.commit();
-        self.store.committed(Counts { version: self.version, ..Counts::default() });
+        self.store.committed(ValueCounts { version: self.version, ..ValueCounts::default() });
         self.store.check_invariants();
         self.store.verify(&self.journal).unwrap();
         Ok(())
@@ -99,47 +99,47 @@ fn read(snapshot: &Snapshot, range: Range<u64>) -> Vec<f32> {
 }
 
 #[test]
-fn a_pull_keeps_its_version_and_holds_changes_up_only_when_memory_is_out() {
-    let mut rig = rig(Sgd::new(1.0), 2);
+fn a_snapshot_keeps_its_version_and_delays_changes_only_without_free_blocks() {
+    let mut fixture = fixture(Sgd::new(1.0), 2);
     let all = 0..4 * ELEMENTS;
-    let first = rig.store.snapshot(&[0..8, all.end - 8..all.end]);
-    rig.add(all.clone(), 1.0).unwrap();
+    let first = fixture.store.snapshot(&[0..8, all.end - 8..all.end]);
+    fixture.add(all.clone(), 1.0).unwrap();
     assert_eq!(read(&first, 0..8), [0.0; 2]);
-    // Two blocks are pinned, two may be: three are left for a change.
-    rig.add(all.clone(), 1.0).unwrap();
-    let second = rig.store.snapshot(std::slice::from_ref(&all));
-    rig.add(all.clone(), 1.0).unwrap();
-    assert_eq!(rig.add(all.clone(), 1.0), Err(NoFreeBlock));
-    assert!(rig.all().iter().all(|&value| value == 3.0), "made whole or not at all");
+    // Two blocks are pinned, and the geometry allows two. Three are left for a change.
+    fixture.add(all.clone(), 1.0).unwrap();
+    let second = fixture.store.snapshot(std::slice::from_ref(&all));
+    fixture.add(all.clone(), 1.0).unwrap();
+    assert_eq!(fixture.add(all.clone(), 1.0), Err(NoFreeBlock));
+    assert!(fixture.all().iter().all(|&value| value == 3.0), "a change is applied completely or not at all");
     assert!(read(&second, all.clone()).iter().all(|&value| value == 2.0));
-    rig.store.check_invariants();
+    fixture.store.check_invariants();
     drop(first);
-    assert_eq!(rig.add(all.clone(), 1.0), Err(NoFreeBlock), "three are needed");
-    rig.add(0..8 + BLOCK as u64, 1.0).unwrap();
+    assert_eq!(fixture.add(all.clone(), 1.0), Err(NoFreeBlock), "three blocks are needed");
+    fixture.add(0..8 + BLOCK as u64, 1.0).unwrap();
     drop(second);
-    rig.add(all.clone(), 1.0).unwrap();
-    assert_eq!(rig.all()[0], 5.0);
-    assert_eq!(rig.all()[ELEMENTS as usize - 1], 4.0);
+    fixture.add(all.clone(), 1.0).unwrap();
+    assert_eq!(fixture.all()[0], 5.0);
+    assert_eq!(fixture.all()[ELEMENTS as usize - 1], 4.0);
 }
 
 #[test]
-fn a_few_bytes_are_changed_in_place_unless_somebody_reads_them() {
-    let mut rig = rig(Sgd::new(1.0), 2);
-    let committed = |rig: &Rig| {
-        (0..3).map(|logical| rig.store.values.committed_block(logical)).collect::<Vec<_>>()
+fn small_changes_are_made_in_place_unless_the_blocks_are_read() {
+    let mut fixture = fixture(Sgd::new(1.0), 2);
+    let committed = |fixture: &StoreFixture| {
+        (0..3).map(|logical| fixture.store.values.committed_block(logical)).collect::<Vec<_>>()
     };
-    let before = committed(&rig);
-    rig.add(BLOCK as u64 - 8..BLOCK as u64 + 8, 1.0).unwrap();
-    assert_eq!(committed(&rig), before, "nothing has moved");
-    let pull = rig.store.snapshot(&[0..8]);
-    rig.add(0..8, 1.0).unwrap();
-    assert_ne!(committed(&rig), before, "the block that is read was left alone");
-    assert_eq!((read(&pull, 0..8), rig.all()[1]), (vec![0.0; 2], 1.0));
-    assert_eq!(rig.all().iter().sum::<f32>(), 6.0);
+    let before = committed(&fixture);
+    fixture.add(BLOCK as u64 - 8..BLOCK as u64 + 8, 1.0).unwrap();
+    assert_eq!(committed(&fixture), before, "no block has moved");
+    let pull = fixture.store.snapshot(&[0..8]);
+    fixture.add(0..8, 1.0).unwrap();
+    assert_ne!(committed(&fixture), before, "a pinned block is not written");
+    assert_eq!((read(&pull, 0..8), fixture.all()[1]), (vec![0.0; 2], 1.0));
+    assert_eq!(fixture.all().iter().sum::<f32>(), 6.0);
 }
 
 #[test]
-fn a_draft_that_is_given_up_was_nothing() {
+fn a_discarded_change_has_no_effect() {
     let range = 0..4 * ELEMENTS;
     let gradient = vec![1_f32; ELEMENTS as usize];
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
@@ -147,34 +147,34 @@ fn a_draft_that_is_given_up_was_nothing() {
     let change =
         |store: &mut Store, range| store.change(gradient_of(&rule, at), range, bytes.into());
     let committed = [0, 1, 2].map(|discarded| {
-        let mut rig = rig(Adam::new(0.1), 1);
+        let mut fixture = fixture(Adam::new(0.1), 1);
         for _ in 0..discarded {
-            rig.store.begin(std::slice::from_ref(&range), std::iter::empty(), 1).unwrap();
-            change(&mut rig.store, range.clone()).unwrap();
-            rig.store.discard();
-            rig.store.check_invariants();
-            rig.store.verify(&rig.journal).unwrap();
-            assert!(rig.all().iter().all(|&value| value == 0.0));
+            fixture.store.begin(std::slice::from_ref(&range), std::iter::empty(), 1).unwrap();
+            change(&mut fixture.store, range.clone()).unwrap();
+            fixture.store.discard();
+            fixture.store.check_invariants();
+            fixture.store.verify(&fixture.journal).unwrap();
+            assert!(fixture.all().iter().all(|&value| value == 0.0));
         }
-        rig.change(std::slice::from_ref(&range), change).unwrap();
-        [0, 1, 2].map(|logical| rig.store.values.committed_block(logical))
+        fixture.change(std::slice::from_ref(&range), change).unwrap();
+        [0, 1, 2].map(|logical| fixture.store.values.committed_block(logical))
     });
-    // Nor does it turn the order round in which blocks are written.
+    // The order in which blocks are written does not change either.
     assert!(committed.iter().all(|it| *it == committed[0]), "{committed:?}");
 }
 
 #[test]
-fn a_snapshot_is_read_at_any_cut() {
-    let mut rig = rig(Sgd::new(1.0), 1);
+fn a_snapshot_is_readable_across_block_boundaries() {
+    let mut fixture = fixture(Sgd::new(1.0), 1);
     let counted: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&counted);
-    rig.change(&[0..4 * ELEMENTS], |store, range| {
+    fixture.change(&[0..4 * ELEMENTS], |store, range| {
         store.change(Change::Assign, range, bytes.into())
     })
     .unwrap();
     let block = BLOCK as u64;
     let ranges = [8..16, block - 8..block + 8, 3 * block - 8..3 * block];
-    let snapshot = rig.store.snapshot(&ranges);
+    let snapshot = fixture.store.snapshot(&ranges);
     for range in ranges {
         let expected = &counted[range.start as usize / 4..range.end as usize / 4];
         assert_eq!(read(&snapshot, range), expected);
@@ -184,21 +184,21 @@ fn a_snapshot_is_read_at_any_cut() {
 }
 
 #[test]
-fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
+fn values_and_slots_match_the_rule_on_every_write_path() {
     let rule = Adam::new(0.1);
     let (mut values, mut m, mut v) = (
         vec![0_f32; ELEMENTS as usize],
         vec![0_f32; ELEMENTS as usize],
         vec![0_f32; ELEMENTS as usize],
     );
-    let mut rigs: Vec<Rig> = [false, true]
+    let mut fixtures: Vec<StoreFixture> = [false, true]
         .map(|past_cache| {
-            let mut rig = rig(rule.clone(), 1);
-            rig.store.past_cache = past_cache;
-            rig
+            let mut fixture = fixture(rule.clone(), 1);
+            fixture.store.past_cache = past_cache;
+            fixture
         })
         .into();
-    // Whole, in the middle of blocks, over their edges, and few enough to be changed in place.
+    // Whole, inside blocks, across block boundaries, and small enough for a change in place.
     let ranges = [0..ELEMENTS, 2..ELEMENTS - 2, 250..262, 100..500, 4..6];
     for (count, range) in (1..).zip(ranges.iter().cycle().take(15)) {
         let elements = range.start as usize..range.end as usize;
@@ -208,14 +208,14 @@ fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
         let slots: &mut [&mut [f32]] = &mut [&mut m[elements.clone()], &mut v[elements.clone()]];
         rule.apply_f32(at, Run { values: &mut values[elements], slots, gradient: &gradient });
         let bytes = 4 * range.start..4 * range.end;
-        for rig in &mut rigs {
+        for fixture in &mut fixtures {
             let gradient: &[u8] = bytemuck::cast_slice(&gradient);
-            rig.change(std::slice::from_ref(&bytes), |store, range| {
+            fixture.change(std::slice::from_ref(&bytes), |store, range| {
                 store.change(gradient_of(&rule, at), range, gradient.into())
             })
             .unwrap();
-            assert_eq!(rig.all(), values);
-            let pool = rig.store.slots.as_ref().unwrap();
+            assert_eq!(fixture.all(), values);
+            let pool = fixture.store.slots.as_ref().unwrap();
             for (index, expected) in [&m, &v].into_iter().enumerate() {
                 for (logical, expected) in expected.chunks(BLOCK / 4).enumerate() {
                     let slot = pool.blocks.read_part(pool.committed_block(logical), index);
@@ -226,73 +226,74 @@ fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
     }
 }
 
-/// Gives bytes that lie there, as if they did not.
-struct Giving<'a>(&'a [u8]);
+/// A byte source over a slice.
+struct StreamedBytes<'a>(&'a [u8]);
 
-impl Give for Giving<'_> {
-    fn give(&mut self, to: &mut [u8]) {
+impl ByteSource for StreamedBytes<'_> {
+    fn fill(&mut self, to: &mut [u8]) {
         let (head, rest) = self.0.split_at(to.len());
         to.copy_from_slice(head);
         self.0 = rest;
     }
 }
 
-/// With a loop past the cache and without one, with sums over the whole variable, and without a rule.
+/// Covers rules with and without a streaming loop, with sums over the whole variable, and a change
+/// without a rule.
 #[test]
-fn what_is_given_piece_by_piece_changes_what_it_would_lying_there() {
+fn a_byte_source_has_the_effect_of_a_slice() {
     const BLOCK: usize = 8 << 10;
     let rules: [Arc<dyn Optimizer>; 4] = [
         Arc::new(Sgd::new(0.1)),
         Arc::new(Adam::new(0.1)),
         Arc::new(Lamb::new(0.1)),
-        Arc::new(Started),
+        Arc::new(NonzeroSlot),
     ];
     for (rule, past_cache) in rules.iter().flat_map(|rule| [(rule, false), (rule, true)]) {
         let elements = 3 * BLOCK as u64 / 4;
-        let mut rigs = [(), ()].map(|()| {
+        let mut fixtures = [(), ()].map(|()| {
             let (mut store, mut journal) = alone(elements, rule.clone(), BLOCK, 0, true).unwrap();
             store.past_cache = past_cache;
             store.seal(&mut journal);
             journal.commit();
-            Rig { store, journal, version: 0 }
+            StoreFixture { store, journal, version: 0 }
         });
-        // Whole, over the edges of blocks and of pieces, twice in one block, and in place.
+        // Whole, across boundaries of blocks and chunks, twice in one block, and in place.
         let ranges = [0..elements, 2..elements - 2, 500..1600, 2040..2056, 4..6];
         for (count, range) in (1..).zip(ranges.iter().cycle().take(10)) {
             let gradient: Vec<f32> =
                 range.clone().map(|i| (i as f32).sin() + count as f32).collect();
             let (bytes, at) = (bytemuck::cast_slice(&gradient), ApplyAt::new(count, 0));
-            for (rig, is_given) in rigs.iter_mut().zip([false, true]) {
-                rig.change(&[4 * range.start..4 * range.end], |store, range| {
-                    let (mut sums, mut giving) = (Sums::default(), [Giving(bytes), Giving(bytes)]);
-                    let [summed, applied] = giving.each_mut().map(|giving| match is_given {
-                        true => Input::Given(giving),
-                        false => Input::Bytes(bytes),
+            for (fixture, is_streamed) in fixtures.iter_mut().zip([false, true]) {
+                fixture.change(&[4 * range.start..4 * range.end], |store, range| {
+                    let (mut sums, mut sources) = (Sums::default(), [StreamedBytes(bytes), StreamedBytes(bytes)]);
+                    let [summed, applied] = sources.each_mut().map(|source| match is_streamed {
+                        true => ChangeInput::Source(source),
+                        false => ChangeInput::Bytes(bytes),
                     });
                     store.add_up(gradient_of(&**rule, at), range.clone(), summed, &mut sums);
                     let at = at.with_sums(sums.totals());
                     store.change(gradient_of(&**rule, at), range.clone(), applied)?;
-                    let added = &mut Giving(bytes);
-                    let added = if is_given { Input::Given(added) } else { Input::Bytes(bytes) };
+                    let added = &mut StreamedBytes(bytes);
+                    let added = if is_streamed { ChangeInput::Source(added) } else { ChangeInput::Bytes(bytes) };
                     store.change(ADD, range, added)
                 })
                 .unwrap();
             }
-            let [lying, given] = &rigs;
-            assert_eq!(lying.store.contents(), given.store.contents(), "{rule:?}, {range:?}");
+            let [sliced, streamed] = &fixtures;
+            assert_eq!(sliced.store.contents(), streamed.store.contents(), "{rule:?}, {range:?}");
         }
         assert!(
-            rigs[0].store.contents()[0].iter().any(|&byte| byte != 0),
-            "{rule:?} did something"
+            fixtures[0].store.contents()[0].iter().any(|&byte| byte != 0),
+            "{rule:?} has an effect"
         );
     }
 }
 
-/// A rule whose slot starts at something else than zero.
+/// A rule whose slot does not start at zero.
 #[derive(Debug)]
-struct Started;
+struct NonzeroSlot;
 
-impl Optimizer for Started {
+impl Optimizer for NonzeroSlot {
     fn kind(&self) -> &'static str {
         "started"
     }
@@ -312,21 +313,22 @@ impl Optimizer for Started {
 
 #[test]
 fn a_slot_may_start_at_any_value() {
-    let mut rig = rig(Started, 1);
+    let mut fixture = fixture(NonzeroSlot, 1);
     let gradient = vec![0; 4 * ELEMENTS as usize];
-    rig.change(&[0..4 * ELEMENTS], |store, range| {
-        store.change(gradient_of(&Started, ApplyAt::new(1, 0)), range, gradient[..].into())
+    fixture.change(&[0..4 * ELEMENTS], |store, range| {
+        store.change(gradient_of(&NonzeroSlot, ApplyAt::new(1, 0)), range, gradient[..].into())
     })
     .unwrap();
-    assert!(rig.all().iter().all(|&value| value == 0.5));
+    assert!(fixture.all().iter().all(|&value| value == 0.5));
 }
 
-/// Rules of two slots, of none and of one, for variables that share blocks; the last by rows.
+/// Rules with two, no and one slot, for variables that share blocks. The last one is pushed by
+/// rows.
 #[test]
 fn each_variable_has_the_slots_of_its_own_rule() {
     let trained_by: [Arc<dyn Optimizer>; 3] =
         [Arc::new(Adam::new(0.1)), Arc::new(Sgd::new(0.5)), Arc::new(Adagrad::new(0.25))];
-    let mut rules = Rules::new(trained_by[0].clone());
+    let mut rules = OptimizerRules::new(trained_by[0].clone());
     rules.optimizer_for("b".into(), trained_by[1].clone());
     rules.optimizer_for("c".into(), trained_by[2].clone());
     let variable = |name, shape| VariableSpec::f32(name, shape).unwrap();
@@ -340,7 +342,7 @@ fn each_variable_has_the_slots_of_its_own_rule() {
         journal.commit();
         store.past_cache = past_cache;
         let partitions = store.layout().partitions().to_vec();
-        let mut rig = Rig { store, journal, version: 0 };
+        let mut fixture = StoreFixture { store, journal, version: 0 };
         let mut expected: Vec<Vec<Vec<f32>>> = Vec::new();
         for (rule, partition) in trained_by.iter().zip(&partitions) {
             let first = rule.slots().iter().map(|slot| slot.initial as f32);
@@ -352,7 +354,7 @@ fn each_variable_has_the_slots_of_its_own_rule() {
             for ((rule, partition), streams) in
                 trained_by.iter().zip(&partitions).zip(&mut expected)
             {
-                // Whole, and so few rows that they are changed in place.
+                // The whole variable, or so few rows that they are changed in place.
                 let row_bytes = partition.row_bytes();
                 let rows = if count % 2 == 0 { 0..partition.row_count() } else { count..count + 2 };
                 let elements =
@@ -366,7 +368,7 @@ fn each_variable_has_the_slots_of_its_own_rule() {
                     ..partition.offset + rows.end * row_bytes;
                 let change = gradient_of(&**rule, at);
                 let rows: Vec<u32> = (rows.start as u32..rows.end as u32).collect();
-                rig.change(&[range], |store, range| match partition.is_sparse() {
+                fixture.change(&[range], |store, range| match partition.is_sparse() {
                     true => {
                         let input = bytemuck::cast_slice(&gradient);
                         store.change_rows(change, partition, &rows, input)
@@ -379,8 +381,8 @@ fn each_variable_has_the_slots_of_its_own_rule() {
                 .unwrap();
             }
         }
-        let contents = rig.store.contents();
-        assert_eq!(contents.len(), 3, "values, and as many slots as the rule that has most");
+        let contents = fixture.store.contents();
+        assert_eq!(contents.len(), 3, "values, and the slots of the rule that has most");
         for (partition, streams) in partitions.iter().zip(&expected) {
             let bytes = partition.offset as usize..(partition.offset + partition.bytes) as usize;
             for (index, expected) in streams.iter().enumerate() {
@@ -391,7 +393,7 @@ fn each_variable_has_the_slots_of_its_own_rule() {
     }
 }
 
-/// A rule of more slots than most have, each of another number.
+/// A rule with more slots than most, each with a different initial value.
 #[derive(Debug)]
 struct FiveSlots;
 
@@ -432,7 +434,7 @@ impl Optimizer for FiveSlots {
     }
 }
 
-/// Rules of every number of slots that there is a loop for, and of more.
+/// Returns rules for every number of slots that has its own loop, and one with more.
 fn rules_by_slots() -> [Arc<dyn Optimizer>; 5] {
     let centered = RmsProp::new(0.1).centered().momentum(0.9);
     let rules: [Arc<dyn Optimizer>; 5] = [
@@ -446,68 +448,68 @@ fn rules_by_slots() -> [Arc<dyn Optimizer>; 5] {
     rules
 }
 
-/// So many rows, far apart and over the edges of blocks, that they are kept in several tiles.
+/// The rows are far apart and cross block boundaries, and fill several tiles.
 #[test]
-fn many_rows_in_place_are_those_of_the_rule_and_of_its_slots() {
+fn many_rows_in_place_match_the_rule() {
     rules_by_slots().into_iter().for_each(check_many_rows);
 }
 
 fn check_many_rows(rule: Arc<dyn Optimizer>) {
     const ROWS: u64 = 20_000;
     let table = VariableSpec::f32("t", [ROWS, 5]).unwrap().sparse();
-    let rules = Rules::new(rule.clone());
+    let rules = OptimizerRules::new(rule.clone());
     let (store, journal) = holding(vec![table], rules, BLOCK, BLOCK as u64, false).unwrap();
     let partition = store.layout().partitions()[0].clone();
-    let mut rig = Rig { store, journal, version: 0 };
+    let mut fixture = StoreFixture { store, journal, version: 0 };
     let rows: Vec<u32> = (0..ROWS as u32).step_by(25).collect();
     let gradient: Vec<f32> = (0..5 * rows.len()).map(|i| (i as f32).sin()).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
-    let committed = |rig: &Rig| {
-        (0..rig.store.values.logical_blocks()).map(|p| rig.store.values.committed_block(p)).sum()
+    let committed = |fixture: &StoreFixture| {
+        (0..fixture.store.values.logical_blocks()).map(|p| fixture.store.values.committed_block(p)).sum()
     };
-    let before: u32 = committed(&rig);
+    let before: u32 = committed(&fixture);
     let first: Vec<f32> =
         std::iter::once(0.0).chain(rule.slots().iter().map(|slot| slot.initial as f32)).collect();
     let mut expected: Vec<Vec<f32>> =
         first.iter().map(|&first| vec![first; gradient.len()]).collect();
     for count in 1..=2 {
         let touched = || std::iter::once((&partition, &rows[..]));
-        let need = rig.store.need_of(&[], touched(), &mut Vec::new());
-        rig.store.begin(&[], touched(), count).unwrap();
-        assert!(rig.store.is_in_place());
+        let need = fixture.store.undo_need(&[], touched(), &mut Vec::new());
+        fixture.store.begin(&[], touched(), count).unwrap();
+        assert!(fixture.store.is_in_place());
         let at = ApplyAt::new(count, 0);
-        rig.store.change_rows(gradient_of(&*rule, at), &partition, &rows, bytes).unwrap();
-        assert!(rig.store.undo.used() <= need, "no more was kept than was counted");
-        let kept = rig.store.undo.rows(count - 1).unwrap();
-        let held = |stream| kept.iter().filter(move |row| row.stream == stream);
+        fixture.store.change_rows(gradient_of(&*rule, at), &partition, &rows, bytes).unwrap();
+        assert!(fixture.store.undo.used_bytes() <= need, "the need bounds what is recorded");
+        let recorded = fixture.store.undo.rows(count - 1).unwrap();
+        let old_contents = |stream| recorded.iter().filter(move |row| row.stream == stream);
         for (stream, expected) in expected.iter().enumerate() {
-            let held: Vec<u8> = held(stream).flat_map(|row| row.bytes.clone()).collect();
-            assert!(held == bytemuck::cast_slice::<f32, u8>(expected), "{rule:?}, stream {stream}");
+            let old_contents: Vec<u8> = old_contents(stream).flat_map(|row| row.bytes.clone()).collect();
+            assert!(old_contents == bytemuck::cast_slice::<f32, u8>(expected), "{rule:?}, stream {stream}");
         }
-        rig.store.publish(&mut rig.journal);
-        rig.journal.commit();
-        rig.store.committed(Counts::default());
+        fixture.store.publish(&mut fixture.journal);
+        fixture.journal.commit();
+        fixture.store.committed(ValueCounts::default());
         let mut streams = expected.iter_mut().map(Vec::as_mut_slice);
         let values = streams.next().unwrap();
         let slots = &mut streams.collect::<Vec<_>>()[..];
         rule.apply_f32(at, Run { values, slots, gradient: &gradient });
     }
-    assert_eq!(committed(&rig), before, "nothing has moved");
-    for ((stream, expected), first) in rig.store.contents().iter().zip(&expected).zip(first) {
+    assert_eq!(committed(&fixture), before, "no block has moved");
+    for ((stream, expected), first) in fixture.store.contents().iter().zip(&expected).zip(first) {
         let mut elements: Vec<f32> = bytemuck::cast_slice(stream).to_vec();
         for (&row, expected) in rows.iter().zip(expected.chunks(5)) {
             let found = &mut elements[5 * row as usize..][..5];
             assert_eq!(found, expected, "{rule:?}, row {row}");
             found.fill(first);
         }
-        assert!(elements.iter().all(|&element| element == first), "{rule:?}, and no others");
+        assert!(elements.iter().all(|&element| element == first), "{rule:?}: no other row changes");
     }
 }
 
 proptest! {
-    /// What is counted before a change bounds what it keeps, wherever blocks end.
+    /// The need computed before a change bounds what it records, wherever blocks end.
     #[test]
-    fn no_more_is_kept_than_was_counted(
+    fn recorded_undo_stays_within_the_computed_need(
         block_bits in 6..11_u32,
         width in 1..90_u64,
         rows in proptest::collection::btree_set(0..40_u32, 0..20),
@@ -517,51 +519,51 @@ proptest! {
         let rule = rules_by_slots()[rule].clone();
         let dense = VariableSpec::f32("d", [80]).unwrap();
         let table = VariableSpec::f32("t", [40, width]).unwrap().sparse();
-        let (rules, block_bytes) = (Rules::new(rule.clone()), 1 << block_bits);
+        let (rules, block_bytes) = (OptimizerRules::new(rule.clone()), 1 << block_bits);
         let (mut store, _) = holding(vec![dense, table], rules, block_bytes, 0, false).unwrap();
         let partition = store.layout().partitions()[1].clone();
         let rows: Vec<u32> = rows.into_iter().collect();
         let range = 8 * range.0.min(range.1)..8 * range.0.max(range.1);
         let mut logical_blocks = Vec::new();
         let touched = std::iter::once((&partition, &rows[..]));
-        let need = store.need_of(std::slice::from_ref(&range), touched, &mut logical_blocks);
-        // As a change begins that is in place, though none so large as some of these would be.
+        let need = store.undo_need(std::slice::from_ref(&range), touched, &mut logical_blocks);
+        // Begins a change in place without the size check, which some of these changes would not
+        // pass.
         store.undo.begin(1);
         for (logical, within) in store.pieces_of(&range) {
-            store.keep(logical, within, rule.slots().len());
+            store.record_undo(logical, within, rule.slots().len());
         }
         store.in_place = true;
         let input = vec![0; rows.len() * partition.row_bytes() as usize];
         let change = gradient_of(&*rule, ApplyAt::new(1, 0));
         store.change_rows(change, &partition, &rows, &input).unwrap();
-        prop_assert!(store.undo.used() <= need, "{} of {need}", store.undo.used());
-        let mut kept: Vec<usize> = store.undo.rows(0).unwrap().iter()
+        prop_assert!(store.undo.used_bytes() <= need, "{} of {need}", store.undo.used_bytes());
+        let mut recorded: Vec<usize> = store.undo.rows(0).unwrap().iter()
             .filter(|row| row.stream == 0)
             .map(|row| (0..store.values.logical_blocks()).find(|&p| store.values.committed_block(p) == row.block).unwrap())
             .collect();
-        for logical_blocks in [&mut kept, &mut logical_blocks] {
+        for logical_blocks in [&mut recorded, &mut logical_blocks] {
             logical_blocks.sort_unstable();
             logical_blocks.dedup();
         }
-        prop_assert_eq!(kept, logical_blocks);
+        prop_assert_eq!(recorded, logical_blocks);
     }
 }
 
-/// Rows that exist are changed where they lie, unless a checkpoint reads them or they are more than can
-/// be kept.
+/// Existing rows are changed in place, unless a checkpoint reads them or the undo cannot hold them.
 #[test]
-fn rows_of_tables_stay_where_they_are_unless_somebody_reads_them() {
+fn table_rows_are_changed_in_place_unless_they_are_read() {
     let spec = TableSpec::new(1 << 24).rows_at_once(100_000);
     let table = VariableSpec::table("t", DType::F32, [4], spec).unwrap();
     let rule = Adagrad::new(0.5);
-    let rules = Rules::new(Arc::new(rule.clone()));
+    let rules = OptimizerRules::new(Arc::new(rule.clone()));
     let (mut store, mut journal) = holding(vec![table], rules, BLOCK, 0, true).unwrap();
     let mut version = 0;
     let mut is_in_place = |store: &mut Store, rows: u64| {
         version += 1;
         let ids: Vec<u64> = (0..rows).collect();
         store.tables_mut()[0].begin(&mut journal, &ids, (version, version), false).unwrap();
-        store.make_room_for_tables(&mut journal).unwrap();
+        store.reserve_intent_for_tables(&mut journal).unwrap();
         store.settle_tables(version);
         let in_place = store.is_in_place();
         let (input, at) = (vec![1.0_f32; 4 * ids.len()], ApplyAt::new(version, version));
@@ -570,26 +572,26 @@ fn rows_of_tables_stay_where_they_are_unless_somebody_reads_them() {
         store.publish(&mut journal);
         store.tables().iter().for_each(|table| table.stage_head(&mut journal));
         journal.commit();
-        store.committed(Counts::default());
-        assert!(!store.is_in_place(), "the change is over");
+        store.committed(ValueCounts::default());
+        assert!(!store.is_in_place(), "the change is complete");
         store.tables()[0].check_invariants(&journal);
         in_place
     };
     assert!(is_in_place(&mut store, 1000));
     let image = store.image(1, Arc::default());
-    assert!(!is_in_place(&mut store, 1000), "somebody reads them");
+    assert!(!is_in_place(&mut store, 1000), "an image pins the rows");
     drop(image);
     assert!(is_in_place(&mut store, 1000));
-    assert!(!is_in_place(&mut store, 100_000), "8 MiB are kept at most");
+    assert!(!is_in_place(&mut store, 100_000), "the undo holds at most 8 MiB");
 }
 
-/// Rows that come, and then change where they lie, with every number of slots.
+/// The rows are inserted first, and then changed in place, with every number of slots.
 #[test]
-fn rows_of_tables_have_the_slots_of_their_rule() {
+fn table_rows_have_the_slots_of_their_rule() {
     for rule in rules_by_slots() {
         let table = VariableSpec::table("t", DType::F32, [3], TableSpec::new(1 << 20)).unwrap();
         let (mut store, mut journal) =
-            holding(vec![table], Rules::new(rule.clone()), BLOCK, 0, true).unwrap();
+            holding(vec![table], OptimizerRules::new(rule.clone()), BLOCK, 0, true).unwrap();
         let ids: Vec<u64> = (0..100).map(|i| i * i).collect();
         let gradient: Vec<f32> = (0..3 * ids.len()).map(|i| (i as f32).sin()).collect();
         let first = rule.slots().iter().map(|slot| slot.initial as f32);
@@ -597,7 +599,7 @@ fn rows_of_tables_have_the_slots_of_their_rule() {
             std::iter::once(0.0).chain(first).map(|first| vec![first; gradient.len()]).collect();
         for version in 1..=2 {
             store.tables_mut()[0].begin(&mut journal, &ids, (version, version), false).unwrap();
-            store.make_room_for_tables(&mut journal).unwrap();
+            store.reserve_intent_for_tables(&mut journal).unwrap();
             store.settle_tables(version);
             let at = ApplyAt::new(version, version);
             let input = bytemuck::cast_slice(&gradient);
@@ -605,7 +607,7 @@ fn rows_of_tables_have_the_slots_of_their_rule() {
             store.publish(&mut journal);
             store.tables().iter().for_each(|table| table.stage_head(&mut journal));
             journal.commit();
-            store.committed(Counts::default());
+            store.committed(ValueCounts::default());
             let mut streams = expected.iter_mut().map(Vec::as_mut_slice);
             let values = streams.next().unwrap();
             let slots = &mut streams.collect::<Vec<_>>()[..];
@@ -619,11 +621,11 @@ fn rows_of_tables_have_the_slots_of_their_rule() {
     }
 }
 
-/// What a file says of blocks is believed only if they are of a power of two of bytes.
+/// A block size in a file is accepted only if it is a power of two in range.
 #[test]
-fn blocks_of_other_sizes_are_refused() {
-    let store = rig(Sgd::new(1.0), 1).store;
-    let of = |bytes| Geometry::of_words(store.layout(), 0, bytes, 1).map(|it| it.block_bytes);
+fn invalid_block_sizes_are_rejected() {
+    let store = fixture(Sgd::new(1.0), 1).store;
+    let of = |bytes| StoreGeometry::of_words(store.layout(), 0, bytes, 1).map(|it| it.block_bytes);
     for (bytes, expected) in [
         (0, None),
         (4, None),
@@ -638,9 +640,9 @@ fn blocks_of_other_sizes_are_refused() {
     }
 }
 
-/// Very many blocks are longer ones: as many bytes in fewer of them.
+/// Very many blocks become fewer and longer.
 #[test]
-fn blocks_are_longer_where_there_are_very_many() {
+fn large_layouts_have_longer_blocks() {
     let of = |elements| {
         let (store, _) = alone(elements, Arc::new(Sgd::new(1.0)), BLOCK, 0, false).unwrap();
         (store.geometry().block_bytes, store.geometry().logical_blocks)
@@ -651,7 +653,7 @@ fn blocks_are_longer_where_there_are_very_many() {
     assert_eq!(of(1024 * each + 1), (4 * BLOCK, 257));
 }
 
-/// Gradients in memory that is lent.
+/// Gradients in shared memory.
 #[cfg(target_os = "linux")]
 mod shared {
     use std::fs::File;
@@ -666,24 +668,24 @@ mod shared {
 
     const BYTES: usize = 4 * ELEMENTS as usize;
 
-    /// Lends gradients, and gives nothing in any other way.
-    struct SharedReaders<'a> {
+    /// A byte source that offers only shared memory.
+    struct SharedSource<'a> {
         gradients: Vec<Volatile<'a>>,
         at: usize,
     }
 
-    impl Give for SharedReaders<'_> {
-        fn give(&mut self, to: &mut [u8]) {
-            panic!("{} bytes at {} were not taken where they lie", to.len(), self.at);
+    impl ByteSource for SharedSource<'_> {
+        fn fill(&mut self, to: &mut [u8]) {
+            panic!("{} bytes at {} were not read in place", to.len(), self.at);
         }
 
-        fn shared(&self) -> Option<SharedInput<'_>> {
-            let over = self.gradients.len() as u32;
+        fn shared_input(&self) -> Option<SharedInput<'_>> {
+            let divisor = self.gradients.len() as u32;
             let exponents = Exponents::of(DType::F32);
-            Some(SharedInput { gradients: &self.gradients, at: self.at, over, exponents })
+            Some(SharedInput { gradients: &self.gradients, at: self.at, divisor, exponents })
         }
 
-        fn taken(&mut self, bytes: usize, full: bool) {
+        fn consume_shared(&mut self, bytes: usize, full: bool) {
             assert!(!full, "there is no NaN");
             self.at += bytes;
         }
@@ -699,9 +701,9 @@ mod shared {
         shared
     }
 
-    /// By the loop that loads it, and however many gradients a mean is of.
+    /// Each rule reads the gradients in its own loop, as one gradient and as the mean of several.
     #[test]
-    fn every_rule_takes_what_is_lent_where_it_lies() {
+    fn every_rule_reads_shared_gradients_in_place() {
         let rules: [Arc<dyn Optimizer>; 11] = [
             Arc::new(Sgd::new(0.5)),
             Arc::new(Momentum::new(0.5, 0.9)),
@@ -722,24 +724,24 @@ mod shared {
                 sum.iter().zip(gradient(of)).map(|(sum, more)| sum + more).collect()
             });
             let mean: Vec<f32> = sum.iter().map(|sum| sum / count as f32).collect();
-            let changed = |mut input: Input<'_>| {
-                let mut rig = rig(rule.clone(), 1);
-                rig.change(&[0..BYTES as u64], |store, range| {
+            let changed = |mut input: ChangeInput<'_>| {
+                let mut fixture = fixture(rule.clone(), 1);
+                fixture.change(&[0..BYTES as u64], |store, range| {
                     let input = match &mut input {
-                        Input::Bytes(bytes) => Input::Bytes(bytes),
-                        Input::Given(give) => Input::Given(&mut **give),
+                        ChangeInput::Bytes(bytes) => ChangeInput::Bytes(bytes),
+                        ChangeInput::Source(source) => ChangeInput::Source(&mut **source),
                     };
                     store.change(gradient_of(&**rule, at), range, input)
                 })
                 .unwrap();
-                rig.store.contents()
+                fixture.store.contents()
             };
             let gradients = files.iter().map(|file| file.bytes(0, BYTES)).collect();
-            let mut shared_values = SharedReaders { gradients, at: 0 };
-            let shared = changed(Input::Given(&mut shared_values));
-            assert_eq!(shared_values.at, BYTES, "{rule:?} of {count}");
+            let mut source = SharedSource { gradients, at: 0 };
+            let shared = changed(ChangeInput::Source(&mut source));
+            assert_eq!(source.at, BYTES, "{rule:?} of {count}");
             assert!(shared == changed(bytemuck::cast_slice(&mean).into()), "{rule:?} of {count}");
-            assert!(shared[0].iter().any(|&byte| byte != 0), "{rule:?} did something");
+            assert!(shared[0].iter().any(|&byte| byte != 0), "{rule:?} has an effect");
         }
     }
 }

@@ -1,39 +1,39 @@
-//! How a change reaches blocks: into shadows, or where the values lie beside what they were.
+//! The two write paths of a change: into shadow blocks, or in place with an undo.
 
 use std::ops::Range;
 
 use bytemuck::Pod;
 use pushpull_common::catalogue::Partition;
 
-use super::change::{Streams, with_slots};
+use super::change::{ShadowRuns, with_slots};
 use super::geometry::logical_blocks_of;
-use super::input::Next;
-use super::overflow::first_made;
+use super::input::InputChunk;
+use super::overflow::first_new_overflow;
 use super::pool::{NoFreeBlock, Shadow};
 use super::rows::{logical_block_of_row, range_of};
 use super::undo::{RowLocation, Undo};
-use super::{Change, Input, SLOTS_MAX, Store};
+use super::{Change, ChangeInput, SLOTS_MAX, Store};
 use crate::optimizer::{GradientRun, StreamRun};
 
-/// These places without those that are named again and again, as by rows that rise.
+/// Drops consecutive repetitions of a logical block, as ascending rows produce.
 pub(super) fn distinct(logical_blocks: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
     let mut last = usize::MAX;
     logical_blocks.filter(move |&logical| std::mem::replace(&mut last, logical) != logical)
 }
 
-/// A stretch of a place that is to be changed in shadows.
+/// A range of a logical block that is to be changed in its shadow.
 #[derive(Clone, Debug)]
 pub(super) struct ShadowWrite {
     value: Shadow,
-    /// That of its slots, if they change.
+    /// The shadow of the slots, if they change.
     slot: Option<Shadow>,
     within: Range<usize>,
 }
 
 impl Store {
-    /// Begins a change that is made where the values lie, if these are few enough bytes that it is
-    /// cheaper than copying their blocks, and nobody reads those. What the ranges hold is kept now;
-    /// what the rows do, as they are changed.
+    /// Begins a change in place if it has so few bytes that copying their blocks would cost more,
+    /// and if nothing reads those blocks. Returns false otherwise. The old bytes of the ranges are
+    /// recorded now; those of the rows are recorded as they change.
     pub(super) fn begin_in_place<'a>(
         &mut self,
         ranges: &[Range<u64>],
@@ -49,59 +49,61 @@ impl Store {
             return false;
         }
         let streams = 1 + self.geometry.slots;
-        let mut touched = std::mem::take(&mut self.touched);
-        touched.clear();
-        let need = self.need_of(ranges, rows, &mut touched);
-        touched.sort_unstable();
-        touched.dedup();
-        self.touched = touched;
-        let worth_it = bytes * 8 < (self.touched.len() * self.geometry.block_bytes) as u64;
+        let mut touched_blocks = std::mem::take(&mut self.touched_blocks);
+        touched_blocks.clear();
+        let need = self.undo_need(ranges, rows, &mut touched_blocks);
+        touched_blocks.sort_unstable();
+        touched_blocks.dedup();
+        self.touched_blocks = touched_blocks;
+        let worth_it = bytes * 8 < (self.touched_blocks.len() * self.geometry.block_bytes) as u64;
         let is_read = |&logical: &usize| {
             let slots = self.slots.as_ref().is_some_and(|slots| slots.committed_is_pinned(logical));
             slots || self.values.committed_is_pinned(logical)
         };
-        if !worth_it || !self.undo.has_room(need) || self.touched.iter().any(is_read) {
+        if !worth_it || !self.undo.fits(need) || self.touched_blocks.iter().any(is_read) {
             return false;
         }
-        // Whoever reads in another process may be reading anything.
-        if !self.values.readers.make_way() {
+        // A reader in another process may read any block.
+        if !self.values.readers.begin_in_place() {
             return false;
         }
         self.undo.begin(version);
         for range in ranges {
             self.pieces_of(range)
-                .for_each(|(logical, within)| self.keep(logical, within, streams - 1));
+                .for_each(|(logical, within)| self.record_undo(logical, within, streams - 1));
         }
         self.in_place = true;
         true
     }
 
-    /// Whether a change of so many bytes of values may be made where they lie; one of more never is.
+    /// Returns whether a change of this many bytes of values may be made in place. Larger ones
+    /// never are.
     pub(crate) fn may_change_in_place(&self, bytes: u64) -> bool {
         !self.power && self.is_small(bytes)
     }
 
-    /// The same but for what is configured, which may be something else when these files are opened again.
+    /// Returns whether a change of this many bytes is small enough for a change in place. Ignores
+    /// the configuration, which may differ when these files are opened again.
     pub(crate) fn is_small(&self, bytes: u64) -> bool {
         let streams = 1 + self.geometry.slots as u64;
         bytes.saturating_mul(streams) <= self.geometry.undo_bytes as u64
     }
 
-    /// What keeping these ranges and rows takes at most, however many rows are kept at a time; and the
-    /// places that they lie in.
-    pub(super) fn need_of<'a>(
+    /// Returns the maximum undo bytes of these ranges and rows, for any number of rows in a tile.
+    /// Appends the logical blocks that they touch.
+    pub(super) fn undo_need<'a>(
         &self,
         ranges: &[Range<u64>],
         rows: impl Iterator<Item = (&'a Partition, &'a [u32])>,
-        touched: &mut Vec<usize>,
+        touched_blocks: &mut Vec<usize>,
     ) -> usize {
         let streams = 1 + self.geometry.slots;
-        // Each cut, where a block ends within a range or a row, makes one piece more: a tile's head and
-        // where it lies, and of each stream less than a word that fills up the last one.
+        // Each block boundary inside a range or a row adds a tile: its header, its location, and
+        // less than one word of padding for each stream.
         let (mut need, cut) = (0, Undo::need(1, 8, streams));
         for range in ranges.iter().filter(|range| !range.is_empty()) {
             need += Undo::need(1, (range.end - range.start) as usize, streams);
-            need += cut * self.touch(range, touched);
+            need += cut * self.add_touched(range, touched_blocks);
         }
         let block_bytes = self.geometry.block_bytes;
         for (partition, rows) in rows {
@@ -109,64 +111,65 @@ impl Store {
             need += rows.len() * Undo::need(1, row_bytes, streams);
             for &row in rows {
                 match logical_block_of_row(partition, row, row_bytes, block_bytes) {
-                    Some((logical, _)) if touched.last() == Some(&logical) => {}
-                    Some((logical, _)) => touched.push(logical),
-                    None => need += cut * self.touch(&range_of(partition, row), touched),
+                    Some((logical, _)) if touched_blocks.last() == Some(&logical) => {}
+                    Some((logical, _)) => touched_blocks.push(logical),
+                    None => need += cut * self.add_touched(&range_of(partition, row), touched_blocks),
                 }
             }
         }
         need
     }
 
-    /// Adds the places that a range lies in; how many they are after the first.
-    fn touch(&self, range: &Range<u64>, touched: &mut Vec<usize>) -> usize {
+    /// Appends the logical blocks that a range touches. Returns how many there are after the first.
+    fn add_touched(&self, range: &Range<u64>, touched_blocks: &mut Vec<usize>) -> usize {
         let logical_blocks = logical_blocks_of(range, self.geometry.block_bytes);
         let after = logical_blocks.len().saturating_sub(1);
-        let last = touched.last().copied();
-        touched.extend(logical_blocks.filter(|&logical| last != Some(logical)));
+        let last = touched_blocks.last().copied();
+        touched_blocks.extend(logical_blocks.filter(|&logical| last != Some(logical)));
         after
     }
 
-    /// Keeps what a stretch of a place holds, and of those of its slots that change.
-    pub(super) fn keep(&mut self, logical: usize, within: Range<usize>, slots_changed: usize) {
+    /// Records the old contents of a range of a logical block, and of those of its slots that
+    /// change.
+    pub(super) fn record_undo(&mut self, logical: usize, within: Range<usize>, slots_changed: usize) {
         let location = self.location_of(logical, within.start, slots_changed);
-        self.keep_rows(&[location], within.len(), slots_changed, &[]);
+        self.record_undo_of_rows(&[location], within.len(), slots_changed, &[]);
     }
 
-    /// Where something lies that starts within a place.
+    /// Returns the location of an offset in a logical block.
     fn location_of(&self, logical: usize, start: usize, slots_changed: usize) -> RowLocation {
         let slots = self.slots.as_ref().filter(|_| slots_changed > 0);
         let slot = slots.map_or(0, |slots| slots.committed_block(logical));
         RowLocation { value: self.values.committed_block(logical), slot, start: start as u32 }
     }
 
-    /// Changes a stretch of a place where it lies; what it was has been kept.
+    /// Changes a range of a logical block in place, whose old contents have been recorded.
     pub(super) fn write_committed_block(
         &mut self,
         change: Change<'_>,
         logical: usize,
         within: Range<usize>,
-        input: &mut Input<'_>,
+        input: &mut ChangeInput<'_>,
     ) {
         let location = self.location_of(logical, within.start, change.slots());
         let start = (logical * self.geometry.block_bytes + within.start) as u64;
-        let looks = self.looks_at(change, location.value, &within);
+        let needs_check = self.needs_overflow_check(change, location.value, &within);
         self.change_location(change, location, within.len(), input);
-        if looks {
-            self.look_at(change, (location.value, start), within, None);
+        if needs_check {
+            self.check_overflow(change, (location.value, start), within, None);
         }
     }
 
-    /// Changes a range in the shadows of its places.
+    /// Changes a range in the shadows of its logical blocks.
     ///
-    /// Where all of them are is looked up first. Between one block and the next nothing is done that
-    /// waits for memory: the loops would stand still for longer than that takes, as what the
-    /// processor had fetched ahead is used up, and it begins anew.
+    /// All shadows are looked up first, so that nothing between two blocks waits for memory. Such a
+    /// wait costs more than its own time: the prefetched data is used up, and the hardware
+    /// prefetcher starts again.
     pub(super) fn change_shadows(
         &mut self,
         change: Change<'_>,
         range: &Range<u64>,
-        mut input: Input<'_>,
+        mut input: ChangeInput<'_>,
     ) -> Result<(), NoFreeBlock> {
         let mut shadow_writes = std::mem::take(&mut self.shadow_writes);
         shadow_writes.clear();
@@ -186,13 +189,13 @@ impl Store {
         found
     }
 
-    /// Changes a stretch, which lies here in the layout, in the shadow of its place.
+    /// Changes a range in a shadow. `start` is its position in the layout.
     fn change_shadow(
         &mut self,
         change: Change<'_>,
         shadow_write: &ShadowWrite,
         start: u64,
-        input: &mut Input<'_>,
+        input: &mut ChangeInput<'_>,
     ) {
         let ShadowWrite { value, slot, within } = shadow_write.clone();
         let fresh = value.block != value.from && slot.is_none_or(|slot| slot.block != slot.from);
@@ -206,23 +209,23 @@ impl Store {
                 pool.blocks.copy(from, block);
             }
         }
-        // There is one whenever slots change.
+        // If slots change, there is a shadow of them.
         let slot = slot.map_or(0, |slot| slot.block);
         let location = RowLocation { value: value.block, slot, start: within.start as u32 };
         self.change_location(change, location, within.len(), input);
-        // Whatever else of the block this change has made lies in the shadow only.
+        // The rest of what this change has made of the block is in the shadow only.
         let committed = self.values.committed_block(start as usize / self.geometry.block_bytes);
-        self.look_at(change, (value.block, start), within, Some(committed));
+        self.check_overflow(change, (value.block, start), within, Some(committed));
     }
 
-    /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies
-    /// beside the stretch as it was; false if the rule has no loop for that.
+    /// Writes a range and its slots to new shadows, and copies the rest of the blocks. Returns
+    /// false, without writing anything, if the rule has no loop for that.
     fn stream(
         &mut self,
         change: Change<'_>,
         shadow_write: &ShadowWrite,
         start: u64,
-        input: &mut Input<'_>,
+        input: &mut ChangeInput<'_>,
     ) -> bool {
         let ShadowWrite { value, slot, within } = shadow_write.clone();
         let (values, values_out) =
@@ -235,7 +238,7 @@ impl Store {
             let within = within.clone();
             (slots, slots_out) = pool.blocks.read_and_stream(slot.from, slot.block, count, within);
         }
-        let mut shadows = ToShadows {
+        let mut shadows = ShadowRange {
             start: within.start,
             values,
             values_out,
@@ -252,10 +255,10 @@ impl Store {
         let found = shadows.overflowed.clone().and_then(|within| {
             let before = &shadows.values[within.clone()];
             let after = &shadows.values_out[within.clone()];
-            let (behind, value) = first_made(change.written()?, Some(before), after)?;
-            Some((within.start + behind, value))
+            let (offset, value) = first_new_overflow(change.computed_dtype()?, Some(before), after)?;
+            Some((within.start + offset, value))
         });
-        self.note_overflow(start, found);
+        self.record_overflow(start, found);
         let block_bytes = self.geometry.block_bytes;
         for rest in [0..within.start, within.end..block_bytes] {
             self.values.blocks.stream_from(value.from, value.block, 0, rest.clone());
@@ -266,7 +269,7 @@ impl Store {
             }
         }
         if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
-            // Another variable of the block may have more slots than this one.
+            // Another variable in the block may have more slots than this one.
             for part in count..pool.blocks.parts() {
                 pool.blocks.stream_from(slot.from, slot.block, part, 0..block_bytes);
             }
@@ -275,30 +278,30 @@ impl Store {
     }
 }
 
-/// A stretch of a block and of its slots, the same of their shadows, and what a push has for it.
-struct ToShadows<'a, 'i> {
-    /// Where in the block.
+/// A range of a block and its slots, the same range of their shadows, and its input.
+struct ShadowRange<'a, 'i> {
+    /// The offset of the range in the block.
     start: usize,
     values: &'a [u8],
     values_out: &'a mut [u8],
-    /// How many slots change.
+    /// The number of slots that change.
     count: usize,
     slots: [&'a [u8]; SLOTS_MAX],
     slots_out: [&'a mut [u8]; SLOTS_MAX],
     past_cache: bool,
-    /// What of the stretch has values that may not be finite now.
+    /// The part of the range whose new values may be non-finite.
     overflowed: Option<Range<usize>>,
-    input: &'a mut Input<'i>,
+    input: &'a mut ChangeInput<'i>,
 }
 
-impl Streams for ToShadows<'_, '_> {
+impl ShadowRuns for ShadowRange<'_, '_> {
     fn each<T: Pod>(&mut self, change: &mut dyn FnMut(StreamRun<'_, T>)) {
         with_slots!(self.count, SLOTS => self.each_with::<T, SLOTS>(change));
     }
 }
 
-impl ToShadows<'_, '_> {
-    /// [`Streams::each`], for so many slots at most.
+impl ShadowRange<'_, '_> {
+    /// Implements [`ShadowRuns::each`] for at most `SLOTS` slots.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(StreamRun<'_, T>)) {
         let (start, count, past_cache) = (self.start, self.count, self.past_cache);
         self.input.each_next(start..start + self.values.len(), |within, next| {
@@ -311,8 +314,8 @@ impl ToShadows<'_, '_> {
                 *out = bytemuck::cast_slice_mut(&mut to[within.clone()]);
             }
             let gradient = match next {
-                Next::Bytes(bytes) => GradientRun::Here(bytemuck::cast_slice(bytes)),
-                Next::Shared(shared) => GradientRun::Shared(shared),
+                InputChunk::Bytes(bytes) => GradientRun::Local(bytemuck::cast_slice(bytes)),
+                InputChunk::Shared(shared) => GradientRun::Shared(shared),
             };
             let mut overflowed = false;
             change(StreamRun {

@@ -7,10 +7,10 @@ use pushpull_common::table::Eviction;
 
 use super::admission::AdmissionDecision;
 use super::index::{
-    DirtyPages, ENTRIES, Entry, PAGES_MAX, PageFull, Pages, RECORDS_MAX, find, page_of, pages_for,
+    DirtyPages, ENTRIES, IndexEntry, PAGES_MAX, PageFull, Pages, RECORDS_MAX, find, page_of, pages_for,
     tag_of,
 };
-use super::records::{Files, HEAD_BYTES, head_of, put_head};
+use super::records::{TableFiles, HEAD_BYTES, head_of, put_head};
 use super::{CommittedPages, IdState, Table};
 use crate::arena::Part;
 use crate::checkpoint::RowHead;
@@ -183,14 +183,14 @@ impl Table {
     ) -> Result<(), StorageError> {
         let before = journal.index_pages(self.number);
         if pages > before {
-            let Files { arena, generation, budget, .. } = self.records.files();
+            let TableFiles { arena, generation, budget, .. } = self.records.files();
             let name = Part::Table(self.number).file_name(Kind::Index, *generation);
-            let path = arena.place.path(&name);
+            let path = arena.storage.path(&name);
             let more = (pages + (pages / 8).clamp(8, 4096)).min(PAGES_MAX as usize);
             let bytes = index_bytes(more) - index_bytes(before);
-            let loan = budget.take(bytes)?;
+            let reservation = budget.reserve(bytes)?;
             journal.grow_index(self.number, more, path)?;
-            self.index_loans.push(loan);
+            self.index_reservations.push(reservation);
         }
         Ok(())
     }
@@ -218,10 +218,9 @@ impl Table {
                 AdmissionDecision::Counted(pushes) => {
                     let new = *state == IdState::Absent;
                     if new && dirty.candidates >= self.limit {
-                        dirty.candidates -=
-                            u64::from(remove_rarest_candidate(&mut dirty_pages, tag));
+                        dirty.candidates -= u64::from(remove_rarest_candidate(&mut dirty_pages, tag));
                     }
-                    let insertion = insert_entry(&mut dirty_pages, tag, Entry::Candidate(pushes));
+                    let insertion = insert_entry(&mut dirty_pages, tag, IndexEntry::Candidate(pushes));
                     dirty.candidates += u64::from(insertion == Insertion::Added);
                 }
                 AdmissionDecision::Row => {
@@ -235,7 +234,7 @@ impl Table {
                     }
                     rows -= u64::from(full);
                     // The record is assigned later, by `settle`.
-                    match insert_entry(&mut dirty_pages, tag, Entry::Row(UNKNOWN)) {
+                    match insert_entry(&mut dirty_pages, tag, IndexEntry::Row(UNKNOWN)) {
                         Insertion::NotInserted => {
                             *decision = AdmissionDecision::Rejected;
                             continue;
@@ -262,8 +261,8 @@ impl Table {
         (id, before, to): (u64, u32, u32),
     ) {
         let tag = tag_of(id, self.salt);
-        let (number, word) = (page_of(tag, dirty.page_count), Entry::Row(to).word(tag));
-        let named = |entry| entry == Entry::Row(before);
+        let (number, word) = (page_of(tag, dirty.page_count), IndexEntry::Row(to).word(tag));
+        let named = |entry| entry == IndexEntry::Row(before);
         if let Some(page) = dirty.pages.get_mut(&number) {
             if let Some((place, _)) = find(page, tag, named) {
                 page[place] = word;
@@ -293,7 +292,7 @@ impl Table {
             changed.extend(differ.map(|(place, (&now, _))| (number, place, now)));
         }
         debug_assert!(
-            journal.push_slot() >= changed.len(),
+            journal.free_words() >= changed.len(),
             "the intent has no capacity for the words of all tables"
         );
         for (page, place, word) in changed.drain(..) {
@@ -357,13 +356,9 @@ enum Insertion {
 }
 
 /// Inserts an entry, replacing the candidate of the same tag if there is one.
-fn insert_entry<P: Pages>(
-    dirty_pages: &mut DirtyPages<'_, P>,
-    tag: u32,
-    entry: Entry,
-) -> Insertion {
+fn insert_entry<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32, entry: IndexEntry) -> Insertion {
     let page = page_of(tag, dirty_pages.count());
-    let candidate = |entry| matches!(entry, Entry::Candidate(_));
+    let candidate = |entry| matches!(entry, IndexEntry::Candidate(_));
     match find(dirty_pages.page(page), tag, candidate) {
         Some((place, _)) => {
             dirty_pages.replace(page, place, entry);
@@ -381,8 +376,8 @@ fn insert_entry<P: Pages>(
 fn remove_rarest_candidate<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32) -> bool {
     let page = page_of(tag, dirty_pages.count());
     let words = dirty_pages.page(page).iter().enumerate();
-    let candidates = words.filter_map(|(place, &word)| match Entry::of(word) {
-        Entry::Candidate(pushes) => Some((pushes, place)),
+    let candidates = words.filter_map(|(place, &word)| match IndexEntry::of(word) {
+        IndexEntry::Candidate(pushes) => Some((pushes, place)),
         _ => None,
     });
     let rarest = candidates.min();

@@ -4,7 +4,7 @@ use pushpull_common::table::{Eviction, scatter};
 
 use super::Table;
 use super::change::DirtyRows;
-use super::index::{DirtyPages, ENTRIES, Entry, Pages};
+use super::index::{DirtyPages, ENTRIES, IndexEntry, Pages};
 use super::records::head_of;
 
 /// The rows sampled for one eviction.
@@ -33,7 +33,7 @@ impl Table {
         let first = version % count * each % count;
         for page in first..first + each {
             let page = (page % count) as u32;
-            let rows = dirty_pages.page(page).iter().map(|&word| Entry::of(word));
+            let rows = dirty_pages.page(page).iter().map(|&word| IndexEntry::of(word));
             let expired = |&record: &u32| {
                 let head = head_of(self.records.read(record));
                 // A row whose expiry step would overflow never expires.
@@ -41,12 +41,12 @@ impl Table {
                 expires.is_some_and(|last| last < self.step) && ids.binary_search(&head.id).is_err()
             };
             let rows = rows.filter_map(|entry| match entry {
-                Entry::Row(record) => Some(record),
+                IndexEntry::Row(record) => Some(record),
                 _ => None,
             });
             let expired: Vec<u32> = rows.filter(expired).collect();
             for record in expired {
-                let names_record = |word: &u64| Entry::of(*word) == Entry::Row(record);
+                let names_record = |word: &u64| IndexEntry::of(*word) == IndexEntry::Row(record);
                 if let Some(place) = dirty_pages.page(page).iter().position(names_record) {
                     dirty_pages.remove(page, place);
                     gone.push(record);
@@ -78,7 +78,7 @@ impl Table {
             let page = dirty_pages.page(number);
             let places = (start..ENTRIES).chain(0..start);
             let rows = places.filter_map(|place| {
-                let Entry::Row(record) = Entry::of(page[place]) else { return None };
+                let IndexEntry::Row(record) = IndexEntry::of(page[place]) else { return None };
                 // A row added by this push is not live yet.
                 let head = self.records.is_live(record).then(|| self.records.read(record));
                 let head = head_of(head?);

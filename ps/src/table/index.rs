@@ -54,7 +54,7 @@ pub(super) fn pages_for(entries: u64) -> u32 {
 
 /// A decoded word of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum IndexEntry {
     Empty,
     /// A row, stored in this record.
     Row(u32),
@@ -62,21 +62,21 @@ pub(super) enum Entry {
     Candidate(u32),
 }
 
-impl Entry {
-    pub(super) fn of(word: u64) -> Entry {
+impl IndexEntry {
+    pub(super) fn of(word: u64) -> IndexEntry {
         match u64::from_le(word) as u32 {
-            0 => Entry::Empty,
-            what if what & CANDIDATE != 0 => Entry::Candidate(what & !CANDIDATE),
-            what => Entry::Row(what - 1),
+            0 => IndexEntry::Empty,
+            what if what & CANDIDATE != 0 => IndexEntry::Candidate(what & !CANDIDATE),
+            what => IndexEntry::Row(what - 1),
         }
     }
 
     /// Encodes the entry with its tag.
     pub(super) fn word(self, tag: u32) -> u64 {
         let what = match self {
-            Entry::Empty => return 0,
-            Entry::Row(record) => record + 1,
-            Entry::Candidate(pushes) => CANDIDATE | pushes,
+            IndexEntry::Empty => return 0,
+            IndexEntry::Row(record) => record + 1,
+            IndexEntry::Candidate(pushes) => CANDIDATE | pushes,
         };
         (u64::from(tag) << 32 | u64::from(what)).to_le()
     }
@@ -102,15 +102,15 @@ fn probe(tag: u32) -> impl Iterator<Item = usize> {
 pub(super) fn find(
     page: &[u64],
     tag: u32,
-    mut is_it: impl FnMut(Entry) -> bool,
-) -> Option<(usize, Entry)> {
+    mut is_it: impl FnMut(IndexEntry) -> bool,
+) -> Option<(usize, IndexEntry)> {
     for place in probe(tag) {
         let word = page[place];
         if word == 0 {
             return None;
         }
-        if tag_in(word) == tag && is_it(Entry::of(word)) {
-            return Some((place, Entry::of(word)));
+        if tag_in(word) == tag && is_it(IndexEntry::of(word)) {
+            return Some((place, IndexEntry::of(word)));
         }
     }
     None
@@ -185,7 +185,7 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
     }
 
     /// Replaces an entry, keeping its tag.
-    pub(super) fn replace(&mut self, page: u32, place: usize, entry: Entry) {
+    pub(super) fn replace(&mut self, page: u32, place: usize, entry: IndexEntry) {
         let page = self.page_mut(page);
         page[place] = entry.word(tag_in(page[place]));
     }
@@ -198,7 +198,7 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
     ///
     /// # Errors
     /// [`PageFull`] if the page is still full after every page was split once.
-    pub(super) fn insert(&mut self, tag: u32, entry: Entry) -> Result<(), PageFull> {
+    pub(super) fn insert(&mut self, tag: u32, entry: IndexEntry) -> Result<(), PageFull> {
         // Every page is split once before any page is split again.
         let most = self.count().saturating_mul(2).min(PAGES_MAX);
         loop {
@@ -254,7 +254,7 @@ mod tests {
 
     fn has_row(dirty_pages: &DirtyPages<'_, TestPages>, tag: u32, record: u32) -> bool {
         let page = dirty_pages.page(page_of(tag, dirty_pages.count()));
-        find(page, tag, |entry| entry == Entry::Row(record)).is_some()
+        find(page, tag, |entry| entry == IndexEntry::Row(record)).is_some()
     }
 
     #[test]
@@ -270,10 +270,10 @@ mod tests {
 
     #[test]
     fn entries_survive_encoding() {
-        for entry in [Entry::Row(0), Entry::Row(RECORDS_MAX), Entry::Candidate(1 << 24)] {
-            assert_eq!((Entry::of(entry.word(7)), tag_in(entry.word(7))), (entry, 7));
+        for entry in [IndexEntry::Row(0), IndexEntry::Row(RECORDS_MAX), IndexEntry::Candidate(1 << 24)] {
+            assert_eq!((IndexEntry::of(entry.word(7)), tag_in(entry.word(7))), (entry, 7));
         }
-        assert_eq!((Entry::of(0), Entry::Empty.word(9)), (Entry::Empty, 0));
+        assert_eq!((IndexEntry::of(0), IndexEntry::Empty.word(9)), (IndexEntry::Empty, 0));
         assert!((0..=u32::MAX).step_by(99_991).all(|tag| home_of(tag) < ENTRIES));
     }
 
@@ -282,9 +282,9 @@ mod tests {
         let (test_pages, mut changed, mut count) = (TestPages(BTreeMap::new()), BTreeMap::new(), 1);
         let mut dirty_pages = DirtyPages::new(&test_pages, &mut changed, &mut count);
         for record in 0..ENTRIES as u32 {
-            dirty_pages.insert(5, Entry::Row(record)).unwrap();
+            dirty_pages.insert(5, IndexEntry::Row(record)).unwrap();
         }
-        assert_eq!(dirty_pages.insert(5, Entry::Row(999)), Err(PageFull));
+        assert_eq!(dirty_pages.insert(5, IndexEntry::Row(999)), Err(PageFull));
         assert!(has_row(&dirty_pages, 5, 0) && has_row(&dirty_pages, 5, ENTRIES as u32 - 1));
         assert!(!has_row(&dirty_pages, 5, 999) && !has_row(&dirty_pages, 4, 0));
     }
@@ -304,13 +304,13 @@ mod tests {
                 let tag = (number.wrapping_mul(0x9e37_79b1) >> spread) << PAGE_BITS | page;
                 match (is_insert, model.contains_key(&number)) {
                     (true, false) => {
-                        dirty_pages.insert(tag, Entry::Row(number)).unwrap();
+                        dirty_pages.insert(tag, IndexEntry::Row(number)).unwrap();
                         model.insert(number, tag);
                     }
                     (false, true) => {
                         let tag = model[&number];
                         let page = page_of(tag, dirty_pages.count());
-                        let place = find(dirty_pages.page(page), tag, |e| e == Entry::Row(number));
+                        let place = find(dirty_pages.page(page), tag, |e| e == IndexEntry::Row(number));
                         dirty_pages.remove(page, place.unwrap().0);
                         model.remove(&number);
                     }

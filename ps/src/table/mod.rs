@@ -24,13 +24,13 @@ use pushpull_common::rows::Numbers;
 use pushpull_common::table::{Eviction, RowAdmission, TableSpec};
 use pushpull_common::tensor::DType;
 
-use crate::arena::Loan;
+use crate::arena::Reservation;
 use crate::commit::{Address, Journal, page_word};
 use crate::store::RowLocation;
 use change::{DirtyRows, NewId};
-use index::{Entry, Pages, find, page_of, tag_of};
-pub(crate) use open::Making;
-pub(crate) use records::Files;
+use index::{IndexEntry, Pages, find, page_of, tag_of};
+pub(crate) use open::TableInputs;
+pub(crate) use records::TableFiles;
 use records::{HEAD_BYTES, Records, id_of};
 use rows::RestoredIndex;
 pub(crate) use rows::TableImage;
@@ -76,7 +76,7 @@ pub(crate) struct Table {
     step: u64,
     integrity: bool,
     /// The budget that the index's memory uses.
-    index_loans: Vec<Loan>,
+    index_reservations: Vec<Reservation>,
     dirty_rows: Option<DirtyRows>,
     /// The buffers of the last finished change, for reuse.
     pooled_dirty_rows: DirtyRows,
@@ -175,12 +175,12 @@ impl Table {
     }
 
     /// Returns whether a full table rejects new rows.
-    pub(crate) fn refuses(&self) -> bool {
+    pub(crate) fn rejects_when_full(&self) -> bool {
         self.spec.eviction == Eviction::Refuse
     }
 
     /// Returns whether ids are admitted by chance.
-    pub(crate) fn draws(&self) -> bool {
+    pub(crate) fn admits_by_chance(&self) -> bool {
         matches!(self.spec.admission, RowAdmission::Chance { .. })
     }
 
@@ -247,10 +247,10 @@ impl Table {
             }
             if let Some(place) = round.checked_sub(LOOKUP_DISTANCE).filter(|&place| place < begun) {
                 let lookup = &mut lookups[place % (2 * LOOKUP_DISTANCE)];
-                let row = |entry| matches!(entry, Entry::Row(_));
+                let row = |entry| matches!(entry, IndexEntry::Row(_));
                 let found = find(pages.page(lookup.page), lookup.tag, row);
-                if let Some((_, Entry::Row(record))) = found {
-                    self.records.fetch(record, fetched);
+                if let Some((_, IndexEntry::Row(record))) = found {
+                    self.records.prefetch(record, fetched);
                     lookup.row = Some(record);
                 }
             }
@@ -258,7 +258,7 @@ impl Table {
                 let tag = tag_of(id, self.salt);
                 let page = page_of(tag, self.pages);
                 lookups[round % (2 * LOOKUP_DISTANCE)] = Lookup { id, tag, page, row: None };
-                crate::cache::fetch(&pages.page(page)[index::home_of(tag)]);
+                crate::cache::prefetch(&pages.page(page)[index::home_of(tag)]);
                 begun += 1;
             }
         }
@@ -267,15 +267,15 @@ impl Table {
     fn find(&self, pages: &CommittedPages<'_>, id: u64, tag: u32) -> IdState {
         let page = pages.page(page_of(tag, self.pages));
         let its_row = |entry| match entry {
-            Entry::Row(record) => id_of(self.records.read(record)) == id,
+            IndexEntry::Row(record) => id_of(self.records.read(record)) == id,
             _ => false,
         };
-        if let Some((_, Entry::Row(record))) = find(page, tag, its_row) {
+        if let Some((_, IndexEntry::Row(record))) = find(page, tag, its_row) {
             return IdState::Row { record };
         }
         // Ids with the same tag share one candidate; at worst they are admitted too early.
-        match find(page, tag, |entry| matches!(entry, Entry::Candidate(_))) {
-            Some((_, Entry::Candidate(pushes))) => IdState::Candidate { pushes },
+        match find(page, tag, |entry| matches!(entry, IndexEntry::Candidate(_))) {
+            Some((_, IndexEntry::Candidate(pushes))) => IdState::Candidate { pushes },
             _ => IdState::Absent,
         }
     }

@@ -4,70 +4,70 @@ use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::initializer::InitialKey;
 
 use super::change::DirtyRows;
-use super::index::{ENTRIES, Entry, Pages, RECORDS_MAX, find, page_of, pages_for, tag_in, tag_of};
-use super::records::{Files, Records, Shape, id_of, is_sound};
+use super::index::{ENTRIES, IndexEntry, Pages, RECORDS_MAX, find, page_of, pages_for, tag_in, tag_of};
+use super::records::{TableFiles, Records, RecordShape, id_of, is_sound};
 use super::{FILES_WORD, Initial, PAGES_WORD, SLOTS_WORD, STEP_WORD, Table, TableCounts};
 use crate::arena::Part;
 use crate::commit::{Address, Journal, index_bytes, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::SlotSpec;
-use crate::store::UndoneRow;
+use crate::store::UndoRow;
 
 /// The page capacity of a new index.
 const FIRST_PAGES: usize = 8;
 
 /// The parameters for creating or opening a table.
 #[derive(Debug)]
-pub(crate) struct Making<'a> {
-    pub(crate) files: Files,
+pub(crate) struct TableInputs<'a> {
+    pub(crate) files: TableFiles,
     pub(crate) catalogue: &'a Catalogue,
     pub(crate) partition: &'a Partition,
     pub(crate) slots: &'a [SlotSpec],
     pub(crate) integrity: bool,
     /// The old contents of rows from a change that was not committed. May include rows of other
     /// tables.
-    pub(crate) undone: &'a [UndoneRow],
+    pub(crate) undo_rows: &'a [UndoRow],
 }
 
 impl Table {
     /// Creates an empty table, as the next index of the journal. No committed word names it yet.
-    pub(crate) fn create(making: Making<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
-        let Files { arena, generation, table, budget } = &making.files;
+    pub(crate) fn create(inputs: TableInputs<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
+        let TableFiles { arena, generation, table, budget } = &inputs.files;
         let (part, bytes) = (Part::Table(*table), index_bytes(FIRST_PAGES));
-        arena.place.remove(&part.file_name(Kind::Index, *generation))?;
-        let loan = budget.take(bytes)?;
+        arena.storage.remove(&part.file_name(Kind::Index, *generation))?;
+        let reservation = budget.reserve(bytes)?;
         let memory = arena.create_part(Kind::Index, *generation, part, bytes)?;
         journal.use_index(memory, *generation);
-        let (table, shape) = (*table, shape_of(&making));
-        let records = Records::new(making.files.clone(), shape, limit_of(&making));
-        let mut made = Table::of(making, records);
-        made.index_loans.push(loan);
+        let (table, shape) = (*table, shape_of(&inputs));
+        let records = Records::new(inputs.files.clone(), shape, limit_of(&inputs));
+        let mut made = Table::of(inputs, records);
+        made.index_reservations.push(reservation);
         made.head().into_iter().for_each(|(address, value)| journal.fill_index(address, value));
         journal.seal_index(table);
         Ok(made)
     }
 
-    fn of(making: Making<'_>, records: Records) -> Table {
-        let limit = limit_of(&making);
-        let variable = making.catalogue.variable(making.partition.variable);
+    fn of(inputs: TableInputs<'_>, records: Records) -> Table {
+        let limit = limit_of(&inputs);
+        let variable = inputs.catalogue.variable(inputs.partition.variable);
         let key = InitialKey::new(variable.seed, variable.name());
-        let slots = making.slots.iter().map(|slot| slot.initial).collect();
+        let slots = inputs.slots.iter().map(|slot| slot.initial).collect();
         let spec = variable.as_table().copied();
         Table {
-            number: making.files.table,
-            partition: making.partition.clone(),
+            number: inputs.files.table,
+            partition: inputs.partition.clone(),
             spec: spec.unwrap_or(pushpull_common::table::TableSpec::new(0)),
             initial: Initial { initializer: variable.initializer, key, slots },
             records,
-            salt: making.files.arena.stamp.arena,
+            salt: inputs.files.arena.stamp.arena,
             pages: 1,
             rows: 0,
             candidates: 0,
             limit,
             step: 0,
-            integrity: making.integrity,
-            index_loans: Vec::new(),
+            integrity: inputs.integrity,
+            index_reservations: Vec::new(),
             dirty_rows: None,
             pooled_dirty_rows: DirtyRows::default(),
             new_ids: Vec::new(),
@@ -108,9 +108,9 @@ impl Table {
 
     /// Returns the undo bytes for the rows of one push, in a partition whose rows have `slots`
     /// slots.
-    pub(crate) fn kept_bytes_of_a_push(partition: &Partition, slots: usize) -> u64 {
+    pub(crate) fn undo_bytes_of_push(partition: &Partition, slots: usize) -> u64 {
         let (dtype, row_bytes) = (partition.dtype, partition.row_bytes() as usize);
-        let shape = Shape { dtype, row_bytes, slots };
+        let shape = RecordShape { dtype, row_bytes, slots };
         partition.row_count().saturating_mul(shape.undo_bytes() as u64)
     }
 
@@ -123,15 +123,15 @@ impl Table {
     }
 
     /// Opens a table left by an earlier process, whose index the journal has mapped.
-    pub(crate) fn open(making: Making<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
-        let Files { arena, generation, table, budget } = making.files.clone();
+    pub(crate) fn open(inputs: TableInputs<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
+        let TableFiles { arena, generation, table, budget } = inputs.files.clone();
         let name = Part::Table(table).file_name(Kind::Index, generation);
-        let corrupt = |fault| arena.place.corrupt(&name, fault);
+        let corrupt = |fault| arena.storage.corrupt(&name, fault);
         let head = |word| Address::Index(table, word);
         if journal.index_pages(table) == 0 {
             return Err(corrupt(Fault::at(0, "a page of an index")));
         }
-        let (slots, found) = (shape_of(&making).slots as u64, Table::slots_of(journal, table));
+        let (slots, found) = (shape_of(&inputs).slots as u64, Table::slots_of(journal, table));
         if slots != found {
             let what = format!("rows of {slots} slots, not of {found}");
             return Err(corrupt(Fault::at(offset_of(head(SLOTS_WORD)), what)));
@@ -143,16 +143,16 @@ impl Table {
         journal.verify_index(table, count as usize).map_err(corrupt)?;
         let files = u32::try_from(journal.load(head(FILES_WORD)));
         let files = files.map_err(|_| fault(FILES_WORD, "a number of files"))?;
-        let (shape, limit) = (shape_of(&making), limit_of(&making));
-        let records = Records::open(making.files.clone(), shape, limit, files)?;
-        let loan = budget.take(index_bytes(journal.index_pages(table)))?;
-        let undone = making.undone;
-        let mut opened = Table::of(making, records);
-        opened.index_loans.push(loan);
+        let (shape, limit) = (shape_of(&inputs), limit_of(&inputs));
+        let records = Records::open(inputs.files.clone(), shape, limit, files)?;
+        let reservation = budget.reserve(index_bytes(journal.index_pages(table)))?;
+        let undo_rows = inputs.undo_rows;
+        let mut opened = Table::of(inputs, records);
+        opened.index_reservations.push(reservation);
         (opened.pages, opened.step) = (count, journal.load(head(STEP_WORD)));
-        opened.put_back(undone).map_err(|fault| {
+        opened.apply_undo(undo_rows).map_err(|fault| {
             let name = crate::arena::file_name(Kind::Undo, generation);
-            arena.place.corrupt(&name, fault)
+            arena.storage.corrupt(&name, fault)
         })?;
         opened.recover(journal).map_err(|(page, place, what)| {
             corrupt(Fault::at(offset_of(opened.address(page, place)), what))
@@ -161,9 +161,9 @@ impl Table {
     }
 
     /// Restores the contents that rows had before an uncommitted change.
-    pub(super) fn put_back(&mut self, undone: &[UndoneRow]) -> Result<(), Fault> {
+    pub(super) fn apply_undo(&mut self, undo_rows: &[UndoRow]) -> Result<(), Fault> {
         let record_bytes = self.records.shape.record_bytes();
-        for row in undone.iter().rev().filter(|row| row.table == Some(self.number)) {
+        for row in undo_rows.iter().rev().filter(|row| row.table == Some(self.number)) {
             let is_whole = (row.stream, row.start, row.bytes.len()) == (0, 0, record_bytes);
             if !is_whole || u64::from(row.block) >= self.records.count() {
                 return Err(Fault::at(PAGE_BYTES, "rows of its tables"));
@@ -181,8 +181,8 @@ impl Table {
             for place in 0..ENTRIES {
                 let (word, tag) = (page[place], tag_in(page[place]));
                 let fault = |what: &str| (number, place, what.to_owned());
-                let entry = Entry::of(word);
-                if entry == Entry::Empty {
+                let entry = IndexEntry::of(word);
+                if entry == IndexEntry::Empty {
                     continue;
                 }
                 let reached = find(page, tag, |other| other == entry);
@@ -191,7 +191,7 @@ impl Table {
                     return Err(fault("an entry that its tag's probe sequence reaches"));
                 }
                 let record = match entry {
-                    Entry::Row(record) => record,
+                    IndexEntry::Row(record) => record,
                     _ => {
                         self.candidates += 1;
                         continue;
@@ -217,7 +217,7 @@ impl Table {
 
     /// Returns the names of the files in use.
     pub(crate) fn file_names(&self) -> impl Iterator<Item = String> {
-        let Files { generation, table, .. } = *self.records.files();
+        let TableFiles { generation, table, .. } = *self.records.files();
         let index = Part::Table(table).file_name(Kind::Index, generation);
         let of = move |number| Part::OfTable(table, number).file_name(Kind::Rows, generation);
         std::iter::once(index).chain((0..self.records.file_count()).map(of))
@@ -226,7 +226,8 @@ impl Table {
     /// Asserts the invariants. For tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self, journal: &Journal) {
-        let taken: Vec<u32> = self.dirty_rows.iter().flat_map(|dirty| dirty.taken()).collect();
+        let taken: Vec<u32> =
+            self.dirty_rows.iter().flat_map(|dirty| dirty.taken()).collect();
         self.records.check_invariants(&taken);
         let pages = super::CommittedPages { journal, table: self.number };
         let (mut rows, mut candidates) = (0, 0);
@@ -234,14 +235,10 @@ impl Table {
             let page = pages.page(number);
             for &word in page.iter().filter(|&&word| word != 0) {
                 let tag = tag_in(word);
-                assert_eq!(
-                    page_of(tag, self.pages),
-                    number,
-                    "an entry must be in the page of its tag"
-                );
-                assert!(find(page, tag, |other| other == Entry::of(word)).is_some());
-                match Entry::of(word) {
-                    Entry::Row(record) => {
+                assert_eq!(page_of(tag, self.pages), number, "an entry must be in the page of its tag");
+                assert!(find(page, tag, |other| other == IndexEntry::of(word)).is_some());
+                match IndexEntry::of(word) {
+                    IndexEntry::Row(record) => {
                         assert!(self.records.is_live(record));
                         assert_eq!(tag_of(id_of(self.records.read(record)), self.salt), tag);
                         rows += 1;
@@ -255,19 +252,19 @@ impl Table {
     }
 }
 
-fn shape_of(making: &Making<'_>) -> Shape {
-    sizes_of(making.catalogue, making.partition, making.slots.len()).0
+fn shape_of(inputs: &TableInputs<'_>) -> RecordShape {
+    sizes_of(inputs.catalogue, inputs.partition, inputs.slots.len()).0
 }
 
-fn limit_of(making: &Making<'_>) -> u64 {
-    sizes_of(making.catalogue, making.partition, making.slots.len()).1
+fn limit_of(inputs: &TableInputs<'_>) -> u64 {
+    sizes_of(inputs.catalogue, inputs.partition, inputs.slots.len()).1
 }
 
 /// Returns the record layout of a table partition, and the maximum number of rows.
-fn sizes_of(catalogue: &Catalogue, partition: &Partition, slots: usize) -> (Shape, u64) {
+fn sizes_of(catalogue: &Catalogue, partition: &Partition, slots: usize) -> (RecordShape, u64) {
     let slots = if partition.trainable { slots } else { 0 };
     let (dtype, row_bytes) = (partition.dtype, partition.row_bytes());
-    let shape = Shape { dtype, row_bytes: row_bytes as usize, slots };
+    let shape = RecordShape { dtype, row_bytes: row_bytes as usize, slots };
     let buckets = partition.rows.end - partition.rows.start;
     let table = catalogue.variable(partition.variable).as_table();
     let bytes = row_bytes.next_multiple_of(8) * (1 + slots as u64);

@@ -6,7 +6,7 @@
 
 use pushpull_common::tensor::DType;
 
-use crate::arena::{Arena, Blocks, Budget, Grid, Loan, Part, PinnedSet};
+use crate::arena::{Arena, Blocks, Budget, PinnedSet, Grid, Reservation, Part};
 use crate::checkpoint::RowHead;
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES};
@@ -26,13 +26,13 @@ const FILE_BYTES_MAX: usize = 32 << 20;
 
 /// The layout of a record: its head, then values and slots, each padded to whole words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct RecordShape {
     pub(crate) dtype: DType,
     pub(crate) row_bytes: usize,
     pub(crate) slots: usize,
 }
 
-impl Shape {
+impl RecordShape {
     fn stream_bytes(self) -> usize {
         self.row_bytes.next_multiple_of(8)
     }
@@ -67,8 +67,7 @@ pub(super) fn head_of(record: &[u8]) -> RowHead {
 /// Writes the head of a record whose values are already there, and its checksum: 0 without
 /// `integrity`.
 pub(super) fn put_head(head: RowHead, record: &mut [u8], integrity: bool) {
-    let bytes: &mut [u8; HEAD_BYTES] =
-        record.first_chunk_mut().expect("a record is longer than its head");
+    let bytes: &mut [u8; HEAD_BYTES] = record.first_chunk_mut().expect("a record is longer than its head");
     bytes[ID..STEP].copy_from_slice(&head.id.to_le_bytes());
     bytes[STEP..PUSHES].copy_from_slice(&head.step.to_le_bytes());
     bytes[PUSHES..CRC].copy_from_slice(&head.pushes.to_le_bytes());
@@ -96,7 +95,7 @@ pub(super) fn is_sound(record: &[u8]) -> bool {
 
 /// The location of a table's files, and their budget.
 #[derive(Clone, Debug)]
-pub(crate) struct Files {
+pub(crate) struct TableFiles {
     pub(crate) arena: Arena,
     pub(crate) generation: u64,
     pub(crate) table: u16,
@@ -109,11 +108,11 @@ pub(crate) struct Files {
 /// progress.
 #[derive(Debug)]
 pub(super) struct Records {
-    files: Files,
-    pub(super) shape: Shape,
+    files: TableFiles,
+    pub(super) shape: RecordShape,
     /// The base-2 logarithm of the number of records in a file.
     file_bits: u32,
-    memory: Vec<(Blocks, Loan)>,
+    memory: Vec<(Blocks, Reservation)>,
     /// The records that the committed index names, one bit each.
     live: Vec<u64>,
     /// Unused records.
@@ -126,7 +125,7 @@ pub(super) struct Records {
 
 impl Records {
     /// Creates an empty set, for a table of at most `most` rows.
-    pub(super) fn new(files: Files, shape: Shape, most: u64) -> Records {
+    pub(super) fn new(files: TableFiles, shape: RecordShape, most: u64) -> Records {
         let file_bits = file_bits(shape, most);
         let (memory, live, free) = (Vec::new(), Vec::new(), Vec::new());
         let (freed, retired) = (Vec::new(), Vec::new());
@@ -135,7 +134,7 @@ impl Records {
 
     /// Returns the memory of the files that hold `records` records, in a table of at most `most`
     /// rows.
-    pub(super) fn need(shape: Shape, most: u64, records: u64) -> u64 {
+    pub(super) fn need(shape: RecordShape, most: u64, records: u64) -> u64 {
         let bits = file_bits(shape, most);
         let file = ((shape.record_bytes() as u64) << bits) + PAGE_BYTES as u64;
         records.div_ceil(1 << bits).saturating_mul(file)
@@ -144,14 +143,14 @@ impl Records {
     /// Opens the `count` files of an earlier process. The caller then marks the live records and
     /// calls [`Records::finish_open`].
     pub(super) fn open(
-        files: Files,
-        shape: Shape,
+        files: TableFiles,
+        shape: RecordShape,
         most: u64,
         count: u32,
     ) -> Result<Records, StorageError> {
         let mut records = Records::new(files, shape, most);
         for number in 0..count {
-            let Files { arena, generation, table, .. } = &records.files;
+            let TableFiles { arena, generation, table, .. } = &records.files;
             let part = Part::OfTable(*table, number);
             let bytes = Some(records.file_bytes());
             let memory = arena.open_part(Kind::Rows, *generation, part, bytes)?;
@@ -179,11 +178,11 @@ impl Records {
     }
 
     fn add_file(&mut self, memory: crate::arena::Memory) -> Result<(), StorageError> {
-        let loan = self.files.budget.take(self.grid().need())?;
+        let reservation = self.files.budget.reserve(self.grid().need())?;
         let first = (self.memory.len() as u32) << self.file_bits;
         // The files can be very many, and none grows.
         let memory = memory.without_file();
-        self.memory.push((Blocks::with_pinned_sets(memory, self.grid()), loan));
+        self.memory.push((Blocks::with_pinned_sets(memory, self.grid()), reservation));
         self.live.resize(self.memory.len() << self.file_bits >> 6, 0);
         // The lowest number is on top, to be taken first.
         let free = std::mem::take(&mut self.free);
@@ -206,20 +205,20 @@ impl Records {
         if left < self.grid().need() {
             return Err(StorageError::DoesNotFit { need: bytes, limit: left });
         }
-        let Files { arena, generation, table, .. } = &self.files;
+        let TableFiles { arena, generation, table, .. } = &self.files;
         let part = Part::OfTable(*table, number);
         // An earlier process may have been killed or denied space while it created the file.
         let name = part.file_name(Kind::Rows, *generation);
-        arena.place.remove(&name)?;
+        arena.storage.remove(&name)?;
         let memory = arena.create_part(Kind::Rows, *generation, part, bytes).inspect_err(|_| {
             // A retry creates the file again. Until then its space is free for others.
-            let _ = arena.place.remove(&name);
+            let _ = arena.storage.remove(&name);
         })?;
         self.add_file(memory)
     }
 
     /// Returns the location of the files.
-    pub(super) fn files(&self) -> &Files {
+    pub(super) fn files(&self) -> &TableFiles {
         &self.files
     }
 
@@ -235,7 +234,7 @@ impl Records {
 
     /// Returns the memory of the records, in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        self.memory.iter().map(|(_, loan)| loan.bytes()).sum()
+        self.memory.iter().map(|(_, reservation)| reservation.bytes()).sum()
     }
 
     /// Returns the number of free records.
@@ -271,10 +270,10 @@ impl Records {
     }
 
     /// Prefetches the first bytes of a record into the cache.
-    pub(super) fn fetch(&self, record: u32, bytes: usize) {
+    pub(super) fn prefetch(&self, record: u32, bytes: usize) {
         let (blocks, block) = self.at(record);
         // The hardware prefetcher continues in a row of many lines.
-        blocks.fetch(block, 0, 0..bytes.min(1024));
+        blocks.prefetch(block, 0, 0..bytes.min(1024));
     }
 
     /// Marks a record as named by the committed index.
@@ -328,16 +327,13 @@ impl Records {
         let mut all: Vec<u32> = lists.into_iter().flatten().chain(taken).copied().collect();
         all.extend((0..self.count() as u32).filter(|&record| self.is_live(record)));
         all.sort_unstable();
-        assert!(
-            all.iter().copied().eq(0..self.count() as u32),
-            "every record must be listed once: {all:?}"
-        );
+        assert!(all.iter().copied().eq(0..self.count() as u32), "every record must be listed once: {all:?}");
     }
 }
 
 /// Returns the base-2 logarithm of the records in a file: small tables have small files, and large
 /// tables have few.
-fn file_bits(shape: Shape, most: u64) -> u32 {
+fn file_bits(shape: RecordShape, most: u64) -> u32 {
     let fit = (FILE_BYTES_MAX / shape.record_bytes()).max(64) as u64;
     (most / 8).clamp(64, fit).ilog2()
 }
@@ -348,7 +344,7 @@ mod tests {
 
     #[test]
     fn file_sizes_follow_the_row_limit() {
-        let shape = |row_bytes| Shape { dtype: DType::F32, row_bytes, slots: 1 };
+        let shape = |row_bytes| RecordShape { dtype: DType::F32, row_bytes, slots: 1 };
         assert_eq!(shape(12).record_bytes(), 24 + 2 * 16);
         assert_eq!((shape(12).stream(0), shape(12).stream(1)), (24..36, 40..52));
         assert_eq!(file_bits(shape(64), 1), 6);

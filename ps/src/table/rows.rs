@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::Table;
-use super::index::{DirtyPages, ENTRIES, Entry, Pages, find, page_of, pages_for, tag_of};
-use super::records::{Shape, head_of, id_of, put_head};
+use super::index::{DirtyPages, ENTRIES, IndexEntry, Pages, find, page_of, pages_for, tag_of};
+use super::records::{RecordShape, head_of, id_of, put_head};
 use crate::arena::PinnedSet;
 use crate::checkpoint::RowHead;
 use crate::commit::Journal;
@@ -14,7 +14,7 @@ use crate::error::StorageError;
 #[derive(Debug)]
 pub(crate) struct TableImage {
     rows: u64,
-    shape: Shape,
+    shape: RecordShape,
     sets: Vec<PinnedSet>,
 }
 
@@ -84,7 +84,7 @@ impl Table {
         let mut dirty_pages =
             DirtyPages::new(&EmptyIndex, &mut restored.pages, &mut restored.count);
         let same = |entry| match entry {
-            Entry::Row(record) => id_of(self.records.read(record)) == head.id,
+            IndexEntry::Row(record) => id_of(self.records.read(record)) == head.id,
             _ => false,
         };
         if find(dirty_pages.page(page_of(tag, dirty_pages.count())), tag, same).is_some() {
@@ -94,7 +94,7 @@ impl Table {
             return Err(StorageError::DoesNotFit { need: 1, limit: 0 });
         };
         self.records.set_live(record);
-        let inserted = dirty_pages.insert(tag, Entry::Row(record));
+        let inserted = dirty_pages.insert(tag, IndexEntry::Row(record));
         self.rows += 1;
         dirty_pages.grow(pages_for(self.rows));
         if inserted.is_err() {

@@ -11,14 +11,14 @@ use pushpull_common::table::{Eviction, RowAdmission, TableSpec};
 use pushpull_common::variable::VariableSpec;
 
 use super::*;
-use crate::arena::shelf::{Content, Shelf};
-use crate::arena::{Arena, Budget, Place};
+use crate::arena::test_files::{Content, TestFiles};
+use crate::arena::{Arena, Budget, ArenaStorage};
 use crate::checkpoint::RowHead;
 use crate::commit::table_bytes;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{Adagrad, ApplyAt, Optimizer};
 use crate::planted::PlantedBugs;
-use crate::store::{Change, Undo, UndoneRow};
+use crate::store::{Change, Undo, UndoRow};
 
 const WIDTH: usize = 3;
 /// The budget of a row: its values, a slot of Adagrad, and the overhead.
@@ -29,8 +29,8 @@ impl Table {
     pub(crate) fn contents(&self, journal: &Journal) -> BTreeMap<u64, Vec<u8>> {
         let pages = self.committed_pages(journal);
         let words = (0..self.pages).flat_map(|page| pages.page(page).to_vec());
-        let records = words.filter_map(|word| match Entry::of(word) {
-            Entry::Row(record) => Some(self.records.read(record)),
+        let records = words.filter_map(|word| match IndexEntry::of(word) {
+            IndexEntry::Row(record) => Some(self.records.read(record)),
             _ => None,
         });
         records.map(|record| (id_of(record), record.to_vec())).collect()
@@ -59,15 +59,15 @@ impl TestTable {
         let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let stamp = Stamp { shard: ShardId::default(), arena: 77 };
-        let arena = Arena { place: Place::Shelf(Shelf::default()), stamp };
+        let arena = Arena { storage: ArenaStorage::TestFiles(TestFiles::default()), stamp };
         let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64).unwrap();
         let mut journal = Journal::create(&arena, control, 64, PlantedBugs::default()).unwrap();
         let tables = arena.create(Kind::Tables, 1, table_bytes(1)).unwrap();
         journal.begin_tables(tables, 1, std::iter::empty());
         let rule = Adagrad::new(0.1);
         let undo = Undo::create(arena.create(Kind::Undo, 1, Undo::bytes(1 << 20)).unwrap());
-        let making = making(&arena, &catalogue, &rule, &[]);
-        let table = Table::create(making, &mut journal).unwrap();
+        let inputs = inputs(&arena, &catalogue, &rule, &[]);
+        let table = Table::create(inputs, &mut journal).unwrap();
         let (in_place, version) = (true, 0);
         let mut fixture =
             TestTable { arena, catalogue, journal, table, undo, in_place, rule, version };
@@ -87,9 +87,9 @@ impl TestTable {
         journal.redo().unwrap();
         journal.check_intent(64).unwrap();
         let mut undo = Undo::open(arena.open(Kind::Undo, 1, None).unwrap());
-        let undone = undo.rows(version).unwrap();
-        let making = making(&arena, &catalogue, &rule, &undone);
-        let table = Table::open(making, &mut journal).unwrap();
+        let undo_rows = undo.rows(version).unwrap();
+        let inputs = inputs(&arena, &catalogue, &rule, &undo_rows);
+        let table = Table::open(inputs, &mut journal).unwrap();
         undo.clear();
         TestTable { arena, catalogue, journal, table, undo, in_place, rule, version }
     }
@@ -106,7 +106,7 @@ impl TestTable {
     fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), crate::store::Stalled> {
         let ids: Vec<u64> = rows.iter().map(|(id, _)| *id).collect();
         self.table.begin(&mut self.journal, &ids, (step, self.version + 1), false)?;
-        self.journal.make_room(self.table.dirty_words()).unwrap();
+        self.journal.grow_intent(self.table.dirty_words()).unwrap();
         let in_place = self.table.undo_need().is_some() && self.in_place;
         self.undo.begin(self.version + 1);
         self.table.settle(in_place);
@@ -161,20 +161,20 @@ impl TestTable {
     }
 }
 
-fn making<'a>(
+fn inputs<'a>(
     arena: &Arena,
     catalogue: &'a Catalogue,
     rule: &'a Adagrad,
-    undone: &'a [UndoneRow],
-) -> Making<'a> {
+    undo_rows: &'a [UndoRow],
+) -> TableInputs<'a> {
     let (arena, budget) = (arena.clone(), Budget::new(1 << 30));
-    Making {
-        files: Files { arena, generation: 1, table: 0, budget },
+    TableInputs {
+        files: TableFiles { arena, generation: 1, table: 0, budget },
         catalogue,
         partition: &catalogue.partitions()[0],
         slots: rule.slots(),
         integrity: true,
-        undone,
+        undo_rows,
     }
 }
 
@@ -273,7 +273,7 @@ fn rows_pinned_by_a_checkpoint_do_not_change() {
 #[test]
 fn a_full_table_counts_rejected_rows() {
     let mut fixture = TestTable::new(TableSpec::new(100 * ROW));
-    assert_eq!((fixture.table.limit(), fixture.table.refuses()), (100, true));
+    assert_eq!((fixture.table.limit(), fixture.table.rejects_when_full()), (100, true));
     fixture.push_ids(1, 0..90);
     let ids: Vec<u64> = (80..120).collect();
     let twice: Vec<u64> = ids.iter().flat_map(|&id| [id, id]).collect();
@@ -377,7 +377,7 @@ fn rows_are_admitted_by_chance() {
 fn ids_admitted_by_chance_count_as_new() {
     let spec = TableSpec::new(100 * ROW).admission(RowAdmission::Chance { probability: 0.5 });
     let mut fixture = TestTable::new(spec);
-    assert!(fixture.table.refuses());
+    assert!(fixture.table.rejects_when_full());
     fixture.push_ids(1, 0..10);
     let absent = (0..10).filter(|&id| !fixture.has(id)).count() as u64;
     assert!((1..10).contains(&absent));
@@ -425,19 +425,19 @@ fn damaged_files_are_rejected() {
     fixture.push_ids(1, 0..300);
     let TestTable { arena, catalogue, journal, table, rule, .. } = fixture;
     drop((journal, table));
-    let Place::Shelf(shelf) = &arena.place else { unreachable!() };
-    let mut files = shelf.contents();
+    let ArenaStorage::TestFiles(test_files) = &arena.storage else { unreachable!() };
+    let mut files = test_files.contents();
     let stamp = arena.stamp;
     let open = |files: &BTreeMap<String, Content>| {
-        let arena = Arena { place: Place::Shelf(Shelf::with(files.clone())), stamp };
+        let arena = Arena { storage: ArenaStorage::TestFiles(TestFiles::with(files.clone())), stamp };
         let control = arena.open(Kind::Control, 0, None)?;
         let mut journal = Journal::open(&arena, control, PlantedBugs::default())?;
         journal.first_cell()?;
         journal.use_tables(arena.open(Kind::Tables, 1, None)?, 1);
         Table::map_index(&arena, 1, 0, &mut journal)?;
         journal.redo()?;
-        let making = making(&arena, &catalogue, &rule, &[]);
-        Table::open(making, &mut journal).map(|table| table.rows())
+        let inputs = inputs(&arena, &catalogue, &rule, &[]);
+        Table::open(inputs, &mut journal).map(|table| table.rows())
     };
     assert_eq!(open(&files).unwrap(), 300);
     let mut refused = 0;
@@ -487,7 +487,7 @@ fn undo_stays_within_its_reservation() {
                 PlantedBugs::default(),
             );
         }
-        let used = fixture.undo.used();
+        let used = fixture.undo.used_bytes();
         assert!(used <= need && need < 2 * used, "{used} of {need} bytes, {each} at a time");
         fixture.table.publish(&mut fixture.journal);
         fixture.version += 1;
@@ -500,7 +500,7 @@ fn malformed_undo_rows_are_rejected() {
     let mut fixture = TestTable::new(TableSpec::new(1 << 20));
     fixture.push_ids(1, 0..10);
     let record = fixture.table.records.shape.record_bytes();
-    let row = |block, start, bytes| UndoneRow {
+    let row = |block, start, bytes| UndoRow {
         table: Some(0),
         stream: 0,
         block,
@@ -509,10 +509,10 @@ fn malformed_undo_rows_are_rejected() {
     };
     let count = fixture.table.records.count() as u32;
     for wrong in [row(count, 0, record), row(0, 8, record - 8), row(0, 0, record + 8)] {
-        assert!(fixture.table.put_back(&[wrong]).is_err());
+        assert!(fixture.table.apply_undo(&[wrong]).is_err());
     }
-    let other = UndoneRow { table: Some(1), ..row(0, 0, record) };
-    fixture.table.put_back(&[other]).unwrap();
+    let other = UndoRow { table: Some(1), ..row(0, 0, record) };
+    fixture.table.apply_undo(&[other]).unwrap();
     assert!(fixture.has(0), "undo rows of another table are ignored");
 }
 

@@ -13,7 +13,7 @@ use super::records::{head_of, put_head};
 use crate::checkpoint::RowHead;
 use crate::optimizer::Run;
 use crate::planted::{Bug, PlantedBugs};
-use crate::store::{Change, RowLocation, Stretches, Undo, with_slots};
+use crate::store::{Change, RowLocation, InPlaceRuns, Undo, with_slots};
 
 /// The bytes of values in a tile. With their slots, their undo copies, and as much again prefetched
 /// for the next tile, they stay in the L1 cache.
@@ -49,7 +49,7 @@ impl Table {
             self.save_undo(rows_now, undo, planted);
             let slots_changed = change.slots();
             change.in_place(&mut InRecords { table: self, rows: rows_now, slots_changed, input });
-            found = found.or_else(|| self.first_non_finite(change.written()?, rows_now));
+            found = found.or_else(|| self.first_non_finite(change.computed_dtype()?, rows_now));
         }
         self.dirty_rows = Some(dirty);
         found
@@ -70,11 +70,11 @@ impl Table {
     fn fetch_rows(&self, rows: &[RowMove]) {
         let all = self.records.shape.record_bytes();
         for row in rows {
-            row.from.into_iter().for_each(|from| self.records.fetch(from, all));
+            row.from.into_iter().for_each(|from| self.records.prefetch(from, all));
             row.to
                 .filter(|_| row.to != row.from)
                 .into_iter()
-                .for_each(|to| self.records.fetch(to, all));
+                .for_each(|to| self.records.prefetch(to, all));
         }
     }
 
@@ -90,9 +90,9 @@ impl Table {
         }));
         if !locations.is_empty() {
             let (table, record_bytes) = (Some(self.number), self.records.shape.record_bytes());
-            undo.keep(table, &locations, record_bytes, 1, |_, kept| {
-                for (location, kept) in locations.iter().zip(kept.chunks_exact_mut(record_bytes)) {
-                    kept.copy_from_slice(self.records.read(location.value));
+            undo.record(table, &locations, record_bytes, 1, |_, old| {
+                for (location, old) in locations.iter().zip(old.chunks_exact_mut(record_bytes)) {
+                    old.copy_from_slice(self.records.read(location.value));
                 }
             });
             if !planted.has(Bug::UndoAfterWrite) {
@@ -132,14 +132,14 @@ struct InRecords<'a> {
     input: &'a [u8],
 }
 
-impl Stretches for InRecords<'_> {
+impl InPlaceRuns for InRecords<'_> {
     fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
         with_slots!(self.slots_changed, SLOTS => self.each_with::<T, SLOTS>(change));
     }
 }
 
 impl InRecords<'_> {
-    /// Implements [`Stretches::each`] for at most `SLOTS` slots.
+    /// Implements [`InPlaceRuns::each`] for at most `SLOTS` slots.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
         let InRecords { table, rows, slots_changed, input } = self;
         let shape = table.records.shape;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use pushpull::inspect::{
-    ArenaIs, ClientIs, Inspection, Presence, SavesFailing, ShardInspection, ShardState, VariableIs,
-    VariablesAre, Verdict,
+    ArenaReport, ClientReport, Inspection, Presence, SavesFailing, ShardInspection, ShardState, VariableReport,
+    VariablesStage, Verdict,
 };
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ fn page_of(found: &Inspection) -> Result<String, std::fmt::Error> {
     Ok(page)
 }
 
-fn write_arena(page: &mut String, arena: &ArenaIs) -> std::fmt::Result {
+fn write_arena(page: &mut String, arena: &ArenaReport) -> std::fmt::Result {
     let boot = if arena.this_boot { "this boot" } else { "another boot" };
     writeln!(
         page,
@@ -127,7 +127,7 @@ fn write_state(page: &mut String, state: &ShardState, shard: &ShardInspection) -
     )
 }
 
-fn write_variables(page: &mut String, variables: &[VariableIs]) -> std::fmt::Result {
+fn write_variables(page: &mut String, variables: &[VariableReport]) -> std::fmt::Result {
     let width = variables.iter().map(|variable| variable.name.len()).max().unwrap_or(0);
     for variable in variables {
         let rows: Vec<String> = variable
@@ -153,7 +153,7 @@ fn write_variables(page: &mut String, variables: &[VariableIs]) -> std::fmt::Res
     Ok(())
 }
 
-fn write_clients(page: &mut String, clients: &[ClientIs]) -> std::fmt::Result {
+fn write_clients(page: &mut String, clients: &[ClientReport]) -> std::fmt::Result {
     for client in clients {
         let tokens: Vec<String> = client.tokens.iter().map(u64::to_string).collect();
         let tokens = if tokens.is_empty() { "no token".into() } else { tokens.join(" ") };
@@ -231,7 +231,7 @@ fn json_of_shard(shard: &ShardInspection) -> Value {
     })
 }
 
-fn json_of_arena(arena: &ArenaIs) -> Value {
+fn json_of_arena(arena: &ArenaReport) -> Value {
     let hex = |bytes: &[u8]| bytes.iter().fold(String::new(), |hex, b| hex + &format!("{b:02x}"));
     let identity = arena.identity.iter().map(|(name, value)| (name.clone(), json!(value)));
     json!({
@@ -263,7 +263,7 @@ fn json_of_state(state: &ShardState) -> Value {
     })
 }
 
-fn json_of_variable(variable: &VariableIs) -> Value {
+fn json_of_variable(variable: &VariableReport) -> Value {
     let rows = variable.partitions.iter().map(|rows| json!([rows.start, rows.end]));
     json!({
         "name": variable.name,
@@ -276,7 +276,7 @@ fn json_of_variable(variable: &VariableIs) -> Value {
     })
 }
 
-fn json_of_client(client: &ClientIs) -> Value {
+fn json_of_client(client: &ClientReport) -> Value {
     json!({
         "task": client.task.to_string(),
         "epoch": client.epoch,
@@ -288,11 +288,11 @@ fn json_of_client(client: &ClientIs) -> Value {
     })
 }
 
-fn stage(variables: VariablesAre) -> &'static str {
+fn stage(variables: VariablesStage) -> &'static str {
     match variables {
-        VariablesAre::Absent => "absent",
-        VariablesAre::Declared => "declared",
-        VariablesAre::Ready => "ready",
+        VariablesStage::Absent => "absent",
+        VariablesStage::Declared => "declared",
+        VariablesStage::Ready => "ready",
         _ => "unknown",
     }
 }

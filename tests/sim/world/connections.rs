@@ -96,7 +96,7 @@ impl World {
     fn pass(&mut self, client: Client, passed: Vec<Vec<OwnedFd>>) {
         let Client::Worker { process, link } = client else { return };
         let endpoint = &mut self.processes[process].endpoint;
-        passed.into_iter().for_each(|descriptors| endpoint.passed(link, descriptors));
+        passed.into_iter().for_each(|descriptors| endpoint.descriptors_received(link, descriptors));
     }
 
     /// Whether a client is on the same host as the servers.

@@ -30,7 +30,7 @@ impl World {
         let catalogue = Arc::clone(&self.setting.catalogue);
         let cluster = &self.setting.cluster;
         #[allow(unused_mut, reason = "for a planted bug")]
-        let mut endpoint = worker::Door::new(
+        let mut endpoint = worker::SessionEndpoint::new(
             cluster,
             task,
             task == 0,
@@ -39,12 +39,12 @@ impl World {
             self.setting.part_bytes,
         );
         #[cfg(feature = "planted")]
-        if self.setting.planted.bug() == Some(pushpull_ps::Bug::SlotEarly) {
-            endpoint.spoil_push_slots();
+        if self.setting.planted.bug() == Some(pushpull_ps::Bug::SlotReusedEarly) {
+            endpoint.overwrite_push_slots();
         }
         #[cfg(feature = "planted")]
         if self.setting.planted.bug() == Some(pushpull_ps::Bug::OwnerNotAsked) {
-            endpoint.never_ask_owner();
+            endpoint.skip_owner();
         }
         self.processes.push(Process {
             endpoint,
@@ -61,7 +61,7 @@ impl World {
         self.settle_process(number);
     }
 
-    pub(super) fn with_process(&mut self, process: usize, act: impl FnOnce(&mut worker::Door)) {
+    pub(super) fn with_process(&mut self, process: usize, act: impl FnOnce(&mut worker::SessionEndpoint)) {
         if self.processes[process].is_alive {
             act(&mut self.processes[process].endpoint);
             self.settle_process(process);
@@ -73,22 +73,22 @@ impl World {
         let now = self.now;
         while let Some(event) = self.processes[number].endpoint.poll() {
             match event {
-                worker::Event::Connect { link, shard } => {
+                worker::EndpointEvent::Connect { link, shard } => {
                     let client = Client::Worker { process: number, link };
                     let connection = self.open(client, shard);
                     self.processes[number].links.insert(link, connection);
                 }
-                worker::Event::Disconnect { link } => {
+                worker::EndpointEvent::Disconnect { link } => {
                     if let Some(connection) = self.processes[number].links.remove(&link) {
                         self.drop_connection(connection);
                     }
                 }
-                worker::Event::Send { link, frame } => {
+                worker::EndpointEvent::Send { link, frame } => {
                     if let Some(&connection) = self.processes[number].links.get(&link) {
                         self.send(connection, Direction::ToServer, Item::Bytes(frame.into()));
                     }
                 }
-                worker::Event::Reads => {
+                worker::EndpointEvent::ContinueRead => {
                     let chance = &mut self.processes[number].chance;
                     let pause = match chance.between(0, 99) {
                         // Descheduled, sometimes for longer than the stall timeout.
@@ -98,7 +98,7 @@ impl World {
                     };
                     self.after(pause, Event::Read(number));
                 }
-                worker::Event::Reply { op, reply } => {
+                worker::EndpointEvent::Reply { op, reply } => {
                     self.trace.note(|| format!("  process {number} is answered {}", short(&reply)));
                     let Process { endpoint, trainer, chance, .. } = &mut self.processes[number];
                     let checker = &mut self.checker;

@@ -1,38 +1,38 @@
-//! What row pushes have left out: kept by row, as far as there is room.
+//! Residuals of rows, kept by row within a memory limit.
 
 use std::collections::HashMap;
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::{Codec, EncodeError, Real, Residual};
 
-use super::stretches;
-use crate::staging::Copies;
+use super::add_encoded_parts;
+use crate::staging::PartBuffer;
 
 /// The residuals of one variable's rows.
 ///
-/// Rows are kept in two generations: those that were pushed since the young one was begun, and others
-/// of the one before. When the young one is full it becomes the old one, and what that had is
-/// forgotten. So what is forgotten is of the rows that were not pushed for longest, and no more than
-/// one step's error of each. Depends on what it was given alone.
+/// Rows are kept in two generations: the rows that were pushed since the young generation began,
+/// and others of the previous one. When the young generation is full, it becomes the old one, and
+/// the previous old one is dropped. So the rows that are dropped were not pushed for the longest
+/// time, and each loses at most one step's error. The result depends on the pushed rows only.
 #[derive(Debug)]
 pub(crate) struct RowResiduals<T> {
     /// The elements of a row.
     width: usize,
-    /// The most rows of a generation; none are kept if it is 0.
-    most: usize,
-    young: Generation<T>,
-    old: Generation<T>,
-    /// What is left of the rows that are encoded; and memory for that.
+    /// The most rows of a generation; 0 keeps no residuals.
+    rows_max: usize,
+    young: RowGeneration<T>,
+    old: RowGeneration<T>,
+    /// The residuals of the rows that are being encoded, and memory for them.
     left: Residual<T>,
     gathered: Vec<T>,
 }
 
-/// Rows in the order they came.
+/// Rows in the order of their insertion.
 #[derive(Debug)]
-struct Generation<T> {
+struct RowGeneration<T> {
     ids: Vec<u64>,
     rows: Vec<T>,
-    /// Where each is; those that are not named are forgotten.
+    /// The index of each row. Rows that it does not name are dropped.
     places: HashMap<u64, usize>,
 }
 
@@ -40,38 +40,39 @@ struct Generation<T> {
 const ROW_OVERHEAD_BYTES: u64 = 48;
 
 impl<T: Real> RowResiduals<T> {
-    /// Nothing is left of rows of so many elements; all that will be takes about so many bytes.
+    /// No residuals, for rows of `width` elements. At most about `bytes` will be used.
     pub(crate) fn new(width: usize, bytes: u64) -> RowResiduals<T> {
         let row_bytes = (width * size_of::<T>()) as u64 + ROW_OVERHEAD_BYTES;
-        let most = (bytes / 2 / row_bytes) as usize;
-        RowResiduals::kept(width, most)
+        let rows_max = (bytes / 2 / row_bytes) as usize;
+        RowResiduals::with_capacity(width, rows_max)
     }
 
-    /// Nothing is left of rows of so many elements; at most so many rows are kept in each generation.
-    fn kept(width: usize, most: usize) -> RowResiduals<T> {
-        let [young, old] = [(); 2].map(|()| Generation::new());
+    /// No residuals, for rows of `width` elements and at most `rows_max` rows in each generation.
+    fn with_capacity(width: usize, rows_max: usize) -> RowResiduals<T> {
+        let [young, old] = [(); 2].map(|()| RowGeneration::new());
         let (left, gathered) = (Residual::new(0), Vec::default());
-        RowResiduals { width, most, young, old, left, gathered }
+        RowResiduals { width, rows_max, young, old, left, gathered }
     }
 
-    /// The elements of a row.
+    /// Returns the elements of a row.
     pub(super) fn width(&self) -> usize {
         self.width
     }
 
-    /// The same, with nothing left.
-    pub(super) fn emptied(&self) -> RowResiduals<T> {
-        RowResiduals::kept(self.width, self.most)
+    /// Returns residuals of the same shape and limit, without any row.
+    pub(super) fn cleared(&self) -> RowResiduals<T> {
+        RowResiduals::with_capacity(self.width, self.rows_max)
     }
 
-    /// What is left of each row, in an order that [`RowResiduals::keep`] makes the same of.
+    /// Returns the residual of each row. [`RowResiduals::keep`] rebuilds the same state from this
+    /// order.
     pub(super) fn left(&self) -> impl Iterator<Item = (u64, &[T])> {
         let generations = [&self.old, &self.young].into_iter();
-        generations.flat_map(|generation| generation.kept(self.width))
+        generations.flat_map(|generation| generation.entries(self.width))
     }
 
-    /// Encodes rows of a partition, with what is left of them, and keeps what that leaves out; the
-    /// parts in which their values travel are added to `out`.
+    /// Encodes rows of a partition with their residuals, adds the parts of their values to `out`,
+    /// and keeps the new residuals.
     pub(super) fn encode(
         &mut self,
         codec: &Codec,
@@ -79,13 +80,13 @@ impl<T: Real> RowResiduals<T> {
         part_bytes: u64,
         ids: &[u64],
         values: &[T],
-        out: &mut Copies,
+        out: &mut PartBuffer,
     ) -> Result<(), EncodeError> {
         let mut gathered = std::mem::take(&mut self.gathered);
         self.gather(ids, &mut gathered);
         self.left.swap_left(&mut gathered);
         let all = 0..values.len();
-        let result = stretches(codec, &mut self.left, partition, part_bytes, all, values, out);
+        let result = add_encoded_parts(codec, &mut self.left, partition, part_bytes, all, values, out);
         self.left.swap_left(&mut gathered);
         if result.is_ok() {
             self.keep(ids.iter().copied().zip(gathered.chunks_exact(self.width)));
@@ -95,7 +96,7 @@ impl<T: Real> RowResiduals<T> {
         result
     }
 
-    /// Appends what is left of these rows, one behind the other.
+    /// Appends the residuals of these rows, back to back; zeros for rows without.
     fn gather(&self, ids: &[u64], left: &mut Vec<T>) {
         for id in ids {
             match self.young.row(*id, self.width).or_else(|| self.old.row(*id, self.width)) {
@@ -105,44 +106,44 @@ impl<T: Real> RowResiduals<T> {
         }
     }
 
-    /// Keeps what is left of rows now.
+    /// Replaces the residuals of these rows.
     pub(super) fn keep<'a>(&mut self, rows: impl Iterator<Item = (u64, &'a [T])>) {
-        for (id, row) in rows.filter(|_| self.most > 0) {
+        for (id, row) in rows.filter(|_| self.rows_max > 0) {
             if let Some(place) = self.young.places.get(&id) {
                 let start = place * self.width;
                 self.young.rows[start..start + self.width].copy_from_slice(row);
                 continue;
             }
             self.old.places.remove(&id);
-            if is_nothing(row) {
+            if is_zero(row) {
                 continue;
             }
-            if self.young.ids.len() == self.most {
+            if self.young.ids.len() == self.rows_max {
                 std::mem::swap(&mut self.old, &mut self.young);
                 self.young.clear();
             }
-            self.young.push(id, row, self.most);
+            self.young.push(id, row, self.rows_max);
         }
     }
 }
 
-impl<T: Real> Generation<T> {
-    fn new() -> Generation<T> {
-        Generation { ids: Vec::new(), rows: Vec::new(), places: HashMap::new() }
+impl<T: Real> RowGeneration<T> {
+    fn new() -> RowGeneration<T> {
+        RowGeneration { ids: Vec::new(), rows: Vec::new(), places: HashMap::new() }
     }
 
-    /// Forgets all rows.
+    /// Drops all rows.
     fn clear(&mut self) {
         self.ids.clear();
         self.rows.clear();
         self.places.clear();
     }
 
-    /// Adds a row to fewer than so many.
-    fn push(&mut self, id: u64, row: &[T], most: usize) {
+    /// Adds a row; the generation has fewer than `rows_max`.
+    fn push(&mut self, id: u64, row: &[T], rows_max: usize) {
         if self.rows.len() == self.rows.capacity() {
-            // Doubled as vectors are, but not beyond what there may be.
-            let more = (most - self.ids.len()).min(self.ids.len().max(8));
+            // Doubles the capacity, but not beyond the limit.
+            let more = (rows_max - self.ids.len()).min(self.ids.len().max(8));
             self.rows.reserve_exact(more * row.len());
         }
         self.places.insert(id, self.ids.len());
@@ -155,15 +156,15 @@ impl<T: Real> Generation<T> {
         Some(&self.rows[start..start + width])
     }
 
-    fn kept(&self, width: usize) -> impl Iterator<Item = (u64, &[T])> {
+    fn entries(&self, width: usize) -> impl Iterator<Item = (u64, &[T])> {
         let rows = self.ids.iter().copied().zip(self.rows.chunks_exact(width));
         rows.enumerate()
-            .filter(|(place, (id, row))| self.places.get(id) == Some(place) && !is_nothing(row))
+            .filter(|(place, (id, row))| self.places.get(id) == Some(place) && !is_zero(row))
             .map(|(_, row)| row)
     }
 }
 
-fn is_nothing<T: Real>(row: &[T]) -> bool {
+fn is_zero<T: Real>(row: &[T]) -> bool {
     row.iter().all(|&value| value == T::zeroed())
 }
 
@@ -182,8 +183,8 @@ mod tests {
     use crate::staging::StagedParts;
 
     proptest! {
-        /// Of each row, what arrived and what is left make what was given; and what is left is no
-        /// more than one step's error.
+        /// For each row, the arrived values and the residual sum up to the given values, and the
+        /// residual is at most one step's error.
         #[test]
         fn rows_keep_their_running_sums(
             steps in prop::collection::vec(
@@ -200,16 +201,16 @@ mod tests {
             let plan = ShardingPlan::new(Catalogue::new(variables, &placement).unwrap().into());
             let partition = &plan.catalogue().partitions()[0];
             let mut residuals = RowResiduals::<f32>::new(5, 1 << 20);
-            // Given and arrived, of each row.
+            // The given and the arrived sum of each row.
             let mut sums: BTreeMap<u64, [[f64; 5]; 2]> = BTreeMap::new();
             for step in steps {
                 let ids: Vec<u64> = step.keys().copied().collect();
                 let values = step.into_values().flatten().collect::<Vec<f32>>();
-                let mut own = StagedParts::default();
-                let out = &mut own.copies;
+                let mut staged = StagedParts::default();
+                let out = &mut staged.copies;
                 residuals.encode(&codec, partition, part_bytes, &ids, &values, out).unwrap();
                 let mut decoded = vec![0f32; values.len()];
-                for (_, part) in Arc::new(own).parts() {
+                for (_, part) in Arc::new(staged).parts() {
                     let stretch = part.encoded.unwrap();
                     let start = (part.offset - partition.offset) as usize / 4;
                     let target = &mut decoded[start..start + stretch.elements as usize];
@@ -230,7 +231,7 @@ mod tests {
                     for ((given, arrived), &left) in given.iter().zip(arrived).zip(&left) {
                         let off = (given - arrived - f64::from(left)).abs();
                         prop_assert!(off < 1e-5, "{codec}: row {id} is off by {off:e}");
-                        // Of sums below 1.01: half of the last place of a bf16, or of 1/127.
+                        // For sums below 1.01: half a unit in the last place of a bf16, or 1/127.
                         prop_assert!(left.abs() <= 1.01 / 250.0, "{codec}: {left} is left");
                     }
                 }
@@ -253,23 +254,23 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_not_pushed_for_long_are_forgotten() {
+    fn the_residuals_of_rows_not_pushed_for_longest_are_dropped() {
         // Two generations of three rows.
         let mut residuals = RowResiduals::<f32>::new(1, 2 * 3 * (4 + ROW_OVERHEAD_BYTES));
         (1..=3).for_each(|id| keep(&mut residuals, id, id as f32));
         assert_eq!(gathered(&residuals, &[2, 9, 3]), [2.0, 0.0, 3.0]);
         keep(&mut residuals, 4, 4.0);
         keep(&mut residuals, 2, 2.5);
-        // 1 is taken out, as nothing is left of it.
+        // Row 1 is removed, as its residual is zero.
         keep(&mut residuals, 1, 0.0);
         assert_eq!(left(&residuals), [(3, 3.0), (4, 4.0), (2, 2.5)]);
         keep(&mut residuals, 5, 5.0);
         keep(&mut residuals, 6, 6.0);
-        assert_eq!(left(&residuals), [(4, 4.0), (2, 2.5), (5, 5.0), (6, 6.0)], "3 is forgotten");
+        assert_eq!(left(&residuals), [(4, 4.0), (2, 2.5), (5, 5.0), (6, 6.0)], "3 is dropped");
         keep(&mut residuals, 6, 0.0);
         assert_eq!(gathered(&residuals, &[6, 5]), [0.0, 5.0]);
 
-        let mut again = residuals.emptied();
+        let mut again = residuals.cleared();
         again.keep(residuals.left());
         assert_eq!(left(&again), left(&residuals));
         let mut none = RowResiduals::<f32>::new(1, 2 * (4 + ROW_OVERHEAD_BYTES) - 1);

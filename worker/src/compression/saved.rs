@@ -1,9 +1,13 @@
-//! Residuals as bytes: a worker that goes on elsewhere takes them along.
+//! Residuals as bytes, with which a worker resumes elsewhere.
 //!
-//! Little-endian: `ppleft` and two zeros, the catalogue's SHA-256, the number of variables as a `u64`;
-//! for each its id and the code of its type as a `u32` each, the number of its elements as a `u64`,
-//! the elements, zeros up to a multiple of 8; then the CRC-32C of all that as a `u64`. A variable with
-//! rows has, in the place of that number, how many rows there are, and their numbers as `u64`s.
+//! Little-endian:
+//!
+//! - `ppleft` and two zeros, the catalogue's SHA-256, the number of variables as a `u64`;
+//! - for each variable its id and the code of its type, a `u32` each, the number of its elements as
+//!   a `u64`, the elements, and zeros up to a multiple of 8;
+//! - the CRC-32C of all these bytes as a `u64`.
+//!
+//! A sparse variable has the number of rows instead of elements, followed by their ids as `u64`s.
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::codec::{Real, Residual};
@@ -13,33 +17,33 @@ use pushpull_common::tensor::elements_of;
 use thiserror::Error;
 
 use super::rows::RowResiduals;
-use super::{Compression, Left};
+use super::{Compression, VariableResidual};
 
 const MAGIC: [u8; 8] = *b"ppleft\0\0";
 
-/// Why saved residuals are not those of this worker's variables. Nothing was changed.
+/// Why residuals cannot be restored. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ResidualsError {
-    /// The bytes are no saved residuals, or not all of them, or damaged.
-    #[error("cannot restore residuals: the bytes are damaged, or are none")]
+    /// The bytes are not the result of [`crate::Worker::residuals`], or damaged.
+    #[error("cannot restore residuals: the bytes are damaged or no residuals")]
     Damaged,
-    /// They are of other variables, or of the same in other places.
+    /// They belong to other variables, or to the same with another placement.
     #[error("cannot restore residuals: they are of other variables")]
     OtherVariables,
-    /// What was left of a variable whose gradients are not encoded any more would be lost.
-    #[error("cannot restore residuals: {variable:?} has one, and is pushed as it is")]
+    /// A variable has a residual but no codec any more: the residual would be lost.
+    #[error("cannot restore residuals: {variable:?} has one, but has no codec")]
     NotCompressed {
         /// The variable.
         variable: String,
     },
-    /// The worker has not joined: it has no variables yet.
+    /// The worker has not joined, so it has no variables yet.
     #[error("cannot restore residuals before joining")]
     NotJoined,
 }
 
 impl Compression {
-    /// All residuals as bytes.
+    /// Returns all residuals as bytes.
     pub(crate) fn save(&self, catalogue: &Catalogue) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend(catalogue.digest());
@@ -48,11 +52,11 @@ impl Compression {
             let code = catalogue.variable(*id).dtype().master().code();
             out.extend(id.0.to_le_bytes());
             out.extend(u32::from(code).to_le_bytes());
-            match &compressed.left {
-                Left::F32(left) => put_all(left, &mut out),
-                Left::F64(left) => put_all(left, &mut out),
-                Left::RowsF32(left) => put_rows(left, &mut out),
-                Left::RowsF64(left) => put_rows(left, &mut out),
+            match &compressed.residual {
+                VariableResidual::F32(left) => put_all(left, &mut out),
+                VariableResidual::F64(left) => put_all(left, &mut out),
+                VariableResidual::RowsF32(left) => put_rows(left, &mut out),
+                VariableResidual::RowsF64(left) => put_rows(left, &mut out),
             }
         }
         let crc = u64::from(crc32c::crc32c(&out));
@@ -60,7 +64,7 @@ impl Compression {
         out
     }
 
-    /// Takes residuals back. Those of variables that are not among them begin anew.
+    /// Restores residuals. Those of variables that are not included start at zero.
     pub(crate) fn restore(
         &mut self,
         catalogue: &Catalogue,
@@ -79,9 +83,9 @@ impl Compression {
         }
         let count = u64::from_le_bytes(take(&mut rest)?);
         let mut found = Vec::new();
-        // Each takes bytes, so the count is not believed further than there are some.
+        // Each variable takes bytes, so a hostile count ends the loop early.
         for _ in 0..count {
-            let saved = Saved::take(catalogue, &mut rest)?;
+            let saved = SavedResidual::take(catalogue, &mut rest)?;
             found.push(saved);
         }
         if !rest.is_empty() {
@@ -95,28 +99,28 @@ impl Compression {
         }
         for (id, compressed) in &mut self.variables {
             let saved = found.iter().find(|saved| saved.id == *id);
-            match &mut compressed.left {
-                Left::F32(left) => *left = residual(left, saved),
-                Left::F64(left) => *left = residual(left, saved),
-                Left::RowsF32(left) => *left = rows(left, saved),
-                Left::RowsF64(left) => *left = rows(left, saved),
+            match &mut compressed.residual {
+                VariableResidual::F32(left) => *left = residual(left, saved),
+                VariableResidual::F64(left) => *left = residual(left, saved),
+                VariableResidual::RowsF32(left) => *left = rows(left, saved),
+                VariableResidual::RowsF64(left) => *left = rows(left, saved),
             }
         }
         Ok(())
     }
 }
 
-/// What is saved of a variable.
-struct Saved<'a> {
+/// The saved residual of one variable.
+struct SavedResidual<'a> {
     id: VariableId,
-    /// The rows that its elements are of, if it has rows.
+    /// The ids of its rows, if it is sparse.
     ids: &'a [u8],
     elements: &'a [u8],
 }
 
-impl<'a> Saved<'a> {
-    /// Takes one from what is left of the bytes.
-    fn take(catalogue: &Catalogue, rest: &mut &'a [u8]) -> Result<Saved<'a>, ResidualsError> {
+impl<'a> SavedResidual<'a> {
+    /// Takes the next saved residual from the rest of the bytes.
+    fn take(catalogue: &Catalogue, rest: &mut &'a [u8]) -> Result<SavedResidual<'a>, ResidualsError> {
         let id = VariableId(u32::from_le_bytes(take(rest)?));
         let code = u32::from_le_bytes(take(rest)?);
         let count = u64::from_le_bytes(take(rest)?);
@@ -138,14 +142,14 @@ impl<'a> Saved<'a> {
         let taken = next(ids).zip(next(elements)).filter(|_| same);
         let (ids, elements) = taken.ok_or(ResidualsError::Damaged)?;
         if first_non_finite(dtype, elements).is_some() {
-            // No sum of gradients that were pushed comes to that.
+            // No sum of pushed gradients is NaN or infinite.
             return Err(ResidualsError::Damaged);
         }
-        Ok(Saved { id, ids, elements })
+        Ok(SavedResidual { id, ids, elements })
     }
 }
 
-/// Appends the elements of a whole variable: how many, and they.
+/// Appends the number of a dense variable's elements, and the elements.
 fn put_all<T: Real>(left: &Residual<T>, out: &mut Vec<u8>) {
     out.extend((left.left().len() as u64).to_le_bytes());
     put(left.left(), out);
@@ -157,7 +161,7 @@ fn put<T: Real>(elements: &[T], out: &mut Vec<u8>) {
     out.resize(out.len().next_multiple_of(8), 0);
 }
 
-/// Appends rows: how many, their numbers, their elements.
+/// Appends the number of rows, their ids and their elements.
 fn put_rows<T: Real>(left: &RowResiduals<T>, out: &mut Vec<u8>) {
     let (ids, rows): (Vec<u64>, Vec<&[T]>) = left.left().unzip();
     out.extend((ids.len() as u64).to_le_bytes());
@@ -165,15 +169,15 @@ fn put_rows<T: Real>(left: &RowResiduals<T>, out: &mut Vec<u8>) {
     put(&rows.concat(), out);
 }
 
-fn residual<T: Real>(old: &Residual<T>, saved: Option<&Saved<'_>>) -> Residual<T> {
+fn residual<T: Real>(old: &Residual<T>, saved: Option<&SavedResidual<'_>>) -> Residual<T> {
     match saved {
         None => Residual::new(old.left().len()),
         Some(saved) => Residual::from_left(elements_of(saved.elements)),
     }
 }
 
-fn rows<T: Real>(old: &RowResiduals<T>, saved: Option<&Saved<'_>>) -> RowResiduals<T> {
-    let mut left = old.emptied();
+fn rows<T: Real>(old: &RowResiduals<T>, saved: Option<&SavedResidual<'_>>) -> RowResiduals<T> {
+    let mut left = old.cleared();
     if let Some(saved) = saved {
         let elements: Vec<T> = elements_of(saved.elements);
         let ids = saved.ids.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id));

@@ -13,8 +13,8 @@ use super::push_buffers::PushBuffers;
 use super::reply::{Answer, Call, PendingReply, way_back};
 use super::runner::SessionRunner;
 use crate::error::Error;
-use crate::session::{Command, OpId, Unclaimed};
-use crate::token::Returns;
+use crate::session::{SessionCommand, OpId, UnclaimedTokens};
+use crate::token::ReturnQueue;
 
 /// Operations on their way to the session's thread: more than a caller has under way who waits for
 /// some of them.
@@ -28,8 +28,8 @@ const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 pub(crate) struct Caller {
     /// The way to the session's thread; none once the session has ended.
     commands: Mutex<Option<mpsc::Sender<PendingReply>>>,
-    returns: Arc<Returns>,
-    unclaimed: Arc<Unclaimed>,
+    returns: Arc<ReturnQueue>,
+    unclaimed: Arc<UnclaimedTokens>,
     mapped_shards: Arc<MappedShards>,
     push_buffers: Arc<PushBuffers>,
     next_op: AtomicU64,
@@ -39,8 +39,8 @@ pub(crate) struct Caller {
 impl Caller {
     pub(super) fn new(
         commands: mpsc::Sender<PendingReply>,
-        returns: Arc<Returns>,
-        unclaimed: Arc<Unclaimed>,
+        returns: Arc<ReturnQueue>,
+        unclaimed: Arc<UnclaimedTokens>,
         mapped_shards: Arc<MappedShards>,
         push_buffers: Arc<PushBuffers>,
         runner: Arc<SessionRunner>,
@@ -50,7 +50,7 @@ impl Caller {
         Caller { commands, returns, unclaimed, mapped_shards, push_buffers, next_op, runner }
     }
 
-    pub(crate) fn returns(&self) -> &Arc<Returns> {
+    pub(crate) fn returns(&self) -> &Arc<ReturnQueue> {
         &self.returns
     }
 
@@ -76,7 +76,7 @@ impl Caller {
 
     /// Has something done within `timeout`: the session is told at once, and the future is its reply.
     /// Dropping that tells the session that nobody waits any more.
-    pub(crate) fn call(&self, doing: &'static str, command: Command, timeout: Duration) -> Call {
+    pub(crate) fn call(&self, doing: &'static str, command: SessionCommand, timeout: Duration) -> Call {
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
         let (answer, mut call) = way_back(op, doing, &self.returns);
         let now = Instant::now();
@@ -91,7 +91,7 @@ impl Caller {
     fn pending_reply(
         &self,
         op: OpId,
-        command: Command,
+        command: SessionCommand,
         deadline: Instant,
         answer: Answer,
     ) -> PendingReply {
@@ -137,7 +137,7 @@ impl Caller {
     /// A caller without a session, and what it posts.
     pub(crate) fn alone() -> (Caller, Orders) {
         let (commands, orders) = mpsc::channel(COMMANDS_MAX);
-        let returns = Arc::new(Returns::default());
+        let returns = Arc::new(ReturnQueue::default());
         let runner = Arc::new(
             SessionRunner::new(returns.leadership().clone(), Duration::ZERO).expect("a runtime"),
         );

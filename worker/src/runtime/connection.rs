@@ -11,7 +11,7 @@ use tokio::io::Interest;
 
 use super::outbox::Outbox;
 use super::thread::Core;
-use crate::session::Input;
+use crate::session::SessionInput;
 
 /// How long the transport may take to connect, before the next attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ pub(super) async fn run(core: Arc<Core>, link: usize, address: String, outbox: A
     };
     core.sharing_ended(link, &outbox);
     if !outbox.is_given_up() {
-        core.handle(Input::Disconnected { link, error });
+        core.handle(SessionInput::Disconnected { link, error });
     }
 }
 
@@ -47,11 +47,11 @@ async fn converse(
     reader.open();
     let mut in_body = false;
     if !outbox.is_given_up() {
-        core.handle(Input::Connected { link, same_host: stream.passes_descriptors() });
+        core.handle(SessionInput::Connected { link, same_host: stream.passes_descriptors() });
     }
     loop {
         if outbox.flush(stream)? {
-            core.handle(Input::Written { link });
+            core.handle(SessionInput::BytesSent { link });
         }
         match read_turn(core, link, stream, outbox, &mut reader, &mut in_body)? {
             Turn::Closed => return Ok(()),
@@ -63,7 +63,7 @@ async fn converse(
         }
         // What was read may have led to something to send.
         if outbox.flush(stream)? {
-            core.handle(Input::Written { link });
+            core.handle(SessionInput::BytesSent { link });
         }
         if outbox.is_given_up() {
             return Ok(());
@@ -113,11 +113,11 @@ fn read_turn(
             match poll {
                 BodyPoll::Done => {
                     *in_body = false;
-                    core.handle(Input::Body { link });
+                    core.handle(SessionInput::Body { link });
                 }
                 BodyPoll::Pending => {
                     if reader.bytes() != before {
-                        core.handle(Input::Heard { link });
+                        core.handle(SessionInput::BytesReceived { link });
                     }
                     return Ok(Turn::Blocked);
                 }
@@ -129,7 +129,7 @@ fn read_turn(
             Poll::Closed => return Ok(Turn::Closed),
             Poll::Frame(header, message) => {
                 *in_body = header.body_bytes > 0;
-                core.handle(Input::Message { link, header, message });
+                core.handle(SessionInput::Message { link, header, message });
             }
         }
     }

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pushpull_common::ids::{GlobalStep, ShardId};
-use pushpull_common::shared_values::{Counts, NotNow, Reader};
+use pushpull_common::shared_values::{ValueCounts, PinError, Reader};
 
 use super::per_link::PerLink;
 use super::shared_memory::Mapped;
-use crate::params::Buffer;
-use crate::session::Read;
+use crate::params::AlignedBuffer;
+use crate::session::ReadPoint;
 use crate::sharding_plan::ShardingPlan;
-use crate::shared::{Agreement, MappedShard, Route, Verdict};
+use crate::mapped_values::{PullConsistency, MappedShard, CopyPlan, PullVerdict};
 
 /// How often a change that is being made is waited for, and how long each time: turns of a loop. A
 /// change in place takes about as long.
@@ -21,7 +21,7 @@ const TURNS: usize = 64;
 #[derive(Debug)]
 pub(crate) enum Direct {
     /// The buffer holds values of these.
-    Pulled(Read),
+    Pulled(ReadPoint),
     /// The token's step has passed; the buffer is of whatever content.
     Stale,
 }
@@ -41,7 +41,7 @@ struct LinkValues {
 #[derive(Debug)]
 struct View {
     reader: Reader<Mapped>,
-    route: Option<Route>,
+    route: Option<CopyPlan>,
     blocks: Vec<u32>,
 }
 
@@ -67,19 +67,19 @@ impl MappedShards {
     pub(crate) fn pull(
         &self,
         plan: &Arc<ShardingPlan>,
-        buffer: &mut Buffer,
+        buffer: &mut AlignedBuffer,
         token: Option<GlobalStep>,
     ) -> Option<Direct> {
-        let mut agreement = Agreement::new(token);
-        let mut read = Read::default();
+        let mut agreement = PullConsistency::new(token);
+        let mut read = ReadPoint::default();
         for &shard in plan.shards() {
             let values = self.0.of(shard)?;
             let mut view = values.view.lock().unwrap_or_else(PoisonError::into_inner);
-            let judge = |counts: &Counts| agreement.judge(&values.mapped_shard, counts);
+            let judge = |counts: &ValueCounts| agreement.judge(&values.mapped_shard, counts);
             match view.read(plan, shard, buffer.bytes_mut(), judge)? {
-                (Verdict::Take, counts) => read.gradients.lower(shard, counts.gradients),
-                (Verdict::Stale, _) => return Some(Direct::Stale),
-                (Verdict::Ask, _) => return None,
+                (PullVerdict::Take, counts) => read.gradients.lower(shard, counts.gradients),
+                (PullVerdict::Stale, _) => return Some(Direct::Stale),
+                (PullVerdict::Ask, _) => return None,
             }
         }
         read.step = agreement.step()?;
@@ -94,16 +94,16 @@ impl View {
         plan: &Arc<ShardingPlan>,
         shard: ShardId,
         buffer: &mut [u8],
-        judge: impl FnOnce(&Counts) -> Verdict,
-    ) -> Option<(Verdict, Counts)> {
+        judge: impl FnOnce(&ValueCounts) -> PullVerdict,
+    ) -> Option<(PullVerdict, ValueCounts)> {
         let View { reader, route, blocks } = self;
         if route.as_ref().is_none_or(|route| !route.is_of(plan)) {
-            *route = Route::new(plan, shard, reader.geometry());
+            *route = CopyPlan::new(plan, shard, reader.geometry());
         }
         let route = route.as_ref()?;
         let counts = pin(reader, route, blocks)?;
         let verdict = judge(&counts);
-        if verdict != Verdict::Take {
+        if verdict != PullVerdict::Take {
             reader.give_up();
             return Some((verdict, counts));
         }
@@ -117,11 +117,11 @@ impl View {
     }
 }
 
-fn pin(reader: &mut Reader<Mapped>, route: &Route, blocks: &mut Vec<u32>) -> Option<Counts> {
+fn pin(reader: &mut Reader<Mapped>, route: &CopyPlan, blocks: &mut Vec<u32>) -> Option<ValueCounts> {
     for _ in 0..TRIES {
         match reader.pin(route.logical_blocks(), blocks) {
             Ok(counts) => return Some(counts),
-            Err(NotNow::Changing) => (0..TURNS).for_each(|_| std::hint::spin_loop()),
+            Err(PinError::Changing) => (0..TURNS).for_each(|_| std::hint::spin_loop()),
             Err(_) => return None,
         }
     }

@@ -10,7 +10,7 @@ use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use pushpull_net::Stream;
 use tokio::sync::Notify;
 
-use crate::parts::Body;
+use crate::parts::FrameBody;
 
 /// How many stretches one write is given: of a large frame, or of several that are small.
 const SLICES_MAX: usize = 64;
@@ -42,7 +42,7 @@ impl Outbox {
         lock(&self.frames)
     }
 
-    pub(super) fn push(&self, envelope: &Envelope, message: &Message, body: Body, crc: bool) {
+    pub(super) fn push(&self, envelope: &Envelope, message: &Message, body: FrameBody, crc: bool) {
         self.frames().push(envelope, message, body, crc);
         self.notify.notify_one();
     }
@@ -114,7 +114,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 struct Frame {
     head: Vec<u8>,
-    body: Body,
+    body: FrameBody,
     /// The length of both.
     bytes: usize,
 }
@@ -130,7 +130,7 @@ struct Frames {
 }
 
 impl Frames {
-    fn push(&mut self, envelope: &Envelope, message: &Message, body: Body, crc: bool) {
+    fn push(&mut self, envelope: &Envelope, message: &Message, body: FrameBody, crc: bool) {
         let bytes = body.bytes();
         let checksum = || body.slices().fold(0, crc32c::crc32c_append);
         let stamp = BodyStamp { bytes, crc: (crc && bytes > 0).then(checksum) };
@@ -185,10 +185,10 @@ mod tests {
 
     use super::*;
 
-    fn body(index: usize) -> Body {
+    fn body(index: usize) -> FrameBody {
         let stretch = |length: usize| Bytes::from(vec![index as u8; length]);
         match index % 3 {
-            0 => Body::Empty,
+            0 => FrameBody::Empty,
             1 => stretch(5 * index).into(),
             // A frame may be of more stretches than one write takes.
             _ => (0..100 + index).map(|_| stretch(1 + index % 4)).collect(),
@@ -229,13 +229,13 @@ mod tests {
     fn small_frames_go_out_together_and_their_heads_are_used_again() {
         let mut frames = Frames::default();
         for _ in 0..10 {
-            frames.push(&Envelope::default(), &Heartbeat {}.into(), Body::Empty, false);
+            frames.push(&Envelope::default(), &Heartbeat {}.into(), FrameBody::Empty, false);
         }
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         assert_eq!(frames.unsent(&mut slices), 10);
         let first = frames.queue[0].head.as_ptr();
         frames.taken(frames.queue[0].bytes);
-        frames.push(&Envelope::default(), &Heartbeat {}.into(), Body::Empty, false);
+        frames.push(&Envelope::default(), &Heartbeat {}.into(), FrameBody::Empty, false);
         assert_eq!(frames.queue.back().unwrap().head.as_ptr(), first);
     }
 }

@@ -6,7 +6,7 @@ use pushpull_common::ids::ShardId;
 
 use super::per_link::PerLink;
 use super::shared_memory::MappedPushBuffer;
-use crate::push_buffers::{BufferSlot, PushBufferId};
+use crate::push_buffers::{GradientSlot, PushBufferId};
 
 /// Trays, for as long as the connections last over which they were lent. The session's thread adds and
 /// removes them, callers take rooms.
@@ -43,9 +43,9 @@ impl PushBuffers {
     }
 
     /// A room of a shard's tray that nobody has.
-    pub(crate) fn take(&self, shard: ShardId) -> Option<BufferSlot> {
+    pub(crate) fn take(&self, shard: ShardId) -> Option<GradientSlot> {
         let shared = self.0.of(shard)?;
         let (memory, number) = shared.push_buffer.take()?;
-        Some(BufferSlot { shard, push_buffer: shared.id, number, memory: Box::new(memory) })
+        Some(GradientSlot { shard, push_buffer: shared.id, number, memory: Box::new(memory) })
     }
 }

@@ -10,25 +10,25 @@ use tokio::sync::oneshot;
 
 use super::leadership::OpenOperation;
 use crate::error::Error;
-use crate::session::{Command, OpId, Reply};
-use crate::token::{Dropped, Returns};
+use crate::session::{SessionCommand, OpId, Reply};
+use crate::token::{DroppedItem, ReturnQueue};
 
 /// An operation on its way to the session. If it does not arrive, what it was to spend goes back.
 #[derive(Debug)]
 pub(super) struct PendingReply {
     pub(super) op: OpId,
-    pub(super) command: Option<Command>,
+    pub(super) command: Option<SessionCommand>,
     pub(super) deadline: Instant,
     /// The way to the caller, until it is taken.
     pub(super) answer: Option<Answer>,
-    pub(super) returns: Arc<Returns>,
+    pub(super) returns: Arc<ReturnQueue>,
     /// Until it has been taken, there is something to do.
     pub(super) _open: OpenOperation,
 }
 
 impl PendingReply {
     /// Takes the command and the way to its caller; `None` if the caller has gone.
-    pub(super) fn take(&mut self) -> Option<(Command, Answer)> {
+    pub(super) fn take(&mut self) -> Option<(SessionCommand, Answer)> {
         let answer = self.answer.take().filter(|answer| !answer.is_for_nobody())?;
         Some((self.command.take()?, answer))
     }
@@ -37,19 +37,19 @@ impl PendingReply {
 impl Drop for PendingReply {
     fn drop(&mut self) {
         match self.command.take() {
-            Some(Command::Push { order } | Command::Begin { order }) => {
+            Some(SessionCommand::Push { order } | SessionCommand::Begin { order }) => {
                 if let Some(grant) = order.grant {
-                    self.returns.add(Dropped::Token(grant));
+                    self.returns.add(DroppedItem::Token(grant));
                 }
             }
-            Some(Command::End { sequence }) => self.returns.add(Dropped::Push(sequence)),
+            Some(SessionCommand::End { sequence }) => self.returns.add(DroppedItem::Push(sequence)),
             _ => {}
         }
     }
 }
 
 /// Makes both ends of the way back of one operation.
-pub(super) fn way_back(op: OpId, doing: &'static str, returns: &Arc<Returns>) -> (Answer, Call) {
+pub(super) fn way_back(op: OpId, doing: &'static str, returns: &Arc<ReturnQueue>) -> (Answer, Call) {
     let (sender, receiver) = oneshot::channel();
     let open = returns.leadership().open();
     let answer = Answer { sender, returns: returns.clone(), _open: open };
@@ -61,7 +61,7 @@ pub(super) fn way_back(op: OpId, doing: &'static str, returns: &Arc<Returns>) ->
 #[derive(Debug)]
 pub(super) struct Answer {
     sender: oneshot::Sender<Result<Reply, Error>>,
-    returns: Arc<Returns>,
+    returns: Arc<ReturnQueue>,
     /// Until it has been sent, there is something to do.
     _open: OpenOperation,
 }
@@ -89,7 +89,7 @@ pub(crate) struct Call {
     op: OpId,
     doing: &'static str,
     state: State,
-    returns: Arc<Returns>,
+    returns: Arc<ReturnQueue>,
 }
 
 #[derive(Debug)]
@@ -102,7 +102,7 @@ enum State {
 
 impl Call {
     /// One that has failed before it was posted.
-    pub(super) fn failed(doing: &'static str, error: Error, returns: &Arc<Returns>) -> Call {
+    pub(super) fn failed(doing: &'static str, error: Error, returns: &Arc<ReturnQueue>) -> Call {
         let (op, state, returns) = (OpId(0), State::Failed(error), returns.clone());
         Call { op, doing, state, returns }
     }
@@ -142,7 +142,7 @@ impl Drop for Call {
         match reply {
             // A push may still be sent part by part when its time is over: its rest will not come.
             Some(Err(Error::Timeout { .. })) | None => {
-                self.returns.add(Dropped::Operation(self.op));
+                self.returns.add(DroppedItem::Operation(self.op));
             }
             Some(reply) => give_back(reply, &self.returns),
         }
@@ -150,10 +150,10 @@ impl Drop for Call {
 }
 
 /// Gives back what a reply hands over, as nobody takes it.
-fn give_back(reply: Result<Reply, Error>, returns: &Returns) {
+fn give_back(reply: Result<Reply, Error>, returns: &ReturnQueue) {
     match reply {
-        Ok(Reply::Token(Some(grant))) => returns.add(Dropped::Token(grant)),
-        Ok(Reply::Begun { sequence }) => returns.add(Dropped::Push(sequence)),
+        Ok(Reply::Token(Some(grant))) => returns.add(DroppedItem::Token(grant)),
+        Ok(Reply::Begun { sequence }) => returns.add(DroppedItem::Push(sequence)),
         _ => {}
     }
 }
@@ -168,13 +168,13 @@ mod tests {
     use pushpull_common::protocol::message::Operation;
 
     use super::*;
-    use crate::session::{PushOrder, Read};
+    use crate::session::{PushOrder, ReadPoint};
 
     fn grant() -> Grant {
         Grant { token: TokenId(1), generation: 1, step: GlobalStep(0), push_slot: 0 }
     }
 
-    fn pending_reply(command: Command, returns: &Arc<Returns>) -> (PendingReply, Call) {
+    fn pending_reply(command: SessionCommand, returns: &Arc<ReturnQueue>) -> (PendingReply, Call) {
         let (answer, call) = way_back(OpId(1), "test", returns);
         let (deadline, returns, open) =
             (Instant::now(), returns.clone(), returns.leadership().open());
@@ -182,10 +182,10 @@ mod tests {
         (PendingReply { op: OpId(1), command, deadline, answer, returns, _open: open }, call)
     }
 
-    fn push() -> Command {
+    fn push() -> SessionCommand {
         let (operation, grant) = (Operation::Gradient {}, Some(grant()));
-        let order = PushOrder::of_parts(operation, grant, Read::default(), Vec::new());
-        Command::Push { order }
+        let order = PushOrder::of_parts(operation, grant, ReadPoint::default(), Vec::new());
+        SessionCommand::Push { order }
     }
 
     fn poll(call: &mut Call) -> Poll<Result<Reply, Error>> {
@@ -194,17 +194,17 @@ mod tests {
 
     #[test]
     fn a_command_whose_caller_has_gone_gives_back_what_it_was_to_spend() {
-        let returns = Arc::new(Returns::default());
+        let returns = Arc::new(ReturnQueue::default());
         let (mut command, call) = pending_reply(push(), &returns);
         drop(call);
-        assert!(matches!(returns.take()[..], [(Dropped::Operation(OpId(1)), _)]));
+        assert!(matches!(returns.take()[..], [(DroppedItem::Operation(OpId(1)), _)]));
         assert!(command.take().is_none());
         drop(command);
-        assert!(matches!(returns.take()[..], [(Dropped::Token(_), _)]));
+        assert!(matches!(returns.take()[..], [(DroppedItem::Token(_), _)]));
         let sequence = Sequence(3);
-        let (command, _call) = pending_reply(Command::End { sequence }, &returns);
+        let (command, _call) = pending_reply(SessionCommand::End { sequence }, &returns);
         drop(command);
-        assert!(matches!(returns.take()[..], [(Dropped::Push(Sequence(3)), _)]));
+        assert!(matches!(returns.take()[..], [(DroppedItem::Push(Sequence(3)), _)]));
         let (mut command, _call) = pending_reply(push(), &returns);
         assert!(command.take().is_some());
         drop(command);
@@ -213,20 +213,20 @@ mod tests {
 
     #[test]
     fn a_reply_that_nobody_takes_gives_back_what_it_hands_over() {
-        let returns = Arc::new(Returns::default());
+        let returns = Arc::new(ReturnQueue::default());
         let open = || way_back(OpId(1), "test", &returns);
         // The future is dropped between the answer and its caller's next turn, or before.
         let (answer, call) = open();
         answer.send(Ok(Reply::Token(Some(grant()))));
         drop(call);
-        assert!(matches!(returns.take()[..], [(Dropped::Token(_), _)]));
+        assert!(matches!(returns.take()[..], [(DroppedItem::Token(_), _)]));
         let (answer, call) = open();
         drop(call);
         answer.send(Ok(Reply::Begun { sequence: Sequence(5) }));
         let dropped = returns.take();
         assert!(matches!(
             dropped[..],
-            [(Dropped::Operation(_), _), (Dropped::Push(Sequence(5)), _)]
+            [(DroppedItem::Operation(_), _), (DroppedItem::Push(Sequence(5)), _)]
         ));
         let (answer, mut call) = open();
         answer.send(Ok(Reply::Token(Some(grant()))));
@@ -238,14 +238,14 @@ mod tests {
         answer.send(Err(Error::Timeout { doing: "test", waited, awaited, sequence }));
         drop(call);
         assert!(
-            matches!(returns.take()[..], [(Dropped::Operation(_), _)]),
+            matches!(returns.take()[..], [(DroppedItem::Operation(_), _)]),
             "it may not be sent whole"
         );
     }
 
     #[test]
     fn a_session_that_ends_leaves_no_caller_waiting() {
-        let returns = Arc::new(Returns::default());
+        let returns = Arc::new(ReturnQueue::default());
         let (command, mut call) = pending_reply(push(), &returns);
         assert!(poll(&mut call).is_pending());
         drop(command);

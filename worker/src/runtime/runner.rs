@@ -30,7 +30,7 @@ impl SessionRunner {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let limits = CALLER_SPIN.with_longest(busy_poll);
         let (adaptive_spin, processors) =
-            (Mutex::new(AdaptiveSpin::new(limits)), Processors::here());
+            (Mutex::new(AdaptiveSpin::new(limits)), Processors::current());
         Ok(SessionRunner { runtime: Some(runtime), leadership, limits, adaptive_spin, processors })
     }
 
@@ -106,7 +106,7 @@ impl LeadingCaller<'_> {
         let pays = || {
             // To ask takes some 2 us, in which others are not kept from saying how they have waited.
             let pays = runner.adaptive_spin().pays();
-            pays && !runner.processors.are_wanted()
+            pays && !runner.processors.are_oversubscribed()
         };
         let output = runner.runtime().block_on(async {
             let mut future = pin!(future);

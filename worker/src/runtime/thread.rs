@@ -20,8 +20,8 @@ use super::reply::{Answer, PendingReply};
 use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::Progress;
-use crate::session::{Input, OpId, Output, Session, Start};
-use crate::token::{Dropped, Returns};
+use crate::session::{SessionInput, OpId, SessionOutput, Session, SessionConfig};
+use crate::token::{DroppedItem, ReturnQueue};
 
 /// A session's thread. Dropping it ends the session and waits for its thread.
 #[derive(Debug)]
@@ -32,12 +32,12 @@ pub(crate) struct SessionThread {
 
 impl SessionThread {
     pub(crate) fn start(
-        start: Start,
+        start: SessionConfig,
         progress: Option<Progress>,
         busy_poll: Duration,
     ) -> io::Result<SessionThread> {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
-        let returns = Arc::new(Returns::default());
+        let returns = Arc::new(ReturnQueue::default());
         let runner = Arc::new(SessionRunner::new(returns.leadership().clone(), busy_poll)?);
         let name = format!("worker-{}", start.task.index);
         let addresses = start.addresses.clone();
@@ -79,7 +79,7 @@ pub(super) struct Core {
     answers: Mutex<HashMap<OpId, Answer>>,
     outboxes: Mutex<HashMap<usize, Arc<Outbox>>>,
     progress: Option<Progress>,
-    returns: Arc<Returns>,
+    returns: Arc<ReturnQueue>,
     mapped_shards: Arc<MappedShards>,
     push_buffers: Arc<PushBuffers>,
     /// When the clock's task will wake, and what makes it look again.
@@ -110,7 +110,7 @@ impl Core {
         session: Session,
         addresses: BTreeMap<u32, String>,
         progress: Option<Progress>,
-        returns: Arc<Returns>,
+        returns: Arc<ReturnQueue>,
         (mapped_shards, push_buffers): (Arc<MappedShards>, Arc<PushBuffers>),
     ) -> Core {
         Core {
@@ -175,18 +175,18 @@ impl Core {
         let (op, deadline) = (pending_reply.op, pending_reply.deadline);
         if let Some((command, answer)) = pending_reply.take() {
             lock(&self.answers).insert(op, answer);
-            self.handle(Input::Command { op, command, deadline });
+            self.handle(SessionInput::Command { op, command, deadline });
         }
     }
 
     fn take_back(&self) {
         for (dropped, _open) in self.returns.take() {
             self.handle(match dropped {
-                Dropped::Token(grant) => Input::TokenDropped { grant },
-                Dropped::Push(sequence) => Input::Abandoned { sequence },
-                Dropped::Operation(op) => {
+                DroppedItem::Token(grant) => SessionInput::TokenDropped { grant },
+                DroppedItem::Push(sequence) => SessionInput::Abandoned { sequence },
+                DroppedItem::Operation(op) => {
                     lock(&self.answers).remove(&op);
-                    Input::Cancelled { op }
+                    SessionInput::Cancelled { op }
                 }
             });
         }
@@ -199,14 +199,14 @@ impl Core {
             let wake = lock(&self.session).wake_at(now);
             *lock(&self.armed) = Some(wake);
             tokio::select! {
-                () = tokio::time::sleep_until(wake.into()) => self.handle(Input::Tick),
+                () = tokio::time::sleep_until(wake.into()) => self.handle(SessionInput::Tick),
                 () = self.rearm.notified() => {}
             }
         }
     }
 
     /// Tells the session what happened, and does what it wants done.
-    pub(super) fn handle(&self, input: Input) {
+    pub(super) fn handle(&self, input: SessionInput) {
         let now = Instant::now();
         let mut session = lock(&self.session);
         session.handle(now, input);
@@ -239,46 +239,46 @@ impl Core {
         lock(&self.session).with_targets(link, receive)
     }
 
-    fn deliver(&self, output: Output) {
+    fn deliver(&self, output: SessionOutput) {
         match output {
-            Output::Connect { link, shard } => {
+            SessionOutput::Connect { link, shard } => {
                 let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
                 let outbox = Arc::new(Outbox::default());
                 lock(&self.outboxes).insert(link, outbox.clone());
                 lock(&self.connects).push((link, address, outbox));
                 self.connect.notify_one();
             }
-            Output::Disconnect { link } => {
+            SessionOutput::Disconnect { link } => {
                 if let Some(outbox) = lock(&self.outboxes).remove(&link) {
                     outbox.give_up();
                     self.mapped_shards.remove(link);
                     self.push_buffers.remove(link);
                 }
             }
-            Output::Send { link, envelope, message, body, crc } => {
+            SessionOutput::Send { link, envelope, message, body, crc } => {
                 if let Some(outbox) = lock(&self.outboxes).get(&link) {
                     outbox.push(&envelope, &message, body, crc);
                 }
             }
-            Output::SharedValues { link, mapped_shard, shared } => {
+            SessionOutput::SharedValues { link, mapped_shard, shared } => {
                 // What cannot be mapped is not read; all can be asked for over the connection.
                 if let Ok(reader) = shared_memory::map(&shared, self.descriptors(link)) {
                     self.mapped_shards.add(link, mapped_shard, reader);
                 }
             }
-            Output::SharedPushBuffer { link, shard, push_buffer, shared } => {
+            SessionOutput::SharedPushBuffer { link, shard, push_buffer, shared } => {
                 // What cannot be mapped is not written; all can be sent over the connection.
                 if let Ok(mapped) = shared_memory::map_push_buffer(&shared, self.descriptors(link))
                 {
                     self.push_buffers.add(link, shard, push_buffer, mapped);
                 }
             }
-            Output::Reply { op, reply } => {
+            SessionOutput::Reply { op, reply } => {
                 if let Some(answer) = lock(&self.answers).remove(&op) {
                     answer.send(reply);
                 }
             }
-            Output::Progress { silent } => {
+            SessionOutput::Progress { silent } => {
                 if let Some(progress) = &self.progress {
                     progress(&silent);
                 }
@@ -304,17 +304,17 @@ mod tests {
     use pushpull_common::protocol::message::Role;
 
     use super::*;
-    use crate::session::Command;
+    use crate::session::SessionCommand;
 
     const OWNER: ShardId = ShardId { task: 0, shard: 0 };
 
-    fn open() -> Command {
-        Command::Open { shards: vec![OWNER] }
+    fn open() -> SessionCommand {
+        SessionCommand::Open { shards: vec![OWNER] }
     }
 
     /// A session that never reaches anybody.
-    fn start() -> Start {
-        Start {
+    fn start() -> SessionConfig {
+        SessionConfig {
             task: TaskId::worker(0),
             role: Role::Worker {},
             owner: OWNER,

@@ -1,32 +1,32 @@
-//! Values that come in a shorter form.
+//! Encoded values in the answers to pulls.
 
 use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::catalogue::ValueEncoding;
-use pushpull_common::codec::{Blocks, Encoding};
+use pushpull_common::codec::{ScaleBlocks, Encoding};
 use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_common::protocol::message::{PullEncoded, PullRows, PullRowsEncoded, Selection};
 use pushpull_common::protocol::{Message, message};
 use pushpull_common::tensor::DType;
 
-use super::pulls::Pull;
+use super::pulls::PendingPull;
 use super::{OpId, OpKind, Session};
-use crate::sharding_plan::{ShardingPlan, Span};
+use crate::sharding_plan::{ShardingPlan, LayoutSpan};
 
-/// A part of an answer whose body is being received: what the values are, once they are decoded.
+/// The values in an encoded body that is being received.
 #[derive(Debug)]
 pub(super) enum EncodedValuesPart {
     /// A range of the shard's layout.
     Layout(ValueEncoding, Range<u64>),
-    /// Rows of this type, here in the buffer.
+    /// Rows of this type, and their range in the buffer.
     Rows(Encoding, DType, Range<usize>),
-    /// Rows of the type that this is the encoding of, here in the buffer.
+    /// Rows of half-precision variables, sent in this encoding, and their range in the buffer.
     Halves(Encoding, Range<usize>),
 }
 
 impl Session {
-    /// The request for values of a shard, in the form in which they come.
+    /// Builds the request for values of a shard, with an encoding if one applies.
     pub(super) fn request_for_values(
         &self,
         link: usize,
@@ -40,14 +40,14 @@ impl Session {
         }
     }
 
-    /// The request for rows of a partition, in the form in which they come.
+    /// Builds the request for rows of a partition, with an encoding if one applies.
     pub(super) fn request_for_rows(
         &self,
-        pull: &Pull,
-        ask: usize,
+        pull: &PendingPull,
+        request: usize,
         partition: PartitionId,
     ) -> Message {
-        let encoding = self.encoding_of_rows(pull, ask);
+        let encoding = self.encoding_of_rows(pull, request);
         let pull = PullRows { partition };
         match encoding {
             None => pull.into(),
@@ -55,34 +55,34 @@ impl Session {
         }
     }
 
-    /// How the rows of a request come, if not as they are: those of plain variables do, but for halves,
-    /// which come as what they are.
-    pub(super) fn encoding_of_rows(&self, pull: &Pull, ask: usize) -> Option<Encoding> {
-        let partition = pull.partition_of(ask)?;
-        let link = pull.asks.get(ask)?.link;
+    /// Returns the encoding of a request's rows, if any. Rows of half-precision variables always
+    /// come in their own type; other rows in the chosen encoding if they are trainable.
+    pub(super) fn encoding_of_rows(&self, pull: &PendingPull, request: usize) -> Option<Encoding> {
+        let partition = pull.partition_of(request)?;
+        let link = pull.requests.get(request)?.link;
         let chosen = || self.chosen_encoding(link).filter(|_| partition.trainable);
-        partition.own.or_else(chosen)
+        partition.own_encoding.or_else(chosen)
     }
 
-    /// The shorter form in which the values of a shard come: the one that was chosen, if the shard knows
-    /// it, or that in which halves come, if it has some.
+    /// Returns the encoding of a shard's values, if any: the chosen one if the shard supports it,
+    /// or [`ValueEncoding::Own`] if the shard has half-precision variables.
     pub(super) fn form_of_values(&self, link: usize, plan: &ShardingPlan) -> Option<ValueEncoding> {
         let own = || plan.has_halves(self.links[link].shard).then_some(ValueEncoding::Own);
         self.chosen_encoding(link).and_then(ValueEncoding::of).or_else(own)
     }
 
-    /// The encoding of values that was chosen, if the shard knows it.
+    /// Returns the chosen encoding of values, if the shard supports it.
     fn chosen_encoding(&self, link: usize) -> Option<Encoding> {
-        let encoding = self.start.values?;
-        let known = self.welcomed.as_ref()?.encodings.get(&self.links[link].shard)?;
-        known.contain(encoding).then_some(encoding)
+        let encoding = self.config.values?;
+        let known = self.server_settings.as_ref()?.encodings.get(&self.links[link].shard)?;
+        known.contains(encoding).then_some(encoding)
     }
 
-    /// The body of a part in a shorter form has come.
+    /// Decodes a completely received body into the buffer of its pull.
     pub(super) fn encoded_values_received(
         &mut self,
         now: Instant,
-        (id, ask): (OpId, usize),
+        (id, request): (OpId, usize),
         link: usize,
         part: &EncodedValuesPart,
         last: bool,
@@ -95,17 +95,18 @@ impl Session {
         let spans = &mut from.spans;
         let to = (pull.base, pull.buffer.bytes_mut());
         match part.decode(plan, from.shard, &from.encoded_body, spans, to) {
-            Some(()) => self.values_received(now, (id, ask), link, last),
+            Some(()) => self.values_received(now, (id, request), link, last),
             None => {
                 self.pull_lost(id, link);
-                self.break_off(now, link, "values that cannot be decoded".to_owned());
+                self.reset_link(now, link, "malformed encoded values".to_owned());
             }
         }
     }
 }
 
 impl EncodedValuesPart {
-    /// What a body of so many bytes is; `None` if it is not as long as its range makes it.
+    /// Describes a body of `bytes` bytes with a range of a layout. `None` if the length does not
+    /// match the range.
     pub(super) fn new(
         form: ValueEncoding,
         plan: &ShardingPlan,
@@ -120,7 +121,8 @@ impl EncodedValuesPart {
         sound.then_some(EncodedValuesPart::Layout(form, range))
     }
 
-    /// The same for rows of a type that go there in the buffer.
+    /// Describes a body with rows for range `to` of the buffer. `None` if the length does not
+    /// match.
     pub(super) fn rows(
         encoding: Encoding,
         dtype: DType,
@@ -131,19 +133,21 @@ impl EncodedValuesPart {
         sound.then_some(EncodedValuesPart::Rows(encoding, dtype, to))
     }
 
-    /// The same for rows that come as the type they are of.
+    /// Describes a body with half-precision rows for range `to` of the buffer. `None` if the length
+    /// does not match.
     pub(super) fn halves(own: Encoding, to: Range<usize>, bytes: u64) -> Option<EncodedValuesPart> {
         let sound = own.bytes_max(DType::F32, to.len() / 2) as u64 == bytes;
         sound.then_some(EncodedValuesPart::Halves(own, to))
     }
 
-    /// Decodes the body into a buffer, which begins at `base` in one of all variables.
+    /// Decodes a body into a buffer that starts at offset `base` in a buffer of all variables.
+    /// `None` if the body is malformed.
     fn decode(
         &self,
         plan: &ShardingPlan,
         shard: ShardId,
         body: &[u8],
-        spans: &mut Vec<(Span, usize)>,
+        spans: &mut Vec<(LayoutSpan, usize)>,
         (base, buffer): (usize, &mut [u8]),
     ) -> Option<()> {
         let mut rest = body;
@@ -151,7 +155,7 @@ impl EncodedValuesPart {
             EncodedValuesPart::Layout(form, range) => (*form, range.clone()),
             EncodedValuesPart::Rows(encoding, dtype, to) => {
                 let rows = buffer.get_mut(to.clone())?;
-                return encoding.decode_into(Blocks::THROUGH, *dtype, rest, rows).ok();
+                return encoding.decode_into(ScaleBlocks::THROUGH, *dtype, rest, rows).ok();
             }
             EncodedValuesPart::Halves(own, to) => {
                 return own.take(rest, buffer.get_mut(to.clone())?).ok();
@@ -160,13 +164,13 @@ impl EncodedValuesPart {
         for piece in plan.catalogue().layout_of(shard)?.pieces(range) {
             let (encoded, tail) = rest.split_at_checked(piece.encoded_bytes(form))?;
             let elements = piece.range.start..piece.range.start + piece.element_bytes() as u64;
-            // Elements of one partition are one stretch of the buffer, too.
+            // The elements of a partition are contiguous in the buffer too.
             plan.spans(shard, elements, spans)?;
             let [(span, bytes)] = spans[..] else { return None };
             let target = match span.behind(base) {
-                Span::Buffer(start) => start..start + bytes,
-                Span::Halves(start) => start..start + bytes / 2,
-                Span::Padding => return None,
+                LayoutSpan::Buffer(start) => start..start + bytes,
+                LayoutSpan::Halves(start) => start..start + bytes / 2,
+                LayoutSpan::Padding => return None,
             };
             piece.decode(form, encoded, buffer.get_mut(target)?).ok()?;
             rest = tail;

@@ -1,4 +1,4 @@
-//! Saying hello, and what the welcome must agree with.
+//! The hello and its answer, and the identity that all servers must share.
 
 use std::time::{Duration, Instant};
 
@@ -9,48 +9,48 @@ use pushpull_common::protocol::refusal::short_hash;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, limits, version};
 
-use super::link::{Pending, Status};
-use super::{Session, Welcomed};
+use super::link::{PendingRequest, LinkStatus};
+use super::{Session, ServerSettings};
 use crate::config::Checksums;
 use crate::error::Error;
-use crate::parts::Body;
+use crate::parts::FrameBody;
 
 impl Session {
-    /// The transport is connected: says who we are.
+    /// Sends the hello once the transport is connected.
     pub(super) fn connected(&mut self, now: Instant, index: usize, same_host: bool) {
         let seen_epoch = self.seen_epoch(index);
         let link = &mut self.links[index];
-        if link.status != Status::Connecting {
+        if link.status != LinkStatus::Connecting {
             return;
         }
-        link.status = Status::Greeting;
-        (link.same_host, link.asked_to_share, link.asked_for_push_buffer) =
+        link.status = LinkStatus::AwaitingWelcome;
+        (link.same_host, link.requested_values, link.requested_push_buffer) =
             (same_host, false, false);
         link.crc = false;
         let hello = Hello {
             version_oldest: version::OLDEST,
             version_newest: version::NEWEST,
-            role: self.start.role,
-            job: Text::clipped(&*self.start.task.job),
-            task: self.start.task.index,
+            role: self.config.role,
+            job: Text::clipped(&*self.config.task.job),
+            task: self.config.task.index,
             shard: link.shard,
-            incarnation: self.start.incarnation,
+            incarnation: self.config.incarnation,
             client_epoch: self.epoch,
             seen_epoch,
             seen_step: self.step,
             catalogue: self.plan.as_ref().map(|plan| plan.catalogue().digest()),
-            body_crc: match self.start.checksums {
+            body_crc: match self.config.checksums {
                 Checksums::Remote => BodyCrc::Auto {},
                 Checksums::Always => BodyCrc::On {},
                 Checksums::Never => BodyCrc::Off {},
             },
-            identity: self.start.identity.to_wire(),
+            identity: self.config.identity.to_wire(),
             auth: List::default(),
         };
-        self.send(now, index, Pending::Hello, Envelope::default(), hello, Body::Empty);
+        self.send(now, index, PendingRequest::Hello, Envelope::default(), hello, FrameBody::Empty);
     }
 
-    pub(super) fn greeted(
+    pub(super) fn hello_answered(
         &mut self,
         now: Instant,
         index: usize,
@@ -59,7 +59,7 @@ impl Session {
     ) {
         match message {
             Message::Welcome(welcome) => self.welcome(now, index, header, &welcome),
-            Message::Refused(refused) => self.not_welcome(now, index, refused.refusal),
+            Message::Refused(refused) => self.hello_refused(now, index, refused.refusal),
             message => self.unexpected(now, index, &message),
         }
     }
@@ -72,12 +72,12 @@ impl Session {
         if !self.welcome_epoch(now, index, welcome) {
             return;
         }
-        if self.links[index].shard == self.start.owner {
+        if self.links[index].shard == self.config.owner {
             self.step = self.step.max(header.step);
             self.synchronous = matches!(welcome.mode, ModeIs::Synchronous { .. });
             self.owner_first = welcome.mode == (ModeIs::Asynchronous { owner_first: true });
         }
-        if self.start.role.is_member() {
+        if self.config.role.is_member() {
             self.epoch = self.epoch.max(welcome.client_epoch);
         }
         let link = &mut self.links[index];
@@ -85,16 +85,16 @@ impl Session {
         link.identity = identity;
         link.lease = Duration::from_millis(welcome.lease_ms.max(100).into());
         let (shards_per_task, non_finite) = (welcome.shards, welcome.non_finite);
-        let mut encodings = self.welcomed.take().map_or_else(Default::default, |w| w.encodings);
+        let mut encodings = self.server_settings.take().map_or_else(Default::default, |settings| settings.encodings);
         encodings.insert(link.shard, welcome.encodings);
         let synchronous = self.synchronous;
-        self.welcomed = Some(Welcomed { shards_per_task, non_finite, synchronous, encodings });
-        self.links[index].status = Status::Up;
+        self.server_settings = Some(ServerSettings { shards_per_task, non_finite, synchronous, encodings });
+        self.links[index].status = LinkStatus::Up;
         self.welcomed_at(index);
         self.drive(now);
     }
 
-    /// How a server's identity differs from that of another this session works with.
+    /// Returns the first difference between a server's identity and that of another shard in use.
     fn disagreement(&self, index: usize, identity: &Identity) -> Option<Error> {
         let others = self.links.iter().enumerate().filter(|&(other, _)| other != index);
         others.into_iter().find_map(|(_, other)| {
@@ -111,11 +111,11 @@ impl Session {
         })
     }
 
-    fn not_welcome(&mut self, now: Instant, index: usize, refusal: Refusal) {
+    fn hello_refused(&mut self, now: Instant, index: usize, refusal: Refusal) {
         match refusal {
-            // These pass; the deadline of whoever waits says for how long to try.
+            // Temporary refusals: retry until the operations reach their deadlines.
             Refusal::Stopping {} | Refusal::Busy { .. } => {
-                self.break_off(now, index, refusal.to_string());
+                self.reset_link(now, index, refusal.to_string());
             }
             refusal if self.hello_epoch_refused(now, index, &refusal) => {}
             refusal => {
@@ -126,5 +126,5 @@ impl Session {
     }
 }
 
-// Every job name that a cluster can have fits a hello.
+// A hello can carry every valid job name.
 const _: () = assert!(ClusterSpec::JOB_NAME_BYTES_MAX == limits::JOB_BYTES_MAX);

@@ -1,4 +1,4 @@
-//! What goes into a session and what comes out of it.
+//! The inputs and outputs of a session.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,82 +16,82 @@ use smallvec::SmallVec;
 
 use crate::config::Checksums;
 use crate::error::{Error, UnresponsiveShards};
-use crate::params::Buffer;
-use crate::parts::{Body, Part, Scattered};
+use crate::params::AlignedBuffer;
+use crate::parts::{FrameBody, OutgoingPart, ScatteredGradients};
 use crate::push_buffers::PushBufferId;
 use crate::row_requests::RowRequests;
 use crate::sharding_plan::ShardingPlan;
-use crate::shared::MappedShard;
+use crate::mapped_values::MappedShard;
 use crate::staging::StagedParts;
 
-/// Names an operation of the caller's.
+/// The number of an operation, chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct OpId(pub(crate) u64);
 
-/// What a caller wants done.
+/// An operation that a caller requests.
 #[derive(Debug)]
-pub(crate) enum Command {
+pub(crate) enum SessionCommand {
     /// Connect to these shards.
     Open { shards: Vec<ShardId> },
-    /// Send a request that may be sent again, and return its answer.
+    /// Send a request that may be repeated, and return its answer.
     Request { shard: ShardId, message: Message, body: Bytes },
-    /// The variables are these from now on. Waits until their shards live in one restore epoch;
-    /// refused if one has no values.
-    Joined { plan: Arc<ShardingPlan> },
+    /// Join with these variables. Waits until their shards are in one restore epoch; refused if a
+    /// shard has no values.
+    Join { plan: Arc<ShardingPlan> },
     /// Take a token.
     Token,
-    /// Fill a buffer with all values: for the step of a token, or whatever there is.
-    Pull { plan: Arc<ShardingPlan>, buffer: Buffer, token: Option<GlobalStep> },
-    /// Fill a buffer with the values of one variable that is not sparse, likewise.
+    /// Fill a buffer with all values: for the step of a token, or without one of any step.
+    Pull { plan: Arc<ShardingPlan>, buffer: AlignedBuffer, token: Option<GlobalStep> },
+    /// Fill a buffer with the values of one variable that is not sparse. `token` as for `Pull`.
     PullVariable {
         plan: Arc<ShardingPlan>,
         variable: VariableId,
-        buffer: Buffer,
+        buffer: AlignedBuffer,
         token: Option<GlobalStep>,
     },
-    /// Fill a buffer with rows of sparse variables, likewise.
+    /// Fill a buffer with rows of sparse variables. `token` as for `Pull`.
     PullRows {
         plan: Arc<ShardingPlan>,
-        buffer: Buffer,
-        wanted: Arc<RowRequests>,
+        buffer: AlignedBuffer,
+        rows: Arc<RowRequests>,
         token: Option<GlobalStep>,
     },
     /// Push, and wait for the outcome.
     Push { order: PushOrder },
-    /// Begin a push whose parts come later.
+    /// Begin a push whose parts follow.
     Begin { order: PushOrder },
     /// Add parts to a push.
-    More {
+    AddParts {
         sequence: Sequence,
-        /// Rows that have been cut, before the parts.
-        own: Option<Arc<StagedParts>>,
-        parts: Vec<(ShardId, Vec<Part>)>,
+        /// Staged rows, sent before the parts.
+        staged: Option<Arc<StagedParts>>,
+        parts: Vec<(ShardId, Vec<OutgoingPart>)>,
     },
-    /// That was all of a push; wait for the outcome.
+    /// Complete a push, and wait for the outcome.
     End { sequence: Sequence },
-    /// Wait for the outcome of a push that is under way.
+    /// Wait for the outcome of a pending push.
     Await { sequence: Sequence },
-    /// What is known of a push, without waiting.
+    /// Return the known outcome of a push, without waiting.
     Outcome { sequence: Sequence },
 }
 
-/// Of which values something is: what a pull has found.
+/// The point in training at which values were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Read {
+pub(crate) struct ReadPoint {
     /// The global step.
     pub(crate) step: GlobalStep,
     /// How many gradients each shard had applied.
-    pub(crate) gradients: Counts,
+    pub(crate) gradients: GradientCounts,
 }
 
-/// A count for each of some shards. Of few shards it takes no memory of its own.
+/// One count for each of some shards. No heap memory for up to [`INLINE_SHARDS`] shards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts(SmallVec<[(ShardId, u64); FEW]>);
+pub(crate) struct GradientCounts(SmallVec<[(ShardId, u64); INLINE_SHARDS]>);
 
-/// As many shards as most clusters have.
-const FEW: usize = 4;
+/// The inline capacity of [`GradientCounts`]; most clusters have no more shards.
+const INLINE_SHARDS: usize = 4;
 
-impl Counts {
+impl GradientCounts {
     pub(crate) fn of(&self, shard: ShardId) -> Option<u64> {
         self.iter().find(|(other, _)| *other == shard).map(|(_, count)| count)
     }
@@ -105,7 +105,7 @@ impl Counts {
         self.0.is_empty()
     }
 
-    /// Takes in another count of a shard: the lower counts.
+    /// Records a count of a shard. The lower one of two counts is kept.
     pub(crate) fn lower(&mut self, shard: ShardId, count: u64) {
         match self.0.iter_mut().find(|(other, _)| *other == shard) {
             Some((_, least)) => *least = count.min(*least),
@@ -114,42 +114,42 @@ impl Counts {
     }
 }
 
-impl<I: IntoIterator<Item = (ShardId, u64)>> From<I> for Counts {
-    fn from(counts: I) -> Counts {
-        Counts(counts.into_iter().collect())
+impl<I: IntoIterator<Item = (ShardId, u64)>> From<I> for GradientCounts {
+    fn from(counts: I) -> GradientCounts {
+        GradientCounts(counts.into_iter().collect())
     }
 }
 
-/// A push, before it has a number.
+/// A push that has no sequence number yet.
 #[derive(Debug)]
 pub(crate) struct PushOrder {
     pub(crate) operation: Operation,
     pub(crate) grant: Option<Grant>,
-    /// The values that it was computed from.
-    pub(crate) read: Read,
-    /// What travels by a scatter, behind the parts.
-    pub(crate) scattered: Option<Scattered>,
-    /// What is made for it alone, before the parts.
-    pub(crate) own: Option<Arc<StagedParts>>,
-    pub(crate) parts: Vec<(ShardId, Vec<Part>)>,
+    /// The point at which the values for this gradient were read.
+    pub(crate) read: ReadPoint,
+    /// Gradients sent by a scatter, after the parts.
+    pub(crate) scattered: Option<ScatteredGradients>,
+    /// Parts staged for this push alone, sent before the others.
+    pub(crate) staged: Option<Arc<StagedParts>>,
+    pub(crate) parts: Vec<(ShardId, Vec<OutgoingPart>)>,
 }
 
 impl PushOrder {
-    /// A push of these parts.
+    /// Creates a push of these parts alone.
     pub(crate) fn of_parts(
         operation: Operation,
         grant: Option<Grant>,
-        read: Read,
-        parts: Vec<(ShardId, Vec<Part>)>,
+        read: ReadPoint,
+        parts: Vec<(ShardId, Vec<OutgoingPart>)>,
     ) -> PushOrder {
-        PushOrder { operation, grant, read, scattered: None, own: None, parts }
+        PushOrder { operation, grant, read, scattered: None, staged: None, parts }
     }
 }
 
-/// What a caller gets.
+/// The answer to an operation.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    Opened(Welcomed),
+    Opened(ServerSettings),
     Answer {
         message: Message,
         body: Vec<u8>,
@@ -157,12 +157,12 @@ pub(crate) enum Reply {
     Done,
     Token(Option<Grant>),
     Pulled {
-        buffer: Buffer,
-        read: Read,
+        buffer: AlignedBuffer,
+        read: ReadPoint,
     },
-    /// The token's step has passed; the buffer, of whatever content.
+    /// The token's step has passed. The content of the buffer is undefined.
     Stale {
-        buffer: Buffer,
+        buffer: AlignedBuffer,
     },
     Begun {
         sequence: Sequence,
@@ -173,81 +173,81 @@ pub(crate) enum Reply {
     Outcome(Option<Outcome>),
 }
 
-/// What the servers said in their welcomes.
+/// The servers' settings, from their welcomes.
 #[derive(Clone, Debug)]
-pub(crate) struct Welcomed {
+pub(crate) struct ServerSettings {
     pub(crate) shards_per_task: u16,
     pub(crate) non_finite: NonFinitePolicy,
-    /// Whether steps are synchronous, as the step owner has said.
+    /// Whether the step owner makes synchronous steps.
     pub(crate) synchronous: bool,
-    /// The encodings that each shard knows, by its last welcome.
+    /// The encodings that each shard supports, from its last welcome.
     pub(crate) encodings: BTreeMap<ShardId, Encodings>,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug)]
-pub(crate) enum Input {
-    /// A caller wants something done by the deadline.
-    Command { op: OpId, command: Command, deadline: Instant },
-    /// A caller no longer waits.
+pub(crate) enum SessionInput {
+    /// A caller requests an operation, to be answered by the deadline.
+    Command { op: OpId, command: SessionCommand, deadline: Instant },
+    /// A caller has stopped waiting for an operation.
     Cancelled { op: OpId },
-    /// A push that was begun was dropped.
+    /// A caller has dropped a push that was begun and not completed.
     Abandoned { sequence: Sequence },
-    /// A token was dropped.
+    /// A caller has dropped a token.
     TokenDropped { grant: Grant },
-    /// A transport is connected; `same_host` if it passes descriptors.
+    /// A transport is connected. `same_host` if it can pass descriptors.
     Connected { link: usize, same_host: bool },
-    /// A transport could not be connected, or is gone.
+    /// A transport failed to connect, or its connection is lost.
     Disconnected { link: usize, error: String },
-    /// Bytes have come.
-    Heard { link: usize },
-    /// Bytes have been taken by the transport: the peer reads.
-    Written { link: usize },
-    /// A message has come. If it has a body, that comes next.
+    /// A transport has received bytes.
+    BytesReceived { link: usize },
+    /// A transport has accepted bytes after it was full: the peer reads.
+    BytesSent { link: usize },
+    /// A message has arrived. If it has a body, [`SessionInput::Body`] follows.
     Message { link: usize, header: Header, message: Message },
-    /// The body of the last message has come whole into [`Session::with_targets`].
+    /// The whole body of the last message has been received into [`Session::with_targets`].
     Body { link: usize },
     /// Time has passed.
     Tick,
 }
 
-/// Something to do.
+/// An action for the caller of the session.
 #[derive(Debug)]
-pub(crate) enum Output {
+pub(crate) enum SessionOutput {
     /// Connect the transport to a shard.
     Connect { link: usize, shard: ShardId },
-    /// Close the transport; what waits to be sent on it is forgotten.
+    /// Close the transport and drop its unsent frames.
     Disconnect { link: usize },
     /// Send a frame.
-    Send { link: usize, envelope: Envelope, message: Message, body: Body, crc: bool },
-    /// Callers may read the values of a shard by themselves, in the memory whose descriptors have come
-    /// over this link, for as long as its transport is connected.
+    Send { link: usize, envelope: Envelope, message: Message, body: FrameBody, crc: bool },
+    /// Map the values of a shard, from the descriptors that came over this link. Callers may read
+    /// them in place while the transport is connected.
     SharedValues { link: usize, mapped_shard: MappedShard, shared: SharedValues },
-    /// Callers may write gradients for a shard into the memory whose descriptor has come over this link,
-    /// likewise.
+    /// Map a push buffer of a shard, from the descriptor that came over this link. Callers may
+    /// write gradients into it while the transport is connected.
     SharedPushBuffer {
         link: usize,
         shard: ShardId,
         push_buffer: PushBufferId,
         shared: SharedPushBuffer,
     },
-    /// Tell a caller.
+    /// Answer an operation.
     Reply { op: OpId, reply: Result<Reply, Error> },
-    /// Tell for whom an operation waits.
+    /// Report the unresponsive shards that operations wait for.
     Progress { silent: UnresponsiveShards },
 }
 
-/// What a session is told when it begins.
+/// The configuration of a session.
 #[derive(Debug)]
-pub(crate) struct Start {
+pub(crate) struct SessionConfig {
     pub(crate) task: TaskId,
     pub(crate) role: Role,
     pub(crate) owner: ShardId,
     pub(crate) incarnation: Incarnation,
     pub(crate) checksums: Checksums,
-    /// Whether shards of this host are asked for memory.
+    /// Whether to ask shards on the same host for shared memory.
     pub(crate) shared_memory: bool,
-    /// In which form values are pulled, where a shard knows it.
+    /// The encoding of pulled values, from shards that support it.
     pub(crate) values: Option<Encoding>,
     pub(crate) identity: Identity,
     pub(crate) addresses: BTreeMap<u32, String>,
@@ -259,10 +259,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_any_number_of_shards_are_kept_and_the_lower_counts() {
+    fn gradient_counts_keep_the_lower_count_of_each_shard() {
         let shard = |index: u64| ShardId { task: index as u32, shard: 0 };
-        for shards in [0, 1, FEW as u64, 3 * FEW as u64] {
-            let mut counts = Counts::from((0..shards).map(|index| (shard(index), 10 + index)));
+        for shards in [0, 1, INLINE_SHARDS as u64, 3 * INLINE_SHARDS as u64] {
+            let mut counts = GradientCounts::from((0..shards).map(|index| (shard(index), 10 + index)));
             (0..shards).for_each(|index| counts.lower(shard(index), 12));
             let expected = |index: u64| (shard(index), (10 + index).min(12));
             assert!(counts.iter().eq((0..shards).map(expected)));

@@ -1,9 +1,10 @@
-//! The conversation with all shards, as a pure state machine: what happened goes in, what to do
-//! comes out. There is no socket, thread or clock in here.
+//! The worker's side of the protocol with all shards, as a pure state machine.
 //!
-//! A session turns operations (a pull, a push, a token) into requests to shards, keeps what is
-//! unanswered, and sends it again after a reconnect: to each shard what that shard has not
-//! acknowledged, under the same sequence number, so that it counts once.
+//! Inputs are events, outputs are actions. The session has no socket, thread or clock.
+//!
+//! A session turns operations (a pull, a push, a token) into requests to shards. It keeps each
+//! unanswered request and sends it again after a reconnect. A push keeps its sequence number, and a
+//! shard gets again only what it has not acknowledged, so every push counts once.
 
 mod encoded_values;
 mod epochs;
@@ -31,18 +32,18 @@ use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
 use crate::push_buffers::GradientBuffer;
-use crate::selection::Selected;
+use crate::selection::PartitionSelection;
 use crate::sharding_plan::ShardingPlan;
 pub(crate) use io::{
-    Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed,
+    SessionCommand, GradientCounts, SessionInput, OpId, SessionOutput, PushOrder, ReadPoint, Reply, SessionConfig, ServerSettings,
 };
-use link::{Link, Status};
-use pulls::{Ask, Requested};
-use pushes::Push;
+use link::{ShardLink, LinkStatus};
+use pulls::{PullRequest, PullScope};
+use pushes::PendingPush;
 use tokens::Tokens;
-pub(crate) use tokens::Unclaimed;
+pub(crate) use tokens::UnclaimedTokens;
 
-/// An operation that has not been answered.
+/// An unanswered operation.
 #[derive(Debug)]
 struct Op {
     kind: OpKind,
@@ -56,62 +57,69 @@ enum OpKind {
     Open {
         shards: Vec<usize>,
     },
-    /// Waits until all shards of a plan live in one epoch.
+    /// Waits until all shards of a plan are in one restore epoch.
     Join {
         plan: Arc<ShardingPlan>,
         links: Vec<usize>,
     },
-    Request(requests::Request),
+    Request(requests::ShardRequest),
     Token,
-    Pull(pulls::Pull),
-    /// Waits for a push; `owns` if giving up the wait gives up the push.
+    Pull(pulls::PendingPull),
+    /// Waits for a push. If `owns`, cancelling the wait cancels the push.
     Push {
         sequence: Sequence,
         owns: bool,
     },
 }
 
-/// The worker's side of all its conversations.
+/// A worker's session with all shards of a cluster.
 ///
-/// What happened: [`Session::handle`]. What to do next: [`Session::poll_output`], and again at
-/// [`Session::wake_at`] at the latest. [`Session::with_targets`] lends memory to receive into.
+/// [`Session::handle`] takes an event. [`Session::poll_output`] returns the next action; call it
+/// until it returns `None`, after every event and at [`Session::wake_at`] at the latest.
+/// [`Session::with_targets`] gives out the memory to receive a body into.
 ///
-/// Invariants: an operation is answered exactly once, by its deadline; a push under way keeps its
-/// number and its bytes until every shard it touches has settled it, or in synchronous mode the step
-/// owner has; at most one token request is
-/// unanswered; a request is pending on at most one link; once a member has joined, all shards it
-/// uses live in one restore epoch, or it has failed.
+/// Invariants:
+///
+/// - An operation is answered exactly once, by its deadline.
+/// - A pending push keeps its number and its bytes until it is settled: by every shard it touches,
+///   or in synchronous mode by the step owner.
+/// - At most one token request is unanswered.
+/// - A request is pending on at most one link.
+/// - Once a member has joined, all shards it uses are in one restore epoch, or the session has
+///   failed.
 #[derive(Debug)]
 pub(crate) struct Session {
-    start: Start,
+    config: SessionConfig,
     epoch: ClientEpoch,
-    links: Vec<Link>,
+    links: Vec<ShardLink>,
     ops: BTreeMap<OpId, Op>,
-    pushes: BTreeMap<Sequence, Push>,
-    /// How the last pushes ended.
+    pushes: BTreeMap<Sequence, PendingPush>,
+    /// The outcomes of the last pushes, oldest first.
     settled: VecDeque<(Sequence, Result<Outcome, Error>)>,
     next_sequence: u64,
     tokens: Tokens,
     plan: Option<Arc<ShardingPlan>>,
-    welcomed: Option<Welcomed>,
+    server_settings: Option<ServerSettings>,
     step: GlobalStep,
-    /// Whether steps are synchronous, as the step owner's last welcome said.
+    /// Whether the step owner's last welcome announced synchronous steps.
     synchronous: bool,
-    /// Whether the step owner may find gradients too old, as it said then.
+    /// Whether the step owner may reject gradients as stale, from the same welcome. Asynchronous
+    /// mode only.
     owner_first: bool,
-    /// How many trays were lent.
+    /// How many push buffers shards have shared, over all connections.
     push_buffers: u64,
-    /// What shards may still have to apply of pushes that were accepted for a step: it lies in rooms.
+    /// Gradients in push slots that shards may still read: pushes accepted for these steps.
     applying: Vec<(GlobalStep, Arc<GradientBuffer>)>,
     failed: Option<Error>,
-    reported: Option<Instant>,
-    /// For the jitter of reconnects, which must differ between workers but not between runs.
+    last_report: Option<Instant>,
+    /// State of the generator for reconnect jitter, seeded with the incarnation: workers differ,
+    /// runs do not.
     random: u64,
-    outputs: VecDeque<Output>,
+    outputs: VecDeque<SessionOutput>,
 }
 
 impl Session {
-    pub(crate) fn new(start: Start) -> Session {
+    pub(crate) fn new(config: SessionConfig) -> Session {
         Session {
             epoch: ClientEpoch(0),
             links: Vec::new(),
@@ -121,151 +129,151 @@ impl Session {
             next_sequence: 1,
             tokens: Tokens::default(),
             plan: None,
-            welcomed: None,
+            server_settings: None,
             step: GlobalStep(0),
             synchronous: false,
             owner_first: false,
             push_buffers: 0,
             applying: Vec::new(),
             failed: None,
-            reported: None,
-            random: start.incarnation.0 | 1,
-            start,
+            last_report: None,
+            random: config.incarnation.0 | 1,
+            config,
             outputs: VecDeque::new(),
         }
     }
 
-    /// The tokens that have come and that nobody has taken, for callers to take one by themselves.
-    pub(crate) fn unclaimed(&self) -> &Arc<Unclaimed> {
+    /// The received tokens that no caller has taken. Callers take one without asking the session.
+    pub(crate) fn unclaimed(&self) -> &Arc<UnclaimedTokens> {
         self.tokens.unclaimed()
     }
 
-    /// Takes in what happened.
-    pub(crate) fn handle(&mut self, now: Instant, input: Input) {
+    /// Processes one event.
+    pub(crate) fn handle(&mut self, now: Instant, input: SessionInput) {
         match input {
-            Input::Command { op, command, deadline } => self.command(now, op, command, deadline),
-            Input::Cancelled { op } => self.cancelled(now, op),
-            Input::Abandoned { sequence } => self.withdraw(now, sequence),
-            Input::TokenDropped { grant } => self.return_token(now, grant),
-            Input::Connected { link, same_host } => self.connected(now, link, same_host),
-            Input::Disconnected { link, error } => self.disconnected(now, link, error),
-            // Either way the peer lives: it speaks, or it reads. While a large push is under way it has
-            // nothing to say, and a heartbeat waits behind the parts.
-            Input::Heard { link } | Input::Written { link } => {
-                self.links[link].last_heard = now;
+            SessionInput::Command { op, command, deadline } => self.command(now, op, command, deadline),
+            SessionInput::Cancelled { op } => self.cancelled(now, op),
+            SessionInput::Abandoned { sequence } => self.withdraw(now, sequence),
+            SessionInput::TokenDropped { grant } => self.return_token(now, grant),
+            SessionInput::Connected { link, same_host } => self.connected(now, link, same_host),
+            SessionInput::Disconnected { link, error } => self.disconnected(now, link, error),
+            // Either event proves that the peer is alive. During a large push the peer has nothing
+            // to send, and a heartbeat queues behind the parts.
+            SessionInput::BytesReceived { link } | SessionInput::BytesSent { link } => {
+                self.links[link].last_received = now;
             }
-            Input::Message { link, header, message } => self.message(now, link, header, message),
-            Input::Body { link } => self.body(now, link),
-            Input::Tick => self.tick(now),
+            SessionInput::Message { link, header, message } => self.message(now, link, header, message),
+            SessionInput::Body { link } => self.body(now, link),
+            SessionInput::Tick => self.tick(now),
         }
     }
 
-    /// The next thing to do.
-    pub(crate) fn poll_output(&mut self) -> Option<Output> {
+    /// Returns the next action, or `None` if there is nothing to do.
+    pub(crate) fn poll_output(&mut self) -> Option<SessionOutput> {
         self.outputs.pop_front()
     }
 
-    /// When [`Input::Tick`] is due at the latest.
+    /// Returns when the next [`SessionInput::Tick`] is due at the latest.
     pub(crate) fn wake_at(&self, now: Instant) -> Instant {
-        let reports = self.start.progress_interval.filter(|_| !self.ops.is_empty());
+        let reports = self.config.progress_interval.filter(|_| !self.ops.is_empty());
         let report =
-            reports.and_then(|interval| self.reported.unwrap_or(now).checked_add(interval));
-        let links = self.links.iter().filter_map(Link::wake_at);
+            reports.and_then(|interval| self.last_report.unwrap_or(now).checked_add(interval));
+        let links = self.links.iter().filter_map(ShardLink::wake_at);
         let deadlines = self.ops.values().map(|op| op.deadline);
         let tokens = self.tokens.wake_at().filter(|_| self.owner_is_up());
         let wakes = links.chain(deadlines).chain(report).chain(tokens);
         wakes.min().unwrap_or(now + Duration::from_secs(3600))
     }
 
-    fn command(&mut self, now: Instant, op: OpId, command: Command, deadline: Instant) {
+    fn command(&mut self, now: Instant, op: OpId, command: SessionCommand, deadline: Instant) {
         if let Some(error) = self.failed.clone() {
             return self.reply(op, Err(error));
         }
-        self.ask_about_the_undecided();
+        self.query_undecided();
         let (doing, kind) = match command {
-            Command::Begin { order } => {
+            SessionCommand::Begin { order } => {
                 let begun = self.begin_push(now, order, false);
                 return self.reply(op, begun.map(|sequence| Reply::Begun { sequence }));
             }
-            Command::More { sequence, own, parts } => {
-                self.more_parts(now, sequence, own, parts);
+            SessionCommand::AddParts { sequence, staged, parts } => {
+                self.more_parts(now, sequence, staged, parts);
                 return self.reply(op, Ok(Reply::Done));
             }
-            Command::Outcome { sequence } => {
+            SessionCommand::Outcome { sequence } => {
                 self.outcome(op, sequence);
                 return self.drive(now);
             }
-            Command::Open { shards } => {
+            SessionCommand::Open { shards } => {
                 let shards = shards.into_iter().map(|shard| self.link_to(now, shard)).collect();
                 ("connect", OpKind::Open { shards })
             }
-            Command::Joined { plan } => {
-                // The owner counts the steps, whether it holds variables or not.
-                let owner = [self.start.owner];
+            SessionCommand::Join { plan } => {
+                // The owner counts the steps, even if it holds no variables.
+                let owner = [self.config.owner];
                 let shards = plan.shards().iter().chain(owner.iter()).copied();
                 let links = shards.map(|shard| self.link_to(now, shard)).collect();
                 ("join", OpKind::Join { plan, links })
             }
-            Command::Request { shard, message, body } => {
+            SessionCommand::Request { shard, message, body } => {
                 let link = self.link_to(now, shard);
-                let request = requests::Request::new(link, message, body);
+                let request = requests::ShardRequest::new(link, message, body);
                 (request.doing(), OpKind::Request(request))
             }
-            Command::Token => ("take a token", OpKind::Token),
-            Command::Pull { plan, buffer, token } => {
-                let mut asks = Vec::new();
+            SessionCommand::Token => ("take a token", OpKind::Token),
+            SessionCommand::Pull { plan, buffer, token } => {
+                let mut requests = Vec::new();
                 let links = plan.shards().iter().map(|&shard| self.link_to(now, shard));
-                asks.extend(links.map(Ask::values));
-                ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
+                requests.extend(links.map(PullRequest::values));
+                ("pull", OpKind::Pull(pulls::PendingPull::new(plan, buffer, token, self.step, requests)))
             }
-            Command::PullVariable { plan, variable, buffer, token } => {
-                let mut asks = Vec::new();
-                let selected = Selected::of(&plan, variable).into_iter();
-                let of = |one: Selected| {
-                    Ask::new(self.link_to(now, one.shard), Requested::Selected(one))
+            SessionCommand::PullVariable { plan, variable, buffer, token } => {
+                let mut requests = Vec::new();
+                let selected = PartitionSelection::of(&plan, variable).into_iter();
+                let of = |one: PartitionSelection| {
+                    PullRequest::new(self.link_to(now, one.shard), PullScope::Selected(one))
                 };
-                asks.extend(selected.map(of));
+                requests.extend(selected.map(of));
                 let base = plan.range(variable).start;
-                let pull = pulls::Pull::new(plan, buffer, token, self.step, asks);
-                ("pull", OpKind::Pull(pulls::Pull { base, ..pull }))
+                let pull = pulls::PendingPull::new(plan, buffer, token, self.step, requests);
+                ("pull", OpKind::Pull(pulls::PendingPull { base, ..pull }))
             }
-            Command::PullRows { plan, buffer, wanted, token } => {
-                let mut asks = Vec::new();
-                for (which, asked) in wanted.asks().iter().enumerate() {
-                    let link = self.link_to(now, asked.shard);
-                    asks.push(Ask::new(link, Requested::Rows(wanted.clone(), which)));
+            SessionCommand::PullRows { plan, buffer, rows, token } => {
+                let mut requests = Vec::new();
+                for (index, request) in rows.requests().iter().enumerate() {
+                    let link = self.link_to(now, request.shard);
+                    requests.push(PullRequest::new(link, PullScope::Rows(rows.clone(), index)));
                 }
-                ("pull rows", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
+                ("pull rows", OpKind::Pull(pulls::PendingPull::new(plan, buffer, token, self.step, requests)))
             }
-            Command::Push { order } => match self.begin_push(now, order, true) {
+            SessionCommand::Push { order } => match self.begin_push(now, order, true) {
                 Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),
                 Err(error) => return self.reply(op, Err(error)),
             },
-            Command::End { sequence } => {
+            SessionCommand::End { sequence } => {
                 self.end_push(sequence);
                 ("push", OpKind::Push { sequence, owns: true })
             }
-            Command::Await { sequence } => ("push", OpKind::Push { sequence, owns: false }),
+            SessionCommand::Await { sequence } => ("push", OpKind::Push { sequence, owns: false }),
         };
         if self.ops.is_empty() {
-            self.reported = Some(now);
+            self.last_report = Some(now);
         }
         self.ops.insert(op, Op { kind, doing, since: now, deadline });
         self.drive(now);
     }
 
-    /// Does for every operation what can be done now.
+    /// Makes all progress that is possible now, on every link, push and operation.
     fn drive(&mut self, now: Instant) {
         for index in 0..self.links.len() {
             self.connect_if_due(now, index);
         }
-        // One after the other by number: driving one may end it, and others.
+        // Looked up by number each time: driving one push may end it and others.
         let mut next = self.pushes.first_key_value().map(|(&sequence, _)| sequence);
         while let Some(sequence) = next {
             self.drive_push(now, sequence);
             next = self.pushes.range(Sequence(sequence.0 + 1)..).next().map(|(&next, _)| next);
         }
-        // Behind them: leaving waits for pushes.
+        // After the pushes: a `Leave` request waits for them.
         let mut next = self.ops.first_key_value().map(|(&id, _)| id);
         while let Some(id) = next {
             self.drive_op(now, id);
@@ -279,9 +287,9 @@ impl Session {
         let Some(op) = self.ops.get(&id) else { return };
         match &op.kind {
             OpKind::Open { shards } => {
-                let open = shards.iter().all(|&link| self.links[link].status == Status::Up);
-                if let Some(welcomed) = self.welcomed.clone().filter(|_| open) {
-                    self.finish(id, Ok(Reply::Opened(welcomed)));
+                let open = shards.iter().all(|&link| self.links[link].status == LinkStatus::Up);
+                if let Some(settings) = self.server_settings.clone().filter(|_| open) {
+                    self.finish(id, Ok(Reply::Opened(settings)));
                 }
             }
             OpKind::Join { .. } => self.drive_join(id),
@@ -297,7 +305,7 @@ impl Session {
         }
     }
 
-    /// Ends an operation and tells its caller.
+    /// Answers an operation and removes it.
     fn finish(&mut self, id: OpId, reply: Result<Reply, Error>) -> Option<Op> {
         let op = self.ops.remove(&id)?;
         self.reply(id, reply);
@@ -305,24 +313,24 @@ impl Session {
     }
 
     fn reply(&mut self, op: OpId, reply: Result<Reply, Error>) {
-        self.outputs.push_back(Output::Reply { op, reply });
+        self.outputs.push_back(SessionOutput::Reply { op, reply });
     }
 
-    /// Ends everything: no operation can succeed any more.
+    /// Ends the session: every operation fails with this error, now and later.
     fn fail(&mut self, error: Error) {
         while let Some((&id, _)) = self.ops.first_key_value() {
             self.finish(id, Err(error.clone()));
         }
-        // The rooms that pushes lie in are not written again while the trays may yet be thought lent, and while
-        // a shard may yet read them: not by this session at all.
+        // Never reuse the push slots of pending pushes: a shard may still read them, and callers
+        // may still hold the push buffers.
         for push in std::mem::take(&mut self.pushes).into_values() {
             let in_push_buffers = push.shares.into_iter().filter_map(|share| share.in_push_buffer);
-            self.applying.extend(in_push_buffers.map(|there| (GlobalStep(u64::MAX), there.buffer)));
+            self.applying.extend(in_push_buffers.map(|in_buffer| (GlobalStep(u64::MAX), in_buffer.buffer)));
         }
         self.tokens.forget();
         for (index, link) in self.links.iter_mut().enumerate() {
             link.give_up(&error);
-            self.outputs.push_back(Output::Disconnect { link: index });
+            self.outputs.push_back(SessionOutput::Disconnect { link: index });
         }
         self.failed = Some(error);
     }
@@ -358,13 +366,13 @@ impl Session {
         self.report_progress(now);
     }
 
-    /// The link to the step owner.
+    /// Returns the index of the link to the step owner.
     fn owner_link(&self) -> Option<usize> {
-        self.links.iter().position(|link| link.shard == self.start.owner)
+        self.links.iter().position(|link| link.shard == self.config.owner)
     }
 
     fn owner_is_up(&self) -> bool {
-        self.owner_link().is_some_and(|link| self.links[link].status == Status::Up)
+        self.owner_link().is_some_and(|link| self.links[link].status == LinkStatus::Up)
     }
 
     fn refused(&self, doing: &'static str, link: usize, refusal: Refusal) -> Error {

@@ -1,32 +1,33 @@
-//! For whom an operation waits, and when that is told.
+//! Reports the shards and replicas that operations wait for.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::Refusal;
 
-use super::link::{Link, Status};
+use super::link::{ShardLink, LinkStatus};
 use super::requests::deadline_ms;
-use super::{Op, OpId, OpKind, Output, Session};
+use super::{Op, OpId, OpKind, SessionOutput, Session};
 use crate::error::{UnresponsiveShard, UnresponsiveShards};
 
-/// The shortest time after which a step owner is asked for whom a token waits: it looks every 50 ms.
-const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+/// The shortest wait that is asked of the step owner for a token. The owner checks its waits every
+/// 50 ms.
+const TOKEN_WAIT_MIN: Duration = Duration::from_millis(100);
 
 impl Session {
-    /// The shards that an operation waits for, with what is known of each.
+    /// Returns the shards that an operation waits for, with the state of each.
     pub(super) fn awaited(&self, now: Instant, op: &Op) -> UnresponsiveShards {
         let all_links = || (0..self.links.len()).collect();
         let links: Vec<usize> = match &op.kind {
             OpKind::Open { shards } => {
-                let down = |&&link: &&usize| self.links[link].status != Status::Up;
+                let down = |&&link: &&usize| self.links[link].status != LinkStatus::Up;
                 shards.iter().filter(down).copied().collect()
             }
             OpKind::Join { links, .. } => {
-                let down = |&link: &usize| self.links[link].status != Status::Up;
+                let down = |&link: &usize| self.links[link].status != LinkStatus::Up;
                 let down: Vec<usize> = links.iter().copied().filter(down).collect();
                 match down.is_empty() {
-                    true => self.behind(links.iter().copied()).collect(),
+                    true => self.outdated(links.iter().copied()).collect(),
                     false => down,
                 }
             }
@@ -47,7 +48,7 @@ impl Session {
             for (link, silent) in links.into_iter().zip(&mut silent) {
                 if let Some((older, newest)) = pull.disagreement(link) {
                     let values =
-                        format!("has the values of step {older}, others those of step {newest}");
+                        format!("has the values of step {older}, others have step {newest}");
                     silent.last = format!("{}; {values}", silent.last);
                 }
             }
@@ -58,97 +59,97 @@ impl Session {
     pub(super) fn silent(&self, now: Instant, index: usize) -> UnresponsiveShard {
         let link = &self.links[index];
         let last = match link.status {
-            Status::Up if self.awaits_restore(index) => {
+            LinkStatus::Up if self.awaits_restore(index) => {
                 "connected, has not been restored yet".to_owned()
             }
-            Status::Up if link.is_unresponsive(now) => {
-                let silence = now.saturating_duration_since(link.last_heard);
+            LinkStatus::Up if link.is_unresponsive(now) => {
+                let silence = now.saturating_duration_since(link.last_received);
                 format!("connected, and unresponsive: no answer to a heartbeat for {silence:?}")
             }
-            Status::Up if !link.trouble.is_empty() => format!("connected, waits: {}", link.trouble),
-            Status::Up => {
-                let silence = now.saturating_duration_since(link.last_heard);
+            LinkStatus::Up if !link.blocked_reason.is_empty() => format!("connected, waits: {}", link.blocked_reason),
+            LinkStatus::Up => {
+                let silence = now.saturating_duration_since(link.last_received);
                 format!("connected, silent for {silence:?}")
             }
             _ if link.last_error.is_empty() => "not connected yet".to_owned(),
             _ => link.last_error.clone(),
         };
-        let address = self.start.addresses.get(&link.shard.task).cloned().unwrap_or_default();
+        let address = self.config.addresses.get(&link.shard.task).cloned().unwrap_or_default();
         UnresponsiveShard { shard: link.shard, address, last }
     }
 
-    /// Whether a shard has values of an older restore epoch than others.
+    /// Returns whether a shard is in an older restore epoch than others.
     fn awaits_restore(&self, index: usize) -> bool {
         let ready = (0..self.links.len()).filter(|&link| self.links[link].ready);
-        self.behind(ready).any(|behind| behind == index)
+        self.outdated(ready).any(|outdated| outdated == index)
     }
 
     pub(super) fn report_progress(&mut self, now: Instant) {
-        let Some(interval) = self.start.progress_interval else {
+        let Some(interval) = self.config.progress_interval else {
             return;
         };
         if self.ops.is_empty() {
-            self.reported = None;
+            self.last_report = None;
             return;
         }
-        let since = self.reported.map(|reported| now.saturating_duration_since(reported));
+        let since = self.last_report.map(|reported| now.saturating_duration_since(reported));
         if since.is_some_and(|since| since < interval) {
             return;
         }
-        self.reported = Some(now);
-        let silent = UnresponsiveShards(self.who_is_silent(now, None));
+        self.last_report = Some(now);
+        let silent = UnresponsiveShards(self.unresponsive_shards(now, None));
         if !silent.0.is_empty() {
-            self.outputs.push_back(Output::Progress { silent });
+            self.outputs.push_back(SessionOutput::Progress { silent });
         }
     }
 
-    /// The shards that hold operations up, and this one, by its link, if it is none of them.
-    fn who_is_silent(&self, now: Instant, also: Option<usize>) -> Vec<UnresponsiveShard> {
+    /// Returns the shards that block operations, and the shard of link `also`.
+    fn unresponsive_shards(&self, now: Instant, also: Option<usize>) -> Vec<UnresponsiveShard> {
         let holds_up =
-            |link: &Link| link.is_silent() || link.is_unresponsive(now) || !link.trouble.is_empty();
+            |link: &ShardLink| link.is_silent() || link.is_unresponsive(now) || !link.blocked_reason.is_empty();
         let links = self.links.iter().enumerate();
         let silent = links.filter(|(index, link)| Some(*index) == also || holds_up(link));
         silent.map(|(index, _)| self.silent(now, index)).collect()
     }
 
-    /// How long the step owner may let a request for a token wait before it says for whom. In synchronous mode
-    /// that is for others, whom only the owner knows: it is asked once for each report of progress. In
-    /// asynchronous mode whoever asked again would lose its turn.
+    /// Returns how long the step owner may hold a token request before it answers with a refusal.
+    /// In synchronous mode a token waits for other replicas, which only the owner knows, so the
+    /// session asks once per progress interval. In asynchronous mode a repeated request would lose
+    /// its place in the queue.
     pub(super) fn token_wait_ms(&self, now: Instant, deadline: Instant) -> u32 {
         let all = deadline_ms(now, deadline);
-        match self.start.progress_interval.filter(|_| self.synchronous) {
+        match self.config.progress_interval.filter(|_| self.synchronous) {
             None => all,
             Some(interval) => {
-                let report = interval.max(SHORTEST_WAIT).as_millis();
+                let report = interval.max(TOKEN_WAIT_MIN).as_millis();
                 all.min(u32::try_from(report).unwrap_or(u32::MAX))
             }
         }
     }
 
-    /// A request for a token was refused. Whether that only says for whom it waits, because the request was to
-    /// wait for a part of the time that its caller has: it is told, and asked again.
-    pub(super) fn token_goes_on(&mut self, now: Instant, link: usize, refusal: &Refusal) -> bool {
-        let asked_ms = self.tokens.asked_in_part();
+    /// Handles a refused token request that asked for only a part of the caller's time. Reports the
+    /// replicas it waits for and returns true if the session is to ask again.
+    pub(super) fn continue_token_wait(&mut self, now: Instant, link: usize, refusal: &Refusal) -> bool {
+        let asked_ms = self.tokens.partial_wait_ms();
         let (Refusal::Deadline { waited_ms, awaited }, Some(asked_ms)) = (refusal, asked_ms) else {
             return false;
         };
-        // One that comes sooner is final: the servers' policy says that nobody is to wait.
+        // An earlier refusal is final: the servers' policy does not allow the wait.
         if *waited_ms < u64::from(asked_ms) {
             return false;
         }
-        self.tokens.wait_for(awaited.to_string());
-        self.reported = Some(now);
-        let mut silent = self.who_is_silent(now, Some(link));
+        self.tokens.set_awaited(awaited.to_string());
+        self.last_report = Some(now);
+        let mut silent = self.unresponsive_shards(now, Some(link));
         let shard = self.links[link].shard;
         let owner = silent.iter_mut().filter(|silent| silent.shard == shard);
         owner.for_each(|owner| owner.last = format!("{}; {awaited}", owner.last));
-        self.outputs.push_back(Output::Progress { silent: UnresponsiveShards(silent) });
+        self.outputs.push_back(SessionOutput::Progress { silent: UnresponsiveShards(silent) });
         true
     }
 
-    /// The refusal of the last of several requests for a token, as that of the operation: it has waited for all
-    /// of them.
-    pub(super) fn of_the_whole_wait(&self, now: Instant, op: OpId, refusal: Refusal) -> Refusal {
+    /// Replaces the wait time in the last of several refusals by that of the whole operation.
+    pub(super) fn with_total_wait(&self, now: Instant, op: OpId, refusal: Refusal) -> Refusal {
         match (refusal, self.tokens.awaited(), self.ops.get(&op)) {
             (Refusal::Deadline { awaited, .. }, Some(_), Some(op)) => {
                 let waited = now.saturating_duration_since(op.since).as_millis();

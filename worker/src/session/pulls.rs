@@ -1,4 +1,4 @@
-//! Pulls: requests to each shard, whose answers fill one buffer.
+//! Pulls: one or more requests to each shard, whose answers fill one buffer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,191 +11,191 @@ use pushpull_common::protocol::message::{Pulled, Selection};
 use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 
 use super::encoded_values::EncodedValuesPart;
-use super::link::{Pending, Status};
+use super::link::{PendingRequest, LinkStatus};
 use super::requests::deadline_ms;
-use super::{Counts, OpId, OpKind, Read, Reply, Session};
+use super::{GradientCounts, OpId, OpKind, ReadPoint, Reply, Session};
 use crate::error::Error;
-use crate::params::Buffer;
-use crate::parts::Body;
+use crate::params::AlignedBuffer;
+use crate::parts::FrameBody;
 use crate::row_requests;
-use crate::selection::Selected;
-use crate::sharding_plan::{ShardingPlan, Span};
+use crate::selection::PartitionSelection;
+use crate::sharding_plan::{ShardingPlan, LayoutSpan};
 
-/// Requests for rows that a shard may have unanswered: enough that it is never idle, and few enough
-/// that it never says it has too many: one of the largest size counts for nine of its 128.
-const ROWS_AT_ONCE: usize = 8;
+/// The most unanswered row requests per shard: enough to keep the shard busy and fewer than it
+/// refuses. A request of the largest size counts for nine of the shard's 128.
+const ROW_REQUESTS_MAX: usize = 8;
 
-/// How far a request is.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum PullProgress {
     Unsent,
-    /// It is sent, and so many bytes of the values of this step have come.
+    /// Sent. The values up to this offset in the shard's layout have arrived, of this step.
     Sent(u64, GlobalStep),
-    /// All have come, in this restore epoch, of this step.
+    /// Answered completely, in this restore epoch, with values of this step.
     Done(RestoreEpoch, GlobalStep),
 }
 
 /// One request of a pull.
 #[derive(Debug)]
-pub(super) struct Ask {
+pub(super) struct PullRequest {
     pub(super) link: usize,
-    wanted: Requested,
-    pub(super) progress: Progress,
-    /// How many gradients the shard had applied to what it has sent.
+    scope: PullScope,
+    pub(super) progress: PullProgress,
+    /// How many gradients the shard had applied to the values it sent.
     gradients: u64,
-    /// What was found where values were of an older step than elsewhere (synchronous mode): asked for
-    /// again, of the newest step.
+    /// The step of the first answer and the newest step of other shards, if this request is
+    /// repeated because its values were older (synchronous mode).
     pub(super) older: Option<(GlobalStep, GlobalStep)>,
 }
 
-/// What a shard is asked for.
+/// The values that a request asks for.
 #[derive(Debug)]
-pub(super) enum Requested {
+pub(super) enum PullScope {
     /// All values that are not sparse.
     Values,
-    /// Those of one variable.
-    Selected(Selected),
-    /// One request of those for rows.
+    /// The values of one variable.
+    Selected(PartitionSelection),
+    /// The rows of one of these row requests, by its index.
     Rows(Arc<row_requests::RowRequests>, usize),
 }
 
-impl Ask {
-    pub(super) fn new(link: usize, wanted: Requested) -> Ask {
-        Ask { link, wanted, progress: Progress::Unsent, gradients: 0, older: None }
+impl PullRequest {
+    pub(super) fn new(link: usize, scope: PullScope) -> PullRequest {
+        PullRequest { link, scope, progress: PullProgress::Unsent, gradients: 0, older: None }
     }
 
-    pub(super) fn values(link: usize) -> Ask {
-        Ask::new(link, Requested::Values)
+    pub(super) fn values(link: usize) -> PullRequest {
+        PullRequest::new(link, PullScope::Values)
     }
 }
 
-/// A pull under way.
+/// A pull in progress.
 #[derive(Debug)]
-pub(super) struct Pull {
+pub(super) struct PendingPull {
     pub(super) plan: Arc<ShardingPlan>,
-    pub(super) buffer: Buffer,
-    /// Where the buffer begins in one of all variables.
+    pub(super) buffer: AlignedBuffer,
+    /// The offset of the buffer in a buffer of all variables.
     pub(super) base: usize,
     /// The step of the token that the values are for.
     pub(super) token: Option<GlobalStep>,
-    /// The global step that the values are at least of (asynchronous mode).
+    /// A lower bound of the values' global step (asynchronous mode).
     pub(super) step: GlobalStep,
-    pub(super) asks: Vec<Ask>,
+    pub(super) requests: Vec<PullRequest>,
 }
 
-impl Pull {
+impl PendingPull {
     pub(super) fn new(
         plan: Arc<ShardingPlan>,
-        buffer: Buffer,
+        buffer: AlignedBuffer,
         token: Option<GlobalStep>,
         known: GlobalStep,
-        asks: Vec<Ask>,
-    ) -> Pull {
+        requests: Vec<PullRequest>,
+    ) -> PendingPull {
         let step = known.max(token.unwrap_or_default());
-        Pull { plan, buffer, base: 0, token, step, asks }
+        PendingPull { plan, buffer, base: 0, token, step, requests }
     }
 
-    /// The links that have not answered all, each once for every request.
+    /// Returns the links with unanswered requests, once for each request.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
-        let open = self.asks.iter().filter(|ask| !matches!(ask.progress, Progress::Done(..)));
-        open.map(|ask| ask.link)
+        let open = self.requests.iter().filter(|request| !matches!(request.progress, PullProgress::Done(..)));
+        open.map(|request| request.link)
     }
 
-    /// The newest step that a shard has sent all values of, or that of the token.
+    /// Returns the newest step of a complete answer or of the token.
     fn newest(&self) -> GlobalStep {
         self.sent_whole().chain(self.token).max().unwrap_or_default()
     }
 
-    /// The oldest step that a shard has sent all values of: that of all, unless they are rows without
-    /// a token.
+    /// Returns the oldest step of a complete answer. All answers have this step, unless they are
+    /// rows without a token.
     fn oldest(&self) -> GlobalStep {
         self.sent_whole().min().or(self.token).unwrap_or_default()
     }
 
-    /// The steps of which all values have come that were asked for in one request.
+    /// Returns the steps of the complete answers.
     fn sent_whole(&self) -> impl Iterator<Item = GlobalStep> + '_ {
-        self.asks.iter().filter_map(|ask| match ask.progress {
-            Progress::Done(_, step) => Some(step),
+        self.requests.iter().filter_map(|request| match request.progress {
+            PullProgress::Done(_, step) => Some(step),
             _ => None,
         })
     }
 
-    /// The step of the values that a shard has sent, and the newer one of others, if that is why it
-    /// is asked again.
+    /// Returns the step of the values that a shard sent and the newer step of the others, if the
+    /// shard was asked again for that reason.
     pub(super) fn disagreement(&self, link: usize) -> Option<(GlobalStep, GlobalStep)> {
-        self.asks.iter().filter(|ask| ask.link == link).find_map(|ask| ask.older)
+        self.requests.iter().filter(|request| request.link == link).find_map(|request| request.older)
     }
 
-    /// Lists where the next part of a shard's answer goes. Parts come in order and leave nothing out:
-    /// the buffer holds older values, which must not be taken for these.
+    /// Lists the targets of the next part of a shard's answer. Parts must arrive in order and
+    /// without gaps: the buffer still holds older values, which must not be mistaken for new ones.
     pub(super) fn part(
         &mut self,
-        ask: usize,
+        request: usize,
         shard: ShardId,
         pulled: &Pulled,
         bytes: u64,
-        spans: &mut Vec<(Span, usize)>,
+        spans: &mut Vec<(LayoutSpan, usize)>,
     ) -> Result<(), &'static str> {
-        let Some(Ask { progress: Progress::Sent(received, _), wanted, gradients, .. }) =
-            self.asks.get_mut(ask)
+        let Some(PullRequest { progress: PullProgress::Sent(received, _), scope, gradients, .. }) =
+            self.requests.get_mut(request)
         else {
-            return Err("values nobody asked for");
+            return Err("unrequested values");
         };
-        let next_value = |from| match &*wanted {
-            Requested::Values => self.plan.next_value(shard, from),
-            Requested::Selected(selected) => selected.next_value(from),
-            Requested::Rows(..) => None,
+        let next_value = |from| match &*scope {
+            PullScope::Values => self.plan.next_value(shard, from),
+            PullScope::Selected(selected) => selected.next_value(from),
+            PullScope::Rows(..) => None,
         };
         let end = pulled.offset.checked_add(bytes);
-        let lies = |end: &u64| {
+        let in_scope = |end: &u64| {
             let range = pulled.offset..*end;
-            let asked = match &*wanted {
-                Requested::Values => true,
-                Requested::Selected(selected) => selected.contains(&range),
-                Requested::Rows(..) => false,
+            let asked = match &*scope {
+                PullScope::Values => true,
+                PullScope::Selected(selected) => selected.contains(&range),
+                PullScope::Rows(..) => false,
             };
             asked && self.plan.spans(shard, range, spans).is_some()
         };
-        let Some(end) = end.filter(lies) else {
+        let Some(end) = end.filter(in_scope) else {
             return Err("values beyond the shard's variables");
         };
         let next = next_value(*received).unwrap_or(*received);
         let whole = next_value(end).is_none();
         if pulled.offset != next || (pulled.last && !whole) {
-            return Err("values that leave some out");
+            return Err("values with a gap");
         }
         (*received, *gradients) = (end, pulled.gradients);
         spans.iter_mut().for_each(|(span, _)| *span = span.behind(self.base));
         Ok(())
     }
 
-    /// The partition that a request asks for rows of.
-    pub(super) fn partition_of(&self, ask: usize) -> Option<&Partition> {
-        let Requested::Rows(wanted, which) = &self.asks.get(ask)?.wanted else { return None };
-        let partition = wanted.asks()[*which].partition;
+    /// Returns the partition of a row request.
+    pub(super) fn partition_of(&self, request: usize) -> Option<&Partition> {
+        let PullScope::Rows(rows, index) = &self.requests.get(request)?.scope else { return None };
+        let partition = rows.requests()[*index].partition;
         self.plan.catalogue().partitions().get(partition.0 as usize)
     }
 
-    /// Where the rows of an answer go, which come so, if not as they are.
+    /// Returns the target of the rows in an answer, and their encoding if they are encoded.
     pub(super) fn rows(
         &mut self,
-        ask: usize,
+        request: usize,
         rows: &message::Rows,
         encoding: Option<Encoding>,
         bytes: u64,
     ) -> Result<(Range<usize>, Option<EncodedValuesPart>), &'static str> {
-        let kept = self.partition_of(ask).map(|partition| (partition.dtype, partition.own));
-        let Some(Ask {
-            progress: Progress::Sent(..),
-            wanted: Requested::Rows(wanted, which),
+        let format = self.partition_of(request).map(|partition| (partition.dtype, partition.own_encoding));
+        let Some(PullRequest {
+            progress: PullProgress::Sent(..),
+            scope: PullScope::Rows(rows, index),
             gradients,
             ..
-        }) = self.asks.get_mut(ask)
+        }) = self.requests.get_mut(request)
         else {
-            return Err("rows nobody asked for");
+            return Err("unrequested rows");
         };
-        let to = wanted.asks()[*which].to.clone();
-        let short = match encoding.zip(kept) {
+        let to = rows.requests()[*index].to.clone();
+        let short = match encoding.zip(format) {
             None => (to.len() as u64 == bytes).then_some(None),
             Some((_, (_, Some(own)))) => {
                 EncodedValuesPart::halves(own, to.clone(), bytes).map(Some)
@@ -204,7 +204,7 @@ impl Pull {
                 EncodedValuesPart::rows(encoding, dtype, to.clone(), bytes).map(Some)
             }
         };
-        let short = short.ok_or("other rows than were asked for")?;
+        let short = short.ok_or("rows of another length")?;
         *gradients = rows.gradients;
         Ok((to, short))
     }
@@ -215,10 +215,11 @@ impl Session {
         let Some(OpKind::Pull(pull)) = self.ops.get(&id).map(|op| &op.kind) else {
             return;
         };
-        // Values of two restore epochs do not belong together. A shard that is behind is asked once
-        // it has been restored; what it said before is asked again. The owner says of which step.
-        let links = pull.asks.iter().map(|ask| ask.link).chain(self.owner_link());
-        let behind: Vec<usize> = self.behind(links).collect();
+        // Never mix values of two restore epochs. A shard in an older epoch is asked once it is
+        // restored, and its earlier answers are requested again. The owner counts too: it gives the
+        // step.
+        let links = pull.requests.iter().map(|request| request.link).chain(self.owner_link());
+        let outdated: Vec<usize> = self.outdated(links).collect();
         let Some(op) = self.ops.get_mut(&id) else {
             return;
         };
@@ -231,73 +232,73 @@ impl Session {
             ..Envelope::default()
         };
         let mut restored = false;
-        for ask in &mut pull.asks {
-            let epoch = self.links[ask.link].restore_epoch;
-            let behind = behind.contains(&ask.link);
-            if matches!(ask.progress, Progress::Done(done, _) if done != epoch || behind) {
-                (ask.progress, restored) = (Progress::Unsent, true);
+        for request in &mut pull.requests {
+            let epoch = self.links[request.link].restore_epoch;
+            let outdated = outdated.contains(&request.link);
+            if matches!(request.progress, PullProgress::Done(done, _) if done != epoch || outdated) {
+                (request.progress, restored) = (PullProgress::Unsent, true);
             }
         }
         if restored {
-            pull.asks.iter_mut().for_each(|ask| ask.older = None);
+            pull.requests.iter_mut().for_each(|request| request.older = None);
         }
         if self.synchronous {
-            // A shard that has not applied as many steps answers once it has.
+            // A shard that has applied fewer steps answers once it has caught up.
             envelope.step = pull.newest();
         }
-        for ask in &mut pull.asks {
-            // Rows without a token are of one step in each request alone: a pull of many would never
-            // end while steps are made.
-            if let Progress::Done(_, step) = ask.progress
+        for request in &mut pull.requests {
+            // Rows without a token share a step within one request only. Otherwise a pull of many
+            // requests would never end while steps are made.
+            if let PullProgress::Done(_, step) = request.progress
                 && self.synchronous
                 && step < envelope.step
-                && !matches!(ask.wanted, Requested::Rows(..))
+                && !matches!(request.scope, PullScope::Rows(..))
             {
-                ask.older = Some((step, envelope.step));
-                ask.progress = Progress::Unsent;
+                request.older = Some((step, envelope.step));
+                request.progress = PullProgress::Unsent;
             }
         }
-        // Steps of an older epoch may have been higher.
+        // The step may have been higher in an older epoch.
         pull.step = pull.step.min(self.step.max(pull.token.unwrap_or_default()));
-        let done = behind.is_empty() && pull.unanswered().next().is_none();
-        self.send_asks(now, id, envelope, &behind);
+        let done = outdated.is_empty() && pull.unanswered().next().is_none();
+        self.send_requests(now, id, envelope, &outdated);
         if done {
             self.finish_pull(id);
         }
     }
 
-    /// Sends what a pull asks for and has not asked yet, as far as its shards take it.
-    fn send_asks(&mut self, now: Instant, id: OpId, envelope: Envelope, behind: &[usize]) {
+    /// Sends the unsent requests of a pull, as many as each shard accepts at once.
+    fn send_requests(&mut self, now: Instant, id: OpId, envelope: Envelope, outdated: &[usize]) {
         let Some(mut op) = self.ops.remove(&id) else { return };
         if let OpKind::Pull(pull) = &mut op.kind {
-            // How many requests each shard has not answered.
+            // Unanswered requests per link.
             let mut under_way = vec![0; self.links.len()];
-            let sent = pull.asks.iter().filter(|ask| matches!(ask.progress, Progress::Sent(..)));
-            sent.for_each(|ask| under_way[ask.link] += 1);
-            for index in 0..pull.asks.len() {
-                let (link, progress) = (pull.asks[index].link, pull.asks[index].progress);
-                let up = self.links[link].status == Status::Up && !behind.contains(&link);
-                if progress == Progress::Unsent && up && under_way[link] < ROWS_AT_ONCE {
+            let sent = pull.requests.iter().filter(|request| matches!(request.progress, PullProgress::Sent(..)));
+            sent.for_each(|request| under_way[request.link] += 1);
+            for index in 0..pull.requests.len() {
+                let (link, progress) = (pull.requests[index].link, pull.requests[index].progress);
+                let up = self.links[link].status == LinkStatus::Up && !outdated.contains(&link);
+                if progress == PullProgress::Unsent && up && under_way[link] < ROW_REQUESTS_MAX {
                     under_way[link] += 1;
-                    pull.asks[index].progress = Progress::Sent(0, GlobalStep(0));
+                    pull.requests[index].progress = PullProgress::Sent(0, GlobalStep(0));
                     let (request, body) = self.request_of(pull, index);
-                    self.send(now, link, Pending::Pull(id, index), envelope, request, body);
+                    self.send(now, link, PendingRequest::Pull(id, index), envelope, request, body);
                 }
             }
         }
         self.ops.insert(id, op);
     }
 
-    /// What a pull asks of a shard: the message, and its body.
-    fn request_of(&self, pull: &Pull, ask: usize) -> (Message, Body) {
-        let Ask { link, wanted, .. } = &pull.asks[ask];
+    /// Builds the message and the body of a request.
+    fn request_of(&self, pull: &PendingPull, request: usize) -> (Message, FrameBody) {
+        let PullRequest { link, scope, .. } = &pull.requests[request];
         let values = |selection| self.request_for_values(*link, &pull.plan, selection);
-        match wanted {
-            Requested::Values => (values(Selection::Dense {}), Body::Empty),
-            Requested::Selected(selected) => (values(selected.selection()), Body::Empty),
-            Requested::Rows(wanted, which) => {
-                let partition = wanted.asks()[*which].partition;
-                (self.request_for_rows(pull, ask, partition), wanted.body_of(*which))
+        match scope {
+            PullScope::Values => (values(Selection::Dense {}), FrameBody::Empty),
+            PullScope::Selected(selected) => (values(selected.selection()), FrameBody::Empty),
+            PullScope::Rows(rows, index) => {
+                let partition = rows.requests()[*index].partition;
+                (self.request_for_rows(pull, request, partition), rows.body_of(*index))
             }
         }
     }
@@ -307,22 +308,22 @@ impl Session {
             && let OpKind::Pull(pull) = op.kind
         {
             let step = if self.synchronous { pull.oldest() } else { pull.step };
-            // Where a shard has answered more than once, what is oldest counts.
-            let mut gradients = Counts::default();
-            for ask in &pull.asks {
-                gradients.lower(self.links[ask.link].shard, ask.gradients);
+            // Of several answers of a shard the oldest counts.
+            let mut gradients = GradientCounts::default();
+            for request in &pull.requests {
+                gradients.lower(self.links[request.link].shard, request.gradients);
             }
-            let read = Read { step, gradients };
+            let read = ReadPoint { step, gradients };
             self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, read }));
         }
     }
 
-    /// What a shard was asked for is not to be expected any more.
+    /// Marks a shard's unanswered requests as unsent.
     pub(super) fn pull_lost(&mut self, id: OpId, link: usize) {
         if let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) {
-            for ask in pull.asks.iter_mut().filter(|ask| ask.link == link) {
-                if !matches!(ask.progress, Progress::Done(..)) {
-                    ask.progress = Progress::Unsent;
+            for request in pull.requests.iter_mut().filter(|request| request.link == link) {
+                if !matches!(request.progress, PullProgress::Done(..)) {
+                    request.progress = PullProgress::Unsent;
                 }
             }
         }
@@ -346,7 +347,7 @@ impl Session {
         self.finish(id, Err(error));
     }
 
-    /// A shard is a step further than the token: what it sends is of no use, and no other's is.
+    /// Ends a pull whose token's step has passed on some shard. The values are useless.
     pub(super) fn pull_is_stale(&mut self, now: Instant, id: OpId) {
         if let Some(op) = self.ops.remove(&id)
             && let OpKind::Pull(pull) = op.kind

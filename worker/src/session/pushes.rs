@@ -1,4 +1,4 @@
-//! Pushes: parts to every shard they touch under one sequence number, until each has settled it.
+//! Pushes: parts sent to every shard they touch, under one sequence number, until all have settled.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,113 +8,114 @@ use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::message::{Operation, OutcomeQuery, Reserve, Withdraw};
 use pushpull_common::protocol::{Envelope, Grant, Outcome, Refusal};
 
-use super::link::{Pending, Status};
-use super::{PushOrder, Read, Session};
+use super::link::{PendingRequest, LinkStatus};
+use super::{PushOrder, ReadPoint, Session};
 use crate::error::Error;
-use crate::parts::{Body, InPushBuffer, Part, Scattered};
+use crate::parts::{FrameBody, PushBufferParts, OutgoingPart, ScatteredGradients};
 use crate::staging::StagedParts;
 
-/// How far a push is on one shard.
+/// The state of a push on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) enum Phase {
-    /// It needs room there.
+pub(super) enum SharePhase {
+    /// Needs a push slot.
     #[default]
-    Roomless,
-    /// It has asked for room.
+    NoSlot,
+    /// Has requested a push slot.
     Reserving,
-    /// It has room, and sends what there is.
+    /// Has a push slot; parts are sent as they come.
     Sending,
-    /// All has been sent; what became of it is open.
+    /// All parts are sent; the outcome is unknown.
     Sent,
-    /// The step owner has it whole, and has not decided while somebody waited (synchronous mode). It
-    /// is asked about again with the next command.
+    /// The step owner holds the share and did not decide while an operation waited (synchronous
+    /// mode). The next command asks again.
     Undecided,
-    /// The connection was lost after something had been sent: what does the shard know of it?
+    /// The connection was lost after parts had been sent. The shard must be asked what it received.
     InDoubt,
-    /// That has been asked.
-    Asking,
-    /// The shard has settled it.
+    /// The shard has been asked.
+    Querying,
+    /// The shard has settled its share.
     Settled(Result<Outcome, Refusal>),
 }
 
 /// One shard's share of a push.
 #[derive(Debug, Default)]
-pub(super) struct Share {
+pub(super) struct PushShare {
     pub(super) link: usize,
-    pub(super) parts: Vec<Part>,
-    /// What of them lies in a tray of the shard.
-    pub(super) in_push_buffer: Option<InPushBuffer>,
-    /// Whether that is named, and not sent: the tray is of the present connection.
-    pub(super) names: bool,
-    /// How many of the parts have been sent over the present connection.
+    pub(super) parts: Vec<OutgoingPart>,
+    /// The parts that are stored in a push buffer of the shard.
+    pub(super) in_push_buffer: Option<PushBufferParts>,
+    /// Whether those parts are referenced instead of sent: the push buffer belongs to the current
+    /// connection.
+    pub(super) uses_push_buffer: bool,
+    /// How many parts have been sent over the current connection.
     pub(super) sent: usize,
     pub(super) push_slot: u32,
     pub(super) request: Option<RequestId>,
-    /// When the last part was sent, with the deadlines of those who waited then.
-    pub(super) asked: Option<Instant>,
-    /// The last part has been sent, and the shard has not denied having got it.
+    /// When the last part was sent. The deadline in it covers the operations that waited then.
+    pub(super) completed_at: Option<Instant>,
+    /// The last part has been sent, and the shard has not denied having it.
     pub(super) whole: bool,
-    pub(super) phase: Phase,
+    pub(super) phase: SharePhase,
 }
 
-/// A push under way.
+/// A pending push.
 #[derive(Debug)]
-pub(super) struct Push {
+pub(super) struct PendingPush {
     pub(super) operation: Operation,
     /// A gradient in synchronous mode: the step owner decides for all shards.
     pub(super) synchronous: bool,
-    /// A gradient in asynchronous mode: what the step owner does not apply, no shard may apply.
+    /// A gradient in asynchronous mode: no shard may apply it unless the step owner does.
     follows_owner: bool,
     pub(super) grant: Option<Grant>,
-    pub(super) read: Read,
-    pub(super) shares: Vec<Share>,
+    pub(super) read: ReadPoint,
+    pub(super) shares: Vec<PushShare>,
     /// No more parts will come.
     pub(super) complete: bool,
 }
 
-impl Push {
+impl PendingPush {
     pub(super) fn unsettled(&self) -> impl Iterator<Item = usize> + '_ {
-        let open = self.shares.iter().filter(|share| !matches!(share.phase, Phase::Settled(_)));
+        let open = self.shares.iter().filter(|share| !matches!(share.phase, SharePhase::Settled(_)));
         open.map(|share| share.link)
     }
 
-    /// Whether the step owner has applied it; nothing while it has said nothing.
+    /// Returns whether the step owner has applied the push; `None` without its outcome.
     fn is_applied_by(&self, owner: Option<usize>) -> Option<bool> {
         self.shares.iter().find_map(|share| match &share.phase {
-            Phase::Settled(word) if Some(share.link) == owner => {
-                Some(matches!(word, Ok(Outcome::Applied { .. })))
+            SharePhase::Settled(result) if Some(share.link) == owner => {
+                Some(matches!(result, Ok(Outcome::Applied { .. })))
             }
             _ => None,
         })
     }
 
-    /// Whether the step owner does not take it: then no shard does.
-    pub(super) fn is_not_taken_by(&self, owner: Option<usize>) -> bool {
+    /// Returns whether the step owner has rejected the push, so that no shard may apply it.
+    pub(super) fn is_rejected_by(&self, owner: Option<usize>) -> bool {
         self.follows_owner && self.is_applied_by(owner) == Some(false)
     }
 
-    /// Whether some shard may hold all of its share and has not said what became of it.
+    /// Returns whether a shard may hold its whole share and has not settled it.
     pub(super) fn is_whole_somewhere(&self) -> bool {
-        self.shares.iter().any(|share| share.whole && !matches!(share.phase, Phase::Settled(_)))
+        self.shares.iter().any(|share| share.whole && !matches!(share.phase, SharePhase::Settled(_)))
     }
 
-    /// Whether some shard may have counted it, so that the others must.
-    pub(super) fn must_go_on(&self) -> bool {
+    /// Returns whether a shard may have counted the push, so that the others must count it too.
+    pub(super) fn must_complete(&self) -> bool {
         !self.synchronous && self.may_be_whole()
     }
 
-    /// Whether some shard may hold all of its share: then it can no longer be withdrawn.
+    /// Returns whether a shard may hold its whole share, so that it is too late to withdraw.
     fn may_be_whole(&self) -> bool {
         self.shares.iter().any(|share| match share.phase {
-            Phase::Settled(Err(_)) => false,
-            Phase::Settled(Ok(_)) => true,
+            SharePhase::Settled(Err(_)) => false,
+            SharePhase::Settled(Ok(_)) => true,
             _ => share.whole,
         })
     }
 }
 
 impl Session {
-    /// Gives a push its number and keeps it until it is settled.
+    /// Gives a push its sequence number and keeps it until it is settled.
     pub(super) fn begin_push(
         &mut self,
         now: Instant,
@@ -130,22 +131,22 @@ impl Session {
         }
         let sequence = Sequence(self.next_sequence);
         self.next_sequence += 1;
-        let PushOrder { operation, grant, read, scattered, own, parts } = order;
+        let PushOrder { operation, grant, read, scattered, staged, parts } = order;
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
         let follows_owner = !self.synchronous && operation == (Operation::Gradient {});
         let shares = Vec::new();
         let mut push =
-            Push { operation, synchronous, follows_owner, grant, read, shares, complete };
-        self.add_parts(now, &mut push, own, parts);
+            PendingPush { operation, synchronous, follows_owner, grant, read, shares, complete };
+        self.add_parts(now, &mut push, staged, parts);
         if let Some(scattered) = scattered {
             self.add_scattered(now, &mut push, &scattered);
         }
         if operation == (Operation::Gradient {}) {
-            // The owner counts the step when it has applied its share, empty or not.
-            self.share(now, &mut push, self.start.owner);
+            // The owner counts the step when it applies its share, even an empty one.
+            self.share(now, &mut push, self.config.owner);
         }
         if synchronous && let Some(plan) = self.plan.clone() {
-            // A step is taken when every shard holds all of its pushes.
+            // A step is complete when every shard holds all of its pushes.
             plan.shards().iter().for_each(|&shard| _ = self.share(now, &mut push, shard));
         }
         self.pushes.insert(sequence, push);
@@ -155,11 +156,11 @@ impl Session {
     fn add_parts(
         &mut self,
         now: Instant,
-        push: &mut Push,
-        own: Option<Arc<StagedParts>>,
-        parts: Vec<(ShardId, Vec<Part>)>,
+        push: &mut PendingPush,
+        staged: Option<Arc<StagedParts>>,
+        parts: Vec<(ShardId, Vec<OutgoingPart>)>,
     ) {
-        for (shard, part) in own.iter().flat_map(StagedParts::parts) {
+        for (shard, part) in staged.iter().flat_map(StagedParts::parts) {
             self.share(now, push, shard).parts.push(part);
         }
         for (shard, parts) in parts {
@@ -167,7 +168,7 @@ impl Session {
         }
     }
 
-    fn add_scattered(&mut self, now: Instant, push: &mut Push, scattered: &Scattered) {
+    fn add_scattered(&mut self, now: Instant, push: &mut PendingPush, scattered: &ScatteredGradients) {
         for (index, shard) in scattered.shards().enumerate() {
             let share = self.share(now, push, shard);
             share.in_push_buffer = scattered.in_push_buffer(index, share.parts.len());
@@ -175,12 +176,12 @@ impl Session {
         }
     }
 
-    fn share<'a>(&mut self, now: Instant, push: &'a mut Push, shard: ShardId) -> &'a mut Share {
+    fn share<'a>(&mut self, now: Instant, push: &'a mut PendingPush, shard: ShardId) -> &'a mut PushShare {
         let link = self.link_to(now, shard);
         if let Some(index) = push.shares.iter().position(|share| share.link == link) {
             return &mut push.shares[index];
         }
-        push.shares.push(Share { link, ..Share::default() });
+        push.shares.push(PushShare { link, ..PushShare::default() });
         let last = push.shares.len() - 1;
         &mut push.shares[last]
     }
@@ -189,13 +190,13 @@ impl Session {
         &mut self,
         now: Instant,
         sequence: Sequence,
-        own: Option<Arc<StagedParts>>,
-        parts: Vec<(ShardId, Vec<Part>)>,
+        staged: Option<Arc<StagedParts>>,
+        parts: Vec<(ShardId, Vec<OutgoingPart>)>,
     ) {
         let Some(mut push) = self.pushes.remove(&sequence) else {
             return;
         };
-        self.add_parts(now, &mut push, own, parts);
+        self.add_parts(now, &mut push, staged, parts);
         self.pushes.insert(sequence, push);
         self.drive_push(now, sequence);
     }
@@ -206,7 +207,7 @@ impl Session {
         }
     }
 
-    /// Sends of a push what can be sent now.
+    /// Sends what can be sent of a push now.
     pub(super) fn drive_push(&mut self, now: Instant, sequence: Sequence) {
         let Some(mut push) = self.pushes.remove(&sequence) else {
             return;
@@ -218,67 +219,68 @@ impl Session {
         self.settle_if_done(now, sequence);
     }
 
-    fn drive_share(&mut self, now: Instant, sequence: Sequence, push: &mut Push, index: usize) {
+    fn drive_share(&mut self, now: Instant, sequence: Sequence, push: &mut PendingPush, index: usize) {
         let share = &mut push.shares[index];
         let link = share.link;
-        if self.links[link].status != Status::Up {
+        if self.links[link].status != LinkStatus::Up {
             return;
         }
         let envelope = Envelope { sequence, ..Envelope::default() };
-        let begins = matches!(share.phase, Phase::Roomless | Phase::Sending) && !share.whole;
-        if begins && push.is_not_taken_by(self.owner_link()) {
+        let begins = matches!(share.phase, SharePhase::NoSlot | SharePhase::Sending) && !share.whole;
+        if begins && push.is_rejected_by(self.owner_link()) {
             return;
         }
         let share = &mut push.shares[index];
         match share.phase {
-            Phase::InDoubt => {
-                share.phase = Phase::Asking;
-                let pending = Pending::PushState(sequence);
-                self.send(now, link, pending, envelope, OutcomeQuery {}, Body::Empty);
+            SharePhase::InDoubt => {
+                share.phase = SharePhase::Querying;
+                let pending = PendingRequest::PushState(sequence);
+                self.send(now, link, pending, envelope, OutcomeQuery {}, FrameBody::Empty);
             }
-            Phase::Roomless if push.complete || !share.parts.is_empty() => {
+            SharePhase::NoSlot if push.complete || !share.parts.is_empty() => {
                 let push_buffer = self.links[link].push_buffer;
-                let there = share
+                let in_buffer = share
                     .in_push_buffer
                     .as_ref()
-                    .filter(|there| Some(there.push_buffer) == push_buffer);
-                share.names = there.is_some();
-                share.push_slot = match there {
-                    Some(there) => there.push_slot,
+                    .filter(|in_buffer| Some(in_buffer.push_buffer) == push_buffer);
+                share.uses_push_buffer = in_buffer.is_some();
+                share.push_slot = match in_buffer {
+                    Some(in_buffer) => in_buffer.push_slot,
                     None => std::mem::take(&mut self.links[link].push_slot),
                 };
                 if share.push_slot != 0 {
-                    share.phase = Phase::Sending;
+                    share.phase = SharePhase::Sending;
                     self.send_parts(now, sequence, push, index);
                 } else {
-                    share.phase = Phase::Reserving;
+                    share.phase = SharePhase::Reserving;
                     self.send(
                         now,
                         link,
-                        Pending::Reserve(sequence),
+                        PendingRequest::Reserve(sequence),
                         envelope,
                         Reserve {},
-                        Body::Empty,
+                        FrameBody::Empty,
                     );
                 }
             }
-            Phase::Sending => self.send_parts(now, sequence, push, index),
+            SharePhase::Sending => self.send_parts(now, sequence, push, index),
             _ => {}
         }
     }
 
-    /// Whether a shard may be told that a push is whole, and so may apply it.
+    /// Returns whether a shard may receive the last part of a push, after which it may apply the
+    /// push.
     ///
-    /// A gradient goes to all shards at once where its token was granted after the shard had welcomed
-    /// this session: before the owner takes such a token back it has the shard close the connection.
-    /// Over a connection that is newer than the token, the owner's word comes first; and always where
-    /// the owner may find a gradient too old.
-    pub(super) fn may_end_on(&self, push: &Push, link: usize) -> bool {
+    /// A gradient goes to all shards at once if its token was granted after the shard's welcome.
+    /// Before the owner takes such a token back, it makes the shard close the connection. Over a
+    /// connection newer than the token, the owner's outcome comes first. It always comes first if
+    /// the owner may reject gradients as stale.
+    pub(super) fn may_complete_on(&self, push: &PendingPush, link: usize) -> bool {
         let owner = self.owner_link();
         if !push.follows_owner || Some(link) == owner {
             return true;
         }
-        // What it has whole it may have applied. To say so again asks for the answer.
+        // The shard may have applied its whole share. Repeating the last part asks for the outcome.
         if push.shares.iter().any(|share| share.link == link && share.whole) {
             return true;
         }
@@ -289,13 +291,13 @@ impl Session {
         })
     }
 
-    /// The shards whose answers a push waits for now.
-    pub(super) fn awaited_by(&self, push: &Push) -> Vec<usize> {
-        push.unsettled().filter(|&link| self.may_end_on(push, link)).collect()
+    /// Returns the shards whose answers a push waits for now.
+    pub(super) fn awaited_by(&self, push: &PendingPush) -> Vec<usize> {
+        push.unsettled().filter(|&link| self.may_complete_on(push, link)).collect()
     }
 
-    /// The caller has given a push up. If no shard can hold it whole it is withdrawn; if one may,
-    /// it goes on, because what one shard has counted the others must count.
+    /// Handles a push whose caller has given up. It is withdrawn if no shard can hold it whole.
+    /// Otherwise it continues: a push counted by one shard must be counted by all.
     pub(super) fn withdraw(&mut self, now: Instant, sequence: Sequence) {
         let Some(push) = self.pushes.get(&sequence) else {
             return;
@@ -314,37 +316,36 @@ impl Session {
         }
     }
 
-    /// Withdraws what shards have been sent of a push that has ended, and may not hold whole.
-    pub(super) fn withdraw_shares(&mut self, now: Instant, sequence: Sequence, push: &Push) {
+    /// Withdraws the incomplete shares of a push that has ended.
+    pub(super) fn withdraw_shares(&mut self, now: Instant, sequence: Sequence, push: &PendingPush) {
         for share in push.shares.iter().filter(|share| share.sent > 0 && !share.whole) {
-            let settled = matches!(share.phase, Phase::Settled(_));
-            if !settled && self.links[share.link].status == Status::Up {
+            let settled = matches!(share.phase, SharePhase::Settled(_));
+            if !settled && self.links[share.link].status == LinkStatus::Up {
                 let envelope = Envelope { sequence, ..Envelope::default() };
-                let pending = Pending::Withdraw(share.request);
-                self.send(now, share.link, pending, envelope, Withdraw {}, Body::Empty);
+                let pending = PendingRequest::Withdraw(share.request);
+                self.send(now, share.link, pending, envelope, Withdraw {}, FrameBody::Empty);
             }
         }
     }
 }
 
-impl Share {
+impl PushShare {
     pub(super) fn bytes(&self) -> u64 {
-        self.parts.iter().map(Part::bytes).sum()
+        self.parts.iter().map(OutgoingPart::bytes).sum()
     }
 
-    /// Whether this can be the answer now: that its step has passed may be said of a push that is
-    /// not whole.
+    /// Returns whether this outcome can come now. Only a stale outcome can precede the last part.
     pub(super) fn awaits(&self, outcome: Outcome) -> bool {
         match self.phase {
-            Phase::Sent => true,
-            Phase::Sending => self.sent > 0 && matches!(outcome, Outcome::Stale { .. }),
+            SharePhase::Sent => true,
+            SharePhase::Sending => self.sent > 0 && matches!(outcome, Outcome::Stale { .. }),
             _ => false,
         }
     }
 
-    /// The shard has nothing of it: room is needed, and all parts are sent again.
+    /// Restarts a share that the shard does not have: a new push slot, and all parts again.
     pub(super) fn start_over(&mut self) {
-        (self.sent, self.request, self.whole, self.phase) = (0, None, false, Phase::Roomless);
-        self.names = false;
+        (self.sent, self.request, self.whole, self.phase) = (0, None, false, SharePhase::NoSlot);
+        self.uses_push_buffer = false;
     }
 }

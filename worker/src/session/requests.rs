@@ -1,4 +1,4 @@
-//! Requests that change nothing when they are sent twice.
+//! Idempotent requests, answered once.
 
 use std::time::Instant;
 
@@ -6,22 +6,22 @@ use bytes::Bytes;
 use pushpull_common::protocol::message::CatalogueState;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
-use super::link::{Pending, Receiving, Status};
-use super::pushes::Push;
+use super::link::{PendingRequest, BodyTarget, LinkStatus};
+use super::pushes::PendingPush;
 use super::{OpId, OpKind, Reply, Session};
 
-/// One request, sent again after each reconnect until it is answered.
+/// An idempotent request, sent again after each reconnect until it is answered.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct ShardRequest {
     pub(super) link: usize,
     message: Message,
     body: Bytes,
     sent: bool,
 }
 
-impl Request {
-    pub(super) fn new(link: usize, message: Message, body: Bytes) -> Request {
-        Request { link, message, body, sent: false }
+impl ShardRequest {
+    pub(super) fn new(link: usize, message: Message, body: Bytes) -> ShardRequest {
+        ShardRequest { link, message, body, sent: false }
     }
 
     pub(super) fn doing(&self) -> &'static str {
@@ -40,12 +40,13 @@ impl Request {
         }
     }
 
-    /// Whether it waits until the shard has settled the pushes that others may have applied.
-    fn waits_for_pushes(&self) -> bool {
+    /// Returns whether to hold the request back until the shard has settled every push that another
+    /// shard may have applied.
+    fn must_follow_pushes(&self) -> bool {
         matches!(self.message, Message::Leave(_))
     }
 
-    /// Whether it names an epoch that is to begin, and may be refused for that one.
+    /// Returns whether the request names a new epoch, and may be refused because of that epoch.
     pub(super) fn begins_an_epoch(&self) -> bool {
         matches!(self.message, Message::Initialize(_) | Message::Restore(_))
     }
@@ -69,11 +70,11 @@ impl Request {
     }
 }
 
-/// How long before its own deadline a server gives up a wait, so that its answer, which says for
-/// whom it waited, still arrives.
+/// How long before a request's deadline the server stops waiting, so that its answer, which names
+/// what it waited for, still arrives in time.
 const ANSWER_MARGIN_MS: u128 = 50;
 
-/// What is left until a deadline, for the header of a request that waits on the server.
+/// Returns the time left until a deadline, for the header of a request that waits on the server.
 pub(super) fn deadline_ms(now: Instant, deadline: Instant) -> u32 {
     let left = deadline.saturating_duration_since(now).as_millis();
     u32::try_from(left.saturating_sub(ANSWER_MARGIN_MS).max(1)).unwrap_or(u32::MAX)
@@ -88,19 +89,19 @@ impl Session {
             return;
         };
         let link = request.link;
-        let has_still_to_count =
-            |push: &Push| push.must_go_on() && push.unsettled().any(|l| l == link);
-        if request.waits_for_pushes() && self.pushes.values().any(has_still_to_count) {
+        let blocks_leaving =
+            |push: &PendingPush| push.must_complete() && push.unsettled().any(|l| l == link);
+        if request.must_follow_pushes() && self.pushes.values().any(blocks_leaving) {
             return;
         }
-        if request.sent || self.links[request.link].status != Status::Up {
+        if request.sent || self.links[request.link].status != LinkStatus::Up {
             return;
         }
         request.sent = true;
         let (link, message, body) = (request.link, request.message.clone(), request.body.clone());
         let envelope =
             Envelope { deadline_ms: deadline_ms(now, op.deadline), ..Envelope::default() };
-        self.send(now, link, Pending::Request(id), envelope, message, body.into());
+        self.send(now, link, PendingRequest::Request(id), envelope, message, body.into());
     }
 
     pub(super) fn request_lost(&mut self, id: OpId) {
@@ -132,9 +133,9 @@ impl Session {
             _ => {}
         }
         if header.body_bytes > 0 {
-            // The header's length has been checked against the limit of its kind.
+            // The length is already checked against the limit of the message kind.
             let body = vec![0; header.body_bytes as usize];
-            self.links[link].receiving = Some(Receiving::Answer { op, message, body });
+            self.links[link].receiving = Some(BodyTarget::Answer { op, message, body });
             return;
         }
         self.finish_request(now, op, link, message, Vec::new());

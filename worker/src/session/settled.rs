@@ -1,4 +1,4 @@
-//! How pushes ended: what their shards said, put together, and kept for those who ask later.
+//! The outcomes of pushes, merged from the answers of their shards.
 
 use std::time::Instant;
 
@@ -6,16 +6,16 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Outcome, Refusal};
 
-use super::pushes::{Phase, Push};
+use super::pushes::{SharePhase, PendingPush};
 use super::{Op, OpId, OpKind, Reply, Session};
 use crate::error::Error;
 
-/// How many ended pushes a session can be asked about.
+/// How many settled pushes the session remembers.
 const SETTLED_MAX: usize = WINDOW as usize;
 
 impl Session {
-    /// Ends a push that every shard has settled, or the step owner for all of them, and tells who
-    /// waits for it.
+    /// Settles a push if every shard has settled it, or the step owner has for all of them. Answers
+    /// the operations that wait for it.
     pub(super) fn settle_if_done(&mut self, now: Instant, sequence: Sequence) {
         let Some(push) = self.pushes.get(&sequence) else {
             return;
@@ -24,7 +24,7 @@ impl Session {
             true => self.is_decided(push),
             false => {
                 let settled = push.complete && push.unsettled().next().is_none();
-                let not_taken = push.is_not_taken_by(self.owner_link());
+                let not_taken = push.is_rejected_by(self.owner_link());
                 settled || (not_taken && !push.is_whole_somewhere())
             }
         };
@@ -39,7 +39,7 @@ impl Session {
         if let Ok(Outcome::Accepted { step }) = result {
             let in_push_buffers =
                 push.shares.iter_mut().filter_map(|share| share.in_push_buffer.take());
-            self.applying.extend(in_push_buffers.map(|there| (step, there.buffer)));
+            self.applying.extend(in_push_buffers.map(|in_buffer| (step, in_buffer.buffer)));
         }
         drop(push);
         if self.settled.len() == SETTLED_MAX {
@@ -53,31 +53,31 @@ impl Session {
         }
     }
 
-    /// The operations that wait for a push.
+    /// Returns the operations that wait for a push.
     pub(super) fn waiting_for(&self, sequence: Sequence) -> impl Iterator<Item = OpId> + '_ {
         let waits =
             move |op: &Op| matches!(op.kind, OpKind::Push { sequence: s, .. } if s == sequence);
         self.ops.iter().filter(move |(_, op)| waits(op)).map(|(&id, _)| id)
     }
 
-    /// What became of a push as a whole: the first refusal, or the owner's outcome, which knows
-    /// the step; the first outcome where the owner has no share.
-    fn result_of(&mut self, now: Instant, push: &Push) -> Result<Outcome, Error> {
+    /// Merges the answers of all shards: the first refusal, or the owner's outcome, which has the
+    /// step. Without a share of the owner, the first outcome.
+    fn result_of(&mut self, now: Instant, push: &PendingPush) -> Result<Outcome, Error> {
         let owner = self.owner_link();
         let mut result = None;
         for share in &push.shares {
             match &share.phase {
-                Phase::Settled(Err(refusal)) => {
+                SharePhase::Settled(Err(refusal)) => {
                     let token_is_gone = matches!(refusal, Refusal::Token { .. });
                     let owner_spent_it = push.shares.iter().any(|share| {
-                        Some(share.link) == owner && matches!(share.phase, Phase::Settled(Ok(_)))
+                        Some(share.link) == owner && matches!(share.phase, SharePhase::Settled(Ok(_)))
                     });
                     if let Some(grant) = push.grant.filter(|_| !token_is_gone && !owner_spent_it) {
                         self.return_token(now, grant);
                     }
                     return Err(self.refused("push", share.link, refusal.clone()));
                 }
-                Phase::Settled(Ok(outcome)) if result.is_none() || Some(share.link) == owner => {
+                SharePhase::Settled(Ok(outcome)) if result.is_none() || Some(share.link) == owner => {
                     result = Some(*outcome);
                 }
                 _ => {}
@@ -95,7 +95,7 @@ impl Session {
         }
     }
 
-    /// What is known here of a push; a push that is long settled is not asked about again.
+    /// Answers with the known outcome of a push. The session remembers the last [`SETTLED_MAX`].
     pub(super) fn outcome(&mut self, op: OpId, sequence: Sequence) {
         let reply = match self.settled_result(sequence) {
             None => Ok(Reply::Outcome(None)),

@@ -1,5 +1,5 @@
-//! Asking shards of this host for memory: that of their values, so that callers pull by themselves, and
-//! trays, into which callers write gradients.
+//! Asks shards on the same host for shared memory: their values, which callers then read in place,
+//! and push buffers, into which callers write gradients.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,55 +9,55 @@ use pushpull_common::protocol::message::{
 };
 use pushpull_common::protocol::{Envelope, Message};
 
-use super::link::{Pending, Status};
-use super::{Output, Session};
-use crate::parts::Body;
+use super::link::{PendingRequest, LinkStatus};
+use super::{SessionOutput, Session};
+use crate::parts::FrameBody;
 use crate::push_buffers::PushBufferId;
 use crate::sharding_plan::ShardingPlan;
-use crate::shared::MappedShard;
+use crate::mapped_values::MappedShard;
 
-/// The bit of values among what is lent.
+/// The bit for values in the sets `wants` and `shares`.
 const VALUES: u64 = 1;
 
 impl Session {
-    /// Asks the shards of the variables that have joined, for each thing once over a connection, and for
-    /// one at a time: so it is known what the descriptors are of.
+    /// Asks the shards of the joined variables, for each kind of memory once per connection. One
+    /// request at a time, so that each descriptor belongs to a known answer.
     pub(super) fn drive_sharing(&mut self, now: Instant) {
-        if !self.start.shared_memory {
+        if !self.config.shared_memory {
             return;
         }
         for index in 0..self.links.len() {
             let link = &self.links[index];
-            if !link.same_host || !link.ready || link.status != Status::Up {
+            if !link.same_host || !link.ready || link.status != LinkStatus::Up {
                 continue;
             }
             let holds = |plan: &&Arc<ShardingPlan>| plan.shards().contains(&link.shard);
             let Some(plan) = self.plan.as_ref().filter(holds) else { continue };
-            // Values that are to come in a shorter form are asked for in it.
-            if !link.asked_to_share && self.start.values.is_none() {
-                self.links[index].asked_to_share = true;
+            // Values to be pulled encoded are not read in place.
+            if !link.requested_values && self.config.values.is_none() {
+                self.links[index].requested_values = true;
                 let (envelope, share) = (Envelope::default(), ShareValues { wants: VALUES });
-                self.send(now, index, Pending::ShareValues, envelope, share, Body::Empty);
-            } else if !link.asked_for_push_buffer
-                && self.start.role.is_member()
+                self.send(now, index, PendingRequest::ShareValues, envelope, share, FrameBody::Empty);
+            } else if !link.requested_push_buffer
+                && self.config.role.is_member()
                 && plan.keeps_some_whole(link.shard)
-                && !link.pending.values().any(|pending| *pending == Pending::ShareValues)
+                && !link.pending.values().any(|pending| *pending == PendingRequest::ShareValues)
             {
-                self.links[index].asked_for_push_buffer = true;
+                self.links[index].requested_push_buffer = true;
                 let envelope = Envelope::default();
                 self.send(
                     now,
                     index,
-                    Pending::SharePushBuffer,
+                    PendingRequest::SharePushBuffer,
                     envelope,
                     SharePushBuffer {},
-                    Body::Empty,
+                    FrameBody::Empty,
                 );
             }
         }
     }
 
-    /// A shard has answered. One that lends nothing is asked for values as ever.
+    /// Handles the answer about shared values. A shard that refuses is sent pull requests.
     pub(super) fn share_answered(&mut self, now: Instant, index: usize, message: Message) {
         match message {
             Message::SharedValues(shared) => self.shared(index, shared),
@@ -75,13 +75,13 @@ impl Session {
         let mapped_shard = MappedShard {
             shard: link.shard,
             epoch: link.restore_epoch,
-            owns_step: link.shard == self.start.owner,
+            owns_step: link.shard == self.config.owner,
             synchronous: self.synchronous,
         };
-        self.outputs.push_back(Output::SharedValues { link: index, mapped_shard, shared });
+        self.outputs.push_back(SessionOutput::SharedValues { link: index, mapped_shard, shared });
     }
 
-    /// A shard has answered. One that lends no tray is sent gradients as ever.
+    /// Handles the answer about a push buffer. A shard that refuses is sent the gradients.
     pub(super) fn push_buffer_answered(&mut self, now: Instant, index: usize, message: Message) {
         match message {
             Message::SharedPushBuffer(shared) => self.push_buffer_shared(index, shared),
@@ -96,7 +96,7 @@ impl Session {
         let link = &mut self.links[index];
         link.push_buffer = Some(push_buffer);
         let shard = link.shard;
-        self.outputs.push_back(Output::SharedPushBuffer {
+        self.outputs.push_back(SessionOutput::SharedPushBuffer {
             link: index,
             shard,
             push_buffer,

@@ -1,44 +1,48 @@
-//! Synchronous mode: the step owner decides about a push for all shards, when every shard holds it.
+//! Synchronous mode: the step owner decides each push for all shards, once every shard holds it.
 
 use std::time::Instant;
 
 use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::refusal::Detail;
 
-use super::pushes::{Phase, Push};
+use super::pushes::{SharePhase, PendingPush};
 use super::requests::deadline_ms;
 use super::{OpId, Session};
 use crate::error::{Error, UnresponsiveShard, UnresponsiveShards};
 
 impl Session {
-    /// Whether it is known what became of a synchronous push as a whole. The step owner's outcome
-    /// ends it: accepted, every shard holds it; stale, no shard needs the rest. A refusal by any shard
-    /// ends it too: that shard will never hold it, and so the step owner would never answer. Its token
-    /// goes back then, and with it what other shards hold.
-    pub(super) fn is_decided(&self, push: &Push) -> bool {
+    /// Returns whether the fate of a synchronous push is known.
+    ///
+    /// - The step owner's outcome decides it. If accepted, every shard holds it; if stale, no shard
+    ///   needs the rest.
+    /// - A refusal by any shard decides it too. That shard will never hold the push, so the step
+    ///   owner would never answer. The token is returned, which discards what the other shards
+    ///   hold.
+    pub(super) fn is_decided(&self, push: &PendingPush) -> bool {
         let owner = self.owner_link();
         push.shares.iter().any(|share| match share.phase {
-            Phase::Settled(Ok(_)) => Some(share.link) == owner,
-            Phase::Settled(Err(_)) => true,
+            SharePhase::Settled(Ok(_)) => Some(share.link) == owner,
+            SharePhase::Settled(Err(_)) => true,
             _ => false,
         })
     }
 
-    /// How long somebody will still wait for a push, for the header of its last part; 0 if nobody
-    /// waits, and the answer may come whenever it comes.
+    /// Returns the longest time that an operation still waits for a push, for the header of its
+    /// last part; 0 if none waits and the answer has no deadline.
     pub(super) fn remaining_ms(&self, now: Instant, sequence: Sequence) -> u32 {
         let ops = self.waiting_for(sequence).filter_map(|id| self.ops.get(&id));
         ops.map(|op| deadline_ms(now, op.deadline)).max().unwrap_or(0)
     }
 
-    /// The step owner has not decided in time: whoever waited when it was `asked` is told for whom it
-    /// waits. The push stays where it is. For those who have come since it is asked again.
-    pub(super) fn tell_undecided(
+    /// Handles a step owner that did not decide in time. Operations that began before
+    /// `completed_at` fail with the list of stragglers. The push stays pending, and the owner is
+    /// asked again for the later ones.
+    pub(super) fn report_undecided(
         &mut self,
         now: Instant,
         sequence: Sequence,
         link: usize,
-        asked: Option<Instant>,
+        completed_at: Option<Instant>,
         awaited: &Detail,
     ) {
         let UnresponsiveShard { shard, address, .. } = self.silent(now, link);
@@ -47,7 +51,7 @@ impl Session {
         let waiting: Vec<OpId> = self.waiting_for(sequence).collect();
         for id in waiting {
             let Some(op) = self.ops.get(&id) else { continue };
-            if asked.is_some_and(|asked| asked < op.since) {
+            if completed_at.is_some_and(|at| at < op.since) {
                 is_awaited = true;
                 continue;
             }
@@ -60,16 +64,16 @@ impl Session {
             self.finish(id, Err(error));
         }
         if is_awaited {
-            self.ask_about_the_undecided();
+            self.query_undecided();
         }
     }
 
-    /// The caller is there: asks about the pushes that were not decided in time, once for each
-    /// command. A step owner that says at once who is missing is not asked in a circle.
-    pub(super) fn ask_about_the_undecided(&mut self) {
+    /// Asks about the undecided pushes: once for each command, so that a step owner that answers at
+    /// once is not asked in a loop.
+    pub(super) fn query_undecided(&mut self) {
         let shares = self.pushes.values_mut().flat_map(|push| &mut push.shares);
-        for share in shares.filter(|share| share.phase == Phase::Undecided) {
-            share.phase = Phase::InDoubt;
+        for share in shares.filter(|share| share.phase == SharePhase::Undecided) {
+            share.phase = SharePhase::InDoubt;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens: asked for one at a time, and those that came with the answer to a push.
+//! Tokens: one request at a time, and the tokens that arrive with push answers.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,25 +8,24 @@ use pushpull_common::ids::{RequestId, TokenId};
 use pushpull_common::protocol::message::{ReturnToken, TokenRequest};
 use pushpull_common::protocol::{Envelope, Grant, Message};
 
-use super::link::{Link, Pending, Status};
+use super::link::{ShardLink, PendingRequest, LinkStatus};
 use super::requests::deadline_ms;
 use super::{OpId, Reply, Session};
-use crate::parts::Body;
+use crate::parts::FrameBody;
 
-/// How long a token that came with an answer is kept for a caller who may not ask for it.
-const UNCLAIMED: Duration = Duration::from_millis(500);
+/// How long a prefetched token waits for a caller before it is returned.
+const UNCLAIMED_MAX: Duration = Duration::from_millis(500);
 
-/// The tokens that have come and that nobody has taken, with when they came.
+/// The received tokens that no caller has taken, with their times of arrival.
 ///
-/// They are shared with the session's callers, who take them out by themselves: the session need not be
-/// asked. Whoever takes a token out has it, so that each is here, with one caller or on its way back,
-/// and never in two of these places. One that a caller has taken is to the session what one is that it
-/// has handed over in answer to a command.
+/// Shared with the session's callers, who take tokens without asking the session. A token is in
+/// exactly one place: in this queue, with one caller, or on its way back. The session treats a
+/// token taken here like one handed out in answer to a command.
 #[derive(Debug, Default)]
-pub(crate) struct Unclaimed(Mutex<VecDeque<(Grant, Instant)>>);
+pub(crate) struct UnclaimedTokens(Mutex<VecDeque<(Grant, Instant)>>);
 
-impl Unclaimed {
-    /// Takes the oldest token out.
+impl UnclaimedTokens {
+    /// Takes the oldest token.
     pub(crate) fn claim(&self) -> Option<Grant> {
         self.tokens().pop_front().map(|(grant, _)| grant)
     }
@@ -35,15 +34,15 @@ impl Unclaimed {
         self.tokens().push_back((grant, now));
     }
 
-    /// When the oldest is to go back.
+    /// Returns when the oldest token is due to be returned.
     fn due(&self) -> Option<Instant> {
-        self.tokens().front().map(|(_, since)| *since + UNCLAIMED)
+        self.tokens().front().map(|(_, since)| *since + UNCLAIMED_MAX)
     }
 
-    /// Takes the oldest out if it is to go back by now.
+    /// Takes the oldest token if it is due to be returned.
     fn take_due(&self, now: Instant) -> Option<Grant> {
         let mut tokens = self.tokens();
-        tokens.front().filter(|(_, since)| now >= *since + UNCLAIMED)?;
+        tokens.front().filter(|(_, since)| now >= *since + UNCLAIMED_MAX)?;
         tokens.pop_front().map(|(grant, _)| grant)
     }
 
@@ -52,59 +51,59 @@ impl Unclaimed {
     }
 
     fn tokens(&self) -> MutexGuard<'_, VecDeque<(Grant, Instant)>> {
-        // Each change is one call: the list is whole whatever a panic elsewhere interrupted.
+        // Each change is one call, so the queue is valid even if another thread panicked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What this session knows of its tokens.
+/// The session's token state.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
-    unclaimed: Arc<Unclaimed>,
-    /// The newest token ever given to us.
+    unclaimed: Arc<UnclaimedTokens>,
+    /// The newest token ever received.
     newest: TokenId,
-    /// The operation whose request is unanswered; it may have given up since.
+    /// The operation that sent the unanswered request. It may have timed out since.
     requested: Option<OpId>,
-    /// How long that request waits, in milliseconds, if it is for a part of the operation's time only.
-    asked_in_part: Option<u32>,
-    /// For whom the last such request has waited.
+    /// How long that request waits in milliseconds, if less than the operation's remaining time.
+    partial_wait_ms: Option<u32>,
+    /// What the last such request has waited for.
     awaited: Option<String>,
-    /// Tokens on their way back, and whether that has been sent over the present connection. The
-    /// owner counts on a token as long as it is not back, so this is said until it is answered.
+    /// Tokens to return, and whether the return was sent over the current connection. The owner
+    /// counts on a token until it is returned, so the return is repeated until it is answered.
     returning: Vec<(Grant, bool)>,
-    /// Requests that were lost with their connection, each of which may have been given a token.
-    /// The owner gives the oldest of those to the next request that names the newest token we know;
-    /// one that came with an answer meanwhile would be newer, and hide them.
-    doubts: usize,
-    /// There will be no more.
+    /// Requests lost with their connections; each may have been granted a token. The owner grants
+    /// the oldest such token to the next request, which names the newest token received. A token
+    /// prefetched in the meantime would be newer and hide the lost ones.
+    lost_requests: usize,
+    /// No more tokens will be granted.
     ended: bool,
-    /// Whether any has ever been asked for.
-    asked: bool,
+    /// Whether any token has ever been requested.
+    ever_requested: bool,
 }
 
 impl Tokens {
-    /// A request for a token, by itself or with a push, was lost.
-    pub(super) fn lost(&mut self) {
-        self.doubts += 1;
+    /// Records the loss of a token request, whether alone or with a push.
+    pub(super) fn record_lost_request(&mut self) {
+        self.lost_requests += 1;
     }
 
-    pub(super) fn asked_in_part(&self) -> Option<u32> {
-        self.asked_in_part
+    pub(super) fn partial_wait_ms(&self) -> Option<u32> {
+        self.partial_wait_ms
     }
 
-    pub(super) fn wait_for(&mut self, awaited: String) {
+    pub(super) fn set_awaited(&mut self, awaited: String) {
         self.awaited = Some(awaited);
     }
 
-    /// For whom a token waits, as the step owner has said last.
+    /// Returns what a token waits for, as last reported by the step owner.
     pub(super) fn awaited(&self) -> Option<&str> {
         self.awaited.as_deref()
     }
 
-    /// The request for a token alone was lost.
+    /// Handles the loss of a `TokenRequest`.
     pub(super) fn request_lost(&mut self) {
         self.requested = None;
-        self.lost();
+        self.record_lost_request();
     }
 
     pub(super) fn return_lost(&mut self, token: TokenId) {
@@ -112,7 +111,7 @@ impl Tokens {
         lost.for_each(|(_, sent)| *sent = false);
     }
 
-    pub(super) fn is_back(&mut self, token: TokenId) {
+    pub(super) fn remove_returned(&mut self, token: TokenId) {
         self.returning.retain(|(grant, _)| grant.token != token);
     }
 
@@ -120,18 +119,18 @@ impl Tokens {
         self.unclaimed.due()
     }
 
-    /// Those that nobody has taken.
-    pub(super) fn unclaimed(&self) -> &Arc<Unclaimed> {
+    /// Returns the tokens that no caller has taken.
+    pub(super) fn unclaimed(&self) -> &Arc<UnclaimedTokens> {
         &self.unclaimed
     }
 
-    /// The session has failed: no token is of use any more.
+    /// Discards all tokens: the session has failed.
     pub(super) fn forget(&mut self) {
         self.unclaimed.clear();
         *self = Tokens { unclaimed: self.unclaimed.clone(), ..Tokens::default() };
     }
 
-    /// A token has come; false if it has come before.
+    /// Adds a received token. Returns false if it is a repetition.
     pub(super) fn add(&mut self, grant: Grant, now: Instant) -> bool {
         let new = grant.token > self.newest;
         if new {
@@ -141,18 +140,18 @@ impl Tokens {
         new
     }
 
-    /// One is asked for, by itself or with a push.
-    pub(super) fn asks(&mut self) {
-        self.asked = true;
+    /// Records that a token is requested, alone or with a push.
+    pub(super) fn record_request(&mut self) {
+        self.ever_requested = true;
     }
 
     pub(super) fn end(&mut self) {
         self.ended = true;
     }
 
-    /// Whether a push may ask for the next.
-    pub(super) fn may_come_with_an_answer(&self) -> bool {
-        !self.ended && self.doubts == 0
+    /// Returns whether a push may request the next token.
+    pub(super) fn may_prefetch(&self) -> bool {
+        !self.ended && self.lost_requests == 0
     }
 }
 
@@ -169,18 +168,18 @@ impl Session {
         let Some(link) = self.owner_link() else {
             return;
         };
-        if self.tokens.requested.is_some() || self.links[link].status != Status::Up {
+        if self.tokens.requested.is_some() || self.links[link].status != LinkStatus::Up {
             return;
         }
         let Some(op) = self.ops.get(&id) else { return };
         self.tokens.requested = Some(id);
-        self.tokens.asks();
+        self.tokens.record_request();
         let wait_ms = self.token_wait_ms(now, op.deadline);
         let is_part = wait_ms < deadline_ms(now, op.deadline);
-        self.tokens.asked_in_part = is_part.then_some(wait_ms);
+        self.tokens.partial_wait_ms = is_part.then_some(wait_ms);
         let envelope = Envelope { deadline_ms: wait_ms, ..Envelope::default() };
         let request = TokenRequest { newest: self.tokens.newest };
-        self.send(now, link, Pending::Token, envelope, request, Body::Empty);
+        self.send(now, link, PendingRequest::Token, envelope, request, FrameBody::Empty);
     }
 
     pub(super) fn token_answered(
@@ -197,18 +196,19 @@ impl Session {
                 if granted.grant.push_slot != 0 {
                     self.links[link].push_slot = granted.grant.push_slot;
                 }
-                self.tokens.doubts = self.tokens.doubts.saturating_sub(1);
+                self.tokens.lost_requests = self.tokens.lost_requests.saturating_sub(1);
                 self.granted(now, request, granted.grant);
-                // A synchronous step begins when every shard has applied those before.
+                // A synchronous step begins only after every shard has applied the previous ones.
                 let under_way = granted.grant.step;
                 self.applying.retain(|(step, _)| *step >= under_way);
             }
             Message::Ended(_) => self.tokens.end(),
             Message::Refused(refused) => {
-                // The request carried the deadline of whoever made it: others ask anew.
-                if let Some(id) = asked.filter(|_| !self.token_goes_on(now, link, &refused.refusal))
+                // The request carried the deadline of this operation. Other operations send their
+                // own.
+                if let Some(id) = asked.filter(|_| !self.continue_token_wait(now, link, &refused.refusal))
                 {
-                    let refusal = self.of_the_whole_wait(now, id, refused.refusal);
+                    let refusal = self.with_total_wait(now, id, refused.refusal);
                     let error = self.refused("take a token", link, refusal);
                     self.finish(id, Err(error));
                 }
@@ -218,32 +218,31 @@ impl Session {
         self.drive(now);
     }
 
-    /// A token has come, which answers this request of the step owner.
+    /// Records a token granted in answer to this request of the step owner.
     pub(super) fn granted(&mut self, now: Instant, request: RequestId, grant: Grant) {
         self.tokens.add(grant, now);
-        let unknown = |link: &&mut Link| link.granted_since.is_none() && link.status == Status::Up;
+        let unknown = |link: &&mut ShardLink| link.granted_since.is_none() && link.status == LinkStatus::Up;
         for link in self.links.iter_mut().filter(unknown) {
-            // Tokens are numbered in the order in which they are granted.
+            // Tokens are numbered in the order of their grants.
             link.granted_since = (request >= link.welcomed_before).then_some(grant.token);
         }
     }
 
-    /// A shard has welcomed this session: tokens that are asked for from now on are granted after it.
+    /// Marks a shard as welcomed: tokens requested from now on are granted after its welcome.
     pub(super) fn welcomed_at(&mut self, index: usize) {
         let next = self.owner_link().map(|owner| self.links[owner].next_request());
         let link = &mut self.links[index];
         link.welcomed_before = next.unwrap_or_default();
-        link.granted_since = (!self.tokens.asked).then_some(TokenId(0));
+        link.granted_since = (!self.tokens.ever_requested).then_some(TokenId(0));
     }
 
-    /// Takes every token for one that was granted while all connections stood: a bug that the simulator
-    /// plants.
+    /// Treats every token as granted while all connections were up. Planted bug of the simulator.
     #[cfg(feature = "simulation")]
     pub(crate) fn trust_connections(&mut self) {
         self.links.iter_mut().for_each(|link| link.granted_since = Some(TokenId(0)));
     }
 
-    /// Gives a token back, once the owner can be told.
+    /// Returns a token, now or as soon as the owner is connected.
     pub(super) fn return_token(&mut self, now: Instant, grant: Grant) {
         if self.failed.is_none() {
             self.tokens.returning.push((grant, false));
@@ -262,16 +261,16 @@ impl Session {
             self.send(
                 now,
                 link,
-                Pending::Return(token),
+                PendingRequest::Return(token),
                 Envelope::default(),
                 returned,
-                Body::Empty,
+                FrameBody::Empty,
             );
         }
     }
 
-    /// Gives back the tokens that nobody has asked for in time; while the owner is away, somebody
-    /// still may.
+    /// Returns the unclaimed tokens that are due. While the owner is disconnected, callers may
+    /// still claim them.
     pub(super) fn return_unclaimed_tokens(&mut self, now: Instant) {
         while self.owner_is_up()
             && let Some(grant) = self.tokens.unclaimed.take_due(now)

@@ -1,5 +1,5 @@
-//! Gradients in rooms that shards lend: a room that the session has done with is written at once, as a
-//! caller may begin with the next gradients there.
+//! Push buffers for the simulator. A slot that the session no longer uses is overwritten at once,
+//! as a caller may do with its next gradients.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,31 +10,31 @@ use std::sync::Arc;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::message::SharedPushBuffer;
 
-use crate::params::Memory;
-use crate::parts::Scattered;
-use crate::push_buffers::{PushBufferId, Run};
+use crate::params::GradientMemory;
+use crate::parts::ScatteredGradients;
+use crate::push_buffers::{PushBufferId, BufferRun};
 use crate::runtime::{PushBuffers, map_push_buffer};
 use crate::sharding_plan::ShardingPlan;
 
-/// What lies in a room that nobody sends from: no gradient of any test.
+/// The content of slots that are not being pushed: no gradient of any test.
 const JUNK: u8 = 0x6d;
 
-/// The trays that shards have lent, and what is written there.
+/// The mapped push buffers of all links, and the gradients written there.
 #[derive(Debug)]
-pub(super) struct BufferSlots {
+pub(super) struct SimulatedPushBuffers {
     plan: Arc<ShardingPlan>,
-    runs: Arc<[Run]>,
+    runs: Arc<[BufferRun]>,
     push_buffers: PushBuffers,
-    /// What pushes were written to.
-    pool: Vec<Memory>,
-    /// What each link was lent, for the planted bug.
+    /// The memory of earlier pushes.
+    pool: Vec<GradientMemory>,
+    /// The memory that each link has shared, for the planted bug.
     shared: BTreeMap<usize, (SharedPushBuffer, File)>,
 }
 
-impl BufferSlots {
-    pub(super) fn new(plan: Arc<ShardingPlan>) -> BufferSlots {
+impl SimulatedPushBuffers {
+    pub(super) fn new(plan: Arc<ShardingPlan>) -> SimulatedPushBuffers {
         let runs = plan.runs(|_| true).into();
-        BufferSlots {
+        SimulatedPushBuffers {
             plan,
             runs,
             push_buffers: PushBuffers::default(),
@@ -43,7 +43,7 @@ impl BufferSlots {
         }
     }
 
-    /// The shard of a link has lent a tray.
+    /// Adds the push buffer that the shard of a link has shared.
     ///
     /// # Panics
     /// If it cannot be mapped.
@@ -61,21 +61,21 @@ impl BufferSlots {
         self.shared.insert(link, (shared, file));
     }
 
-    /// The connection of a link is gone, and what it was lent.
+    /// Removes the push buffer of a lost link.
     pub(super) fn remove(&mut self, link: usize) {
         self.push_buffers.remove(link);
         self.shared.remove(&link);
     }
 
-    /// Writes gradients, of which `bytes` has all variables, where shards read them; nothing if none has
-    /// lent a room.
-    pub(super) fn write(&mut self, variables: &[VariableId], bytes: &[u8]) -> Option<Scattered> {
-        let free = self.pool.iter().position(Memory::is_free);
+    /// Writes gradients into push slots. `bytes` covers all variables. `None` if no shard has
+    /// shared a free slot.
+    pub(super) fn write(&mut self, variables: &[VariableId], bytes: &[u8]) -> Option<ScatteredGradients> {
+        let free = self.pool.iter().position(GradientMemory::is_free);
         let memory = free.map(|free| self.pool.swap_remove(free));
-        let mut memory = memory.unwrap_or_else(|| Memory::new(&self.plan, self.runs.clone()));
+        let mut memory = memory.unwrap_or_else(|| GradientMemory::new(&self.plan, self.runs.clone()));
         let (buffer, push_buffers) = (memory.buffer_mut(), &self.push_buffers);
         buffer.renew(|push_buffer| push_buffers.has(push_buffer), |shard| push_buffers.take(shard));
-        if buffer.push_slots() == 0 {
+        if buffer.slot_count() == 0 {
             return None;
         }
         for &id in variables {
@@ -86,11 +86,11 @@ impl BufferSlots {
         let factors = BTreeMap::new();
         let buffer = memory.buffer.clone();
         self.pool.push(memory);
-        Some(Scattered { scatter, buffer, factors })
+        Some(ScatteredGradients { scatter, buffer, factors })
     }
 
-    /// Writes over everything that nobody sends from any more.
-    pub(super) fn scribble(&mut self) {
+    /// Overwrites all memory that is not being pushed.
+    pub(super) fn overwrite_free_memory(&mut self) {
         for memory in self.pool.iter_mut().filter(|memory| memory.is_free()) {
             for id in 0..self.plan.catalogue().variables().len() as u32 {
                 memory.buffer_mut().slice_mut(self.plan.range(VariableId(id))).fill(JUNK);
@@ -98,14 +98,14 @@ impl BufferSlots {
         }
     }
 
-    /// Writes over a room that is being pushed, as a caller would who thinks that it is free.
-    pub(super) fn spoil(&self, link: usize, push_slot: u32) {
+    /// Overwrites a slot that is being pushed, like a caller that mistakes it for free.
+    pub(super) fn overwrite(&self, link: usize, push_slot: u32) {
         let Some((shared, file)) = self.shared.get(&link) else { return };
         let place = shared.push_slots.items().iter().position(|&number| number == push_slot);
         if let Some(place) = place {
             let (stride, start) = (shared.stride, shared.first + place as u64 * shared.stride);
             let junk = vec![JUNK; stride as usize];
-            file.write_all_at(&junk, start).expect("it is shared to be written");
+            file.write_all_at(&junk, start).expect("the shared memory is writable");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Values that are given to variables, whoever trains them.
+//! Assignments: values that do not come from the optimizer.
 
 use std::sync::Arc;
 
@@ -8,58 +8,78 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::Element;
 
 use super::Worker;
-use crate::client::Client;
+use crate::client::SessionClient;
 use crate::error::{Error, ViewError};
 use crate::handles::PushHandle;
-use crate::initial_values::padded;
+use crate::initial_values::padded_bytes;
 use crate::joined_model::{check_finite, check_rows_finite};
-use crate::rows::{self, Cutting};
-use crate::session::{Command, PushOrder, Read};
+use crate::rows::{self, RowPartOptions};
+use crate::session::{SessionCommand, PushOrder, ReadPoint};
 use crate::sharding_plan::ShardingPlan;
 use crate::staging::StagedParts;
 
 impl Worker {
-    /// Gives a variable new values, whoever trains it. Needs no token; the step stays.
+    /// Overwrites a dense variable, trained or plain, exactly once. `values` has all its elements,
+    /// in row-major order.
+    ///
+    /// Needs no token and does not advance the global step. Returns once every shard that holds
+    /// part of the variable has stored the values; other workers may pull a mixture of old and new
+    /// partitions before that.
+    ///
+    /// Dropping the future withdraws the assignment if no shard can have received its share in
+    /// full; otherwise it completes in the background.
+    ///
+    /// # Errors
+    /// [`Error::View`] if the variable, the type or the length is wrong, [`Error::NonFinite`] by
+    /// the servers' policy, and those of [`Worker::push`].
     pub async fn assign<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        let plan = self.joined("assign")?.plan.clone();
-        let (id, bytes) = padded(&plan, name, values)?;
+        let plan = self.model("assign")?.plan.clone();
+        let (id, bytes) = padded_bytes(&plan, name, values)?;
         self.assign_bytes(&plan, id, bytes, Operation::Assign {}, plan.shards()).await
     }
 
-    /// Adds to a plain variable, exactly once. Integers wrap. Needs no token; the step stays.
+    /// Adds to a plain variable, exactly once. Integers wrap. Otherwise like [`Worker::assign`].
+    ///
+    /// # Errors
+    /// Those of [`Worker::assign`]; [`ViewError::Trainable`] if the optimizer trains the variable.
     pub async fn assign_add<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        let plan = self.joined("add")?.plan.clone();
-        let (id, bytes) = padded(&plan, name, values)?;
+        let plan = self.model("add")?.plan.clone();
+        let (id, bytes) = padded_bytes(&plan, name, values)?;
         if plan.catalogue().variable(id).is_trainable() {
             return Err(ViewError::Trainable { name: name.to_owned() }.into());
         }
         self.assign_bytes(&plan, id, bytes, Operation::AssignAdd {}, plan.shards()).await
     }
 
-    /// Gives rows of a sparse variable new values, each once; as [`Worker::assign`].
+    /// Overwrites rows of a sparse variable or a table, exactly once. `rows` holds the rows back to
+    /// back, in the order of `ids`. Otherwise like [`Worker::assign`].
+    ///
+    /// # Errors
+    /// Those of [`Worker::assign`]; [`ViewError::RowTwice`] if an id occurs twice,
+    /// [`Error::TableFull`] if a table has no space for a new row.
     pub async fn assign_rows<T: Element>(
         &mut self,
         name: &str,
         ids: &[u64],
         rows: &[T],
     ) -> Result<(), Error> {
-        let plan = self.joined("assign rows")?.plan.clone();
+        let plan = self.model("assign rows")?.plan.clone();
         let variable = rows::check::<T>(&plan, name, ids, rows.len())?;
-        if let Some((row, place)) = rows::twice(ids) {
+        if let Some((row, place)) = rows::first_duplicate(ids) {
             return Err(ViewError::RowTwice { name: name.to_owned(), row, place }.into());
         }
-        let mut own = StagedParts::default();
-        own.rows.set(&plan, variable, ids, rows)?;
-        for rows in own.rows.iter() {
-            check_rows_finite(self.client.welcomed.non_finite, &plan, rows, 1.0)?;
+        let mut staged = StagedParts::default();
+        staged.rows.set(&plan, variable, ids, rows)?;
+        for rows in staged.rows.iter() {
+            check_rows_finite(self.client.settings.non_finite, &plan, rows, 1.0)?;
         }
         if ids.is_empty() {
             return Ok(());
         }
-        own.rows.cut(&plan, variable, Cutting { all: false, values: true, factor: 1.0 });
-        let (operation, own) = (Operation::Assign {}, Some(Arc::new(own)));
-        let order = PushOrder::of_parts(operation, None, Read::default(), Vec::new());
-        let order = PushOrder { own, ..order };
+        staged.rows.cut(&plan, variable, RowPartOptions { include_empty: false, include_values: true, factor: 1.0 });
+        let (operation, staged) = (Operation::Assign {}, Some(Arc::new(staged)));
+        let order = PushOrder::of_parts(operation, None, ReadPoint::default(), Vec::new());
+        let order = PushOrder { staged, ..order };
         self.assign_order(order, &plan).await.map(|_| ())
     }
 
@@ -71,24 +91,24 @@ impl Worker {
         operation: Operation,
         shards: &[ShardId],
     ) -> Result<(), Error> {
-        check_finite(self.client.welcomed.non_finite, plan, id, &bytes, 1.0)?;
+        check_finite(self.client.settings.non_finite, plan, id, &bytes, 1.0)?;
         let start = plan.range(id).start;
         let body =
             |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
         let mut parts = plan.parts([id].into_iter(), body);
         parts.retain(|(shard, _)| shards.contains(shard));
         if parts.is_empty() {
-            // A variable without elements, or none there: there is nothing to do.
+            // The variable has no elements, or none on these shards.
             return Ok(());
         }
-        let order = PushOrder::of_parts(operation, None, Read::default(), parts);
+        let order = PushOrder::of_parts(operation, None, ReadPoint::default(), parts);
         self.assign_order(order, plan).await.map(|_| ())
     }
 
-    /// Before the worker has joined, too: the chief gives variables their first values then.
+    /// Works before the worker has joined: the chief assigns the first values while it joins.
     fn assign_order(&self, order: PushOrder, plan: &Arc<ShardingPlan>) -> PushHandle {
-        let Client { caller, config, .. } = &self.client;
-        let call = caller.call("push", Command::Push { order }, config.timeout);
+        let SessionClient { caller, config, .. } = &self.client;
+        let call = caller.call("push", SessionCommand::Push { order }, config.timeout);
         PushHandle::new(call, Some(plan.clone()))
     }
 }

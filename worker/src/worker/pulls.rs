@@ -1,4 +1,4 @@
-//! Pulling: all values at once, those of one variable, or rows.
+//! Pulls of all values, of one variable, or of rows.
 
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::tensor::Element;
@@ -11,38 +11,46 @@ use crate::params::{Params, locate};
 use crate::token::Token;
 
 impl Worker {
-    /// Replaces all of `params` by the servers' values.
+    /// Replaces all of `params` with the servers' values. Sparse variables are not included: see
+    /// [`Worker::pull_rows`].
     ///
-    /// In asynchronous mode they are at least as new as the token's step; values of different shards
-    /// may be of different steps. In synchronous mode all are exactly of the token's step, each shard
-    /// being waited for until it has applied the steps before; if one has applied this step already
-    /// the token is of no more use, `params` is as it was and the answer is [`Pulled::Stale`].
+    /// - In asynchronous mode the values are at least as new as the token's step; different shards
+    ///   may have different steps.
+    /// - In synchronous mode all values are of the token's step. A shard answers once it has
+    ///   applied the steps before. If a shard has applied the token's step already, the result is
+    ///   [`Pulled::Stale`]: drop the token.
     ///
-    /// The pull is under way once this returns, and borrows nothing of the worker: await the handle when
-    /// the values are needed. On an error, or if it is dropped, `params` is as it was.
+    /// The pull has started when this returns, and does not borrow the worker. Await the handle
+    /// when the values are needed. On an error, on [`Pulled::Stale`] or if the handle is dropped,
+    /// `params` is unchanged.
+    ///
+    /// Cost: one request to each shard and the bytes of all values. If all shards are on this host
+    /// and share their values ([`crate::WorkerConfig::shared_memory`]), one copy on this thread and
+    /// no request.
     pub fn pull<'a>(&mut self, token: &'a Token, params: &'a mut Params) -> PullHandle<'a> {
         let step = Some(GlobalStep(token.step()));
-        let call = match self.joined("pull") {
-            Err(error) => self.client.refuse_pull(error),
-            Ok(joined) if !joined.plan.is_same(&params.plan) => {
-                self.client.refuse_pull(Error::ForeignBuffer)
+        let call = match self.model("pull") {
+            Err(error) => self.client.failed_pull(error),
+            Ok(model) if !model.plan.is_same(&params.plan) => {
+                self.client.failed_pull(Error::ForeignBuffer)
             }
             Ok(_) => self.client.pull_for(params, step),
         };
         PullHandle { call, token, params }
     }
 
-    /// Pulls the values of one variable that is not sparse into `values`, which is as long as it.
+    /// Pulls one dense variable into `values`, which must have its length.
     ///
-    /// Variables that are asked for in the order of their first use come in that order, each known to be
-    /// there when its handle is done: computing can begin with the first while the others are on their
-    /// way. They are of the step that [`Worker::pull`] would give; in asynchronous mode each may be of a
-    /// step of its own, in synchronous mode all are of the token's. Servers that compensate gradients for
-    /// their delay keep what [`Worker::pull`] reads, and not this.
+    /// Variables arrive in the order of the calls. So a computation can start with the first while
+    /// the others are being received: call this in the order of use, and await each handle before
+    /// its use. The values are of the step that [`Worker::pull`] would return; in asynchronous mode
+    /// each variable may be of another step. Servers that compensate delayed gradients use the
+    /// values of [`Worker::pull`] only, not these.
     ///
-    /// It is under way once this returns, and borrows nothing of the worker. On an error, or if the handle
-    /// is dropped, `values` is as it was. Cost: a request to each shard that holds a part of the variable,
-    /// and a copy of it.
+    /// The pull has started when this returns, and does not borrow the worker. On an error, on
+    /// [`Pulled::Stale`] or if the handle is dropped, `values` is unchanged.
+    ///
+    /// Cost: one request to each shard that holds part of the variable, and a copy of the values.
     pub fn pull_variable<'a, T: Element>(
         &mut self,
         token: &'a Token,
@@ -52,27 +60,30 @@ impl Worker {
         let step = Some(GlobalStep(token.step()));
         let elements = values.len();
         let values: &mut [u8] = bytemuck::cast_slice_mut(values);
-        let found = self.joined("pull").and_then(|joined| {
-            let (id, range) = locate::<T>(&joined.plan, name)?;
+        let found = self.model("pull").and_then(|model| {
+            let (id, range) = locate::<T>(&model.plan, name)?;
             if range.len() == values.len() {
-                return Ok((&joined.plan, id));
+                return Ok((&model.plan, id));
             }
-            let shape = joined.plan.catalogue().variable(id).shape().to_string();
+            let shape = model.plan.catalogue().variable(id).shape().to_string();
             Err(ViewError::Length { name: name.to_owned(), elements, shape }.into())
         });
         let call = match found {
             Ok((plan, id)) => self.client.pull_variable(plan, id, step),
-            Err(error) => self.client.refuse_pull(error),
+            Err(error) => self.client.failed_pull(error),
         };
         VariableHandle { call, token, values }
     }
 
-    /// Pulls rows of a sparse variable into `rows`, one behind the other in the order of `ids`, which
-    /// may be in any order and there more than once.
+    /// Pulls rows of a sparse variable into `rows`, back to back in the order of `ids`. Ids may be
+    /// in any order and may repeat.
     ///
-    /// They are of the step that [`Worker::pull`] would give; those of one shard that travel in one
-    /// request, of up to 1 MiB, are of one version. On an error, or if the future is dropped, `rows`
-    /// is as it was. Cost: 4 bytes to the servers for each row, and the rows back.
+    /// The rows are of the step that [`Worker::pull`] would return. The rows of one request, at
+    /// most 1 MiB from one shard, are of one version. On an error, on [`Pulled::Stale`] or if the
+    /// future is dropped, `rows` is unchanged.
+    ///
+    /// Cost: 4 bytes to the servers for each row, 8 for a row of a table, and the bytes of the rows
+    /// back.
     pub async fn pull_rows<T: Element>(
         &mut self,
         token: &Token,
@@ -80,12 +91,12 @@ impl Worker {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<Pulled, Error> {
-        let plan = self.joined("pull rows")?.plan.clone();
+        let plan = self.model("pull rows")?.plan.clone();
         let step = Some(GlobalStep(token.step()));
         match self.client.pull_rows(&plan, name, ids, rows, step).await? {
             Some(read) => {
                 let step = read.step.0;
-                token.has_read_some(read);
+                token.record_partial_pull(read);
                 Ok(Pulled::Pulled { step })
             }
             None => Ok(Pulled::Stale),

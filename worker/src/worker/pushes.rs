@@ -1,4 +1,4 @@
-//! Pushing: gradients on their way to all shards, whole or as they become ready.
+//! Pushes: gradients for all shards, complete or streamed.
 
 use std::sync::Arc;
 
@@ -12,134 +12,155 @@ use crate::handles::PushHandle;
 use crate::joined_model::JoinedModel;
 use crate::outcome::Push;
 use crate::params::Gradients;
-use crate::parts::{Scatter, Scattered};
-use crate::session::{Command, PushOrder, Reply};
+use crate::parts::{Scatter, ScatteredGradients};
+use crate::session::{SessionCommand, PushOrder, Reply};
 use crate::streaming_push::StreamingPush;
 use crate::token::Token;
 
 impl Worker {
-    /// Pushes gradients, spending the token, and waits for what became of them.
+    /// Pushes gradients and spends the token. The handle returns the outcome.
     ///
-    /// In asynchronous mode that is until every shard has applied its share. In synchronous mode it
-    /// is until the step owner has answered: [`Push::Accepted`] once every shard holds the push and it
-    /// is a part of the step, without waiting for the gradients of others; [`Push::Stale`] once the
-    /// step is made without it. With deterministic steps it waits for the workers before this one,
-    /// too. A push that has not been decided by the deadline ends with [`Error::Timeout`], which
-    /// names whom the step owner waits for.
+    /// - In asynchronous mode the push completes once every shard has applied its share:
+    ///   [`Push::Applied`].
+    /// - In synchronous mode it completes once the step owner has decided. [`Push::Accepted`]:
+    ///   every shard holds the push, and it is part of the step. This does not wait for the
+    ///   gradients of other workers. With deterministic steps it does wait for the workers with
+    ///   lower indices.
+    /// - In either mode [`Push::Stale`]: no shard applies the gradient. Take another token.
     ///
-    /// Names, types and shapes are checked before a byte is sent. Values are scanned for NaN and infinity
-    /// before a byte is sent too; with a single shard, that shard scans them. The error is the same, no push
-    /// that has one counts, and its token goes back. If the connection is lost the push continues by
-    /// itself after a reconnect, and counts once. On a timeout it continues in the background:
-    /// [`Worker::outcome`] tells how it went, [`Worker::resume`] waits on.
+    /// The worker checks variables, types and shapes before it sends a byte. It also scans the
+    /// values for NaN and infinity, if the servers reject those (their default); with a single
+    /// shard, that shard scans them. A push that fails with [`Error::NonFinite`] changes nothing,
+    /// and its token is returned.
     ///
-    /// The push is under way once this returns, and borrows nothing of the worker: await the handle when
-    /// its outcome is needed, and compute, pull or push meanwhile. If the handle is dropped before any
-    /// shard can hold its share whole, the push is withdrawn and the token goes back; after that it is
-    /// finished in the background.
+    /// If a connection is lost, the push continues after the reconnect and counts once. On
+    /// [`Error::Timeout`] it continues in the background: [`Worker::outcome`] returns its state,
+    /// [`Worker::resume`] continues to wait. In synchronous mode the error names what the step
+    /// owner waits for.
+    ///
+    /// The push has started when this returns, and does not borrow the worker: compute, pull or
+    /// push meanwhile, and await the handle for the outcome. Dropping the handle before any shard
+    /// can have the whole of its share withdraws the push and returns the token. After that the
+    /// push completes in the background.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPush`] without a gradient, [`Error::ForeignBuffer`] for gradients of another
+    /// model, [`Error::Window`] if too many pushes are unsettled, [`Error::NonFinite`],
+    /// [`Error::Overflow`], [`Error::TableFull`], and those of the session.
     pub fn push(&mut self, token: Token, gradients: Gradients) -> PushHandle {
-        let joined = match self.joined("push") {
-            Ok(joined) => joined.clone(),
+        let model = match self.model("push") {
+            Ok(model) => model.clone(),
             Err(error) => return PushHandle::new(self.client.caller.failed("push", error), None),
         };
-        match self.order(&joined, token, gradients) {
-            Ok(order) => joined.push(Command::Push { order }),
-            Err(error) => joined.refuse(error),
+        match self.order(&model, token, gradients) {
+            Ok(order) => model.push(SessionCommand::Push { order }),
+            Err(error) => model.failed_push(error),
         }
     }
 
-    /// What is to be pushed, once it has been looked at.
+    /// Checks the gradients and turns them into an order for the session.
     fn order(
         &mut self,
-        joined: &JoinedModel,
+        model: &JoinedModel,
         token: Token,
         mut gradients: Gradients,
     ) -> Result<PushOrder, Error> {
-        if !joined.plan.is_same(&gradients.plan) {
+        if !model.plan.is_same(&gradients.plan) {
             return Err(Error::ForeignBuffer);
         }
         if gradients.present().next().is_none() && gradients.memory.rows().is_empty() {
             return Err(Error::EmptyPush);
         }
-        let scatter = self.scatter_of(joined, &gradients);
-        joined.check(&gradients)?;
-        // Rows first: what a shard may apply as it comes is then the end of the push.
-        joined.make_parts(&mut gradients)?;
+        let scatter = self.scatter_for(model, &gradients);
+        model.check(&gradients)?;
+        // Rows come first, so that the parts that a shard may apply on arrival are at the end of
+        // the push.
+        model.make_parts(&mut gradients)?;
         let Some((grant, read)) = token.spend() else {
             return Err(Error::EmptyPush);
         };
         let Gradients { memory, factors, .. } = gradients;
-        let memory = self.own(&joined.plan, &joined.runs, memory);
-        let scattered = Some(Scattered { scatter, buffer: memory.buffer.clone(), factors });
-        let own = Some(memory.own.clone()).filter(|own| !own.is_empty());
+        let memory = self.adopt(&model.plan, &model.runs, memory);
+        let scattered = Some(ScatteredGradients { scatter, buffer: memory.buffer.clone(), factors });
+        let staged = Some(memory.staged.clone()).filter(|staged| !staged.is_empty());
         if self.pool.len() < POOL_MAX {
             self.pool.push(memory);
         }
         let operation = Operation::Gradient {};
         let order = PushOrder::of_parts(operation, Some(grant), read, Vec::new());
-        Ok(PushOrder { scattered, own, ..order })
+        Ok(PushOrder { scattered, staged, ..order })
     }
 
-    /// How the variables of a push travel: as those of the last one, if they are the same.
-    fn scatter_of(&mut self, joined: &JoinedModel, gradients: &Gradients) -> Arc<Scatter> {
+    /// Returns the scatter of the last push, if that had the same variables, or else computes one.
+    fn scatter_for(&mut self, model: &JoinedModel, gradients: &Gradients) -> Arc<Scatter> {
         let present = &gradients.memory.present;
         match &self.scatter {
             Some((last, scatter)) if last == present => scatter.clone(),
             _ => {
-                let scatter = Arc::new(joined.scatter(gradients));
+                let scatter = Arc::new(model.scatter(gradients));
                 self.scatter = Some((present.clone(), scatter.clone()));
                 scatter
             }
         }
     }
 
-    /// What the codecs of this worker's gradients have left out and not made good yet, to be kept
-    /// beside a checkpoint: [`Worker::restore_residuals`]. As long as a gradient of the variables that
-    /// are encoded, and as what is kept of rows. The variables must be the same there, in the same order and the same places.
+    /// Returns what this worker's codecs have left out so far, as bytes to be stored beside a
+    /// checkpoint. [`Worker::restore_residuals`] takes them back.
     ///
-    /// A worker that goes on without them loses what it had not sent, about one step's error.
+    /// Their length is that of one gradient of the encoded variables, plus the residuals kept for
+    /// rows. A worker that resumes without them loses what it had not sent: about the error of one
+    /// step.
     pub fn residuals(&self) -> Vec<u8> {
-        match &self.joined {
-            Some(joined) => joined.compression().save(joined.plan.catalogue()),
+        match &self.model {
+            Some(model) => model.compression().save(model.plan.catalogue()),
             None => Vec::new(),
         }
     }
 
-    /// Goes on with the residuals of [`Worker::residuals`], of this worker or of another with the same
-    /// variables in the same places. Variables that are not among them begin anew. On an error nothing
-    /// has changed.
+    /// Restores the residuals of [`Worker::residuals`], of this worker or of another one. The
+    /// variables must be the same, with the same placement. Variables without a saved residual
+    /// start at zero.
+    ///
+    /// # Errors
+    /// [`ResidualsError`]; nothing has changed then.
     pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), ResidualsError> {
-        let joined = self.joined.as_ref().ok_or(ResidualsError::NotJoined)?;
-        joined.compression().restore(joined.plan.catalogue(), bytes)
+        let model = self.model.as_ref().ok_or(ResidualsError::NotJoined)?;
+        model.compression().restore(model.plan.catalogue(), bytes)
     }
 
-    /// Begins a push whose gradients are sent as they become ready. It borrows nothing of the worker:
-    /// others can be begun meanwhile, and values pulled.
+    /// Begins a push whose gradients are sent as they become ready, and spends the token.
+    ///
+    /// The result does not borrow the worker: pull values or begin other pushes meanwhile. Dropping
+    /// the future withdraws the push and returns the token.
     pub async fn begin(&mut self, token: Token) -> Result<StreamingPush, Error> {
-        let joined = self.joined("push")?.clone();
+        let model = self.model("push")?.clone();
         let Some((grant, read)) = token.spend() else {
             return Err(Error::EmptyPush);
         };
         let operation = Operation::Gradient {};
         let order = PushOrder::of_parts(operation, Some(grant), read, Vec::new());
-        match joined.caller.call("push", Command::Begin { order }, joined.timeout).await? {
-            Reply::Begun { sequence } => Ok(StreamingPush::new(joined, sequence)),
+        match model.caller.call("push", SessionCommand::Begin { order }, model.timeout).await? {
+            Reply::Begun { sequence } => Ok(StreamingPush::new(model, sequence)),
             _ => Err(Error::Ended { doing: "push" }),
         }
     }
 
-    /// What became of a push that ended with [`Error::Timeout`]: `None` while it is still under
-    /// way, by what has been heard so far. Remembers the last 64.
+    /// Returns the outcome of a push that ended with [`Error::Timeout`], or `None` while it is
+    /// unsettled. Does not ask the servers.
+    ///
+    /// # Errors
+    /// [`Error::UnknownPush`] if the push is not among the last 64.
     pub async fn outcome(&mut self, sequence: Sequence) -> Result<Option<Push>, Error> {
         let (caller, timeout) = (&self.client.caller, self.client.config.timeout);
-        match caller.call("ask for an outcome", Command::Outcome { sequence }, timeout).await? {
+        match caller.call("ask for an outcome", SessionCommand::Outcome { sequence }, timeout).await? {
             Reply::Outcome(outcome) => Ok(outcome.and_then(Push::of)),
             _ => Err(Error::Ended { doing: "ask for an outcome" }),
         }
     }
 
-    /// Waits on for a push that ended with [`Error::Timeout`].
+    /// Continues to wait for a push that ended with [`Error::Timeout`], for at most
+    /// [`crate::WorkerConfig::timeout`]. Dropping the future does not withdraw the push.
     pub async fn resume(&mut self, sequence: Sequence) -> Result<Push, Error> {
-        self.joined("push")?.push(Command::Await { sequence }).await
+        self.model("push")?.push(SessionCommand::Await { sequence }).await
     }
 }

@@ -1,4 +1,4 @@
-//! A push, the next token and the values for it as one operation.
+//! A push, the next token and the values for it, as one operation.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -13,85 +13,86 @@ use crate::handles::PushHandle;
 use crate::outcome::{Push, StepOutcome};
 use crate::params::{Gradients, Params};
 use crate::runtime::{Call, Caller};
-use crate::session::{Command, Read};
+use crate::session::{SessionCommand, ReadPoint};
 use crate::token::Token;
 
 impl Worker {
-    /// Pushes gradients, takes the next token and pulls the values for it: what [`Worker::push`],
-    /// [`Worker::token`] and [`Worker::pull`] do one after the other, with one wait instead of three.
+    /// Pushes gradients, takes the next token and pulls the values for it: [`Worker::push`],
+    /// [`Worker::token`] and [`Worker::pull`] with one wait instead of three.
     ///
-    /// The request for the values leaves right behind the gradients where they will be those of the next
-    /// token, as they usually are: in synchronous mode, and where one shard holds all variables.
-    /// Otherwise, and where values are read in lent memory, that waits until the token is there. `params` is for [`StepOutcome::next`], if that
-    /// is a token; if it is not, whether `params` has been replaced is open.
+    /// In synchronous mode, and if one shard holds all variables, the pull request is sent directly
+    /// behind the gradients. Otherwise, and if the values are read in shared memory, the pull
+    /// starts once the token has arrived. If [`StepOutcome::next`] is a token, `params` holds the
+    /// values for it; otherwise `params` may or may not have been replaced.
     ///
-    /// An error is one of the push, which is as for [`Worker::push`]. Dropping the future does to the push
-    /// what dropping its handle does.
+    /// # Errors
+    /// Those of [`Worker::push`]. Errors of the token and of the pull are in [`StepOutcome::next`].
+    ///
+    /// Dropping the future has the effect of dropping the [`PushHandle`].
     pub async fn push_and_pull(
         &mut self,
         token: Token,
         gradients: Gradients,
         params: &mut Params,
     ) -> Result<StepOutcome, Error> {
-        let joined = self.joined("push")?.clone();
-        if !joined.plan.is_same(&params.plan) {
+        let model = self.model("push")?.clone();
+        if !model.plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
         }
-        let next = step_behind(&token);
-        let synchronous = self.client.welcomed.synchronous;
+        let next = step_after(&token);
+        let synchronous = self.client.settings.synchronous;
         let push = self.push(token, gradients);
-        let shared = self.client.caller.mapped_shards().share(joined.plan.shards());
-        // Another shard than the step owner would send values without what has just been pushed, and
-        // so would be those that are read where they lie.
-        let early = synchronous || !(shared || joined.plan.shards() != [self.client.owner]);
+        let shared = self.client.caller.mapped_shards().share(model.plan.shards());
+        // In asynchronous mode a shard other than the step owner would answer without this push,
+        // and so would a read of mapped values.
+        let early = synchronous || !(shared || model.plan.shards() != [self.client.owner]);
         let Some(next) = next.filter(|_| early) else {
             let push = push.await?;
             return Ok(StepOutcome { push, next: self.next(push, None, None, params).await });
         };
-        // What is lent is read where it lies, once there is a token for it.
+        // Mapped values are read once the token is there.
         let pull = (!shared).then(|| self.client.pull_for(params, Some(next)));
-        // In asynchronous mode it comes with the answer to the push.
+        // In asynchronous mode the token comes with the answer to the push.
         let timeout = self.client.config.timeout;
-        let ask = || self.client.caller.call("take a token", Command::Token, timeout);
-        let asked = synchronous.then(ask);
-        let caller = &joined.caller;
-        let (pushed, found, granted) = (None, None, None);
-        let mut pending = PushAndPull { caller, next, push, pushed, pull, found, asked, granted };
+        let ask = || self.client.caller.call("take a token", SessionCommand::Token, timeout);
+        let token_call = synchronous.then(ask);
+        let caller = &model.caller;
+        let (pushed, values, granted) = (None, None, None);
+        let mut pending = PushAndPull { caller, next, push, pushed, pull, values, token_call, granted };
         let push = poll_fn(|context| pending.poll(context, params)).await?;
-        let PushAndPull { found, asked, granted, .. } = pending;
-        let granted = match (granted, asked) {
-            (None, Some(asked)) => {
-                Some(asked.await.and_then(|reply| token_of(&joined.caller, reply)))
+        let PushAndPull { values, token_call, granted, .. } = pending;
+        let granted = match (granted, token_call) {
+            (None, Some(token_call)) => {
+                Some(token_call.await.and_then(|reply| token_of(&model.caller, reply)))
             }
             (granted, _) => granted,
         };
-        Ok(StepOutcome { push, next: self.next(push, granted, found, params).await })
+        Ok(StepOutcome { push, next: self.next(push, granted, values, params).await })
     }
 
-    /// The next token, if it has not been granted yet, and the values for it, if they are not those that
-    /// were found.
+    /// Returns the next token, and pulls the values for it unless `values` are of its step.
     async fn next(
         &mut self,
         push: Push,
         granted: Option<Result<Option<Token>, Error>>,
-        found: Option<Read>,
+        values: Option<ReadPoint>,
         params: &mut Params,
     ) -> Result<Option<Token>, Error> {
         let mut next = match granted {
             Some(granted) => granted?,
             None => self.token().await?,
         };
-        if let (Some(token), Some(read)) = (&next, found) {
-            let synchronous = self.client.welcomed.synchronous;
-            if are_for(read.step.0, token.step(), push, synchronous) {
-                token.has_read(read);
+        if let (Some(token), Some(read)) = (&next, values) {
+            let synchronous = self.client.settings.synchronous;
+            if is_usable(read.step.0, token.step(), push, synchronous) {
+                token.record_pull(read);
                 return Ok(next);
             }
         }
         while let Some(token) = &next
             && self.pull(token, params).await?.is_stale()
         {
-            // It is of no more use, and must not be out while another is asked for.
+            // The stale token must be returned before another is requested.
             drop(next.take());
             next = self.token().await?;
         }
@@ -99,14 +100,15 @@ impl Worker {
     }
 }
 
-/// The step after that of a token; none after the last number there is, which a server may say.
-fn step_behind(token: &Token) -> Option<GlobalStep> {
+/// Returns the step after a token's; `None` after the largest number, which a hostile server may
+/// send.
+fn step_after(token: &Token) -> Option<GlobalStep> {
     token.step().checked_add(1).map(GlobalStep)
 }
 
-/// Whether values of a step are those to go on with under a token, behind a push: in asynchronous mode
-/// they may be newer, and must have the push.
-fn are_for(read: u64, token: u64, push: Push, synchronous: bool) -> bool {
+/// Whether values of step `read` can be used with a token of step `token` after this push. In
+/// asynchronous mode they may be newer, and must contain the push.
+fn is_usable(read: u64, token: u64, push: Push, synchronous: bool) -> bool {
     match push {
         _ if synchronous => read == token,
         Push::Applied { step, .. } => read >= token.max(step),
@@ -114,39 +116,40 @@ fn are_for(read: u64, token: u64, push: Push, synchronous: bool) -> bool {
     }
 }
 
-/// A push under way, with the requests for the next values and perhaps for a token.
+/// A push under way, with the requests for the next values and, in synchronous mode, for the next
+/// token.
 struct PushAndPull<'a> {
     caller: &'a Caller,
-    /// The step of the values.
+    /// The step of the values that `pull` requests.
     next: GlobalStep,
     push: PushHandle,
     pushed: Option<Push>,
     pull: Option<PullCall>,
-    found: Option<Read>,
-    asked: Option<Call>,
+    values: Option<ReadPoint>,
+    token_call: Option<Call>,
     granted: Option<Result<Option<Token>, Error>>,
 }
 
 impl PushAndPull<'_> {
-    /// Polls the push and the requests beside it, as long as their answers can be used.
+    /// Polls the push, and the other requests while their answers can still be used.
     fn poll(
         &mut self,
         context: &mut Context<'_>,
         params: &mut Params,
     ) -> Poll<Result<Push, Error>> {
         if let Some(pull) = &mut self.pull
-            && let Poll::Ready(found) = pull.poll_into(context, params)
+            && let Poll::Ready(values) = pull.poll_into(context, params)
         {
-            // Whatever is wrong with it is met again by whoever pulls for the token.
-            (self.pull, self.found) = (None, found.ok().flatten());
+            // An error is dropped here: the pull for the token meets it again.
+            (self.pull, self.values) = (None, values.ok().flatten());
         }
-        if let Some(asked) = &mut self.asked
-            && let Poll::Ready(reply) = Pin::new(asked).poll(context)
+        if let Some(token_call) = &mut self.token_call
+            && let Poll::Ready(reply) = Pin::new(token_call).poll(context)
         {
             let token = reply.and_then(|reply| token_of(self.caller, reply));
-            (self.asked, self.granted) = (None, Some(token));
+            (self.token_call, self.granted) = (None, Some(token));
         }
-        if !self.values_are_to_come() {
+        if !self.expects_values() {
             self.pull = None;
         }
         if self.pushed.is_none() {
@@ -154,7 +157,7 @@ impl PushAndPull<'_> {
                 self.pushed = Some(pushed?);
             }
         }
-        if !self.values_are_to_come() {
+        if !self.expects_values() {
             self.pull = None;
         }
         match self.pushed {
@@ -163,13 +166,13 @@ impl PushAndPull<'_> {
         }
     }
 
-    /// Whether the step of the values will be made without more of this worker's doing, and the next token
-    /// is for it.
-    fn values_are_to_come(&self) -> bool {
+    /// Whether `pull` can still be answered without another gradient of this worker, with values
+    /// for the next token.
+    fn expects_values(&self) -> bool {
         let counts = self
             .pushed
             .is_none_or(|pushed| matches!(pushed, Push::Applied { .. } | Push::Accepted { .. }));
-        // A replica may have a share of several gradients in a step.
+        // If a replica gives several gradients to a step, the next token may be of the same step.
         let of_next = match &self.granted {
             None => true,
             Some(Ok(Some(token))) => token.step() == self.next.0,
@@ -215,29 +218,29 @@ mod tests {
         ))))
     }
 
-    /// A token of the same step, or none at all, says that the values asked for will not be needed:
-    /// from then on the push alone is waited for, and has to wake.
+    /// After a token of the same step, or none, the values are not used. Only the push is awaited
+    /// then, and it must wake the task.
     #[test]
-    fn a_push_wakes_whoever_does_not_wait_for_values_any_more() {
+    fn a_push_wakes_a_task_that_no_longer_awaits_values() {
         let grant = |step| Grant { token: TokenId(2), generation: 1, step, push_slot: 0 };
         let same_step = || Ok(Reply::Token(Some(grant(GlobalStep(4)))));
         let none = || Err(Error::Fenced);
         for granted in [&same_step as &dyn Fn() -> Result<Reply, Error>, &none] {
             let (caller, mut orders) = Caller::alone();
             let (mut params, forever) = (params(), Duration::MAX);
-            let call = || caller.call("test", Command::Token, forever);
+            let call = || caller.call("test", SessionCommand::Token, forever);
             let push = PushHandle::new(call(), None);
-            let pull = Some(PullCall::asked(call()));
-            let asked = Some(call());
-            let (pushed, found, granted_later) = (None, None, None);
+            let pull = Some(PullCall::requested(call()));
+            let token_call = Some(call());
+            let (pushed, values, granted_later) = (None, None, None);
             let mut pending = PushAndPull {
                 caller: &caller,
                 next: GlobalStep(5),
                 push,
                 pushed,
                 pull,
-                found,
-                asked,
+                values,
+                token_call,
                 granted: granted_later,
             };
             let [push, _pull, token] = [orders.next(), orders.next(), orders.next()];
@@ -254,20 +257,20 @@ mod tests {
         }
     }
 
-    /// A server says any number.
+    /// A server may send any number.
     #[test]
-    fn no_step_follows_the_last_number_there_is() {
+    fn no_step_follows_the_largest_number() {
         for (step, next) in [(4, Some(5)), (u64::MAX - 1, Some(u64::MAX)), (u64::MAX, None)] {
             let grant =
                 Grant { token: TokenId(2), generation: 1, step: GlobalStep(step), push_slot: 0 };
             let (caller, _orders) = Caller::alone();
             let token = token_of(&caller, Reply::Token(Some(grant))).unwrap().unwrap();
-            assert_eq!(step_behind(&token), next.map(GlobalStep));
+            assert_eq!(step_after(&token), next.map(GlobalStep));
         }
     }
 
     #[test]
-    fn values_to_go_on_with_have_the_push_in_them() {
+    fn values_for_the_next_step_contain_the_push() {
         let applied = Push::Applied { step: 6, staleness: 0 };
         let stale = Push::Stale { current: 9 };
         for (read, token, push, synchronous, are) in [
@@ -278,7 +281,7 @@ mod tests {
             (5, 5, Push::Accepted { step: 4 }, true, true),
             (6, 5, Push::Accepted { step: 4 }, true, false),
         ] {
-            assert_eq!(are_for(read, token, push, synchronous), are, "{read} {token} {push:?}");
+            assert_eq!(is_usable(read, token, push, synchronous), are, "{read} {token} {push:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A server in few words: it takes declarations, first values, restores and saves, keeps account of
-//! what it was asked, and dies when it is told to.
+//! A scripted server. It accepts declarations, first values, restores and saves, logs its requests,
+//! and crashes when scripted.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut, Read, Write};
@@ -20,88 +20,88 @@ use pushpull_common::protocol::{
     encode, version,
 };
 
-/// What a server knows.
+/// The state of a server.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct ServerState {
     pub(crate) catalogue: Option<Catalogue>,
     pub(crate) ready: bool,
     pub(crate) epoch: RestoreEpoch,
     pub(crate) step: GlobalStep,
     pub(crate) checkpoint: Option<CheckpointId>,
-    /// What it was asked of what matters here.
-    pub(crate) asked: Vec<String>,
-    /// What it was given to keep in a checkpoint.
+    /// The log of the requests that matter to these tests.
+    pub(crate) requests: Vec<String>,
+    /// The user data of the last save.
     pub(crate) user: Vec<u8>,
-    /// When it is asked this for the first time it is killed, and what is left of it then.
-    pub(crate) dies_at: BTreeMap<&'static str, Left>,
+    /// The requests on whose first arrival the server crashes, and how.
+    pub(crate) crashes_at: BTreeMap<&'static str, CrashKind>,
 }
 
-/// What a killed server still has.
+/// The effect of a crash.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// Nothing, and what it was asked is not done.
-    Nothing,
-    /// All. What it was asked is done, only nobody is told.
-    All,
+pub(crate) enum CrashKind {
+    /// All state is lost, and the request is not executed.
+    LosesState,
+    /// All state is kept and the request is executed; only its answer is lost.
+    LosesAnswer,
 }
 
-/// A server of one shard, listening until it is dropped.
-pub(crate) struct Server {
+/// A server of one shard that listens until it is dropped.
+pub(crate) struct ScriptedServer {
     pub(crate) address: String,
-    state: Arc<Mutex<State>>,
-    accepts: Option<JoinHandle<()>>,
-    stops: Arc<Mutex<bool>>,
+    state: Arc<Mutex<ServerState>>,
+    acceptor: Option<JoinHandle<()>>,
+    stopping: Arc<Mutex<bool>>,
 }
 
-impl Server {
-    pub(crate) fn start(task: u32, state: State) -> Server {
+impl ScriptedServer {
+    pub(crate) fn start(task: u32, state: ServerState) -> ScriptedServer {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (state, stops) = (Arc::new(Mutex::new(state)), Arc::new(Mutex::new(false)));
-        let (shared, stop) = (state.clone(), stops.clone());
-        let accepts = std::thread::spawn(move || {
-            let mut lines = Vec::new();
+        let (state, stopping) = (Arc::new(Mutex::new(state)), Arc::new(Mutex::new(false)));
+        let (connection_state, stop) = (state.clone(), stopping.clone());
+        let acceptor = std::thread::spawn(move || {
+            let mut connections = Vec::new();
             for stream in listener.incoming() {
                 if *stop.lock().unwrap() {
                     break;
                 }
-                let (stream, state) = (stream.unwrap(), shared.clone());
-                lines.push(std::thread::spawn(move || converse(task, stream, &state)));
+                let (stream, state) = (stream.unwrap(), connection_state.clone());
+                connections.push(std::thread::spawn(move || serve(task, stream, &state)));
             }
-            for line in lines {
-                line.join().unwrap();
+            for connection in connections {
+                connection.join().unwrap();
             }
         });
-        Server { address, state, accepts: Some(accepts), stops }
+        ScriptedServer { address, state, acceptor: Some(acceptor), stopping }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock().unwrap()
     }
 }
 
-impl Drop for Server {
+impl Drop for ScriptedServer {
     fn drop(&mut self) {
-        *self.stops.lock().unwrap() = true;
+        *self.stopping.lock().unwrap() = true;
         let _ = TcpStream::connect(&self.address);
-        if let Some(accepts) = self.accepts.take() {
-            let ended = accepts.join();
+        if let Some(acceptor) = self.acceptor.take() {
+            let ended = acceptor.join();
             assert!(ended.is_ok() || std::thread::panicking(), "a server has panicked");
         }
     }
 }
 
-/// Takes the client's requests until either end closes the line.
-fn converse(task: u32, mut stream: TcpStream, state: &Mutex<State>) {
+/// Serves one connection until either end closes it.
+fn serve(task: u32, mut stream: TcpStream, state: &Mutex<ServerState>) {
     let mut reader = FrameReader::new();
     reader.open();
     while let Ok(Some((header, message, body))) = receive(&mut reader, &stream) {
         let mut state = state.lock().unwrap();
-        if let Some(left) = state.dies_at.remove(message.name()) {
-            match left {
-                Left::All => drop(state.answer(task, &header, &message, &body)),
-                Left::Nothing => {
-                    state.asked.push(format!("dies at {}", message.name()));
+        if let Some(kind) = state.crashes_at.remove(message.name()) {
+            match kind {
+                CrashKind::LosesAnswer => drop(state.answer(task, &header, &message, &body)),
+                CrashKind::LosesState => {
+                    state.requests.push(format!("crash at {}", message.name()));
                     (state.catalogue, state.ready) = (None, false);
                     (state.epoch, state.step) = (RestoreEpoch(0), GlobalStep(0));
                 }
@@ -139,8 +139,8 @@ fn receive(
     }
 }
 
-impl State {
-    /// The answer to a request, and its body.
+impl ServerState {
+    /// Executes a request. Returns its answer and the body.
     fn answer(
         &mut self,
         task: u32,
@@ -157,14 +157,14 @@ impl State {
             Message::Hello(_) => self.welcome().into(),
             Message::Heartbeat(_) => message::HeartbeatAnswer {}.into(),
             Message::Declare(_) => {
-                self.asked.push("declare".to_owned());
+                self.requests.push("declare".to_owned());
                 self.catalogue.get_or_insert_with(|| Catalogue::decode(body).unwrap());
                 let (state, restore_epoch) = (self.catalogue_state(), self.epoch);
                 message::Declared { state, restore_epoch, trained: self.step > GlobalStep(0) }
                     .into()
             }
             Message::FindCheckpoint(_) => {
-                self.asked.push("find".to_owned());
+                self.requests.push("find".to_owned());
                 message::CheckpointFound { checkpoint: self.checkpoint.clone() }.into()
             }
             Message::PassedOverQuery(_) => {
@@ -184,7 +184,7 @@ impl State {
             Message::OutcomeQuery(_) => message::OutcomeIs { state: PushState::Unknown {} }.into(),
             Message::PushPart(part) => {
                 part.whole?;
-                self.asked.push("assign".to_owned());
+                self.requests.push("assign".to_owned());
                 let outcome = Outcome::Applied { version: 1, step: self.step, staleness: 0 };
                 let (next, ended) = (None, None);
                 message::PushAnswer { outcome, duplicate: false, next, ended, push_slot: 0 }.into()
@@ -203,8 +203,8 @@ impl State {
         Some((answer, Vec::new()))
     }
 
-    fn begin(&mut self, what: &str, epoch: RestoreEpoch, step: GlobalStep) -> Message {
-        self.asked.push(format!("{what} in {epoch}"));
+    fn begin(&mut self, request: &str, epoch: RestoreEpoch, step: GlobalStep) -> Message {
+        self.requests.push(format!("{request} in {epoch}"));
         let Some(digest) = self.catalogue.as_ref().map(Catalogue::digest) else {
             return message::Refused { refusal: Refusal::NotInitialized {} }.into();
         };

@@ -8,7 +8,7 @@ use pushpull_common::variable::VariableSpec;
 
 use super::samples::{SLOTS, check_restored, place, save, saved, slots, variables};
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, Opened, Piece, Training, list, newest_good,
+    CheckpointError, CheckpointName, Opened, CheckpointPiece, CheckpointTraining, list, newest_good,
 };
 
 #[test]
@@ -82,23 +82,23 @@ fn incompatible_variables_are_refused_by_name() {
     for (variable, expected) in cases {
         let target = place(vec![variable.unwrap()], 1, 1);
         let shard = target.shards().next().unwrap();
-        let training = Training::by_one(&target, "adam", &SLOTS);
-        let mut sink = |_: Piece<'_>| panic!("nothing may be written");
+        let training = CheckpointTraining::by_one(&target, "adam", &SLOTS);
+        let mut sink = |_: CheckpointPiece<'_>| panic!("nothing may be written");
         let error = opened.restore_shard(&target, shard, &training, &mut sink).unwrap_err();
         assert!(error.to_string().contains(&expected), "{error}");
     }
     let target = place(variables(1), 1, 1);
     let shard = target.shards().next().unwrap();
-    let mut refused = |training: &Training| {
-        let mut sink = |_: Piece<'_>| panic!("nothing may be written");
+    let mut refused = |training: &CheckpointTraining| {
+        let mut sink = |_: CheckpointPiece<'_>| panic!("nothing may be written");
         opened.restore_shard(&target, shard, training, &mut sink).unwrap_err()
     };
-    let error = refused(&Training::by_one(&target, "adam", &["momentum"]));
+    let error = refused(&CheckpointTraining::by_one(&target, "adam", &["momentum"]));
     let CheckpointError::SlotMissing { variable, found, expected } = error else {
         panic!("{error}")
     };
     assert_eq!((variable.as_str(), found, expected.as_str()), ("layer/w", slots(), "momentum"));
-    let error = refused(&Training::by_one(&target, "adagrad", &SLOTS));
+    let error = refused(&CheckpointTraining::by_one(&target, "adagrad", &SLOTS));
     let CheckpointError::OptimizerMismatch { variable, found, expected } = error else {
         panic!("{error}")
     };

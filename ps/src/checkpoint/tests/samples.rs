@@ -11,12 +11,12 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::memory::MemoryStorage;
-use crate::checkpoint::Piece;
+use crate::checkpoint::CheckpointPiece;
 use crate::checkpoint::manifest::Settled;
-use crate::checkpoint::publish::Published;
+use crate::checkpoint::publish::PublishedCheckpoint;
 use crate::checkpoint::{
     CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, RestoredShard, Save,
-    ShardEntry, Source, Stream, Training, write_shard,
+    ShardEntry, CheckpointSource, CheckpointStream, CheckpointTraining, write_shard,
 };
 use crate::planted::PlantedBugs;
 
@@ -56,10 +56,10 @@ pub(super) fn element(name: &str, stream: &str, index: u64, step: u64, size: usi
     hash.to_le_bytes()[..size].to_vec()
 }
 
-fn stream_name(stream: Stream, slots: &[&str]) -> String {
+fn stream_name(stream: CheckpointStream, slots: &[&str]) -> String {
     match stream {
-        Stream::Values => "values".into(),
-        Stream::Slot(index) => slots[index].into(),
+        CheckpointStream::Values => "values".into(),
+        CheckpointStream::Slot(index) => slots[index].into(),
     }
 }
 
@@ -85,10 +85,10 @@ struct SampleMemory<'a> {
     step: u64,
 }
 
-impl Source for SampleMemory<'_> {
+impl CheckpointSource for SampleMemory<'_> {
     fn read(
         &mut self,
-        stream: Stream,
+        stream: CheckpointStream,
         range: Range<u64>,
         out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
@@ -107,7 +107,7 @@ pub(super) fn save(
     storage: &Arc<dyn CheckpointStorage>,
     catalogue: &Catalogue,
     step: u64,
-) -> Result<Published, CheckpointError> {
+) -> Result<PublishedCheckpoint, CheckpointError> {
     save_with(storage, catalogue, step, PlantedBugs::default())
 }
 
@@ -117,13 +117,13 @@ pub(super) fn save_with(
     catalogue: &Catalogue,
     step: u64,
     planted: PlantedBugs,
-) -> Result<Published, CheckpointError> {
+) -> Result<PublishedCheckpoint, CheckpointError> {
     let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(step), None)?;
     let shards = catalogue
         .shards()
         .map(|id| {
             let memory = SampleMemory { catalogue, shard: id, step };
-            let (name, training) = (save.name(), Training::by_one(catalogue, "adam", &SLOTS));
+            let (name, training) = (save.name(), CheckpointTraining::by_one(catalogue, "adam", &SLOTS));
             let file = write_shard(&**storage, name, catalogue, id, &training, memory, planted)?;
             Ok(entry(id, file, step))
         })
@@ -158,7 +158,7 @@ pub(super) fn entry(
 }
 
 pub(super) fn contents(catalogue: &Catalogue, shards: Vec<ShardEntry>, step: u64) -> Contents {
-    let training = Training::by_one(catalogue, "adam", &SLOTS);
+    let training = CheckpointTraining::by_one(catalogue, "adam", &SLOTS);
     Contents { saved_unix_ms: step * 1000, training, shards, user: vec![0, 255, 10] }
 }
 
@@ -183,12 +183,12 @@ pub(super) fn check_restored(
     step: u64,
 ) -> Vec<RestoredShard> {
     let shards: Vec<ShardId> = target.shards().collect();
-    let training = Training::by_one(target, "adam", slots);
+    let training = CheckpointTraining::by_one(target, "adam", slots);
     let restore = |&shard: &ShardId| {
         let mut pieces: Vec<(String, u64, Vec<u8>)> = Vec::new();
         let restored = opened
             .restore_shard(target, shard, &training, &mut |piece| {
-                let Piece::Range(stream, range, bytes) = piece else { panic!("no table") };
+                let CheckpointPiece::Range(stream, range, bytes) = piece else { panic!("no table") };
                 assert_eq!(range.end - range.start, bytes.len() as u64);
                 assert!(bytes.len() <= 1 << 20);
                 let stream = stream_name(stream, slots);

@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 use crate::checkpoint::Retention;
 use crate::checkpoint::tests::gate::Gate;
-use crate::optimizer::{Rules, Sgd};
+use crate::optimizer::{OptimizerRules, Sgd};
 use crate::peer_hello::PeerHello;
 
 /// Ends a hang.
@@ -16,8 +16,8 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// A saver's desk, and the other ends of its channels.
 struct Office {
-    orders: mpsc::Sender<Order>,
-    news: mpsc::Receiver<News>,
+    orders: mpsc::Sender<SaverOrder>,
+    news: mpsc::Receiver<SaverEvent>,
     _wishes: mpsc::Sender<Wish>,
     gate: Gate,
     catalogue: Arc<Catalogue>,
@@ -35,7 +35,7 @@ impl Office {
             retention: Retention::default(),
             peer_hello: PeerHello { task: TaskId::ps(0), identity: Identity::new() },
             addresses: (0..).zip(addresses).collect(),
-            rules: Rules::new(Arc::new(Sgd::new(1.0))),
+            rules: OptimizerRules::new(Arc::new(Sgd::new(1.0))),
             owner: ShardId { task: 0, shard: 0 },
         };
         let reader_slot = Desk::new(Saver {
@@ -48,16 +48,16 @@ impl Office {
             orders: ordered,
             wishes: wished,
             news: tell,
-            give_up: GiveUp::default(),
+            abandon_flag: AbandonFlag::default(),
             stop: CancellationToken::new(),
         });
         (Office { orders, news, _wishes: wishes, gate, catalogue }, reader_slot)
     }
 
-    fn order(&self, ticket: u64, epoch: u32, step: u64) -> Order {
+    fn order(&self, ticket: u64, epoch: u32, step: u64) -> SaverOrder {
         let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
-        let (asker, catalogue) = (Asker::Ticket(ticket), self.catalogue.clone());
-        Order::Save { asker, user: Vec::new(), catalogue, epoch, step }
+        let (requester, catalogue) = (SaveRequester::Ticket(ticket), self.catalogue.clone());
+        SaverOrder::Save { requester, user: Vec::new(), catalogue, epoch, step }
     }
 
     async fn save(&self, ticket: u64) {
@@ -65,17 +65,17 @@ impl Office {
     }
 
     async fn find(&self, connection: u64) {
-        let order = Order::Find { connection, request: Envelope::default() };
+        let order = SaverOrder::Find { connection, request: Envelope::default() };
         self.orders.send(order).await.unwrap();
     }
 
-    async fn news(&mut self) -> News {
+    async fn news(&mut self) -> SaverEvent {
         tokio::time::timeout(LONG, self.news.recv()).await.expect("news comes").unwrap()
     }
 
-    async fn saved(&mut self) -> (Asker, String) {
+    async fn saved(&mut self) -> (SaveRequester, String) {
         match self.news().await {
-            News::Saved { asker, result: Err(error) } => (asker, error),
+            SaverEvent::Saved { requester, result: Err(error) } => (requester, error),
             other => panic!("{other:?}"),
         }
     }
@@ -83,7 +83,7 @@ impl Office {
     /// The connection that is answered, and what was found.
     async fn found(&mut self) -> (u64, Option<String>) {
         match self.news().await {
-            News::Found { connection, result: Ok(found), .. } => {
+            SaverEvent::Found { connection, result: Ok(found), .. } => {
                 (connection, found.map(|id| id.name.as_str().to_owned()))
             }
             other => panic!("{other:?}"),
@@ -150,7 +150,7 @@ async fn those_who_ask_while_a_checkpoint_is_looked_for_share_what_is_found() {
     for connection in 2..FINDERS_MAX as u64 + 2 {
         office.find(connection).await;
     }
-    let News::Found { connection, result: Err(error), .. } = office.news().await else { panic!() };
+    let SaverEvent::Found { connection, result: Err(error), .. } = office.news().await else { panic!() };
     assert_eq!(connection, FINDERS_MAX as u64 + 1);
     assert!(error.contains("1024 ask already"), "{error}");
     office.gate.open_all();
@@ -163,9 +163,9 @@ async fn those_who_ask_while_a_checkpoint_is_looked_for_share_what_is_found() {
 #[tokio::test]
 async fn a_stop_ends_a_search_after_the_piece_in_hand() {
     let (mut office, mut reader_slot) = Office::new([]);
-    let (stop, give_up) = (reader_slot.saver.stop.clone(), reader_slot.saver.give_up.clone());
+    let (stop, abandon_flag) = (reader_slot.saver.stop.clone(), reader_slot.saver.abandon_flag.clone());
     let publisher = Arc::get_mut(&mut reader_slot.saver.publisher).unwrap();
-    publisher.storage = give_up.watch(Arc::new(office.gate.clone()));
+    publisher.storage = abandon_flag.watch(Arc::new(office.gate.clone()));
     let Desk { saver, .. } = reader_slot;
     office.gate.let_through(0);
     let thread = std::thread::spawn(move || run(saver));
@@ -190,21 +190,21 @@ fn published(epoch: u32, step: u64, retained: Result<(), String>) -> Published {
 fn what_is_due_is_saved_once_and_what_is_asked_for_always() {
     let (office, mut reader_slot) = Office::new([]);
     // Older ones could not be deleted; this one is there all the same.
-    let asker = Asker::Ticket(5);
-    let news = reader_slot.saved(asker, Ok(published(1, 3, Err("read-only".to_owned()))));
-    assert!(matches!(news, News::Saved { result: Ok(_), .. }), "{news:?}");
+    let requester = SaveRequester::Ticket(5);
+    let news = reader_slot.saved(requester, Ok(published(1, 3, Err("read-only".to_owned()))));
+    assert!(matches!(news, SaverEvent::Saved { result: Ok(_), .. }), "{news:?}");
     let counters = reader_slot.saver.counters.clone();
     let counted = (counters.checkpoints_saved.read(), counters.retentions_failed.read());
     assert_eq!((counted, counters.saves_failed.read()), ((1, 1), 0));
     // (ticket, epoch, step) and whether it is saved, after that save.
-    let cases = [((DUE, 1, 3), false), ((DUE, 1, 4), true), ((DUE, 2, 3), true), ((6, 1, 3), true)];
+    let cases = [((PERIODIC_SAVE, 1, 3), false), ((PERIODIC_SAVE, 1, 4), true), ((PERIODIC_SAVE, 2, 3), true), ((6, 1, 3), true)];
     for ((ticket, epoch, step), begins) in cases {
         // The shard hears in any case that its order is carried out.
         assert_eq!(reader_slot.order(office.order(ticket, epoch, step)).is_none(), begins);
         assert_eq!(reader_slot.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
     }
     // A save that has failed has saved nothing.
-    reader_slot.saved(Asker::Ticket(DUE), Err("a disk is full".to_owned().into()));
+    reader_slot.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("a disk is full".to_owned().into()));
     assert_eq!(counters.saves_failed.read(), 1);
     assert_eq!(reader_slot.saved, Some((RestoreEpoch(1), GlobalStep(3))));
 }
@@ -214,7 +214,7 @@ fn nothing_is_due_before_there_is_something_new_nor_while_a_save_is_under_way() 
     let (office, mut reader_slot) = Office::new([]);
     assert!(reader_slot.due().is_none(), "nothing is trained");
     reader_slot.saver.counters.global_step.set(3);
-    assert!(matches!(reader_slot.due(), Some(News::Wished { ticket: DUE, .. })));
+    assert!(matches!(reader_slot.due(), Some(SaverEvent::SaveRequested { ticket: PERIODIC_SAVE, .. })));
     reader_slot.order(office.order(6, 1, 3));
     assert!(reader_slot.due().is_none(), "one is under way");
 }
@@ -223,7 +223,7 @@ fn nothing_is_due_before_there_is_something_new_nor_while_a_save_is_under_way() 
 fn who_asks_after_a_checkpoint_is_published_is_not_answered_from_before() {
     let (_office, mut reader_slot) = Office::new([]);
     assert!(reader_slot.find((1, Envelope::default())).is_none());
-    reader_slot.saved(Asker::Ticket(DUE), Ok(published(1, 10, Ok(()))));
+    reader_slot.saved(SaveRequester::Ticket(PERIODIC_SAVE), Ok(published(1, 10, Ok(()))));
     assert!(reader_slot.find((2, Envelope::default())).is_none());
     let asked = |finders: &[Finder]| finders.iter().map(|finder| finder.0).collect::<Vec<_>>();
     assert_eq!(asked(&reader_slot.finding.as_ref().unwrap().finders), [1]);
@@ -248,15 +248,15 @@ fn saves_that_fail_are_told_counted_and_noted_until_one_succeeds() {
     let events = heard(&mut reader_slot);
     let status = reader_slot.saver.record.subscribe();
     let counters = reader_slot.saver.counters.clone();
-    reader_slot.saved(Asker::Ticket(DUE), Err("the disk is full".to_owned().into()));
+    reader_slot.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("the disk is full".to_owned().into()));
     // One that the shard has given up before the saver heard of it.
     let result = Err("it has waited 60s".to_owned());
-    assert!(reader_slot.order(Order::Tell { ticket: DUE, result }).is_none());
+    assert!(reader_slot.order(SaverOrder::ReportSave { ticket: PERIODIC_SAVE, result }).is_none());
     assert_eq!((counters.saves_failed.read(), counters.saves_failed_in_a_row.read()), (2, 2));
     assert_eq!(note.read(), Some((2, "it has waited 60s".to_owned())));
     let now = std::time::Instant::now();
     assert_eq!(status.borrow().status(now).last_error.as_deref(), Some("it has waited 60s"));
-    reader_slot.saved(Asker::Ticket(DUE), Ok(published(1, 3, Err("read-only".to_owned()))));
+    reader_slot.saved(SaveRequester::Ticket(PERIODIC_SAVE), Ok(published(1, 3, Err("read-only".to_owned()))));
     assert_eq!((counters.saves_failed.read(), counters.saves_failed_in_a_row.read()), (2, 0));
     assert_eq!((note.read(), status.borrow().status(now).failed_in_a_row), (None, 0));
     let failed = |cause: &str, in_a_row| Event::SaveFailed {
@@ -317,7 +317,7 @@ async fn a_checkpoint_that_is_passed_over_is_told_and_counted() {
     // No sound one is left.
     storage.remove_folder("ckpt-1-9").unwrap();
     office.find(2).await;
-    let News::Found { result: Err(error), .. } = office.news().await else { panic!() };
+    let SaverEvent::Found { result: Err(error), .. } = office.news().await else { panic!() };
     assert!(error.contains("ckpt-1-12"), "{error}");
     let told = events.lock().unwrap();
     assert!(matches!(&told[..], [Event::CheckpointPassedOver { taken: None, .. }]), "{told:?}");

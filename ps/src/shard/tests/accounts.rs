@@ -7,7 +7,7 @@ use pushpull_common::protocol::message;
 use super::actors::{check_whole, dense_bytes};
 use super::model::Model;
 use super::peers::f32s;
-use super::world::Line;
+use super::world::ConnectionId;
 
 impl Model {
     /// Lets every client settle its push, then checks the ledger.
@@ -25,8 +25,8 @@ impl Model {
             }
             self.world.work();
             if round % 4 == 0 {
-                let alive: Vec<Line> = self.actors.iter().filter_map(|actor| actor.line).collect();
-                let lines: Vec<Line> = alive
+                let alive: Vec<ConnectionId> = self.actors.iter().filter_map(|actor| actor.line).collect();
+                let lines: Vec<ConnectionId> = alive
                     .into_iter()
                     .filter(|line| !self.world.closed.contains(line))
                     .chain([self.reader])

@@ -5,7 +5,7 @@ use pushpull_common::protocol::Grant;
 
 use super::peers::{Peer, Push, bytes_of, f32s, worker};
 use super::random::Random;
-use super::world::Line;
+use super::world::ConnectionId;
 
 /// Elements of the ledger; must exceed the number of pushes in one run.
 pub(super) const LEDGER: usize = 256;
@@ -26,7 +26,7 @@ pub(super) struct Pending {
 #[derive(Debug)]
 pub(super) struct Actor {
     pub(super) peer: Peer,
-    pub(super) line: Option<Line>,
+    pub(super) line: Option<ConnectionId>,
     pub(super) sequence: u64,
     pub(super) newest: TokenId,
     pub(super) asked: Option<RequestId>,

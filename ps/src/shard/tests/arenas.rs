@@ -11,16 +11,16 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, worker};
-use super::world::{LIFE, Line, World};
-use crate::arena::Place;
-use crate::arena::shelf::Shelf;
+use super::world::{LIFE, ConnectionId, World};
+use crate::arena::ArenaStorage;
+use crate::arena::test_files::TestFiles;
 use crate::commit::{Address, CELL_WORDS, COMMITTED};
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::layout::PAGE_BYTES;
 use crate::optimizer::Adam;
-use crate::shard::durable::Life;
-use crate::shard::{Shard, Variables};
+use crate::shard::shard_files::ServerRun;
+use crate::shard::{Shard, VariablesState};
 
 /// Files by name.
 pub(super) type Files = BTreeMap<String, Arc<Vec<u8>>>;
@@ -42,7 +42,7 @@ fn variables() -> Vec<VariableSpec> {
 const TRAINED: usize = 440;
 
 /// A world with these variables, not yet declared.
-pub(super) fn world(life: Life, shards: u16, integrity: bool) -> World {
+pub(super) fn world(life: ServerRun, shards: u16, integrity: bool) -> World {
     World::bare_as(life, variables(), Adam::new(0.5), |config| {
         let config = config.shards(shards).inbox_pushes(3).integrity_full(integrity);
         PsConfig { block_bytes: 128, ..config }
@@ -51,7 +51,7 @@ pub(super) fn world(life: Life, shards: u16, integrity: bool) -> World {
 
 /// Lets two clients push three times each, and leaves one more push whole in the inbox. Returns the
 /// connection of the first client.
-pub(super) fn train(world: &mut World) -> Line {
+pub(super) fn train(world: &mut World) -> ConnectionId {
     world.begin();
     let lines = [1, 2].map(|task| world.join(0, &mut worker(task)));
     let gradient: Vec<f32> = (0..TRAINED / 4).map(|i| i as f32 / 64.0).collect();
@@ -76,7 +76,7 @@ pub(super) fn files_of(files: BTreeMap<String, Vec<u8>>) -> Files {
 }
 
 /// Adds to a few bytes of a plain variable in place.
-fn touch(world: &mut World, line: Line, sequence: u64) {
+fn touch(world: &mut World, line: ConnectionId, sequence: u64) {
     let push_slot = world.push_slot(line);
     let push = Push::plain(sequence, Operation::AssignAdd {}, push_slot);
     let body = bytes_of(&[7_i64]);
@@ -152,7 +152,7 @@ pub(super) struct Decoded {
 
 impl Decoded {
     /// Opens these files as the first shard of this world and returns what it recovered.
-    pub(super) fn of(world: &World, files: Files, life: Life) -> Result<Decoded, StorageError> {
+    pub(super) fn of(world: &World, files: Files, life: ServerRun) -> Result<Decoded, StorageError> {
         Decoded::of_shard(world, 0, files, life)
     }
 
@@ -160,12 +160,12 @@ impl Decoded {
         world: &World,
         shard: usize,
         files: Files,
-        life: Life,
+        life: ServerRun,
     ) -> Result<Decoded, StorageError> {
-        let place = Place::Shelf(Shelf::with(files));
-        let shard = Shard::open(world.parts(shard), place, life, Instant::now())?;
+        let storage = ArenaStorage::TestFiles(TestFiles::with(files));
+        let shard = Shard::open(world.parts(shard), storage, life, Instant::now())?;
         shard.check_invariants();
-        let used = (1 + shard.replicas.counts().0) * CELL_WORDS;
+        let used = (1 + shard.registry.counts().0) * CELL_WORDS;
         let mut bodies = Vec::new();
         let inbox = shard.inbox.as_ref();
         for (number, arrival) in inbox.into_iter().flat_map(|inbox| inbox.arrivals()) {
@@ -174,7 +174,7 @@ impl Decoded {
             }
         }
         let (mut tables, mut contents) = (0, Vec::new());
-        if let Variables::Declared(store) | Variables::Ready(store) = &shard.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &shard.variables {
             tables = CELL_WORDS;
             contents = store.contents();
         }

@@ -9,7 +9,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, f64s, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
 use crate::shard::TICK;
@@ -18,7 +18,7 @@ use crate::shard::TICK;
 struct Workers {
     world: World,
     peers: Vec<Peer>,
-    lines: Vec<Line>,
+    lines: Vec<ConnectionId>,
     sequences: Vec<u64>,
 }
 
@@ -86,7 +86,7 @@ impl Workers {
     }
 
     fn pass(&mut self, time: Duration, alive: &[usize]) {
-        let alive: Vec<Line> = alive.iter().map(|&index| self.lines[index]).collect();
+        let alive: Vec<ConnectionId> = alive.iter().map(|&index| self.lines[index]).collect();
         self.world.pass(time, &alive);
     }
 }

@@ -8,18 +8,18 @@ use pushpull_common::protocol::{Envelope, Message, Refusal};
 
 use super::peers::{Peer, Push, bytes_of, chief, variables, worker};
 use super::synchronous::Cluster;
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::aggregate::mode::Mode;
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
 use crate::planted::PlantedBugs;
-use crate::shard::{Input, TICK};
+use crate::shard::{ShardInput, TICK};
 
 const LEASE: Duration = Duration::from_secs(5);
 
 /// Two shards with nothing declared, a chief connected to both, and another task with the role of
 /// a chief.
-fn world(planted: PlantedBugs) -> (World, Peer, [Line; 2], Peer) {
+fn world(planted: PlantedBugs) -> (World, Peer, [ConnectionId; 2], Peer) {
     let configure = |config: PsConfig| PsConfig { planted, ..config.shards(2).lease(LEASE) };
     let mut world = World::bare(variables(), Sgd::new(1.0), configure);
     let mut first = chief();
@@ -105,7 +105,7 @@ fn a_chief_keeps_its_role_until_its_lease_ends() {
             panic!("a second chief is accepted")
         };
         let said = what.to_string();
-        assert!(said.starts_with("chiefs, which is /job:worker/task:0 (heard from"), "{said}");
+        assert!(said.starts_with("chiefs (the chief is /job:worker/task:0 (heard from"), "{said}");
         // The chief may reconnect, as the same process or as a new one.
         world.join(0, &mut first);
         let mut restarted = first.restarted();
@@ -263,7 +263,7 @@ fn a_shard_linked_to_the_step_owner_refuses_chiefs_unknown_to_it() {
     let mut liar = Peer { role: Role::Chief {}, epoch: claimed_epoch.into(), ..worker(9) };
     let refusal = cluster.world.try_join(1, &mut liar).unwrap_err();
     let Refusal::Busy { what, .. } = &refusal else { panic!("{refusal}") };
-    let said = format!("chiefs, as the step owner has told of none with epoch {claimed_epoch}");
+    let said = format!("chiefs (the step owner has announced none with epoch {claimed_epoch})");
     assert_eq!(what.as_str(), said);
     // The chief keeps its role on this shard and on the step owner.
     let line = cluster.replicas[0].lines[1];
@@ -285,6 +285,6 @@ fn a_shard_linked_to_the_step_owner_refuses_chiefs_unknown_to_it() {
     // Without a connection to the step owner, the shard cannot check the epoch.
     let link = cluster.links[1].take().unwrap();
     cluster.world.disconnect(link);
-    cluster.world.input(1, Input::OwnerLink { up: false });
+    cluster.world.input(1, ShardInput::OwnerLink { up: false });
     cluster.world.join(1, &mut liar);
 }

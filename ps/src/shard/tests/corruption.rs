@@ -17,7 +17,7 @@ use super::world::{LIFE, World};
 use crate::arena::{GAP_BYTES, SKEW_BYTES};
 use crate::error::StorageError;
 use crate::layout::PAGE_BYTES;
-use crate::shard::durable::Life;
+use crate::shard::shard_files::ServerRun;
 
 /// The results of all cases of one kind of file.
 #[derive(Debug, Default)]
@@ -234,7 +234,7 @@ fn check_refusal(case: &str, error: &StorageError) {
 /// Other arenas: of the same shard in another process, of another shard of the task, and of the
 /// same shard with the variables declared twice.
 fn others(integrity: bool) -> Vec<(&'static str, Files)> {
-    let mut foreign = world(Life { arena: 99, ..LIFE }, 1, integrity);
+    let mut foreign = world(ServerRun { arena: 99, ..LIFE }, 1, integrity);
     train(&mut foreign);
     let mut pair = world(LIFE, 2, integrity);
     pair.begin();
@@ -306,7 +306,7 @@ fn without_full_integrity_only_values_slots_and_bodies_lack_checksums() {
 fn an_arena_belongs_to_one_boot_and_one_shard() {
     let world = world(LIFE, 1, false);
     let files = images(false).remove(0).files;
-    let life = Life { boot: [8; 16], ..LIFE };
+    let life = ServerRun { boot: [8; 16], ..LIFE };
     let error = Decoded::of(&world, files.clone(), life).unwrap_err();
     assert!(matches!(error, StorageError::OtherBoot { .. }), "{error}");
     let pair = super::corruption::world(LIFE, 2, false);

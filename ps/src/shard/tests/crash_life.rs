@@ -11,10 +11,10 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, chief, index_of, place, variables, worker};
-use super::world::{Line, Observer, World};
-use crate::arena::shelf::Shelf;
+use super::world::{ConnectionId, Observer, World};
+use crate::arena::test_files::TestFiles;
 use crate::config::PsConfig;
-use crate::optimizer::{Adagrad, Lamb, Optimizer, Rules, Sgd};
+use crate::optimizer::{Adagrad, Lamb, Optimizer, OptimizerRules, Sgd};
 use crate::planted::PlantedBugs;
 
 /// The size of a block: the variables before `table` fill three blocks.
@@ -38,7 +38,7 @@ pub(super) struct CrashScenario {
 
 impl CrashScenario {
     pub(super) fn configure(&self, config: PsConfig) -> PsConfig {
-        let mut rules = Rules::new(self.optimizer.clone());
+        let mut rules = OptimizerRules::new(self.optimizer.clone());
         rules.optimizer_for("users".into(), Arc::new(Adagrad::new(0.5)));
         if self.mixed {
             rules.optimizer_for("dense".into(), Arc::new(Lamb::new(0.1).weight_decay(0.01)));
@@ -81,21 +81,21 @@ pub(super) fn numbers(count: usize, seed: f32) -> Vec<u8> {
     bytes_of(&(0..count).map(|i| (i as f32 * 0.37 + seed).sin()).collect::<Vec<f32>>())
 }
 
-/// A world whose one shard is on this shelf and has had no input.
-pub(super) fn begin(scenario: &CrashScenario, shelf: Shelf) -> World {
+/// A world whose one shard is on these test files and has had no input.
+pub(super) fn begin(scenario: &CrashScenario, test_files: TestFiles) -> World {
     let optimizer = Sgd::new(1.0);
     World::on(
         super::world::LIFE,
         model(),
         optimizer,
         |config| scenario.configure(config),
-        |_| shelf.clone(),
+        |_| test_files.clone(),
     )
 }
 
-/// A world on this shelf whose variables are ready, and the connection of a worker.
-pub(super) fn begin_training(scenario: &CrashScenario, shelf: Shelf) -> (World, Line) {
-    let mut world = begin(scenario, shelf);
+/// A world on these test files whose variables are ready, and the connection of a worker.
+pub(super) fn begin_training(scenario: &CrashScenario, test_files: TestFiles) -> (World, ConnectionId) {
+    let mut world = begin(scenario, test_files);
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();
     assert!(matches!(world.declare(line, &catalogue), Message::Declared(_)));
@@ -115,10 +115,10 @@ fn applied(answer: &Message) {
     assert!(matches!(answer, Message::PushAnswer(_)), "a push is answered {answer:?}");
 }
 
-/// Runs the scenario on this shelf, and returns the configuration of the shard. The observer is
+/// Runs the scenario on these test files, and returns the configuration of the shard. The observer is
 /// called before the first input and after each one.
-pub(super) fn run(scenario: &CrashScenario, shelf: Shelf, mut observer: Observer) -> Arc<PsConfig> {
-    let mut world = begin(scenario, shelf);
+pub(super) fn run(scenario: &CrashScenario, test_files: TestFiles, mut observer: Observer) -> Arc<PsConfig> {
+    let mut world = begin(scenario, test_files);
     observer(&world.shards[0]);
     world.observer = Some(observer);
 

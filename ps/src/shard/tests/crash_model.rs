@@ -14,8 +14,8 @@ use super::crash_life::{self, CrashScenario};
 use super::images::Images;
 use super::kept::{Files, PersistentState, open_on};
 use super::random::{Random, is_thorough};
-use crate::arena::shelf::Shelf;
-use crate::arena::store_trace::{self, Event};
+use crate::arena::test_files::TestFiles;
+use crate::arena::store_trace::{self, StoreEvent};
 use crate::config::PsConfig;
 use crate::layout::PAGE_BYTES;
 use crate::optimizer::{Adam, Optimizer, Sgd};
@@ -62,7 +62,7 @@ struct Judge {
 }
 
 impl Judge {
-    fn judge(&mut self, event: Event, files: &Files) {
+    fn judge(&mut self, event: StoreEvent, files: &Files) {
         self.figures.images += 1;
         let done = self.done.get();
         let (shard, kept) = self.open(files, &format!("at {event:?} of input {done}"));
@@ -84,32 +84,32 @@ impl Judge {
         }
     }
 
-    fn open(&self, files: &Files, when: &str) -> (Shelf, PersistentState) {
-        let shelf = Shelf::with(files.clone());
-        let kept = match open_on(&shelf, &self.config, self.now) {
+    fn open(&self, files: &Files, when: &str) -> (TestFiles, PersistentState) {
+        let test_files = TestFiles::with(files.clone());
+        let kept = match open_on(&test_files, &self.config, self.now) {
             Ok(shard) => {
                 shard.check_invariants();
                 PersistentState::of(&shard)
             }
             Err(error) => panic!("cannot open what a crash {when} leaves: {error}"),
         };
-        (shelf, kept)
+        (test_files, kept)
     }
 
     /// Kills the recovery from these files at each of its stores, and recovers again. Also recovers
     /// from the files of the completed recovery.
     fn crash_the_recovery(&mut self, files: &Files, expected: &PersistentState) {
         self.figures.recoveries += 1;
-        let shelf = Shelf::with(files.clone());
+        let test_files = TestFiles::with(files.clone());
         let images = Rc::new(RefCell::new(Vec::new()));
         let event_count = Rc::new(Cell::new(0));
         let (left, counter) = (images.clone(), event_count.clone());
-        let mut follow = Images::new(shelf.clone(), self.random.below(u64::MAX));
+        let mut follow = Images::new(test_files.clone(), self.random.below(u64::MAX));
         let watch = store_trace::watch(move |event| {
             counter.set(counter.get() + 1);
             left.borrow_mut().extend(follow.at(event).into_iter().map(|files| (event, files)));
         });
-        let shard = open_on(&shelf, &self.config, self.now).expect("the files were opened before");
+        let shard = open_on(&test_files, &self.config, self.now).expect("the files were opened before");
         drop(watch);
         drop(shard);
         self.figures.nested_events += event_count.get();
@@ -123,7 +123,7 @@ impl Judge {
                 what()
             );
         }
-        let (_, again) = self.open(&shelf.contents(), "after a recovery");
+        let (_, again) = self.open(&test_files.contents(), "after a recovery");
         assert!(again == *expected, "a second recovery ends in another state");
     }
 }
@@ -161,7 +161,7 @@ fn crash_everywhere(scenario: &CrashScenario) -> Figures {
     let sound = CrashScenario { planted: PlantedBugs::default(), ..scenario.clone() };
     let config = crash_life::run(
         &sound,
-        Shelf::default(),
+        TestFiles::default(),
         Box::new(move |shard| noted.borrow_mut().push(PersistentState::of(shard))),
     );
     let done = Rc::new(Cell::new(0));
@@ -175,8 +175,8 @@ fn crash_everywhere(scenario: &CrashScenario) -> Figures {
         figures: Figures::default(),
     };
     let judge = Rc::new(RefCell::new(judge));
-    let shelf = Shelf::default();
-    let mut images = Images::new(shelf.clone(), scenario.seed);
+    let test_files = TestFiles::default();
+    let mut images = Images::new(test_files.clone(), scenario.seed);
     let judging = judge.clone();
     let watch = store_trace::watch(move |event| {
         let mut judge = judging.borrow_mut();
@@ -185,7 +185,7 @@ fn crash_everywhere(scenario: &CrashScenario) -> Figures {
             judge.judge(event, &files);
         }
     });
-    crash_life::run(scenario, shelf, Box::new(move |_| done.set(done.get() + 1)));
+    crash_life::run(scenario, test_files, Box::new(move |_| done.set(done.get() + 1)));
     drop(watch);
     let judge = judge.borrow();
     assert_eq!(judge.done.get(), judge.reference.len(), "both runs have the same inputs");

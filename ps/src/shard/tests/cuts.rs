@@ -11,12 +11,12 @@ use pushpull_common::protocol::{Message, Outcome, Refusal};
 
 use super::peers::{Peer, worker};
 use super::synchronous::{ACCEPTED, Cluster, synchronous};
-use super::world::Line;
+use super::world::ConnectionId;
 use crate::aggregate::mode::Mode;
-use crate::checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry, Training};
+use crate::checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry, CheckpointTraining};
 use crate::config::Checkpoints;
-use crate::shard::Input;
-use crate::shard::checkpoints::{Asker, DUE, News, Order};
+use crate::shard::ShardInput;
+use crate::shard::checkpoints::{SaveRequester, PERIODIC_SAVE, SaverEvent, SaverOrder};
 
 /// Two shards and two replicas, with checkpoint storage.
 fn cluster(folder: &std::path::Path) -> (Cluster, Arc<dyn CheckpointStorage>) {
@@ -51,14 +51,14 @@ fn request_save(cluster: &mut Cluster) -> Vec<u64> {
 fn ordered_steps(cluster: &mut Cluster) -> Vec<u64> {
     let orders = std::mem::take(&mut cluster.world.orders);
     let step = |(_, order)| match order {
-        Order::Save { step, .. } => Some(step.0),
+        SaverOrder::Save { step, .. } => Some(step.0),
         _ => None,
     };
     orders.into_iter().filter_map(step).collect()
 }
 
 /// Connects a task that asks a shard for its part of a checkpoint.
-fn connect_peer(cluster: &mut Cluster, shard: usize) -> Line {
+fn connect_peer(cluster: &mut Cluster, shard: usize) -> ConnectionId {
     let peer = Peer { role: Role::Peer {}, ..worker(80) };
     cluster.world.handshake(shard, peer.hello(shard), false).unwrap().0
 }
@@ -94,7 +94,7 @@ fn a_checkpoint_is_of_the_step_that_all_shards_had_applied() {
 /// Publishes a checkpoint of these parts, and restores it on every shard.
 fn publish_and_restore(cluster: &mut Cluster, save: Save, shards: Vec<ShardEntry>) {
     let catalogue = cluster.world.catalogue.clone();
-    let training = Training::by_one(&catalogue, "sgd", &[]);
+    let training = CheckpointTraining::by_one(&catalogue, "sgd", &[]);
     let name = save.name();
     let (epoch, step) = (RestoreEpoch(name.restore_epoch), GlobalStep(name.global_step));
     let name = Text::clipped(name.to_string());
@@ -145,12 +145,12 @@ fn asynchronous_saves_run_one_at_a_time_and_at_most_16_wait() {
     update(&mut cluster);
     assert_eq!(request_save(&mut cluster), [1]);
     for ticket in 1..=17 {
-        let save_request = News::Wished { ticket, user: Vec::new() };
-        cluster.world.input(0, Input::News(save_request));
+        let save_request = SaverEvent::SaveRequested { ticket, user: Vec::new() };
+        cluster.world.input(0, ShardInput::SaverEvent(save_request));
     }
     let mut reports = Vec::new();
     for (_, order) in std::mem::take(&mut cluster.world.orders) {
-        let Order::Tell { ticket, result: Err(error) } = order else { panic!("{order:?}") };
+        let SaverOrder::ReportSave { ticket, result: Err(error) } = order else { panic!("{order:?}") };
         reports.push((ticket, error));
     }
     assert_eq!(reports, [(17, "cannot save now: 16 saves wait already".to_owned())]);
@@ -161,10 +161,10 @@ fn asynchronous_saves_run_one_at_a_time_and_at_most_16_wait() {
     assert_eq!(part(&mut cluster, 0, &save).gradients, 1);
     for _ in 1..=16 {
         assert_eq!(ordered_steps(&mut cluster), [] as [u64; 0]);
-        let news = News::Saved { asker: Asker::Ticket(100), result: Err("no disk".to_owned()) };
-        cluster.world.input(0, Input::News(news));
+        let news = SaverEvent::Saved { requester: SaveRequester::Ticket(100), result: Err("no disk".to_owned()) };
+        cluster.world.input(0, ShardInput::SaverEvent(news));
         let orders = std::mem::take(&mut cluster.world.orders);
-        let saves = orders.iter().filter(|(_, order)| matches!(order, Order::Save { .. }));
+        let saves = orders.iter().filter(|(_, order)| matches!(order, SaverOrder::Save { .. }));
         assert_eq!(saves.count(), 1, "{orders:?}");
     }
 }
@@ -183,8 +183,8 @@ fn a_save_waits_for_every_shard_to_apply_the_step_and_for_the_save_before() {
     assert_eq!(request_save(&mut cluster), [] as [u64; 0], "another save is running");
     step(&mut cluster, 1);
     let error = Err("the disk is full".to_owned());
-    let news = News::Saved { asker: Asker::Ticket(1), result: error };
-    cluster.world.input(0, Input::News(news));
+    let news = SaverEvent::Saved { requester: SaveRequester::Ticket(1), result: error };
+    cluster.world.input(0, ShardInput::SaverEvent(news));
     assert_eq!(ordered_steps(&mut cluster), [2]);
 }
 
@@ -217,7 +217,7 @@ fn one_behind(folder: &std::path::Path) -> Cluster {
     cluster.push_to(1, 1, b, 3.0);
     let line = cluster.links[1].take().unwrap();
     cluster.world.disconnect(line);
-    cluster.world.input(1, Input::OwnerLink { up: false });
+    cluster.world.input(1, ShardInput::OwnerLink { up: false });
     assert_eq!(cluster.push_to(0, 1, b, 3.0), ACCEPTED(0));
     cluster
 }
@@ -227,8 +227,8 @@ fn due_saves_do_not_pile_up() {
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = one_behind(folder.path());
     for _ in 0..20 {
-        let save_request = News::Wished { ticket: DUE, user: Vec::new() };
-        cluster.world.input(0, Input::News(save_request));
+        let save_request = SaverEvent::SaveRequested { ticket: PERIODIC_SAVE, user: Vec::new() };
+        cluster.world.input(0, ShardInput::SaverEvent(save_request));
     }
     assert_eq!(request_save(&mut cluster), [] as [u64; 0]);
     let line = cluster.replicas[0].lines[0];
@@ -236,8 +236,8 @@ fn due_saves_do_not_pile_up() {
     assert!(received.is_empty(), "the request of the chief is not refused: {received:?}");
     cluster.link(1);
     assert_eq!(ordered_steps(&mut cluster), [1], "one of the due saves");
-    let news = News::Saved { asker: Asker::Ticket(DUE), result: Err("no disk".to_owned()) };
-    cluster.world.input(0, Input::News(news));
+    let news = SaverEvent::Saved { requester: SaveRequester::Ticket(PERIODIC_SAVE), result: Err("no disk".to_owned()) };
+    cluster.world.input(0, ShardInput::SaverEvent(news));
     assert_eq!(ordered_steps(&mut cluster), [1], "then the requested save");
 }
 
@@ -246,14 +246,14 @@ fn a_due_save_that_never_begins_is_reported_to_the_saver() {
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = one_behind(folder.path());
     for _ in 0..2 {
-        let save_request = News::Wished { ticket: DUE, user: Vec::new() };
-        cluster.world.input(0, Input::News(save_request));
+        let save_request = SaverEvent::SaveRequested { ticket: PERIODIC_SAVE, user: Vec::new() };
+        cluster.world.input(0, ShardInput::SaverEvent(save_request));
     }
     cluster.pass(Duration::from_secs(61), &[0, 1]);
     let reports: Vec<String> = std::mem::take(&mut cluster.world.orders)
         .into_iter()
         .filter_map(|(_, order)| match order {
-            Order::Tell { ticket: DUE, result } => Some(result.unwrap_err()),
+            SaverOrder::ReportSave { ticket: PERIODIC_SAVE, result } => Some(result.unwrap_err()),
             _ => None,
         })
         .collect();

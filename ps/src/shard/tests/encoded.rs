@@ -8,11 +8,11 @@ use pushpull_common::tensor::f16;
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, f64s, unpack, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::NonFinite;
 use crate::optimizer::Sgd;
 
-fn ready(policy: NonFinite) -> (World, Line) {
+fn ready(policy: NonFinite) -> (World, ConnectionId) {
     let configure = |config: crate::PsConfig| config.non_finite(policy).inbox_pushes(1);
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);
     let line = world.join(0, &mut worker(1));
@@ -143,8 +143,8 @@ fn malformed_parts_are_refused_with_their_variable() {
             message
         }
     };
-    encoding(refused(reject, scaled(2.0), &w), "2 is no factor");
-    encoding(refused(reject, scaled(f64::NAN), &w), "NaN is no factor");
+    encoding(refused(reject, scaled(2.0), &w), "2 is not a valid factor");
+    encoding(refused(reject, scaled(f64::NAN), &w), "NaN is not a valid factor");
 
     let tried = refused(reject, part((f16, 4), 32), &[0; 8]);
     assert!(matches!(tried, Refusal::Operation { variable: VariableId(2), .. }), "{tried}");

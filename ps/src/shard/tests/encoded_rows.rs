@@ -1,6 +1,6 @@
 //! Encoded rows, pushed and pulled.
 
-use pushpull_common::codec::{Blocks, Codec, Encoding};
+use pushpull_common::codec::{ScaleBlocks, Codec, Encoding};
 use pushpull_common::ids::{PartitionId, VariableId};
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
@@ -9,12 +9,12 @@ use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, index_of, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::optimizer::Sgd;
 
 /// `rows` (5 of 3 f32, at 0; its index at 152), `plain` (4 of 1 f32, at 64) and `users` (3 f32, 6
 /// rows at once, at 80; its index at 208).
-fn ready() -> (World, Line) {
+fn ready() -> (World, ConnectionId) {
     let variables = vec![
         VariableSpec::f32("rows", [5, 3]).unwrap().sparse(),
         VariableSpec::f32("plain", [4]).unwrap().sparse().plain(),
@@ -35,13 +35,13 @@ const VALUES: [f32; 6] = [1.27, 0.01, -0.5, 100.0, 127.0, -1.0];
 /// Encodes a stretch of rows of three, which begins at element `before` of a row.
 fn encode(codec: Codec, before: usize, values: &[f32]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    codec.encode_rows(Blocks::of_rows(3, before), values, &mut bytes).unwrap();
+    codec.encode_rows(ScaleBlocks::of_rows(3, before), values, &mut bytes).unwrap();
     bytes
 }
 
 fn decode(codec: Codec, before: usize, values: &[f32]) -> Vec<f32> {
     let (bytes, mut found) = (encode(codec, before, values), vec![0.0; values.len()]);
-    let blocks = Blocks::of_rows(3, before);
+    let blocks = ScaleBlocks::of_rows(3, before);
     codec.encoding().decode_rows(blocks, &bytes, &mut found).unwrap();
     found
 }
@@ -52,7 +52,7 @@ type Encoded<'a> = (u64, u8, u32, &'a [u8], Option<u64>);
 
 fn send(
     world: &mut World,
-    line: Line,
+    line: ConnectionId,
     push: &Push,
     index: (u64, &[u8]),
     parts: &[Encoded<'_>],
@@ -69,7 +69,7 @@ fn send(
 }
 
 /// Pushes rows 1 and 4 in encoded parts, and returns the answer.
-fn push(world: &mut World, line: Line, parts: &[Encoded<'_>]) -> Message {
+fn push(world: &mut World, line: ConnectionId, parts: &[Encoded<'_>]) -> Message {
     let gradient = world.gradient(line, 1);
     send(world, line, &gradient, (ROWS.1, &index_of(&[1_u32, 4])), parts)
 }
@@ -77,7 +77,7 @@ fn push(world: &mut World, line: Line, parts: &[Encoded<'_>]) -> Message {
 /// Pulls rows by their numbers, plain or in an encoding.
 fn pull<T: bytemuck::Pod>(
     world: &mut World,
-    line: Line,
+    line: ConnectionId,
     partition: u32,
     rows: &[T],
     encoding: Option<u8>,
@@ -178,7 +178,7 @@ fn malformed_rows_are_refused_with_their_variable() {
         other => panic!("{other:?}"),
     };
     for other in [Encoding::OneBit, Encoding::Pairs] {
-        encoding(refused(&[(0, other.code(), 6, &[0; 16], Some(24))]), "rows do not come so");
+        encoding(refused(&[(0, other.code(), 6, &[0; 16], Some(24))]), "rows cannot have it");
     }
     encoding(refused(&[(0, 77, 6, &body, Some(24))]), "does not know");
     // The length that it would have if the rows shared one scale.

@@ -10,14 +10,14 @@ use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, index_of, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::event::Event;
 use crate::optimizer::Sgd;
 use crate::shard::work::Work;
-use crate::shard::{Input, TICK};
+use crate::shard::{ShardInput, TICK};
 
 /// A world with the table `users` alone (rows of 2 f32), which has no records yet.
-fn ready() -> (World, Line) {
+fn ready() -> (World, ConnectionId) {
     let users = TableSpec::new(1 << 20).rows_at_once(4);
     let users = VariableSpec::table("users", DType::F32, [2], users).unwrap();
     let (mut world, _) = World::ready(vec![users], Sgd::new(1.0), |config| config.inbox_pushes(2));
@@ -26,7 +26,7 @@ fn ready() -> (World, Line) {
 }
 
 /// Sends a whole gradient for one row.
-fn push(world: &mut World, line: Line, sequence: u64, id: u64) -> pushpull_common::ids::RequestId {
+fn push(world: &mut World, line: ConnectionId, sequence: u64, id: u64) -> pushpull_common::ids::RequestId {
     let gradient: Push = world.gradient(line, sequence);
     let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
     let table = &layout.tables()[0];
@@ -35,7 +35,7 @@ fn push(world: &mut World, line: Line, sequence: u64, id: u64) -> pushpull_commo
     world.push(line, &gradient, &[(index_at, &index), (rows_at, &row)])
 }
 
-fn heartbeat(world: &mut World, line: Line) -> Message {
+fn heartbeat(world: &mut World, line: ConnectionId) -> Message {
     let request = world.say(line, message::Heartbeat {}.into());
     world.answer(line, request).expect("a heartbeat is answered")
 }
@@ -58,7 +58,7 @@ fn a_push_waits_for_memory_and_is_then_applied() {
     // The shard retries every second, and reports the failure once.
     for _ in 0..TICKS_OF_A_SECOND - 1 {
         world.now += TICK;
-        world.input(0, Input::Tick);
+        world.input(0, ShardInput::Tick);
         assert_eq!(world.slice(0), Work::Growing);
     }
     assert_eq!(world.metrics().growths_failed, 1);

@@ -5,8 +5,8 @@
 //! piece. Streaming stores, which bypass the cache, are certain to be in memory only after a fence.
 //! An image may hold any part of these.
 
-use crate::arena::shelf::Shelf;
-use crate::arena::store_trace::Event;
+use crate::arena::test_files::TestFiles;
+use crate::arena::store_trace::StoreEvent;
 
 use super::kept::Files;
 use super::random::Random;
@@ -50,14 +50,14 @@ impl Stretch {
             .copy_from_slice(&self.old[range]);
     }
 
-    fn has_changed(&self, shelf: &Shelf) -> bool {
-        shelf.read(&self.file, self.start, self.old.len()) != self.old
+    fn has_changed(&self, test_files: &TestFiles) -> bool {
+        test_files.read(&self.file, self.start, self.old.len()) != self.old
     }
 }
 
-/// Follows the stores to the files of a shelf, and builds the images of crashes.
+/// Follows the stores to test files, and builds the images of crashes.
 pub(super) struct Images {
-    shelf: Shelf,
+    test_files: TestFiles,
     shared: Vec<Stretch>,
     streamed: Vec<Stretch>,
     random: Random,
@@ -65,24 +65,24 @@ pub(super) struct Images {
 }
 
 impl Images {
-    pub(super) fn new(shelf: Shelf, seed: u64) -> Images {
+    pub(super) fn new(test_files: TestFiles, seed: u64) -> Images {
         let (shared, streamed) = (Vec::new(), Vec::new());
-        Images { shelf, shared, streamed, random: Random::new(seed), last: Files::new() }
+        Images { test_files, shared, streamed, random: Random::new(seed), last: Files::new() }
     }
 
     /// Returns the distinct images that a crash at this event may leave.
-    pub(super) fn at(&mut self, event: Event) -> Vec<Files> {
+    pub(super) fn at(&mut self, event: StoreEvent) -> Vec<Files> {
         let Some(opened) = self.stretch_of(event) else {
             // The event concerns memory that holds no file.
             return Vec::new();
         };
         let images = self.images();
         match event {
-            Event::Shared { .. } => self.shared.extend(opened),
-            Event::Streaming { .. } => self.streamed.extend(opened),
+            StoreEvent::Borrowed { .. } => self.shared.extend(opened),
+            StoreEvent::Streaming { .. } => self.streamed.extend(opened),
             // Borrowed stretches are written before a word is stored or a file is made or moved.
-            Event::Storing { .. } | Event::Filing | Event::Moved { .. } => self.shared.clear(),
-            Event::Fenced => {
+            StoreEvent::Storing { .. } | StoreEvent::Filing | StoreEvent::Moved { .. } => self.shared.clear(),
+            StoreEvent::Fenced => {
                 self.shared.clear();
                 self.streamed.clear();
             }
@@ -92,26 +92,26 @@ impl Images {
 
     /// Returns the stretch that an event opens for stores in any order, if it does. Returns `None`
     /// if the event concerns no file.
-    fn stretch_of(&self, event: Event) -> Option<Option<Stretch>> {
+    fn stretch_of(&self, event: StoreEvent) -> Option<Option<Stretch>> {
         match event {
-            Event::Shared { address, start, bytes }
-            | Event::Streaming { address, start, bytes } => {
-                let file = self.shelf.name_of(address)?;
-                let old = self.shelf.read(&file, start, bytes);
+            StoreEvent::Borrowed { address, start, bytes }
+            | StoreEvent::Streaming { address, start, bytes } => {
+                let file = self.test_files.name_of(address)?;
+                let old = self.test_files.read(&file, start, bytes);
                 Some(Some(Stretch { file, start, old }))
             }
-            Event::Storing { address, .. } => self.shelf.name_of(address).map(|_| None),
-            Event::Moved { .. } | Event::Filing | Event::Fenced => Some(None),
+            StoreEvent::Storing { address, .. } => self.test_files.name_of(address).map(|_| None),
+            StoreEvent::Moved { .. } | StoreEvent::Filing | StoreEvent::Fenced => Some(None),
         }
     }
 
     fn images(&mut self) -> Vec<Files> {
-        let present = self.shelf.contents();
+        let present = self.test_files.contents();
         let mut images = vec![present.clone()];
         for stretches in [&mut self.streamed, &mut self.shared] {
-            stretches.retain(|stretch| self.shelf.has_open(&stretch.file));
+            stretches.retain(|stretch| self.test_files.has_open(&stretch.file));
         }
-        if self.streamed.iter().any(|stretch| stretch.has_changed(&self.shelf)) {
+        if self.streamed.iter().any(|stretch| stretch.has_changed(&self.test_files)) {
             let mut absent = present.clone();
             // The oldest stretch is restored last: it has the original bytes.
             self.streamed.iter().rev().for_each(|stretch| stretch.put_back(&mut absent, || true));
@@ -125,7 +125,7 @@ impl Images {
                 images.push(mixed);
             }
         }
-        if self.shared.iter().any(|stretch| stretch.has_changed(&self.shelf)) {
+        if self.shared.iter().any(|stretch| stretch.has_changed(&self.test_files)) {
             for _ in 0..MIXED {
                 let of = self.random.below(images.len() as u64) as usize;
                 let mut cut = images[of].clone();

@@ -8,16 +8,16 @@ use pushpull_common::ids::ShardId;
 
 use super::peers::identity;
 use super::world::LIFE;
-use crate::arena::shelf::{Content, Shelf};
-use crate::arena::{Budget, Place};
+use crate::arena::test_files::{Content, TestFiles};
+use crate::arena::{Budget, ArenaStorage};
 use crate::config::PsConfig;
-use crate::dedupe::Window;
+use crate::push_window::PushWindow;
 use crate::error::StorageError;
 use crate::metrics::Counters;
 use crate::planted::PlantedBugs;
-use crate::shard::durable::Parts;
-use crate::shard::replicas::ClientKey;
-use crate::shard::{Shard, Variables};
+use crate::shard::shard_files::ShardSetup;
+use crate::shard::client_registry::ClientKey;
+use crate::shard::{Shard, VariablesState};
 use crate::table::Table;
 
 /// The files of a shard, by name.
@@ -66,13 +66,13 @@ impl PersistentState {
     pub(super) fn of(shard: &Shard) -> PersistentState {
         let steps = shard.owner.as_ref().map(|owner| owner.steps()).unwrap_or_default();
         let (variables, store) = match &shard.variables {
-            Variables::Absent => (0, None),
-            Variables::Declared(store) => (1, Some(store)),
-            Variables::Ready(store) => (2, Some(store)),
+            VariablesState::Absent => (0, None),
+            VariablesState::Declared(store) => (1, Some(store)),
+            VariablesState::Ready(store) => (2, Some(store)),
         };
         let mut values = store.map_or_else(Vec::new, |store| store.contents());
         let mut assigned = Vec::new();
-        if let Variables::Declared(store) = &shard.variables {
+        if let VariablesState::Declared(store) = &shard.variables {
             // Values that have not been assigned yet mean nothing.
             values.truncate(1);
             for partition in store.layout().partitions() {
@@ -85,7 +85,7 @@ impl PersistentState {
             }
         }
         let clients =
-            (0..shard.replicas.counts().0 as u32).map(|key| shard.client_state(ClientKey(key)));
+            (0..shard.registry.counts().0 as u32).map(|key| shard.client_state(ClientKey(key)));
         let tables = Tables {
             epoch: shard.epoch.0,
             restored_step: shard.restored_step.0,
@@ -94,13 +94,13 @@ impl PersistentState {
             step: steps.step,
             next_token: steps.next_token.max(1),
             finished: steps.finished,
-            newest_epoch: shard.replicas.newest_epoch(),
+            newest_epoch: shard.registry.newest_epoch(),
             clients: clients.collect(),
             variables,
             generation: shard.generation,
             digest: store.map(|store| store.catalogue().digest()),
             assigned,
-            whole: shard.inbox.as_ref().map_or_else(Vec::new, |inbox| inbox.kept()),
+            whole: shard.inbox.as_ref().map_or_else(Vec::new, |inbox| inbox.whole_pushes()),
         };
         let of = |table: &Table| table.contents(&shard.journal);
         let rows = store.map_or_else(Vec::new, |store| store.tables().iter().map(of).collect());
@@ -118,10 +118,10 @@ impl PersistentState {
 
 impl Shard {
     fn client_state(&self, key: ClientKey) -> Client {
-        let client = self.replicas.client(key);
+        let client = self.registry.client(key);
         // Decodes the window as recovery does: outcomes that have left it are of no use.
         let window: Vec<u64> = client.window.words();
-        let window = Window::decode(&window, PlantedBugs::default()).expect("a window");
+        let window = PushWindow::decode(&window, PlantedBugs::default()).expect("a window");
         let (task, epoch) = (&client.task, client.epoch);
         let name = format!("{task} {epoch:?} {:?} {:?}", client.incarnation, client.presence);
         let tokens = self.owner.iter().flat_map(|owner| owner.tokens_of(key));
@@ -130,27 +130,27 @@ impl Shard {
     }
 }
 
-/// Opens a shard on the files of this shelf.
+/// Opens a shard on these test files.
 pub(super) fn open_on(
-    shelf: &Shelf,
+    test_files: &TestFiles,
     config: &Arc<PsConfig>,
     now: Instant,
 ) -> Result<Shard, StorageError> {
-    open_at(Place::Shelf(shelf.clone()), config, now)
+    open_at(ArenaStorage::TestFiles(test_files.clone()), config, now)
 }
 
 /// Opens a shard at this place.
 pub(super) fn open_at(
-    place: Place,
+    storage: ArenaStorage,
     config: &Arc<PsConfig>,
     now: Instant,
 ) -> Result<Shard, StorageError> {
-    let parts = Parts {
+    let parts = ShardSetup {
         id: ShardId { task: 0, shard: 0 },
         config: config.clone(),
         identity: Arc::new(identity()),
         budget: Budget::new(config.storage.bytes_max()),
         counters: Arc::new(Counters::default()),
     };
-    Shard::open(parts, place, LIFE, now)
+    Shard::open(parts, storage, LIFE, now)
 }

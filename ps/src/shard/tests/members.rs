@@ -9,10 +9,10 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encode};
 
 use super::peers::{Push, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::optimizer::Sgd;
-use crate::shard::Input;
-use crate::shard::frames::{Came, Frames, Hears};
+use crate::shard::ShardInput;
+use crate::shard::frames::{FrameProgress, FrameReceiver, FrameSink};
 
 const LEASE: Duration = Duration::from_secs(5);
 
@@ -59,8 +59,8 @@ struct ShardInputs<'a> {
     shard: usize,
 }
 
-impl Hears for ShardInputs<'_> {
-    fn hear(&mut self, input: Input<'_>) {
+impl FrameSink for ShardInputs<'_> {
+    fn frame_input(&mut self, input: ShardInput<'_>) {
         self.world.input(self.shard, input);
     }
 
@@ -70,7 +70,7 @@ impl Hears for ShardInputs<'_> {
 }
 
 /// Delivers bytes over a connection, and returns the result of the last read.
-fn deliver(world: &mut World, line: Line, frames: &mut Frames, bytes: &[u8]) -> Came {
+fn deliver(world: &mut World, line: ConnectionId, frames: &mut FrameReceiver, bytes: &[u8]) -> FrameProgress {
     let mut rest = bytes;
     let mut source = |slices: &mut [IoSliceMut<'_>]| match rest.is_empty() {
         true => Err(io::ErrorKind::WouldBlock.into()),
@@ -88,7 +88,7 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
     let line = world.join(0, &mut worker(1));
     let push = Push::gradient(1, world.token(line), world.push_slot(line));
     let part = push.part(0, Some(16));
-    let mut frames = Frames::new(line.connection, FrameReader::new());
+    let mut frames = FrameReceiver::new(line.connection, FrameReader::new());
     // Each message arrives in pieces of this size, one within each lease.
     for (message, body, piece) in [(large, 0, 250), (part, 16, 1)] {
         let (mut bytes, stamp) = (Vec::new(), BodyStamp::plain(body));
@@ -102,7 +102,7 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
                 world.pass(LEASE - Duration::from_millis(50), &[]);
                 let result = deliver(&mut world, line, &mut frames, piece);
                 assert!(!world.closed.contains(&line), "{} of {message:?}", frames.bytes());
-                usize::from(result == Came::Whole)
+                usize::from(result == FrameProgress::Whole)
             })
             .sum();
         assert_eq!(whole, if body > 0 { 2 } else { 1 });
@@ -112,7 +112,7 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
     // Half a header renews the lease once. A client that stops there is lost.
     let mut bytes = Vec::new();
     encode(&mut bytes, &Envelope::default(), &message::Heartbeat {}.into(), BodyStamp::NONE);
-    assert_eq!(deliver(&mut world, line, &mut frames, &bytes[..40]), Came::Blocked);
+    assert_eq!(deliver(&mut world, line, &mut frames, &bytes[..40]), FrameProgress::Blocked);
     world.pass(LEASE, &[]);
     assert!(world.closed.contains(&line));
     assert_eq!(world.members[0].1, 0);

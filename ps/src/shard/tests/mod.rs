@@ -17,7 +17,7 @@ mod handshakes;
 mod images;
 mod join;
 mod kept;
-mod liars;
+mod forged;
 mod members;
 mod model;
 mod numbers;

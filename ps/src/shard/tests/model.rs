@@ -15,7 +15,7 @@ use pushpull_common::variable::VariableSpec;
 use super::actors::{Actor, DENSE, LEDGER, Pending, actor, check_whole, random_parts};
 use super::peers::{Peer, Push, unpack};
 use super::random::Random;
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
 use crate::planted::PlantedBugs;
@@ -34,7 +34,7 @@ pub(super) struct Model {
     /// Pushes whose outcome nobody learns, because their client restarted.
     pub(super) unknown: BTreeSet<usize>,
     pub(super) refused: BTreeSet<usize>,
-    pub(super) reader: Line,
+    pub(super) reader: ConnectionId,
     pub(super) read: (u64, f32),
     chief: Peer,
     kills: usize,
@@ -92,13 +92,13 @@ impl Model {
                 self.world.slice(0);
             }
             _ => {
-                let alive: Vec<Line> = self.actors.iter().filter_map(|actor| actor.line).collect();
+                let alive: Vec<ConnectionId> = self.actors.iter().filter_map(|actor| actor.line).collect();
                 // Sometimes longer than a lease, so that silent clients are lost.
                 let long = self.random.one_in(8);
                 let millis = if long { 500 } else { self.random.below(60) };
                 let silent = if long { self.random.below(alive.len() as u64 + 1) } else { 0 };
                 let lines = alive.into_iter().skip(silent as usize).chain([self.reader]);
-                let lines: Vec<Line> =
+                let lines: Vec<ConnectionId> =
                     lines.filter(|line| !self.world.closed.contains(line)).collect();
                 self.world.pass(Duration::from_millis(millis), &lines);
             }

@@ -10,7 +10,7 @@ use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, index_of, worker};
 use super::synchronous::{Cluster, synchronous};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::Overflowed;
 use crate::optimizer::{ApplyAt, Momentum, Optimizer, Run, Sgd, SlotSpec};
@@ -58,7 +58,7 @@ impl Optimizer for CustomOptimizer {
     fn apply_f64(&self, _: ApplyAt, _: Run<'_, f64>) {}
 }
 
-fn ready(optimizer: impl Optimizer, configure: impl Fn(PsConfig) -> PsConfig) -> (World, Line) {
+fn ready(optimizer: impl Optimizer, configure: impl Fn(PsConfig) -> PsConfig) -> (World, ConnectionId) {
     let (mut world, _) =
         World::ready(variables(), optimizer, |config| configure(config.inbox_pushes(1)));
     let line = world.join(0, &mut worker(1));
@@ -88,7 +88,7 @@ fn dense(small: bool, big: bool, at: usize) -> Vec<(u64, Vec<u8>)> {
     }
 }
 
-fn push_parts(world: &mut World, line: Line, push: &Push, parts: &[(u64, Vec<u8>)]) -> Message {
+fn push_parts(world: &mut World, line: ConnectionId, push: &Push, parts: &[(u64, Vec<u8>)]) -> Message {
     let parts: Vec<(u64, &[u8])> = parts.iter().map(|(at, body)| (*at, &body[..])).collect();
     let last = world.push(line, push, &parts);
     world.work();
@@ -116,14 +116,14 @@ fn refusal(answer: Message) -> (u32, u64, f64) {
 }
 
 /// Everything that a push may change.
-fn state(world: &mut World, line: Line) -> (Vec<u8>, u64, u64) {
+fn state(world: &mut World, line: ConnectionId) -> (Vec<u8>, u64, u64) {
     let metrics = world.metrics();
     (world.values(line), metrics.global_step, metrics.gradients_applied)
 }
 
 #[test]
 fn a_push_that_would_overflow_a_value_changes_nothing_and_names_it() {
-    let rules: [fn() -> (World, Line); 3] = [
+    let rules: [fn() -> (World, ConnectionId); 3] = [
         || ready(Sgd::new(RATE), |config| config),
         || ready(Momentum::new(RATE, 0.9), |config| config),
         || ready(CustomOptimizer, |config| config),

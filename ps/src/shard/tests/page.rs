@@ -15,12 +15,12 @@ use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, pack, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::checkpoint::LocalDirectory;
 use crate::config::{Checkpoints, PsConfig};
 use crate::optimizer::Sgd;
-use crate::shard::replicas::CLIENTS_MAX;
-use crate::shard::{Input, Way};
+use crate::shard::client_registry::CLIENTS_MAX;
+use crate::shard::{ShardInput, PeerOrigin};
 
 const PAGE: &str = include_str!("../../../../docs/protocol.md");
 
@@ -81,7 +81,7 @@ fn requests() -> Vec<Message> {
 
 /// Compares the refusals of these requests in a state with the page. `causes` are the cells of the
 /// page that apply in this state.
-fn check(world: &mut World, line: Line, state: &str, requests: Vec<Message>, causes: &[&str]) {
+fn check(world: &mut World, line: ConnectionId, state: &str, requests: Vec<Message>, causes: &[&str]) {
     for (message, sequence) in requests.into_iter().zip(1..) {
         let name = message.name();
         let expected = causes.contains(&refused_while(name));
@@ -190,7 +190,7 @@ fn the_token_of_an_assign_is_ignored_and_initial_values_are_the_chiefs() {
     world.declare(line, &catalogue);
     let worker = world.join(0, &mut worker(1));
     let grant = Grant { token: TokenId(77), generation: 7, step: GlobalStep(99), push_slot: 0 };
-    let mut assign = |line: Line, sequence: u64, value: f32, stated: Grant| {
+    let mut assign = |line: ConnectionId, sequence: u64, value: f32, stated: Grant| {
         let push = Push::plain(sequence, Operation::Assign {}, world.push_slot(line));
         let push = Push { grant: stated, read: Some(5), ..push };
         match world.push_answer(line, &push, &[(0, &bytes_of(&[value; 3]))]) {
@@ -267,10 +267,10 @@ fn a_hello_is_checked_by_its_seen_epoch_and_not_by_its_header() {
     let envelope = Envelope { request, restore_epoch, ..Envelope::default() };
     let (header, said) = pack(&envelope, &worker(1).hello(0).into(), 0);
     let Message::Hello(hello) = said else { unreachable!() };
-    let line = Line { shard: 0, connection: 900 };
-    let way = Way::Unix { same_user: true };
+    let line = ConnectionId { shard: 0, connection: 900 };
+    let origin = PeerOrigin::Unix { same_user: true };
     let connected =
-        Input::Connected { connection: line.connection, hello: &hello, header: &header, way };
+        ShardInput::Connected { connection: line.connection, hello: &hello, header: &header, origin };
     world.input(0, connected);
     assert!(matches!(world.answer(line, request), Some(Message::Welcome(_))));
 

@@ -14,7 +14,7 @@ struct Layer {
 }
 
 const LAYERS: &[Layer] = &[
-    Layer { name: "window", run: crate::dedupe::tests::suite, looks_for: is_of_state },
+    Layer { name: "window", run: crate::push_window::tests::suite, looks_for: is_of_state },
     Layer { name: "scenarios", run: scenarios, looks_for: is_of_state },
     Layer {
         name: "random runs",
@@ -60,8 +60,8 @@ const IN_CLUSTERS: &[Bug] = &[
     Bug::KeyByReplica,
     Bug::PinIgnored,
     Bug::RevokedUnseen,
-    Bug::SequenceLate,
-    Bug::SlotEarly,
+    Bug::StaleSequence,
+    Bug::SlotReusedEarly,
     Bug::TakeBackUnasked,
     Bug::OwnerNotAsked,
 ];

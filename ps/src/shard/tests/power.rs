@@ -10,22 +10,22 @@ use pushpull_common::variable::VariableSpec;
 use super::kept::Files;
 use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
-use super::world::{LIFE, Line, World};
-use crate::arena::shelf::{Content, Shelf};
-use crate::arena::{Arena, Place};
+use super::world::{LIFE, ConnectionId, World};
+use crate::arena::test_files::{Content, TestFiles};
+use crate::arena::{Arena, ArenaStorage};
 use crate::commit::{COMMITTED, Journal};
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::Sgd;
 use crate::planted::PlantedBugs;
-use crate::shard::checkpoints::{News, Order};
-use crate::shard::{Input, Shard};
+use crate::shard::checkpoints::{SaverEvent, SaverOrder};
+use crate::shard::{ShardInput, Shard};
 
 const ELEMENTS: u64 = 4000;
 const SEEDS: u64 = 40;
 
-fn world(planted: PlantedBugs) -> (World, Line) {
+fn world(planted: PlantedBugs) -> (World, ConnectionId) {
     let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
     let (world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
         let config = config.durability(Durability::Power).inbox_pushes(2);
@@ -35,7 +35,7 @@ fn world(planted: PlantedBugs) -> (World, Line) {
 }
 
 /// Pushes a gradient that adds 1 to all elements, and holds back the flush.
-fn push(world: &mut World, line: Line, sequence: u64) -> pushpull_common::ids::RequestId {
+fn push(world: &mut World, line: ConnectionId, sequence: u64) -> pushpull_common::ids::RequestId {
     let grant = world.token(line);
     let push_slot = world.push_slot(line);
     let body = bytes_of(&vec![-1_f32; ELEMENTS as usize]);
@@ -48,8 +48,8 @@ fn push(world: &mut World, line: Line, sequence: u64) -> pushpull_common::ids::R
 /// Returns the files that a power cut leaves. Each page has, at random, what was flushed last or
 /// what was written since.
 fn cut(world: &World, random: &mut Random) -> Files {
-    let now = world.shelves[0].contents();
-    let disk = world.shelves[0].disk().clone();
+    let now = world.shard_files[0].contents();
+    let disk = world.shard_files[0].disk().clone();
     let mut files = BTreeMap::new();
     for (name, content) in now {
         let bytes = content.to_vec();
@@ -82,19 +82,19 @@ fn cut(world: &World, random: &mut Random) -> Files {
 fn a_cut_while_an_arena_is_created_leaves_none() {
     let (world, _) = world(PlantedBugs::default());
     let open = |files: BTreeMap<String, Vec<u8>>| {
-        let place = Place::Shelf(Shelf::with(files));
-        Shard::open(world.parts(0), place, LIFE, world.now)
+        let storage = ArenaStorage::TestFiles(TestFiles::with(files));
+        Shard::open(world.parts(0), storage, LIFE, world.now)
     };
     // Creates both files as the creation of an arena does.
-    let shelf = Shelf::default();
+    let test_files = TestFiles::default();
     let stamp = Stamp { shard: Default::default(), arena: LIFE.arena };
-    let arena = Arena { place: Place::Shelf(shelf.clone()), stamp };
+    let arena = Arena { storage: ArenaStorage::TestFiles(test_files.clone()), stamp };
     Journal::idle_intent(&arena, 100, 0).unwrap();
     let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64).unwrap();
-    arena.place.rename("control", "control.new").unwrap();
+    arena.storage.rename("control", "control.new").unwrap();
     drop(control);
     let made: BTreeMap<String, Vec<u8>> =
-        shelf.contents().iter().map(|(name, content)| (name.clone(), content.to_vec())).collect();
+        test_files.contents().iter().map(|(name, content)| (name.clone(), content.to_vec())).collect();
     // What a cut may leave of a file: no name, no length, no page, some pages, or all.
     let left = |name: &str| {
         let whole = made[name].clone();
@@ -220,10 +220,10 @@ fn an_answer_waits_for_the_disk() {
     world.flush();
     assert!(matches!(world.answer(line, request), Some(Message::PushAnswer(_))));
     // Without a flushed image of any boot, there is nothing to recover from.
-    let mut files = world.shelves[0].contents();
+    let mut files = world.shard_files[0].contents();
     files.retain(|name, _| !name.starts_with("image"));
     let error = world.reboot(0, files).unwrap_err().to_string();
-    assert!(error.contains("started anew"), "{error}");
+    assert!(error.contains("rebooted"), "{error}");
 }
 
 #[test]
@@ -268,12 +268,12 @@ fn a_failed_flush_ends_pushes_for_good() {
 fn the_saver_receives_its_orders_although_a_flush_fails() {
     let (mut world, line) = world(PlantedBugs::default());
     push(&mut world, line, 1);
-    let save_request = News::Wished { ticket: 7, user: Vec::new() };
-    world.input(0, Input::News(save_request));
+    let save_request = SaverEvent::SaveRequested { ticket: 7, user: Vec::new() };
+    world.input(0, ShardInput::SaverEvent(save_request));
     assert!(world.orders.is_empty(), "orders wait for the image");
     world.fail_flush("the disk is gone");
     let orders = std::mem::take(&mut world.orders);
-    assert!(matches!(orders[..], [(_, Order::Tell { ticket: 7, .. })]), "{orders:?}");
+    assert!(matches!(orders[..], [(_, SaverOrder::ReportSave { ticket: 7, .. })]), "{orders:?}");
 }
 
 #[test]
@@ -291,7 +291,7 @@ fn a_failed_flush_is_remembered_by_the_next_process() {
         assert!(error.to_string().contains("put the state directory aside"), "{error}");
     }
     // A reboot takes the shard back to the last flushed image.
-    let files = world.shelves[0].contents();
+    let files = world.shard_files[0].contents();
     world.reboot(0, files).unwrap();
     let line = world.join(0, &mut chief());
     assert_eq!(f32s(&world.values(line)), vec![0.0; ELEMENTS as usize], "the acknowledged values");

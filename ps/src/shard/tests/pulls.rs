@@ -6,7 +6,7 @@ use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, unpack, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::optimizer::Sgd;
 use crate::shard::work::Work;
 
@@ -16,7 +16,7 @@ const LARGE: usize = 5 << 18;
 /// More bytes than a test pins at once.
 const PINNED_FREELY: u64 = 64 << 20;
 
-fn large(pin_bytes: u64) -> (World, Line, Line) {
+fn large(pin_bytes: u64) -> (World, ConnectionId, ConnectionId) {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     let (mut world, _) =
         World::ready(vec![w], Sgd::new(1.0), |config| config.pin_bytes_max(pin_bytes));
@@ -24,7 +24,7 @@ fn large(pin_bytes: u64) -> (World, Line, Line) {
     (world, a, b)
 }
 
-fn push_large(world: &mut World, line: Line, sequence: u64) {
+fn push_large(world: &mut World, line: ConnectionId, sequence: u64) {
     let body = bytes_of(&vec![1_f32; LARGE]);
     let grant = world.token(line);
     let push = Push::gradient(sequence, grant, world.push_slot(line));

@@ -10,7 +10,7 @@ use pushpull_common::protocol::limits::{
     PUSH_BUFFERS_MAX, PUSH_SHARED_RANGES_MAX, SHARE_REQUESTS_MAX,
 };
 use pushpull_common::protocol::message::{
-    self, Operation, PushShared, Role, SharePushBuffer, ShareValues, SharedPushBuffer, Stretch,
+    self, Operation, PushShared, Role, SharePushBuffer, ShareValues, SharedPushBuffer, SharedRange,
 };
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Message, PushState, Refusal};
@@ -23,15 +23,15 @@ use super::pushes::applied;
 use super::shared_values::{LARGE, SAME_HOST, all_are, at, large, same_host};
 use super::staleness::Client;
 use super::synchronous::synchronous;
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::{Place, SharedBytes};
+use crate::arena::{ArenaStorage, SharedBytes};
 use crate::config::{NonFinite, PsConfig, Storage};
 use crate::metrics::Counters;
 use crate::optimizer::{Lamb, Sgd};
-use crate::shard::Way;
+use crate::shard::PeerOrigin;
 use crate::shard::scan::{NonFiniteScan, ScanningInput};
-use crate::store::Give;
+use crate::store::ByteSource;
 
 /// The push buffer of a client.
 pub(super) struct MappedBuffer {
@@ -40,7 +40,7 @@ pub(super) struct MappedBuffer {
 }
 
 impl MappedBuffer {
-    pub(super) fn new(world: &mut World, line: Line) -> MappedBuffer {
+    pub(super) fn new(world: &mut World, line: ConnectionId) -> MappedBuffer {
         let answer = world.ask(line, SharePushBuffer {}.into());
         let Message::SharedPushBuffer(shared) = answer else {
             panic!("not a push buffer but {answer:?}")
@@ -67,7 +67,7 @@ impl MappedBuffer {
 impl Push {
     /// Returns the message that names these ranges of the push buffer.
     pub(super) fn shared(&self, ranges: &[(u64, u64)], whole: Option<u64>) -> Message {
-        let stretch = |&(start, end): &(u64, u64)| Stretch { start, end };
+        let stretch = |&(start, end): &(u64, u64)| SharedRange { start, end };
         let shared = PushShared {
             operation: self.operation,
             token: self.grant.token,
@@ -83,7 +83,7 @@ impl Push {
 }
 
 /// Pushes these ranges as a whole push, and returns the answer.
-fn push(world: &mut World, line: Line, push: &Push, ranges: &[(u64, u64)]) -> Message {
+fn push(world: &mut World, line: ConnectionId, push: &Push, ranges: &[(u64, u64)]) -> Message {
     let bytes = ranges.iter().map(|(start, end)| end - start).sum();
     let request = world.send(line, push.envelope(), push.shared(ranges, Some(bytes)), &[]);
     world.work();
@@ -98,7 +98,7 @@ fn refusal(answer: Message) -> Refusal {
 }
 
 /// Queries the state of a push.
-fn state(world: &mut World, line: Line, sequence: u64) -> PushState {
+fn state(world: &mut World, line: ConnectionId, sequence: u64) -> PushState {
     let about = Envelope { sequence: Sequence(sequence), ..Envelope::default() };
     let request = world.send(line, about, message::OutcomeQuery {}.into(), &[]);
     match world.answer(line, request) {
@@ -617,9 +617,9 @@ fn a_withdrawn_push_leaves_the_buffer_slot_to_its_client() {
 
 #[test]
 fn a_client_that_is_refused_a_push_buffer_learns_why_and_continues() {
-    let refused = |world: &mut World, way: Way, role: Role| {
+    let refused = |world: &mut World, origin: PeerOrigin, role: Role| {
         let peer = Peer { role, ..worker(5) };
-        let (line, _) = world.handshake_over(way, 0, peer.hello(0)).unwrap();
+        let (line, _) = world.handshake_over(origin, 0, peer.hello(0)).unwrap();
         let refusal = world.refused(line, SharePushBuffer {}.into());
         assert!(world.shared.is_empty());
         let alive = world.ask(line, message::Heartbeat {}.into());
@@ -633,8 +633,8 @@ fn a_client_that_is_refused_a_push_buffer_learns_why_and_continues() {
     let member = Role::Worker {};
     let (mut world, chief, line) = same_host(variables(), |config| config);
     let over_tcp = "memory is shared over Unix sockets only";
-    assert_eq!(refused(&mut world, Way::Remote, member), over_tcp);
-    assert_eq!(refused(&mut world, Way::Unix { same_user: false }, member), "Denied");
+    assert_eq!(refused(&mut world, PeerOrigin::Remote, member), over_tcp);
+    assert_eq!(refused(&mut world, PeerOrigin::Unix { same_user: false }, member), "Denied");
     for role in [Role::Reader {}, Role::Peer {}] {
         assert!(refused(&mut world, SAME_HOST, role).starts_with("Role"));
     }
@@ -652,15 +652,15 @@ fn a_client_that_is_refused_a_push_buffer_learns_why_and_continues() {
     assert!(often.contains("often enough"), "{often}");
     world.shared.clear();
     // The maximum number of push buffers, and one more once one is released.
-    let mut lines: Vec<Line> =
+    let mut lines: Vec<ConnectionId> =
         (1..PUSH_BUFFERS_MAX as u32).map(|task| world.join(0, &mut worker(100 + task))).collect();
     lines.iter().for_each(|&line| _ = MappedBuffer::new(&mut world, line));
     let many = format!("{:?}", world.refused(chief, SharePushBuffer {}.into()));
-    assert!(many.contains("as many push buffers are shared as there can be"), "{many}");
+    assert!(many.contains("the maximum number of push buffers is shared"), "{many}");
     world.disconnect(lines.remove(0));
     MappedBuffer::new(&mut world, chief);
 
-    let mut bare = at(Place::Lendable, variables(), |config| config);
+    let mut bare = at(ArenaStorage::Shareable, variables(), |config| config);
     assert_eq!(refused(&mut bare, SAME_HOST, member), "NotInitialized");
     let (mut world, ..) = same_host(variables(), |config| config.shared_memory(false));
     assert_eq!(refused(&mut world, SAME_HOST, member), "shared memory is switched off");
@@ -707,7 +707,7 @@ fn values_are_assigned_from_a_push_buffer() {
 }
 
 /// A world that keeps its state, and a worker with a gradient in its push buffer.
-fn with_state() -> (World, Line, MappedBuffer, Push) {
+fn with_state() -> (World, ConnectionId, MappedBuffer, Push) {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
     let push_buffer = MappedBuffer::new(&mut world, line);
@@ -782,9 +782,9 @@ fn nan_that_is_overwritten_before_the_search_is_refused() {
         let scan = NonFiniteScan { policy, counters: &counters };
         let gradient = memory.bytes(0, if there == 0 { 12_000 } else { 16_384 });
         let mut seen = ScanningInput::new(gradient, 0, DType::F32, Some(scan));
-        seen.taken(8_000, false);
+        seen.consume_shared(8_000, false);
         assert!(seen.found().is_none());
-        seen.taken(if there == 0 { 4_000 } else { 8_384 }, true);
+        seen.consume_shared(if there == 0 { 4_000 } else { 8_384 }, true);
         let is = seen.found().map(|found| (found.at as usize, found.value.to_bits()));
         assert_eq!(is, found.map(|(at, value)| (at, value.to_bits())), "{policy:?}, {there}");
     }

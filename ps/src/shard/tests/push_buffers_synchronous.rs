@@ -12,7 +12,7 @@ use super::shared_values::{LARGE, shareable};
 use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
 use super::world::World;
 use crate::config::PsConfig;
-use crate::shard::Input;
+use crate::shard::ShardInput;
 use crate::shard::work::Work;
 
 /// A cluster whose replicas have push buffers.
@@ -219,9 +219,9 @@ fn an_unscanned_push_is_not_reported_as_held() {
     let push = Push::gradient(1, grant, push_buffer.push_slot(0));
     let request = world.send(line, push.envelope(), push.shared(&[(0, 16)], Some(16)), &[]);
     // The shard repeats its reports, as to a restarted step owner.
-    world.input(1, Input::OwnerLink { up: false });
-    world.input(1, Input::OwnerLink { up: true });
-    world.input(1, Input::Tick);
+    world.input(1, ShardInput::OwnerLink { up: false });
+    world.input(1, ShardInput::OwnerLink { up: true });
+    world.input(1, ShardInput::Tick);
     let holds = |world: &World| {
         world.to_owner.iter().any(|(_, _, message)| matches!(message, Message::Held(_)))
     };
@@ -242,8 +242,8 @@ fn an_unscanned_push_is_answered_when_its_step_is_over() {
     let push = Push::gradient(1, slow, push_buffer.push_slot(0));
     let request = world.send(line, push.envelope(), push.shared(&[(0, 16)], Some(16)), &[]);
     let envelope = Envelope { restore_epoch: RestoreEpoch(1), ..Envelope::default() };
-    let (header, message) = pack(&envelope, &message::Over { token: slow.token }.into(), 0);
-    world.input(1, Input::Owner { header: &header, message });
+    let (header, message) = pack(&envelope, &message::TokenOver { token: slow.token }.into(), 0);
+    world.input(1, ShardInput::Owner { header: &header, message });
     let Some(Message::PushAnswer(answer)) = world.answer(line, request) else {
         panic!("the push is not answered")
     };

@@ -7,12 +7,12 @@ use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Message, Refusal};
 
 use super::peers::{Push, bytes_of, chief, f32s, place, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::optimizer::Sgd;
 
 const LEASE: Duration = Duration::from_secs(5);
 
-fn ready(push_slots: usize, clients: u32) -> (World, Vec<Line>) {
+fn ready(push_slots: usize, clients: u32) -> (World, Vec<ConnectionId>) {
     let configure = |config: crate::PsConfig| config.inbox_pushes(push_slots);
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
     world.disconnect(chief[0]);

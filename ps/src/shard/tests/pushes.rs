@@ -9,11 +9,11 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, f64s, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::optimizer::Sgd;
 use crate::shard::work::Work;
 
-fn ready() -> (World, Line) {
+fn ready() -> (World, ConnectionId) {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
     (world, line)
@@ -23,7 +23,7 @@ fn about(sequence: u64) -> Envelope {
     Envelope { sequence: Sequence(sequence), ..Envelope::default() }
 }
 
-fn state(world: &mut World, line: Line, sequence: u64) -> PushState {
+fn state(world: &mut World, line: ConnectionId, sequence: u64) -> PushState {
     let request = world.send(line, about(sequence), message::OutcomeQuery {}.into(), &[]);
     match world.answer(line, request) {
         Some(Message::OutcomeIs(is)) => is.state,

@@ -7,14 +7,14 @@ use pushpull_common::protocol::{Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::{Durability, NonFinite};
 use crate::optimizer::Sgd;
 
 const ADD: Operation = Operation::AssignAdd {};
 const GRADIENT: Operation = Operation::Gradient {};
 
-fn ready(policy: NonFinite) -> (World, Line) {
+fn ready(policy: NonFinite) -> (World, ConnectionId) {
     let configure = |config: crate::PsConfig| config.non_finite(policy).inbox_pushes(1);
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);
     let line = world.join(0, &mut worker(1));
@@ -24,7 +24,7 @@ fn ready(policy: NonFinite) -> (World, Line) {
 /// Sends parts, each with its own length of the whole push, if any. Returns the refusals.
 fn refusals(
     world: &mut World,
-    line: Line,
+    line: ConnectionId,
     operation: Operation,
     parts: &[(u64, usize, Option<u64>)],
 ) -> Vec<Refusal> {

@@ -5,16 +5,16 @@ use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, PushState};
 
 use super::peers::{Peer, Push, bytes_of, f32s, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
 use crate::planted::PlantedBugs;
 
-fn ready() -> (World, Peer, Line) {
+fn ready() -> (World, Peer, ConnectionId) {
     ready_with(PlantedBugs::default())
 }
 
-fn ready_with(planted: PlantedBugs) -> (World, Peer, Line) {
+fn ready_with(planted: PlantedBugs) -> (World, Peer, ConnectionId) {
     let (mut world, _) =
         World::ready(variables(), Sgd::new(1.0), |config| PsConfig { planted, ..config });
     let mut peer = worker(1);
@@ -33,7 +33,7 @@ fn ones() -> Vec<u8> {
     bytes_of(&[1_f32; 3])
 }
 
-fn applied_once(world: &mut World, line: Line) {
+fn applied_once(world: &mut World, line: ConnectionId) {
     assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);
     assert_eq!(world.metrics().global_step, 1);
 }

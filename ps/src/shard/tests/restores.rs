@@ -9,9 +9,9 @@ use pushpull_common::protocol::{Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::checkpoint::tests::gate::Gate;
-use crate::checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry, Training};
+use crate::checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry, CheckpointTraining};
 use crate::config::Checkpoints;
 use crate::optimizer::Sgd;
 use crate::shard::record::RESTORED_LIMIT;
@@ -19,11 +19,11 @@ use crate::shard::record::RESTORED_LIMIT;
 const ELEMENTS: u64 = 4;
 
 /// A world with checkpoints in this folder, and the connection of its chief.
-fn world(folder: &std::path::Path) -> (World, Line, Arc<dyn CheckpointStorage>) {
+fn world(folder: &std::path::Path) -> (World, ConnectionId, Arc<dyn CheckpointStorage>) {
     world_of(folder, ELEMENTS)
 }
 
-fn world_of(folder: &std::path::Path, elements: u64) -> (World, Line, Arc<dyn CheckpointStorage>) {
+fn world_of(folder: &std::path::Path, elements: u64) -> (World, ConnectionId, Arc<dyn CheckpointStorage>) {
     let variables = vec![VariableSpec::f32("w", [elements]).unwrap()];
     let storage = || LocalDirectory::create(folder).unwrap();
     let checkpoints = Checkpoints::new(storage());
@@ -34,7 +34,7 @@ fn world_of(folder: &std::path::Path, elements: u64) -> (World, Line, Arc<dyn Ch
     (world, lines[0], storage)
 }
 
-fn push(world: &mut World, line: Line, sequence: u64) {
+fn push(world: &mut World, line: ConnectionId, sequence: u64) {
     let (grant, push_slot) = (world.token(line), world.push_slot(line));
     let body = bytes_of(&[-1_f32; ELEMENTS as usize]);
     world.push_answer(line, &Push::gradient(sequence, grant, push_slot), &[(0, &body)]);
@@ -61,7 +61,7 @@ fn save_forged(
     let request = world.say(line, message::SaveShard { name: name.clone() }.into());
     let entry = world.answer_body(line, request);
     let entry: ShardEntry = serde_json::from_slice(&entry).unwrap();
-    let training = Training::by_one(&world.catalogue, "sgd", &[]);
+    let training = CheckpointTraining::by_one(&world.catalogue, "sgd", &[]);
     let (shards, user) = (vec![entry], Vec::new());
     let mut contents = Contents { saved_unix_ms: 1, training, shards, user };
     forge(&mut contents);
@@ -153,7 +153,7 @@ fn a_checkpoint_that_differs_from_the_request_is_refused() {
 type Forge<'a> = &'a dyn Fn(&mut Contents);
 
 /// Declares the variables again, restores this checkpoint, and returns the answer.
-fn restore(world: &mut World, line: Line, checkpoint: CheckpointId, epoch: u32) -> Option<Message> {
+fn restore(world: &mut World, line: ConnectionId, checkpoint: CheckpointId, epoch: u32) -> Option<Message> {
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
     let restore = message::Restore { checkpoint, epoch: RestoreEpoch(epoch) };
@@ -214,7 +214,7 @@ fn the_largest_accepted_counts_leave_an_arena_that_opens_again() {
 
 /// Returns the error of a save, or of a restore if `reads`, that is given up in this way while the
 /// second piece of the shard's file is read.
-fn given_up(reads: bool, give_up: impl Fn(&mut World, Line)) -> String {
+fn given_up(reads: bool, give_up: impl Fn(&mut World, ConnectionId)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, chief_line, storage) = world_of(folder.path(), 1 << 20);
     let gate = Gate::new(storage.clone());
@@ -248,7 +248,7 @@ fn given_up(reads: bool, give_up: impl Fn(&mut World, Line)) -> String {
 #[test]
 fn a_stop_waits_only_for_the_piece_that_is_being_read() {
     for reads in [false, true] {
-        let error = given_up(reads, |world, _| world.shards[0].give_up_files());
+        let error = given_up(reads, |world, _| world.shards[0].abandon_files());
         assert!(error.contains("cannot read") && error.contains("the server stops"), "{error}");
     }
 }
@@ -256,7 +256,7 @@ fn a_stop_waits_only_for_the_piece_that_is_being_read() {
 #[test]
 fn a_restore_of_an_older_chief_is_given_up() {
     let error = given_up(true, |world, _| _ = world.join(0, &mut chief().restarted()));
-    assert!(error.contains("another chief has come"), "{error}");
+    assert!(error.contains("another chief has joined"), "{error}");
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn a_save_for_a_client_that_is_gone_is_given_up() {
         world.disconnect(other);
         world.disconnect(peer);
     });
-    assert!(error.contains("whoever has asked for it is gone"), "{error}");
+    assert!(error.contains("the requester is gone"), "{error}");
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn a_shard_pins_nothing_while_its_part_is_read_back() {
     let running = std::thread::spawn(move || save.run(gated));
     gate.wait_for_reader();
     // The save pins no memory any more, so it is not given up for memory.
-    world.shards[0].give_up_saving();
+    world.shards[0].release_checkpoint_pins();
     gate.open_all();
     running.join().unwrap().unwrap();
 }

@@ -12,10 +12,10 @@ use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, chief, f32s, index_of, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
 use crate::optimizer::{
-    Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Rules, Sgd,
+    Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, OptimizerRules, Sgd,
 };
 
 /// `dense` (6 f32, at 0) and `table` (5 rows of 3 f32, at 24; its index at 88).
@@ -29,14 +29,14 @@ fn variables() -> Vec<VariableSpec> {
 const TABLE: u64 = 24;
 const INDEX: u64 = 88;
 
-fn ready(optimizer: impl Optimizer) -> (World, Line) {
+fn ready(optimizer: impl Optimizer) -> (World, ConnectionId) {
     let (mut world, _) = World::ready(variables(), optimizer, |config| config.inbox_pushes(2));
     let line = world.join(0, &mut worker(1));
     (world, line)
 }
 
 /// Pulls the rows with these numbers, or returns the refusal.
-fn pull(world: &mut World, line: Line, partition: u32, rows: &[u32]) -> Result<Vec<f32>, Refusal> {
+fn pull(world: &mut World, line: ConnectionId, partition: u32, rows: &[u32]) -> Result<Vec<f32>, Refusal> {
     let body: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
     let pull = message::PullRows { partition: PartitionId(partition) };
     let request = world.send(line, Envelope::default(), pull.into(), &body);
@@ -48,14 +48,14 @@ fn pull(world: &mut World, line: Line, partition: u32, rows: &[u32]) -> Result<V
     }
 }
 
-fn table(world: &mut World, line: Line) -> Vec<f32> {
+fn table(world: &mut World, line: ConnectionId) -> Vec<f32> {
     pull(world, line, 1, &[0, 1, 2, 3, 4]).unwrap()
 }
 
 /// Pushes gradients for rows, and for the variable `dense` unless there are none.
 fn push(
     world: &mut World,
-    line: Line,
+    line: ConnectionId,
     sequence: u64,
     rows: &[u32],
     values: &[f32],
@@ -198,10 +198,10 @@ fn tables_with_too_many_partitions_are_refused() {
 }
 
 /// A shard whose only variable is `table`, sparse or dense, with rows that straddle its blocks.
-fn alone(optimizer: Arc<dyn Optimizer>, rows: u64, sparse: bool) -> (World, Line) {
+fn alone(optimizer: Arc<dyn Optimizer>, rows: u64, sparse: bool) -> (World, ConnectionId) {
     let table = VariableSpec::f32("table", [rows, 3]).unwrap();
     let table = if sparse { table.sparse() } else { table };
-    let rules = Rules::new(optimizer);
+    let rules = OptimizerRules::new(optimizer);
     let configure = |config| PsConfig { rules: rules.clone(), block_bytes: 64, ..config };
     let (mut world, _) = World::ready(vec![table], Sgd::new(1.0), configure);
     let line = world.join(0, &mut worker(1));

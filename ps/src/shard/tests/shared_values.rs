@@ -7,33 +7,33 @@ use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
 use pushpull_common::protocol::message::{self, Role, ShareValues, SharedValues};
 use pushpull_common::protocol::{Message, Refusal};
-use pushpull_common::shared_values::{AtomicWords, Counts, Geometry, NotNow, Reader};
+use pushpull_common::shared_values::{AtomicWords, ValueCounts, Geometry, PinError, Reader};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
-use super::world::{LIFE, Line, World};
+use super::world::{LIFE, ConnectionId, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::{Memory, Place, SharedWords, StateDirectory};
+use crate::arena::{Memory, ArenaStorage, SharedWords, StateDirectory};
 use crate::config::{Durability, PsConfig, Storage};
 use crate::optimizer::Sgd;
-use crate::shard::durable::Life;
+use crate::shard::shard_files::ServerRun;
 use crate::shard::work::Work;
-use crate::shard::{Shard, Way};
+use crate::shard::{Shard, PeerOrigin};
 
 /// Elements that fill eighty blocks.
 pub(super) const LARGE: usize = 80 << 14;
 
-pub(super) const SAME_HOST: Way = Way::Unix { same_user: true };
+pub(super) const SAME_HOST: PeerOrigin = PeerOrigin::Unix { same_user: true };
 
 /// A world whose only shard has its files at this place.
 pub(super) fn at(
-    place: Place,
+    storage: ArenaStorage,
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
 ) -> World {
     let mut world = World::bare(variables, Sgd::new(1.0), configure);
-    let life = Life { arena: 2, ..LIFE };
-    world.shards[0] = Shard::open(world.parts(0), place, life, world.now).unwrap();
+    let life = ServerRun { arena: 2, ..LIFE };
+    world.shards[0] = Shard::open(world.parts(0), storage, life, world.now).unwrap();
     world
 }
 
@@ -44,8 +44,8 @@ pub(super) fn shareable(
 ) -> World {
     let mut world = World::bare(variables, Sgd::new(1.0), configure);
     for shard in 0..world.shards.len() {
-        let life = Life { arena: 2, ..LIFE };
-        let opened = Shard::open(world.parts(shard), Place::Lendable, life, world.now);
+        let life = ServerRun { arena: 2, ..LIFE };
+        let opened = Shard::open(world.parts(shard), ArenaStorage::Shareable, life, world.now);
         world.shards[shard] = opened.unwrap();
     }
     world
@@ -56,14 +56,14 @@ pub(super) fn shareable(
 pub(super) fn same_host(
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
-) -> (World, Line, Line) {
-    let mut world = at(Place::Lendable, variables, configure);
+) -> (World, ConnectionId, ConnectionId) {
+    let mut world = at(ArenaStorage::Shareable, variables, configure);
     let chief = world.begin()[0];
     let line = world.join(0, &mut worker(1));
     (world, chief, line)
 }
 
-pub(super) fn large(pin_bytes: u64) -> (World, Line, Line) {
+pub(super) fn large(pin_bytes: u64) -> (World, ConnectionId, ConnectionId) {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     same_host(vec![w], |config| config.pin_bytes_max(pin_bytes))
 }
@@ -80,7 +80,7 @@ struct Client {
 }
 
 impl Client {
-    fn new(world: &mut World, line: Line) -> Client {
+    fn new(world: &mut World, line: ConnectionId) -> Client {
         let Message::SharedValues(shared) = world.ask(line, share()) else {
             panic!("nothing is shared")
         };
@@ -118,7 +118,7 @@ impl Client {
         Client { reader, shared, blocks: Vec::new() }
     }
 
-    fn pin(&mut self) -> Result<Counts, NotNow> {
+    fn pin(&mut self) -> Result<ValueCounts, PinError> {
         self.reader.pin(0..self.shared.logical_blocks, &mut self.blocks)
     }
 
@@ -132,7 +132,7 @@ impl Client {
         pieces.flat_map(|word| self.reader.values().load(word as usize).to_le_bytes()).collect()
     }
 
-    fn pull(&mut self, bytes: u64) -> (Counts, Vec<u8>) {
+    fn pull(&mut self, bytes: u64) -> (ValueCounts, Vec<u8>) {
         let counts = self.pin().unwrap();
         let values = self.copy(bytes);
         self.reader.unpin(bytes).unwrap();
@@ -140,7 +140,7 @@ impl Client {
     }
 }
 
-fn push_large(world: &mut World, line: Line, sequence: u64) -> Work {
+fn push_large(world: &mut World, line: ConnectionId, sequence: u64) -> Work {
     let body = bytes_of(&vec![1_f32; LARGE]);
     let push = Push::gradient(sequence, world.token(line), world.push_slot(line));
     let parts: Vec<(u64, &[u8])> = (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
@@ -148,7 +148,7 @@ fn push_large(world: &mut World, line: Line, sequence: u64) -> Work {
     world.work()
 }
 
-fn push_small(world: &mut World, line: Line, sequence: u64) {
+fn push_small(world: &mut World, line: ConnectionId, sequence: u64) {
     let push = Push::gradient(sequence, world.token(line), world.push_slot(line));
     world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 2.0, 3.0]))]);
 }
@@ -171,7 +171,7 @@ fn shared_values_equal_the_answer_to_a_pull() {
             let (counts, values) = client.pull(56);
             assert_eq!(values, world.values(line));
             let expected =
-                Counts { version, gradients: version, step: version, serves: version, epoch: 1 };
+                ValueCounts { version, gradients: version, step: version, serves: version, epoch: 1 };
             assert_eq!(counts, expected);
         }
         blocks.push(clients[0].blocks.clone());
@@ -230,7 +230,7 @@ fn an_update_waits_until_a_reader_unpins_or_is_revoked() {
     let mut other = Client::new(&mut world, line);
     other.pin().unwrap();
     assert!(client.pin().is_ok());
-    assert_eq!(client.reader.unpin(0), Err(NotNow::Over), "a connection has one reader slot");
+    assert_eq!(client.reader.unpin(0), Err(PinError::Closed), "a connection has one reader slot");
     assert_eq!(other.reader.unpin(0), Ok(()));
 }
 
@@ -242,14 +242,14 @@ fn a_reader_that_takes_too_long_learns_that_its_pin_is_revoked() {
     assert_eq!(push_large(&mut world, line, 1), Work::Idle);
     quick.pin().unwrap();
     assert_eq!(push_large(&mut world, line, 2), Work::Blocked);
-    let away = world.shards[0].take_back_from_slow_readers();
+    let away = world.shards[0].revoke_slow_readers();
     assert_eq!(away, [line.connection], "the other reader blocks nothing");
     assert_eq!(world.work(), Work::Idle);
-    assert_eq!(slow.reader.unpin(0), Err(NotNow::Over));
+    assert_eq!(slow.reader.unpin(0), Err(PinError::Closed));
     all_are(&quick.copy(4 * LARGE as u64), -1.0);
     assert_eq!(quick.reader.unpin(0), Ok(()));
     assert_eq!(quick.pull(4 * LARGE as u64).0.version, 2);
-    assert!(world.shards[0].take_back_from_slow_readers().is_empty());
+    assert!(world.shards[0].revoke_slow_readers().is_empty());
 }
 
 #[test]
@@ -264,14 +264,14 @@ fn a_stalled_reader_is_cut_off_although_no_update_waits() {
         busy.pull(56);
         busy.pin().unwrap();
         let now = start + Duration::from_secs(second);
-        assert_eq!(world.shards[0].take_back_from_stalled_readers(now, stall_timeout), [0; 0]);
+        assert_eq!(world.shards[0].revoke_stalled_readers(now, stall_timeout), [0; 0]);
         busy.reader.unpin(56).unwrap();
     }
     let now = start + stall_timeout;
-    let cut = world.shards[0].take_back_from_stalled_readers(now, stall_timeout);
+    let cut = world.shards[0].revoke_stalled_readers(now, stall_timeout);
     assert_eq!(cut, [line.connection]);
-    assert_eq!(stopped.reader.unpin(0), Err(NotNow::Over));
-    assert!(world.shards[0].take_back_from_stalled_readers(now, stall_timeout).is_empty());
+    assert_eq!(stopped.reader.unpin(0), Err(PinError::Closed));
+    assert!(world.shards[0].revoke_stalled_readers(now, stall_timeout).is_empty());
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn blocks_kept_for_readers_of_one_block_table_are_not_kept_for_those_of_the_next
     let line = world.join(0, &mut worker(3));
     let mut next = Client::new(&mut world, line);
     next.pin().unwrap();
-    assert!(world.shards[0].take_back_from_slow_readers().is_empty());
+    assert!(world.shards[0].revoke_slow_readers().is_empty());
 }
 
 #[test]
@@ -322,10 +322,10 @@ fn values_that_are_no_longer_shared_cannot_be_read() {
     let (mut gone, mut stays) = (Client::new(&mut world, line), Client::new(&mut world, chief));
     gone.pin().unwrap();
     world.disconnect(line);
-    assert_eq!(gone.reader.unpin(0), Err(NotNow::Over));
+    assert_eq!(gone.reader.unpin(0), Err(PinError::Closed));
     assert!(stays.pin().is_ok() && stays.reader.unpin(0).is_ok());
     world.disconnect(chief);
-    assert_eq!(stays.pin().unwrap_err(), NotNow::Over);
+    assert_eq!(stays.pin().unwrap_err(), PinError::Closed);
     assert!(!world.shards[0].is_shared());
     // A client that comes later shares the same values.
     let line = world.join(0, &mut worker(3));
@@ -336,16 +336,16 @@ fn values_that_are_no_longer_shared_cannot_be_read() {
 fn values_taken_over_by_another_process_are_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let state = StateDirectory::open(folder.path()).unwrap();
-    let place = || Place::Folder(state.shard(0).unwrap());
-    let mut world = at(place(), variables(), |config| config);
+    let storage = || ArenaStorage::Folder(state.shard(0).unwrap());
+    let mut world = at(storage(), variables(), |config| config);
     let line = world.begin()[0];
     let mut client = Client::new(&mut world, line);
     assert_eq!((client.shared.owner_generation, client.pin().is_ok()), (0, true));
     // The block table of a killed process stays as it is.
-    let (parts, life) = (world.parts(0), Life { arena: 2, ..LIFE });
-    let next = Shard::open(parts, place(), life, world.now).unwrap();
+    let (parts, life) = (world.parts(0), ServerRun { arena: 2, ..LIFE });
+    let next = Shard::open(parts, storage(), life, world.now).unwrap();
     std::mem::forget(std::mem::replace(&mut world.shards[0], next));
-    assert_eq!(client.reader.unpin(0), Err(NotNow::Over));
+    assert_eq!(client.reader.unpin(0), Err(PinError::Closed));
     let line = world.join(0, &mut chief());
     let mut client = Client::new(&mut world, line);
     assert_eq!((client.shared.owner_generation, client.pull(56).0.version), (1, 0));
@@ -353,9 +353,9 @@ fn values_taken_over_by_another_process_are_not_read() {
 
 #[test]
 fn a_client_that_is_refused_shared_values_learns_why_and_continues() {
-    let refused = |world: &mut World, way: Way, wants: u64, role: Role| {
+    let refused = |world: &mut World, origin: PeerOrigin, wants: u64, role: Role| {
         let peer = Peer { role, ..worker(5) };
-        let (line, _) = world.handshake_over(way, 0, peer.hello(0)).unwrap();
+        let (line, _) = world.handshake_over(origin, 0, peer.hello(0)).unwrap();
         let refusal = world.refused(line, ShareValues { wants }.into());
         assert!(world.shared.is_empty());
         let alive = world.ask(line, message::Heartbeat {}.into());
@@ -369,14 +369,14 @@ fn a_client_that_is_refused_shared_values_learns_why_and_continues() {
     let member = Role::Worker {};
     let (mut world, ..) = same_host(variables(), |config| config);
     let over_tcp = "memory is shared over Unix sockets only";
-    assert_eq!(refused(&mut world, Way::Remote, 1, member), over_tcp);
-    assert_eq!(refused(&mut world, Way::Loopback, 1, member), over_tcp);
-    let other_user = Way::Unix { same_user: false };
+    assert_eq!(refused(&mut world, PeerOrigin::Remote, 1, member), over_tcp);
+    assert_eq!(refused(&mut world, PeerOrigin::Loopback, 1, member), over_tcp);
+    let other_user = PeerOrigin::Unix { same_user: false };
     assert_eq!(refused(&mut world, other_user, 1, member), "Denied");
-    assert_eq!(refused(&mut world, SAME_HOST, 2, member), "nothing that is asked for is shared");
+    assert_eq!(refused(&mut world, SAME_HOST, 2, member), "none of the requested memory is shared");
     assert!(refused(&mut world, SAME_HOST, 1, Role::Peer {}).starts_with("Role"));
 
-    let mut bare = at(Place::Lendable, variables(), |config| config);
+    let mut bare = at(ArenaStorage::Shareable, variables(), |config| config);
     assert_eq!(refused(&mut bare, SAME_HOST, 1, member), "NotInitialized");
 
     let (mut world, ..) = same_host(variables(), |config| config.shared_memory(false));
@@ -388,7 +388,7 @@ fn a_client_that_is_refused_shared_values_learns_why_and_continues() {
         World::ready(variables(), Sgd::new(1.0), |config| config.durability(Durability::Power));
     assert!(refused(&mut world, SAME_HOST, 1, member).contains("disk"));
     // Anonymous memory has no descriptor.
-    let mut world = at(Place::Anonymous, variables(), |config| config);
+    let mut world = at(ArenaStorage::Anonymous, variables(), |config| config);
     world.begin();
     assert!(refused(&mut world, SAME_HOST, 1, member).contains("share"));
 }
@@ -408,7 +408,7 @@ fn shared_values_count_as_memory() {
 }
 
 impl World {
-    fn refused_or_shared(&mut self, line: Line) -> Option<Refusal> {
+    fn refused_or_shared(&mut self, line: ConnectionId) -> Option<Refusal> {
         match self.ask(line, share()) {
             Message::Refused(refused) => Some(refused.refusal),
             other => {
@@ -423,10 +423,10 @@ impl World {
 fn values_of_forgotten_variables_are_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let state = StateDirectory::open(folder.path()).unwrap();
-    let mut world = at(Place::Folder(state.shard(0).unwrap()), variables(), |config| config);
+    let mut world = at(ArenaStorage::Folder(state.shard(0).unwrap()), variables(), |config| config);
     let line = world.begin()[0];
     let mut client = Client::new(&mut world, line);
     assert_eq!(client.pull(56).0.epoch, u64::from(RestoreEpoch(1).0));
     world.shards[0].forget_variables().unwrap();
-    assert_eq!(client.pin().unwrap_err(), NotNow::Over);
+    assert_eq!(client.pin().unwrap_err(), PinError::Closed);
 }

@@ -5,11 +5,11 @@ use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Grant, Message, Refusal};
 
 use super::peers::{Push, bytes_of, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
 
-fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, Line, Line) {
+fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, ConnectionId, ConnectionId) {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);
     let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
     (world, a, b)
@@ -72,7 +72,7 @@ fn a_shard_that_does_not_own_the_step_checks_holder_and_use_of_a_token() {
     let made_up = Grant { token: TokenId(99), ..grant };
     let huge = Grant { token: TokenId(u64::MAX), ..grant };
     let none = Grant { token: TokenId(0), generation: 0, ..grant };
-    let push = |world: &mut World, line: Line, sequence: u64, grant: Grant| {
+    let push = |world: &mut World, line: ConnectionId, sequence: u64, grant: Grant| {
         let push_slot = world.push_slot(line);
         world.push_answer(
             line,

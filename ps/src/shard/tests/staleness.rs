@@ -7,7 +7,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, unpack, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
 use crate::metrics::Metrics;
 use crate::optimizer::Sgd;
@@ -26,7 +26,7 @@ fn two_shards(configure: impl Fn(PsConfig) -> PsConfig) -> World {
 
 /// A client with a connection to each shard.
 pub(super) struct Client {
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<ConnectionId>,
     sequence: u64,
 }
 

@@ -1,5 +1,5 @@
-//! A synchronous step whose last gradient is in a push buffer: the scan of that gradient, and what may happen
-//! before the scan is done.
+//! Synchronous steps whose last gradient is in a push buffer: the scan of that gradient, and events
+//! during the scan.
 
 use pushpull_common::ids::{RequestId, VariableId};
 use pushpull_common::protocol::message::{self, Operation};
@@ -17,13 +17,13 @@ use crate::shard::work::{SLICE_BYTES, Work};
 
 const BYTES: u64 = 4 * LARGE as u64;
 
-/// How many slices the scan of a gradient takes before the one that ends it.
+/// The slices of a gradient's scan before the last one.
 const SCAN_SLICES: u64 = BYTES.div_ceil(SLICE_BYTES);
 
-/// Beside it, what is no gradient may be assigned.
+/// The bytes of a plain variable, which can be assigned during a scan.
 const PLAIN: u64 = 16;
 
-/// Replicas with trays, a large variable, and a plain one behind it.
+/// Returns replicas with push buffers, a large variable, and a plain one behind it.
 fn replicas(take: u32, of: u32, configure: impl Fn(PsConfig) -> PsConfig) -> SharedBuffers {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     let plain = VariableSpec::f32("plain", [PLAIN / 4]).unwrap().plain();
@@ -31,21 +31,21 @@ fn replicas(take: u32, of: u32, configure: impl Fn(PsConfig) -> PsConfig) -> Sha
 }
 
 impl SharedBuffers {
-    /// Puts a gradient of one value into a room of a replica's tray, and says that it is whole; nothing is done
-    /// about it yet.
-    fn say(&mut self, replica: usize, place: usize, grant: Grant, gradient: &[f32]) -> RequestId {
+    /// Puts a gradient into a slot of a replica's push buffer, and sends its last part. Does no
+    /// work.
+    fn push_in_place(&mut self, replica: usize, buffer_slot: usize, grant: Grant, gradient: &[f32]) -> RequestId {
         let it = &mut self.cluster.replicas[replica];
         it.sequence += 1;
         let (line, sequence) = (it.lines[0], it.sequence);
         let push_buffer = &self.push_buffers[replica][0];
-        push_buffer.put(place, 0, &bytes_of(gradient));
-        let push = Push::gradient(sequence, grant, push_buffer.push_slot(place));
+        push_buffer.put(buffer_slot, 0, &bytes_of(gradient));
+        let push = Push::gradient(sequence, grant, push_buffer.push_slot(buffer_slot));
         let said = push.shared(&[(0, BYTES)], Some(BYTES));
         self.cluster.world.send(line, push.envelope(), said, &[])
     }
 
-    /// What a replica has been answered by now.
-    fn heard(&mut self, replica: usize, request: RequestId) -> Option<Result<Outcome, Refusal>> {
+    /// Takes the answer that a replica has received, if there is one.
+    fn outcome(&mut self, replica: usize, request: RequestId) -> Option<Result<Outcome, Refusal>> {
         let line = self.cluster.replicas[replica].lines[0];
         match self.cluster.world.answer(line, request)? {
             Message::PushAnswer(answer) => Some(Ok(answer.outcome)),
@@ -54,22 +54,22 @@ impl SharedBuffers {
         }
     }
 
-    /// Has all work done, in so many slices.
-    fn slices(&mut self) -> usize {
+    /// Does all work. Returns the number of slices.
+    fn finish_work(&mut self) -> usize {
         (1..).find(|_| self.cluster.world.slice(0) == Work::Idle).unwrap()
     }
 
-    /// The first value, which all others must be like.
+    /// Returns the first value, after checking that all values of the large variable are equal.
     fn value(&mut self) -> f32 {
         let line = self.cluster.replicas[0].lines[0];
         let values = f32s(&self.cluster.world.values(line));
         let values = &values[..LARGE];
-        assert_eq!(values.iter().position(|value| *value != values[0]), None, "all are alike");
+        assert_eq!(values.iter().position(|value| *value != values[0]), None, "all values are equal");
         values[0]
     }
 }
 
-/// A stretch of a gradient in parts that can be sent.
+/// Returns a range of a gradient as parts of at most 1 MiB.
 fn parts(gradient: &[u8], start: u64, end: u64) -> Vec<(u64, &[u8])> {
     const MOST: u64 = 1 << 20;
     let part = |at: u64| (at, &gradient[at as usize..end.min(at + MOST) as usize]);
@@ -84,13 +84,13 @@ fn accepted(step: u64) -> Option<Result<Outcome, Refusal>> {
     ACCEPTED(step).map(Ok)
 }
 
-/// A rule of a user, which changes values where they lie.
+/// A user's rule, which changes values in place.
 #[derive(Debug)]
-struct Less;
+struct Subtract;
 
-impl Optimizer for Less {
+impl Optimizer for Subtract {
     fn kind(&self) -> &'static str {
-        "less"
+        "subtract"
     }
 
     fn slots(&self) -> &[SlotSpec] {
@@ -107,22 +107,22 @@ impl Optimizer for Less {
 }
 
 #[test]
-fn nan_in_what_would_complete_a_step_is_refused_and_the_step_waits_for_another() {
+fn a_non_finite_gradient_is_refused_and_the_step_waits_for_another() {
     let places = [0, 1, 15, 16, 70_000, LARGE / 2 + 3, LARGE - 1];
     for (place, users) in places.into_iter().flat_map(|place| [(place, false), (place, true)]) {
         let mut shared = replicas(2, 2, |config| match users {
-            true => config.optimizer_for("w", Less),
+            true => config.optimizer_for("w", Subtract),
             false => config,
         });
         let (first, last) = (shared.cluster.token(0), shared.cluster.token(1));
-        let request = shared.say(0, 0, first, &all(1.0));
-        shared.slices();
-        assert_eq!(shared.heard(0, request), accepted(0));
+        let request = shared.push_in_place(0, 0, first, &all(1.0));
+        shared.finish_work();
+        assert_eq!(shared.outcome(0, request), accepted(0));
         let mut gradient = all(5.0);
         gradient[place] = f32::INFINITY;
-        let request = shared.say(1, 0, last, &gradient);
-        shared.slices();
-        let Some(Err(refusal)) = shared.heard(1, request) else { panic!("it was not refused") };
+        let request = shared.push_in_place(1, 0, last, &gradient);
+        shared.finish_work();
+        let Some(Err(refusal)) = shared.outcome(1, request) else { panic!("the gradient was not refused") };
         let expected = Refusal::NonFinite {
             variable: VariableId(0),
             element: place as u64,
@@ -130,102 +130,104 @@ fn nan_in_what_would_complete_a_step_is_refused_and_the_step_waits_for_another()
         };
         assert_eq!(refusal, expected);
         assert_eq!((shared.value(), shared.cluster.world.metrics().gradients_admitted), (0.0, 1));
-        let request = shared.say(1, 0, last, &all(3.0));
-        shared.slices();
-        assert_eq!((shared.heard(1, request), shared.value()), (accepted(0), -2.0));
+        let request = shared.push_in_place(1, 0, last, &all(3.0));
+        shared.finish_work();
+        assert_eq!((shared.outcome(1, request), shared.value()), (accepted(0), -2.0));
     }
 }
 
-/// A replica that has been told that its gradient counts and then changes it spoils a step, as it could with
-/// any gradient; what is refused for that is not the gradient of another.
+/// A replica can spoil a step by changing its gradient after it was admitted, as with any gradient.
+/// The gradient of another replica is not refused for that.
 #[test]
-fn nobody_is_refused_for_what_another_has_changed() {
+fn a_gradient_is_not_refused_for_a_change_to_another() {
     let mut shared = replicas(2, 2, |config| config);
     let (first, last) = (shared.cluster.token(0), shared.cluster.token(1));
-    shared.say(0, 0, first, &all(1.0));
-    shared.slices();
+    shared.push_in_place(0, 0, first, &all(1.0));
+    shared.finish_work();
     shared.push_buffers[0][0].put(0, 0, &bytes_of(&all(f32::NAN)));
-    let request = shared.say(1, 0, last, &all(5.0));
-    shared.slices();
-    assert_eq!(shared.heard(1, request), accepted(0));
+    let request = shared.push_in_place(1, 0, last, &all(5.0));
+    shared.finish_work();
+    assert_eq!(shared.outcome(1, request), accepted(0));
     assert_eq!(shared.cluster.world.metrics().steps_applied, 1);
 }
 
 #[test]
-fn nan_is_counted_once() {
+fn non_finite_elements_are_counted_once() {
     let mut shared = replicas(2, 2, |config| config.non_finite(NonFinite::Count));
     let (first, last) = (shared.cluster.token(0), shared.cluster.token(1));
-    shared.say(0, 0, first, &all(1.0));
-    shared.slices();
+    shared.push_in_place(0, 0, first, &all(1.0));
+    shared.finish_work();
     let mut gradient = all(5.0);
     (gradient[3], gradient[LARGE - 1]) = (f32::NAN, f32::INFINITY);
-    let request = shared.say(1, 0, last, &gradient);
-    shared.slices();
-    assert_eq!(shared.heard(1, request), accepted(0));
+    let request = shared.push_in_place(1, 0, last, &gradient);
+    shared.finish_work();
+    assert_eq!(shared.outcome(1, request), accepted(0));
     assert_eq!(shared.cluster.world.metrics().non_finite, 2);
 }
 
-/// A backup replica is first after all: the step that was being applied is not the one that is made.
+/// The gradient of a backup replica completes the step while another gradient is scanned.
 #[test]
-fn another_gradient_that_completes_the_step_first_is_in_it() {
+fn a_gradient_that_completes_the_step_during_a_scan_is_in_it() {
     for slices in 0..SCAN_SLICES {
         let mut shared = replicas(2, 3, |config| config);
         let grants = [0, 1, 2].map(|replica| shared.cluster.token(replica));
-        shared.say(0, 0, grants[0], &all(1.0));
-        shared.slices();
-        let slow = shared.say(1, 0, grants[1], &all(100.0));
+        shared.push_in_place(0, 0, grants[0], &all(1.0));
+        shared.finish_work();
+        let slow = shared.push_in_place(1, 0, grants[1], &all(100.0));
         for _ in 0..slices {
             assert_eq!(shared.cluster.world.slice(0), Work::More, "the scan takes longer");
         }
-        // It is sent, and so held as soon as it is here.
+        // A gradient that is sent is held as soon as it is complete.
         shared.cluster.replicas[2].sequence += 1;
         let line = shared.cluster.replicas[2].lines[0];
         let push_slot = shared.cluster.world.push_slot(line);
         let push = Push::gradient(1, grants[2], push_slot);
         let gradient = bytes_of(&all(5.0));
         let request = shared.cluster.world.push(line, &push, &parts(&gradient, 0, BYTES));
-        shared.slices();
-        assert_eq!(shared.heard(2, request), accepted(0), "after {slices} slices");
-        assert_eq!(shared.heard(1, slow), STALE(1).map(Ok));
+        shared.finish_work();
+        assert_eq!(shared.outcome(2, request), accepted(0), "after {slices} slices");
+        assert_eq!(shared.outcome(1, slow), STALE(1).map(Ok));
         assert_eq!(shared.value(), -3.0, "after {slices} slices");
         let grants = [0, 1].map(|replica| shared.cluster.token(replica));
-        shared.say(0, 0, grants[0], &all(1.0));
-        let request = shared.say(1, 0, grants[1], &all(2.0));
-        shared.slices();
-        assert_eq!((shared.heard(1, request), shared.value()), (accepted(1), -4.5));
+        shared.push_in_place(0, 0, grants[0], &all(1.0));
+        let request = shared.push_in_place(1, 0, grants[1], &all(2.0));
+        shared.finish_work();
+        assert_eq!((shared.outcome(1, request), shared.value()), (accepted(1), -4.5));
     }
 }
 
-/// A backup replica's lies in a tray, too, and waits to be looked at: what was applied is not applied again.
+/// A backup replica's gradient in a push buffer waits for its scan. The applied step is not applied
+/// again.
 #[test]
-fn what_comes_behind_it_and_too_late_takes_nothing_back() {
+fn a_stale_gradient_behind_the_last_one_changes_nothing() {
     let counted = [false, true].map(|late| {
         let mut shared = replicas(2, 3, |config| config);
         let grants = [0, 1, 2].map(|replica| shared.cluster.token(replica));
-        shared.say(0, 0, grants[0], &all(1.0));
-        shared.slices();
-        let last = shared.say(1, 0, grants[1], &all(3.0));
+        shared.push_in_place(0, 0, grants[0], &all(1.0));
+        shared.finish_work();
+        let last = shared.push_in_place(1, 0, grants[1], &all(3.0));
         assert_eq!(shared.cluster.world.slice(0), Work::More);
-        let backup = late.then(|| shared.say(2, 0, grants[2], &all(100.0)));
-        let slices = shared.slices();
-        assert_eq!((shared.heard(1, last), shared.value()), (accepted(0), -2.0));
+        let backup = late.then(|| shared.push_in_place(2, 0, grants[2], &all(100.0)));
+        let slices = shared.finish_work();
+        assert_eq!((shared.outcome(1, last), shared.value()), (accepted(0), -2.0));
         if let Some(backup) = backup {
-            assert_eq!(shared.heard(2, backup), STALE(1).map(Ok));
+            assert_eq!(shared.outcome(2, backup), STALE(1).map(Ok));
         }
         slices
     });
     assert!(counted[1] <= counted[0] + 1, "{counted:?}");
 }
 
-/// Its replica takes it back, and has another in the same room, in the tray or sent.
+/// A replica returns its token during the scan, and pushes another gradient in the same buffer
+/// slot, in place or sent.
 #[test]
-fn what_is_withdrawn_meanwhile_is_not_in_the_step() {
+fn a_gradient_withdrawn_during_its_scan_is_not_in_the_step() {
     for (slices, sends) in (0..SCAN_SLICES).flat_map(|slices| [(slices, false), (slices, true)]) {
         let mut shared = replicas(2, 2, |config| config);
         let grants = [0, 1].map(|replica| shared.cluster.token(replica));
-        shared.say(0, 0, grants[0], &all(1.0));
-        shared.slices();
-        shared.say(1, 0, grants[1], &all(100.0));
+        shared.push_in_place(0, 0, grants[0], &all(1.0));
+        shared.finish_work();
+        shared.push_in_place(1, 0, grants[1], &all(100.0));
         for _ in 0..slices {
             assert_eq!(shared.cluster.world.slice(0), Work::More, "the scan takes longer");
         }
@@ -237,28 +239,28 @@ fn what_is_withdrawn_meanwhile_is_not_in_the_step() {
             panic!("no token")
         };
         let request = match sends {
-            false => shared.say(1, 0, granted.grant, &all(3.0)),
+            false => shared.push_in_place(1, 0, granted.grant, &all(3.0)),
             true => {
                 let push = Push::gradient(2, granted.grant, shared.push_buffers[1][0].push_slot(0));
                 let gradient = bytes_of(&all(3.0));
                 shared.cluster.world.push(line, &push, &parts(&gradient, 0, BYTES))
             }
         };
-        shared.slices();
+        shared.finish_work();
         let message = format!("after {slices} slices, sent: {sends}");
-        assert_eq!(shared.heard(1, request), accepted(0), "{message}");
+        assert_eq!(shared.outcome(1, request), accepted(0), "{message}");
         assert_eq!(shared.value(), -2.0, "{message}");
     }
 }
 
 #[test]
-fn what_is_assigned_meanwhile_is_assigned() {
+fn an_assignment_during_a_scan_is_applied() {
     for slices in 0..SCAN_SLICES {
         let mut shared = replicas(2, 2, |config| config);
         let grants = [0, 1].map(|replica| shared.cluster.token(replica));
-        shared.say(0, 0, grants[0], &all(1.0));
-        shared.slices();
-        let last = shared.say(1, 0, grants[1], &all(3.0));
+        shared.push_in_place(0, 0, grants[0], &all(1.0));
+        shared.finish_work();
+        let last = shared.push_in_place(1, 0, grants[1], &all(3.0));
         for _ in 0..slices {
             assert_eq!(shared.cluster.world.slice(0), Work::More, "the scan takes longer");
         }
@@ -269,9 +271,9 @@ fn what_is_assigned_meanwhile_is_assigned() {
         let push = Push::plain(it.sequence, Operation::Assign {}, push_buffer.push_slot(1));
         let said = push.shared(&[(BYTES, BYTES + PLAIN)], Some(PLAIN));
         let assigned = shared.cluster.world.send(line, push.envelope(), said, &[]);
-        shared.slices();
-        assert_eq!(shared.heard(1, last), accepted(0));
-        let assigned = shared.heard(0, assigned);
+        shared.finish_work();
+        assert_eq!(shared.outcome(1, last), accepted(0));
+        let assigned = shared.outcome(0, assigned);
         assert!(matches!(assigned, Some(Ok(Outcome::Applied { .. }))), "{assigned:?}");
         assert_eq!(shared.value(), -2.0, "after {slices} slices");
         let values = f32s(&shared.cluster.world.values(line));
@@ -279,9 +281,10 @@ fn what_is_assigned_meanwhile_is_assigned() {
     }
 }
 
-/// Whatever the variables are, and however they lie: as if all had been sent.
+/// Gradients in push buffers give the same values as sent ones, for variables of several types and
+/// lengths.
 #[test]
-fn a_step_that_is_applied_at_once_is_the_step() {
+fn a_step_from_push_buffers_equals_one_from_sent_parts() {
     let of = |name, dtype, elements: usize| {
         VariableSpec::new(name, dtype, Shape::new([elements as u64]).unwrap()).unwrap()
     };
@@ -319,15 +322,15 @@ fn a_step_that_is_applied_at_once_is_the_step() {
             let line = shared.cluster.replicas[replica].lines[0];
             let said = push.shared(&extents, Some(bytes));
             let request = shared.cluster.world.send(line, push.envelope(), said, &[]);
-            shared.slices();
-            assert_eq!(shared.heard(replica, request), accepted(step));
+            shared.finish_work();
+            assert_eq!(shared.outcome(replica, request), accepted(step));
             let line = sent.cluster.replicas[replica].lines[0];
             let push = Push::gradient(step + 1, b, sent.cluster.world.push_slot(line));
             let parts: Vec<_> =
                 extents.iter().flat_map(|&(start, end)| parts(&gradient, start, end)).collect();
             let request = sent.cluster.world.push(line, &push, &parts);
-            sent.slices();
-            assert_eq!(sent.heard(replica, request), accepted(step));
+            sent.finish_work();
+            assert_eq!(sent.outcome(replica, request), accepted(step));
         }
         let [a, b] = [&mut shared, &mut sent].map(|it| {
             let line = it.cluster.replicas[0].lines[0];

@@ -22,9 +22,9 @@ use nix::unistd::{Pid, gettid};
 
 use super::crash_life::{CrashScenario, begin_training, numbers};
 use super::kept::{Files, PersistentState, open_at, open_on};
-use crate::arena::shelf::{Content, Shelf};
-use crate::arena::store_trace::{self, Event};
-use crate::arena::{Memory, Place, StateDirectory};
+use crate::arena::test_files::{Content, TestFiles};
+use crate::arena::store_trace::{self, StoreEvent};
+use crate::arena::{Memory, ArenaStorage, StateDirectory};
 use crate::commit::COMMITTED;
 use crate::config::PsConfig;
 use crate::layout::PAGE_BYTES;
@@ -116,16 +116,15 @@ impl Case {
 
     /// Returns the files that the child finds, and the configuration of their shard.
     fn files(&self) -> (Files, Arc<PsConfig>) {
-        let shelf = Shelf::default();
+        let test_files = TestFiles::default();
         // The files are left by a server without planted bugs.
-        let (mut world, line) =
-            begin_training(&self.scenario(PlantedBugs::default()), shelf.clone());
+        let (mut world, line) = begin_training(&self.scenario(PlantedBugs::default()), test_files.clone());
         let (InitialState::Whole(offset, bytes)
         | InitialState::Committed(offset, bytes)
         | InitialState::Prepared(offset, bytes)) = self.initial;
         let push = world.gradient(line, 1);
         world.push(line, &push, &[(offset, &numbers(bytes / 4, 1.0))]);
-        let (seen, config) = (shelf.clone(), world.config.clone());
+        let (seen, config) = (test_files.clone(), world.config.clone());
         let (images, left) = std::sync::mpsc::channel();
         let undone = matches!(self.initial, InitialState::Prepared(..));
         let watch = store_trace::watch(move |_| {
@@ -138,7 +137,7 @@ impl Case {
                 images.send(files).expect("the receiver is alive");
             }
         });
-        let whole = shelf.contents();
+        let whole = test_files.contents();
         world.work();
         drop(watch);
         let images: Vec<Files> = left.into_iter().collect();
@@ -162,11 +161,11 @@ fn without_spare_clients(mut files: Files) -> Files {
 /// The chief and a worker.
 const CLIENTS: usize = 2;
 
-fn perform(case: &Case, place: Place, config: &Arc<PsConfig>, mark: impl Fn(Signal)) -> Shard {
+fn perform(case: &Case, storage: ArenaStorage, config: &Arc<PsConfig>, mark: impl Fn(Signal)) -> Shard {
     let now = Instant::now();
     match case.action {
         Action::Push => {
-            let mut shard = open_at(place, config, now).expect("the files are sound");
+            let mut shard = open_at(storage, config, now).expect("the files are sound");
             mark(MARK);
             shard.work(now);
             mark(END);
@@ -174,7 +173,7 @@ fn perform(case: &Case, place: Place, config: &Arc<PsConfig>, mark: impl Fn(Sign
         }
         Action::Recovery => {
             mark(MARK);
-            let shard = open_at(place, config, now).expect("the files can be recovered");
+            let shard = open_at(storage, config, now).expect("the files can be recovered");
             mark(END);
             shard
         }
@@ -191,12 +190,12 @@ fn traced_child() {
     let state = StateDirectory::open(Path::new(child_args.next().expect("a directory"))).unwrap();
     let (_, config) = case.files();
     let config = Arc::new(PsConfig { planted, ..(*config).clone() });
-    let place = Place::Folder(state.shard(0).unwrap());
+    let storage = ArenaStorage::Folder(state.shard(0).unwrap());
     println!("\nstep {}", gettid());
     std::io::stdin().lock().read_line(&mut String::new()).unwrap();
     let mark = |signal| raise(signal).unwrap();
     let watch = (case.action == Action::Recovery).then(|| store_trace::watch(move |_| mark(MARK)));
-    perform(case, place, &config, mark);
+    perform(case, storage, &config, mark);
     drop(watch);
 }
 
@@ -228,29 +227,27 @@ struct Expected {
     stretches: Vec<(String, usize, usize)>,
 }
 
-/// Performs the action in this process, on a shelf.
+/// Performs the action in this process, on test files.
 fn rehearse(case: &Case, files: &Files, config: &Arc<PsConfig>) -> Expected {
     let now = Instant::now();
     let kept = |files: &Files| {
-        PersistentState::of(
-            &open_on(&Shelf::with(files.clone()), config, now).expect("the files are sound"),
-        )
+        PersistentState::of(&open_on(&TestFiles::with(files.clone()), config, now).expect("the files are sound"))
     };
-    let shelf = Shelf::with(files.clone());
+    let test_files = TestFiles::with(files.clone());
     let (sender, events) = std::sync::mpsc::channel();
-    let watched = shelf.clone();
+    let watched = test_files.clone();
     let watch = store_trace::watch(move |event| {
         let (address, start, bytes) = match event {
-            Event::Shared { address, start, bytes } => (address, start, bytes),
-            Event::Streaming { address, start, bytes } => (address, start, bytes),
-            Event::Storing { address, start } => (address, start, 8),
+            StoreEvent::Borrowed { address, start, bytes } => (address, start, bytes),
+            StoreEvent::Streaming { address, start, bytes } => (address, start, bytes),
+            StoreEvent::Storing { address, start } => (address, start, 8),
             _ => return,
         };
         if let Some(file) = watched.name_of(address) {
             sender.send((file, start, start + bytes)).expect("the receiver is alive");
         }
     });
-    let shard = perform(case, Place::Shelf(shelf), config, |_| {});
+    let shard = perform(case, ArenaStorage::TestFiles(test_files), config, |_| {});
     drop(watch);
     let mut written: Vec<(String, usize, usize)> = events.into_iter().collect();
     written.sort();
@@ -277,7 +274,7 @@ struct Figures {
 impl Figures {
     fn judge(&mut self, files: Files, config: &Arc<PsConfig>, expected: &Expected) {
         self.states += 1;
-        let Ok(shard) = open_on(&Shelf::with(files), config, Instant::now()) else {
+        let Ok(shard) = open_on(&TestFiles::with(files), config, Instant::now()) else {
             self.torn += 1;
             return;
         };

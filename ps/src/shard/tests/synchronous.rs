@@ -7,18 +7,18 @@ use pushpull_common::protocol::message::{self, Role};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, f64s, pack, variables, worker};
-use super::world::{Line, Received, World};
+use super::world::{Received, ConnectionId, World};
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
-use crate::shard::{Input, TICK};
+use crate::shard::{ShardInput, TICK};
 
 const LEASE: Duration = Duration::from_secs(5);
 
 /// A worker task and its connections to all shards.
 pub(super) struct Replica {
     pub(super) peer: Peer,
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<ConnectionId>,
     pub(super) sequence: u64,
     newest: u64,
 }
@@ -27,7 +27,7 @@ pub(super) struct Replica {
 pub(super) struct Cluster {
     pub(super) world: World,
     /// The connections of the other shards to the step owner's.
-    pub(super) links: Vec<Option<Line>>,
+    pub(super) links: Vec<Option<ConnectionId>>,
     pub(super) replicas: Vec<Replica>,
 }
 
@@ -94,8 +94,8 @@ impl Cluster {
         let peer = Peer { role: Role::Peer {}, ..worker(90 + shard as u32) };
         let (line, _) = self.world.handshake(0, peer.hello(0), false).unwrap();
         self.links[shard] = Some(line);
-        self.world.input(shard, Input::OwnerLink { up: true });
-        self.world.input(shard, Input::Tick);
+        self.world.input(shard, ShardInput::OwnerLink { up: true });
+        self.world.input(shard, ShardInput::Tick);
         self.settle();
     }
 
@@ -110,7 +110,7 @@ impl Cluster {
         match shard {
             0 => {
                 for other in 1..self.links.len() {
-                    self.world.input(other, Input::OwnerLink { up: false });
+                    self.world.input(other, ShardInput::OwnerLink { up: false });
                     self.link(other);
                 }
             }
@@ -141,7 +141,7 @@ impl Cluster {
                     let Received::Message { envelope, message, .. } = received else { continue };
                     assert!(!matches!(message, Message::Refused(_)), "{message:?}");
                     let (header, message) = pack(&envelope, &message, 0);
-                    self.world.input(shard, Input::Owner { header: &header, message });
+                    self.world.input(shard, ShardInput::Owner { header: &header, message });
                     moved = true;
                 }
             }
@@ -153,7 +153,7 @@ impl Cluster {
 
     /// Lets this much time pass, while these replicas send heartbeats.
     pub(super) fn pass(&mut self, time: Duration, alive: &[usize]) {
-        let lines: Vec<Line> =
+        let lines: Vec<ConnectionId> =
             alive.iter().flat_map(|&replica| self.replicas[replica].lines.clone()).collect();
         self.world.pass(time, &lines);
         self.settle();
@@ -262,11 +262,7 @@ fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
     for shards in [1, 2] {
         let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config.last_step(2));
         let (a, b) = (cluster.token(0), cluster.token(1));
-        assert_eq!(
-            (a.step.0, cluster.try_token(0)),
-            (0, Ok(None)),
-            "one gradient from each replica"
-        );
+        assert_eq!((a.step.0, cluster.try_token(0)), (0, Ok(None)), "one gradient from each replica");
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         assert_eq!(cluster.values(0), (0.0, 0.0));
         assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
@@ -345,11 +341,7 @@ fn a_replica_that_runs_out_of_data_leaves_the_others_training() {
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(1, b, 3.0);
     cluster.leave(1);
-    assert_eq!(
-        cluster.world.metrics().steps_applied,
-        0,
-        "its gradient stays, and another is expected"
-    );
+    assert_eq!(cluster.world.metrics().steps_applied, 0, "its gradient stays, and another is expected");
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     assert_eq!(cluster.values(1), (-2.0, -2.0));
     let a = cluster.token(0);
@@ -907,7 +899,7 @@ fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
     });
     cluster.pass(2 * TICK, &[0]);
     let awaited = wait_text(&mut cluster);
-    assert!(awaited.contains("1 not seen yet"), "{awaited}");
+    assert!(awaited.contains("1 not joined yet"), "{awaited}");
 }
 
 /// Requests a token with this deadline, which is not granted. Returns what the refusal says is
@@ -931,7 +923,7 @@ fn awaited_after(cluster: &mut Cluster, replica: usize, time: Duration) -> Strin
 fn cut_off(cluster: &mut Cluster, shard: usize) {
     let line = cluster.links[shard].take().unwrap();
     cluster.world.disconnect(line);
-    cluster.world.input(shard, Input::OwnerLink { up: false });
+    cluster.world.input(shard, ShardInput::OwnerLink { up: false });
 }
 
 #[test]
@@ -966,14 +958,8 @@ fn a_shard_that_has_not_reported_a_step_as_applied_is_named() {
     cut_off(&mut cluster, 1);
     cluster.push_to(0, 1, b, 1.0);
     let wait_text = awaited_after(&mut cluster, 0, Duration::from_secs(3));
-    assert!(
-        wait_text.starts_with("step 0 to be applied by every shard; not yet by "),
-        "{wait_text}"
-    );
-    assert!(
-        wait_text.contains("/job:ps/task:0/shard:1 (not connected, heard from 3"),
-        "{wait_text}"
-    );
+    assert!(wait_text.starts_with("step 0 to be applied by every shard; not yet by "), "{wait_text}");
+    assert!(wait_text.contains("/job:ps/task:0/shard:1 (not connected, heard from 3"), "{wait_text}");
     assert!(!wait_text.contains("/job:worker"), "{wait_text}");
 }
 

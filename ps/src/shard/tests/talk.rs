@@ -7,12 +7,12 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
 use super::peers::{Push, unpack};
-use super::world::{Line, Received, World};
+use super::world::{Received, ConnectionId, World};
 use crate::shard::output::PulledParts;
 
 impl World {
     /// Sends a message, does all work, and returns the answer.
-    pub(super) fn ask(&mut self, line: Line, message: Message) -> Message {
+    pub(super) fn ask(&mut self, line: ConnectionId, message: Message) -> Message {
         let name = message.name();
         let request = self.say(line, message);
         self.work();
@@ -20,7 +20,7 @@ impl World {
     }
 
     /// Sends a message and returns its refusal. Panics if it is not refused.
-    pub(super) fn refused(&mut self, line: Line, message: Message) -> Refusal {
+    pub(super) fn refused(&mut self, line: ConnectionId, message: Message) -> Refusal {
         let request = self.say(line, message);
         match self.answer(line, request) {
             Some(Message::Refused(refused)) => refused.refusal,
@@ -28,20 +28,20 @@ impl World {
         }
     }
 
-    pub(super) fn declare(&mut self, line: Line, catalogue: &Catalogue) -> Message {
+    pub(super) fn declare(&mut self, line: ConnectionId, catalogue: &Catalogue) -> Message {
         let declare = message::Declare { digest: catalogue.digest() };
         let request = self.send(line, Envelope::default(), declare.into(), catalogue.encode());
         self.answer(line, request).expect("a declaration is answered")
     }
 
     /// Requests a token. Panics if none is granted at once.
-    pub(super) fn token(&mut self, line: Line) -> Grant {
+    pub(super) fn token(&mut self, line: ConnectionId) -> Grant {
         self.token_after(line, TokenId(u64::MAX))
     }
 
     /// Requests a token as a client whose newest token is `newest`. Panics if none is granted at
     /// once.
-    pub(super) fn token_after(&mut self, line: Line, newest: TokenId) -> Grant {
+    pub(super) fn token_after(&mut self, line: ConnectionId, newest: TokenId) -> Grant {
         let request = self.say(line, message::TokenRequest { newest }.into());
         match self.answer(line, request) {
             Some(Message::Granted(granted)) => granted.grant,
@@ -50,7 +50,7 @@ impl World {
     }
 
     /// Reserves a push slot. Panics if none is free.
-    pub(super) fn push_slot(&mut self, line: Line) -> u32 {
+    pub(super) fn push_slot(&mut self, line: ConnectionId) -> u32 {
         let request = self.say(line, message::Reserve {}.into());
         match self.answer(line, request) {
             Some(Message::Reserved(push_slot)) => push_slot.push_slot,
@@ -59,13 +59,13 @@ impl World {
     }
 
     /// Requests a token and a push slot, and returns a push of gradients that uses them.
-    pub(super) fn gradient(&mut self, line: Line, sequence: u64) -> Push {
+    pub(super) fn gradient(&mut self, line: ConnectionId, sequence: u64) -> Push {
         let grant = self.token(line);
         Push::gradient(sequence, grant, self.push_slot(line))
     }
 
     /// Sends a push in these parts. The last part carries the length of the push.
-    pub(super) fn push(&mut self, line: Line, push: &Push, parts: &[(u64, &[u8])]) -> RequestId {
+    pub(super) fn push(&mut self, line: ConnectionId, push: &Push, parts: &[(u64, &[u8])]) -> RequestId {
         let total: usize = parts.iter().map(|(_, body)| body.len()).sum();
         let mut request = RequestId(0);
         for (index, (offset, body)) in parts.iter().enumerate() {
@@ -78,7 +78,7 @@ impl World {
     /// Sends a push in these parts, does all work, and returns the answer.
     pub(super) fn push_answer(
         &mut self,
-        line: Line,
+        line: ConnectionId,
         push: &Push,
         parts: &[(u64, &[u8])],
     ) -> Message {
@@ -88,13 +88,13 @@ impl World {
     }
 
     /// Starts a pull of all values, at step `at_least` or later.
-    pub(super) fn pull(&mut self, line: Line, at_least: u64) -> RequestId {
+    pub(super) fn pull(&mut self, line: ConnectionId, at_least: u64) -> RequestId {
         let envelope = Envelope { step: GlobalStep(at_least), ..Envelope::default() };
         self.send(line, envelope, message::Pull { selection: Selection::All {} }.into(), &[])
     }
 
     /// Takes the first values received over a connection, if any. Their blocks stay pinned.
-    pub(super) fn streamed(&mut self, line: Line) -> Option<PulledParts> {
+    pub(super) fn streamed(&mut self, line: ConnectionId) -> Option<PulledParts> {
         let received = self.received.entry(line).or_default();
         let index = received.iter().position(|received| matches!(received, Received::Values(_)))?;
         match received.remove(index) {
@@ -104,7 +104,7 @@ impl World {
     }
 
     /// Pulls all values of a shard, in layout order.
-    pub(super) fn values(&mut self, line: Line) -> Vec<u8> {
+    pub(super) fn values(&mut self, line: ConnectionId) -> Vec<u8> {
         self.pull(line, 0);
         self.work();
         let parts = self.streamed(line).expect("a pull is answered");
@@ -113,7 +113,7 @@ impl World {
     }
 
     /// Pulls the values of some partitions.
-    pub(super) fn select(&mut self, line: Line, partitions: &[u32]) -> Result<Vec<u8>, Refusal> {
+    pub(super) fn select(&mut self, line: ConnectionId, partitions: &[u32]) -> Result<Vec<u8>, Refusal> {
         let ids = partitions.iter().map(|&id| PartitionId(id)).collect();
         let selection = Selection::Partitions { partitions: List::new(ids).unwrap() };
         let request = self.say(line, message::Pull { selection }.into());

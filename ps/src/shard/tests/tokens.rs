@@ -7,13 +7,13 @@ use pushpull_common::protocol::message::{self, EndReason};
 use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
 
 use super::peers::{Push, bytes_of, variables, worker};
-use super::world::{Line, World};
+use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
 
 const LEASE: Duration = Duration::from_secs(5);
 
-fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, Line, Line) {
+fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, ConnectionId, ConnectionId) {
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
     world.disconnect(chief[0]);
     let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
@@ -28,7 +28,7 @@ fn return_token(grant: Grant) -> Message {
     message::ReturnToken { token: grant.token, generation: grant.generation }.into()
 }
 
-fn spend(world: &mut World, line: Line, sequence: u64, grant: Grant) -> message::PushAnswer {
+fn spend(world: &mut World, line: ConnectionId, sequence: u64, grant: Grant) -> message::PushAnswer {
     let push_slot = world.push_slot(line);
     let push = Push { next: true, ..Push::gradient(sequence, grant, push_slot) };
     match world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]) {
@@ -41,7 +41,7 @@ fn spend(world: &mut World, line: Line, sequence: u64, grant: Grant) -> message:
 fn many_clients_reach_exactly_the_last_step() {
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), |c| c.last_step(37));
     world.disconnect(chief[0]);
-    let lines: Vec<Line> = (1..=10).map(|task| world.join(0, &mut worker(task))).collect();
+    let lines: Vec<ConnectionId> = (1..=10).map(|task| world.join(0, &mut worker(task))).collect();
     let mut waiting: Vec<_> = lines.iter().map(|&line| (line, world.say(line, ask()))).collect();
     let (mut sequence, mut steps, mut ended) = (0, 0, 0);
     while let Some((line, request)) = waiting.pop() {

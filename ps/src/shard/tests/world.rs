@@ -14,23 +14,23 @@ use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, chief, identity, pack, place};
-use crate::arena::shelf::{Content, Shelf};
-use crate::arena::{Budget, Place};
+use crate::arena::test_files::{Content, TestFiles};
+use crate::arena::{Budget, ArenaStorage};
 use crate::checkpoint::CheckpointStorage;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
-use crate::shard::checkpoints::{Order, ShardRestore, ShardSave};
-use crate::shard::durable::{Life, Parts};
-use crate::shard::output::{Output, PulledParts};
+use crate::shard::checkpoints::{SaverOrder, ShardRestore, ShardSave};
+use crate::shard::shard_files::{ServerRun, ShardSetup};
+use crate::shard::output::{ShardOutput, PulledParts};
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
-use crate::shard::{Input, Shard, TICK, Way};
+use crate::shard::{ShardInput, Shard, TICK, PeerOrigin};
 
 /// A connection to one of the world's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Line {
+pub(super) struct ConnectionId {
     pub(super) shard: usize,
     pub(super) connection: u64,
 }
@@ -49,20 +49,20 @@ pub(super) struct World {
     pub(super) shards: Vec<Shard>,
     pub(super) counters: Vec<Arc<Counters>>,
     pub(super) catalogue: Arc<Catalogue>,
-    pub(super) received: BTreeMap<Line, Vec<Received>>,
+    pub(super) received: BTreeMap<ConnectionId, Vec<Received>>,
     /// The connections of corked messages, which may wait for the next one; one entry a message.
-    pub(super) corked: Vec<Line>,
+    pub(super) corked: Vec<ConnectionId>,
     /// The descriptors that were sent last over each connection.
-    pub(super) shared: BTreeMap<Line, Vec<OwnedFd>>,
+    pub(super) shared: BTreeMap<ConnectionId, Vec<OwnedFd>>,
     /// The connections that a shard has closed.
-    pub(super) closed: BTreeSet<Line>,
+    pub(super) closed: BTreeSet<ConnectionId>,
     /// The events that the shards have reported, with the index of the shard.
     pub(super) events: Vec<(usize, crate::event::Event)>,
     /// The members that have joined and those present, as each shard reported last.
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
-    pub(super) shelves: Vec<Shelf>,
-    life: Life,
+    pub(super) shard_files: Vec<TestFiles>,
+    life: ServerRun,
     /// Images that wait to be flushed to the disk.
     pub(super) flushes: Vec<(usize, Flush)>,
     /// Whether images wait for [`World::flush`] and are not flushed at once.
@@ -74,7 +74,7 @@ pub(super) struct World {
     /// Messages from shards to the step owner.
     pub(super) to_owner: Vec<(usize, Envelope, Message)>,
     /// Orders for the saver. A world has no saver.
-    pub(super) orders: Vec<(usize, Order)>,
+    pub(super) orders: Vec<(usize, SaverOrder)>,
     saves: Vec<(usize, ShardSave)>,
     restores: Vec<(usize, ShardRestore)>,
     pub(super) config: Arc<PsConfig>,
@@ -90,7 +90,7 @@ pub(super) struct World {
 }
 
 /// Boot, arena and epoch base of a world's processes.
-pub(super) const LIFE: Life = Life { boot: [7; 16], arena: 1, epoch_base: 0 };
+pub(super) const LIFE: ServerRun = ServerRun { boot: [7; 16], arena: 1, epoch_base: 0 };
 
 impl World {
     /// Creates shards for these variables, with nothing declared.
@@ -99,26 +99,26 @@ impl World {
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> World {
-        World::on(LIFE, variables, optimizer, configure, |_| Shelf::default())
+        World::on(LIFE, variables, optimizer, configure, |_| TestFiles::default())
     }
 
     /// Creates shards with nothing declared, in arenas of this boot and arena number.
     pub(super) fn bare_as(
-        life: Life,
+        life: ServerRun,
         variables: Vec<VariableSpec>,
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> World {
-        World::on(life, variables, optimizer, configure, |_| Shelf::default())
+        World::on(life, variables, optimizer, configure, |_| TestFiles::default())
     }
 
-    /// Creates shards with nothing declared, on these shelves.
+    /// Creates shards with nothing declared, on these test files.
     pub(super) fn on(
-        life: Life,
+        life: ServerRun,
         variables: Vec<VariableSpec>,
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
-        shelf: impl Fn(usize) -> Shelf,
+        test_files: impl Fn(usize) -> TestFiles,
     ) -> World {
         let cluster = ClusterSpec::builder().job("ps", ["127.0.0.1:1"]).build().unwrap();
         let config = configure(PsConfig::new(cluster, TaskId::ps(0), optimizer));
@@ -126,19 +126,19 @@ impl World {
         let (config, identity) = (Arc::new(config), Arc::new(identity()));
         let counters: Vec<_> = (0..config.shards).map(|_| Arc::new(Counters::default())).collect();
         let now = Instant::now();
-        let mut shelves = Vec::new();
+        let mut shard_files = Vec::new();
         let mut shards = Vec::new();
         for (index, counters) in counters.iter().enumerate() {
             let id = ShardId { task: 0, shard: index as u16 };
             let (config, identity) = (config.clone(), identity.clone());
-            let (budget, counters, shelf) = (budget.clone(), counters.clone(), shelf(index));
-            let parts = Parts { id, config, identity, budget, counters };
-            shards.push(Shard::open(parts, Place::Shelf(shelf.clone()), life, now).unwrap());
-            shelves.push(shelf);
+            let (budget, counters, test_files) = (budget.clone(), counters.clone(), test_files(index));
+            let parts = ShardSetup { id, config, identity, budget, counters };
+            shards.push(Shard::open(parts, ArenaStorage::TestFiles(test_files.clone()), life, now).unwrap());
+            shard_files.push(test_files);
         }
         World {
             shards,
-            shelves,
+            shard_files,
             life,
             flushes: Vec::new(),
             holds_flushes: false,
@@ -174,16 +174,16 @@ impl World {
         variables: Vec<VariableSpec>,
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
-    ) -> (World, Vec<Line>) {
+    ) -> (World, Vec<ConnectionId>) {
         let mut world = World::bare(variables, optimizer, configure);
         let lines = world.begin();
         (world, lines)
     }
 
     /// Declares and initializes the variables as a chief. Returns the chief's connections.
-    pub(super) fn begin(&mut self) -> Vec<Line> {
+    pub(super) fn begin(&mut self) -> Vec<ConnectionId> {
         let mut chief = chief();
-        let lines: Vec<Line> =
+        let lines: Vec<ConnectionId> =
             (0..self.shards.len()).map(|shard| self.join(shard, &mut chief)).collect();
         for &line in &lines {
             let catalogue = self.catalogue.clone();
@@ -197,13 +197,13 @@ impl World {
 
     /// Kills the process of a shard and restarts it. Its connections are gone.
     pub(super) fn restart(&mut self, shard: usize) -> Result<(), StorageError> {
-        let files = self.shelves[shard].contents();
+        let files = self.shard_files[shard].contents();
         self.reopen(shard, files)
     }
 
     /// Returns the files that the process of a shard leaves if it is killed now.
     pub(super) fn files(&self, shard: usize) -> BTreeMap<String, Vec<u8>> {
-        let files = self.shelves[shard].contents().into_iter();
+        let files = self.shard_files[shard].contents().into_iter();
         files.map(|(name, content)| (name, content.to_vec())).collect()
     }
 
@@ -214,7 +214,7 @@ impl World {
         files: BTreeMap<String, impl Into<Content>>,
     ) -> Result<(), StorageError> {
         let boot = self.boot;
-        self.reopen_in(shard, files, Life { boot, ..self.life })
+        self.reopen_in(shard, files, ServerRun { boot, ..self.life })
     }
 
     /// Replaces a shard by one that opens these files after a reboot.
@@ -224,41 +224,41 @@ impl World {
         files: BTreeMap<String, impl Into<Content>>,
     ) -> Result<(), StorageError> {
         self.boots += 1;
-        self.reopen_in(shard, files, Life { boot: [self.boots; 16], ..self.life })
+        self.reopen_in(shard, files, ServerRun { boot: [self.boots; 16], ..self.life })
     }
 
     fn reopen_in(
         &mut self,
         shard: usize,
         files: BTreeMap<String, impl Into<Content>>,
-        life: Life,
+        life: ServerRun,
     ) -> Result<(), StorageError> {
-        let lines: Vec<Line> = self.received.keys().copied().filter(|l| l.shard == shard).collect();
+        let lines: Vec<ConnectionId> = self.received.keys().copied().filter(|l| l.shard == shard).collect();
         for line in lines {
             self.received.remove(&line);
             self.closed.insert(line);
         }
-        let disk = std::mem::take(&mut *self.shelves[shard].disk());
-        self.shelves[shard] = Shelf::with(files);
+        let disk = std::mem::take(&mut *self.shard_files[shard].disk());
+        self.shard_files[shard] = TestFiles::with(files);
         // Within a boot, the disk keeps what was flushed. After a reboot, these files are on it.
-        *self.shelves[shard].disk() = match life.boot == self.boot {
+        *self.shard_files[shard].disk() = match life.boot == self.boot {
             true => disk,
             false => self.files(shard),
         };
         self.boot = life.boot;
         // Releases the memory of the old shard before the new one reserves it.
         let unborn = self.parts(shard);
-        let other = Life { arena: self.life.arena + 1, ..self.life };
-        self.shards[shard] = Shard::open(unborn, Place::Anonymous, other, self.now)?;
-        let place = Place::Shelf(self.shelves[shard].clone());
-        self.shards[shard] = Shard::open(self.parts(shard), place, life, self.now)?;
+        let other = ServerRun { arena: self.life.arena + 1, ..self.life };
+        self.shards[shard] = Shard::open(unborn, ArenaStorage::Anonymous, other, self.now)?;
+        let arena_storage = ArenaStorage::TestFiles(self.shard_files[shard].clone());
+        self.shards[shard] = Shard::open(self.parts(shard), arena_storage, life, self.now)?;
         self.flushes.retain(|(of, _)| *of != shard);
         self.collect(shard);
         Ok(())
     }
 
-    pub(super) fn parts(&self, shard: usize) -> Parts {
-        Parts {
+    pub(super) fn parts(&self, shard: usize) -> ShardSetup {
+        ShardSetup {
             id: ShardId { task: 0, shard: shard as u16 },
             config: self.config.clone(),
             identity: Arc::new(identity()),
@@ -273,8 +273,8 @@ impl World {
     }
 
     /// Takes all free memory until the returned value is dropped.
-    pub(super) fn fill(&self) -> crate::arena::Loan {
-        self.budget.take(self.budget.left()).expect("the budget has this many bytes left")
+    pub(super) fn fill(&self) -> crate::arena::Reservation {
+        self.budget.reserve(self.budget.left()).expect("the budget has this many bytes left")
     }
 
     pub(super) fn metrics(&self) -> Metrics {
@@ -287,19 +287,19 @@ impl World {
         shard: usize,
         hello: Hello,
         remote: bool,
-    ) -> Result<(Line, Welcome), Refusal> {
-        let way = if remote { Way::Remote } else { Way::Unix { same_user: true } };
-        self.handshake_over(way, shard, hello)
+    ) -> Result<(ConnectionId, Welcome), Refusal> {
+        let origin = if remote { PeerOrigin::Remote } else { PeerOrigin::Unix { same_user: true } };
+        self.handshake_over(origin, shard, hello)
     }
 
     /// Sends this hello over this kind of connection.
     pub(super) fn handshake_over(
         &mut self,
-        way: Way,
+        origin: PeerOrigin,
         shard: usize,
         hello: Hello,
-    ) -> Result<(Line, Welcome), Refusal> {
-        let line = Line { shard, connection: self.next_connection };
+    ) -> Result<(ConnectionId, Welcome), Refusal> {
+        let line = ConnectionId { shard, connection: self.next_connection };
         self.next_connection += 1;
         let request = RequestId(self.next_request);
         self.next_request += 1;
@@ -307,7 +307,7 @@ impl World {
             pack(&Envelope { request, ..Envelope::default() }, &hello.into(), 0);
         let Message::Hello(hello) = message else { unreachable!() };
         let (connection, hello, header) = (line.connection, &hello, &header);
-        self.input(shard, Input::Connected { connection, hello, header, way });
+        self.input(shard, ShardInput::Connected { connection, hello, header, origin });
         match self.answer(line, request) {
             Some(Message::Welcome(welcome)) => Ok((line, welcome)),
             Some(Message::Refused(refused)) => {
@@ -322,30 +322,30 @@ impl World {
         }
     }
 
-    pub(super) fn try_join(&mut self, shard: usize, peer: &mut Peer) -> Result<Line, Refusal> {
+    pub(super) fn try_join(&mut self, shard: usize, peer: &mut Peer) -> Result<ConnectionId, Refusal> {
         let (line, welcome) = self.handshake(shard, peer.hello(shard), false)?;
         peer.epoch = welcome.client_epoch;
         Ok(line)
     }
 
-    pub(super) fn join(&mut self, shard: usize, peer: &mut Peer) -> Line {
+    pub(super) fn join(&mut self, shard: usize, peer: &mut Peer) -> ConnectionId {
         self.try_join(shard, peer).unwrap()
     }
 
-    pub(super) fn disconnect(&mut self, line: Line) {
-        self.input(line.shard, Input::Disconnected { connection: line.connection });
+    pub(super) fn disconnect(&mut self, line: ConnectionId) {
+        self.input(line.shard, ShardInput::Disconnected { connection: line.connection });
         self.received.remove(&line);
     }
 
     /// Sends a message without a body.
-    pub(super) fn say(&mut self, line: Line, message: Message) -> RequestId {
+    pub(super) fn say(&mut self, line: ConnectionId, message: Message) -> RequestId {
         self.send(line, Envelope::default(), message, &[])
     }
 
     /// Sends a message with its body, under the next request number.
     pub(super) fn send(
         &mut self,
-        line: Line,
+        line: ConnectionId,
         envelope: Envelope,
         message: Message,
         body: &[u8],
@@ -360,7 +360,7 @@ impl World {
     /// Sends a message whose body follows later.
     pub(super) fn announce(
         &mut self,
-        line: Line,
+        line: ConnectionId,
         envelope: Envelope,
         message: Message,
         body_bytes: usize,
@@ -369,19 +369,19 @@ impl World {
         self.next_request += 1;
         let (header, message) = pack(&Envelope { request, ..envelope }, &message, body_bytes);
         let (connection, header) = (line.connection, &header);
-        self.input(line.shard, Input::Message { connection, header, message });
+        self.input(line.shard, ShardInput::Message { connection, header, message });
         request
     }
 
     /// Delivers the whole body of the message announced last.
-    pub(super) fn body(&mut self, line: Line, body: &[u8]) {
+    pub(super) fn body(&mut self, line: ConnectionId, body: &[u8]) {
         let delivered = self.body_until(line, body, body.len());
         assert_eq!(delivered, body.len());
-        self.input(line.shard, Input::Body { connection: line.connection });
+        self.input(line.shard, ShardInput::Body { connection: line.connection });
     }
 
-    /// Delivers a body in pieces up to `end`, without [`Input::Body`]. Returns the bytes delivered.
-    pub(super) fn body_until(&mut self, line: Line, body: &[u8], end: usize) -> usize {
+    /// Delivers a body in pieces up to `end`, without [`ShardInput::Body`]. Returns the bytes delivered.
+    pub(super) fn body_until(&mut self, line: ConnectionId, body: &[u8], end: usize) -> usize {
         let mut at = 0;
         while at < end {
             let stop = end.min(at.saturating_add(self.chop));
@@ -391,14 +391,14 @@ impl World {
             }
             at = stop;
             if at < body.len() {
-                self.input(line.shard, Input::Progress { connection: line.connection });
+                self.input(line.shard, ShardInput::Progress { connection: line.connection });
             }
         }
         at
     }
 
     /// Takes the answer to a request, if it has come.
-    pub(super) fn answer(&mut self, line: Line, request: RequestId) -> Option<Message> {
+    pub(super) fn answer(&mut self, line: ConnectionId, request: RequestId) -> Option<Message> {
         let received = self.received.entry(line).or_default();
         let matches = |received: &Received| matches!(received, Received::Message { envelope, .. } if envelope.request == request);
         match received.remove(received.iter().position(matches)?) {
@@ -425,18 +425,18 @@ impl World {
     pub(super) fn flush(&mut self) {
         while let Some((shard, flush)) = self.flushes.pop() {
             let result = flush.run();
-            self.shards[shard].handle(self.now, Input::Flushed(result));
+            self.shards[shard].handle(self.now, ShardInput::Flushed(result));
             self.take_outputs(shard);
         }
     }
 
     /// Runs the saves that are due, and returns the body of the answer to this request.
-    pub(super) fn answer_body(&mut self, line: Line, request: RequestId) -> Vec<u8> {
+    pub(super) fn answer_body(&mut self, line: ConnectionId, request: RequestId) -> Vec<u8> {
         let storage = self.storage.clone().expect("the world has checkpoint storage");
         while let Some((shard, save)) = self.saves.pop() {
             let (connection, request) = (save.connection, save.request);
             let result = save.run(storage.clone());
-            self.input(shard, Input::ShardSaved { connection, request, result });
+            self.input(shard, ShardInput::ShardSaved { connection, request, result });
         }
         let received = self.received.remove(&line).unwrap_or_default();
         let body = received.into_iter().find_map(|received| match received {
@@ -449,11 +449,7 @@ impl World {
     }
 
     /// Takes the answer to a request, with its body.
-    pub(super) fn answer_with_body(
-        &mut self,
-        line: Line,
-        request: RequestId,
-    ) -> (Message, Vec<u8>) {
+    pub(super) fn answer_with_body(&mut self, line: ConnectionId, request: RequestId) -> (Message, Vec<u8>) {
         let received = self.received.entry(line).or_default();
         let is_it = |received: &Received| matches!(received, Received::Message { envelope, .. } if envelope.request == request);
         let index = received.iter().position(is_it).expect("the request is answered");
@@ -478,14 +474,14 @@ impl World {
         let storage = self.storage.clone().expect("the world has checkpoint storage");
         while let Some((shard, restore)) = self.restores.pop() {
             let restored = Box::new(restore.run(storage.clone()));
-            self.input(shard, Input::ShardRestored(restored));
+            self.input(shard, ShardInput::ShardRestored(restored));
         }
     }
 
     /// Fails the flush of the image that is due.
     pub(super) fn fail_flush(&mut self, error: &str) {
         let (shard, _) = self.flushes.pop().expect("an image is due");
-        self.shards[shard].handle(self.now, Input::Flushed(Err(error.to_owned())));
+        self.shards[shard].handle(self.now, ShardInput::Flushed(Err(error.to_owned())));
         self.take_outputs(shard);
     }
 
@@ -497,7 +493,7 @@ impl World {
     }
 
     /// Lets this much time pass, while the connections in `alive` send heartbeats.
-    pub(super) fn pass(&mut self, time: Duration, alive: &[Line]) {
+    pub(super) fn pass(&mut self, time: Duration, alive: &[ConnectionId]) {
         let end = self.now + time;
         while self.now < end {
             self.now = end.min(self.now + TICK);
@@ -511,11 +507,11 @@ impl World {
 
     pub(super) fn tick(&mut self) {
         for shard in 0..self.shards.len() {
-            self.input(shard, Input::Tick);
+            self.input(shard, ShardInput::Tick);
         }
     }
 
-    pub(super) fn input(&mut self, shard: usize, input: Input<'_>) {
+    pub(super) fn input(&mut self, shard: usize, input: ShardInput<'_>) {
         self.shards[shard].handle(self.now, input);
         if self.works_at_once && self.shards[shard].has_work() {
             self.shards[shard].work(self.now);
@@ -532,36 +528,33 @@ impl World {
 
     fn take_outputs(&mut self, shard: usize) {
         while let Some(output) = self.shards[shard].poll_output() {
-            let line = |connection| Line { shard, connection };
+            let line = |connection| ConnectionId { shard, connection };
             match output {
-                Output::Send { connection, envelope, message, body, can_wait, .. } => {
+                ShardOutput::Send { connection, envelope, message, body, can_wait, .. } => {
                     self.corked.extend(can_wait.then(|| line(connection)));
                     let received = self.received.entry(line(connection)).or_default();
                     received.push(Received::Message { envelope, message, body: body.to_vec() });
                 }
-                Output::Shared { connection, envelope, message, descriptors } => {
+                ShardOutput::Shared { connection, envelope, message, descriptors } => {
                     self.shared.insert(line(connection), descriptors);
                     let received = self.received.entry(line(connection)).or_default();
                     received.push(Received::Message { envelope, message, body: Vec::new() });
                 }
-                Output::Stream { connection, parts } => {
-                    self.received
-                        .entry(line(connection))
-                        .or_default()
-                        .push(Received::Values(parts));
+                ShardOutput::Stream { connection, parts } => {
+                    self.received.entry(line(connection)).or_default().push(Received::Values(parts));
                 }
-                Output::ToOwner { envelope, message } => {
+                ShardOutput::ToOwner { envelope, message } => {
                     self.to_owner.push((shard, envelope, message));
                 }
-                Output::Close { connection } => {
+                ShardOutput::Close { connection } => {
                     self.closed.insert(line(connection));
                 }
-                Output::Flush(flush) => self.flushes.push((shard, *flush)),
-                Output::SaveShard(save) => self.saves.push((shard, *save)),
-                Output::RestoreShard(restore) => self.restores.push((shard, *restore)),
-                Output::Order(order) => self.orders.push((shard, order)),
-                Output::Members { joined, present } => self.members[shard] = (joined, present),
-                Output::Event(event) => self.events.push((shard, event)),
+                ShardOutput::Flush(flush) => self.flushes.push((shard, *flush)),
+                ShardOutput::SaveShard(save) => self.saves.push((shard, *save)),
+                ShardOutput::RestoreShard(restore) => self.restores.push((shard, *restore)),
+                ShardOutput::SaverOrder(order) => self.orders.push((shard, order)),
+                ShardOutput::Members { joined, present } => self.members[shard] = (joined, present),
+                ShardOutput::Event(event) => self.events.push((shard, event)),
             }
         }
         if let Some(observer) = &mut self.observer {

@@ -1,16 +1,16 @@
-//! What no server should say: it ends the connection, never the session, and nothing panics.
+//! Protocol violations by a server reset the connection. They never end the session or panic.
 
 use pushpull_common::ids::{GlobalStep, RequestId, RestoreEpoch};
 use pushpull_common::protocol::message::{self, CatalogueState, EndReason};
 use pushpull_common::protocol::{Message, PushState, Refusal};
 
 use super::world::{
-    Frame, OWNER, World, applied, grant, header, plan, push_answer, refused, shard, welcome,
+    SentFrame, OWNER, SessionWorld, applied, grant, header, plan, push_answer, refused, shard, welcome,
 };
-use crate::session::{Command, Input, OpId};
+use crate::session::{SessionCommand, SessionInput, OpId};
 
-/// One of each thing a server can say.
-fn sayings() -> Vec<Message> {
+/// Returns one message of each kind that a server can send.
+fn all_messages() -> Vec<Message> {
     vec![
         welcome().into(),
         refused(Refusal::NotInitialized {}),
@@ -44,36 +44,36 @@ fn sayings() -> Vec<Message> {
 }
 
 #[test]
-fn what_nobody_asked_for_breaks_off_the_connection() {
-    for message in sayings() {
-        let mut world = World::joined(&plan(1, 4));
+fn an_unrequested_message_resets_the_link() {
+    for message in all_messages() {
+        let mut world = SessionWorld::joined(&plan(1, 4));
         let header = header(RequestId(77), RestoreEpoch(0), GlobalStep(0), &message, 0);
-        world.input(Input::Message { link: OWNER, header, message: message.clone() });
+        world.input(SessionInput::Message { link: OWNER, header, message: message.clone() });
         assert_eq!(world.closed.get(&OWNER), Some(&1), "{message:?}");
         world.wait_for_connect(OWNER);
         world.accept(OWNER);
     }
 }
 
-/// Asks something, in a session of one shard.
-fn ask(world: &mut World, index: usize) -> (Option<OpId>, Frame) {
+/// Sends one request, in a session of one shard.
+fn ask(world: &mut SessionWorld, index: usize) -> (Option<OpId>, SentFrame) {
     let plan = plan(1, 4);
     let request =
-        |message| Command::Request { shard: shard(0), message, body: bytes::Bytes::new() };
+        |message| SessionCommand::Request { shard: shard(0), message, body: bytes::Bytes::new() };
     let op = match index {
-        0 => Some(world.call(Command::Token)),
+        0 => Some(world.call(SessionCommand::Token)),
         1 => Some(world.pull(&plan)),
         2..=4 => Some(world.push(&plan, 1)),
         5 => Some(world.call(request(message::AwaitReady {}.into()))),
         6 => Some(world.call(request(message::FetchCatalogue {}.into()))),
         7 => Some(world.call(request(message::Leave {}.into()))),
         8 => {
-            world.beats = false;
-            world.pass(super::world::LEASE / 5);
+            world.answers_heartbeats = false;
+            world.advance(super::world::LEASE / 5);
             None
         }
         _ => {
-            world.input(Input::TokenDropped { grant: grant(1, 0) });
+            world.input(SessionInput::TokenDropped { grant: grant(1, 0) });
             None
         }
     };
@@ -81,7 +81,7 @@ fn ask(world: &mut World, index: usize) -> (Option<OpId>, Frame) {
         let mut frame = world.give_push_slot(OWNER, 1).remove(0);
         if index == 4 {
             world.reconnect(OWNER);
-            frame = world.heard(OWNER, "OutcomeQuery");
+            frame = world.next_frame(OWNER, "OutcomeQuery");
         }
         return (op, frame);
     }
@@ -89,32 +89,32 @@ fn ask(world: &mut World, index: usize) -> (Option<OpId>, Frame) {
     (op, frame)
 }
 
-/// Every answer to every question, each with and without a body where it may have one: it ends
-/// the operation, or the connection, after which the session asks again.
+/// Every answer to every request, with and without a body where both are allowed. It must end the
+/// operation, or reset the connection so that the session asks again.
 #[test]
-fn answers_that_do_not_fit_break_off_the_connection() {
+fn an_answer_that_does_not_fit_resets_the_link() {
     for index in 0..10 {
-        for message in sayings() {
+        for message in all_messages() {
             for bytes in [0, 16] {
                 if Message::body_limit(message.kind()) < Some(bytes as u64) {
                     continue;
                 }
-                let mut world = World::joined(&plan(1, 4));
+                let mut world = SessionWorld::joined(&plan(1, 4));
                 let (op, frame) = ask(&mut world, index);
-                world.announce(&frame, GlobalStep(0), message.clone(), bytes);
+                world.answer_header(&frame, GlobalStep(0), message.clone(), bytes);
                 if bytes > 0 && !world.closed.contains_key(&OWNER) {
-                    world.body(OWNER, &vec![1; bytes]);
+                    world.deliver_body(OWNER, &vec![1; bytes]);
                 }
-                let (name, what) = (message.name(), frame.message.name());
+                let (name, request) = (message.name(), frame.message.name());
                 let broken = world.closed.contains_key(&OWNER);
                 let asked_on = !world.is_quiet(OWNER);
-                let answered = op.is_none_or(|op| !world.waits(op));
+                let answered = op.is_none_or(|op| !world.is_pending(op));
                 let more = matches!(&message, Message::Pulled(p) if index == 1 && !p.last);
-                assert!(broken || answered || asked_on || more, "{name} answers {what}");
+                assert!(broken || answered || asked_on || more, "{name} answers {request}");
                 if broken && (op.is_some() || index == 9) {
                     world.wait_for_connect(OWNER);
                     world.accept(OWNER);
-                    assert!(!world.is_quiet(OWNER), "{what} is not asked again after a {name}");
+                    assert!(!world.is_quiet(OWNER), "{request} is not repeated after a {name}");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The session, driven without sockets or clock by a world that each test scripts.
+//! Tests of the session without sockets or a clock: each test scripts the world around it.
 
 mod breaches;
 mod connecting;

@@ -1,5 +1,6 @@
-//! A shard in few words, for random tests: rooms, parts, what is settled, tokens. It does what the
-//! protocol demands of a server that has one client, and asserts what it demands of that client.
+//! A model of a shard for random tests: push slots, parts, settled pushes and tokens. It behaves as
+//! the protocol demands of a server with one client, and asserts what the protocol demands of the
+//! client.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,81 +13,82 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
 
-use super::world::{Frame, push_answer, welcome};
+use super::world::{SentFrame, push_answer, welcome};
 
-/// What a shard says: an answer, and its body.
-pub(super) type Said = (RequestId, GlobalStep, Message, Vec<u8>);
+/// An answer of a shard, with its body.
+pub(super) type ModelAnswer = (RequestId, GlobalStep, Message, Vec<u8>);
 
-/// What every byte of some memory is, which a client may share.
-pub(super) type Fill = Arc<AtomicU8>;
+/// The value of every byte of some memory, which a client may share.
+pub(super) type FillByte = Arc<AtomicU8>;
 
-fn now(fill: &Fill) -> u8 {
+fn now(fill: &FillByte) -> u8 {
     fill.load(Ordering::Relaxed)
 }
 
 #[derive(Debug)]
-struct Arrival {
+struct ModelArrival {
     push_slot: u32,
-    /// What every byte of the push is.
-    fill: Option<Fill>,
+    /// The value of every byte of the push.
+    fill: Option<FillByte>,
     bytes: u64,
     token: TokenId,
-    /// Who is answered once it is applied, and whether with a token.
+    /// The request to answer once the push is applied, and whether a token is wanted with the
+    /// answer.
     whole: Option<(RequestId, bool)>,
 }
 
-pub(super) struct Shard {
+pub(super) struct ShardModel {
     pub(super) owner: bool,
     pub(super) bytes: u64,
-    pub(super) says: VecDeque<Said>,
+    pub(super) answers: VecDeque<ModelAnswer>,
     push_slots_max: usize,
-    /// Rooms that the client holds, in use or not.
+    /// The push slots that the client holds, in use or not.
     push_slots: BTreeSet<u32>,
     next_push_slot: u32,
     waits_for_push_slot: VecDeque<RequestId>,
     waits_for_token: VecDeque<RequestId>,
-    arrivals: BTreeMap<u64, Arrival>,
-    passed_over: Option<(u64, u32)>,
+    arrivals: BTreeMap<u64, ModelArrival>,
+    skipped: Option<(u64, u32)>,
     pub(super) settled: BTreeMap<u64, Outcome>,
-    /// How often each push was applied, by what its bytes were.
+    /// How often each push was applied, by the value of its bytes.
     pub(super) applied: BTreeMap<u8, usize>,
-    /// The tokens that are out.
+    /// The granted tokens.
     pub(super) out: BTreeSet<u64>,
     next_token: u64,
     step: u64,
     version: u64,
     pub(super) epoch: RestoreEpoch,
-    /// Whether steps are synchronous: nothing is applied here before the owner decides.
+    /// Whether steps are synchronous: nothing is applied before the owner decides.
     pub(super) synchronous: bool,
-    /// Whether the owner finds some gradients too old; no other shard has those whole then.
+    /// Whether the owner rejects some gradients as stale. No other shard may hold those whole.
     pub(super) owner_first: bool,
-    /// Synchronous pushes that lie whole on a shard that is not the owner: their bytes.
-    held: BTreeMap<u64, Option<Fill>>,
-    /// What is to be applied of the last step, which is done when another begins.
-    accepted: Option<Fill>,
-    /// The rooms that the client was lent over this connection.
-    pub(super) shared: BTreeMap<u32, Fill>,
+    /// The bytes of synchronous pushes that another shard than the owner holds.
+    held: BTreeMap<u64, Option<FillByte>>,
+    /// The gradient of the last step, applied when the next one begins.
+    accepted: Option<FillByte>,
+    /// The slots of the push buffer shared over this connection.
+    pub(super) shared: BTreeMap<u32, FillByte>,
     next_shared: u32,
     /// Tokens whose step has passed.
-    over: BTreeSet<u64>,
+    expired_tokens: BTreeSet<u64>,
 }
 
-/// The step of the checkpoint that is restored.
+/// The step of the restored checkpoint.
 pub(super) const RESTORED_STEP: GlobalStep = GlobalStep(2);
 
-impl Shard {
-    pub(super) fn new(owner: bool, bytes: u64, push_slots_max: usize) -> Shard {
-        Shard {
+impl ShardModel {
+    pub(super) fn new(owner: bool, bytes: u64, push_slots_max: usize) -> ShardModel {
+        ShardModel {
             owner,
             bytes,
-            says: VecDeque::new(),
+            answers: VecDeque::new(),
             push_slots_max,
             push_slots: BTreeSet::new(),
             next_push_slot: 1,
             waits_for_push_slot: VecDeque::new(),
             waits_for_token: VecDeque::new(),
             arrivals: BTreeMap::new(),
-            passed_over: None,
+            skipped: None,
             settled: BTreeMap::new(),
             applied: BTreeMap::new(),
             out: BTreeSet::new(),
@@ -100,21 +102,21 @@ impl Shard {
             accepted: None,
             shared: BTreeMap::new(),
             next_shared: 1_000,
-            over: BTreeSet::new(),
+            expired_tokens: BTreeSet::new(),
         }
     }
 
-    /// The owner takes a push that all shards hold, if there is one: it counts everywhere.
-    pub(super) fn accept_one(shards: &mut [Shard]) {
+    /// The owner accepts a push that all shards hold, if there is one. It counts on all of them.
+    pub(super) fn accept_one(shards: &mut [ShardModel]) {
         let Some((owner, others)) = shards.split_first_mut() else { return };
         let everywhere =
             |sequence: &u64| others.iter().all(|other| other.held.contains_key(sequence));
         let whole = owner.arrivals.iter().filter(|(_, arrival)| arrival.whole.is_some());
         let Some(sequence) = whole.map(|(&sequence, _)| sequence).find(everywhere) else { return };
-        Shard::apply_accepted(owner);
-        others.iter_mut().for_each(Shard::apply_accepted);
+        ShardModel::apply_accepted(owner);
+        others.iter_mut().for_each(ShardModel::apply_accepted);
         let of_owner = owner.arrivals[&sequence].fill.clone();
-        let held: Vec<Option<Fill>> =
+        let held: Vec<Option<FillByte>> =
             others.iter_mut().map(|other| other.held.remove(&sequence).flatten()).collect();
         let some = held.iter().flatten().last().or(of_owner.as_ref());
         let some = some.expect("some shard has bytes").clone();
@@ -127,46 +129,46 @@ impl Shard {
         owner.decide(sequence, Outcome::Accepted { step });
     }
 
-    /// Applies the last step: what its gradients are by now.
+    /// Applies the last step, with the gradient bytes as they are now.
     pub(super) fn apply_accepted(&mut self) {
         if let Some(fill) = self.accepted.take() {
             *self.applied.entry(now(&fill)).or_default() += 1;
         }
     }
 
-    /// The step of a push that the owner has something of passes without it.
-    pub(super) fn pass_one_by(shards: &mut [Shard]) {
+    /// The owner rejects the oldest push it has received parts of as stale.
+    pub(super) fn reject_one_as_stale(shards: &mut [ShardModel]) {
         let Some((owner, others)) = shards.split_first_mut() else { return };
         let Some((&sequence, arrival)) = owner.arrivals.first_key_value() else { return };
         let token = arrival.token.0;
         for other in others {
             other.held.remove(&sequence);
-            other.over.insert(token);
+            other.expired_tokens.insert(token);
         }
         owner.decide(sequence, Outcome::Stale { current: GlobalStep(owner.step) });
     }
 
-    /// The owner decides about a push that it has.
+    /// The owner decides a push.
     fn decide(&mut self, sequence: u64, outcome: Outcome) {
         let Some(arrival) = self.arrivals.remove(&sequence) else { return };
         self.push_slots.remove(&arrival.push_slot);
         assert!(self.out.remove(&arrival.token.0), "token {} is spent twice", arrival.token);
         self.settle(sequence, outcome);
         if let Some((request, _)) = arrival.whole.filter(|whole| whole.0.0 != 0) {
-            self.say(request, push_answer(outcome));
+            self.answer(request, push_answer(outcome));
         }
         self.give_push_slots();
     }
 
-    /// The owner gives up answering those who wait for a decision.
-    pub(super) fn say_who_is_missing(&mut self) {
+    /// The owner answers waiting pushes that it has not decided in time.
+    pub(super) fn expire_waiting_pushes(&mut self) {
         let whole = self.arrivals.values_mut().filter_map(|arrival| arrival.whole.as_mut());
         let requests: Vec<RequestId> = whole
             .map(|whole| std::mem::take(&mut whole.0))
             .filter(|request| request.0 != 0)
             .collect();
         for request in requests {
-            let awaited = Detail::clipped("somebody");
+            let awaited = Detail::clipped("straggler");
             self.refuse(request, Refusal::Deadline { waited_ms: 1, awaited });
         }
     }
@@ -176,12 +178,12 @@ impl Shard {
         assert!(before.is_none(), "push {sequence} is settled twice");
     }
 
-    /// A share of a synchronous push is whole on a shard that is not the owner.
+    /// A shard other than the owner holds its whole share of a synchronous push.
     fn hold(&mut self, request: RequestId, sequence: u64) {
         let Some(arrival) = self.arrivals.remove(&sequence) else { return };
         self.push_slots.remove(&arrival.push_slot);
         let current = GlobalStep(self.step);
-        let outcome = match self.over.contains(&arrival.token.0) {
+        let outcome = match self.expired_tokens.contains(&arrival.token.0) {
             true => Outcome::Stale { current },
             false => Outcome::Held {},
         };
@@ -189,46 +191,45 @@ impl Shard {
             self.held.insert(sequence, arrival.fill.clone());
         }
         self.settle(sequence, outcome);
-        self.say(request, push_answer(outcome));
+        self.answer(request, push_answer(outcome));
         self.give_push_slots();
     }
 
-    /// The connection is gone: so is what came over it and was not whole, and who waited there.
+    /// The connection is lost, with its incomplete pushes and its pending requests.
     pub(super) fn disconnected(&mut self) {
-        self.says.clear();
+        self.answers.clear();
         self.waits_for_push_slot.clear();
         self.waits_for_token.clear();
-        self.passed_over = None;
+        self.skipped = None;
         self.shared.clear();
         self.arrivals.retain(|_, arrival| arrival.whole.is_some());
         for arrival in self.arrivals.values_mut() {
-            // Answered under a number that means nothing on the next connection.
+            // The request number means nothing on the next connection.
             arrival.whole = Some((RequestId(0), false));
         }
     }
 
-    /// Another client takes the rooms that lie unused.
+    /// Another client takes the unused push slots.
     pub(super) fn steal_push_slots(&mut self) {
         let used: BTreeSet<u32> = self.arrivals.values().map(|arrival| arrival.push_slot).collect();
         self.push_slots.retain(|push_slot| used.contains(push_slot));
     }
 
-    /// The server is killed and started again on its state: pushes that are whole, what is
-    /// settled and tokens are still there. What nobody has sent into is forgotten, and its numbers
-    /// are given out again.
+    /// The server is killed and restarted from its state. Whole pushes, settled pushes and tokens
+    /// survive. Unused push slots are lost, and their numbers are assigned again.
     pub(super) fn restart(&mut self) {
         self.disconnected();
         self.steal_push_slots();
         self.next_push_slot = 1;
     }
 
-    /// A checkpoint is restored: all that was is no more.
+    /// A checkpoint is restored, which discards all other state.
     pub(super) fn begin_epoch(&mut self) {
         let (step, epoch) = (RESTORED_STEP.0, RestoreEpoch(self.epoch.0 + 1));
-        *self = Shard { step, epoch, ..Shard::new(self.owner, self.bytes, self.push_slots_max) };
+        *self = ShardModel { step, epoch, ..ShardModel::new(self.owner, self.bytes, self.push_slots_max) };
     }
 
-    /// Applies one push that is whole.
+    /// Applies one whole push.
     pub(super) fn work(&mut self) {
         let whole = self.arrivals.iter().find(|(_, arrival)| arrival.whole.is_some());
         let Some((&sequence, arrival)) = whole else { return };
@@ -250,14 +251,14 @@ impl Shard {
         let Some((request, next)) = arrival.whole.filter(|whole| whole.0.0 != 0) else { return };
         let next = (next && self.owner).then(|| self.grant());
         let push_slot = if self.version.is_multiple_of(3) { self.free_push_slot() } else { 0 };
-        self.say(request, message::PushAnswer { next, push_slot, ..push_answer(outcome) });
+        self.answer(request, message::PushAnswer { next, push_slot, ..push_answer(outcome) });
     }
 
-    /// Grants a token to whoever waits.
+    /// Grants a token to the oldest waiting request.
     pub(super) fn grant_waiting(&mut self) {
         if let Some(request) = self.waits_for_token.pop_front() {
             let grant = self.grant();
-            self.say(request, message::Granted { grant });
+            self.answer(request, message::Granted { grant });
         }
     }
 
@@ -299,20 +300,20 @@ impl Shard {
             && let Some(push_slot) = self.push_slot()
             && let Some(request) = self.waits_for_push_slot.pop_front()
         {
-            self.say(request, message::Reserved { push_slot });
+            self.answer(request, message::Reserved { push_slot });
         }
     }
 
-    fn say(&mut self, request: RequestId, message: impl Into<Message>) {
-        self.says.push_back((request, GlobalStep(self.step), message.into(), Vec::new()));
+    fn answer(&mut self, request: RequestId, message: impl Into<Message>) {
+        self.answers.push_back((request, GlobalStep(self.step), message.into(), Vec::new()));
     }
 
     fn refuse(&mut self, request: RequestId, refusal: Refusal) {
-        self.say(request, message::Refused { refusal });
+        self.answer(request, message::Refused { refusal });
     }
 
-    /// Takes what the client has sent.
-    pub(super) fn hear(&mut self, frame: &Frame) {
+    /// Handles a frame of the client.
+    pub(super) fn handle(&mut self, frame: &SentFrame) {
         let (request, sequence) = (frame.request(), frame.envelope.sequence.0);
         let found = match &frame.message {
             Message::Hello(hello) => hello.seen_epoch,
@@ -329,10 +330,10 @@ impl Shard {
                     false => ModeIs::Asynchronous { owner_first: self.owner_first },
                     true => ModeIs::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 2 },
                 };
-                self.say(request, Welcome { mode, restore_epoch, restored_step, ..welcome() });
+                self.answer(request, Welcome { mode, restore_epoch, restored_step, ..welcome() });
             }
-            _ if found.0 == 0 => panic!("{:?} in no epoch", frame.message),
-            Message::Heartbeat(_) => self.say(request, message::HeartbeatAnswer {}),
+            _ if found.0 == 0 => panic!("{:?} without an epoch", frame.message),
+            Message::Heartbeat(_) => self.answer(request, message::HeartbeatAnswer {}),
             Message::Reserve(_) => {
                 self.waits_for_push_slot.push_back(request);
                 self.give_push_slots();
@@ -356,7 +357,7 @@ impl Shard {
                     (None, Some(arrival)) => PushState::Receiving { bytes: arrival.bytes },
                     (None, None) => PushState::Unknown {},
                 };
-                self.say(request, message::OutcomeIs { state });
+                self.answer(request, message::OutcomeIs { state });
             }
             Message::TokenRequest(asks) => {
                 assert!(self.owner && self.waits_for_token.is_empty(), "one request at a time");
@@ -365,7 +366,7 @@ impl Shard {
                     Some(token) => {
                         let (token, step) = (TokenId(token), GlobalStep(self.step));
                         let grant = Grant { token, generation: 1, step, push_slot: 0 };
-                        self.say(request, message::Granted { grant });
+                        self.answer(request, message::Granted { grant });
                     }
                     None => self.waits_for_token.push_back(request),
                 }
@@ -373,7 +374,7 @@ impl Shard {
             Message::ReturnToken(returned) => {
                 let (token, generation) = (returned.token, returned.generation);
                 match self.out.remove(&token.0) {
-                    true => self.say(request, message::Returned {}),
+                    true => self.answer(request, message::Returned {}),
                     false => self.refuse(request, Refusal::Token { token, generation }),
                 }
             }
@@ -392,54 +393,54 @@ impl Shard {
         let stale = self.synchronous && matches!(outcome, Outcome::Stale { .. });
         assert!(stale || outcome == Outcome::Withdrawn {}, "{sequence} was applied");
         self.give_push_slots();
-        self.say(request, push_answer(outcome));
+        self.answer(request, push_answer(outcome));
     }
 
     fn pull(&mut self, request: RequestId) {
-        // All bytes of an answer say of which version they are.
+        // Every byte of an answer is its version.
         let (byte, step) = (self.version as u8, GlobalStep(self.step));
         let half = (self.bytes / 2).next_multiple_of(8);
         for (range, last) in [(0..half, false), (half..self.bytes, true)] {
             let (version, offset) = (self.version, range.start);
             let pulled = message::Pulled { version, gradients: version, offset, last };
             let body = vec![byte; (range.end - range.start) as usize];
-            self.says.push_back((request, step, pulled.into(), body));
+            self.answers.push_back((request, step, pulled.into(), body));
         }
     }
 
-    /// Lends a tray of two rooms.
+    /// Shares a push buffer with two slots.
     fn share(&mut self, request: RequestId) {
         assert!(self.shared.is_empty(), "a connection has one push buffer");
         let push_slots = vec![self.next_shared, self.next_shared + 1];
         self.next_shared += 2;
-        self.shared.extend(push_slots.iter().map(|&push_slot| (push_slot, Fill::default())));
+        self.shared.extend(push_slots.iter().map(|&push_slot| (push_slot, FillByte::default())));
         let push_slots = List::new(push_slots).unwrap();
-        self.say(request, message::SharedPushBuffer { bytes: 0, first: 0, stride: 0, push_slots });
+        self.answer(request, message::SharedPushBuffer { bytes: 0, first: 0, stride: 0, push_slots });
     }
 
-    /// Takes what lies in a room of the tray, whatever that will be once it is read.
-    fn shared_part(&mut self, frame: &Frame, shared: &PushShared) {
+    /// Takes a share from a slot of the push buffer. Its bytes are read later, when it is applied.
+    fn shared_part(&mut self, frame: &SentFrame, shared: &PushShared) {
         let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *shared;
         let part =
             PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
-        let fill = self.shared.get(&push_slot).expect("a slot of its push buffer is named").clone();
+        let fill = self.shared.get(&push_slot).expect("the slot is in its push buffer").clone();
         let bytes = shared.ranges.items().iter().map(|range| range.end - range.start).sum();
         self.part(frame, &part, Some(fill), bytes);
     }
 
-    fn part(&mut self, frame: &Frame, part: &PushPart, fill: Option<Fill>, bytes: u64) {
+    fn part(&mut self, frame: &SentFrame, part: &PushPart, fill: Option<FillByte>, bytes: u64) {
         let (request, sequence) = (frame.request(), frame.envelope.sequence.0);
         let newest = self.settled.last_key_value().map_or(0, |(newest, _)| *newest);
         assert!(sequence + WINDOW > newest, "push {sequence} is out of the window");
-        if self.passed_over == Some((sequence, part.push_slot)) {
+        if self.skipped == Some((sequence, part.push_slot)) {
             if part.whole.is_some() {
-                self.passed_over = None;
+                self.skipped = None;
             }
             return;
         }
         if let Some(&outcome) = self.settled.get(&sequence) {
             if part.whole.is_some() {
-                self.say(request, message::PushAnswer { duplicate: true, ..push_answer(outcome) });
+                self.answer(request, message::PushAnswer { duplicate: true, ..push_answer(outcome) });
             }
             return;
         }
@@ -463,10 +464,10 @@ impl Shard {
             }
         };
         if !fits {
-            self.passed_over = part.whole.is_none().then_some((sequence, part.push_slot));
+            self.skipped = part.whole.is_none().then_some((sequence, part.push_slot));
             return self.refuse(request, Refusal::PushSlotTaken { push_slot: part.push_slot });
         }
-        let fresh = Arrival {
+        let fresh = ModelArrival {
             push_slot: part.push_slot,
             fill: None,
             bytes: 0,
@@ -482,7 +483,7 @@ impl Shard {
         if let Some(named) = part.whole {
             assert_eq!(named, arrival.bytes, "parts of push {sequence} are missing");
             arrival.whole = Some((request, part.next));
-            assert!(!(self.synchronous && part.next), "no answer brings a token");
+            assert!(!(self.synchronous && part.next), "a synchronous push requests no token");
             if self.synchronous && !self.owner {
                 self.hold(request, sequence);
             }

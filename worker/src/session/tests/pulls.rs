@@ -7,18 +7,18 @@ use pushpull_common::protocol::message::{self, Pull, Pulled, Selection};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Message, Refusal};
 
-use super::world::{Frame, OWNER, World, plan, refused, shard, split_plan};
+use super::world::{SentFrame, OWNER, SessionWorld, plan, refused, shard, split_plan};
 use crate::error::Error;
-use crate::params::Buffer;
-use crate::session::{Command, OpId, Read, Reply};
+use crate::params::AlignedBuffer;
+use crate::session::{SessionCommand, OpId, ReadPoint, Reply};
 use crate::sharding_plan::ShardingPlan;
 
 fn part(offset: u64, last: bool) -> Pulled {
     Pulled { version: 1, gradients: 1, offset, last }
 }
 
-/// Answers a pull with this byte everywhere, in two parts.
-fn fill(world: &mut World, plan: &ShardingPlan, frame: &Frame, byte: u8) {
+/// Answers a pull in two parts; every byte is `byte`.
+fn fill(world: &mut SessionWorld, plan: &ShardingPlan, frame: &SentFrame, byte: u8) {
     let bytes = plan.catalogue().layout(shard(frame.link as u32)).bytes();
     let half = (bytes / 2).next_multiple_of(8);
     let step = GlobalStep(u64::from(byte));
@@ -26,8 +26,8 @@ fn fill(world: &mut World, plan: &ShardingPlan, frame: &Frame, byte: u8) {
     world.answer_body(frame, step, part(half, true), &vec![byte; (bytes - half) as usize]);
 }
 
-/// The values pulled of each variable, and the step.
-fn values(world: &mut World, plan: &ShardingPlan, op: OpId) -> (Vec<Vec<u8>>, u64) {
+/// Returns the values pulled of each variable, and the step.
+fn values(world: &mut SessionWorld, plan: &ShardingPlan, op: OpId) -> (Vec<Vec<u8>>, u64) {
     let Ok(Reply::Pulled { buffer, read }) = world.reply(op) else { panic!() };
     let variables = 0..plan.catalogue().variables().len() as u32;
     let bytes = variables.map(|id| buffer.bytes()[plan.range(VariableId(id))].to_vec());
@@ -37,29 +37,29 @@ fn values(world: &mut World, plan: &ShardingPlan, op: OpId) -> (Vec<Vec<u8>>, u6
 #[test]
 fn shards_answer_in_any_order() {
     let plan = plan(3, 100);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
-    let frames: Vec<Frame> = (0..3).map(|link| world.heard(link, "Pull")).collect();
+    let frames: Vec<SentFrame> = (0..3).map(|link| world.next_frame(link, "Pull")).collect();
     let half = |byte| vec![byte; 200];
-    // The parts of three answers come between each other.
+    // The parts of the three answers are interleaved.
     world.answer_body(&frames[2], GlobalStep(0), part(0, false), &half(3));
     world.answer_body(&frames[0], GlobalStep(9), part(0, false), &half(1));
     world.answer_body(&frames[2], GlobalStep(0), part(200, true), &half(3));
     fill(&mut world, &plan, &frames[1], 2);
-    assert!(world.waits(op));
+    assert!(world.is_pending(op));
     world.answer_body(&frames[0], GlobalStep(9), part(200, true), &half(1));
     let expected = [1_u8, 2, 3].map(|byte| vec![byte; 400]).to_vec();
     assert_eq!(values(&mut world, &plan, op), (expected, 9));
 }
 
 #[test]
-fn parts_of_a_split_variable_are_put_together_and_padding_is_left_out() {
+fn parts_of_a_split_variable_are_joined_without_padding() {
     let plan = split_plan();
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
     let mut whole = [vec![0; 84], vec![0; 4]];
     for link in [1, 0] {
-        let frame = world.heard(link, "Pull");
+        let frame = world.next_frame(link, "Pull");
         let layout = plan.catalogue().layout(shard(link as u32));
         let mut body = vec![0xee; layout.bytes() as usize];
         for partition in layout.partitions() {
@@ -81,27 +81,27 @@ fn parts_of_a_split_variable_are_put_together_and_padding_is_left_out() {
 #[test]
 fn the_step_of_a_pull_is_that_of_its_values() {
     let plan = plan(2, 2);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
-    let (owner, other) = (world.heard(0, "Pull"), world.heard(1, "Pull"));
+    let (owner, other) = (world.next_frame(0, "Pull"), world.next_frame(1, "Pull"));
     world.answer_body(&owner, GlobalStep(10), part(0, true), &[1; 8]);
-    // The owner has moved on since its values were read.
-    world.beats = false;
-    world.pass(super::world::LEASE / 5);
-    let beat = world.heard(OWNER, "Heartbeat");
+    // The owner has advanced since its values were read.
+    world.answers_heartbeats = false;
+    world.advance(super::world::LEASE / 5);
+    let beat = world.next_frame(OWNER, "Heartbeat");
     world.answer_body(&beat, GlobalStep(12), message::HeartbeatAnswer {}, &[]);
     world.answer_body(&other, GlobalStep(0), part(0, true), &[2; 8]);
     assert_eq!(values(&mut world, &plan, op).1, 10);
 }
 
 #[test]
-fn the_shards_of_a_pull_for_a_token_may_be_of_any_step() {
+fn an_asynchronous_pull_for_a_token_accepts_shards_at_any_step() {
     let plan = plan(2, 2);
-    let mut world = World::joined(&plan);
-    let (to, buffer) = (plan.clone(), Buffer::new(&plan));
-    let op = world.call(Command::Pull { plan: to, buffer, token: Some(GlobalStep(5)) });
+    let mut world = SessionWorld::joined(&plan);
+    let (to, buffer) = (plan.clone(), AlignedBuffer::new(&plan));
+    let op = world.call(SessionCommand::Pull { plan: to, buffer, token: Some(GlobalStep(5)) });
     for (link, step) in [(1, 0), (0, 7)] {
-        let frame = world.heard(link, "Pull");
+        let frame = world.next_frame(link, "Pull");
         assert_eq!(frame.envelope.step, GlobalStep(5));
         world.answer_body(&frame, GlobalStep(step), part(0, true), &[1; 8]);
     }
@@ -109,60 +109,60 @@ fn the_shards_of_a_pull_for_a_token_may_be_of_any_step() {
 }
 
 #[test]
-fn a_pull_says_how_many_gradients_each_shard_had_applied() {
+fn a_pull_returns_how_many_gradients_each_shard_had_applied() {
     let plan = plan(2, 2);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
     let part = |gradients| Pulled { gradients, ..part(0, true) };
-    let (owner, other) = (world.heard(0, "Pull"), world.heard(1, "Pull"));
+    let (owner, other) = (world.next_frame(0, "Pull"), world.next_frame(1, "Pull"));
     world.answer_body(&owner, GlobalStep(7), part(4), &[1; 8]);
-    // The other is asked again after a reconnect, and has moved on.
-    world.announce(&other, GlobalStep(0), part(5), 8);
-    world.cut(1);
+    // The other shard is asked again after a reconnect, and has advanced.
+    world.answer_header(&other, GlobalStep(0), part(5), 8);
+    world.disconnect(1);
     world.reconnect(1);
-    let other = world.heard(1, "Pull");
+    let other = world.next_frame(1, "Pull");
     world.answer_body(&other, GlobalStep(0), part(6), &[1; 8]);
     let Ok(Reply::Pulled { read, .. }) = world.reply(op) else { panic!() };
     let gradients = [(shard(0), 4), (shard(1), 6)].into();
-    assert_eq!(read, Read { step: GlobalStep(7), gradients });
+    assert_eq!(read, ReadPoint { step: GlobalStep(7), gradients });
 }
 
 #[test]
-fn a_refused_pull_fails_and_what_still_comes_is_forgotten() {
+fn a_refused_pull_fails_and_later_answers_are_discarded() {
     let plan = plan(2, 2);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
-    let (owner, other) = (world.heard(0, "Pull"), world.heard(1, "Pull"));
+    let (owner, other) = (world.next_frame(0, "Pull"), world.next_frame(1, "Pull"));
     let refusal = Refusal::Deadline { waited_ms: 1, awaited: Detail::clipped("step 9") };
     world.answer(&owner, refused(refusal.clone()));
     let expected = Error::Refused { doing: "pull", shard: shard(0), refusal };
     assert_eq!(world.reply(op).unwrap_err(), expected);
-    world.announce(&other, GlobalStep(0), part(0, true), 8);
-    assert!(!world.body(1, &[1; 8]));
+    world.answer_header(&other, GlobalStep(0), part(0, true), 8);
+    assert!(!world.deliver_body(1, &[1; 8]));
     assert!(world.closed.is_empty());
 }
 
 #[test]
-fn an_answer_that_is_cut_is_asked_for_again() {
+fn an_interrupted_answer_is_requested_again() {
     let plan = plan(2, 4);
     // Cut before the answer, in its middle, and after its last header but before that body.
     for cut_at in 0..4 {
-        let mut world = World::joined(&plan);
+        let mut world = SessionWorld::joined(&plan);
         let op = world.pull(&plan);
-        let first = world.heard(1, "Pull");
+        let first = world.next_frame(1, "Pull");
         if cut_at > 0 {
             world.answer_body(&first, GlobalStep(0), part(0, false), &[7; 8]);
         }
         match cut_at {
-            2 => world.announce(&first, GlobalStep(0), part(8, true), 8),
-            3 => world.announce(&first, GlobalStep(0), part(8, false), 4),
+            2 => world.answer_header(&first, GlobalStep(0), part(8, true), 8),
+            3 => world.answer_header(&first, GlobalStep(0), part(8, false), 4),
             _ => {}
         }
         world.reconnect(1);
-        let again = world.heard(1, "Pull");
+        let again = world.next_frame(1, "Pull");
         assert!(again.request() > first.request());
         fill(&mut world, &plan, &again, 2);
-        let owner = world.heard(0, "Pull");
+        let owner = world.next_frame(0, "Pull");
         fill(&mut world, &plan, &owner, 1);
         let expected = vec![vec![1; 16], vec![2; 16]];
         assert_eq!(values(&mut world, &plan, op).0, expected, "cut at {cut_at}");
@@ -172,79 +172,79 @@ fn an_answer_that_is_cut_is_asked_for_again() {
 #[test]
 fn a_shard_that_has_answered_is_not_asked_again() {
     let plan = plan(2, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
-    let owner = world.heard(0, "Pull");
+    let owner = world.next_frame(0, "Pull");
     fill(&mut world, &plan, &owner, 1);
     world.reconnect(OWNER);
     assert!(world.is_quiet(OWNER));
-    let other = world.heard(1, "Pull");
+    let other = world.next_frame(1, "Pull");
     fill(&mut world, &plan, &other, 2);
     world.reply(op).unwrap();
 }
 
 #[test]
-fn the_body_of_a_pull_that_was_given_up_is_read_past() {
+fn the_body_of_a_cancelled_pull_is_discarded() {
     let plan = plan(1, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
-    let frame = world.heard(OWNER, "Pull");
-    world.announce(&frame, GlobalStep(0), part(0, false), 8);
+    let frame = world.next_frame(OWNER, "Pull");
+    world.answer_header(&frame, GlobalStep(0), part(0, false), 8);
     assert!(world.session.with_targets(OWNER, |targets| targets.is_some()));
     world.cancel(op);
-    assert!(!world.body(OWNER, &[1; 8]), "its buffer is gone");
+    assert!(!world.deliver_body(OWNER, &[1; 8]), "the buffer of the pull is gone");
     world.answer_body(&frame, GlobalStep(0), part(8, true), &[1; 8]);
     let next = world.pull(&plan);
-    let frame = world.heard(OWNER, "Pull");
+    let frame = world.next_frame(OWNER, "Pull");
     fill(&mut world, &plan, &frame, 5);
     assert_eq!(values(&mut world, &plan, next).0, [vec![5; 16]]);
     assert!(world.closed.is_empty());
 }
 
-/// An answer to a pull, after a first part of eight bytes of sixteen, that ends the connection;
-/// the pull is asked again, and succeeds.
-fn breaks_off(offset: u64, bytes: usize, last: bool) {
+/// After a first part of 8 bytes of 16, sends a part that resets the connection. The pull is
+/// repeated and succeeds.
+fn resets_link(offset: u64, bytes: usize, last: bool) {
     let plan: Arc<ShardingPlan> = plan(1, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
-    let frame = world.heard(OWNER, "Pull");
+    let frame = world.next_frame(OWNER, "Pull");
     world.answer_body(&frame, GlobalStep(0), part(0, false), &[9; 8]);
-    world.announce(&frame, GlobalStep(0), part(offset, last), bytes);
+    world.answer_header(&frame, GlobalStep(0), part(offset, last), bytes);
     assert_eq!(world.closed.get(&OWNER), Some(&1), "{offset} {bytes} {last}");
     assert!(world.session.with_targets(OWNER, |targets| targets.is_none()));
     world.wait_for_connect(OWNER);
     world.accept(OWNER);
-    let frame = world.heard(OWNER, "Pull");
+    let frame = world.next_frame(OWNER, "Pull");
     fill(&mut world, &plan, &frame, 5);
     assert_eq!(values(&mut world, &plan, op).0, [vec![5; 16]]);
 }
 
 #[test]
-fn values_beyond_the_shard_break_off_the_connection() {
+fn values_beyond_the_shard_reset_the_link() {
     for last in [false, true] {
-        breaks_off(8, 16, last);
-        breaks_off(16, 8, last);
-        breaks_off(u64::MAX, 8, last);
-        breaks_off(u64::MAX - 8, 8, last);
+        resets_link(8, 16, last);
+        resets_link(16, 8, last);
+        resets_link(u64::MAX, 8, last);
+        resets_link(u64::MAX - 8, 8, last);
     }
 }
 
 #[test]
-fn values_that_leave_some_out_break_off_the_connection() {
-    breaks_off(8, 0, true);
-    breaks_off(12, 4, true);
-    breaks_off(8, 4, true);
-    breaks_off(0, 16, true);
+fn values_with_a_gap_reset_the_link() {
+    resets_link(8, 0, true);
+    resets_link(12, 4, true);
+    resets_link(8, 4, true);
+    resets_link(0, 16, true);
 }
 
-/// Asks for one variable of [`split_plan`], for a token of this step.
-fn one(world: &mut World, plan: &Arc<ShardingPlan>, variable: u32, step: u64) -> OpId {
+/// Pulls one variable of [`split_plan`], for a token of this step.
+fn one(world: &mut SessionWorld, plan: &Arc<ShardingPlan>, variable: u32, step: u64) -> OpId {
     let (variable, token) = (VariableId(variable), Some(GlobalStep(step)));
-    let buffer = Buffer::of_bytes(plan.range(variable).len());
-    world.call(Command::PullVariable { plan: plan.clone(), variable, buffer, token })
+    let buffer = AlignedBuffer::of_bytes(plan.range(variable).len());
+    world.call(SessionCommand::PullVariable { plan: plan.clone(), variable, buffer, token })
 }
 
-/// Where the partition of a variable lies on a shard.
+/// Returns the range of a variable's partition in the layout of a shard.
 fn place(plan: &ShardingPlan, variable: u32, task: u32) -> std::ops::Range<u64> {
     let partitions = plan.catalogue().partitions_of(VariableId(variable));
     let found = partitions.iter().find(|partition| partition.shard == shard(task)).unwrap();
@@ -252,21 +252,22 @@ fn place(plan: &ShardingPlan, variable: u32, task: u32) -> std::ops::Range<u64> 
 }
 
 #[test]
-fn one_variable_is_asked_for_where_it_lies_and_fills_its_own_buffer() {
+fn a_pull_of_one_variable_asks_its_shards_and_fills_its_own_buffer() {
     let plan = split_plan();
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let (split, small) = (one(&mut world, &plan, 0, 4), one(&mut world, &plan, 1, 4));
-    let asked = |frame: &Frame| match &frame.message {
+    let asked = |frame: &SentFrame| match &frame.message {
         Message::Pull(Pull { selection: Selection::Partitions { partitions } }) => {
             partitions.items().len()
         }
         other => panic!("{other:?}"),
     };
-    let frames = [world.heard(0, "Pull"), world.heard(1, "Pull"), world.heard(0, "Pull")];
+    let frames = [world.next_frame(0, "Pull"), world.next_frame(1, "Pull"), world.next_frame(0, "Pull")];
     assert_eq!(frames.each_ref().map(asked), [1, 1, 1]);
     assert!(frames.iter().all(|frame| frame.envelope.step == GlobalStep(4)));
-    assert!(world.is_quiet(1), "the small one is not there");
-    // The second is answered first; the first comes in two parts from one shard, with padding behind.
+    assert!(world.is_quiet(1), "shard 1 has no part of the small variable");
+    // The second pull is answered first. The first gets two parts from one shard, with padding
+    // behind.
     let at = place(&plan, 1, 0);
     let values = vec![9; (at.end - at.start) as usize];
     world.answer_body(&frames[2], GlobalStep(5), part(at.start, true), &values);
@@ -288,7 +289,7 @@ fn one_variable_is_asked_for_where_it_lies_and_fills_its_own_buffer() {
 }
 
 #[test]
-fn values_of_another_variable_than_was_asked_for_end_the_connection() {
+fn values_of_another_variable_reset_the_link() {
     let plan = split_plan();
     let (at, other) = (place(&plan, 0, 0), place(&plan, 1, 0));
     let bytes = |range: &std::ops::Range<u64>| (range.end - range.start) as usize;
@@ -300,19 +301,19 @@ fn values_of_another_variable_than_was_asked_for_end_the_connection() {
         (part(u64::MAX - 7, true), 8),
     ];
     for (answer, bytes) in answers {
-        let mut world = World::joined(&plan);
+        let mut world = SessionWorld::joined(&plan);
         let op = one(&mut world, &plan, 0, 0);
-        let frame = world.heard(0, "Pull");
-        world.announce(&frame, GlobalStep(0), answer.clone(), bytes);
+        let frame = world.next_frame(0, "Pull");
+        world.answer_header(&frame, GlobalStep(0), answer.clone(), bytes);
         assert_eq!(world.closed.get(&0), Some(&1), "{answer:?} of {bytes} bytes");
-        // It is asked for again over the next connection.
+        // It is repeated over the next connection.
         world.wait_for_connect(0);
         world.accept(0);
-        let frame = world.heard(0, "Pull");
+        let frame = world.next_frame(0, "Pull");
         assert!(matches!(
             &frame.message,
             Message::Pull(Pull { selection: Selection::Partitions { .. } })
         ));
-        assert!(world.waits(op));
+        assert!(world.is_pending(op));
     }
 }

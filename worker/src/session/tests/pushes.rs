@@ -1,4 +1,4 @@
-//! Pushes: rooms, parts, and what the answers of several shards come to.
+//! Pushes: push slots, parts, and the merged answers of several shards.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Message, Outcome, Refusal};
 
 use super::world::{
-    Frame, OWNER, World, applied, grant, ms, order, plan, push_answer, refused, shard,
+    SentFrame, OWNER, SessionWorld, applied, grant, ms, order, plan, push_answer, refused, shard,
 };
 use crate::error::Error;
-use crate::session::{Command, OpId, PushOrder, Read, Reply};
+use crate::session::{SessionCommand, OpId, PushOrder, ReadPoint, Reply};
 
-fn outcome(world: &mut World, op: OpId) -> Outcome {
+fn outcome(world: &mut SessionWorld, op: OpId) -> Outcome {
     match world.reply(op) {
         Ok(Reply::Pushed { outcome }) => outcome,
         other => panic!("{other:?}"),
@@ -21,13 +21,13 @@ fn outcome(world: &mut World, op: OpId) -> Outcome {
 }
 
 #[test]
-fn a_push_asks_for_room_and_sends_all_under_one_number() {
+fn a_push_reserves_a_slot_and_sends_all_parts_under_one_sequence_number() {
     let plan = plan(2, 600_000);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let grant = grant(5, 0);
     let mut order = order(&plan, Some(grant), 8);
-    order.read = Read { step: GlobalStep(9), gradients: [(shard(1), 6)].into() };
-    let op = world.call(Command::Push { order });
+    order.read = ReadPoint { step: GlobalStep(9), gradients: [(shard(1), 6)].into() };
+    let op = world.call(SessionCommand::Push { order });
     for link in 0..2 {
         let parts = world.give_push_slot(link, 40 + link as u32);
         assert_eq!(parts.len(), 3);
@@ -39,7 +39,7 @@ fn a_push_asks_for_room_and_sends_all_under_one_number() {
                 (TokenId(5), 1, 40 + link as u32)
             );
             assert_eq!((frame.envelope.sequence.0, frame.envelope.step.0), (1, 9));
-            assert_eq!(part.read, (link == 1).then_some(6), "each shard has counts of its own");
+            assert_eq!(part.read, (link == 1).then_some(6), "each shard has its own count");
             assert_eq!(frame.request(), parts[0].request(), "one request, one answer");
             assert_eq!(part.offset, end);
             assert!(frame.body.len() as u64 <= PART_BYTES_MAX);
@@ -48,18 +48,18 @@ fn a_push_asks_for_room_and_sends_all_under_one_number() {
             let last = index == 2;
             assert_eq!((part.whole, part.next), (last.then_some(2_400_000), last));
         }
-        assert!(world.waits(op));
+        assert!(world.is_pending(op));
         world.answer(&parts[2], push_answer(applied(1)));
     }
     assert_eq!(outcome(&mut world, op), applied(1));
 }
 
 #[test]
-fn a_room_that_came_with_a_token_or_an_answer_is_used_once() {
+fn a_push_slot_received_with_a_token_or_an_answer_is_used_once() {
     let plan = plan(1, 4);
-    let mut world = World::joined(&plan);
-    let token = world.call(Command::Token);
-    let request = world.heard(OWNER, "TokenRequest");
+    let mut world = SessionWorld::joined(&plan);
+    let token = world.call(SessionCommand::Token);
+    let request = world.next_frame(OWNER, "TokenRequest");
     world.answer(&request, message::Granted { grant: grant(1, 31) });
     world.reply(token).unwrap();
     for push_slot in [31, 32] {
@@ -76,13 +76,13 @@ fn a_room_that_came_with_a_token_or_an_answer_is_used_once() {
         outcome(&mut world, op);
     }
     world.push(&plan, 2);
-    world.heard(OWNER, "Reserve");
+    world.next_frame(OWNER, "Reserve");
 }
 
 #[test]
-fn a_push_whose_room_is_gone_asks_anew_and_sends_all_again() {
+fn a_push_whose_slot_is_taken_reserves_again_and_sends_all_again() {
     let plan = plan(1, 600_000);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.push(&plan, 1);
     let first = world.give_push_slot(OWNER, 1);
     world.answer(&first[0], refused(Refusal::PushSlotTaken { push_slot: 1 }));
@@ -99,12 +99,12 @@ fn a_push_whose_room_is_gone_asks_anew_and_sends_all_again() {
 }
 
 #[test]
-fn the_owner_gets_an_empty_share_of_a_gradient_and_none_of_a_value() {
+fn the_owner_gets_an_empty_share_of_a_gradient_and_none_of_an_assignment() {
     let plan = plan(2, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let only = |mut order: PushOrder| {
         order.parts.retain(|(to, _)| *to == shard(1));
-        Command::Push { order }
+        SessionCommand::Push { order }
     };
     let op = world.call(only(order(&plan, Some(grant(1, 0)), 1)));
     let parts = world.give_push_slot(OWNER, 1);
@@ -123,17 +123,17 @@ fn the_owner_gets_an_empty_share_of_a_gradient_and_none_of_a_value() {
     assert_eq!(outcome(&mut world, op), applied(901));
 }
 
-/// A push to two shards that answer like this; its result, and whether the token goes back.
+/// Returns the result of a push that two shards answer like this, and whether its token goes back.
 fn merged(
     owner: Result<u64, Refusal>,
     other: Result<u64, Refusal>,
 ) -> (Result<Reply, Error>, bool) {
     let plan = plan(2, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.push(&plan, 1);
     let parts = [OWNER, 1].map(|link| world.give_push_slot(link, 1).remove(0));
     for (part, result) in parts.into_iter().zip([owner, other]) {
-        assert!(world.waits(op), "all shards are waited for");
+        assert!(world.is_pending(op), "the push waits for all shards");
         match result {
             Ok(step) => world.answer(&part, push_answer(applied(step))),
             Err(refusal) => world.answer(&part, refused(refusal)),
@@ -143,7 +143,7 @@ fn merged(
 }
 
 #[test]
-fn the_outcome_of_a_push_is_that_of_its_shards() {
+fn the_outcome_of_a_push_merges_those_of_its_shards() {
     let token = Refusal::Token { token: TokenId(1), generation: 1 };
     let bad = Refusal::NonFinite { variable: 0.into(), element: 3, value: 0.5 };
     let (result, back) = merged(Ok(4), Ok(99));
@@ -155,7 +155,7 @@ fn the_outcome_of_a_push_is_that_of_its_shards() {
     let (result, back) = merged(Err(bad.clone()), Ok(1));
     assert_eq!((error(result), back), ((bad.clone(), 0), true));
     let (result, back) = merged(Ok(1), Err(bad.clone()));
-    assert_eq!((error(result), back), ((bad.clone(), 1), false), "the owner has taken the token");
+    assert_eq!((error(result), back), ((bad.clone(), 1), false), "the owner has spent the token");
     let (result, back) = merged(Err(token.clone()), Ok(1));
     assert_eq!((error(result), back), ((token.clone(), 0), false), "there is no token to return");
     let (result, back) = merged(Err(bad.clone()), Err(token));
@@ -163,58 +163,58 @@ fn the_outcome_of_a_push_is_that_of_its_shards() {
 }
 
 #[test]
-fn so_many_pushes_may_be_unsettled() {
+fn the_window_bounds_the_unsettled_pushes() {
     let plan = plan(2, 4);
-    let mut world = World::joined(&plan);
-    world.cut(1);
+    let mut world = SessionWorld::joined(&plan);
+    world.disconnect(1);
     let ops: Vec<OpId> = (0..WINDOW).map(|token| world.push(&plan, token)).collect();
     let over = world.push(&plan, 99);
     assert_eq!(world.reply(over).unwrap_err(), Error::Window { limit: WINDOW });
-    let frames: Vec<Frame> = world.sent.drain(..).collect();
-    let returns = |frame: &&Frame| matches!(&frame.message, Message::ReturnToken(returned) if returned.token == TokenId(99));
+    let frames: Vec<SentFrame> = world.sent.drain(..).collect();
+    let returns = |frame: &&SentFrame| matches!(&frame.message, Message::ReturnToken(returned) if returned.token == TokenId(99));
     assert_eq!(frames.iter().filter(returns).count(), 1);
-    // The first is settled: there is place for another.
+    // The first push is settled, which frees a place in the window.
     world.answer(&frames[0], message::Reserved { push_slot: 1 });
     let owner = world.parts(OWNER).remove(0);
     world.answer(&owner, push_answer(applied(1)));
     world.wait_for_connect(1);
     world.accept(1);
-    let reserve = world.heard(1, "Reserve");
+    let reserve = world.next_frame(1, "Reserve");
     world.answer(&reserve, message::Reserved { push_slot: 1 });
     let at = world.sent.iter().position(|f| matches!(f.message, Message::PushPart(_))).unwrap();
     let part = world.sent.remove(at).unwrap();
     world.answer(&part, push_answer(applied(1)));
     outcome(&mut world, ops[0]);
     let fits = world.push(&plan, 100);
-    assert!(world.waits(fits));
-    // It is the span that is bounded: the second is the oldest now.
+    assert!(world.is_pending(fits));
+    // The span of the window is bounded, and the second push is the oldest now.
     let over = world.push(&plan, 101);
     assert_eq!(world.reply(over).unwrap_err(), Error::Window { limit: WINDOW });
 }
 
 #[test]
-fn a_push_that_takes_too_long_goes_on() {
+fn a_push_continues_after_a_timeout() {
     let plan = plan(1, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let order = order(&plan, Some(grant(1, 0)), 1);
-    let op = world.call_within(Command::Push { order }, ms(100));
+    let op = world.call_within(SessionCommand::Push { order }, ms(100));
     let part = world.give_push_slot(OWNER, 1).remove(0);
-    world.pass(ms(100));
+    world.advance(ms(100));
     let Err(Error::Timeout { sequence: Some(sequence), awaited, .. }) = world.reply(op) else {
         panic!()
     };
     assert_eq!(awaited.0[0].last, "connected, silent for 100ms");
-    let unknown = world.call(Command::Outcome { sequence });
+    let unknown = world.call(SessionCommand::Outcome { sequence });
     assert!(matches!(world.reply(unknown), Ok(Reply::Outcome(None))));
-    let first = world.call(Command::Await { sequence });
-    let second = world.call(Command::Await { sequence });
-    // Giving up this wait does not give up the push.
+    let first = world.call(SessionCommand::Await { sequence });
+    let second = world.call(SessionCommand::Await { sequence });
+    // Cancelling this wait does not cancel the push.
     world.cancel(first);
     world.answer(&part, push_answer(applied(3)));
     assert_eq!(outcome(&mut world, second), applied(3));
-    let known = world.call(Command::Outcome { sequence });
+    let known = world.call(SessionCommand::Outcome { sequence });
     assert!(matches!(world.reply(known), Ok(Reply::Outcome(Some(o))) if o == applied(3)));
-    let again = world.call(Command::Await { sequence });
+    let again = world.call(SessionCommand::Await { sequence });
     assert_eq!(outcome(&mut world, again), applied(3));
     for _ in 0..WINDOW {
         let op = world.push(&plan, 1);
@@ -222,27 +222,27 @@ fn a_push_that_takes_too_long_goes_on() {
         world.answer(&part, push_answer(applied(4)));
         outcome(&mut world, op);
     }
-    for command in [Command::Outcome { sequence }, Command::Await { sequence }] {
+    for command in [SessionCommand::Outcome { sequence }, SessionCommand::Await { sequence }] {
         let op = world.call(command);
         assert_eq!(world.reply(op).unwrap_err(), Error::UnknownPush { sequence });
     }
 }
 
 #[test]
-fn a_push_that_is_given_up_before_it_is_whole_is_withdrawn() {
+fn a_push_cancelled_before_it_is_whole_is_withdrawn() {
     let plan = plan(2, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.push(&plan, 6);
     world.cancel(op);
-    // Nothing had been sent but requests for room.
-    let reserves = [world.heard(0, "Reserve"), world.heard(1, "Reserve")];
-    let back = world.heard(OWNER, "ReturnToken");
+    // Nothing was sent but reservations.
+    let reserves = [world.next_frame(0, "Reserve"), world.next_frame(1, "Reserve")];
+    let back = world.next_frame(OWNER, "ReturnToken");
     world.answer(&back, message::Returned {});
     for reserve in &reserves {
         world.answer(reserve, message::Reserved { push_slot: 3 });
     }
     assert!(world.sent.is_empty());
-    // The rooms that came too late serve the next.
+    // The slots that came too late serve the next push.
     world.push(&plan, 7);
     for link in 0..2 {
         assert_eq!(world.parts(link)[0].part().push_slot, 3);
@@ -250,9 +250,9 @@ fn a_push_that_is_given_up_before_it_is_whole_is_withdrawn() {
 }
 
 #[test]
-fn a_push_that_is_given_up_once_it_may_be_whole_goes_on() {
+fn a_push_cancelled_once_it_may_be_whole_continues() {
     let plan = plan(2, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.push(&plan, 6);
     let owner = world.give_push_slot(OWNER, 1).remove(0);
     world.cancel(op);
@@ -260,8 +260,8 @@ fn a_push_that_is_given_up_once_it_may_be_whole_goes_on() {
     let other = world.give_push_slot(1, 1).remove(0);
     world.answer(&owner, push_answer(applied(1)));
     world.answer(&other, push_answer(applied(1)));
-    world.pass(Duration::from_secs(5));
+    world.advance(Duration::from_secs(5));
     let sequence = owner.envelope.sequence;
-    let known = world.call(Command::Outcome { sequence });
+    let known = world.call(SessionCommand::Outcome { sequence });
     assert!(matches!(world.reply(known), Ok(Reply::Outcome(Some(_)))));
 }

@@ -1,33 +1,34 @@
-//! Connections that are lost under a push, in each of its phases.
+//! Connections lost during a push, in each of its phases.
 
 use std::sync::Arc;
 
 use pushpull_common::protocol::message::{self, OutcomeIs};
 use pushpull_common::protocol::{Outcome, PushState, Refusal};
 
-use super::world::{Frame, OWNER, World, applied, plan, push_answer};
+use super::world::{SentFrame, OWNER, SessionWorld, applied, plan, push_answer};
 use crate::error::Error;
 use crate::session::{OpId, Reply};
 use crate::sharding_plan::ShardingPlan;
 
-/// A push of three parts, asked about after its parts had been sent and the connection was lost.
-fn in_doubt() -> (World, OpId, Vec<Frame>, Frame) {
+/// Starts a push of three parts whose connection is lost after the parts were sent, up to the
+/// outcome query.
+fn in_doubt() -> (SessionWorld, OpId, Vec<SentFrame>, SentFrame) {
     let plan: Arc<ShardingPlan> = plan(1, 600_000);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.push(&plan, 1);
     let parts = world.give_push_slot(OWNER, 1);
     world.reconnect(OWNER);
-    let query = world.heard(OWNER, "OutcomeQuery");
+    let query = world.next_frame(OWNER, "OutcomeQuery");
     assert_eq!(query.envelope.sequence, parts[0].envelope.sequence);
-    assert!(world.is_quiet(OWNER), "nothing is sent before that is known");
+    assert!(world.is_quiet(OWNER), "nothing is sent before the query is answered");
     (world, op, parts, query)
 }
 
-fn is_settled(world: &mut World, op: OpId, expected: Outcome) {
+fn is_settled(world: &mut SessionWorld, op: OpId, expected: Outcome) {
     assert!(matches!(world.reply(op), Ok(Reply::Pushed { outcome }) if outcome == expected));
 }
 
-fn same_parts(before: &[Frame], after: &[Frame]) {
+fn same_parts(before: &[SentFrame], after: &[SentFrame]) {
     assert_eq!(before.len(), after.len());
     for (before, after) in before.iter().zip(after) {
         assert_eq!(before.envelope.sequence, after.envelope.sequence);
@@ -39,15 +40,15 @@ fn same_parts(before: &[Frame], after: &[Frame]) {
 }
 
 #[test]
-fn nothing_sent_is_nothing_in_doubt() {
+fn a_push_with_nothing_sent_is_not_in_doubt() {
     let plan = plan(1, 4);
-    let mut world = World::joined(&plan);
-    world.cut(OWNER);
+    let mut world = SessionWorld::joined(&plan);
+    world.disconnect(OWNER);
     let op = world.push(&plan, 1);
     world.wait_for_connect(OWNER);
     world.accept(OWNER);
-    world.heard(OWNER, "Reserve");
-    // The room was asked for, and the connection is lost.
+    world.next_frame(OWNER, "Reserve");
+    // The connection is lost during the reservation.
     world.reconnect(OWNER);
     let part = world.give_push_slot(OWNER, 1).remove(0);
     world.answer(&part, push_answer(applied(1)));
@@ -55,7 +56,7 @@ fn nothing_sent_is_nothing_in_doubt() {
 }
 
 #[test]
-fn a_push_that_is_settled_is_not_sent_again() {
+fn a_settled_push_is_not_sent_again() {
     let (mut world, op, _, query) = in_doubt();
     world.answer(&query, OutcomeIs { state: PushState::Settled { outcome: applied(4) } });
     is_settled(&mut world, op, applied(4));
@@ -63,7 +64,7 @@ fn a_push_that_is_settled_is_not_sent_again() {
 }
 
 #[test]
-fn a_push_that_is_unknown_is_sent_again_into_a_new_room() {
+fn an_unknown_push_is_sent_again_into_a_new_slot() {
     let (mut world, op, parts, query) = in_doubt();
     world.answer(&query, OutcomeIs { state: PushState::Unknown {} });
     let again = world.give_push_slot(OWNER, 2);
@@ -74,7 +75,7 @@ fn a_push_that_is_unknown_is_sent_again_into_a_new_room() {
 }
 
 #[test]
-fn a_push_that_is_being_received_is_sent_again_into_its_room() {
+fn an_incomplete_push_is_sent_again_into_its_slot() {
     let (mut world, op, parts, query) = in_doubt();
     world.answer(&query, OutcomeIs { state: PushState::Receiving { bytes: 100 } });
     let again = world.parts(OWNER);
@@ -85,7 +86,7 @@ fn a_push_that_is_being_received_is_sent_again_into_its_room() {
 }
 
 #[test]
-fn a_push_that_is_too_old_is_refused() {
+fn a_push_outside_the_window_is_refused() {
     let (mut world, op, _, query) = in_doubt();
     world.answer(&query, OutcomeIs { state: PushState::TooOld { oldest: 9 } });
     let Err(Error::Refused { refusal: Refusal::Window { oldest, .. }, .. }) = world.reply(op)
@@ -96,29 +97,29 @@ fn a_push_that_is_too_old_is_refused() {
 }
 
 #[test]
-fn a_question_that_is_lost_is_asked_again_each_time() {
+fn a_lost_outcome_query_is_repeated_each_time() {
     let (mut world, op, _, first) = in_doubt();
     world.reconnect(OWNER);
-    let second = world.heard(OWNER, "OutcomeQuery");
+    let second = world.next_frame(OWNER, "OutcomeQuery");
     assert!(second.request() > first.request());
     world.answer(&second, OutcomeIs { state: PushState::Unknown {} });
-    // Its room was asked for when the connection is lost once more.
+    // The connection is lost again during the reservation.
     world.reconnect(OWNER);
     let parts = world.give_push_slot(OWNER, 5);
     world.reconnect(OWNER);
-    let third = world.heard(OWNER, "OutcomeQuery");
+    let third = world.next_frame(OWNER, "OutcomeQuery");
     world.answer(&third, OutcomeIs { state: PushState::Receiving { bytes: 1 } });
     same_parts(&parts, &world.parts(OWNER));
     world.reconnect(OWNER);
-    let fourth = world.heard(OWNER, "OutcomeQuery");
+    let fourth = world.next_frame(OWNER, "OutcomeQuery");
     world.answer(&fourth, OutcomeIs { state: PushState::Settled { outcome: applied(2) } });
     is_settled(&mut world, op, applied(2));
 }
 
 #[test]
-fn only_the_shard_that_was_lost_is_asked() {
+fn only_the_disconnected_shard_is_queried() {
     let plan = plan(2, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.push(&plan, 1);
     let owner = world.give_push_slot(OWNER, 1).remove(0);
     world.give_push_slot(1, 1);
@@ -126,14 +127,14 @@ fn only_the_shard_that_was_lost_is_asked() {
     assert!(world.is_quiet(OWNER));
     world.answer(&owner, push_answer(applied(1)));
     world.reconnect(OWNER);
-    assert!(world.is_quiet(OWNER), "it has settled it");
-    let query = world.heard(1, "OutcomeQuery");
+    assert!(world.is_quiet(OWNER), "the owner has settled the push");
+    let query = world.next_frame(1, "OutcomeQuery");
     world.answer(&query, OutcomeIs { state: PushState::Settled { outcome: applied(8) } });
     is_settled(&mut world, op, applied(1));
 }
 
 #[test]
-fn a_push_in_doubt_that_was_whole_is_not_withdrawn() {
+fn a_push_in_doubt_that_may_be_whole_is_not_withdrawn() {
     let (mut world, op, parts, query) = in_doubt();
     world.cancel(op);
     assert!(world.is_quiet(OWNER));
@@ -142,17 +143,17 @@ fn a_push_in_doubt_that_was_whole_is_not_withdrawn() {
 }
 
 #[test]
-fn a_push_that_no_shard_got_whole_is_withdrawn_even_without_a_connection() {
+fn a_push_whole_on_no_shard_is_withdrawn_without_a_connection() {
     let plan = plan(2, 4);
-    let mut world = World::joined(&plan);
+    let mut world = SessionWorld::joined(&plan);
     let op = world.push(&plan, 1);
-    world.cut(1);
-    let reserve = world.heard(OWNER, "Reserve");
-    world.cut(OWNER);
+    world.disconnect(1);
+    let reserve = world.next_frame(OWNER, "Reserve");
+    world.disconnect(OWNER);
     world.cancel(op);
     world.wait_for_connect(OWNER);
     world.accept(OWNER);
-    let back = world.heard(OWNER, "ReturnToken");
+    let back = world.next_frame(OWNER, "ReturnToken");
     world.answer(&back, message::Returned {});
-    assert!(world.is_quiet(OWNER), "{reserve:?} is not asked again");
+    assert!(world.is_quiet(OWNER), "{reserve:?} is not repeated");
 }

@@ -1,4 +1,4 @@
-//! Plans, pushes and messages that tests are made of.
+//! Plans, pushes and messages for the tests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Grant, Header, Message, Outcome, Refusal, version};
 use pushpull_common::variable::VariableSpec;
 
-use crate::session::{PushOrder, Read};
+use crate::session::{PushOrder, ReadPoint};
 use crate::sharding_plan::ShardingPlan;
 
 pub(super) const LEASE: Duration = Duration::from_secs(5);
@@ -48,18 +48,18 @@ pub(super) fn refused(refusal: Refusal) -> Message {
     message::Refused { refusal }.into()
 }
 
-/// Variables `v0`, `v1`, … of `f32`, one on each of so many ps tasks.
+/// Returns variables `v0`, `v1`, … of `f32`, one on each of `tasks` ps tasks.
 pub(super) fn plan(tasks: u32, elements: u64) -> Arc<ShardingPlan> {
     let variables = (0..tasks).map(|i| VariableSpec::f32(format!("v{i}"), [elements]).unwrap());
     place(variables.collect(), tasks)
 }
 
-/// One variable of five `bf16` on one task.
+/// Returns one variable of five `bf16` on one task.
 pub(super) fn halves_plan() -> Arc<ShardingPlan> {
     place(vec![VariableSpec::bf16("halves", [5]).unwrap()], 1)
 }
 
-/// One variable of seven rows of three, split over two tasks, and a small one on the first.
+/// Returns one variable of seven rows of three, split over two tasks, and a small one on the first.
 pub(super) fn split_plan() -> Arc<ShardingPlan> {
     let split = VariableSpec::f32("split", [7, 3]).unwrap();
     let split = split.partitioner(Partitioner::Fixed { shards: 2 });
@@ -72,7 +72,7 @@ pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32) -> Arc<ShardingPla
     Arc::new(ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
 }
 
-/// A push of all variables, every byte of which is `fill`.
+/// Returns a push of all variables; every byte is `fill`.
 pub(super) fn order(plan: &ShardingPlan, grant: Option<Grant>, fill: u8) -> PushOrder {
     let all = (0..plan.catalogue().variables().len() as u32).map(VariableId);
     let parts = plan.parts(all, |range| Bytes::from(vec![fill; range.len()]));
@@ -80,10 +80,10 @@ pub(super) fn order(plan: &ShardingPlan, grant: Option<Grant>, fill: u8) -> Push
         Some(_) => Operation::Gradient {},
         None => Operation::Assign {},
     };
-    PushOrder::of_parts(operation, grant, Read::default(), parts)
+    PushOrder::of_parts(operation, grant, ReadPoint::default(), parts)
 }
 
-/// The header of an answer.
+/// Returns the header of an answer.
 pub(super) fn header(
     request: RequestId,
     restore_epoch: RestoreEpoch,
@@ -110,7 +110,7 @@ pub(super) fn header(
     }
 }
 
-/// A welcome of a server whose variables are ready.
+/// Returns the welcome of a server whose variables are ready.
 pub(super) fn welcome() -> Welcome {
     Welcome {
         version: version::NEWEST,
@@ -131,7 +131,7 @@ pub(super) fn welcome() -> Welcome {
     }
 }
 
-/// The answer to a push.
+/// Returns the answer to a push.
 pub(super) fn push_answer(outcome: Outcome) -> message::PushAnswer {
     message::PushAnswer { outcome, duplicate: false, next: None, ended: None, push_slot: 0 }
 }

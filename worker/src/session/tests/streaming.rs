@@ -8,37 +8,37 @@ use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::message::{self, OutcomeIs};
 use pushpull_common::protocol::{Outcome, PushState, Refusal};
 
-use super::world::{OWNER, World, applied, grant, order, plan, push_answer, refused};
+use super::world::{OWNER, SessionWorld, applied, grant, order, plan, push_answer, refused};
 use crate::error::Error;
-use crate::session::{Command, Input, OpId, Reply};
+use crate::session::{SessionCommand, SessionInput, OpId, Reply};
 use crate::sharding_plan::ShardingPlan;
 
-fn begin(world: &mut World, plan: &ShardingPlan, token: u64) -> Sequence {
+fn begin(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) -> Sequence {
     let mut order = order(plan, Some(grant(token, 0)), 1);
     order.parts.clear();
-    let op = world.call(Command::Begin { order });
+    let op = world.call(SessionCommand::Begin { order });
     let Ok(Reply::Begun { sequence }) = world.reply(op) else { panic!() };
     sequence
 }
 
-fn more(world: &mut World, plan: &ShardingPlan, sequence: Sequence, variable: u32) {
+fn more(world: &mut SessionWorld, plan: &ShardingPlan, sequence: Sequence, variable: u32) {
     let body = |range: std::ops::Range<usize>| Bytes::from(vec![variable as u8; range.len()]);
     let parts = plan.parts([VariableId(variable)].into_iter(), body);
-    let op = world.call(Command::More { sequence, own: None, parts });
+    let op = world.call(SessionCommand::AddParts { sequence, staged: None, parts });
     assert!(matches!(world.reply(op), Ok(Reply::Done)));
 }
 
-fn end(world: &mut World, sequence: Sequence) -> OpId {
-    world.call(Command::End { sequence })
+fn end(world: &mut SessionWorld, sequence: Sequence) -> OpId {
+    world.call(SessionCommand::End { sequence })
 }
 
-fn joined() -> (World, Arc<ShardingPlan>) {
+fn joined() -> (SessionWorld, Arc<ShardingPlan>) {
     let plan = plan(2, 4);
-    (World::joined(&plan), plan)
+    (SessionWorld::joined(&plan), plan)
 }
 
 #[test]
-fn parts_go_out_as_they_come_and_the_last_says_so() {
+fn parts_are_sent_as_they_come_and_the_last_is_marked() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 1);
     assert!(world.sent.is_empty());
@@ -46,7 +46,7 @@ fn parts_go_out_as_they_come_and_the_last_says_so() {
     let first = world.give_push_slot(1, 1).remove(0);
     assert_eq!((first.part().whole, first.part().next), (None, false));
     let op = end(&mut world, sequence);
-    // All had been sent: an empty part says that it was all.
+    // All parts were sent already, so an empty part marks the end.
     let last = world.parts(1).remove(0);
     assert_eq!((last.part().whole, last.body.len()), (Some(16), 0));
     assert_eq!(last.request(), first.request());
@@ -58,7 +58,7 @@ fn parts_go_out_as_they_come_and_the_last_says_so() {
 }
 
 #[test]
-fn parts_that_wait_for_room_go_out_together() {
+fn parts_that_wait_for_a_slot_are_sent_together() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 1);
     more(&mut world, &plan, sequence, 0);
@@ -70,27 +70,27 @@ fn parts_that_wait_for_room_go_out_together() {
 }
 
 #[test]
-fn an_abandoned_push_is_withdrawn_and_its_token_goes_back() {
+fn an_abandoned_push_is_withdrawn_and_its_token_returned() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 4);
     more(&mut world, &plan, sequence, 1);
     let part = world.give_push_slot(1, 1).remove(0);
-    world.input(Input::Abandoned { sequence });
-    let withdraw = world.heard(1, "Withdraw");
+    world.input(SessionInput::Abandoned { sequence });
+    let withdraw = world.next_frame(1, "Withdraw");
     assert_eq!(withdraw.envelope.sequence, part.envelope.sequence);
-    world.heard(OWNER, "ReturnToken");
+    world.next_frame(OWNER, "ReturnToken");
     world.answer(&withdraw, push_answer(Outcome::Withdrawn {}));
-    // The answer to the parts never comes, and would be unexpected now.
+    // The answer to the parts never comes. Now it would be unexpected.
     world.answer(&part, push_answer(applied(1)));
     assert_eq!(world.closed.get(&1), Some(&1));
-    let op = world.call(Command::Outcome { sequence });
+    let op = world.call(SessionCommand::Outcome { sequence });
     assert_eq!(world.reply(op).unwrap_err(), Error::UnknownPush { sequence });
 }
 
-/// A push that is not finished can be whole nowhere, whatever became of its connections: left
-/// behind, it would block the window for ever.
+/// An incomplete push is whole on no shard, regardless of its connections. Left behind, it would
+/// block the window for ever.
 #[test]
-fn an_abandoned_push_is_given_up_in_every_phase() {
+fn a_push_can_be_abandoned_in_every_phase() {
     for phase in 0..5 {
         let (mut world, plan) = joined();
         let sequence = begin(&mut world, &plan, 4);
@@ -105,33 +105,33 @@ fn an_abandoned_push_is_given_up_in_every_phase() {
         }
         if phase == 2 {
             world.reconnect(1);
-            world.heard(1, "OutcomeQuery");
+            world.next_frame(1, "OutcomeQuery");
         }
         if phase == 3 {
-            world.cut(1);
+            world.disconnect(1);
         }
-        world.input(Input::Abandoned { sequence });
-        let back = world.heard(OWNER, "ReturnToken");
+        world.input(SessionInput::Abandoned { sequence });
+        let back = world.next_frame(OWNER, "ReturnToken");
         world.answer(&back, message::Returned {});
         for token in 5..5 + WINDOW {
             let sequence = begin(&mut world, &plan, token);
-            world.input(Input::Abandoned { sequence });
+            world.input(SessionInput::Abandoned { sequence });
         }
     }
 }
 
 #[test]
-fn a_lost_connection_brings_all_parts_again() {
+fn all_parts_are_sent_again_after_a_lost_connection() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 1);
     more(&mut world, &plan, sequence, 0);
     world.give_push_slot(OWNER, 1);
-    world.cut(OWNER);
+    world.disconnect(OWNER);
     more(&mut world, &plan, sequence, 1);
     let op = end(&mut world, sequence);
     world.wait_for_connect(OWNER);
     world.accept(OWNER);
-    let query = world.heard(OWNER, "OutcomeQuery");
+    let query = world.next_frame(OWNER, "OutcomeQuery");
     world.answer(&query, OutcomeIs { state: PushState::Unknown {} });
     let again = world.give_push_slot(OWNER, 2);
     assert_eq!((again.len(), again[0].part().whole, again[0].body.len()), (1, Some(16), 16));
@@ -142,7 +142,7 @@ fn a_lost_connection_brings_all_parts_again() {
 }
 
 #[test]
-fn a_refusal_in_the_middle_is_told_at_the_end() {
+fn a_refusal_before_the_end_is_reported_at_the_end() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 1);
     more(&mut world, &plan, sequence, 1);
@@ -150,30 +150,30 @@ fn a_refusal_in_the_middle_is_told_at_the_end() {
     let refusal = Refusal::NonFinite { variable: 1.into(), element: 0, value: 0.5 };
     world.answer(&part, refused(refusal.clone()));
     let op = end(&mut world, sequence);
-    assert!(world.is_quiet(1), "nothing more of it is sent there");
+    assert!(world.is_quiet(1), "the refusing shard is sent nothing more");
     let owner = world.give_push_slot(OWNER, 1).remove(0);
     world.answer(&owner, push_answer(applied(1)));
-    let Err(Error::Refused { refusal: said, .. }) = world.reply(op) else { panic!() };
-    assert_eq!(said, refusal);
+    let Err(Error::Refused { refusal: reported, .. }) = world.reply(op) else { panic!() };
+    assert_eq!(reported, refusal);
 }
 
 #[test]
-fn giving_up_the_end_withdraws_what_is_whole_nowhere() {
+fn cancelling_the_end_withdraws_a_push_that_is_whole_on_no_shard() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 1);
     more(&mut world, &plan, sequence, 1);
     let op = end(&mut world, sequence);
     world.cancel(op);
-    world.heard(1, "Reserve");
-    world.heard(OWNER, "Reserve");
-    world.heard(OWNER, "ReturnToken");
+    world.next_frame(1, "Reserve");
+    world.next_frame(OWNER, "Reserve");
+    world.next_frame(OWNER, "ReturnToken");
 }
 
-/// A server that was killed and started again gives its rooms the numbers of its life before. A part
-/// that went into a room of that life was refused, and with it the rest under that number: if the
-/// push was then given the room that bears it now, its parts would be passed over without a word.
+/// A restarted server assigns the push slot numbers of its previous life again. A part for a slot
+/// of that life is refused, and the rest under that number with it. If the push then used the same
+/// number again, its parts would be skipped silently.
 #[test]
-fn a_room_is_forgotten_with_its_connection() {
+fn a_push_slot_is_dropped_with_its_connection() {
     let (mut world, plan) = joined();
     let first = begin(&mut world, &plan, 1);
     more(&mut world, &plan, first, 1);
@@ -191,20 +191,20 @@ fn a_room_is_forgotten_with_its_connection() {
     assert_eq!((part.part().push_slot, part.part().whole), (2, None));
 }
 
-/// A shard repeats the number of a room that lies unused. Two pushes were told the same; one was
-/// given up, the other's parts came when the room had gone to somebody else.
+/// A shard announces an unused push slot again. Here two pushes get the same number, one is given
+/// up, and the parts of the other arrive after another client got the slot.
 #[test]
-fn a_room_that_was_refused_is_not_used_again() {
+fn a_refused_push_slot_is_not_used_again() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 1);
     more(&mut world, &plan, sequence, 1);
-    let reserve = world.heard(1, "Reserve");
+    let reserve = world.next_frame(1, "Reserve");
     let other = begin(&mut world, &plan, 2);
     more(&mut world, &plan, other, 1);
-    let again = world.heard(1, "Reserve");
+    let again = world.next_frame(1, "Reserve");
     world.answer(&reserve, message::Reserved { push_slot: 7 });
     let part = world.parts(1).remove(0);
-    world.input(Input::Abandoned { sequence: other });
+    world.input(SessionInput::Abandoned { sequence: other });
     world.answer(&again, message::Reserved { push_slot: 7 });
     world.answer(&part, refused(Refusal::PushSlotTaken { push_slot: 7 }));
     let part = world.give_push_slot(1, 8).remove(0);

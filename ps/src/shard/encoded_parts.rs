@@ -1,9 +1,9 @@
-//! Parts that come encoded: gradients, and whatever is pushed of a variable of f16 or bf16. They are
-//! decoded as they come, into the room of their push: whatever looks at it later sees elements.
+//! Encoded parts of pushes: gradients, and every push of an f16 or bf16 variable. Parts are decoded
+//! into their push slot when they arrive, so that later code sees elements.
 
 use std::ops::Range;
 
-use pushpull_common::codec::{Blocks, Encoding};
+use pushpull_common::codec::{ScaleBlocks, Encoding};
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Operation, PushPart};
@@ -12,45 +12,45 @@ use pushpull_common::tensor::DType;
 
 use super::{Detail, Shard};
 
-/// The form that a part says its body has.
+/// The encoding that the message of a part states.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Form {
+pub(super) struct PartEncoding {
     pub(super) encoding: u8,
     pub(super) elements: u32,
     pub(super) factor: f64,
 }
 
-/// A body that comes encoded.
+/// An encoded body of a part.
 #[derive(Clone, Debug)]
-pub(super) struct Encoded {
+pub(super) struct EncodedPart {
     encoding: Encoding,
     variable: VariableId,
     dtype: DType,
-    blocks: Blocks,
-    /// The bytes of its elements, once they are decoded.
+    blocks: ScaleBlocks,
+    /// The bytes of its elements after decoding.
     decoded: usize,
-    /// What they are to be multiplied with then.
+    /// The factor of the decoded elements.
     factor: f64,
-    /// What it is received into: nothing, until it is.
+    /// The memory that receives the body. Empty until then.
     pub(super) bytes: Vec<u8>,
 }
 
 impl Shard {
-    /// Where the body of a part goes in the shard's layout, and how, if it comes encoded and can be what it
-    /// says.
+    /// Returns the range of a part's body in the shard's layout, and its encoding if it is encoded.
+    /// Refuses a body that cannot be what its message states.
     pub(super) fn body_of(
         &self,
         header: &Header,
         part: &PushPart,
-        form: Option<Form>,
-    ) -> Result<(Range<u64>, Option<Encoded>), Refusal> {
+        form: Option<PartEncoding>,
+    ) -> Result<(Range<u64>, Option<EncodedPart>), Refusal> {
         let Some(form) = form else {
-            // A part without a body lies nowhere, whatever it says.
+            // A part without a body has an empty range at any offset.
             let bytes = header.body_bytes;
             if bytes == 0 {
                 return Ok((0..0, None));
             }
-            // Clamped, its end would make an empty range of a body that is none.
+            // With a clamped end, a body would have an empty range.
             let Some(end) = part.offset.checked_add(bytes) else {
                 let limit = self.store().map_or(0, |store| store.layout().push_bytes());
                 return Err(Refusal::Range { offset: part.offset, bytes, limit });
@@ -70,18 +70,18 @@ impl Shard {
             Refusal::Encoding { variable, encoding: form.encoding, detail }
         };
         let encoding = Encoding::from_code(form.encoding)
-            .ok_or_else(|| refusal("this server does not know it".to_owned()))?;
-        let own = partition.own == Some(encoding);
+            .ok_or_else(|| refusal("it is unknown to this server".to_owned()))?;
+        let own = partition.own_encoding == Some(encoding);
         if !own && (part.operation != (Operation::Gradient {}) || !dtype.is_float()) {
             return Err(refusal(format!("only gradients of floats are encoded, not {dtype}")));
         }
         let factor = form.factor;
         let scales = own && part.operation == (Operation::Gradient {}) && factor.is_finite();
         if factor != 1.0 && !scales {
-            return Err(refusal(format!("{factor} is no factor of it")));
+            return Err(refusal(format!("{factor} is not a valid factor")));
         }
         if partition.is_sparse() && !encoding.is_for_rows() {
-            return Err(refusal("rows do not come so".to_owned()));
+            return Err(refusal("rows cannot have it".to_owned()));
         }
         let decoded = u64::from(form.elements) * dtype.size() as u64;
         let (end, limit) = (part.offset + decoded, partition.offset + partition.bytes);
@@ -99,20 +99,20 @@ impl Shard {
             let (found, elements) = (header.body_bytes, form.elements);
             return Err(refusal(format!("{found} bytes for {elements} elements")));
         }
-        // With the last elements goes the padding behind them; rows may end wherever they are whole.
+        // The last elements include the padding behind them. Rows may end after any whole row.
         let ends = end == limit || partition.is_sparse();
         let end = if ends { end.next_multiple_of(8) } else { end };
         let (decoded, bytes) = (decoded as usize, Vec::default());
-        let encoded = Encoded { encoding, variable, dtype, blocks, decoded, factor, bytes };
+        let encoded = EncodedPart { encoding, variable, dtype, blocks, decoded, factor, bytes };
         Ok((part.offset..end, Some(encoded)))
     }
 
-    /// Decodes the body of a part into its place.
+    /// Decodes the body of a part into its range of the push slot.
     pub(super) fn decode_part(
         &mut self,
         push_slot: u32,
         range: &Range<u64>,
-        encoded: &Encoded,
+        encoded: &EncodedPart,
     ) -> Result<(), Refusal> {
         let target =
             self.inbox.as_mut().and_then(|inbox| inbox.bytes_mut(push_slot, range.clone()));
@@ -120,7 +120,7 @@ impl Shard {
             .and_then(|target| target.split_at_mut_checked(encoded.decoded))
             .ok_or(Refusal::PushSlotTaken { push_slot })?;
         padding.fill(0);
-        let Encoded { encoding, dtype, blocks, bytes, .. } = encoded;
+        let EncodedPart { encoding, dtype, blocks, bytes, .. } = encoded;
         let decoded = encoding.decode_into(*blocks, *dtype, bytes, elements);
         decoded.map_err(|error| Refusal::Encoding {
             variable: encoded.variable,
@@ -128,7 +128,7 @@ impl Shard {
             detail: Detail::clipped(error.to_string()),
         })?;
         if encoded.factor != 1.0 {
-            // Only halves have one, and are kept in f32.
+            // Only f16 and bf16 variables have a factor. Their gradients are stored as f32.
             let elements: &mut [f32] = bytemuck::cast_slice_mut(elements);
             elements.iter_mut().for_each(|g| *g = (f64::from(*g) * encoded.factor) as f32);
         }

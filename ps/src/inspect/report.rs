@@ -51,18 +51,18 @@ pub struct ShardInspection {
     /// The folder of the arena.
     pub path: PathBuf,
     /// The arena's identity; `None` if the first page of the control file is unreadable.
-    pub arena: Option<ArenaIs>,
+    pub arena: Option<ArenaReport>,
     /// The cause of a failed flush, if any. No server opens the arena again until the machine is
     /// rebooted.
     pub poisoned: Option<String>,
     /// The shard's state; `None` if it cannot be read.
     pub state: Option<ShardState>,
     /// The variables; empty if there are none or they cannot be read.
-    pub variables: Vec<VariableIs>,
+    pub variables: Vec<VariableReport>,
     /// The known clients.
-    pub clients: Vec<ClientIs>,
+    pub clients: Vec<ClientReport>,
     /// The complete pushes in the inbox, in the order of arrival.
-    pub whole: Vec<WholePushIs>,
+    pub whole: Vec<CompletePush>,
     /// The number of words in a committed intent that is not completed; `None` if the intent is
     /// idle.
     pub committed_words: Option<usize>,
@@ -71,13 +71,13 @@ pub struct ShardInspection {
     /// The number of the newest durable image; `None` without [`crate::Durability::Power`].
     pub newest_image: Option<u64>,
     /// The files.
-    pub files: Vec<FileIs>,
+    pub files: Vec<FileReport>,
 }
 
 /// The identity of an arena, from the first page of its control file.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct ArenaIs {
+pub struct ArenaReport {
     /// The format of the files.
     pub format: u32,
     /// The shard.
@@ -95,7 +95,7 @@ pub struct ArenaIs {
 /// The stage of a shard's variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum VariablesAre {
+pub enum VariablesStage {
     /// No variables are declared.
     Absent,
     /// The variables are declared and have no values yet.
@@ -109,7 +109,7 @@ pub enum VariablesAre {
 #[non_exhaustive]
 pub struct ShardState {
     /// The stage of the variables.
-    pub variables: VariablesAre,
+    pub variables: VariablesStage,
     /// The number of pushes applied, of every kind.
     pub version: u64,
     /// The number of gradients applied.
@@ -139,7 +139,7 @@ pub struct ShardState {
 /// The part of a variable that a shard holds.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct VariableIs {
+pub struct VariableReport {
     /// The number of rows on this shard; `None` if the variable is not a growing table, and 0 if
     /// the rows cannot be read.
     pub table_rows: Option<u64>,
@@ -172,7 +172,7 @@ pub enum Presence {
 /// A client of a shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct ClientIs {
+pub struct ClientReport {
     /// The client's task.
     pub task: TaskId,
     /// The client epoch.
@@ -192,7 +192,7 @@ pub struct ClientIs {
 /// A complete push in the inbox that is not applied yet.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct WholePushIs {
+pub struct CompletePush {
     /// The push slot.
     pub push_slot: u32,
     /// The client; `None` if a newer incarnation of it has joined since.
@@ -239,7 +239,7 @@ impl Verdict {
 /// A file of a shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct FileIs {
+pub struct FileReport {
     /// The name.
     pub name: String,
     /// The length in bytes; 0 if the file is missing.

@@ -67,7 +67,7 @@ const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
 /// The state of a file.
 #[derive(Clone, Debug)]
-pub(crate) enum Item {
+pub(crate) enum TestFileState {
     /// These bytes. The file is not open.
     Closed(Content),
     /// The contents of a mapped memory.
@@ -83,11 +83,11 @@ pub(crate) struct Open {
     owner: ThreadId,
 }
 
-impl Item {
+impl TestFileState {
     /// Returns the state of a file that this memory, on the caller's thread, has open.
-    pub(super) fn open(memory: &Memory) -> Item {
+    pub(super) fn open(memory: &Memory) -> TestFileState {
         let owner = std::thread::current().id();
-        Item::Open(Open { address: memory.address(), bytes: memory.len(), owner })
+        TestFileState::Open(Open { address: memory.address(), bytes: memory.len(), owner })
     }
 }
 
@@ -97,11 +97,7 @@ impl Open {
     /// # Panics
     /// On a thread other than the owner's.
     fn read<T>(&self, reader: impl FnOnce(&[u8]) -> T) -> T {
-        assert_eq!(
-            self.owner,
-            std::thread::current().id(),
-            "another thread may be writing the file"
-        );
+        assert_eq!(self.owner, std::thread::current().id(), "another thread may be writing the file");
         // SAFETY: an item is open only while its memory lives. Only its owner writes it, which is
         // this thread, and this thread is here.
         reader(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) })
@@ -117,50 +113,47 @@ fn memory_for(name: &str, bytes: usize) -> Memory {
     memory.expect("memory for a test")
 }
 
-/// A file of a shelf, shared with the memory that has it open.
+/// A test file, shared with the memory that has it open.
 #[derive(Clone, Debug)]
-pub(crate) struct ShelfFile(Arc<Mutex<Item>>);
+pub(crate) struct TestFile(Arc<Mutex<TestFileState>>);
 
-impl ShelfFile {
-    pub(super) fn set(&self, item: Item) {
+impl TestFile {
+    pub(super) fn set(&self, item: TestFileState) {
         *self.0.lock().expect("no panic holds the lock") = item;
     }
 
-    /// Returns whether the shelf still lists the file.
+    /// Returns whether [`TestFiles`] still lists the file.
     pub(super) fn is_kept(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    fn get(&self) -> Item {
+    fn get(&self) -> TestFileState {
         self.0.lock().expect("no panic holds the lock").clone()
     }
 
     /// Returns the memory that has the file open, if any.
     fn opened(&self) -> Option<Open> {
         match &*self.0.lock().expect("no panic holds the lock") {
-            Item::Closed(_) => None,
-            Item::Open(open) => Some(*open),
+            TestFileState::Closed(_) => None,
+            TestFileState::Open(open) => Some(*open),
         }
     }
 }
 
 /// Files by name, and their flushed contents.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Shelf(
-    Arc<Mutex<BTreeMap<String, ShelfFile>>>,
-    Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
-);
+pub(crate) struct TestFiles(Arc<Mutex<BTreeMap<String, TestFile>>>, Arc<Mutex<BTreeMap<String, Vec<u8>>>>);
 
-impl Shelf {
-    /// Creates a shelf with these files.
-    pub(crate) fn with(files: BTreeMap<String, impl Into<Content>>) -> Shelf {
-        let found = |bytes| ShelfFile(Arc::new(Mutex::new(Item::Closed(bytes))));
+impl TestFiles {
+    /// Creates a set of these files.
+    pub(crate) fn with(files: BTreeMap<String, impl Into<Content>>) -> TestFiles {
+        let found = |bytes| TestFile(Arc::new(Mutex::new(TestFileState::Closed(bytes))));
         let items = files.into_iter().map(|(name, bytes)| (name, found(bytes.into())));
-        Shelf(Arc::new(Mutex::new(items.collect())), Arc::default())
+        TestFiles(Arc::new(Mutex::new(items.collect())), Arc::default())
     }
 
-    fn items(&self) -> MutexGuard<'_, BTreeMap<String, ShelfFile>> {
-        self.0.lock().expect("no test panics while it holds the shelf")
+    fn items(&self) -> MutexGuard<'_, BTreeMap<String, TestFile>> {
+        self.0.lock().expect("no test panics while it holds the files")
     }
 
     pub(super) fn names(&self) -> Vec<String> {
@@ -168,13 +161,13 @@ impl Shelf {
     }
 
     pub(super) fn open(&self, name: &str) -> Option<Memory> {
-        // The lock is not held here, because the store trace's watcher reads the shelf.
+        // The lock is not held here, because the store trace's watcher reads the files.
         let found = self.items().get(name)?.clone();
-        let Item::Closed(content) = found.get() else { panic!("{name} is open twice") };
+        let TestFileState::Closed(content) = found.get() else { panic!("{name} is open twice") };
         let mut memory = memory_for(name, content.length);
         memory.write(0, &content.head);
-        found.set(Item::open(&memory));
-        memory.shelf_file = Some(found);
+        found.set(TestFileState::open(&memory));
+        memory.test_file = Some(found);
         Some(memory)
     }
 
@@ -182,8 +175,8 @@ impl Shelf {
         #[cfg(test)]
         store_trace::filing();
         let mut memory = memory_for(name, bytes);
-        let found = ShelfFile(Arc::new(Mutex::new(Item::open(&memory))));
-        memory.shelf_file = Some(found.clone());
+        let found = TestFile(Arc::new(Mutex::new(TestFileState::open(&memory))));
+        memory.test_file = Some(found.clone());
         self.items().insert(name.to_owned(), found);
         memory
     }
@@ -205,11 +198,11 @@ impl Shelf {
         self.items().remove(name);
     }
 
-    /// Returns the name of the file that the memory at this address has open, if it is on this
-    /// shelf.
+    /// Returns the name of the file that the memory at this address has open, if it is one of
+    /// these files.
     pub(crate) fn name_of(&self, address: usize) -> Option<String> {
         let items = self.items();
-        let held = |found: &ShelfFile| found.opened().is_some_and(|open| open.address == address);
+        let held = |found: &TestFile| found.opened().is_some_and(|open| open.address == address);
         items.iter().find(|(_, found)| held(found)).map(|(name, _)| name.clone())
     }
 
@@ -223,7 +216,7 @@ impl Shelf {
     /// # Panics
     /// If the file is not open, or was opened on another thread.
     pub(crate) fn read(&self, name: &str, start: usize, bytes: usize) -> Vec<u8> {
-        let open = self.items().get(name).and_then(ShelfFile::opened);
+        let open = self.items().get(name).and_then(TestFile::opened);
         open.expect("the file is open").read(|all| all[start..start + bytes].to_vec())
     }
 
@@ -236,7 +229,7 @@ impl Shelf {
     pub(super) fn write_durably(&self, name: &str, bytes: &[u8]) {
         #[cfg(test)]
         store_trace::filing();
-        let item = ShelfFile(Arc::new(Mutex::new(Item::Closed(Content::of(bytes)))));
+        let item = TestFile(Arc::new(Mutex::new(TestFileState::Closed(Content::of(bytes)))));
         self.items().insert(name.to_owned(), item);
         self.disk().insert(name.to_owned(), bytes.to_vec());
     }
@@ -254,8 +247,8 @@ impl Shelf {
         let items = self.items();
         let files = items.iter().map(|(name, found)| {
             let content = match found.get() {
-                Item::Closed(content) => content,
-                Item::Open(open) => open.read(Content::of),
+                TestFileState::Closed(content) => content,
+                TestFileState::Open(open) => open.read(Content::of),
             };
             (name.clone(), content)
         });

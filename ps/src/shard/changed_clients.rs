@@ -1,16 +1,16 @@
-//! Which clients have changed since the last commit.
+//! The clients that have changed since the last commit.
 
-use super::replicas::ClientKey;
+use super::client_registry::ClientKey;
 
-/// A set of clients, which takes no memory of its own once it has had each of them.
+/// A set of clients. It allocates no more once every client has been in it.
 #[derive(Debug, Default)]
-pub(crate) struct Changed {
-    /// Whether a client is listed, by its number.
+pub(crate) struct ChangedClients {
+    /// Whether a client is in `listed`, indexed by its key.
     is_listed: Vec<bool>,
     listed: Vec<ClientKey>,
 }
 
-impl Changed {
+impl ChangedClients {
     pub(crate) fn insert(&mut self, client: ClientKey) {
         let index = client.0 as usize;
         if index >= self.is_listed.len() {
@@ -21,14 +21,14 @@ impl Changed {
         }
     }
 
-    /// Puts them behind others, and forgets them.
+    /// Appends the clients to `all`, and clears the set.
     pub(crate) fn append_to(&mut self, all: &mut Vec<ClientKey>) {
         self.listed.iter().for_each(|client| self.is_listed[client.0 as usize] = false);
         all.append(&mut self.listed);
     }
 }
 
-impl Extend<ClientKey> for Changed {
+impl Extend<ClientKey> for ChangedClients {
     fn extend<T: IntoIterator<Item = ClientKey>>(&mut self, clients: T) {
         clients.into_iter().for_each(|client| self.insert(client));
     }
@@ -39,8 +39,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_client_is_named_once_and_again_after_it_was_taken() {
-        let (mut changed, mut all) = (Changed::default(), vec![ClientKey(7)]);
+    fn each_client_is_listed_once_until_the_set_is_cleared() {
+        let (mut changed, mut all) = (ChangedClients::default(), vec![ClientKey(7)]);
         changed.extend([3, 0, 3].map(ClientKey));
         changed.append_to(&mut all);
         assert_eq!(all, [7, 3, 0].map(ClientKey));

@@ -1,7 +1,7 @@
-//! The files of a shard: made, and opened again as an earlier process left them.
+//! The files of a shard: creates them, and opens those of an earlier process.
 //!
-//! Nothing that the files say is believed before it is verified, and no memory is had for a count
-//! before it is known that the files are as long as it says.
+//! Every value from a file is verified before it is used. No memory is reserved for a count until
+//! the files are known to be as long as it requires.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,59 +14,60 @@ use pushpull_common::protocol::{Outcome, PushState};
 
 use super::fused_ranges::FusedRanges;
 use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
-use super::parked::Parked;
+use super::parked_requests::ParkedRequests;
 use super::power::Power;
-use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
-use super::reopenable::{Reopenable, control_text, reopenable};
-use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Replicas};
-use super::staleness::Backups;
+use super::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
+use super::control_file::{OpenedControl, control_text, open_control};
+use super::client_registry::{CLIENTS_MAX, ClientKey, ClientPresence, ClientRegistry};
+use super::staleness::LastPulls;
 use super::work::Job;
-use super::{Shard, Variables, poison};
+use super::{Shard, VariablesState, poison};
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
-use crate::arena::{Arena, Budget, Place, file_name};
-use crate::commit::{Address, CELL_WORDS, Journal, has_seen_no_commit, offset_of, table_bytes};
+use crate::arena::{Arena, Budget, ArenaStorage, file_name};
+use crate::commit::{Address, CELL_WORDS, Journal, is_unused_intent, offset_of, table_bytes};
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::metrics::Counters;
 use crate::optimizer::VariableRules;
-use crate::store::{Geometry, Plan, Store};
+use crate::store::{StoreGeometry, StorePlan, Store};
 use crate::table::Table;
 
-/// What the process that opens an arena brings along.
+/// The identity of one run of the server, for the arenas that it opens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Life {
-    /// The boot of the machine: what was in memory only is gone with it.
+pub(crate) struct ServerRun {
+    /// The boot id of the machine. State that was only in memory does not survive a reboot.
     pub(crate) boot: [u8; 16],
-    /// What a new arena is called; no two are called the same.
+    /// The id of a new arena. Every arena has a different one.
     pub(crate) arena: u64,
-    /// A number that is higher in each life of the server than all epochs of the lives before.
+    /// A number that is higher than all epochs of earlier runs.
     pub(crate) epoch_base: u64,
 }
 
-/// Clients that one transaction has room for beside a push.
+/// The clients that one transaction can hold in addition to a push.
 const CLIENTS_AT_ONCE: usize = 16;
 
-/// Cells by which the control file grows.
+/// The cells by which the control file grows.
 pub(super) const GROWTH: usize = 16;
 
-/// The longest control file.
+/// The bytes of the longest control file.
 pub(crate) const CONTROL_BYTES_MAX: usize = (1 + 1 + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
 
-/// The largest transaction of a shard whose tables have so many words, beside what changes in the
-/// indices of so many tables that grow.
+/// Returns the words of a shard's largest transaction, for tables files of `table_words` words and
+/// `tables` embedding tables. The index changes of the embedding tables come on top.
 pub(super) fn transaction_words(table_words: usize, tables: usize) -> usize {
-    // What belongs to the table itself, and the numbers of its last commit, here and there.
+    // The table's own words, and its last commit number, which the tables file and the index both
+    // have.
     let of_tables = tables * 8;
     table_words + of_tables + ShardRecord::WORDS + CLIENTS_AT_ONCE * CLIENT_WORDS
 }
 
-/// What a shard is made of beside its state.
+/// The environment of a shard: everything except its state.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts {
+pub(crate) struct ShardSetup {
     pub(crate) id: ShardId,
     pub(crate) config: Arc<PsConfig>,
     pub(crate) identity: Arc<Identity>,
@@ -75,29 +76,30 @@ pub(crate) struct Parts {
 }
 
 impl Shard {
-    /// Opens the shard whose files are in this place, or makes a new one there.
+    /// Opens the shard in this storage, or creates one there.
     pub(crate) fn open(
-        parts: Parts,
-        place: Place,
-        life: Life,
+        parts: ShardSetup,
+        storage: ArenaStorage,
+        run: ServerRun,
         now: Instant,
     ) -> Result<Shard, StorageError> {
         if parts.config.durability == Durability::Power {
-            place.sync_way()?;
+            storage.sync_way()?;
         }
-        let control = place.open(&file_name(Kind::Control, 0))?;
+        let control = storage.open(&file_name(Kind::Control, 0))?;
         let mut shard = match control {
             Some(control) => {
-                let found = reopenable(&parts, &place, &life, control)?;
+                let found = open_control(&parts, &storage, &run, control)?;
                 let images = found.images;
-                let mut shard = Shard::reopen(parts, place, life, found, now)?;
-                shard.images_go_on_from(images);
+                let mut shard = Shard::reopen(parts, storage, run, found, now)?;
+                shard.resume_images_from(images);
                 shard
             }
-            None => Shard::create(parts, place, life)?,
+            None => Shard::create(parts, storage, run)?,
         };
-        shard.replicas.begin(now);
-        // Rooms of earlier lives are not given out again: somebody may still name them.
+        shard.registry.begin(now);
+        // Push slot numbers of earlier processes are not reused, because a client may still send
+        // them.
         shard.lives += 1;
         shard.next_push_slot = (shard.lives as u32 & 0xfff) << 20 | 1;
         if let Some(inbox) = &mut shard.inbox {
@@ -107,56 +109,56 @@ impl Shard {
         Ok(shard)
     }
 
-    fn create(parts: Parts, place: Place, life: Life) -> Result<Shard, StorageError> {
-        clear_unborn(&place)?;
-        let stamp = Stamp { shard: parts.id, arena: life.arena };
-        let text = control_text(&life, &parts.identity);
-        let arena = Arena { place, stamp };
+    fn create(parts: ShardSetup, storage: ArenaStorage, run: ServerRun) -> Result<Shard, StorageError> {
+        clear_unfinished(&storage)?;
+        let stamp = Stamp { shard: parts.id, arena: run.arena };
+        let text = control_text(&run, &parts.identity);
+        let arena = Arena { storage, stamp };
         let bytes = (1 + 1 + GROWTH) * PAGE_BYTES;
-        let mut control = arena.place.create(CONTROL_NEW, bytes as u64)?;
+        let mut control = arena.storage.create(CONTROL_NEW, bytes as u64)?;
         let page = Page { kind: Kind::Control, stamp, generation: 0, text };
         control.write(0, &page.encode());
         let journal =
             Journal::create(&arena, control, transaction_words(0, 0), parts.config.planted)?;
         if parts.config.durability == Durability::Power {
-            // Its first page says whose image it is.
-            arena.place.sync(CONTROL_NEW)?;
-            // Nothing is committed before both names are there: an intent without a control file
-            // that has seen a commit is somebody's.
-            arena.place.sync_names()?;
+            // The first page identifies the arena of an image.
+            arena.storage.sync(CONTROL_NEW)?;
+            // Nothing is committed before both names are on disk. An intent with a commit but
+            // without a control file is an arena's state, and is not removed.
+            arena.storage.sync_names()?;
         }
-        arena.place.rename(CONTROL_NEW, &file_name(Kind::Control, 0))?;
-        Ok(Shard::with(parts, arena, journal, life))
+        arena.storage.rename(CONTROL_NEW, &file_name(Kind::Control, 0))?;
+        Ok(Shard::with(parts, arena, journal, run))
     }
 
-    fn with(parts: Parts, arena: Arena, journal: Journal, life: Life) -> Shard {
-        let Parts { id, config, identity, budget, counters } = parts;
+    fn with(parts: ShardSetup, arena: Arena, journal: Journal, run: ServerRun) -> Shard {
+        let ShardSetup { id, config, identity, budget, counters } = parts;
         let owns_step = id.shard == 0 && config.owns_step();
         let follower = config.rule().map(|_| StepFollower::new(0, config.planted));
         let owner = owns_step.then(|| {
             let coordinator =
                 config.rule().map(|rule| StepCoordinator::new(rule, 1, config.planted));
             StepOwner::new(config.last_step, config.token_timeout, coordinator)
-                .bounded(config.wait_ahead, config.reject_older)
+                .with_staleness_limits(config.wait_ahead, config.reject_older)
         });
         let power = (config.durability == Durability::Power).then(Power::default);
         Shard {
             id,
-            replicas: Replicas::new(config.lease, life.epoch_base, config.planted),
+            registry: ClientRegistry::new(config.lease, run.epoch_base, config.planted),
             chief: ClientEpoch(0),
             chief_client: None,
             owner,
             follower,
             tile: Vec::new(),
             shared_tile: Vec::new(),
-            backups: Backups::default(),
-            parts: BTreeMap::new(),
-            told: None,
-            asked_for_recalls: None,
-            owner_is_up: false,
-            owner_lost: None,
-            parts_heard: BTreeMap::new(),
-            told_owner: None,
+            last_pulls: LastPulls::default(),
+            peer_connections: BTreeMap::new(),
+            announced_step: None,
+            recalls_asked_at: None,
+            owner_is_connected: false,
+            owner_lost_at: None,
+            peers_heard_at: BTreeMap::new(),
+            reported_at: None,
             short_since: None,
             first_join: None,
             config,
@@ -164,7 +166,7 @@ impl Shard {
             arena,
             budget,
             journal,
-            variables: Variables::Absent,
+            variables: VariablesState::Absent,
             rules: VariableRules::default(),
             fused_ranges: FusedRanges::default(),
             epoch: RestoreEpoch(0),
@@ -173,13 +175,13 @@ impl Shard {
             lives: 0,
             next_push_slot: 1,
             inbox: None,
-            parked: Parked::default(),
-            conversations: HashMap::new(),
+            parked: ParkedRequests::default(),
+            connections: HashMap::new(),
             jobs: VecDeque::new(),
             streaming_apply: None,
             saving: None,
             kept_cut: None,
-            chief_told: None,
+            announced_chief: None,
             saves_a_cut: false,
             save_requests: VecDeque::new(),
             restoring: None,
@@ -193,40 +195,40 @@ impl Shard {
             counters,
             outputs: VecDeque::new(),
             changed: Vec::new(),
-            encoded_values: Vec::new(),
+            encode_buffers: Vec::new(),
             rows: Default::default(),
             buffer_pool: Default::default(),
         }
     }
 
     fn reopen(
-        parts: Parts,
-        place: Place,
-        life: Life,
-        found: Reopenable,
+        parts: ShardSetup,
+        storage: ArenaStorage,
+        run: ServerRun,
+        found: OpenedControl,
         now: Instant,
     ) -> Result<Shard, StorageError> {
-        let Reopenable { control, .. } = found;
+        let OpenedControl { control, .. } = found;
         let name = file_name(Kind::Control, 0);
-        let corrupt = |fault| place.corrupt(&name, fault);
+        let corrupt = |fault| storage.corrupt(&name, fault);
         let page = Page::decode(control.bytes()).map_err(corrupt)?;
         let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
         page.check(Kind::Control, stamp, 0).map_err(corrupt)?;
         let lengths = 2 * PAGE_BYTES..=CONTROL_BYTES_MAX;
         if !lengths.contains(&control.len()) {
             let what = format!("a file of {} to {} bytes", lengths.start(), lengths.end());
-            return Err(place.corrupt(&name, Fault::at(control.len(), what)));
+            return Err(storage.corrupt(&name, Fault::at(control.len(), what)));
         }
-        let arena = Arena { place, stamp };
-        let corrupt = |fault| arena.place.corrupt(&name, fault);
+        let arena = Arena { storage, stamp };
+        let corrupt = |fault| arena.storage.corrupt(&name, fault);
         let mut journal = Journal::open(&arena, control, parts.config.planted)?;
         let cell = journal.first_cell()?;
         if let Some(reason) = poison::decode(&cell).map_err(corrupt)? {
-            return Err(StorageError::Poisoned { path: arena.place.path(&name), reason });
+            return Err(StorageError::Poisoned { path: arena.storage.path(&name), reason });
         }
         let record = ShardRecord::decode(&cell).map_err(corrupt)?;
         let ShardRecord { generation, stage, clients, .. } = record;
-        let declared = stage != Stage::Absent;
+        let declared = stage != ShardStage::Absent;
         if declared {
             journal.use_tables(arena.open(Kind::Tables, generation, None)?, generation);
             let layout = open_catalogue(&arena, &record)?.layout(parts.id);
@@ -236,14 +238,15 @@ impl Shard {
         }
         journal.redo()?;
         journal.verify_control((1 + clients) * CELL_WORDS)?;
-        let mut shard = Shard::with(parts, arena, journal, life);
+        let mut shard = Shard::with(parts, arena, journal, run);
         shard.recover(&record, now)?;
         if declared {
             shard.recover_variables(&record, now)?;
         } else {
             shard.journal.check_intent(transaction_words(0, 0))?;
         }
-        // Not before all is known to be there: what is refused is left as it was found.
+        // Leftovers are removed only after every check, so that files which are refused stay
+        // unchanged.
         if shard.power.is_none() {
             let of_tables = shard.store().map(files_of_tables).unwrap_or_default();
             remove_leftovers(&shard.arena, declared.then_some(generation), &of_tables)?;
@@ -251,12 +254,12 @@ impl Shard {
         Ok(shard)
     }
 
-    /// Takes up the step and the clients.
+    /// Restores the step and the clients.
     fn recover(&mut self, record: &ShardRecord, now: Instant) -> Result<(), StorageError> {
         (self.version, self.gradients) = (record.version, record.gradients);
         (self.lives, self.generation) = (record.lives, record.generation);
         (self.epoch, self.restored_step) = (record.restore_epoch, record.restored_step);
-        self.replicas.mint_above(record.newest_epoch);
+        self.registry.mint_above(record.newest_epoch);
         (self.chief, self.chief_client) = (record.chief, record.chief_client);
         if let Some(owner) = &mut self.owner {
             owner.restore(record.steps);
@@ -267,7 +270,7 @@ impl Shard {
         }
         for number in 0..record.clients {
             self.recover_client(number, now)
-                .map_err(|fault| self.arena.place.corrupt(&file_name(Kind::Control, 0), fault))?;
+                .map_err(|fault| self.arena.storage.corrupt(&file_name(Kind::Control, 0), fault))?;
         }
         Ok(())
     }
@@ -284,43 +287,43 @@ impl Shard {
         for issued in tokens {
             let owner = self.owner.as_mut();
             if !owner.is_some_and(|owner| owner.restore_token(key, issued, now)) {
-                return fault(format!("a client whose token {} is its own", issued.token));
+                return fault(format!("a client whose token {} no other client holds", issued.token));
             }
         }
         if let Some(owner) = &mut self.owner {
             owner.restore_progress(key, progress);
         }
-        match self.replicas.restore(client, now) {
+        match self.registry.restore(client, now) {
             true => Ok(()),
-            false => fault("a client of another task than those before it".to_owned()),
+            false => fault("a client whose task no earlier client has".to_owned()),
         }
     }
 
-    /// Takes up the variables and the pushes that lie whole in the inbox.
+    /// Restores the variables, and the complete pushes in the inbox.
     fn recover_variables(
         &mut self,
         record: &ShardRecord,
         now: Instant,
     ) -> Result<(), StorageError> {
         let &ShardRecord { generation, push_slots, integrity, .. } = record;
-        let place = self.arena.place.clone();
-        let corrupt = |kind, fault| place.corrupt(&file_name(kind, generation), fault);
+        let storage = self.arena.storage.clone();
+        let corrupt = |kind, fault| storage.corrupt(&file_name(kind, generation), fault);
         let catalogue = open_catalogue(&self.arena, record)?;
         let layout = catalogue.layout(self.id);
-        let geometry = Geometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
+        let geometry = StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
         self.can_train(&catalogue)?;
         let rules = self.config.rules.of_variables(&catalogue);
         let slots = rules.most_slots(&layout);
         let geometry = geometry.filter(|geometry| geometry.slots == slots).ok_or_else(|| {
             let what = format!("blocks for these variables, with {slots} slots");
-            self.arena.place.corrupt(&file_name(Kind::Control, 0), Fault::at(PAGE_BYTES, what))
+            self.arena.storage.corrupt(&file_name(Kind::Control, 0), Fault::at(PAGE_BYTES, what))
         })?;
         let words = table_words(&geometry, &layout, push_slots);
         let tables = layout.tables().len();
         self.journal.check_tables(generation, table_bytes(words + tables))?;
         self.journal.verify_tables(generation)?;
         self.journal.check_intent(transaction_words(words, tables))?;
-        let loan = self.budget.take(need(&geometry, &layout, push_slots))?;
+        let reservation = self.budget.reserve(need(&geometry, &layout, push_slots))?;
         let bytes = Inbox::file_bytes(&layout, push_slots);
         let memory = self.arena.open(Kind::Inbox, generation, Some(bytes))?;
         let mut inbox = Inbox::new(memory, &layout, push_slots, 1);
@@ -334,7 +337,8 @@ impl Shard {
         let first = first + map_words(&layout);
         let admitted = first + Inbox::table_words(&layout, push_slots);
         self.recover_admitted(record, admitted).map_err(|fault| corrupt(Kind::Tables, fault))?;
-        // The rooms of an image may have been used again since: what lay in them was not answered.
+        // The push slots of an image may have been reused since. The pushes that were in them were
+        // not answered.
         let whole = match record.from_image {
             true => Vec::new(),
             false => whole_slots(&self.journal, &layout, first, push_slots, record.clients)
@@ -343,11 +347,11 @@ impl Shard {
         };
         let gradients = whole.iter().map(|push_slot| &push_slot.arrival);
         let gradients = gradients.filter(|push| push.operation == Operation::Gradient {});
-        let kept: BTreeSet<TokenId> = gradients.map(|push| push.token).collect();
+        let complete: BTreeSet<TokenId> = gradients.map(|push| push.token).collect();
         let whole = inbox
             .restore(whole, &layout, integrity, now)
             .map_err(|fault| corrupt(Kind::Inbox, fault))?;
-        let plan = Plan {
+        let plan = StorePlan {
             arena: self.arena.clone(),
             generation,
             catalogue: Arc::new(catalogue),
@@ -358,31 +362,31 @@ impl Shard {
             power: self.power.is_some(),
             planted: self.config.planted,
         };
-        let mut store = Box::new(Store::open(plan, loan, &self.journal, self.version)?);
-        store.have_tables(&self.arena, generation, &self.budget, &rules, |making| {
-            Table::open(making, &mut self.journal)
+        let mut store = Box::new(Store::open(plan, reservation, &self.journal, self.version)?);
+        store.attach_tables(&self.arena, generation, &self.budget, &rules, |inputs| {
+            Table::open(inputs, &mut self.journal)
         })?;
-        let ready = record.stage == Stage::Ready;
+        let ready = record.stage == ShardStage::Ready;
         if integrity && ready {
             store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
         self.fused_ranges = FusedRanges::new(store.layout(), &rules);
-        self.variables = if ready { Variables::Ready(store) } else { Variables::Declared(store) };
+        self.variables = if ready { VariablesState::Ready(store) } else { VariablesState::Declared(store) };
         self.rules = rules;
-        self.shards_are_known();
-        self.return_tokens_of_the_gone(now, &kept);
+        self.count_participants();
+        self.return_tokens_of_absent_clients(now, &complete);
         let waits = |push_slot: &u32| {
             inbox.arrival(*push_slot).is_some_and(|push| self.waits_for_step(push))
         };
         let due: Vec<u32> = whole.into_iter().filter(|push_slot| !waits(push_slot)).collect();
         self.inbox = Some(inbox);
-        // Their parts were sent, and scanned on arrival: a push buffer goes with its process.
+        // These pushes were sent, and scanned on arrival: push buffers end with their process.
         self.jobs.extend(due.into_iter().map(|push_slot| Job::push(push_slot, true)));
         self.recover_held(now);
         Ok(())
     }
 
-    /// Takes up what is admitted to the synchronous step under way.
+    /// Restores the pushes that are admitted to the current synchronous step.
     fn recover_admitted(&mut self, record: &ShardRecord, first: usize) -> Result<(), Fault> {
         if self.coordinator().is_none() {
             return Ok(());
@@ -394,41 +398,42 @@ impl Shard {
             let at = offset_of(Address::Tables(first + word));
             Fault::at(at, "pushes that are admitted to a step")
         })?;
-        let seen = self.replicas.keys().collect();
-        let present = |key: &ClientKey| self.replicas.client(*key).presence == Presence::Present;
-        let live = self.replicas.keys().filter(present);
-        let live = live.map(|key| (key, self.replicas.client(key).task.index)).collect();
+        let joined = self.registry.keys().collect();
+        let present = |key: &ClientKey| self.registry.client(*key).presence == ClientPresence::Present;
+        let live = self.registry.keys().filter(present);
+        let live = live.map(|key| (key, self.registry.client(key).task.index)).collect();
         if let Some(coordinator) = self.coordinator_mut() {
             coordinator.restore_admitted(admitted, record.applying, record.goal);
-            coordinator.restore_live(live, seen);
+            coordinator.restore_live(live, joined);
         }
         Ok(())
     }
 
-    /// Takes back the tokens of clients that are gone, but for those of their pushes that lie whole: the
-    /// others lay whole, too, in a tray or in rooms that are those of an image, and are lost. Where other
-    /// shards may have applied their shares, they are asked first.
-    fn return_tokens_of_the_gone(&mut self, now: Instant, kept: &BTreeSet<TokenId>) {
+    /// Returns the tokens of absent clients, except those of complete pushes in the inbox. Other
+    /// complete pushes were in a push buffer, or in slots of an image, and are lost. Other shards
+    /// that may have applied their shares are asked first.
+    fn return_tokens_of_absent_clients(&mut self, now: Instant, complete: &BTreeSet<TokenId>) {
         let asks = !self.shards_to_ask().is_empty();
         let Some(owner) = &mut self.owner else { return };
-        let gone = |holder| self.replicas.client(holder).presence != Presence::Present;
+        let absent = |holder| self.registry.client(holder).presence != ClientPresence::Present;
         if asks {
-            owner.recall(now, gone, |token| kept.contains(&token));
+            owner.recall(now, absent, |token| complete.contains(&token));
             return;
         }
         let lost =
-            owner.outstanding().filter(|&(token, holder)| gone(holder) && !kept.contains(&token));
+            owner.outstanding().filter(|&(token, holder)| absent(holder) && !complete.contains(&token));
         let lost: BTreeSet<ClientKey> = lost.map(|(_, holder)| holder).collect();
         for holder in lost {
-            owner.drop_client(holder, |token| kept.contains(&token));
+            owner.drop_client(holder, |token| complete.contains(&token));
         }
     }
 
-    /// Whether the whole pushes are ones that the clients, the tokens and the variables allow.
+    /// Checks that the complete pushes are consistent with the clients, the tokens and the
+    /// variables.
     fn check_whole_slots(
         &self,
         whole: Vec<WholeSlot>,
-        stage: Stage,
+        stage: ShardStage,
         first: usize,
     ) -> Result<Vec<WholeSlot>, Fault> {
         let mut spent = BTreeSet::new();
@@ -438,15 +443,15 @@ impl Shard {
             admitted.iter().any(|grant| grant.token == token)
         };
         for WholeSlot { arrival: push, holder, .. } in &whole {
-            let window = holder.map(|holder| &self.replicas.client(holder).window);
+            let window = holder.map(|holder| &self.registry.client(holder).window);
             let settled = window.is_some_and(|window| {
                 let state = window.state(push.sequence);
-                let kept = PushState::Settled { outcome: Outcome::Held {} };
+                let held = PushState::Settled { outcome: Outcome::Held {} };
                 let is_admitted = admitted(push.token.0);
-                matches!(state, PushState::Settled { .. }) && state != kept && !is_admitted
+                matches!(state, PushState::Settled { .. }) && state != held && !is_admitted
             });
             let gradient = push.operation == Operation::Gradient {};
-            let allowed = stage == Stage::Ready || push.operation == Operation::Assign {};
+            let allowed = stage == ShardStage::Ready || push.operation == Operation::Assign {};
             let paid = !gradient
                 || self.owner.as_ref().is_none_or(|owner| {
                     let out = owner.is_out(push.token, push.generation);
@@ -461,23 +466,24 @@ impl Shard {
     }
 }
 
-/// What the control file is called while it is made.
+/// The name of the control file during its creation.
 pub(super) const CONTROL_NEW: &str = "control.new";
 
-/// Removes what a process has left that was killed, or whose machine lost its power, while it made
-/// an arena: that is one only once it has its control file. Anything else without one is somebody's
-/// state.
-fn clear_unborn(place: &Place) -> Result<(), StorageError> {
-    let (intent, names) = (file_name(Kind::Intent, 0), place.names()?);
-    let mut unborn = names.iter().all(|name| *name == CONTROL_NEW || *name == intent);
-    // The intent comes after the new control file, but a cut may leave its name alone.
-    if unborn && names == [intent.as_str()] {
-        let memory = place.open(&intent)?;
-        unborn = memory.is_none_or(|memory| has_seen_no_commit(memory.bytes()));
+/// Removes the files of an unfinished creation, after a kill or a loss of power. An arena exists
+/// once it has its control file. Any other files without one are an arena's state, and are an
+/// error.
+fn clear_unfinished(storage: &ArenaStorage) -> Result<(), StorageError> {
+    let (intent, names) = (file_name(Kind::Intent, 0), storage.names()?);
+    let mut unfinished = names.iter().all(|name| *name == CONTROL_NEW || *name == intent);
+    // The intent is created after the new control file, but a power cut may leave only the intent's
+    // name.
+    if unfinished && names == [intent.as_str()] {
+        let memory = storage.open(&intent)?;
+        unfinished = memory.is_none_or(|memory| is_unused_intent(memory.bytes()));
     }
-    if !unborn {
-        return Err(StorageError::Missing { path: place.path(&file_name(Kind::Control, 0)) });
+    if !unfinished {
+        return Err(StorageError::Missing { path: storage.path(&file_name(Kind::Control, 0)) });
     }
-    place.remove(&intent)?;
-    place.remove(CONTROL_NEW)
+    storage.remove(&intent)?;
+    storage.remove(CONTROL_NEW)
 }

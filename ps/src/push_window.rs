@@ -14,12 +14,12 @@ use crate::planted::{Bug, PlantedBugs};
 ///
 /// Invariants: a sequence is stored in the entry `sequence % WINDOW` and is at most `newest`; it is
 /// settled at most once. An entry that has left the window stays until it is overwritten;
-/// [`Window::state`] and [`Window::settled`] ignore it.
+/// [`PushWindow::state`] and [`PushWindow::settled`] ignore it.
 #[derive(Clone, Debug)]
-pub(crate) struct Window {
+pub(crate) struct PushWindow {
     newest: u64,
     entries: Box<[Option<SettledPush>]>,
-    /// The entries that have changed since the last [`Window::save`], one bit each.
+    /// The entries that have changed since the last [`PushWindow::save`], one bit each.
     unsaved: u64,
     planted: PlantedBugs,
 }
@@ -56,13 +56,13 @@ impl SettledPush {
     }
 }
 
-impl Window {
+impl PushWindow {
     /// The number of words that a window occupies in the arena.
     pub(crate) const WORDS: usize = 1 + 4 * WINDOW as usize;
 
     pub(crate) fn new(planted: PlantedBugs) -> Self {
         // All entries are unsaved, because the arena may still hold the words of another window.
-        Window {
+        PushWindow {
             newest: 0,
             entries: vec![None; WINDOW as usize].into(),
             unsaved: u64::MAX,
@@ -98,7 +98,7 @@ impl Window {
     }
 
     /// Records the outcome of a gradient that was applied under a token of another shard. Otherwise
-    /// like [`Window::settle`].
+    /// like [`PushWindow::settle`].
     pub(crate) fn settle_under(&mut self, token: TokenId, sequence: Sequence, outcome: Outcome) {
         match self.state(sequence) {
             PushState::TooOld { .. } => return,
@@ -118,7 +118,7 @@ impl Window {
     }
 
     /// Passes each word that may have changed since the last call to `put`, with its index below
-    /// [`Window::WORDS`]. Word 0 is the newest sequence; four words follow for each entry.
+    /// [`PushWindow::WORDS`]. Word 0 is the newest sequence; four words follow for each entry.
     pub(crate) fn save(&mut self, mut put: impl FnMut(usize, u64)) {
         put(0, self.newest);
         let mut unsaved = std::mem::take(&mut self.unsaved);
@@ -132,24 +132,24 @@ impl Window {
         }
     }
 
-    /// Passes each word that [`Window::save`] considers saved to `put`, with its index.
+    /// Passes each word that [`PushWindow::save`] considers saved to `put`, with its index.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn saved(&self, put: impl FnMut(usize, u64)) {
-        Window { unsaved: !self.unsaved, ..self.clone() }.save(put);
+        PushWindow { unsaved: !self.unsaved, ..self.clone() }.save(put);
     }
 
     /// Returns all words.
     #[cfg(test)]
     pub(crate) fn words(&self) -> Vec<u64> {
-        let mut words = vec![0; Window::WORDS];
-        Window { unsaved: u64::MAX, ..self.clone() }.save(|word, value| words[word] = value);
+        let mut words = vec![0; PushWindow::WORDS];
+        PushWindow { unsaved: u64::MAX, ..self.clone() }.save(|word, value| words[word] = value);
         words
     }
 
     /// Decodes a window from its words. Returns `None` if they are not valid.
-    pub(crate) fn decode(words: &[u64], planted: PlantedBugs) -> Option<Window> {
-        let (&newest, entries) = words.get(..Window::WORDS)?.split_first()?;
-        let mut window = Window { newest, ..Window::new(planted) };
+    pub(crate) fn decode(words: &[u64], planted: PlantedBugs) -> Option<PushWindow> {
+        let (&newest, entries) = words.get(..PushWindow::WORDS)?.split_first()?;
+        let mut window = PushWindow { newest, ..PushWindow::new(planted) };
         let oldest = window.oldest();
         for (index, entry) in entries.chunks_exact(4).enumerate() {
             let sequence = entry[0];
@@ -231,8 +231,8 @@ pub(crate) mod tests {
     /// Settles pushes in any order within the window, and sometimes decodes the window from its
     /// words.
     fn outcomes_are_known_while_their_pushes_may_arrive(planted: PlantedBugs) {
-        let (mut window, mut settled) = (Window::new(planted), std::collections::BTreeSet::new());
-        let (mut newest, mut saved) = (0_u64, vec![0; Window::WORDS]);
+        let (mut window, mut settled) = (PushWindow::new(planted), std::collections::BTreeSet::new());
+        let (mut newest, mut saved) = (0_u64, vec![0; PushWindow::WORDS]);
         for round in 0..2000_u64 {
             // Visits every sequence of a sliding window, out of order.
             let sequence = 1 + round / 2 + round * 37 % (WINDOW - 1);
@@ -247,7 +247,7 @@ pub(crate) mod tests {
             }
             if round % 97 == 0 {
                 window.save(|word, value| saved[word] = value);
-                window = Window::decode(&saved, planted).unwrap();
+                window = PushWindow::decode(&saved, planted).unwrap();
             }
             for &sequence in settled.range(newest.saturating_sub(WINDOW - 1)..) {
                 let state = window.state(Sequence(sequence));
@@ -257,7 +257,7 @@ pub(crate) mod tests {
     }
 
     fn a_settled_push_is_answered(planted: PlantedBugs) {
-        let mut window = Window::new(planted);
+        let mut window = PushWindow::new(planted);
         for sequence in [1, 3, 2, 64] {
             assert_eq!(window.state(Sequence(sequence)), PushState::Unknown {});
             window.settle(Sequence(sequence), DONE);
@@ -278,7 +278,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_saved_window_decodes_to_the_same_outcomes() {
-        let mut window = Window::new(PlantedBugs::default());
+        let mut window = PushWindow::new(PlantedBugs::default());
         let outcomes = [
             Outcome::Applied { version: 7, step: GlobalStep(9), staleness: 3 },
             Outcome::Accepted { step: GlobalStep(u64::MAX) },
@@ -290,22 +290,22 @@ pub(crate) mod tests {
             window.settle(Sequence(sequence), outcome);
         }
         let words: Vec<u64> = window.words();
-        assert_eq!(words.len(), Window::WORDS);
-        let read = Window::decode(&words, PlantedBugs::default()).unwrap();
+        assert_eq!(words.len(), PushWindow::WORDS);
+        let read = PushWindow::decode(&words, PlantedBugs::default()).unwrap();
         for sequence in 1..300 {
             assert_eq!(read.state(Sequence(sequence)), window.state(Sequence(sequence)));
         }
         let mut wrong = words.clone();
         wrong[1] += 1;
         assert!(
-            Window::decode(&wrong, PlantedBugs::default()).is_none(),
+            PushWindow::decode(&wrong, PlantedBugs::default()).is_none(),
             "a sequence in the wrong entry"
         );
     }
 
     #[test]
     fn the_largest_sequence_is_valid() {
-        let mut window = Window::new(PlantedBugs::default());
+        let mut window = PushWindow::new(PlantedBugs::default());
         window.settle(Sequence(u64::MAX), DONE);
         assert_eq!(window.state(Sequence(u64::MAX)), PushState::Settled { outcome: DONE });
         assert_eq!(window.state(Sequence(1)), PushState::TooOld { oldest: u64::MAX - 63 });
@@ -314,7 +314,7 @@ pub(crate) mod tests {
     #[test]
     #[should_panic(expected = "settles once")]
     fn a_push_settles_only_once() {
-        let mut window = Window::new(PlantedBugs::default());
+        let mut window = PushWindow::new(PlantedBugs::default());
         window.settle(Sequence(5), DONE);
         window.settle(Sequence(5), DONE);
     }

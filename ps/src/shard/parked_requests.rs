@@ -1,4 +1,4 @@
-//! Requests that wait: bounded, each with its deadline.
+//! Parked requests: a bounded queue of requests that wait, each with its deadline.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,35 +11,35 @@ use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
 use smallvec::SmallVec;
 
-use super::replicas::ClientKey;
+use super::client_registry::ClientKey;
 
-/// What a request waits for.
+/// The event that a parked request waits for.
 #[derive(Debug)]
-pub(crate) enum Wait {
-    /// Values for all variables.
+pub(crate) enum WaitReason {
+    /// All variables have values.
     Ready,
     /// A token.
     Token,
     /// A push slot.
     PushSlot,
-    /// Values of at least a step.
+    /// The values of a step, or newer ones.
     Pull {
         /// The step.
         at_least: u64,
-        /// What to send, in bytes of the shard's variables.
+        /// The ranges to send, in bytes of the shard's layout.
         ranges: Vec<Range<u64>>,
-        /// In this form.
+        /// The encoding of the answer.
         form: Option<ValueEncoding>,
     },
-    /// Rows of at least a step.
+    /// Rows of a step, or newer ones.
     Rows {
         /// The step.
         at_least: u64,
-        /// Of this partition, which is sparse.
+        /// The sparse partition of the rows.
         partition: PartitionId,
-        /// Their numbers, as they came.
+        /// The row numbers, as received.
         numbers: Vec<u8>,
-        /// In this form.
+        /// The encoding of the answer.
         codec: Option<Codec>,
         /// The bytes of the rows.
         answer_bytes: u64,
@@ -48,111 +48,111 @@ pub(crate) enum Wait {
 
 /// A request that waits.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ParkedRequest {
     pub(crate) connection: u64,
     pub(crate) client: Option<ClientKey>,
     pub(crate) request: Envelope,
     pub(crate) since: Instant,
     pub(crate) deadline: Option<Instant>,
-    pub(crate) wait: Wait,
+    pub(crate) wait: WaitReason,
 }
 
-/// The requests that wait, in the order they came.
+/// The requests that wait, in order of arrival.
 ///
-/// Invariant: no connection has more than [`PARKED_PER_CONNECTION_MAX`] here, where a pull of many
-/// ranges counts for more than one.
+/// Invariant: the weights of a connection's requests sum up to at most
+/// [`PARKED_PER_CONNECTION_MAX`], or it has one request.
 #[derive(Debug, Default)]
-pub(crate) struct Parked {
-    entries: Vec<Entry>,
+pub(crate) struct ParkedRequests {
+    entries: Vec<ParkedRequest>,
     per_connection: HashMap<u64, usize>,
 }
 
-/// Requests that wait no longer: mostly one, or none.
-pub(crate) type Taken = SmallVec<[Entry; 2]>;
+/// Requests that no longer wait. Typically there is at most one.
+pub(crate) type TakenRequests = SmallVec<[ParkedRequest; 2]>;
 
-/// The connection has too many requests waiting.
+/// The connection has too many parked requests.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct TooMany;
+pub(crate) struct TooManyParked;
 
-impl Entry {
-    /// A request without a client or a deadline.
-    pub(crate) fn plain(connection: u64, request: Envelope, since: Instant, wait: Wait) -> Entry {
-        Entry { connection, client: None, request, since, deadline: None, wait }
+impl ParkedRequest {
+    /// Returns a request without a client or a deadline.
+    pub(crate) fn plain(connection: u64, request: Envelope, since: Instant, wait: WaitReason) -> ParkedRequest {
+        ParkedRequest { connection, client: None, request, since, deadline: None, wait }
     }
 }
 
-impl Entry {
-    /// How much of a connection's share it takes: one, and one more for every kilobyte or so of
-    /// ranges it remembers; of rows, an eighth of
-    /// the bytes of an answer of the largest size: all are made at once when the step comes.
+impl ParkedRequest {
+    /// The request's share of its connection's limit. A request has weight 1. A pull adds 1 for
+    /// each 64 ranges, which is about 1 KiB. A pull of rows adds 1 for each eighth of the largest
+    /// answer, because all answers are built at once when the step is applied.
     fn weight(&self) -> usize {
         match &self.wait {
-            Wait::Pull { ranges, .. } => 1 + ranges.len() / 64,
-            Wait::Rows { answer_bytes, .. } => 1 + (answer_bytes / (128 << 10)) as usize,
+            WaitReason::Pull { ranges, .. } => 1 + ranges.len() / 64,
+            WaitReason::Rows { answer_bytes, .. } => 1 + (answer_bytes / (128 << 10)) as usize,
             _ => 1,
         }
     }
 }
 
-impl Parked {
-    /// Puts back, as the first of all, what `take_first` has just taken.
-    pub(crate) fn put_back(&mut self, entry: Entry) {
+impl ParkedRequests {
+    /// Puts a request back that `take_first` has just taken, as the first of all.
+    pub(crate) fn put_back(&mut self, entry: ParkedRequest) {
         *self.per_connection.entry(entry.connection).or_default() += entry.weight();
         self.entries.insert(0, entry);
     }
 
-    pub(crate) fn park(&mut self, entry: Entry) -> Result<(), TooMany> {
+    pub(crate) fn park(&mut self, entry: ParkedRequest) -> Result<(), TooManyParked> {
         let weight = entry.weight();
         let count = self.per_connection.entry(entry.connection).or_default();
         if *count > 0 && *count + weight > PARKED_PER_CONNECTION_MAX {
-            return Err(TooMany);
+            return Err(TooManyParked);
         }
         *count += weight;
         self.entries.push(entry);
         Ok(())
     }
 
-    /// Takes out what `ready` says, in order.
-    pub(crate) fn take(&mut self, mut ready: impl FnMut(&Entry) -> bool) -> Taken {
-        let taken: Taken = self.entries.extract_if(.., |entry| ready(entry)).collect();
+    /// Takes the requests for which `ready` returns true, in order.
+    pub(crate) fn take(&mut self, mut ready: impl FnMut(&ParkedRequest) -> bool) -> TakenRequests {
+        let taken: TakenRequests = self.entries.extract_if(.., |entry| ready(entry)).collect();
         for entry in &taken {
             self.forget(entry);
         }
         taken
     }
 
-    /// Takes out the first that `ready` says.
-    pub(crate) fn take_first(&mut self, ready: impl FnMut(&Entry) -> bool) -> Option<Entry> {
+    /// Takes the first request for which `ready` returns true.
+    pub(crate) fn take_first(&mut self, ready: impl FnMut(&ParkedRequest) -> bool) -> Option<ParkedRequest> {
         let index = self.entries.iter().position(ready)?;
         let entry = self.entries.remove(index);
         self.forget(&entry);
         Some(entry)
     }
 
-    /// Takes out what has waited for longer than its requester will.
-    pub(crate) fn expire(&mut self, now: Instant) -> Taken {
+    /// Takes the requests whose deadline has passed.
+    pub(crate) fn expire(&mut self, now: Instant) -> TakenRequests {
         self.take(|entry| entry.deadline.is_some_and(|deadline| deadline <= now))
     }
 
-    /// Forgets what a connection waits for: nobody would read the answer.
+    /// Drops the requests of a connection that has ended.
     pub(crate) fn drop_connection(&mut self, connection: u64) {
         self.take(|entry| entry.connection == connection);
     }
 
-    pub(crate) fn count(&self, which: impl Fn(&&Entry) -> bool) -> usize {
+    pub(crate) fn count(&self, which: impl Fn(&&ParkedRequest) -> bool) -> usize {
         self.entries.iter().filter(which).count()
     }
 
-    /// Whether a connection waits for something.
+    /// Returns whether a connection has a parked request.
     pub(crate) fn waits(&self, connection: u64) -> bool {
         self.per_connection.contains_key(&connection)
     }
 
-    pub(crate) fn any(&self, ready: impl FnMut(&Entry) -> bool) -> bool {
+    pub(crate) fn any(&self, ready: impl FnMut(&ParkedRequest) -> bool) -> bool {
         self.entries.iter().any(ready)
     }
 
-    fn forget(&mut self, entry: &Entry) {
+    fn forget(&mut self, entry: &ParkedRequest) {
         if let Some(count) = self.per_connection.get_mut(&entry.connection) {
             *count -= entry.weight();
             if *count == 0 {
@@ -169,36 +169,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_bounded_ordered_and_end() {
+    fn parked_requests_are_bounded_and_ordered_and_expire() {
         let now = Instant::now();
-        let mut parked = Parked::default();
+        let mut parked = ParkedRequests::default();
         for index in 0..PARKED_PER_CONNECTION_MAX as u64 {
-            let entry = Entry {
+            let entry = ParkedRequest {
                 connection: 7,
                 client: None,
                 request: Envelope { sequence: index.into(), ..Envelope::default() },
                 since: now,
                 deadline: (index % 2 == 0).then(|| now + Duration::from_millis(index)),
-                wait: Wait::Token,
+                wait: WaitReason::Token,
             };
             parked.park(entry).unwrap();
         }
-        let more = |connection| Entry {
+        let more = |connection| ParkedRequest {
             connection,
             client: None,
             request: Envelope::default(),
             since: now,
             deadline: None,
-            wait: Wait::PushSlot,
+            wait: WaitReason::PushSlot,
         };
-        assert_eq!(parked.park(more(7)), Err(TooMany));
+        assert_eq!(parked.park(more(7)), Err(TooManyParked));
         parked.park(more(8)).unwrap();
         let expired = parked.expire(now + Duration::from_millis(4));
         let order: Vec<u64> = expired.iter().map(|entry| entry.request.sequence.0).collect();
         assert_eq!(order, [0, 2, 4]);
         parked.park(more(7)).unwrap();
         assert!(parked.waits(7) && parked.waits(8));
-        assert_eq!(parked.take_first(|e| matches!(e.wait, Wait::PushSlot)).unwrap().connection, 8);
+        assert_eq!(parked.take_first(|e| matches!(e.wait, WaitReason::PushSlot)).unwrap().connection, 8);
         assert!(parked.waits(7) && !parked.waits(8));
         parked.drop_connection(7);
         assert!(!parked.any(|_| true) && parked.per_connection.is_empty());

@@ -9,11 +9,11 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::Operation;
 
-use super::found::{
-    ArenaIs, ClientIs, FileIs, Presence, ShardInspection, ShardState, VariableIs, VariablesAre,
-    Verdict, WholePushIs,
+use super::report::{
+    ArenaReport, ClientReport, FileReport, Presence, ShardInspection, ShardState, VariableReport, VariablesStage,
+    Verdict, CompletePush,
 };
-use crate::arena::{Arena, Budget, Place, file_name};
+use crate::arena::{Arena, Budget, ArenaStorage, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal, table_bytes};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
@@ -24,21 +24,21 @@ use crate::runtime::boot;
 use crate::shard::generation::{open_catalogue, table_words};
 use crate::shard::poison;
 use crate::shard::power::{image_name, read_image};
-use crate::shard::record::{self, CLIENT_WORDS, ShardRecord, Stage};
-use crate::shard::reopenable::control_fields;
-use crate::shard::replicas::Presence as ClientPresence;
-use crate::store::{Geometry, Plan, SLOTS_MAX, Store, UndoneRow, undo_rows};
-use crate::table::{Files, Making, Table};
+use crate::shard::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
+use crate::shard::control_file::control_fields;
+use crate::shard::client_registry::ClientPresence;
+use crate::store::{StoreGeometry, StorePlan, SLOTS_MAX, Store, UndoRow, count_undo_rows};
+use crate::table::{TableFiles, TableInputs, Table};
 
 /// Reads a shard's folder and collects the findings.
 pub(super) struct ShardReader<'a> {
-    place: &'a Place,
+    storage: &'a ArenaStorage,
     found: ShardInspection,
     verdicts: BTreeMap<String, Verdict>,
 }
 
 impl ShardReader<'_> {
-    pub(super) fn read(place: &Place, folder: &Path) -> Result<ShardInspection, StorageError> {
+    pub(super) fn read(storage: &ArenaStorage, folder: &Path) -> Result<ShardInspection, StorageError> {
         let found = ShardInspection {
             path: folder.to_owned(),
             arena: None,
@@ -52,15 +52,15 @@ impl ShardReader<'_> {
             newest_image: None,
             files: Vec::new(),
         };
-        let mut reader = ShardReader { place, found, verdicts: BTreeMap::new() };
+        let mut reader = ShardReader { storage, found, verdicts: BTreeMap::new() };
         reader.read_all();
-        for name in place.names()? {
+        for name in storage.names()? {
             reader.verdicts.entry(name).or_insert(Verdict::Unused);
         }
         let ShardReader { mut found, verdicts, .. } = reader;
         found.files.extend(verdicts.into_iter().map(|(name, verdict)| {
             let bytes = folder.join(&name).metadata().map_or(0, |metadata| metadata.len());
-            FileIs { name, bytes, verdict }
+            FileReport { name, bytes, verdict }
         }));
         Ok(found)
     }
@@ -81,7 +81,7 @@ impl ShardReader<'_> {
                 (path, Verdict::Fault { offset: 0, expected })
             }
             error => {
-                let path = self.place.path(&file_name(Kind::Control, 0));
+                let path = self.storage.path(&file_name(Kind::Control, 0));
                 (path, Verdict::Fault { offset: 0, expected: error.to_string() })
             }
         };
@@ -92,7 +92,7 @@ impl ShardReader<'_> {
 
     fn fault<T>(&mut self, kind: Kind, generation: u64, found: Result<T, Fault>) -> Option<T> {
         let name = file_name(kind, generation);
-        let found = found.map_err(|fault| self.place.corrupt(&name, fault));
+        let found = found.map_err(|fault| self.storage.corrupt(&name, fault));
         self.note(found)
     }
 
@@ -104,14 +104,14 @@ impl ShardReader<'_> {
     /// Reads the control words and the intent, and everything they name.
     fn read_all(&mut self) -> Option<()> {
         let name = file_name(Kind::Control, 0);
-        let missing = || StorageError::Missing { path: self.place.path(&name) };
-        let control = self.place.open(&name).and_then(|control| control.ok_or_else(missing));
+        let missing = || StorageError::Missing { path: self.storage.path(&name) };
+        let control = self.storage.open(&name).and_then(|control| control.ok_or_else(missing));
         let control = self.note(control)?;
         let page = self.fault(Kind::Control, 0, Page::decode(control.bytes()))?;
         let fields = self.fault(Kind::Control, 0, control_fields(&page.text))?;
         let page_is = page.check(Kind::Control, page.stamp, 0);
         self.fault(Kind::Control, 0, page_is)?;
-        self.found.arena = Some(ArenaIs {
+        self.found.arena = Some(ArenaReport {
             format: FORMAT,
             shard: page.stamp.shard,
             arena: page.stamp.arena,
@@ -123,7 +123,7 @@ impl ShardReader<'_> {
             let short = Fault::at(control.len(), "the page of the shard; the file ends");
             return self.fault(Kind::Control, 0, Err(short));
         }
-        let arena = Arena { place: self.place.clone(), stamp: page.stamp };
+        let arena = Arena { storage: self.storage.clone(), stamp: page.stamp };
         self.read_images(&arena);
         let journal = Journal::open(&arena, control, PlantedBugs::default());
         let mut journal = self.note(journal)?;
@@ -133,11 +133,11 @@ impl ShardReader<'_> {
         let record = self.fault(Kind::Control, 0, ShardRecord::decode(&cell))?;
         self.found.state = Some(state_of(&record));
         let tables = match record.stage {
-            Stage::Absent => None,
+            ShardStage::Absent => None,
             _ => self.note(arena.open(Kind::Tables, record.generation, None)),
         };
         let catalogue = match record.stage {
-            Stage::Absent => None,
+            ShardStage::Absent => None,
             _ => self.note(open_catalogue(&arena, &record)),
         };
         let mut has_tables = tables.is_some();
@@ -154,7 +154,7 @@ impl ShardReader<'_> {
         self.note(journal.verify_control((1 + record.clients) * CELL_WORDS))?;
         self.read_clients(&journal, &record)?;
         self.verified(Kind::Control, 0, Verdict::Sound);
-        if record.stage != Stage::Absent {
+        if record.stage != ShardStage::Absent {
             let bulk = catalogue.and_then(|catalogue| {
                 self.read_variables(&arena, &mut journal, &record, &catalogue, has_tables)
             });
@@ -166,7 +166,7 @@ impl ShardReader<'_> {
     /// Reads the durable images. One of the two may be half written; the other is then valid.
     fn read_images(&mut self, arena: &Arena) {
         for name in (0..2).map(image_name) {
-            let Ok(Some(image)) = arena.place.open(&name) else { continue };
+            let Ok(Some(image)) = arena.storage.open(&name) else { continue };
             if let Ok((number, _)) = read_image(image.bytes(), arena.stamp) {
                 self.found.newest_image = self.found.newest_image.max(Some(number));
                 self.verdicts.insert(name, Verdict::Sound);
@@ -182,7 +182,7 @@ impl ShardReader<'_> {
                 .collect();
             let client = record::decode_client(number, &words, PlantedBugs::default());
             let (client, tokens, _) = self.fault(Kind::Control, 0, client)?;
-            self.found.clients.push(ClientIs {
+            self.found.clients.push(ClientReport {
                 task: client.task,
                 epoch: client.epoch.0,
                 incarnation: client.incarnation,
@@ -213,11 +213,11 @@ impl ShardReader<'_> {
         let shard = arena.stamp.shard;
         self.found.variables = variables_of(catalogue, shard);
         let layout = catalogue.layout(shard);
-        let geometry = Geometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
+        let geometry = StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
         let geometry = geometry.ok_or_else(|| Fault::at(PAGE_BYTES, "blocks for its variables"));
         let geometry = self.fault(Kind::Control, 0, geometry)?;
         let tables = layout.tables().len();
-        let undo = undo_rows(arena, generation, record.version, &geometry, tables);
+        let undo = count_undo_rows(arena, generation, record.version, &geometry, tables);
         if let Some(rows) = self.note(undo) {
             self.found.prepared_rows = rows;
             self.verified(Kind::Undo, generation, Verdict::Sound);
@@ -238,7 +238,7 @@ impl ShardReader<'_> {
             let bodies = inbox.restore(whole, &layout, record.integrity, std::time::Instant::now());
             self.fault(Kind::Inbox, generation, bodies);
         }
-        let plan = Plan {
+        let plan = StorePlan {
             arena: arena.clone(),
             generation,
             catalogue: Arc::new(catalogue.clone()),
@@ -249,17 +249,17 @@ impl ShardReader<'_> {
             power: false,
             planted: PlantedBugs::default(),
         };
-        let loan = self.note(Budget::new(u64::MAX).take(0))?;
-        let store = self.note(Store::open(plan, loan, journal, record.version))?;
+        let reservation = self.note(Budget::new(u64::MAX).reserve(0))?;
+        let store = self.note(Store::open(plan, reservation, journal, record.version))?;
         self.verified(Kind::Tables, generation, Verdict::Sound);
-        self.read_tables(arena, catalogue, journal, record, store.undone());
+        self.read_tables(arena, catalogue, journal, record, store.undo_rows());
         if record.integrity
-            && record.stage == Stage::Ready
+            && record.stage == ShardStage::Ready
             && let Err((kind, fault)) = store.verify(journal)
         {
             self.fault::<()>(kind, generation, Err(fault));
         }
-        let covered = record.integrity && record.stage == Stage::Ready;
+        let covered = record.integrity && record.stage == ShardStage::Ready;
         let verdict = if covered { Verdict::Sound } else { Verdict::Unchecked };
         for kind in [Kind::Values, Kind::Slots, Kind::Inbox] {
             if kind != Kind::Slots || record.slots > 0 {
@@ -276,7 +276,7 @@ impl ShardReader<'_> {
         catalogue: &Catalogue,
         journal: &mut Journal,
         record: &ShardRecord,
-        undone: &[UndoneRow],
+        undo_rows: &[UndoRow],
     ) {
         let layout = catalogue.layout(arena.stamp.shard);
         for (table, partition) in (0..).zip(layout.tables()) {
@@ -284,15 +284,15 @@ impl ShardReader<'_> {
             // opened.
             let slots = Table::slots_of(journal, table).min(SLOTS_MAX as u64) as usize;
             let (generation, budget) = (record.generation, Budget::new(u64::MAX));
-            let making = Making {
-                files: Files { arena: arena.clone(), generation, table, budget },
+            let inputs = TableInputs {
+                files: TableFiles { arena: arena.clone(), generation, table, budget },
                 catalogue,
                 partition,
                 slots: &vec![SlotSpec::new("", 0.0); slots],
                 integrity: record.integrity,
-                undone,
+                undo_rows,
             };
-            let Some(opened) = self.note(Table::open(making, journal)) else { continue };
+            let Some(opened) = self.note(Table::open(inputs, journal)) else { continue };
             let sound = if record.integrity { Verdict::Sound } else { Verdict::Unchecked };
             for name in opened.file_names() {
                 let is_index = name.starts_with(Kind::Index.name());
@@ -312,7 +312,7 @@ impl ShardReader<'_> {
         let mut whole: Vec<&WholeSlot> = whole.iter().collect();
         whole.sort_by_key(|push_slot| push_slot.arrival.order);
         let clients = &self.found.clients;
-        let pushes = whole.into_iter().map(|push_slot| WholePushIs {
+        let pushes = whole.into_iter().map(|push_slot| CompletePush {
             push_slot: push_slot.number,
             client: push_slot.holder.map(|holder| clients[holder.0 as usize].task.clone()),
             sequence: push_slot.arrival.sequence.0,
@@ -347,9 +347,9 @@ impl ShardReader<'_> {
 fn state_of(record: &ShardRecord) -> ShardState {
     ShardState {
         variables: match record.stage {
-            Stage::Absent => VariablesAre::Absent,
-            Stage::Declared => VariablesAre::Declared,
-            Stage::Ready => VariablesAre::Ready,
+            ShardStage::Absent => VariablesStage::Absent,
+            ShardStage::Declared => VariablesStage::Declared,
+            ShardStage::Ready => VariablesStage::Ready,
         },
         version: record.version,
         gradients: record.gradients,
@@ -367,8 +367,8 @@ fn state_of(record: &ShardRecord) -> ShardState {
 }
 
 /// Returns the variables that are at least partly on a shard.
-fn variables_of(catalogue: &Catalogue, shard: ShardId) -> Vec<VariableIs> {
-    let mut variables: Vec<VariableIs> = Vec::new();
+fn variables_of(catalogue: &Catalogue, shard: ShardId) -> Vec<VariableReport> {
+    let mut variables: Vec<VariableReport> = Vec::new();
     for partition in catalogue.layout(shard).all() {
         let variable = catalogue.variable(partition.variable);
         // The size of a table is known only after it is read.
@@ -378,7 +378,7 @@ fn variables_of(catalogue: &Catalogue, shard: ShardId) -> Vec<VariableIs> {
                 last.partitions.push(partition.rows.clone());
                 last.bytes += bytes;
             }
-            None => variables.push(VariableIs {
+            None => variables.push(VariableReport {
                 name: variable.name().to_owned(),
                 dtype: variable.dtype(),
                 shape: variable.shape().clone(),

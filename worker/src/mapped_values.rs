@@ -1,147 +1,147 @@
-//! Values in memory that a shard lends: which stretches of it go where, and whether what stands on
-//! the boards is what a pull wants.
+//! Pulls from shared values: the copies that a pull consists of, and whether a shard's values suit
+//! it.
 
 use std::sync::Arc;
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::shared_values::{Counts, Geometry};
+use pushpull_common::shared_values::{ValueCounts, Geometry};
 
-use crate::sharding_plan::{ShardingPlan, Span};
+use crate::sharding_plan::{ShardingPlan, LayoutSpan};
 
-/// Bytes of one block, and where they go.
+/// A range of one block, and its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copy {
-    /// The place that the block holds, by its number in [`Route::logical_blocks`].
+pub(crate) struct BlockCopy {
+    /// The index of the block's logical block in [`CopyPlan::logical_blocks`].
     pub(crate) logical: usize,
-    /// Where they start in the block, and in the buffer.
+    /// The start in the block, and in the buffer.
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) bytes: usize,
 }
 
-/// How all values of a shard that are not sparse come into a buffer of a plan.
+/// The copies that bring all dense values of a shard into a buffer of a plan.
 #[derive(Debug)]
-pub(crate) struct Route {
+pub(crate) struct CopyPlan {
     plan: Arc<ShardingPlan>,
     logical_blocks: Vec<u32>,
-    copies: Vec<Copy>,
+    copies: Vec<BlockCopy>,
     bytes: u64,
 }
 
-impl Route {
-    /// The route from blocks that lie so; none if they hold less than the shard has in this plan, or if
-    /// some of it is to be had as halves.
+impl CopyPlan {
+    /// Plans the copies out of blocks of this geometry. Returns `None` if the blocks hold less than
+    /// the shard has in `plan`, or if some of its values are of a half type.
     pub(crate) fn new(
         plan: &Arc<ShardingPlan>,
         shard: ShardId,
         geometry: &Geometry,
-    ) -> Option<Route> {
-        let mut route =
-            Route { plan: plan.clone(), logical_blocks: Vec::new(), copies: Vec::new(), bytes: 0 };
-        for (start, span, bytes) in plan.stretches(shard) {
+    ) -> Option<CopyPlan> {
+        let mut copy_plan =
+            CopyPlan { plan: plan.clone(), logical_blocks: Vec::new(), copies: Vec::new(), bytes: 0 };
+        for (start, span, bytes) in plan.shard_spans(shard) {
             let mut to = match span {
-                Span::Buffer(to) => to,
-                Span::Halves(_) => return None,
-                Span::Padding => continue,
+                LayoutSpan::Buffer(to) => to,
+                LayoutSpan::Halves(_) => return None,
+                LayoutSpan::Padding => continue,
             };
             for (logical, within) in geometry.pieces(start..start + bytes) {
                 if logical >= geometry.logical_blocks {
                     return None;
                 }
-                if route.logical_blocks.last() != Some(&logical) {
-                    route.logical_blocks.push(logical);
+                if copy_plan.logical_blocks.last() != Some(&logical) {
+                    copy_plan.logical_blocks.push(logical);
                 }
                 let bytes = (within.end - within.start) as usize;
-                let (logical, from) = (route.logical_blocks.len() - 1, within.start as usize);
-                route.copies.push(Copy { logical, from, to, bytes });
+                let (logical, from) = (copy_plan.logical_blocks.len() - 1, within.start as usize);
+                copy_plan.copies.push(BlockCopy { logical, from, to, bytes });
                 to += bytes;
             }
-            route.bytes += bytes;
+            copy_plan.bytes += bytes;
         }
-        Some(route)
+        Some(copy_plan)
     }
 
     pub(crate) fn is_of(&self, plan: &Arc<ShardingPlan>) -> bool {
         Arc::ptr_eq(&self.plan, plan)
     }
 
-    /// The places whose blocks it reads, rising.
+    /// Returns the logical blocks that it reads, ascending.
     pub(crate) fn logical_blocks(&self) -> impl Iterator<Item = u32> + '_ {
         self.logical_blocks.iter().copied()
     }
 
-    pub(crate) fn copies(&self) -> &[Copy] {
+    pub(crate) fn copies(&self) -> &[BlockCopy] {
         &self.copies
     }
 
-    /// How many bytes it copies.
+    /// Returns the number of bytes that it copies.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-/// What a session knows of a shard that lends its values.
+/// What a session knows of a shard that shares its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MappedShard {
     pub(crate) shard: ShardId,
-    /// The restore epoch that it lives in.
+    /// The restore epoch of the shard.
     pub(crate) epoch: RestoreEpoch,
-    /// Whether it counts the global step.
+    /// Whether the shard is the step owner.
     pub(crate) owns_step: bool,
     /// Whether steps are synchronous.
     pub(crate) synchronous: bool,
 }
 
-/// What to do with the values of a shard.
+/// Whether to use the values of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// They are what is wanted.
+pub(crate) enum PullVerdict {
+    /// Use the values.
     Take,
     /// The token's step has passed.
     Stale,
-    /// They have to be asked for, as there will be others.
+    /// Request the values instead: these are too old, or of another epoch.
     Ask,
 }
 
-/// Whether values of several shards are what one pull wants.
+/// Checks that the values of several shards suit one pull.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Agreement {
+pub(crate) struct PullConsistency {
     token: Option<GlobalStep>,
-    /// The step of all of them, in synchronous mode; of the step owner's in asynchronous mode.
+    /// In synchronous mode the step of all values; in asynchronous mode that of the step owner.
     step: Option<u64>,
     epoch: Option<u64>,
 }
 
-impl Agreement {
-    /// For the step of a token, or whatever step there is.
-    pub(crate) fn new(token: Option<GlobalStep>) -> Agreement {
-        Agreement { token, step: None, epoch: None }
+impl PullConsistency {
+    /// For the step of a token, or for any step.
+    pub(crate) fn new(token: Option<GlobalStep>) -> PullConsistency {
+        PullConsistency { token, step: None, epoch: None }
     }
 
-    /// What to do with values of which a shard says this.
-    pub(crate) fn judge(&mut self, mapped_shard: &MappedShard, counts: &Counts) -> Verdict {
+    /// Judges the values of a shard by the counts beside them.
+    pub(crate) fn judge(&mut self, mapped_shard: &MappedShard, counts: &ValueCounts) -> PullVerdict {
         let epoch = u64::from(mapped_shard.epoch.0);
         if counts.epoch != epoch || *self.epoch.get_or_insert(epoch) != epoch {
-            return Verdict::Ask;
+            return PullVerdict::Ask;
         }
         let token = self.token.map(|step| step.0);
         if !mapped_shard.synchronous {
             if mapped_shard.owns_step {
                 self.step = Some(counts.step);
             }
-            return if counts.serves >= token.unwrap_or(0) { Verdict::Take } else { Verdict::Ask };
+            return if counts.serves >= token.unwrap_or(0) { PullVerdict::Take } else { PullVerdict::Ask };
         }
         match token.or(self.step) {
-            Some(row_requests) if token.is_some() && counts.step > row_requests => Verdict::Stale,
-            Some(row_requests) if counts.step != row_requests => Verdict::Ask,
+            Some(step) if token.is_some() && counts.step > step => PullVerdict::Stale,
+            Some(step) if counts.step != step => PullVerdict::Ask,
             _ => {
                 self.step = Some(counts.step);
-                Verdict::Take
+                PullVerdict::Take
             }
         }
     }
 
-    /// The step that all are of, or at least of; none if nobody has said so.
+    /// Returns the step that all values are of, or at least of; `None` while it is unknown.
     pub(crate) fn step(&self) -> Option<GlobalStep> {
         self.step.map(GlobalStep).max(self.token)
     }
@@ -157,9 +157,9 @@ mod tests {
 
     use super::*;
 
-    /// Every variable lies in the buffer as the catalogue says that it lies on its shards.
+    /// Compares the copies with the layout in the catalogue.
     #[test]
-    fn a_route_brings_every_value_where_it_belongs() {
+    fn a_copy_plan_copies_every_value_to_its_place() {
         let f32 = |name: &str, extents: &[u64]| VariableSpec::f32(name, extents).unwrap();
         let variables = vec![
             f32("odd", &[3]),
@@ -180,11 +180,11 @@ mod tests {
             let logical_blocks = layout.bytes().div_ceil(64) as u32;
             let geometry =
                 Geometry { offset: 0, block_bytes: 64, stride: 72, blocks: 99, logical_blocks };
-            let route = Route::new(&plan, shard, &geometry).unwrap();
-            let rising: Vec<u32> = route.logical_blocks().collect();
+            let copy_plan = CopyPlan::new(&plan, shard, &geometry).unwrap();
+            let rising: Vec<u32> = copy_plan.logical_blocks().collect();
             assert!(rising.is_sorted_by(|a, b| a < b));
             passed_over += logical_blocks as usize - rising.len();
-            for copy in route.copies() {
+            for copy in copy_plan.copies() {
                 let start = u64::from(rising[copy.logical]) * 64 + copy.from as u64;
                 for (at, to) in (start..).zip(&mut buffer[copy.to..copy.to + copy.bytes]) {
                     *to = value(at);
@@ -198,17 +198,17 @@ mod tests {
                 }
             }
             let fewer = Geometry { logical_blocks: logical_blocks - 1, ..geometry };
-            assert!(Route::new(&plan, shard, &fewer).is_none(), "it holds less");
+            assert!(CopyPlan::new(&plan, shard, &fewer).is_none(), "the last block is missing");
         }
         for index in 0..plan.catalogue().variables().len() {
             let range = plan.range(VariableId(index as u32));
             assert_eq!(buffer[range.clone()], expected[range], "variable {index}");
         }
-        assert!(passed_over > 5, "rows are not read");
+        assert!(passed_over > 5, "blocks of rows are not read");
     }
 
     #[test]
-    fn halves_have_no_route() {
+    fn halves_have_no_copy_plan() {
         let variables = vec![VariableSpec::bf16("h", [4]).unwrap()];
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
@@ -216,7 +216,7 @@ mod tests {
             Arc::new(ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
         let geometry =
             Geometry { offset: 0, block_bytes: 64, stride: 72, blocks: 4, logical_blocks: 2 };
-        assert!(Route::new(&plan, plan.shards()[0], &geometry).is_none());
+        assert!(CopyPlan::new(&plan, plan.shards()[0], &geometry).is_none());
     }
 
     const MAPPED_SHARD: MappedShard = MappedShard {
@@ -226,43 +226,43 @@ mod tests {
         synchronous: false,
     };
 
-    fn at(step: u64) -> Counts {
-        Counts { version: 9, gradients: 8, step, serves: step, epoch: 1 }
+    fn at(step: u64) -> ValueCounts {
+        ValueCounts { version: 9, gradients: 8, step, serves: step, epoch: 1 }
     }
 
     #[test]
     fn asynchronous_values_are_at_least_as_new_as_the_token() {
-        let judge = |token: Option<u64>, mapped_shard: MappedShard, counts: Counts| {
-            let mut agreement = Agreement::new(token.map(GlobalStep));
-            let verdict = agreement.judge(&mapped_shard, &counts);
-            (verdict, agreement.step().map(|step| step.0))
+        let judge = |token: Option<u64>, mapped_shard: MappedShard, counts: ValueCounts| {
+            let mut consistency = PullConsistency::new(token.map(GlobalStep));
+            let verdict = consistency.judge(&mapped_shard, &counts);
+            (verdict, consistency.step().map(|step| step.0))
         };
-        assert_eq!(judge(Some(4), MAPPED_SHARD, at(7)), (Verdict::Take, Some(7)));
-        assert_eq!(judge(Some(4), MAPPED_SHARD, at(4)), (Verdict::Take, Some(4)));
-        assert_eq!(judge(Some(4), MAPPED_SHARD, at(3)).0, Verdict::Ask);
-        assert_eq!(judge(None, MAPPED_SHARD, at(0)), (Verdict::Take, Some(0)));
+        assert_eq!(judge(Some(4), MAPPED_SHARD, at(7)), (PullVerdict::Take, Some(7)));
+        assert_eq!(judge(Some(4), MAPPED_SHARD, at(4)), (PullVerdict::Take, Some(4)));
+        assert_eq!(judge(Some(4), MAPPED_SHARD, at(3)).0, PullVerdict::Ask);
+        assert_eq!(judge(None, MAPPED_SHARD, at(0)), (PullVerdict::Take, Some(0)));
         let other = MappedShard { owns_step: false, ..MAPPED_SHARD };
-        let always = Counts { serves: u64::MAX, ..at(0) };
-        assert_eq!(judge(Some(4), other, always), (Verdict::Take, Some(4)));
-        assert_eq!(judge(None, other, always), (Verdict::Take, None), "nobody knows the step");
-        assert_eq!(judge(None, MAPPED_SHARD, Counts { epoch: 2, ..at(0) }).0, Verdict::Ask);
+        let always = ValueCounts { serves: u64::MAX, ..at(0) };
+        assert_eq!(judge(Some(4), other, always), (PullVerdict::Take, Some(4)));
+        assert_eq!(judge(None, other, always), (PullVerdict::Take, None), "the step is unknown");
+        assert_eq!(judge(None, MAPPED_SHARD, ValueCounts { epoch: 2, ..at(0) }).0, PullVerdict::Ask);
     }
 
     #[test]
     fn synchronous_values_are_all_of_the_tokens_step() {
         let mapped_shard = MappedShard { synchronous: true, ..MAPPED_SHARD };
         let judge = |token: Option<u64>, steps: &[u64]| {
-            let mut agreement = Agreement::new(token.map(GlobalStep));
-            steps.iter().map(|&step| agreement.judge(&mapped_shard, &at(step))).collect::<Vec<_>>()
+            let mut consistency = PullConsistency::new(token.map(GlobalStep));
+            steps.iter().map(|&step| consistency.judge(&mapped_shard, &at(step))).collect::<Vec<_>>()
         };
-        assert_eq!(judge(Some(4), &[4, 4]), [Verdict::Take; 2]);
-        assert_eq!(judge(Some(4), &[4, 5]), [Verdict::Take, Verdict::Stale]);
-        assert_eq!(judge(Some(4), &[3]), [Verdict::Ask]);
-        assert_eq!(judge(None, &[6, 6, 7]), [Verdict::Take, Verdict::Take, Verdict::Ask]);
-        let mut agreement = Agreement::new(None);
-        assert_eq!(agreement.judge(&mapped_shard, &at(6)), Verdict::Take);
+        assert_eq!(judge(Some(4), &[4, 4]), [PullVerdict::Take; 2]);
+        assert_eq!(judge(Some(4), &[4, 5]), [PullVerdict::Take, PullVerdict::Stale]);
+        assert_eq!(judge(Some(4), &[3]), [PullVerdict::Ask]);
+        assert_eq!(judge(None, &[6, 6, 7]), [PullVerdict::Take, PullVerdict::Take, PullVerdict::Ask]);
+        let mut consistency = PullConsistency::new(None);
+        assert_eq!(consistency.judge(&mapped_shard, &at(6)), PullVerdict::Take);
         let behind = MappedShard { epoch: RestoreEpoch(2), ..mapped_shard };
-        let counts = Counts { epoch: 2, ..at(6) };
-        assert_eq!(agreement.judge(&behind, &counts), Verdict::Ask, "of another epoch");
+        let counts = ValueCounts { epoch: 2, ..at(6) };
+        assert_eq!(consistency.judge(&behind, &counts), PullVerdict::Ask, "of another epoch");
     }
 }
