@@ -5,7 +5,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use pushpull_common::codec::{
-    BLOCK, ScaleBlocks, Codec, DecodeError, EncodeError, Encoding, Real, Residual,
+    BLOCK, Codec, DecodeError, EncodeError, Encoding, Real, Residual, ScaleBlocks,
 };
 use pushpull_common::tensor::DType;
 
@@ -362,10 +362,16 @@ fn each_decode_error_names_the_fault() {
 
     let (dtype, bytes) = (DType::I64, 8);
     let unfit = Err(DecodeError::Target { dtype, bytes });
-    assert_eq!(Encoding::F16.decode_into(ScaleBlocks::THROUGH, DType::I64, &[0; 8], &mut [0; 8]), unfit);
+    assert_eq!(
+        Encoding::F16.decode_into(ScaleBlocks::THROUGH, DType::I64, &[0; 8], &mut [0; 8]),
+        unfit
+    );
     let (dtype, bytes) = (DType::F32, 7);
     let unfit = Err(DecodeError::Target { dtype, bytes });
-    assert_eq!(Encoding::F16.decode_into(ScaleBlocks::THROUGH, DType::F32, &[0; 8], &mut [0; 7]), unfit);
+    assert_eq!(
+        Encoding::F16.decode_into(ScaleBlocks::THROUGH, DType::F32, &[0; 8], &mut [0; 7]),
+        unfit
+    );
 }
 
 /// The bytes of each encoding. Other versions must read them.

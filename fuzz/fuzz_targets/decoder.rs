@@ -11,7 +11,7 @@ use std::io::{self, IoSliceMut};
 
 use libfuzzer_sys::fuzz_target;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::codec::{ScaleBlocks, Encoding};
+use pushpull_common::codec::{Encoding, ScaleBlocks};
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode, header, limits,
 };

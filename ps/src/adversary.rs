@@ -34,14 +34,14 @@ use crate::aggregate::mode::Mode;
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::aggregate::step_owner::generation_of;
 use crate::arena::test_files::TestFiles;
-use crate::arena::{Budget, ArenaStorage};
+use crate::arena::{ArenaStorage, Budget};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::Counters;
 use crate::optimizer::{Adam, Sgd};
+use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::{ServerRun, ShardSetup};
-use crate::shard::output::{ShardOutput, PulledParts};
 use crate::shard::work::Work;
-use crate::shard::{ShardInput, Shard, TICK, PeerOrigin};
+use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 use choices::{Choices, KnownNumbers};
 
 /// The maximum memory of the shard.
@@ -285,7 +285,10 @@ impl<'a> Play<'a> {
             hello.shard.shard = self.number() as u16;
         }
         let same_host = self.choices.one_in(4);
-        self.connect(&hello, if same_host { PeerOrigin::Unix { same_user: true } } else { PeerOrigin::Remote });
+        self.connect(
+            &hello,
+            if same_host { PeerOrigin::Unix { same_user: true } } else { PeerOrigin::Remote },
+        );
     }
 
     fn connect(&mut self, hello: &Hello, origin: PeerOrigin) {
@@ -761,10 +764,14 @@ impl<'a> Play<'a> {
                 }
                 ShardOutput::Shared { message, .. } => self.known.learn(&message),
                 ShardOutput::Members { joined, present } => assert!(present <= joined),
-                ShardOutput::RestoreShard(_) | ShardOutput::SaveShard(_) | ShardOutput::Flush(_) => {
+                ShardOutput::RestoreShard(_)
+                | ShardOutput::SaveShard(_)
+                | ShardOutput::Flush(_) => {
                     unreachable!("there is no checkpoint directory and no disk")
                 }
-                ShardOutput::ToOwner { .. } | ShardOutput::SaverOrder(_) | ShardOutput::Event(_) => {}
+                ShardOutput::ToOwner { .. }
+                | ShardOutput::SaverOrder(_)
+                | ShardOutput::Event(_) => {}
             }
         }
     }

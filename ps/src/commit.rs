@@ -321,7 +321,8 @@ impl Journal {
         for &(address, value) in &staged {
             let address = decode_address(address);
             let index = address.index();
-            let change = Words::contribution(index, self.load(address)) ^ Words::contribution(index, value);
+            let change =
+                Words::contribution(index, self.load(address)) ^ Words::contribution(index, value);
             let sum_at = address.beside(Words::checksum_position(index / CELL_WORDS));
             match &mut checksum {
                 Some((at, sum)) if *at == sum_at => *sum ^= change,
@@ -344,7 +345,9 @@ impl Journal {
             Address::Tables(position) => {
                 self.tables.as_ref().map_or(0, |tables| tables.memory.load(position))
             }
-            Address::Index(table, position) => self.indices[usize::from(table)].memory.load(position),
+            Address::Index(table, position) => {
+                self.indices[usize::from(table)].memory.load(position)
+            }
         }
     }
 

@@ -229,7 +229,11 @@ impl PsConfig {
     ///
     /// All variables share one block layout, with the optimizer slots of the rule that has most on
     /// the shard. A declaration of variables is refused if a name matches none that is trained.
-    pub fn optimizer_for(mut self, names: impl Into<NamePattern>, optimizer: impl Optimizer) -> Self {
+    pub fn optimizer_for(
+        mut self,
+        names: impl Into<NamePattern>,
+        optimizer: impl Optimizer,
+    ) -> Self {
         self.rules.optimizer_for(names.into(), Arc::new(optimizer));
         self
     }

@@ -15,14 +15,14 @@ use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
-use crate::arena::{Budget, ArenaStorage};
+use crate::arena::{ArenaStorage, Budget};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
+use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::{ServerRun, ShardSetup};
-use crate::shard::output::{ShardOutput, PulledParts};
 use crate::shard::work::Work;
-use crate::shard::{ShardInput, Shard, TICK, PeerOrigin};
+use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 
 /// The maximum memory of the shard.
 const BYTES_MAX: u64 = 4 << 20;
@@ -106,7 +106,8 @@ impl FuzzEndpoint {
         let parts = ShardSetup { id, config, identity, budget, counters: counters.clone() };
         let life = ServerRun { boot: [0; 16], arena: 1, epoch_base: 0 };
         FuzzEndpoint {
-            shard: Shard::open(parts, ArenaStorage::Anonymous, life, now).expect("memory for a shard"),
+            shard: Shard::open(parts, ArenaStorage::Anonymous, life, now)
+                .expect("memory for a shard"),
             now,
             next_connection: 1,
             bodies: BTreeMap::new(),

@@ -4,8 +4,8 @@
 //! in the copies only. A server may be running on the files; a read that overlaps a commit is
 //! repeated.
 
-mod report;
 mod reader;
+mod report;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::arena::{Folder, ArenaStorage, SaveNote, file_name, is_locked};
+use crate::arena::{ArenaStorage, Folder, SaveNote, file_name, is_locked};
 use crate::error::StorageError;
 use crate::layout::Kind;
-pub use report::{
-    ArenaReport, ClientReport, FileReport, Inspection, Presence, SavesFailing, ShardInspection, ShardState,
-    VariableReport, VariablesStage, Verdict, CompletePush,
-};
 use reader::ShardReader;
+pub use report::{
+    ArenaReport, ClientReport, CompletePush, FileReport, Inspection, Presence, SavesFailing,
+    ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
+};
 
 /// An error that prevents an inspection.
 #[derive(Debug, Error)]

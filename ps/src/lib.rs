@@ -28,7 +28,6 @@ mod cache;
 pub mod checkpoint;
 mod commit;
 mod config;
-mod push_window;
 mod error;
 mod event;
 #[cfg(fuzzing)]
@@ -43,6 +42,7 @@ pub mod optimizer;
 mod peer_hello;
 mod permissions;
 mod planted;
+mod push_window;
 mod runtime;
 mod shard;
 #[cfg(feature = "simulation")]

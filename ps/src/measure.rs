@@ -14,13 +14,13 @@ use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
-use crate::arena::{Arena, Budget, Memory, ArenaStorage, SKEW_BYTES};
+use crate::arena::{Arena, ArenaStorage, Budget, Memory, SKEW_BYTES};
 use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{ApplyAt, Optimizer, OptimizerRules, Run, SumRun, Sums};
 use crate::planted::PlantedBugs;
-use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, StoreGeometry, StorePlan, Store};
+use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Store, StoreGeometry, StorePlan};
 use crate::table::Table;
 
 /// The size of a part of a push in bytes.

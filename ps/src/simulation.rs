@@ -16,15 +16,15 @@ use pushpull_common::protocol::message;
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode};
 
 use crate::arena::test_files::TestFiles;
-use crate::arena::{Budget, ArenaStorage};
+use crate::arena::{ArenaStorage, Budget};
 use crate::config::PsConfig;
 use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;
-use crate::shard::shard_files::{ServerRun, ShardSetup};
 use crate::shard::frames::{FrameProgress, FrameReceiver, FrameSink};
-use crate::shard::output::{ShardOutput, PulledParts};
+use crate::shard::output::{PulledParts, ShardOutput};
+use crate::shard::shard_files::{ServerRun, ShardSetup};
 use crate::shard::work::Work;
-use crate::shard::{ShardInput, Shard, PeerOrigin};
+use crate::shard::{PeerOrigin, Shard, ShardInput};
 
 /// The interval at which a shard needs [`ShardEndpoint::tick`].
 pub const TICK: Duration = crate::shard::TICK;
@@ -444,7 +444,9 @@ impl ShardEndpoint {
                 ShardOutput::SaverOrder(_)
                 | ShardOutput::SaveShard(_)
                 | ShardOutput::Flush(_)
-                | ShardOutput::RestoreShard(_) => unreachable!("no checkpoint directory is configured"),
+                | ShardOutput::RestoreShard(_) => {
+                    unreachable!("no checkpoint directory is configured")
+                }
             };
             self.events.push_back(event);
         }

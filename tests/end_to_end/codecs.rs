@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::codec::{ScaleBlocks, Residual};
+use pushpull::common::codec::{Residual, ScaleBlocks};
 use pushpull::{
     Codec, DType, Error, JoinError, NonFinite, Partitioner, PsConfig, Push, ResidualsError, Sgd,
     Shape, TaskId, VariableSpec, WorkerConfig,
@@ -37,7 +37,9 @@ fn descend(codec: Codec, steps: std::ops::Range<u64>, elements: usize) -> (Vec<f
     let (mut values, mut decoded) = (vec![0f32; elements], vec![0f32; elements]);
     for step in steps {
         let mut bytes = Vec::new();
-        residual.encode(&codec, ScaleBlocks::THROUGH, 0, &gradient(step, elements), &mut bytes).unwrap();
+        residual
+            .encode(&codec, ScaleBlocks::THROUGH, 0, &gradient(step, elements), &mut bytes)
+            .unwrap();
         codec.encoding().decode(&bytes, &mut decoded).unwrap();
         values.iter_mut().zip(&decoded).for_each(|(value, decoded)| *value -= decoded);
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::codec::{ScaleBlocks, Residual};
+use pushpull::common::codec::{Residual, ScaleBlocks};
 use pushpull::{
     Adagrad, Codec, DType, Initializer, Mode, Partitioner, PsConfig, Push, ResidualsError, Sgd,
     Shape, TableSpec, TaskId, VariableSpec, WorkerConfig,

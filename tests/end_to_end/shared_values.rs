@@ -20,7 +20,7 @@ use pushpull::common::protocol::wire::{List, Text};
 use pushpull::common::protocol::{
     BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
 };
-use pushpull::common::shared_values::{AtomicWords, ValueCounts, Geometry, PinError, Reader};
+use pushpull::common::shared_values::{AtomicWords, Geometry, PinError, Reader, ValueCounts};
 use pushpull::{
     ClusterSpec, Mode, Params, Ps, PsConfig, Pulled, Push, Sgd, ShardId, Storage, TaskId,
     VariableSpec, WorkerConfig,

@@ -7,7 +7,7 @@ use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, ShardId, Variable
 use pushpull_common::protocol::message::Declared;
 use pushpull_common::protocol::{Grant, Refusal};
 use pushpull_worker::Error;
-use pushpull_worker::simulation::{WorkerAnswer, SessionEndpoint, WorkerOperation};
+use pushpull_worker::simulation::{SessionEndpoint, WorkerAnswer, WorkerOperation};
 
 use crate::chance::Chance;
 use crate::checker::{Checker, Known, Pulled, Pushed};
@@ -140,13 +140,25 @@ impl Trainer {
     }
 
     /// Pulls the last variable of `rest`.
-    fn pull_next(&mut self, now: Instant, endpoint: &mut SessionEndpoint, grant: Grant, rest: Vec<VariableId>) {
+    fn pull_next(
+        &mut self,
+        now: Instant,
+        endpoint: &mut SessionEndpoint,
+        grant: Grant,
+        rest: Vec<VariableId>,
+    ) {
         let next = rest.last().copied().expect("a cluster has variables");
         self.phase = Phase::PullingOneByOne(grant, rest);
         self.ask(now, endpoint, WorkerOperation::PullVariable(next, Some(grant.step)));
     }
 
-    fn pulled(&self, step: GlobalStep, bytes: &[u8], endpoint: &SessionEndpoint, checker: &mut Checker) {
+    fn pulled(
+        &self,
+        step: GlobalStep,
+        bytes: &[u8],
+        endpoint: &SessionEndpoint,
+        checker: &mut Checker,
+    ) {
         let range = |id| endpoint.range(id);
         checker.pulled(Pulled { known: &self.known, step, bytes, range });
     }
@@ -251,7 +263,9 @@ impl Trainer {
                 let values = std::mem::take(&mut self.values);
                 self.pulled(step, &values, endpoint, checker);
                 self.phase = Phase::Computing(grant, step);
-                return Some(NextAction::Gradient(self.holds.take().unwrap_or(chance.millis(5, 200))));
+                return Some(NextAction::Gradient(
+                    self.holds.take().unwrap_or(chance.millis(5, 200)),
+                ));
             }
             (Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _), WorkerAnswer::Stale) => {
                 endpoint.drop_token(now, grant);
@@ -320,7 +334,13 @@ impl Trainer {
     }
 
     /// Ends a pause: pushes the next variable, or handles the error that named stragglers.
-    pub(crate) fn again(&mut self, now: Instant, endpoint: &mut SessionEndpoint, op: u64, checker: &mut Checker) {
+    pub(crate) fn again(
+        &mut self,
+        now: Instant,
+        endpoint: &mut SessionEndpoint,
+        op: u64,
+        checker: &mut Checker,
+    ) {
         if self.op != op {
             return;
         }
@@ -332,7 +352,11 @@ impl Trainer {
             Some(variable) => {
                 self.phase = Phase::Streaming(token, sequence, rest);
                 let (variables, bytes) = (vec![variable], self.gradient.clone());
-                self.ask(now, endpoint, WorkerOperation::AddGradients { sequence, variables, bytes });
+                self.ask(
+                    now,
+                    endpoint,
+                    WorkerOperation::AddGradients { sequence, variables, bytes },
+                );
             }
             None => {
                 self.phase = Phase::StreamingPush(token);
@@ -365,7 +389,13 @@ impl Trainer {
         }
     }
 
-    fn fail(&mut self, now: Instant, endpoint: &mut SessionEndpoint, error: Error, checker: &mut Checker) {
+    fn fail(
+        &mut self,
+        now: Instant,
+        endpoint: &mut SessionEndpoint,
+        error: Error,
+        checker: &mut Checker,
+    ) {
         let timed_out = match &error {
             Error::Timeout { .. } => true,
             Error::Refused { refusal, .. } => matches!(refusal, Refusal::Deadline { .. }),
@@ -414,7 +444,12 @@ impl Trainer {
     }
 
     /// Cancels the operation in progress and continues; false if it cannot be cancelled.
-    pub(crate) fn cancel(&mut self, now: Instant, endpoint: &mut SessionEndpoint, checker: &mut Checker) -> bool {
+    pub(crate) fn cancel(
+        &mut self,
+        now: Instant,
+        endpoint: &mut SessionEndpoint,
+        checker: &mut Checker,
+    ) -> bool {
         match self.phase.clone() {
             Phase::Asking | Phase::StreamingPush(_) => endpoint.cancel(now, self.op),
             Phase::Streaming(token, sequence, _) => {
@@ -533,7 +568,12 @@ impl Trainer {
         }
     }
 
-    fn await_ready(&mut self, now: Instant, endpoint: &mut SessionEndpoint, rest: VecDeque<ShardId>) {
+    fn await_ready(
+        &mut self,
+        now: Instant,
+        endpoint: &mut SessionEndpoint,
+        rest: VecDeque<ShardId>,
+    ) {
         match rest.front() {
             Some(&shard) => {
                 self.phase = Phase::Awaiting(rest);

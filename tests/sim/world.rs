@@ -234,7 +234,11 @@ impl World {
             commits: self.checker.steps(),
             pulls: self.checker.pulls(),
             named: self.processes.iter().map(|process| process.endpoint.shared_push_frames()).sum(),
-            direct_pulls: self.processes.iter().map(|process| process.endpoint.direct_pulls()).sum(),
+            direct_pulls: self
+                .processes
+                .iter()
+                .map(|process| process.endpoint.direct_pulls())
+                .sum(),
             early_errors: self.checker.early_errors(),
             faults: self.faults,
             trace: self.trace.sum(),

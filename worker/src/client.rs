@@ -22,7 +22,7 @@ use crate::params::{AlignedBuffer, Params};
 use crate::row_requests::RowPulls;
 use crate::rows;
 use crate::runtime::{Call, Caller, Direct, SessionThread};
-use crate::session::{SessionCommand, ReadPoint, Reply, SessionConfig, ServerSettings};
+use crate::session::{ReadPoint, Reply, ServerSettings, SessionCommand, SessionConfig};
 use crate::sharding_plan::ShardingPlan;
 
 /// The session of a worker or a reader with the servers of a cluster.
@@ -41,7 +41,10 @@ pub(crate) struct SessionClient {
 
 impl SessionClient {
     /// Starts a session and connects to the step owner.
-    pub(crate) async fn connect(config: WorkerConfig, role: Role) -> Result<SessionClient, ConnectError> {
+    pub(crate) async fn connect(
+        config: WorkerConfig,
+        role: Role,
+    ) -> Result<SessionClient, ConnectError> {
         config.check_codecs()?;
         let cluster = &config.cluster;
         let task = config.task.clone();
@@ -127,7 +130,8 @@ impl SessionClient {
         let deadline = Deadline::after(self.config.connect_timeout);
         loop {
             for &shard in shards {
-                if self.await_ready(shard, deadline.remaining()).await? != plan.catalogue().digest() {
+                if self.await_ready(shard, deadline.remaining()).await? != plan.catalogue().digest()
+                {
                     return Err(self.differs(plan, shard).await?);
                 }
             }
@@ -386,7 +390,11 @@ impl Deadline {
     }
 }
 
-async fn open(caller: &Caller, shards: Vec<ShardId>, timeout: Duration) -> Result<ServerSettings, Error> {
+async fn open(
+    caller: &Caller,
+    shards: Vec<ShardId>,
+    timeout: Duration,
+) -> Result<ServerSettings, Error> {
     match caller.call("connect", SessionCommand::Open { shards }, timeout).await? {
         Reply::Opened(settings) => Ok(settings),
         _ => Err(Error::Ended { doing: "connect" }),

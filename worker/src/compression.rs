@@ -103,7 +103,9 @@ impl VariableResidual {
         match (variable.is_sparse(), variable.dtype()) {
             (false, DType::F64) => VariableResidual::F64(Residual::new(elements)),
             (false, _) => VariableResidual::F32(Residual::new(elements)),
-            (true, DType::F64) => VariableResidual::RowsF64(RowResiduals::new(width, row_bytes_max)),
+            (true, DType::F64) => {
+                VariableResidual::RowsF64(RowResiduals::new(width, row_bytes_max))
+            }
             (true, _) => VariableResidual::RowsF32(RowResiduals::new(width, row_bytes_max)),
         }
     }
@@ -215,7 +217,9 @@ impl Compression {
             VariableResidual::F64(residual) => {
                 encode(codec, residual, partitions, plan, bytemuck::cast_slice(bytes), out)
             }
-            VariableResidual::RowsF32(_) | VariableResidual::RowsF64(_) => unreachable!("rows have parts of their own"),
+            VariableResidual::RowsF32(_) | VariableResidual::RowsF64(_) => {
+                unreachable!("rows have parts of their own")
+            }
         };
         encoded.map_err(|error| Compression::error(plan, id, error))
     }
@@ -242,7 +246,9 @@ impl Compression {
             VariableResidual::RowsF64(residual) => {
                 residual.encode(codec, partition, most, rows.ids, &rows.elements::<f64>(), out)
             }
-            VariableResidual::F32(_) | VariableResidual::F64(_) => unreachable!("only what is sparse has rows"),
+            VariableResidual::F32(_) | VariableResidual::F64(_) => {
+                unreachable!("only what is sparse has rows")
+            }
         };
         encoded.map_err(|error| Compression::error(plan, id, error))
     }
@@ -329,12 +335,7 @@ pub(crate) fn find_in_f32<R>(
     })
 }
 
-fn check_f32(
-    codec: &Codec,
-    dtype: DType,
-    bytes: &[u8],
-    factor: f64,
-) -> Result<(), EncodeError> {
+fn check_f32(codec: &Codec, dtype: DType, bytes: &[u8], factor: f64) -> Result<(), EncodeError> {
     match find_in_f32(dtype, bytes, factor, |elements| codec.check(elements).err()) {
         None => Ok(()),
         Some((first, EncodeError::NonFinite { codec, element, value })) => {
@@ -432,6 +433,9 @@ mod tests {
         assert_eq!(as_f32(DType::F16, bytes, 0.5, &mut widened)[699..702], [1.0, 1.5, 1.0]);
         let own = [1.0_f32, 2.0];
         let taken = as_f32(DType::F32, bytemuck::cast_slice(&own), 1.0, &mut widened);
-        assert!(std::ptr::eq(taken.as_ptr(), own.as_ptr()), "aligned elements of f32 are not copied");
+        assert!(
+            std::ptr::eq(taken.as_ptr(), own.as_ptr()),
+            "aligned elements of f32 are not copied"
+        );
     }
 }

@@ -10,12 +10,12 @@ use pushpull_common::ids::{RestoreEpoch, ShardId, VariableId};
 use pushpull_common::protocol::message::{CheckpointId, Operation};
 use pushpull_common::protocol::{Message, message};
 
-use crate::client::{SessionClient, Deadline, join_all, is_outdated};
+use crate::client::{Deadline, SessionClient, is_outdated, join_all};
 use crate::error::{Error, JoinError};
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
 use crate::sharding_plan::ShardingPlan;
-use crate::start::{self, StartDecision, DeclaredShard};
+use crate::start::{self, DeclaredShard, StartDecision};
 use crate::worker::Worker;
 
 /// The longest wait for the names of damaged checkpoints.
@@ -53,8 +53,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         let deadline = Deadline::after(self.client().config.connect_timeout);
         loop {
             match self.try_join().await {
-                Err(JoinError::Session(error))
-                    if is_outdated(&error) && !deadline.has_passed() => {}
+                Err(JoinError::Session(error)) if is_outdated(&error) && !deadline.has_passed() => {
+                }
                 result => return result.map(|()| self.restored),
             }
         }
@@ -95,7 +95,9 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
             StartDecision::Restore { checkpoint, epoch } => self.restore(checkpoint, epoch).await,
             StartDecision::Initialize { shards, epoch } => self.initialize(&shards, epoch).await,
             StartDecision::Lost { shard } => Err(Error::StateLost { shard }.into()),
-            StartDecision::NoEpoch { shard, epoch } => Err(JoinError::NoEpoch { shard, epoch: epoch.0 }),
+            StartDecision::NoEpoch { shard, epoch } => {
+                Err(JoinError::NoEpoch { shard, epoch: epoch.0 })
+            }
         }
     }
 
@@ -115,7 +117,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
     async fn passed_over(&self) -> Vec<PassedOver> {
         let (doing, owner) = ("ask for damaged checkpoints", self.client().owner);
         let query = message::PassedOverQuery {};
-        let answer = self.client().request(doing, owner, query, Bytes::new(), PASSED_OVER_TIMEOUT).await;
+        let answer =
+            self.client().request(doing, owner, query, Bytes::new(), PASSED_OVER_TIMEOUT).await;
         let Ok((Message::PassedOverAre(answer), _)) = answer else { return Vec::new() };
         let each = answer.checkpoints.items().iter().map(|passed_over| PassedOver {
             checkpoint: passed_over.name.to_string(),

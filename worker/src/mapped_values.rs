@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::shared_values::{ValueCounts, Geometry};
+use pushpull_common::shared_values::{Geometry, ValueCounts};
 
-use crate::sharding_plan::{ShardingPlan, LayoutSpan};
+use crate::sharding_plan::{LayoutSpan, ShardingPlan};
 
 /// A range of one block, and its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +36,12 @@ impl CopyPlan {
         shard: ShardId,
         geometry: &Geometry,
     ) -> Option<CopyPlan> {
-        let mut copy_plan =
-            CopyPlan { plan: plan.clone(), logical_blocks: Vec::new(), copies: Vec::new(), bytes: 0 };
+        let mut copy_plan = CopyPlan {
+            plan: plan.clone(),
+            logical_blocks: Vec::new(),
+            copies: Vec::new(),
+            bytes: 0,
+        };
         for (start, span, bytes) in plan.shard_spans(shard) {
             let mut to = match span {
                 LayoutSpan::Buffer(to) => to,
@@ -119,7 +123,11 @@ impl PullConsistency {
     }
 
     /// Judges the values of a shard by the counts beside them.
-    pub(crate) fn judge(&mut self, mapped_shard: &MappedShard, counts: &ValueCounts) -> PullVerdict {
+    pub(crate) fn judge(
+        &mut self,
+        mapped_shard: &MappedShard,
+        counts: &ValueCounts,
+    ) -> PullVerdict {
         let epoch = u64::from(mapped_shard.epoch.0);
         if counts.epoch != epoch || *self.epoch.get_or_insert(epoch) != epoch {
             return PullVerdict::Ask;
@@ -129,7 +137,11 @@ impl PullConsistency {
             if mapped_shard.owns_step {
                 self.step = Some(counts.step);
             }
-            return if counts.serves >= token.unwrap_or(0) { PullVerdict::Take } else { PullVerdict::Ask };
+            return if counts.serves >= token.unwrap_or(0) {
+                PullVerdict::Take
+            } else {
+                PullVerdict::Ask
+            };
         }
         match token.or(self.step) {
             Some(step) if token.is_some() && counts.step > step => PullVerdict::Stale,
@@ -245,7 +257,10 @@ mod tests {
         let always = ValueCounts { serves: u64::MAX, ..at(0) };
         assert_eq!(judge(Some(4), other, always), (PullVerdict::Take, Some(4)));
         assert_eq!(judge(None, other, always), (PullVerdict::Take, None), "the step is unknown");
-        assert_eq!(judge(None, MAPPED_SHARD, ValueCounts { epoch: 2, ..at(0) }).0, PullVerdict::Ask);
+        assert_eq!(
+            judge(None, MAPPED_SHARD, ValueCounts { epoch: 2, ..at(0) }).0,
+            PullVerdict::Ask
+        );
     }
 
     #[test]
@@ -253,12 +268,18 @@ mod tests {
         let mapped_shard = MappedShard { synchronous: true, ..MAPPED_SHARD };
         let judge = |token: Option<u64>, steps: &[u64]| {
             let mut consistency = PullConsistency::new(token.map(GlobalStep));
-            steps.iter().map(|&step| consistency.judge(&mapped_shard, &at(step))).collect::<Vec<_>>()
+            steps
+                .iter()
+                .map(|&step| consistency.judge(&mapped_shard, &at(step)))
+                .collect::<Vec<_>>()
         };
         assert_eq!(judge(Some(4), &[4, 4]), [PullVerdict::Take; 2]);
         assert_eq!(judge(Some(4), &[4, 5]), [PullVerdict::Take, PullVerdict::Stale]);
         assert_eq!(judge(Some(4), &[3]), [PullVerdict::Ask]);
-        assert_eq!(judge(None, &[6, 6, 7]), [PullVerdict::Take, PullVerdict::Take, PullVerdict::Ask]);
+        assert_eq!(
+            judge(None, &[6, 6, 7]),
+            [PullVerdict::Take, PullVerdict::Take, PullVerdict::Ask]
+        );
         let mut consistency = PullConsistency::new(None);
         assert_eq!(consistency.judge(&mapped_shard, &at(6)), PullVerdict::Take);
         let behind = MappedShard { epoch: RestoreEpoch(2), ..mapped_shard };

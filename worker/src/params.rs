@@ -9,7 +9,7 @@ use pushpull_common::ids::{GlobalStep, VariableId};
 use pushpull_common::tensor::Element;
 
 use crate::error::ViewError;
-use crate::push_buffers::{GradientBuffer, BufferRun};
+use crate::push_buffers::{BufferRun, GradientBuffer};
 use crate::rows::{self, RowGradients};
 use crate::sharding_plan::ShardingPlan;
 use crate::staging::StagedParts;
@@ -383,7 +383,8 @@ pub(crate) mod tests {
     fn empty_variables_are_distinct() {
         let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [0]).unwrap()).to_vec();
         let plan = plan_of(variables, 1);
-        let mut gradients = Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()));
+        let mut gradients =
+            Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()));
         let [a, b] = gradients.views_mut::<f32, 2>(["a", "b"]).unwrap();
         assert!(a.is_empty() && b.is_empty());
         let twice = gradients.views_mut::<f32, 2>(["a", "a"]).map(|_| ());

@@ -85,10 +85,12 @@ impl FrameBody {
                 let both = [bytes, &PADDING[..padding]];
                 both.into_iter().filter(|bytes| !bytes.is_empty()).nth(index)
             }
-            FrameBody::Pieces { buffer, pieces, range, .. } => match pieces[range.clone()].get(index)? {
-                BodyPiece::Buffer(slice) => Some(buffer.slice(slice.clone())),
-                BodyPiece::Padding(bytes) => Some(&PADDING[..*bytes]),
-            },
+            FrameBody::Pieces { buffer, pieces, range, .. } => {
+                match pieces[range.clone()].get(index)? {
+                    BodyPiece::Buffer(slice) => Some(buffer.slice(slice.clone())),
+                    BodyPiece::Padding(bytes) => Some(&PADDING[..*bytes]),
+                }
+            }
         }
     }
 
@@ -206,7 +208,10 @@ impl PlannedPart {
 
 impl Scatter {
     /// Returns the parts of a push, by shard. `body` returns the bytes of a range of the buffer.
-    pub(crate) fn parts(&self, body: impl Fn(Range<usize>) -> Bytes) -> Vec<(ShardId, Vec<OutgoingPart>)> {
+    pub(crate) fn parts(
+        &self,
+        body: impl Fn(Range<usize>) -> Bytes,
+    ) -> Vec<(ShardId, Vec<OutgoingPart>)> {
         let bytes = |piece: &BodyPiece| match piece {
             BodyPiece::Buffer(range) => body(range.clone()),
             BodyPiece::Padding(bytes) => padding(*bytes),

@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
     use crate::params::tests::plan_of;
-    use crate::params::{Gradients, GradientMemory};
+    use crate::params::{GradientMemory, Gradients};
 
     impl SlotMemory for AlignedBuffer {
         fn bytes(&self) -> &[u8] {
@@ -319,10 +319,7 @@ mod tests {
         let mut buffer = GradientBuffer::new(&plan, plan.runs(|_| true).into());
         buffer.renew(|_| true, |_| None);
         assert_eq!(buffer.slot_count(), 0);
-        buffer.renew(
-            |_| true,
-            |shard| Some(slot(shard, if shard == first { 8 } else { 1 << 10 })),
-        );
+        buffer.renew(|_| true, |shard| Some(slot(shard, if shard == first { 8 } else { 1 << 10 })));
         assert!(buffer.slot_of(first).is_none(), "it is too small for the runs");
         let take = |shard| {
             assert_eq!(shard, first, "it has a slot of the other shard");

@@ -172,7 +172,12 @@ impl RowPulls {
     }
 
     /// Copies the received rows into the order of their ids, and returns the memory to the pool.
-    pub(crate) fn put(&self, row_requests: Arc<RowRequests>, buffer: AlignedBuffer, rows: &mut [u8]) {
+    pub(crate) fn put(
+        &self,
+        row_requests: Arc<RowRequests>,
+        buffer: AlignedBuffer,
+        rows: &mut [u8],
+    ) {
         row_requests.put(buffer.bytes(), rows);
         self.keep(row_requests, buffer);
     }
@@ -221,7 +226,10 @@ mod tests {
         let ids = [u64::MAX, 5, 1 << 40, 5, 7, 0];
         let mut row_requests = RowRequests::default();
         row_requests.build(&plan_of(table), VariableId(0), &ids);
-        assert_eq!(row_requests.requests().iter().map(|ask| ask.numbers.len()).sum::<usize>(), 6 * 8);
+        assert_eq!(
+            row_requests.requests().iter().map(|ask| ask.numbers.len()).sum::<usize>(),
+            6 * 8
+        );
         let mut asked: Vec<u64> = (row_requests.numbers.chunks(8))
             .map(|id| u64::from_le_bytes(id.try_into().unwrap()))
             .collect();

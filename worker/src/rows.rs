@@ -288,7 +288,12 @@ impl RowGradients {
     }
 
     /// Makes the parts for the rows of a variable.
-    pub(crate) fn cut(&mut self, plan: &ShardingPlan, variable: VariableId, options: RowPartOptions) {
+    pub(crate) fn cut(
+        &mut self,
+        plan: &ShardingPlan,
+        variable: VariableId,
+        options: RowPartOptions,
+    ) {
         let Some(place) = self.place_of(variable) else { return };
         self.split(plan, place);
         for index in 0..self.by_partition.len() {
@@ -338,7 +343,11 @@ impl RowGradients {
             };
             let first = values.start + (start - ids.start) * row_bytes;
             let values = first..first + (end - start) * row_bytes;
-            self.by_partition.push(PartitionRows { partition: partition.id.0 as usize, ids: start..end, values });
+            self.by_partition.push(PartitionRows {
+                partition: partition.id.0 as usize,
+                ids: start..end,
+                values,
+            });
         }
     }
 
@@ -368,7 +377,11 @@ impl RowGradients {
             }
             let (ids, values) = (first_id..self.ids.len(), first_byte..self.buffer.bytes.len());
             self.buffer.align();
-            self.by_partition.push(PartitionRows { partition: partition.id.0 as usize, ids, values });
+            self.by_partition.push(PartitionRows {
+                partition: partition.id.0 as usize,
+                ids,
+                values,
+            });
         }
     }
 }
@@ -439,7 +452,8 @@ mod tests {
         rows
     }
 
-    const ALL: RowPartOptions = RowPartOptions { include_empty: true, include_values: true, factor: 1.0 };
+    const ALL: RowPartOptions =
+        RowPartOptions { include_empty: true, include_values: true, factor: 1.0 };
 
     fn plan(rows: u64, width: u64, parts: u32) -> ShardingPlan {
         let cut = Partitioner::Fixed { shards: parts };
@@ -498,7 +512,11 @@ mod tests {
         let many: Vec<u64> = (0..200).collect();
         let refused = set.set(&plan, VariableId(0), &many, &[0.0_f32; 400]).unwrap_err();
         assert!(matches!(refused, ViewError::RowsAtOnce { limit: 40, .. }), "{refused}");
-        assert_eq!(set.of_variable(VariableId(0)).unwrap().ids, summed, "a refused set changes nothing");
+        assert_eq!(
+            set.of_variable(VariableId(0)).unwrap().ids,
+            summed,
+            "a refused set changes nothing"
+        );
     }
 
     #[test]
@@ -608,6 +626,8 @@ mod tests {
         assert_eq!(rows.of_variable(VariableId(1)).unwrap().elements::<f32>(), &[6.5; 3][..]);
         assert_eq!(rows.of_variable(VariableId(0)).unwrap().elements::<f32>(), &[8.0; 2][..]);
         rows.empty();
-        assert!(rows.is_empty() && rows.variables().next().is_none() && rows.buffer.bytes.is_empty());
+        assert!(
+            rows.is_empty() && rows.variables().next().is_none() && rows.buffer.bytes.is_empty()
+        );
     }
 }

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, Partition};
-use pushpull_common::codec::{ScaleBlocks, Encoding};
+use pushpull_common::codec::{Encoding, ScaleBlocks};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::tensor::DType;
 
-use crate::parts::{PlannedPart, OutgoingPart, BodyPiece, Scatter, ShardParts, EncodedRange};
+use crate::parts::{BodyPiece, EncodedRange, OutgoingPart, PlannedPart, Scatter, ShardParts};
 use crate::push_buffers::BufferRun;
 
 /// What a range of a shard's layout corresponds to in the buffer.
@@ -91,7 +91,8 @@ impl ShardingPlan {
             }
         }
         let segments = shards.iter().map(|&shard| segments(&catalogue, shard, &starts)).collect();
-        let halves = catalogue.partitions().iter().filter(|p| p.own_encoding.is_some() && !p.is_sparse());
+        let halves =
+            catalogue.partitions().iter().filter(|p| p.own_encoding.is_some() && !p.is_sparse());
         let with_halves = halves.map(|partition| partition.shard).collect();
         let part_bytes = PART_BYTES_MAX;
         ShardingPlan { catalogue, shards, segments, starts, bytes, part_bytes, with_halves }
@@ -167,7 +168,9 @@ impl ShardingPlan {
                 let bytes = (partition.end() - partition.offset) as usize;
                 let touches = |last: &&mut BufferRun| {
                     let behind = last.shard_offset + last.buffer_range.len() as u64;
-                    last.shard == shard && last.buffer_range.end == start && behind == partition.offset
+                    last.shard == shard
+                        && last.buffer_range.end == start
+                        && behind == partition.offset
                 };
                 match runs.last_mut().filter(touches) {
                     Some(last) => last.buffer_range.end += bytes,
@@ -195,7 +198,10 @@ impl ShardingPlan {
     }
 
     /// Returns all dense ranges of a shard's layout: the offset, the span and the length of each.
-    pub(crate) fn shard_spans(&self, shard: ShardId) -> impl Iterator<Item = (u64, LayoutSpan, u64)> + '_ {
+    pub(crate) fn shard_spans(
+        &self,
+        shard: ShardId,
+    ) -> impl Iterator<Item = (u64, LayoutSpan, u64)> + '_ {
         let segments = self.shards.binary_search(&shard).map(|index| &self.segments[index][..]);
         let segments = segments.unwrap_or_default().iter();
         segments.map(|segment| (segment.start, segment.span, segment.bytes))
@@ -279,7 +285,12 @@ impl ShardingPlan {
     }
 
     /// Plans a part for one range of a shard's layout.
-    fn plan_range(&self, shard: ShardId, range: Range<u64>, pieces: &mut Vec<BodyPiece>) -> PlannedPart {
+    fn plan_range(
+        &self,
+        shard: ShardId,
+        range: Range<u64>,
+        pieces: &mut Vec<BodyPiece>,
+    ) -> PlannedPart {
         let first = pieces.len();
         let mut spans = Vec::new();
         // Dense variables are within the segments.
@@ -295,7 +306,12 @@ impl ShardingPlan {
     }
 
     /// Adds the parts of a partition of `f16` or `bf16`.
-    fn plan_halves(&self, partition: &Partition, pieces: &mut Vec<BodyPiece>, planned: &mut Vec<PlannedPart>) {
+    fn plan_halves(
+        &self,
+        partition: &Partition,
+        pieces: &mut Vec<BodyPiece>,
+        planned: &mut Vec<PlannedPart>,
+    ) {
         let Some(encoding) = partition.own_encoding else { return };
         let (id, elements) = (partition.variable, &partition.elements);
         let count = (elements.end - elements.start) as usize;

@@ -4,8 +4,8 @@
 //! a clock: the caller passes it bytes, frames and the time. Its operations are those that a
 //! training loop is made of.
 
-mod stepwise_reader;
 mod push_buffers;
+mod stepwise_reader;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSliceMut};
@@ -31,12 +31,13 @@ use crate::config::Checksums;
 use crate::error::Error;
 use crate::params::AlignedBuffer;
 use crate::session::{
-    SessionCommand, GradientCounts, SessionInput, OpId, SessionOutput, PushOrder, ReadPoint, Reply, Session, SessionConfig,
+    GradientCounts, OpId, PushOrder, ReadPoint, Reply, Session, SessionCommand, SessionConfig,
+    SessionInput, SessionOutput,
 };
 use crate::sharding_plan::ShardingPlan;
 use crate::start::{self, DeclaredShard, StartDecision};
-use stepwise_reader::{StepwiseReaders, MappedPull, ReadProgress};
 use push_buffers::SimulatedPushBuffers;
+use stepwise_reader::{MappedPull, ReadProgress, StepwiseReaders};
 
 /// An operation of a training loop.
 #[derive(Clone, Debug)]
@@ -266,7 +267,8 @@ impl SessionEndpoint {
 
     /// Starts an operation with a timeout. Returns its number.
     pub fn submit(&mut self, now: Instant, operation: WorkerOperation, timeout: Duration) -> u64 {
-        let request = |shard, message: Message, body| SessionCommand::Request { shard, message, body };
+        let request =
+            |shard, message: Message, body| SessionCommand::Request { shard, message, body };
         let plan = self.plan.clone();
         let command = match operation {
             WorkerOperation::Open => SessionCommand::Open { shards: self.shards() },
@@ -278,7 +280,9 @@ impl SessionEndpoint {
             WorkerOperation::Initialize(shard, epoch) => {
                 request(shard, message::Initialize { epoch }.into(), Bytes::new())
             }
-            WorkerOperation::AwaitReady(shard) => request(shard, message::AwaitReady {}.into(), Bytes::new()),
+            WorkerOperation::AwaitReady(shard) => {
+                request(shard, message::AwaitReady {}.into(), Bytes::new())
+            }
             WorkerOperation::Leave(shard) => request(shard, message::Leave {}.into(), Bytes::new()),
             WorkerOperation::Join => SessionCommand::Join { plan },
             WorkerOperation::Token => match self.session.unclaimed().claim() {
@@ -316,7 +320,9 @@ impl SessionEndpoint {
             WorkerOperation::Begin { grant, read } => {
                 let (operation, parts) = (Operation::Gradient {}, Vec::new());
                 let read = ReadPoint { step: read, gradients: self.pulled_gradients.clone() };
-                SessionCommand::Begin { order: PushOrder::of_parts(operation, Some(grant), read, parts) }
+                SessionCommand::Begin {
+                    order: PushOrder::of_parts(operation, Some(grant), read, parts),
+                }
             }
             WorkerOperation::AddGradients { sequence, variables, bytes } => {
                 let bytes = Bytes::from(bytes);
@@ -325,7 +331,9 @@ impl SessionEndpoint {
             }
             WorkerOperation::End(sequence) => SessionCommand::End { sequence },
             WorkerOperation::Resume(error) => match error {
-                Error::Timeout { sequence: Some(sequence), .. } => SessionCommand::Await { sequence },
+                Error::Timeout { sequence: Some(sequence), .. } => {
+                    SessionCommand::Await { sequence }
+                }
                 other => panic!("cannot resume a push after {other}"),
             },
         };

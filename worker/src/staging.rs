@@ -8,7 +8,7 @@ use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::rows;
 
-use crate::parts::{BodySource, FrameBody, OutgoingPart, EncodedRange};
+use crate::parts::{BodySource, EncodedRange, FrameBody, OutgoingPart};
 use crate::rows::RowGradients;
 use crate::sharding_plan::ShardingPlan;
 
@@ -214,7 +214,9 @@ mod tests {
     use crate::rows::RowPartOptions;
 
     /// What each shard is sent: offset, length and body of each part, in order.
-    fn sent(parts: impl Iterator<Item = (ShardId, OutgoingPart)>) -> Vec<(ShardId, u64, u64, Vec<u8>)> {
+    fn sent(
+        parts: impl Iterator<Item = (ShardId, OutgoingPart)>,
+    ) -> Vec<(ShardId, u64, u64, Vec<u8>)> {
         parts.map(|(shard, part)| (shard, part.offset, part.bytes(), part.body.concat())).collect()
     }
 
@@ -288,7 +290,11 @@ mod tests {
         staged.copies.add_variable(&plan, VariableId(1), bytemuck::bytes_of(&[1.0_f32, 2.0, 3.0]));
         assert!(!staged.is_empty());
         staged.rows.set(&plan, VariableId(0), &[4], &[5.0_f32]).unwrap();
-        staged.rows.cut(&plan, VariableId(0), RowPartOptions { include_empty: true, include_values: true, factor: 1.0 });
+        staged.rows.cut(
+            &plan,
+            VariableId(0),
+            RowPartOptions { include_empty: true, include_values: true, factor: 1.0 },
+        );
         let staged = Arc::new(staged);
         let bodies: Vec<Vec<u8>> = staged.parts().map(|(_, part)| part.body.concat()).collect();
         let floats = |floats: &[f32]| bytemuck::cast_slice::<f32, u8>(floats).to_vec();

@@ -16,7 +16,12 @@ pub(crate) struct DeclaredShard {
 impl DeclaredShard {
     pub(crate) fn new(shard: ShardId, declared: &Declared) -> DeclaredShard {
         let Declared { state, restore_epoch: epoch, trained } = *declared;
-        DeclaredShard { shard, ready: matches!(state, CatalogueState::Ready { .. }), epoch, trained }
+        DeclaredShard {
+            shard,
+            ready: matches!(state, CatalogueState::Ready { .. }),
+            epoch,
+            trained,
+        }
     }
 }
 
@@ -47,7 +52,10 @@ pub(crate) fn common_epoch(declared: &[DeclaredShard]) -> Option<RestoreEpoch> {
 /// of them under a third. A chief that dies during the initialization has begun with the owner.
 /// Then the owner is ready and nothing is trained, and the next chief initializes the rest under
 /// the same epoch. In any other mixture a shard has lost what the others still have.
-pub(crate) fn decide(declared: &[DeclaredShard], checkpoint: Option<CheckpointId>) -> StartDecision {
+pub(crate) fn decide(
+    declared: &[DeclaredShard],
+    checkpoint: Option<CheckpointId>,
+) -> StartDecision {
     let epochs = declared.iter().map(|declared| (declared.epoch, declared.shard));
     let of_checkpoint = checkpoint.iter().zip(declared).map(|(it, owner)| (it.epoch, owner.shard));
     let newest = epochs.chain(of_checkpoint).max_by_key(|&(epoch, _)| epoch);
@@ -118,7 +126,9 @@ mod tests {
                 format!("initialize {} in {epoch}", tasks.join(" "))
             }
             StartDecision::Lost { shard } => format!("lost {}", shard.task),
-            StartDecision::NoEpoch { shard, epoch } => format!("none after {epoch} of {}", shard.task),
+            StartDecision::NoEpoch { shard, epoch } => {
+                format!("none after {epoch} of {}", shard.task)
+            }
         }
     }
 
@@ -185,7 +195,11 @@ mod tests {
             (format!("D{} D0", most - 1), None, format!("initialize 0 1 in {most}")),
         ];
         for (text, epoch, expected) in cases {
-            assert_eq!(summary(decide(&declared(&text), epoch.map(checkpoint))), expected, "{text}");
+            assert_eq!(
+                summary(decide(&declared(&text), epoch.map(checkpoint))),
+                expected,
+                "{text}"
+            );
         }
     }
 
@@ -196,17 +210,18 @@ mod tests {
         for (a, b) in words.iter().flat_map(|a| words.iter().map(move |b| (a, b))) {
             for epoch in [None, Some(1), Some(5)] {
                 let declared = declared(&format!("{a} {b}"));
-                let receivers: Vec<(ShardId, RestoreEpoch)> = match decide(&declared, epoch.map(checkpoint))
-                {
-                    StartDecision::Restore { epoch, .. } => {
-                        declared.iter().map(|declared| (declared.shard, epoch)).collect()
-                    }
-                    StartDecision::Initialize { shards, epoch } => {
-                        shards.into_iter().map(|shard| (shard, epoch)).collect()
-                    }
-                    StartDecision::Lost { .. } | StartDecision::NoEpoch { .. } => continue,
-                };
-                let old = |shard| declared.iter().find(|declared| declared.shard == shard).unwrap().epoch;
+                let receivers: Vec<(ShardId, RestoreEpoch)> =
+                    match decide(&declared, epoch.map(checkpoint)) {
+                        StartDecision::Restore { epoch, .. } => {
+                            declared.iter().map(|declared| (declared.shard, epoch)).collect()
+                        }
+                        StartDecision::Initialize { shards, epoch } => {
+                            shards.into_iter().map(|shard| (shard, epoch)).collect()
+                        }
+                        StartDecision::Lost { .. } | StartDecision::NoEpoch { .. } => continue,
+                    };
+                let old =
+                    |shard| declared.iter().find(|declared| declared.shard == shard).unwrap().epoch;
                 assert!(receivers.iter().all(|&(shard, epoch)| epoch > old(shard)), "{a} {b}");
                 let partial = receivers.len() < declared.len();
                 assert!(!partial || declared.iter().any(|f| f.ready), "{a} {b}");

@@ -134,7 +134,8 @@ impl StreamingPush {
 
     async fn more(&self, staged: Arc<StagedParts>) -> Result<(), Error> {
         let (sequence, JoinedModel { caller, timeout, .. }) = (self.sequence, &*self.model);
-        let command = SessionCommand::AddParts { sequence, staged: Some(staged), parts: Vec::new() };
+        let command =
+            SessionCommand::AddParts { sequence, staged: Some(staged), parts: Vec::new() };
         caller.call("push", command, *timeout).await.map(|_| ())
     }
 

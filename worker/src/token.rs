@@ -127,7 +127,9 @@ mod tests {
         let returns = Arc::new(ReturnQueue::default());
         drop(token(&returns));
         let dropped = returns.take();
-        assert!(matches!(dropped[..], [(DroppedItem::Token(grant), _)] if grant.token == TokenId(4)));
+        assert!(
+            matches!(dropped[..], [(DroppedItem::Token(grant), _)] if grant.token == TokenId(4))
+        );
         let (grant, read) = token(&returns).spend().unwrap();
         assert_eq!((grant.token, read.step), (TokenId(4), GlobalStep(30)));
         assert!(read.gradients.is_empty(), "nothing was pulled under the token");

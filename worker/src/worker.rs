@@ -25,11 +25,11 @@ use crate::initial_values::InitialValues;
 use crate::joined_model::JoinedModel;
 use crate::joining::ChiefJoin;
 use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
-use crate::params::{Gradients, GradientMemory, Params};
+use crate::params::{GradientMemory, Gradients, Params};
 use crate::parts::Scatter;
 use crate::push_buffers::BufferRun;
 use crate::runtime::{Caller, SessionRunner};
-use crate::session::{SessionCommand, Reply};
+use crate::session::{Reply, SessionCommand};
 use crate::sharding_plan::ShardingPlan;
 use crate::token::Token;
 
@@ -192,7 +192,8 @@ impl Worker {
         if let Some(grant) = caller.claim() {
             return Ok(Some(Token::new(grant, caller.returns().clone())));
         }
-        let reply = caller.call("take a token", SessionCommand::Token, self.client.config.timeout).await?;
+        let reply =
+            caller.call("take a token", SessionCommand::Token, self.client.config.timeout).await?;
         token_of(caller, reply)
     }
 
@@ -230,7 +231,12 @@ impl Worker {
     /// Returns `memory` if this worker made it, and a copy in memory of its own otherwise.
     /// Gradients of another worker may be in buffer slots of another session, whose ids mean
     /// something else in this one.
-    fn adopt(&mut self, plan: &ShardingPlan, runs: &Arc<[BufferRun]>, memory: GradientMemory) -> GradientMemory {
+    fn adopt(
+        &mut self,
+        plan: &ShardingPlan,
+        runs: &Arc<[BufferRun]>,
+        memory: GradientMemory,
+    ) -> GradientMemory {
         if memory.buffer.is_of(runs) {
             return memory;
         }

@@ -167,7 +167,9 @@ fn take_initializer(reader: &mut FieldReader<'_>) -> Result<Initializer, Protoco
 }
 
 /// Decodes variables and placements; the caller must check that they form a catalogue.
-pub(super) fn decode(bytes: &[u8]) -> Result<(Vec<VariableSpec>, Vec<PartitionPlacement>), CatalogueError> {
+pub(super) fn decode(
+    bytes: &[u8],
+) -> Result<(Vec<VariableSpec>, Vec<PartitionPlacement>), CatalogueError> {
     let mut reader = FieldReader::new("Catalogue", bytes);
     let format = u16::take(&mut reader)?;
     if format != FORMAT {

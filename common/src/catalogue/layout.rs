@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{CatalogueError, PartitionPlacement, too_large};
-use crate::codec::{ScaleBlocks, Encoding};
+use crate::codec::{Encoding, ScaleBlocks};
 use crate::ids::{PartitionId, ShardId, VariableId};
 use crate::rows;
 use crate::tensor::DType;

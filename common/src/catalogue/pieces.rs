@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::layout::ShardLayout;
-use crate::codec::{ScaleBlocks, DecodeError, EncodeError, Encoding};
+use crate::codec::{DecodeError, EncodeError, Encoding, ScaleBlocks};
 use crate::tensor::DType;
 
 /// A form in which values travel, which may be shorter than the stored form.

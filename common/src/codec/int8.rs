@@ -4,7 +4,7 @@
 //! The scale is the block's largest magnitude over 127. A block whose scale would be subnormal is
 //! encoded as zeros.
 
-use super::{ScaleBlocks, DecodeError, Real, padding};
+use super::{DecodeError, Real, ScaleBlocks, padding};
 
 /// The largest multiple.
 const LEVELS: i8 = 127;

@@ -1,6 +1,6 @@
 //! Error feedback: the error of one encoding is added to the next gradient.
 
-use super::{ScaleBlocks, Codec, EncodeError, Real};
+use super::{Codec, EncodeError, Real, ScaleBlocks};
 
 /// The accumulated encoding error of a variable's gradients, one element for each of the
 /// variable's.

@@ -4,7 +4,7 @@ use super::error::ProtocolError;
 use super::limits;
 use super::outcome::{Grant, Outcome, PushState};
 use super::refusal::{Detail, Refusal};
-use super::wire::{List, FieldReader, Text, Wire, wire_enum, wire_struct};
+use super::wire::{FieldReader, List, Text, Wire, wire_enum, wire_struct};
 use crate::codec::Encodings;
 use crate::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RestoreEpoch, ShardId, TokenId,

@@ -1,6 +1,6 @@
 //! The reader's side of shared values: pins a version and checks afterwards that the pin was valid.
 
-use super::block_table::{BLOCKS, ValueCounts, CLOSED, SEQUENCE};
+use super::block_table::{BLOCKS, CLOSED, SEQUENCE, ValueCounts};
 use super::reader_slot::ReaderSlot;
 use super::{AtomicWords, Geometry};
 

@@ -7,7 +7,7 @@ use pushpull_common::ids::{
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::refusal::{Detail, Refusal};
-use pushpull_common::protocol::wire::{List, FieldReader, Text, Wire};
+use pushpull_common::protocol::wire::{FieldReader, List, Text, Wire};
 use pushpull_common::protocol::{Outcome, ProtocolError, PushState};
 
 /// A sum type with a list of its variants.

@@ -2,7 +2,7 @@
 //! that pulls both once.
 
 use pushpull_common::shared_values::{
-    AtomicWords, BlockTable, ValueCounts, Geometry, PinError, Reader, ReaderSlot, holds,
+    AtomicWords, BlockTable, Geometry, PinError, Reader, ReaderSlot, ValueCounts, holds,
 };
 
 use super::machine::{Program, Region, Run};

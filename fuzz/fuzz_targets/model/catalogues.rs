@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::ids::ShardId;
 use pushpull_common::initializer::Initializer;
-use pushpull_common::placement::{Placement, ShardMap, PlacementStrategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 

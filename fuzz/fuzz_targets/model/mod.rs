@@ -18,7 +18,7 @@ use pushpull_common::protocol::{
     BodyStamp, Envelope, Grant, Header, Message, Outcome, PushState, encode, version,
 };
 use pushpull_common::tensor::DType;
-use pushpull_ps::fuzzing::{FuzzEndpoint, Event, Settings, Values};
+use pushpull_ps::fuzzing::{Event, FuzzEndpoint, Settings, Values};
 use pushpull_ps::optimizer::Optimizer;
 
 use catalogues::{Declarable, declarables, differing, image};
@@ -258,13 +258,19 @@ impl World {
                 }
                 self.send_message(by, Envelope::default(), Declare { digest }.into(), body);
             }
-            Action::Initialize { by } => self.send_request(by, 0, Initialize { epoch: RestoreEpoch(1) }),
+            Action::Initialize { by } => {
+                self.send_request(by, 0, Initialize { epoch: RestoreEpoch(1) })
+            }
             Action::AwaitReady { by, deadline } => self.send_request(by, deadline, AwaitReady {}),
             Action::FetchCatalogue { by } => self.send_request(by, 0, FetchCatalogue {}),
             Action::Token { by, deadline, newest } => {
                 let known = self.client(by).and_then(|client| client.grants.last());
                 let known = known.map_or(0, |grant| grant.token.0);
-                self.send_request(by, deadline, TokenRequest { newest: TokenId(number(newest, known)) });
+                self.send_request(
+                    by,
+                    deadline,
+                    TokenRequest { newest: TokenId(number(newest, known)) },
+                );
             }
             Action::Return { by, token } => {
                 let (token, generation, _) = self.token(by, token);
@@ -314,7 +320,10 @@ impl World {
         }
         self.poll_events();
         let metrics = self.endpoint.metrics();
-        assert_eq!(metrics.global_step, metrics.gradients_applied, "the only shard counts the global step");
+        assert_eq!(
+            metrics.global_step, metrics.gradients_applied,
+            "the only shard counts the global step"
+        );
     }
 
     /// Disconnects all clients, finishes all work and compares the outcomes with the global step.
@@ -328,7 +337,11 @@ impl World {
         for (task, (epoch, incarnation)) in self.current.clone() {
             self.connect(task, Role::Worker {}, incarnation, epoch, 0, false);
             let by = (self.lines.len() - 1) as u8;
-            assert_eq!(self.lines[usize::from(by)].epoch, Some(epoch), "no newer process has joined");
+            assert_eq!(
+                self.lines[usize::from(by)].epoch,
+                Some(epoch),
+                "no newer process has joined"
+            );
             for &(_, _, sequence) in asked.iter().filter(|key| (key.0, key.1) == (task, epoch)) {
                 self.send_message(by, envelope(sequence, 0, 0), OutcomeQuery {}.into(), Vec::new());
                 self.poll_events();
@@ -403,16 +416,24 @@ impl World {
         self.send_message(by, envelope(sequence, step, 0), message, vec![0x40; body]);
     }
 
-    fn push(&mut self, by: u8, sequence: Choice, operation: u8, token: u8, push_slot: u8, plan: &Plan) {
+    fn push(
+        &mut self,
+        by: u8,
+        sequence: Choice,
+        operation: u8,
+        token: u8,
+        push_slot: u8,
+        plan: &Plan,
+    ) {
         let sequence = self.sequence(by, sequence);
         let Some(line) = self.line(by).filter(|line| line.rest.is_empty()) else {
             return;
         };
         let connection = line.connection;
         let (token, generation, step) = self.token(by, token);
-        let push_slot = self
-            .client(by)
-            .and_then(|client| client.push_slots.iter().rev().nth(usize::from(push_slot % 64) / 16).copied());
+        let push_slot = self.client(by).and_then(|client| {
+            client.push_slots.iter().rev().nth(usize::from(push_slot % 64) / 16).copied()
+        });
         let operation = match operation % 8 {
             0 => Operation::Assign {},
             1 => Operation::AssignAdd {},

@@ -55,7 +55,8 @@ impl BoundedStaleness {
     /// Returns the counted replicas that have made no more than the slowest.
     pub(crate) fn the_slowest(&self) -> impl Iterator<Item = ClientKey> {
         let slowest = self.slowest();
-        let are = move |progress: &ReplicaProgress| progress.counts && Some(progress.made) == slowest;
+        let are =
+            move |progress: &ReplicaProgress| progress.counts && Some(progress.made) == slowest;
         self.replicas.iter().filter(move |(_, progress)| are(progress)).map(|(&replica, _)| replica)
     }
 

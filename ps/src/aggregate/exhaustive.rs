@@ -13,7 +13,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::step_coordinator::{GrantOutcome, Grant, StepRule, StepCoordinator, TokenOutcome};
+use super::step_coordinator::{Grant, GrantOutcome, StepCoordinator, StepRule, TokenOutcome};
 use super::step_follower::StepFollower;
 use crate::planted::PlantedBugs;
 use crate::shard::client_registry::ClientKey;
@@ -339,8 +339,9 @@ impl ModelState {
             }
             self.on_verdicts();
             for replica in 0..self.replicas.len() {
-                if let ModelReplica::Working { verdict: Some(TokenOutcome::Admitted { .. }), .. } =
-                    self.replicas[replica]
+                if let ModelReplica::Working {
+                    verdict: Some(TokenOutcome::Admitted { .. }), ..
+                } = self.replicas[replica]
                 {
                     self.resume_replica(replica)?;
                 }

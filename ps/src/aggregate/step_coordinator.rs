@@ -250,7 +250,12 @@ impl StepCoordinator {
 
     /// Restores the admitted pushes of an earlier process, whether their step was committed, and
     /// its number of gradients.
-    pub(crate) fn restore_admitted(&mut self, admitted: Vec<AdmittedPush>, applying: bool, goal: u32) {
+    pub(crate) fn restore_admitted(
+        &mut self,
+        admitted: Vec<AdmittedPush>,
+        applying: bool,
+        goal: u32,
+    ) {
         (self.admitted, self.applying, self.goal) = (admitted, applying, goal);
         if self.planted.has(Bug::ForgetAdmissions) && !applying {
             self.admitted.clear();
@@ -366,7 +371,8 @@ impl StepCoordinator {
         }
         let token = self.next_token;
         self.next_token += 1;
-        self.out.insert(token, PendingToken { holder: replica, held: smallvec![None; self.shards] });
+        self.out
+            .insert(token, PendingToken { holder: replica, held: smallvec![None; self.shards] });
         GrantOutcome::Granted(Grant { token, holder: replica })
     }
 

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::bounded_staleness::{BoundedStaleness, ReplicaProgress};
 use super::recall::Recalls;
-use super::step_coordinator::{GrantOutcome, Grant, PerPush, StepCoordinator, TokenOutcome};
+use super::step_coordinator::{Grant, GrantOutcome, PerPush, StepCoordinator, TokenOutcome};
 use crate::shard::changed_clients::ChangedClients;
 use crate::shard::client_registry::ClientKey;
 
@@ -122,7 +122,11 @@ impl StepOwner {
     }
 
     /// Limits how far replicas run ahead of each other, and how stale a gradient may be.
-    pub(crate) fn with_staleness_limits(self, wait_ahead: Option<u64>, reject_older: Option<u64>) -> Self {
+    pub(crate) fn with_staleness_limits(
+        self,
+        wait_ahead: Option<u64>,
+        reject_older: Option<u64>,
+    ) -> Self {
         StepOwner { bounded_staleness: wait_ahead.map(BoundedStaleness::new), reject_older, ..self }
     }
 
@@ -313,7 +317,9 @@ impl StepOwner {
         let token = match asked {
             GrantOutcome::Granted(grant) => TokenId(grant.token),
             GrantOutcome::Wait => return TokenResponse::Wait,
-            GrantOutcome::Ended if self.finished => return TokenResponse::Ended(EndReason::Finished {}),
+            GrantOutcome::Ended if self.finished => {
+                return TokenResponse::Ended(EndReason::Finished {});
+            }
             GrantOutcome::Ended => return TokenResponse::Ended(EndReason::LastStep {}),
         };
         self.next_token = token.0 + 1;
@@ -626,7 +632,10 @@ mod tests {
                     .bounded_staleness()
                     .is_some_and(|bounded_staleness| bounded_staleness.of(client).counts);
                 let asked = owner.request(client, EPOCH, now);
-                assert!(!counted || ahead == (asked == TokenResponse::Wait), "{client:?}: {asked:?}");
+                assert!(
+                    !counted || ahead == (asked == TokenResponse::Wait),
+                    "{client:?}: {asked:?}"
+                );
             }
             (4..7, Some(issued)) => _ = owner.spend(issued.token, issued.step),
             (7, Some(issued)) => owner.spend_without_step(issued.token),

@@ -104,7 +104,11 @@ impl SharedBlocks {
     /// Reports to the store trace that a part is borrowed for writing.
     #[cfg(test)]
     fn trace_write(&self, block: u32, part: usize) {
-        store_trace::borrowed(self.memory.address(), self.start(block, part), self.grid.block_bytes);
+        store_trace::borrowed(
+            self.memory.address(),
+            self.start(block, part),
+            self.grid.block_bytes,
+        );
     }
 
     /// Reports to the store trace that a range is written with non-temporal stores.

@@ -277,7 +277,9 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(test_file) = self.test_file.take().filter(|test_file| test_file.is_kept()) {
-            test_file.set(super::test_files::TestFileState::Closed(super::test_files::Content::of(self.bytes())));
+            test_file.set(super::test_files::TestFileState::Closed(
+                super::test_files::Content::of(self.bytes()),
+            ));
         }
     }
 }

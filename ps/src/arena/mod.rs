@@ -6,16 +6,16 @@ mod folder;
 mod memory;
 mod save_note;
 mod shared;
+#[cfg(test)]
+pub(crate) mod store_trace;
 #[cfg(any(test, feature = "simulation"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use more of it than the simulator"))]
 pub(crate) mod test_files;
-#[cfg(test)]
-pub(crate) mod store_trace;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-pub(crate) use blocks::{Blocks, PinnedSet, Grid, Pins};
+pub(crate) use blocks::{Blocks, Grid, PinnedSet, Pins};
 pub(crate) use budget::{Budget, Reservation};
 use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};

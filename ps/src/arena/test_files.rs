@@ -97,7 +97,11 @@ impl Open {
     /// # Panics
     /// On a thread other than the owner's.
     fn read<T>(&self, reader: impl FnOnce(&[u8]) -> T) -> T {
-        assert_eq!(self.owner, std::thread::current().id(), "another thread may be writing the file");
+        assert_eq!(
+            self.owner,
+            std::thread::current().id(),
+            "another thread may be writing the file"
+        );
         // SAFETY: an item is open only while its memory lives. Only its owner writes it, which is
         // this thread, and this thread is here.
         reader(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) })
@@ -142,7 +146,10 @@ impl TestFile {
 
 /// Files by name, and their flushed contents.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct TestFiles(Arc<Mutex<BTreeMap<String, TestFile>>>, Arc<Mutex<BTreeMap<String, Vec<u8>>>>);
+pub(crate) struct TestFiles(
+    Arc<Mutex<BTreeMap<String, TestFile>>>,
+    Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
+);
 
 impl TestFiles {
     /// Creates a set of these files.

@@ -6,11 +6,11 @@
 //! knows neither the shards' memory nor a clock: values come through a `CheckpointSource` and go to
 //! a callback, and times are arguments.
 
+mod abandon;
 mod contents;
 mod error;
 mod export;
 mod files;
-mod abandon;
 mod header;
 mod hex;
 mod local;

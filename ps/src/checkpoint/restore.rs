@@ -12,7 +12,7 @@ use super::error::{CheckpointError, Refused, corrupt};
 use super::files::{FileEntry, read_pieces, verify};
 use super::manifest::{CATALOGUE, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
 use super::name::CheckpointName;
-use super::shard_file::{ShardFile, CheckpointStream};
+use super::shard_file::{CheckpointStream, ShardFile};
 use super::storage::{CheckpointStorage, ReadFile};
 use super::table_file::{TableFile, TakeRows};
 

@@ -118,11 +118,12 @@ impl ShardFile {
             CheckpointStream::Values => true,
             CheckpointStream::Slot(slot) => slot < training.slots_of(part).len(),
         };
-        let mut order: Vec<(CheckpointStream, &Partition)> = std::iter::once(CheckpointStream::Values)
-            .chain(slots)
-            .flat_map(|stream| layout.partitions().iter().map(move |part| (stream, part)))
-            .filter(|(stream, part)| has(*stream, part))
-            .collect();
+        let mut order: Vec<(CheckpointStream, &Partition)> =
+            std::iter::once(CheckpointStream::Values)
+                .chain(slots)
+                .flat_map(|stream| layout.partitions().iter().map(move |part| (stream, part)))
+                .filter(|(stream, part)| has(*stream, part))
+                .collect();
         // The sort is stable. Wider elements come first, so that all are aligned without gaps.
         order.sort_by_key(|(_, part)| std::cmp::Reverse(part.dtype.size()));
         let tensor = |&(stream, part)| tensor_of(catalogue, stream, part, training.slots_of(part));
@@ -179,7 +180,12 @@ pub(super) fn tensor_name(catalogue: &Catalogue, part: &Partition) -> String {
 ///
 /// The name of a slot follows a `:`, and contains neither `:` nor `/`. The names of values end with
 /// `/part_` and a number. So no two tensors have the same name, however variables are named.
-fn tensor_of(catalogue: &Catalogue, stream: CheckpointStream, part: &Partition, slots: &[String]) -> Tensor {
+fn tensor_of(
+    catalogue: &Catalogue,
+    stream: CheckpointStream,
+    part: &Partition,
+    slots: &[String],
+) -> Tensor {
     let mut name = tensor_name(catalogue, part);
     if let CheckpointStream::Slot(index) = stream {
         name = format!("{name}:{}", slots[index]);

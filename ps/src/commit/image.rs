@@ -32,7 +32,8 @@ impl Journal {
         image.extend_from_slice(control);
         image.extend_from_slice(tables);
         let sum_at = Words::checksum_position(marker / CELL_WORDS);
-        let change = Words::contribution(marker, self.control.load(marker)) ^ Words::contribution(marker, 1);
+        let change =
+            Words::contribution(marker, self.control.load(marker)) ^ Words::contribution(marker, 1);
         let sum = self.control.memory.load(sum_at) ^ change;
         for (position, value) in [(Words::position(marker), 1), (sum_at, sum)] {
             image[16 + 8 * position..][..8].copy_from_slice(&value.to_le_bytes());

@@ -14,7 +14,8 @@ impl Journal {
     pub(crate) fn first_cell(&mut self) -> Result<Vec<u64>, StorageError> {
         // The words, followed by their checksum.
         let positions = Words::position(0)..=Words::checksum_position(0);
-        let mut cell: Vec<u64> = positions.map(|position| self.control.memory.load(position)).collect();
+        let mut cell: Vec<u64> =
+            positions.map(|position| self.control.memory.load(position)).collect();
         for (address, value) in self.committed()?.unwrap_or_default() {
             if let Address::Control(position) = address
                 && let Some(word) =

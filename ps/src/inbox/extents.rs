@@ -53,7 +53,11 @@ impl Extents {
 
     /// Checks whether a part may come next. It must continue an extent or start a partition,
     /// overlap nothing, and end within the push.
-    pub(crate) fn check(&self, part: &Range<u64>, layout: &ShardLayout) -> Result<(), MisplacedPart> {
+    pub(crate) fn check(
+        &self,
+        part: &Range<u64>,
+        layout: &ShardLayout,
+    ) -> Result<(), MisplacedPart> {
         let limit = layout.push_bytes();
         if part.end > limit || !part.end.is_multiple_of(8) || part.is_empty() {
             return Err(MisplacedPart { limit });

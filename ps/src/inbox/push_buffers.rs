@@ -12,7 +12,7 @@ use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::limits::BUFFER_SLOTS_MAX;
 
 use super::{Inbox, PushSlot};
-use crate::arena::{Budget, Reservation, Memory, SharedBytes};
+use crate::arena::{Budget, Memory, Reservation, SharedBytes};
 use crate::error::StorageError;
 use crate::shard::client_registry::ClientKey;
 use crate::volatile::Volatile;
@@ -91,8 +91,12 @@ impl Inbox {
         (memory, reservation): (SharedBytes, Reservation),
         now: Instant,
     ) -> Vec<u32> {
-        let mut push_buffer =
-            PushBuffer { shared_with: Some(client), memory, push_slots: [None, None], _reservation: reservation };
+        let mut push_buffer = PushBuffer {
+            shared_with: Some(client),
+            memory,
+            push_slots: [None, None],
+            _reservation: reservation,
+        };
         let mut numbers = Vec::new();
         for slot in &mut push_buffer.push_slots {
             let number = self.next_number;
@@ -131,7 +135,11 @@ impl Inbox {
 
     /// Ensures that a slot has memory for parts that are received over the connection. Does nothing
     /// for a slot outside push buffers.
-    pub(crate) fn ensure_own_memory(&mut self, number: u32, budget: &Budget) -> Result<(), StorageError> {
+    pub(crate) fn ensure_own_memory(
+        &mut self,
+        number: u32,
+        budget: &Budget,
+    ) -> Result<(), StorageError> {
         let bytes = self.stride;
         if let Some(shared) = self.buffer_slot_mut(number).filter(|shared| shared.own.is_none()) {
             let reservation = budget.reserve(bytes as u64)?;
@@ -169,7 +177,10 @@ impl Inbox {
         };
         let Some(push_buffer) = self.push_buffers.iter().find(|push_buffer| shares(push_buffer))
         else {
-            return Some(PushSource { own: self.bytes(number, 0..self.stride as u64)?, shared: None });
+            return Some(PushSource {
+                own: self.bytes(number, 0..self.stride as u64)?,
+                shared: None,
+            });
         };
         let mut push_slots = push_buffer.push_slots.iter().enumerate();
         let (index, push_slot) = push_slots.find_map(|(index, slot)| {
@@ -230,7 +241,10 @@ impl Inbox {
                         "all slots have the same client"
                     );
                 }
-                None => assert!(push_slots().all(BufferSlot::is_whole), "only whole pushes outlive the client"),
+                None => assert!(
+                    push_slots().all(BufferSlot::is_whole),
+                    "only whole pushes outlive the client"
+                ),
             }
             for push in push_buffer.push_slots().filter_map(|push_slot| push_slot.arrival.as_ref())
             {
@@ -318,7 +332,11 @@ impl<'a> PushSource<'a> {
 
     /// Returns the first values of a range for a scan. Values in a push buffer are copied, at most
     /// one piece at a time, and aligned for every type if the range is.
-    pub(crate) fn piece<'b>(&self, range: Range<u64>, copy: &'b mut Vec<u64>) -> Option<PushPiece<'b>>
+    pub(crate) fn piece<'b>(
+        &self,
+        range: Range<u64>,
+        copy: &'b mut Vec<u64>,
+    ) -> Option<PushPiece<'b>>
     where
         'a: 'b,
     {

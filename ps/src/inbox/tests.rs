@@ -81,8 +81,13 @@ fn arrival(sequence: u64) -> PushArrival {
     }
 }
 
-const WHOLE: PendingAnswer =
-    PendingAnswer { connection: 1, request: RequestId(1), next: false, since: None, deadline: None };
+const WHOLE: PendingAnswer = PendingAnswer {
+    connection: 1,
+    request: RequestId(1),
+    next: false,
+    since: None,
+    deadline: None,
+};
 
 #[test]
 fn extents_merge_in_any_order_and_reject_overlaps() {

@@ -12,7 +12,7 @@ use pushpull_common::protocol::message::Operation;
 use smallvec::{SmallVec, smallvec};
 
 use super::extents::Extents;
-use super::{PushArrival, Inbox, PushSlot, PendingAnswer, is_for_trainable};
+use super::{Inbox, PendingAnswer, PushArrival, PushSlot, is_for_trainable};
 use crate::commit::{Address, Journal, offset_of};
 use crate::layout::{Fault, PAGE_BYTES};
 use crate::shard::client_registry::ClientKey;

@@ -10,10 +10,10 @@ use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::Operation;
 
 use super::report::{
-    ArenaReport, ClientReport, FileReport, Presence, ShardInspection, ShardState, VariableReport, VariablesStage,
-    Verdict, CompletePush,
+    ArenaReport, ClientReport, CompletePush, FileReport, Presence, ShardInspection, ShardState,
+    VariableReport, VariablesStage, Verdict,
 };
-use crate::arena::{Arena, Budget, ArenaStorage, file_name};
+use crate::arena::{Arena, ArenaStorage, Budget, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal, table_bytes};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
@@ -21,14 +21,14 @@ use crate::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
 use crate::optimizer::SlotSpec;
 use crate::planted::PlantedBugs;
 use crate::runtime::boot;
+use crate::shard::client_registry::ClientPresence;
+use crate::shard::control_file::control_fields;
 use crate::shard::generation::{open_catalogue, table_words};
 use crate::shard::poison;
 use crate::shard::power::{image_name, read_image};
 use crate::shard::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
-use crate::shard::control_file::control_fields;
-use crate::shard::client_registry::ClientPresence;
-use crate::store::{StoreGeometry, StorePlan, SLOTS_MAX, Store, UndoRow, count_undo_rows};
-use crate::table::{TableFiles, TableInputs, Table};
+use crate::store::{SLOTS_MAX, Store, StoreGeometry, StorePlan, UndoRow, count_undo_rows};
+use crate::table::{Table, TableFiles, TableInputs};
 
 /// Reads a shard's folder and collects the findings.
 pub(super) struct ShardReader<'a> {
@@ -38,7 +38,10 @@ pub(super) struct ShardReader<'a> {
 }
 
 impl ShardReader<'_> {
-    pub(super) fn read(storage: &ArenaStorage, folder: &Path) -> Result<ShardInspection, StorageError> {
+    pub(super) fn read(
+        storage: &ArenaStorage,
+        folder: &Path,
+    ) -> Result<ShardInspection, StorageError> {
         let found = ShardInspection {
             path: folder.to_owned(),
             arena: None,
@@ -213,7 +216,8 @@ impl ShardReader<'_> {
         let shard = arena.stamp.shard;
         self.found.variables = variables_of(catalogue, shard);
         let layout = catalogue.layout(shard);
-        let geometry = StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
+        let geometry =
+            StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
         let geometry = geometry.ok_or_else(|| Fault::at(PAGE_BYTES, "blocks for its variables"));
         let geometry = self.fault(Kind::Control, 0, geometry)?;
         let tables = layout.tables().len();

@@ -1,7 +1,9 @@
 //! Adagrad, as TensorFlow 1 computes it.
 
-use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
-use super::{ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops, positive};
+use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::{
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops, positive,
+};
 
 /// Adagrad: `a += g^2`, `w -= lr g / sqrt(a)`.
 ///

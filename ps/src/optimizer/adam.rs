@@ -1,7 +1,10 @@
 //! Adam, as TensorFlow computes it.
 
-use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
-use super::{ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops, not_negative};
+use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::{
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops,
+    not_negative,
+};
 
 /// Adam: `m = b1 m + (1-b1) g`, `v = b2 v + (1-b2) g^2`, `w -= a m / (sqrt(v) + e)` with `a = lr
 /// sqrt(1 - b2^t) / (1 - b1^t)`, where `t` counts the gradients that the shard has applied.

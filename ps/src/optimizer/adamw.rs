@@ -1,8 +1,11 @@
 //! Adam with decoupled weight decay, as Keras computes it.
 
 use super::adam::{self, Adam};
-use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
-use super::{ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops, not_negative};
+use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::{
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops,
+    not_negative,
+};
 
 /// Adam with decoupled weight decay: `w -= lr d w`, followed by an update of [`Adam`], `w -= a m /
 /// (sqrt(v) + e)`, with the same `m`, `v` and `a`.

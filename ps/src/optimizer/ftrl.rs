@@ -1,8 +1,9 @@
 //! FTRL-Proximal, as TensorFlow computes it.
 
-use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
+use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fault_unless, impl_loops, not_negative,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fault_unless,
+    impl_loops, not_negative,
 };
 
 /// FTRL-Proximal, which keeps weights at exactly 0 until their gradients add up to enough.

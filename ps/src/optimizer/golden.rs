@@ -144,7 +144,12 @@ fn rule(case: &Value) -> Box<dyn Optimizer> {
 }
 
 /// Applies a step of the inputs to a variable.
-fn step<F: GoldenFloat>(table: &mut GoldenTable<F>, rule: &dyn Optimizer, inputs: &Value, step: usize) {
+fn step<F: GoldenFloat>(
+    table: &mut GoldenTable<F>,
+    rule: &dyn Optimizer,
+    inputs: &Value,
+    step: usize,
+) {
     let at = ApplyAt::new(step as u64, 0);
     match inputs["steps"].get(step - 1) {
         None => table.push(rule, at, &numbers::<F>(&inputs["grads"][step - 1])),
@@ -232,7 +237,8 @@ fn check_adamw_against_reference<F: GoldenFloat>(which: &str) {
     let vectors = vectors();
     let inputs = &vectors["inputs"][which];
     let (beta1, beta2) = AdamWReference::BETAS;
-    let rule = AdamW::new(AdamWReference::RATE).weight_decay(AdamWReference::DECAY).betas(beta1, beta2);
+    let rule =
+        AdamW::new(AdamWReference::RATE).weight_decay(AdamWReference::DECAY).betas(beta1, beta2);
     let rule = rule.epsilon(1e-30);
     let mut table = GoldenTable::<F>::new(&rule, &inputs["init"]);
     let values: Vec<f64> = numbers(&inputs["init"]);

@@ -131,7 +131,8 @@ impl<'a, F: OptimizerFloat> MeanGradient<'a, F> {
         scan: ExponentScan,
     ) -> MeanGradient<'a, F> {
         // The unused parts repeat the first gradient.
-        let part = |index| GradientPart::new(gradients.get(index).unwrap_or(&gradients[0]).skip(at));
+        let part =
+            |index| GradientPart::new(gradients.get(index).unwrap_or(&gradients[0]).skip(at));
         let count = F::of(divisor.into());
         let divisor = match divisor.is_power_of_two() {
             true => Divisor::Reciprocal(F::of(1.0) / count),

@@ -11,7 +11,10 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::gradient::{GradientRun, LocalGradient, ExponentScan, MeanGradient, SharedGradient, SharedRun, GradientSource};
+use super::gradient::{
+    ExponentScan, GradientRun, GradientSource, LocalGradient, MeanGradient, SharedGradient,
+    SharedRun,
+};
 use super::sums::{Sums, Terms};
 use super::{Run, Runs, StreamRun, StreamRuns};
 use crate::volatile::LINE_BYTES;
@@ -173,7 +176,13 @@ fn has_avx2() -> bool {
 }
 
 #[inline(always)]
-fn in_place<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
+fn in_place<
+    F: OptimizerFloat,
+    R: UpdateRule<F, S>,
+    const S: usize,
+    const WIDE: bool,
+    const N: usize,
+>(
     rule: R,
     run: Run<'_, F>,
 ) {
@@ -212,7 +221,13 @@ fn slots_of<T, const S: usize>(slots: &mut [T]) -> &mut [T; S] {
 }
 
 #[inline(always)]
-fn streamed<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
+fn streamed<
+    F: OptimizerFloat,
+    R: UpdateRule<F, S>,
+    const S: usize,
+    const WIDE: bool,
+    const N: usize,
+>(
     rule: R,
     mut run: StreamRun<'_, F>,
 ) {
@@ -266,7 +281,13 @@ impl<F: OptimizerFloat, const N: usize> WrittenMagnitudes<F, N> {
 
 /// Updates a run into other memory, with this gradient.
 #[inline(always)]
-fn streamed_from<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
+fn streamed_from<
+    F: OptimizerFloat,
+    R: UpdateRule<F, S>,
+    const S: usize,
+    const WIDE: bool,
+    const N: usize,
+>(
     rule: R,
     run: StreamRun<'_, F>,
     gradient: &mut impl GradientSource<F, N>,
@@ -383,7 +404,10 @@ fn put_line<F: OptimizerFloat, const WIDE: bool, const PAST_CACHE: bool, const N
 
 /// Writes a line with non-temporal stores. `WIDE` means that the processor has AVX.
 #[inline(always)]
-fn stream_line<F: OptimizerFloat, const WIDE: bool, const N: usize>(out: &mut [F; N], line: &[F; N]) {
+fn stream_line<F: OptimizerFloat, const WIDE: bool, const N: usize>(
+    out: &mut [F; N],
+    line: &[F; N],
+) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{
@@ -421,8 +445,8 @@ mod tests {
 
     use super::*;
     use crate::optimizer::{
-        Adadelta, Adagrad, Adam, AdamW, ApplyAt, BuiltInRule, Ftrl, Lamb, MEAN_GRADIENTS_MAX, Momentum,
-        Optimizer, RmsProp, Sgd,
+        Adadelta, Adagrad, Adam, AdamW, ApplyAt, BuiltInRule, Ftrl, Lamb, MEAN_GRADIENTS_MAX,
+        Momentum, Optimizer, RmsProp, Sgd,
     };
     use crate::volatile::Volatile;
 
@@ -488,7 +512,11 @@ mod tests {
         }
 
         fn all(case: &KernelCase, streams: &[Vec<F>]) -> Vec<Self> {
-            streams.iter().enumerate().map(|(i, numbers)| PlacedStream::new(case, i, numbers)).collect()
+            streams
+                .iter()
+                .enumerate()
+                .map(|(i, numbers)| PlacedStream::new(case, i, numbers))
+                .collect()
         }
 
         fn slice(&mut self, length: usize) -> &mut [F] {
@@ -506,7 +534,10 @@ mod tests {
         streams.iter().map(|stream| stream.iter().map(bits).collect()).collect()
     }
 
-    fn contents_of<F: OptimizerFloat>(mut streams: Vec<PlacedStream<F>>, length: usize) -> Vec<Vec<F>> {
+    fn contents_of<F: OptimizerFloat>(
+        mut streams: Vec<PlacedStream<F>>,
+        length: usize,
+    ) -> Vec<Vec<F>> {
         streams.iter_mut().map(|stream| stream.slice(length).to_vec()).collect()
     }
 
@@ -533,7 +564,8 @@ mod tests {
         change: impl FnOnce(StreamRun<'_, F>),
     ) -> Vec<Vec<F>> {
         let mut overflowed = false;
-        let mut memory = PlacedStream::all(case, &vec![vec![F::default(); case.length]; streams.len()]);
+        let mut memory =
+            PlacedStream::all(case, &vec![vec![F::default(); case.length]; streams.len()]);
         let mut slices = memory.iter_mut().map(|stream| stream.slice(case.length));
         let values_out = slices.next().unwrap();
         let mut slots_out: Vec<&mut [F]> = slices.collect();
@@ -568,7 +600,8 @@ mod tests {
             let all = [&vec![F::of(f64::NAN); before][..], gradient].concat();
             PlacedStream::new(case, 0, &all)
         };
-        let (mut memory, mut full) = (gradients.iter().map(place_stream).collect::<Vec<_>>(), false);
+        let (mut memory, mut full) =
+            (gradients.iter().map(place_stream).collect::<Vec<_>>(), false);
         let volatile = |memory: &mut PlacedStream<F>| {
             let bytes: &[u8] = bytemuck::cast_slice(memory.slice(before + case.length));
             // SAFETY: the bytes live until the end of this function, and nothing writes them.
@@ -627,8 +660,14 @@ mod tests {
             ("in place, baseline", result_in_place(case, &streams, &gradient, baseline)),
             ("in place", result_in_place(case, &streams, &gradient, dispatched)),
             ("in runs", result_in_place(case, &streams, &gradient, in_runs)),
-            ("streamed, baseline", streamed_result(case, &streams, GradientRun::Local(&gradient), across)),
-            ("streamed", streamed_result(case, &streams, GradientRun::Local(&gradient), across_dispatched)),
+            (
+                "streamed, baseline",
+                streamed_result(case, &streams, GradientRun::Local(&gradient), across),
+            ),
+            (
+                "streamed",
+                streamed_result(case, &streams, GradientRun::Local(&gradient), across_dispatched),
+            ),
         ] {
             assert_eq!(bits(&found), reference, "{rule:?} {way}, {case:?}");
         }
@@ -645,7 +684,8 @@ mod tests {
             let mean = bits(&result_in_place(case, &streams, &mean, singly));
             let (found, full) = streamed_result_of_shared(case, &streams, &gradients, across);
             assert_eq!((bits(&found), full), (mean.clone(), false), "{rule:?} baseline, {case:?}");
-            let (found, full) = streamed_result_of_shared(case, &streams, &gradients, across_dispatched);
+            let (found, full) =
+                streamed_result_of_shared(case, &streams, &gradients, across_dispatched);
             assert_eq!((bits(&found), full), (mean, false), "{rule:?} of {count}, {case:?}");
             // A non-finite element is found at any position.
             if let Some(at) = (seed as usize).checked_rem(case.length) {
@@ -654,7 +694,8 @@ mod tests {
                 wrong[(seed >> 8) as usize % gradients.len()][at] = F::of(number);
                 let (_, full) = streamed_result_of_shared(case, &streams, &wrong, across);
                 assert!(full, "baseline, {at} of {case:?}");
-                let (_, full) = streamed_result_of_shared(case, &streams, &wrong, across_dispatched);
+                let (_, full) =
+                    streamed_result_of_shared(case, &streams, &wrong, across_dispatched);
                 assert!(full, "{at} of {case:?}");
             }
             gradients.push(numbers(&mut seed, case.length));

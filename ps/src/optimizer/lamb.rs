@@ -1,9 +1,10 @@
 //! LAMB with corrected moments, as TensorFlow Addons computes it.
 
-use super::kernel::{RuleRun, OptimizerFloat, UpdateRule, add_up, line};
+use super::kernel::{OptimizerFloat, RuleRun, UpdateRule, add_up, line};
 use super::sums::{SumRun, Sums, Terms};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, adam, fraction, impl_loops, not_negative,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, adam, fraction,
+    impl_loops, not_negative,
 };
 
 /// LAMB: an update of Adam with decoupled weight decay, scaled to the norm of the variable's

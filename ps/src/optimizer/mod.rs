@@ -29,7 +29,7 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-use kernel::{RuleRun, OptimizerFloat};
+use kernel::{OptimizerFloat, RuleRun};
 
 pub use adadelta::Adadelta;
 pub use adagrad::Adagrad;
@@ -341,7 +341,12 @@ use impl_loops;
 /// An invalid hyperparameter, as [`Optimizer::fault`] returns it.
 type HyperparameterFault = Option<(&'static str, f64, &'static str)>;
 
-fn fault_unless(usable: bool, name: &'static str, value: f64, reason: &'static str) -> HyperparameterFault {
+fn fault_unless(
+    usable: bool,
+    name: &'static str,
+    value: f64,
+    reason: &'static str,
+) -> HyperparameterFault {
     (!usable).then_some((name, value, reason))
 }
 

@@ -1,7 +1,10 @@
 //! Momentum and Nesterov momentum, as TensorFlow computes them.
 
-use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
-use super::{ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops, not_negative};
+use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::{
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops,
+    not_negative,
+};
 
 /// Momentum: `m = u m + g`, `w -= lr m`. With Nesterov's look-ahead: `w -= lr g + lr u m`.
 ///

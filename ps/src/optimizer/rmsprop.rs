@@ -1,7 +1,10 @@
 //! RMSProp, with momentum and optionally centered, as TensorFlow 1 computes it.
 
-use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
-use super::{ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops, positive};
+use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::{
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops,
+    positive,
+};
 
 /// RMSProp: `r += (1-d) (g^2 - r)`, `m = u m + lr g / sqrt(r + e)`, `w -= m`. The centered form
 /// replaces the mean square by the variance: `c += (1-d) (g - c)` and `sqrt(r - c^2 + e)`.

@@ -1,7 +1,10 @@
 //! Stochastic gradient descent.
 
-use super::kernel::{RuleRun, OptimizerFloat, UpdateRule};
-use super::{ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops, not_negative};
+use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::{
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops,
+    not_negative,
+};
 
 /// Gradient descent without slots: `w -= lr (g + d w)`. The weight decay `d` is 0 by default. For
 /// this rule, weight decay and L2 regularization are the same.

@@ -183,7 +183,13 @@ impl Gate {
         if let Some(oldest) = oldest {
             oldest.notify_one();
         }
-        let place = ConnectionPlace { gate: self.clone(), host, number, evicted, greeted: Cell::new(false) };
+        let place = ConnectionPlace {
+            gate: self.clone(),
+            host,
+            number,
+            evicted,
+            greeted: Cell::new(false),
+        };
         tokio::task::spawn_local(async move {
             let Some((reader, header, hello)) = place.hello(&stream).await else { return };
             let gate = &place.gate;

@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 
 use super::peer::save_shard;
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, CheckpointStorage, Contents, Refused, Retention, Save,
-    ShardEntry, CheckpointTraining, newest_good, retain,
+    CheckpointError, CheckpointName, CheckpointStorage, CheckpointTraining, Contents, Refused,
+    Retention, Save, ShardEntry, newest_good, retain,
 };
 use crate::optimizer::OptimizerRules;
 use crate::peer_hello::PeerHello;

@@ -19,10 +19,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::publisher::{FailedSave, Published, Publisher, Search};
 use crate::arena::SaveNote;
-use crate::checkpoint::{CheckpointName, AbandonFlag};
+use crate::checkpoint::{AbandonFlag, CheckpointName};
 use crate::event::{Event, EventSink};
 use crate::metrics::{Counters, SaveRecord};
-use crate::shard::checkpoints::{SaveRequester, PERIODIC_SAVE, SaverEvent, SaverOrder};
+use crate::shard::checkpoints::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};
 
 /// A wish of somebody in this process, who waits for what comes of it.
 pub(super) type Wish = (Vec<u8>, oneshot::Sender<Result<CheckpointId, String>>);
@@ -162,7 +162,11 @@ impl Desk {
         }
     }
 
-    fn wish(&mut self, user: Vec<u8>, done: oneshot::Sender<Result<CheckpointId, String>>) -> SaverEvent {
+    fn wish(
+        &mut self,
+        user: Vec<u8>,
+        done: oneshot::Sender<Result<CheckpointId, String>>,
+    ) -> SaverEvent {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.tickets.insert(ticket, done);
@@ -197,7 +201,11 @@ impl Desk {
         None
     }
 
-    fn saved(&mut self, requester: SaveRequester, result: Result<Published, FailedSave>) -> SaverEvent {
+    fn saved(
+        &mut self,
+        requester: SaveRequester,
+        result: Result<Published, FailedSave>,
+    ) -> SaverEvent {
         self.saving = None;
         match &result {
             Err(FailedSave { cause, begun }) => {
@@ -260,7 +268,12 @@ impl Desk {
         if finders.len() >= FINDERS_MAX {
             let (connection, request) = finder;
             let result = Err(format!("cannot look for checkpoints: {FINDERS_MAX} ask already"));
-            return Some(SaverEvent::Found { connection, request, result, passed_over: Vec::new() });
+            return Some(SaverEvent::Found {
+                connection,
+                request,
+                result,
+                passed_over: Vec::new(),
+            });
         }
         finders.push(finder);
         self.begin_find();

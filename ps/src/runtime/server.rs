@@ -21,7 +21,7 @@ use super::owner_link::OwnerWay;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, Ways};
-use crate::arena::{Budget, ArenaStorage, StateDirectory};
+use crate::arena::{ArenaStorage, Budget, StateDirectory};
 use crate::checkpoint::AbandonFlag;
 use crate::config::{Durability, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
@@ -135,7 +135,8 @@ impl Listener {
             let reason = "the state directory is on a file system in memory";
             return Err(StartError::Setting { setting, value, reason });
         }
-        let counters: Arc<[Arc<Counters>]> = arena_storages.iter().map(|_| Arc::default()).collect();
+        let counters: Arc<[Arc<Counters>]> =
+            arena_storages.iter().map(|_| Arc::default()).collect();
         let (identity, life) = (Arc::new(config.identity()), life());
         let budget = Budget::new(config.storage.bytes_max());
         let mut shards = Vec::new();
@@ -377,7 +378,9 @@ mod tests {
         };
         let mut shard = open(Durability::Power).unwrap();
         shard.handle(Instant::now(), ShardInput::Tick);
-        assert!(std::iter::from_fn(|| shard.poll_output()).any(|o| matches!(o, ShardOutput::Flush(_))));
+        assert!(
+            std::iter::from_fn(|| shard.poll_output()).any(|o| matches!(o, ShardOutput::Flush(_)))
+        );
         shard.handle(Instant::now(), ShardInput::Flushed(Err("the disk is gone".to_owned())));
         drop(shard);
         for durability in [Durability::Power, Durability::Process] {

@@ -24,7 +24,7 @@ use crate::shard::frames::FrameSink;
 use crate::shard::output::ShardOutput;
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
-use crate::shard::{ShardInput, Shard, TICK, PeerOrigin};
+use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 
 /// How long a stopping shard goes on to finish pushes that are whole and to send answers.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -405,8 +405,7 @@ impl Core {
             self.give_orders();
             let now = Instant::now();
             self.cut_slowest_pull(now);
-            let stalled =
-                self.shard.borrow_mut().revoke_stalled_readers(now, self.stall_timeout);
+            let stalled = self.shard.borrow_mut().revoke_stalled_readers(now, self.stall_timeout);
             self.cut(&stalled);
             for outbox in self.outboxes.borrow().values() {
                 let stalled = [outbox.stuck_since.get(), outbox.half_since.get()]
@@ -581,7 +580,7 @@ impl PeerSpin {
     fn is_oversubscribed(&mut self, now: Instant, processors: &Processors) -> bool {
         match self.oversubscribed {
             Some((answer, asked)) if now.saturating_duration_since(asked) < ASKED_AGAIN => answer,
-            _ => self.oversubscribed.insert((processors.are_wanted(), now)).0,
+            _ => self.oversubscribed.insert((processors.are_oversubscribed(), now)).0,
         }
     }
 

@@ -140,7 +140,9 @@ impl Shard {
         if self.saves_a_cut || is_behind {
             return;
         }
-        let Some(SaveRequest { requester, user, .. }) = self.save_requests.pop_front() else { return };
+        let Some(SaveRequest { requester, user, .. }) = self.save_requests.pop_front() else {
+            return;
+        };
         let step = self.step();
         if self.is_synchronous() {
             for connection in self.peer_connections.values().copied().collect::<Vec<u64>>() {
@@ -170,7 +172,9 @@ impl Shard {
 
     /// Drops the save requests of an older chief.
     pub(super) fn drop_save_requests_of_chiefs(&mut self, reason: &str) {
-        self.drop_save_requests(reason, |requester| matches!(requester, SaveRequester::Connection { .. }));
+        self.drop_save_requests(reason, |requester| {
+            matches!(requester, SaveRequester::Connection { .. })
+        });
     }
 
     /// Drops the save requests of a connection that has ended. Its chief requests them again over

@@ -21,8 +21,9 @@ use super::record::RESTORED_LIMIT;
 use super::{Detail, Shard, VariablesState};
 use crate::arena::fence;
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, CheckpointStorage, AbandonFlag, Opened, CheckpointPiece, RestoredShard,
-    RowHead, ShardEntry, TableEntry, CheckpointTraining, write_shard, write_table,
+    AbandonFlag, CheckpointError, CheckpointName, CheckpointPiece, CheckpointStorage,
+    CheckpointTraining, Opened, RestoredShard, RowHead, ShardEntry, TableEntry, write_shard,
+    write_table,
 };
 use crate::planted::PlantedBugs;
 use crate::store::Store;
@@ -267,7 +268,9 @@ impl Shard {
                 self.passed_over = passed_over;
                 self.checkpoint_found(connection, request, result);
             }
-            SaverEvent::SaveRequested { ticket, user } => self.save(now, SaveRequester::Ticket(ticket), user),
+            SaverEvent::SaveRequested { ticket, user } => {
+                self.save(now, SaveRequester::Ticket(ticket), user)
+            }
             SaverEvent::Saved { requester, result } => {
                 // The saver keeps the status of periodic saves.
                 if !requester.is_periodic() {
@@ -285,7 +288,9 @@ impl Shard {
             return self.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
         }
         match self.config.checkpoints {
-            Some(_) => self.outputs.push_back(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
+            Some(_) => self
+                .outputs
+                .push_back(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
             None => self.checkpoint_found(connection, request, Ok(None)),
         }
     }
@@ -343,7 +348,8 @@ impl Shard {
                 Err(error) => self.refuse_storage(connection, request, &error),
             },
             SaveRequester::Ticket(ticket) => {
-                self.outputs.push_back(ShardOutput::SaverOrder(SaverOrder::ReportSave { ticket, result }));
+                self.outputs
+                    .push_back(ShardOutput::SaverOrder(SaverOrder::ReportSave { ticket, result }));
             }
         }
     }
@@ -477,7 +483,8 @@ impl Shard {
         if let Err(error) = self.begin_restore(now, connection, catalogue) {
             return self.refuse_storage(connection, request, &error.to_string());
         }
-        let VariablesState::Declared(store) = std::mem::replace(&mut self.variables, VariablesState::Absent)
+        let VariablesState::Declared(store) =
+            std::mem::replace(&mut self.variables, VariablesState::Absent)
         else {
             return;
         };
@@ -527,7 +534,8 @@ impl Shard {
 
     /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
     pub(super) fn restored(&mut self, now: Instant, restored: ShardRestored) {
-        let Some(RestoreInProgress { connection, request, checkpoint, epoch, .. }) = self.restoring.take()
+        let Some(RestoreInProgress { connection, request, checkpoint, epoch, .. }) =
+            self.restoring.take()
         else {
             return;
         };

@@ -20,7 +20,8 @@ pub(super) fn overflow_refusal(overflow: Overflow) -> Refusal {
 impl Shard {
     /// Counts an update that made values infinite or NaN, and records the first such value.
     pub(super) fn count_overflow(&mut self) {
-        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables else {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables
+        else {
             return;
         };
         let Some(overflow) = store.take_overflow() else { return };

@@ -9,8 +9,8 @@ use pushpull_common::protocol::refusal::Detail;
 
 use super::changed_clients::ChangedClients;
 use crate::checkpoint::ClientWindow;
-use crate::push_window::PushWindow;
 use crate::planted::{Bug, PlantedBugs};
+use crate::push_window::PushWindow;
 
 /// The index of a client's entry, which stays the same in all its epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -182,7 +182,8 @@ impl ClientRegistry {
 
     /// Returns the epoch of this time: the epoch base plus the milliseconds since the start.
     fn epoch_of(&self, now: Instant) -> u64 {
-        let since = self.started.map(|started| now.saturating_duration_since(started)).unwrap_or_default();
+        let since =
+            self.started.map(|started| now.saturating_duration_since(started)).unwrap_or_default();
         let since = u64::try_from(since.as_millis()).unwrap_or(EPOCH_LIMIT);
         self.epoch_base.saturating_add(since).min(EPOCH_LIMIT - 1)
     }

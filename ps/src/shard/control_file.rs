@@ -5,9 +5,9 @@ use pushpull_common::identity::Identity;
 use pushpull_common::protocol::message::IdentityFields;
 use pushpull_common::protocol::wire::{FieldReader, Wire};
 
-use super::shard_files::{CONTROL_NEW, ServerRun, ShardSetup, transaction_words};
 use super::power::newest_image;
-use crate::arena::{Arena, Memory, ArenaStorage, file_name};
+use super::shard_files::{CONTROL_NEW, ServerRun, ShardSetup, transaction_words};
+use crate::arena::{Arena, ArenaStorage, Memory, file_name};
 use crate::commit::Journal;
 use crate::config::Durability;
 use crate::error::StorageError;

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use pushpull_common::codec::{ScaleBlocks, Encoding};
+use pushpull_common::codec::{Encoding, ScaleBlocks};
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Operation, PushPart};

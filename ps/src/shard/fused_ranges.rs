@@ -139,7 +139,9 @@ mod tests {
         fused_ranges
             .0
             .iter()
-            .map(|fused_range| (fused_range.range.start, fused_range.range.end, fused_range.is_deferred))
+            .map(|fused_range| {
+                (fused_range.range.start, fused_range.range.end, fused_range.is_deferred)
+            })
             .collect()
     }
 

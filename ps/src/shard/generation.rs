@@ -6,9 +6,9 @@ use std::sync::Arc;
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 
-use super::shard_files::transaction_words;
 use super::fused_ranges::FusedRanges;
 use super::record::{ShardRecord, admitted_words};
+use super::shard_files::transaction_words;
 use super::{Shard, VariablesState};
 use crate::arena::{Arena, file_name};
 use crate::commit::table_bytes;
@@ -16,7 +16,7 @@ use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::VariableRules;
-use crate::store::{StoreGeometry, StorePlan, Store};
+use crate::store::{Store, StoreGeometry, StorePlan};
 use crate::table::Table;
 
 impl Shard {
@@ -117,7 +117,11 @@ impl Shard {
 }
 
 /// Returns the number of words of a shard's tables file.
-pub(crate) fn table_words(geometry: &StoreGeometry, layout: &ShardLayout, push_slots: usize) -> usize {
+pub(crate) fn table_words(
+    geometry: &StoreGeometry,
+    layout: &ShardLayout,
+    push_slots: usize,
+) -> usize {
     let inbox = map_words(layout) + Inbox::table_words(layout, push_slots);
     geometry.table_words() + inbox + admitted_words(push_slots)
 }

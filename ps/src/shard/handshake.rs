@@ -13,8 +13,8 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Refusal, version};
 
-use super::output::ShardOutput;
 use super::client_registry::AdmittedClient;
+use super::output::ShardOutput;
 use super::{ConnectionState, Shard, VariablesState, answer_to};
 use crate::aggregate::mode::Mode;
 use crate::config::NonFinite;
@@ -75,7 +75,8 @@ impl Shard {
             && client != store.catalogue().digest()
         {
             let server = store.catalogue().digest();
-            let differs = Detail::clipped("the variables were declared again since this client joined");
+            let differs =
+                Detail::clipped("the variables were declared again since this client joined");
             return Err(Refusal::Catalogue { server, client, differs });
         }
         if self.restoring.is_some() && hello.seen_epoch != RestoreEpoch(0) {
@@ -105,7 +106,8 @@ impl Shard {
         };
         let role = hello.role;
         let (expected_body, refused) = (None, None);
-        let state = ConnectionState { role, client, origin, shared: 0, crc, expected_body, refused };
+        let state =
+            ConnectionState { role, client, origin, shared: 0, crc, expected_body, refused };
         self.connections.insert(connection, state);
         Ok(Welcome {
             version,
@@ -208,7 +210,9 @@ impl Shard {
             VariablesState::Declared(store) => {
                 CatalogueState::Declared { digest: store.catalogue().digest() }
             }
-            VariablesState::Ready(store) => CatalogueState::Ready { digest: store.catalogue().digest() },
+            VariablesState::Ready(store) => {
+                CatalogueState::Ready { digest: store.catalogue().digest() }
+            }
         }
     }
 }

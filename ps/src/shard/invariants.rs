@@ -7,10 +7,10 @@ use pushpull_common::ids::TokenId;
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 
 use super::Shard;
+use super::client_registry::ClientPresence;
 use super::parked_requests::WaitReason;
 #[cfg(any(test, fuzzing))]
 use super::record::ShardRecord;
-use super::client_registry::ClientPresence;
 
 /// The state of a shard that a kill must not change: its own words, its clients with the newest
 /// sequence each has settled, and its values.
@@ -71,7 +71,8 @@ impl Shard {
 
     /// Asserts that no request waits for something that is available.
     fn check_waits(&self) {
-        let waits_for_push_slot = self.parked.any(|entry| matches!(entry.wait, WaitReason::PushSlot));
+        let waits_for_push_slot =
+            self.parked.any(|entry| matches!(entry.wait, WaitReason::PushSlot));
         if let Some(inbox) = &self.inbox {
             inbox.check_invariants();
             assert!(
@@ -90,7 +91,10 @@ impl Shard {
             "a request waits although the variables are ready"
         );
         let listens = |connection| self.connections.contains_key(&connection);
-        assert!(!self.parked.any(|entry| !listens(entry.connection)), "a parked request has no connection");
+        assert!(
+            !self.parked.any(|entry| !listens(entry.connection)),
+            "a parked request has no connection"
+        );
         let current = |entry: &super::ParkedRequest| {
             entry.client.is_none_or(|client| {
                 let connection = self.registry.client(client).connection;

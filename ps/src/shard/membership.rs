@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use pushpull_common::protocol::{Envelope, Refusal, message};
 
+use super::client_registry::{ClientKey, ClientPresence};
 use super::output::ShardOutput;
 use super::parked_requests::WaitReason;
-use super::client_registry::{ClientKey, ClientPresence};
 use super::{Detail, Shard};
 use crate::aggregate::step_coordinator::PerPush;
 
@@ -88,7 +88,12 @@ impl Shard {
     /// Drops everything that depends on a client's connection that has ended or was replaced:
     /// incomplete pushes, and parked requests. A token granted to a closed connection would be
     /// lost.
-    pub(super) fn drop_client_connection(&mut self, now: Instant, connection: u64, client: ClientKey) {
+    pub(super) fn drop_client_connection(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        client: ClientKey,
+    ) {
         self.parked.drop_connection(connection);
         if let Some(state) = self.connections.get_mut(&connection) {
             state.expected_body = None;
@@ -120,7 +125,8 @@ impl Shard {
     pub(super) fn drop_client(&mut self, now: Instant, client: ClientKey, fenced: bool) {
         // A token or push slot that it is waiting for would never be returned.
         self.parked.take(|entry| {
-            entry.client == Some(client) && matches!(entry.wait, WaitReason::Token | WaitReason::PushSlot)
+            entry.client == Some(client)
+                && matches!(entry.wait, WaitReason::Token | WaitReason::PushSlot)
         });
         if let Some(inbox) = &mut self.inbox {
             inbox.drop_client(client);

@@ -12,7 +12,8 @@ mod checkpoint_cut;
 pub(crate) mod checkpoints;
 mod checks;
 mod chief;
-pub(crate) mod shard_files;
+pub(crate) mod client_registry;
+pub(crate) mod control_file;
 mod encoded_parts;
 pub(crate) mod frames;
 mod fused_ranges;
@@ -35,10 +36,9 @@ mod push_slots;
 mod pushes;
 mod recalls;
 pub(crate) mod record;
-pub(crate) mod control_file;
-pub(crate) mod client_registry;
 mod rows;
 mod scan;
+pub(crate) mod shard_files;
 mod shared_values;
 mod stale_pushes;
 mod staleness;
@@ -78,7 +78,8 @@ use crate::planted::Bug;
 use crate::store::Store;
 use buffer_pool::BufferPool;
 use checkpoint_cut::{CheckpointCut, SaveRequest};
-use checkpoints::{SaveRequester, SaverEvent, RestoreInProgress, SaveInProgress, ShardRestored};
+use checkpoints::{RestoreInProgress, SaveInProgress, SaveRequester, SaverEvent, ShardRestored};
+use client_registry::{ClientKey, ClientPresence, ClientRegistry};
 use encoded_parts::{EncodedPart, PartEncoding};
 use fused_ranges::FusedRanges;
 use growth::AwaitedGrowth;
@@ -86,7 +87,6 @@ pub(crate) use handshake::PeerOrigin;
 use output::{AnswerBody, EncodeBuffers, ShardOutput};
 use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
 use power::Power;
-use client_registry::{ClientKey, ClientPresence, ClientRegistry};
 use rows::RowWork;
 use staleness::LastPulls;
 use streaming_apply::StreamingApply;
@@ -387,10 +387,17 @@ impl Shard {
     pub(crate) fn body_target(&mut self, connection: u64) -> Option<&mut [u8]> {
         match &mut self.connections.get_mut(&connection)?.expected_body {
             None => None,
-            Some(ExpectedBody::Catalogue { bytes, .. } | ExpectedBody::User { bytes, .. }) => Some(bytes),
-            Some(ExpectedBody::Rows(ParkedRequest { wait: WaitReason::Rows { numbers, .. }, .. })) => Some(numbers),
+            Some(ExpectedBody::Catalogue { bytes, .. } | ExpectedBody::User { bytes, .. }) => {
+                Some(bytes)
+            }
+            Some(ExpectedBody::Rows(ParkedRequest {
+                wait: WaitReason::Rows { numbers, .. },
+                ..
+            })) => Some(numbers),
             Some(ExpectedBody::Rows(_)) => None,
-            Some(ExpectedBody::Part(IncomingPart { encoded: Some(encoded), .. })) => Some(&mut encoded.bytes),
+            Some(ExpectedBody::Part(IncomingPart { encoded: Some(encoded), .. })) => {
+                Some(&mut encoded.bytes)
+            }
             Some(ExpectedBody::Part(IncomingPart { client, push_slot, range, .. })) => {
                 let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *push_slot))?;
                 inbox.bytes_mut(*push_slot, range.clone())
@@ -493,7 +500,8 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let deadline = deadline_of(now, header);
-        let entry = |wait| ParkedRequest { connection, client, request, since: now, deadline, wait };
+        let entry =
+            |wait| ParkedRequest { connection, client, request, since: now, deadline, wait };
         match (message, client) {
             (Message::Heartbeat(_), _) => match self.growth_refusal() {
                 None => self.answer(connection, request, message::HeartbeatAnswer {}.into()),
@@ -573,7 +581,8 @@ impl Shard {
             (Message::Finish(_), _) => self.finish(now, connection, request),
             (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
             (message, _) => {
-                let detail = Detail::clipped(format!("a server does not accept {}", message.name()));
+                let detail =
+                    Detail::clipped(format!("a server does not accept {}", message.name()));
                 self.refuse(connection, request, Refusal::Unsupported { kind, detail });
             }
         }
@@ -627,7 +636,13 @@ impl Shard {
     }
 
     /// Stores the use of the next body. A message without a body is complete.
-    fn receive(&mut self, now: Instant, connection: u64, expected_body: ExpectedBody, header: &Header) {
+    fn receive(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        expected_body: ExpectedBody,
+        header: &Header,
+    ) {
         if let Some(state) = self.connections.get_mut(&connection) {
             state.expected_body = Some(expected_body);
         }

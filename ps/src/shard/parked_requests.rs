@@ -76,7 +76,12 @@ pub(crate) struct TooManyParked;
 
 impl ParkedRequest {
     /// Returns a request without a client or a deadline.
-    pub(crate) fn plain(connection: u64, request: Envelope, since: Instant, wait: WaitReason) -> ParkedRequest {
+    pub(crate) fn plain(
+        connection: u64,
+        request: Envelope,
+        since: Instant,
+        wait: WaitReason,
+    ) -> ParkedRequest {
         ParkedRequest { connection, client: None, request, since, deadline: None, wait }
     }
 }
@@ -122,7 +127,10 @@ impl ParkedRequests {
     }
 
     /// Takes the first request for which `ready` returns true.
-    pub(crate) fn take_first(&mut self, ready: impl FnMut(&ParkedRequest) -> bool) -> Option<ParkedRequest> {
+    pub(crate) fn take_first(
+        &mut self,
+        ready: impl FnMut(&ParkedRequest) -> bool,
+    ) -> Option<ParkedRequest> {
         let index = self.entries.iter().position(ready)?;
         let entry = self.entries.remove(index);
         self.forget(&entry);
@@ -198,7 +206,10 @@ mod tests {
         assert_eq!(order, [0, 2, 4]);
         parked.park(more(7)).unwrap();
         assert!(parked.waits(7) && parked.waits(8));
-        assert_eq!(parked.take_first(|e| matches!(e.wait, WaitReason::PushSlot)).unwrap().connection, 8);
+        assert_eq!(
+            parked.take_first(|e| matches!(e.wait, WaitReason::PushSlot)).unwrap().connection,
+            8
+        );
         assert!(parked.waits(7) && !parked.waits(8));
         parked.drop_connection(7);
         assert!(!parked.any(|_| true) && parked.per_connection.is_empty());

@@ -9,9 +9,9 @@
 use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
 use smallvec::SmallVec;
 
-use super::shard_files::GROWTH;
-use super::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
 use super::client_registry::ClientKey;
+use super::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
+use super::shard_files::GROWTH;
 use super::{Shard, VariablesState};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::{Issued, StepOwner};
@@ -56,7 +56,8 @@ impl Shard {
         let made = self.journal.commit();
         self.count_commit(made);
         let counts = self.counts();
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables
+        {
             store.committed(counts);
         }
     }

@@ -53,8 +53,7 @@ pub(crate) fn decode(cell: &[u64]) -> Result<Option<String>, Fault> {
     match text.and_then(|text| std::str::from_utf8(text).ok()) {
         Some(reason) => Ok(Some(reason.to_owned())),
         None => {
-            let what =
-                format!("the reason of a failed flush, at most {REASON_BYTES_MAX} bytes");
+            let what = format!("the reason of a failed flush, at most {REASON_BYTES_MAX} bytes");
             Err(Fault::at(offset_of(Address::Control(POISON)), what))
         }
     }

@@ -164,7 +164,8 @@ impl Shard {
             image: self.journal.image(FROM_IMAGE),
             planted: self.config.planted,
         };
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables
+        {
             store.image_begun();
         }
         self.outputs.push_back(ShardOutput::Flush(Box::new(flush)));
@@ -182,7 +183,9 @@ impl Shard {
                     // A file that cannot be removed costs space, and the next process tries again.
                     let _ = self.remove_unnamed();
                 }
-                if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables {
+                if let VariablesState::Declared(store) | VariablesState::Ready(store) =
+                    &mut self.variables
+                {
                     store.image_written();
                 }
             }
@@ -194,7 +197,12 @@ impl Shard {
                 // reason. Orders, events and counts are kept, because a caller of the saver would
                 // wait forever.
                 let within = |output: &ShardOutput| {
-                    matches!(output, ShardOutput::SaverOrder(_) | ShardOutput::Event(_) | ShardOutput::Members { .. })
+                    matches!(
+                        output,
+                        ShardOutput::SaverOrder(_)
+                            | ShardOutput::Event(_)
+                            | ShardOutput::Members { .. }
+                    )
                 };
                 let held = power.held.drain(..).map(|(_, output)| output);
                 self.outputs.extend(held.filter(within));

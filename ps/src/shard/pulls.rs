@@ -13,7 +13,7 @@ use pushpull_common::protocol::{Header, Refusal, message};
 use pushpull_common::rows::{self, Numbers};
 use pushpull_common::tensor::{DType, Element, elements_of};
 
-use super::output::{AnswerBody, ShardOutput, PulledParts, PullEncoder};
+use super::output::{AnswerBody, PullEncoder, PulledParts, ShardOutput};
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::{Detail, ExpectedBody, Shard, VariablesState};
 
@@ -22,7 +22,12 @@ const ENCODE_BUFFERS_MAX: usize = 8;
 
 impl Shard {
     /// Handles a pull whose values are sent encoded.
-    pub(super) fn pull_encoded(&mut self, entry: ParkedRequest, header: &Header, asked: &PullEncoded) {
+    pub(super) fn pull_encoded(
+        &mut self,
+        entry: ParkedRequest,
+        header: &Header,
+        asked: &PullEncoded,
+    ) {
         match ValueEncoding::from_code(asked.encoding) {
             Some(form) => self.pull(entry, header, &asked.pull.selection, Some(form)),
             None => self.refuse_encoding(&entry, header, asked.encoding),
@@ -80,7 +85,8 @@ impl Shard {
 
     /// Returns whether the step that a pull waits for is served.
     fn can_pull(&self, entry: &ParkedRequest) -> bool {
-        let (WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. }) = entry.wait else {
+        let (WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. }) = entry.wait
+        else {
             return false;
         };
         self.served_step() >= at_least
@@ -143,7 +149,9 @@ impl Shard {
             return self.refuse(connection, request, Refusal::UnknownPartition { partition: id });
         };
         let unfit = |codec: Codec| match partition.own_encoding {
-            Some(own) if own != codec.encoding() => Some("rows of an f16 or bf16 variable are sent in its own format"),
+            Some(own) if own != codec.encoding() => {
+                Some("rows of an f16 or bf16 variable are sent in its own format")
+            }
             None if !partition.trainable => Some("rows of a plain variable are sent unencoded"),
             _ => None,
         };
@@ -209,7 +217,8 @@ impl Shard {
         codec: Option<Codec>,
         rows: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
-        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &self.variables else {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &self.variables
+        else {
             return Err(Refusal::NotInitialized {});
         };
         // The variables may have been declared again since the request.

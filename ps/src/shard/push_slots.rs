@@ -6,8 +6,8 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Reserved;
 
 use super::Shard;
-use super::parked_requests::{ParkedRequest, WaitReason};
 use super::client_registry::ClientKey;
+use super::parked_requests::{ParkedRequest, WaitReason};
 
 impl Shard {
     pub(super) fn reserve(&mut self, now: Instant, entry: ParkedRequest) {

@@ -7,11 +7,11 @@ use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart, Role};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
-use super::encoded_parts::PartEncoding;
 use super::client_registry::{ClientKey, ClientPresence};
+use super::encoded_parts::PartEncoding;
 use super::work::Job;
-use super::{Detail, IncomingPart, ExpectedBody, Shard, VariablesState, answer_to, deadline_of};
-use crate::inbox::{PushArrival, Extents, Inbox, PendingAnswer, is_for_trainable};
+use super::{Detail, ExpectedBody, IncomingPart, Shard, VariablesState, answer_to, deadline_of};
+use crate::inbox::{Extents, Inbox, PendingAnswer, PushArrival, is_for_trainable};
 
 impl Shard {
     /// Handles the message of a part: chooses the memory for its body.
@@ -431,7 +431,7 @@ impl Shard {
             .as_ref()
             .and_then(|inbox| inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes));
         let state = match (self.registry.client(client).window.state(sequence), arrival) {
-            (PushState::Unknown {}, Some(bytes)) => PushState::ExpectedBody { bytes },
+            (PushState::Unknown {}, Some(bytes)) => PushState::Receiving { bytes },
             (state, _) => state,
         };
         self.answer(connection, request, OutcomeIs { state }.into());

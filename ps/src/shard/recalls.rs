@@ -8,8 +8,8 @@ use pushpull_common::protocol::{Envelope, message};
 use smallvec::SmallVec;
 
 use super::Shard;
-use super::output::ShardOutput;
 use super::client_registry::{ClientKey, ClientPresence};
+use super::output::ShardOutput;
 use crate::planted::Bug;
 
 impl Shard {
@@ -95,7 +95,9 @@ impl Shard {
     fn retire_overdue(&mut self, now: Instant) {
         let Some(owner) = &mut self.owner else { return };
         let registry = &self.registry;
-        owner.put_off_recalls(now, |client| registry.client(client).presence == ClientPresence::Present);
+        owner.put_off_recalls(now, |client| {
+            registry.client(client).presence == ClientPresence::Present
+        });
         let owner = &*owner;
         let comes = |token: TokenId| {
             self.inbox.as_ref().is_some_and(|inbox| !inbox.push_slots_of(token.0).is_empty())

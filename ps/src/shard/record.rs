@@ -21,16 +21,18 @@
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 
-use super::client_registry::{CLIENTS_MAX, ClientEntry, ClientKey, EPOCH_LIMIT, ClientPresence, DurableClient};
+use super::client_registry::{
+    CLIENTS_MAX, ClientEntry, ClientKey, ClientPresence, DurableClient, EPOCH_LIMIT,
+};
 use crate::aggregate::bounded_staleness::ReplicaProgress;
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_coordinator::AdmittedPush;
 use crate::aggregate::step_owner::{Issued, StepState};
 use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
 use crate::config::PsConfig;
-use crate::push_window::PushWindow;
 use crate::layout::Fault;
 use crate::planted::PlantedBugs;
+use crate::push_window::PushWindow;
 
 /// How far the declaration of a shard's variables has progressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -199,7 +201,11 @@ impl ShardRecord {
             },
             // Clients bring epochs of their own up to this limit, and more are assigned above them.
             newest_epoch: below(RecordWord::NewestEpoch, EPOCH_LIMIT + COUNT_LIMIT, "an epoch")?,
-            chief: ClientEpoch(below(RecordWord::Chief, EPOCH_LIMIT + COUNT_LIMIT, "a chief's epoch")?),
+            chief: ClientEpoch(below(
+                RecordWord::Chief,
+                EPOCH_LIMIT + COUNT_LIMIT,
+                "a chief's epoch",
+            )?),
             chief_client: match load(RecordWord::ChiefClient) {
                 0 => None,
                 // The key of one of the clients.
@@ -217,7 +223,11 @@ impl ShardRecord {
             generation: count(RecordWord::Generation, "a generation")?,
             digest: digest.try_into().expect("four words"),
             clients: size(RecordWord::Clients, CLIENTS_MAX, "a count of clients")?,
-            push_slots: size(RecordWord::PushSlots, PsConfig::INBOX_PUSHES_MAX, "a count of push slots")?,
+            push_slots: size(
+                RecordWord::PushSlots,
+                PsConfig::INBOX_PUSHES_MAX,
+                "a count of push slots",
+            )?,
             lives: count(RecordWord::Lives, "a count of lives")?,
             // The store checks these values, which depend on each other and on the layout.
             block_bytes: size(RecordWord::BlockBytes, 1 << 40, "the bytes of a block")?,
@@ -225,7 +235,7 @@ impl ShardRecord {
             slots: size(RecordWord::Slots, 1 << 40, "a count of slots")?,
             integrity: flag(RecordWord::Integrity, "whether blocks have checksums")?,
             restore_epoch: RestoreEpoch(
-                below(RecordWord::RestoreEpoch, 1 << 32, "a restore epoch")? as u32
+                below(RecordWord::RestoreEpoch, 1 << 32, "a restore epoch")? as u32,
             ),
             restored_step: GlobalStep(count(RecordWord::RestoredStep, "a step")?),
             from_image: flag(RecordWord::FromImage, "whether this is an image")?,
@@ -406,7 +416,11 @@ mod tests {
         let steps = (count(), count(), any::<bool>());
         let steps =
             steps.prop_map(|(step, next_token, finished)| StepState { step, next_token, finished });
-        let stage = prop_oneof![Just(ShardStage::Absent), Just(ShardStage::Declared), Just(ShardStage::Ready)];
+        let stage = prop_oneof![
+            Just(ShardStage::Absent),
+            Just(ShardStage::Declared),
+            Just(ShardStage::Ready)
+        ];
         let sizes = (0..=CLIENTS_MAX, 0..=PsConfig::INBOX_PUSHES_MAX, count());
         let memory = (0..=1_usize << 40, 0..=1_usize << 40, 0..=1_usize << 40, any::<bool>());
         let restored = (any::<u32>(), count(), any::<bool>());

@@ -134,8 +134,9 @@ impl RowWork {
         }
         store.reserve_intent_for_tables(journal)?;
         let all = self.touched.iter().filter(|touched| matches!(touched.rows, RowSelection::All));
-        let all = all
-            .map(|TouchedRows { partition, .. }| partition.offset..partition.offset + partition.bytes);
+        let all = all.map(|TouchedRows { partition, .. }| {
+            partition.offset..partition.offset + partition.bytes
+        });
         let mut whole_ranges = std::mem::take(&mut self.whole_ranges);
         whole_ranges.extend(dense.iter().cloned().chain(all));
         let rows = self.touched.iter().filter_map(|TouchedRows { partition, rows }| match rows {
@@ -182,7 +183,9 @@ impl RowWork {
                 }
                 // A single push needs no sum.
                 let single = match &pushes[..] {
-                    [push] if push.factor == 1.0 && !matches!(rows, RowSelection::All) => Some(push),
+                    [push] if push.factor == 1.0 && !matches!(rows, RowSelection::All) => {
+                        Some(push)
+                    }
                     _ => None,
                 };
                 let bytes = if single.is_some() { *budget } else { TILE_BYTES };

@@ -12,20 +12,20 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId, Token
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Outcome, PushState};
 
+use super::client_registry::{CLIENTS_MAX, ClientKey, ClientPresence, ClientRegistry};
+use super::control_file::{OpenedControl, control_text, open_control};
 use super::fused_ranges::FusedRanges;
 use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
 use super::parked_requests::ParkedRequests;
 use super::power::Power;
 use super::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
-use super::control_file::{OpenedControl, control_text, open_control};
-use super::client_registry::{CLIENTS_MAX, ClientKey, ClientPresence, ClientRegistry};
 use super::staleness::LastPulls;
 use super::work::Job;
 use super::{Shard, VariablesState, poison};
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
-use crate::arena::{Arena, Budget, ArenaStorage, file_name};
+use crate::arena::{Arena, ArenaStorage, Budget, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal, is_unused_intent, offset_of, table_bytes};
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
@@ -33,7 +33,7 @@ use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::metrics::Counters;
 use crate::optimizer::VariableRules;
-use crate::store::{StoreGeometry, StorePlan, Store};
+use crate::store::{Store, StoreGeometry, StorePlan};
 use crate::table::Table;
 
 /// The identity of one run of the server, for the arenas that it opens.
@@ -109,7 +109,11 @@ impl Shard {
         Ok(shard)
     }
 
-    fn create(parts: ShardSetup, storage: ArenaStorage, run: ServerRun) -> Result<Shard, StorageError> {
+    fn create(
+        parts: ShardSetup,
+        storage: ArenaStorage,
+        run: ServerRun,
+    ) -> Result<Shard, StorageError> {
         clear_unfinished(&storage)?;
         let stamp = Stamp { shard: parts.id, arena: run.arena };
         let text = control_text(&run, &parts.identity);
@@ -287,7 +291,10 @@ impl Shard {
         for issued in tokens {
             let owner = self.owner.as_mut();
             if !owner.is_some_and(|owner| owner.restore_token(key, issued, now)) {
-                return fault(format!("a client whose token {} no other client holds", issued.token));
+                return fault(format!(
+                    "a client whose token {} no other client holds",
+                    issued.token
+                ));
             }
         }
         if let Some(owner) = &mut self.owner {
@@ -310,7 +317,8 @@ impl Shard {
         let corrupt = |kind, fault| storage.corrupt(&file_name(kind, generation), fault);
         let catalogue = open_catalogue(&self.arena, record)?;
         let layout = catalogue.layout(self.id);
-        let geometry = StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
+        let geometry =
+            StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
         self.can_train(&catalogue)?;
         let rules = self.config.rules.of_variables(&catalogue);
         let slots = rules.most_slots(&layout);
@@ -371,7 +379,8 @@ impl Shard {
             store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
         self.fused_ranges = FusedRanges::new(store.layout(), &rules);
-        self.variables = if ready { VariablesState::Ready(store) } else { VariablesState::Declared(store) };
+        self.variables =
+            if ready { VariablesState::Ready(store) } else { VariablesState::Declared(store) };
         self.rules = rules;
         self.count_participants();
         self.return_tokens_of_absent_clients(now, &complete);
@@ -399,7 +408,8 @@ impl Shard {
             Fault::at(at, "pushes that are admitted to a step")
         })?;
         let joined = self.registry.keys().collect();
-        let present = |key: &ClientKey| self.registry.client(*key).presence == ClientPresence::Present;
+        let present =
+            |key: &ClientKey| self.registry.client(*key).presence == ClientPresence::Present;
         let live = self.registry.keys().filter(present);
         let live = live.map(|key| (key, self.registry.client(key).task.index)).collect();
         if let Some(coordinator) = self.coordinator_mut() {
@@ -420,8 +430,9 @@ impl Shard {
             owner.recall(now, absent, |token| complete.contains(&token));
             return;
         }
-        let lost =
-            owner.outstanding().filter(|&(token, holder)| absent(holder) && !complete.contains(&token));
+        let lost = owner
+            .outstanding()
+            .filter(|&(token, holder)| absent(holder) && !complete.contains(&token));
         let lost: BTreeSet<ClientKey> = lost.map(|(_, holder)| holder).collect();
         for holder in lost {
             owner.drop_client(holder, |token| complete.contains(&token));

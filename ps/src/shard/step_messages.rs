@@ -153,7 +153,11 @@ impl Shard {
                 let all_here = tokens.iter().all(|&token| self.is_whole(TokenId(token)));
                 self.counters.steps_missed.add(u64::from(!all_here));
                 if let Some(follower) = self.follower.as_mut().filter(|_| all_here) {
-                    follower.receive_commit(&CommittedStep { step: header.step.0, tokens, factors });
+                    follower.receive_commit(&CommittedStep {
+                        step: header.step.0,
+                        tokens,
+                        factors,
+                    });
                 }
                 self.begin_step();
             }

@@ -232,7 +232,7 @@ impl Shard {
                 let pushes = &pushes[..];
                 let (shared, at) = (shared_of(pushes, &range), start);
                 let mut mean = Mean { pushes, dtype, gradients, divisor, start, at, shared, copy };
-                let (how, input) = ((rules, operation, apply_at), ChangeInput::PushSource(&mut mean));
+                let (how, input) = ((rules, operation, apply_at), ChangeInput::Source(&mut mean));
                 job.two_pass.take(store, how, &partition, range.clone(), input)?;
             }
             let read = (range.end - range.start) * gradients.max(1) as u64;

@@ -7,8 +7,8 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::Shard;
-use super::parked_requests::WaitReason;
 use super::client_registry::{ClientKey, ClientPresence};
+use super::parked_requests::WaitReason;
 use crate::aggregate::mode::OnLoss;
 
 impl Shard {
@@ -148,8 +148,7 @@ impl Shard {
         let coordinator = self.coordinator()?;
         if coordinator.is_applying() || coordinator.is_behind() {
             let step = coordinator.step() - 1;
-            let behind =
-                coordinator.shards_behind().filter_map(|at| self.describe_shard(now, at));
+            let behind = coordinator.shards_behind().filter_map(|at| self.describe_shard(now, at));
             let behind = behind.collect::<Vec<String>>().join(", ");
             let behind = if behind.is_empty() { behind } else { format!("; not yet by {behind}") };
             return Some(format!("step {step} to be applied by every shard{behind}"));

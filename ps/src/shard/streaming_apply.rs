@@ -36,7 +36,8 @@ impl Shard {
         }
         let numbers =
             |store: &Store| store.layout().touched_by_index(range.clone()).next().is_some();
-        let waits = self.fused_ranges.within(range.clone()).any(|fused_range| fused_range.is_deferred);
+        let waits =
+            self.fused_ranges.within(range.clone()).any(|fused_range| fused_range.is_deferred);
         if waits || self.store().is_some_and(numbers) {
             // Which rows they are, or what their sums are, is known once the push is whole.
             if self

@@ -40,7 +40,9 @@ impl Shard {
     /// applied.
     #[cfg(feature = "simulation")]
     pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
-        self.follower.as_ref().map_or((0, None), |follower| (follower.step(), follower.tokens_to_apply()))
+        self.follower
+            .as_ref()
+            .map_or((0, None), |follower| (follower.step(), follower.tokens_to_apply()))
     }
 
     /// Restarts the step follower after this many steps, without a commit for the next.
@@ -250,7 +252,9 @@ impl Shard {
         let present = entry.presence == ClientPresence::Present;
         let PendingAnswer { connection, request, .. } = whole;
         // The push is answered once.
-        self.inbox.iter_mut().for_each(|inbox| inbox.set_whole(push_slot, PendingAnswer::unawaited()));
+        self.inbox
+            .iter_mut()
+            .for_each(|inbox| inbox.set_whole(push_slot, PendingAnswer::unawaited()));
         if entry.connection != Some(connection) {
             // The connection of the request has ended. A client that asks again is answered.
             return;

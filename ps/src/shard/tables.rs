@@ -26,10 +26,7 @@ impl Shard {
             "a table survives a loss of power in checkpoints only, not with Durability::Power"
                 .to_owned()
         } else if here > TABLES_MAX {
-            format!(
-                "{} would have {here} parts of tables, the limit is {TABLES_MAX}",
-                self.id
-            )
+            format!("{} would have {here} parts of tables, the limit is {TABLES_MAX}", self.id)
         } else {
             return Ok(());
         };
@@ -76,7 +73,8 @@ impl Shard {
 
     /// Adds the counts of the tables to the counters.
     pub(super) fn count_tables(&mut self) {
-        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables else {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables
+        else {
             return;
         };
         let tables = store.tables_mut();

@@ -8,11 +8,11 @@ use pushpull_common::protocol::message::{EndReason, ReturnToken};
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
 use smallvec::SmallVec;
 
-use super::parked_requests::{ParkedRequest, WaitReason};
 use super::client_registry::ClientKey;
+use super::parked_requests::{ParkedRequest, WaitReason};
 use super::{Detail, Shard};
 use crate::aggregate::step_coordinator::PerPush;
-use crate::aggregate::step_owner::{Issued, TokenResponse, StepOwner};
+use crate::aggregate::step_owner::{Issued, StepOwner, TokenResponse};
 
 impl Shard {
     pub(super) fn token_request(&mut self, now: Instant, entry: ParkedRequest, newest: TokenId) {
@@ -28,8 +28,9 @@ impl Shard {
         }
         let held = lost.map_or(0, |(client, owner)| owner.tokens_of(client).count());
         // Tokens that the client waits for count as held.
-        let waits =
-            |other: &&ParkedRequest| other.client == entry.client && matches!(other.wait, WaitReason::Token);
+        let waits = |other: &&ParkedRequest| {
+            other.client == entry.client && matches!(other.wait, WaitReason::Token)
+        };
         let held = held + self.parked.count(waits);
         if held >= TOKENS_PER_CLIENT_MAX {
             let (what, limit) = (Detail::clipped("tokens of one client"), held as u64);
@@ -130,7 +131,9 @@ impl Shard {
         // while the next one need not.
         let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
         let mut waiting: SmallVec<[ParkedRequest; 2]> = SmallVec::new();
-        while let Some(entry) = self.parked.take_first(|entry| matches!(entry.wait, WaitReason::Token)) {
+        while let Some(entry) =
+            self.parked.take_first(|entry| matches!(entry.wait, WaitReason::Token))
+        {
             match self.ask_owner(now, &entry) {
                 Some(TokenResponse::Wait) | None => {
                     waiting.push(entry);

@@ -116,7 +116,12 @@ impl Shard {
                 // A chief that reconnected asks again. The second request waits for the same
                 // initialization.
                 if self.is_initializing() {
-                    return self.park(ParkedRequest::plain(connection, request, now, WaitReason::Ready));
+                    return self.park(ParkedRequest::plain(
+                        connection,
+                        request,
+                        now,
+                        WaitReason::Ready,
+                    ));
                 }
                 if epoch <= self.epoch || epoch.0 == u32::MAX {
                     let refusal = self.other_epoch(epoch);

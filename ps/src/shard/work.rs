@@ -8,9 +8,9 @@ use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, Refusal};
 
 use super::checks::overflow_refusal;
+use super::client_registry::{ClientKey, ClientPresence};
 use super::grad_norm::NormJob;
 use super::record::RESTORED_LIMIT;
-use super::client_registry::{ClientKey, ClientPresence};
 use super::rows::RowChange;
 use super::scan::{NonFiniteScan, ScanJob, ScanningInput};
 use super::staleness::StalenessAdjustment;
@@ -19,7 +19,7 @@ use super::two_pass::TwoPass;
 use super::{Shard, VariablesState};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::config::NonFinite;
-use crate::inbox::{PushArrival, Extents, PushValues};
+use crate::inbox::{Extents, PushArrival, PushValues};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::planted::Bug;
 use crate::store::{Change, ChangeInput, Stalled, Store};
@@ -251,7 +251,8 @@ impl Shard {
         let Some(inbox) = &self.inbox else {
             return Ok(true);
         };
-        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables else {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables
+        else {
             return Ok(true);
         };
         let (Some(push), Some(source)) =
@@ -435,7 +436,8 @@ impl Shard {
 
     /// Puts the changed blocks into the transaction that this push is committed by.
     pub(super) fn publish(&mut self) {
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables
+        {
             store.publish(&mut self.journal);
         }
         self.count_tables();

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{StoreGeometry, pieces_of};
 use crate::arena::Pins;
-use crate::checkpoint::{CheckpointError, RowHead, CheckpointSource, CheckpointStream, TableSource};
+use crate::checkpoint::{
+    CheckpointError, CheckpointSource, CheckpointStream, RowHead, TableSource,
+};
 use crate::table::TableImage;
 
 /// The values and slots of one version, pinned while this value lives. Can be read on any thread.
@@ -47,7 +49,9 @@ impl TableSource for StoreTableImage {
         &self,
         out: &mut dyn FnMut(RowHead) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        self.image.heads().try_for_each(|head| check_memory(&self.memory_needed).and_then(|()| out(head)))
+        self.image
+            .heads()
+            .try_for_each(|head| check_memory(&self.memory_needed).and_then(|()| out(head)))
     }
 
     fn stream(

@@ -100,8 +100,9 @@ impl ChangeInput<'_> {
         mut take: impl FnMut(Range<usize>, InputChunk<'_>),
     ) {
         if let ChangeInput::Source(source) = self
-            && let Some(shared) =
-                source.shared_input().filter(|shared| shared.have_line_offset(within.start % LINE_BYTES))
+            && let Some(shared) = source
+                .shared_input()
+                .filter(|shared| shared.have_line_offset(within.start % LINE_BYTES))
         {
             let (mut full, SharedInput { gradients, at, divisor, exponents }) = (false, shared);
             let shared = SharedRun { gradients, at, divisor, exponents, full: &mut full };
@@ -172,7 +173,11 @@ mod tests {
                 for within in &ranges {
                     let (mut at, mut bytes) = (within.start, Vec::new());
                     input.each(within.clone(), |part, given| {
-                        assert_eq!((part.start, part.len()), (at, given.len()), "parts are in order");
+                        assert_eq!(
+                            (part.start, part.len()),
+                            (at, given.len()),
+                            "parts are in order"
+                        );
                         at = part.end;
                         bytes.extend_from_slice(given);
                     });

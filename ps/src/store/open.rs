@@ -6,9 +6,9 @@ use pushpull_common::catalogue::{Catalogue, ShardLayout};
 
 use super::pool::Pool;
 use super::rows::RowTile;
-use super::undo::{UndoRow, UNDO_BYTES, Undo};
-use super::{StoreGeometry, Store};
-use crate::arena::{Arena, Blocks, Grid, Reservation, Memory, fence, file_name};
+use super::undo::{UNDO_BYTES, Undo, UndoRow};
+use super::{Store, StoreGeometry};
+use crate::arena::{Arena, Blocks, Grid, Memory, Reservation, fence, file_name};
 use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
@@ -112,9 +112,22 @@ impl Store {
         Ok(store)
     }
 
-    fn new(plan: StorePlan, reservation: Reservation, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
+    fn new(
+        plan: StorePlan,
+        reservation: Reservation,
+        values: Pool,
+        slots: Option<Pool>,
+        undo: Undo,
+    ) -> Store {
         let StorePlan {
-            catalogue, layout, geometry, integrity, cached_bytes_max, power, planted, ..
+            catalogue,
+            layout,
+            geometry,
+            integrity,
+            cached_bytes_max,
+            power,
+            planted,
+            ..
         } = plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
@@ -228,7 +241,11 @@ fn open_undo(arena: &Arena, generation: u64) -> Result<Undo, StorageError> {
 
 /// Checks that every row is inside the block that it names. Rows of tables are checked by their
 /// tables.
-fn check_rows(rows: Vec<UndoRow>, geometry: &StoreGeometry, tables: usize) -> Result<Vec<UndoRow>, Fault> {
+fn check_rows(
+    rows: Vec<UndoRow>,
+    geometry: &StoreGeometry,
+    tables: usize,
+) -> Result<Vec<UndoRow>, Fault> {
     let is_inside = |row: &UndoRow| {
         if let Some(table) = row.table {
             return usize::from(table) < tables;

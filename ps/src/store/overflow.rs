@@ -82,7 +82,12 @@ impl Store {
 
     /// Returns whether values in a block must be scanned after a change in place. They need not be
     /// if an overflow is recorded, and cannot be if some are non-finite already.
-    pub(super) fn needs_overflow_check(&self, change: Change<'_>, block: u32, within: &Range<usize>) -> bool {
+    pub(super) fn needs_overflow_check(
+        &self,
+        change: Change<'_>,
+        block: u32,
+        within: &Range<usize>,
+    ) -> bool {
         let values = &self.values.blocks.read(block)[within.clone()];
         let exponents = change.computed_dtype().map(Exponents::of);
         self.overflow.is_none() && exponents.is_some_and(|these| !these.are_full_in(values))

@@ -134,8 +134,12 @@ impl Pool {
     /// read.
     pub(crate) fn free_count(&mut self) -> usize {
         let Pool { blocks, free, retired, readers, .. } = self;
-        let is_read = |replaced: &ReplacedBlock| blocks.is_pinned(replaced.block) || readers.may_read(replaced.sequences);
-        free.extend(retired.extract_if(.., |replaced| !is_read(replaced)).map(|replaced| replaced.block));
+        let is_read = |replaced: &ReplacedBlock| {
+            blocks.is_pinned(replaced.block) || readers.may_read(replaced.sequences)
+        };
+        free.extend(
+            retired.extract_if(.., |replaced| !is_read(replaced)).map(|replaced| replaced.block),
+        );
         free.len()
     }
 
@@ -170,7 +174,8 @@ impl Pool {
         for logical in self.dirty.drain(..) {
             if let Some(block) = self.shadows[logical as usize].take() {
                 let block = std::mem::replace(&mut self.committed[logical as usize], block);
-                self.freed.push(ReplacedBlock { block, sequences: self.readers.block_moved(logical) });
+                self.freed
+                    .push(ReplacedBlock { block, sequences: self.readers.block_moved(logical) });
             }
         }
     }
@@ -203,7 +208,10 @@ impl Pool {
     pub(crate) fn image_written(&mut self) {
         // Values are not shared where images are written.
         let in_durable_image = self.in_durable_image.drain(..);
-        self.freed.extend(in_durable_image.map(|block| ReplacedBlock { block, sequences: SequenceRange::default() }));
+        self.freed.extend(
+            in_durable_image
+                .map(|block| ReplacedBlock { block, sequences: SequenceRange::default() }),
+        );
         self.release_replaced();
     }
 
@@ -212,7 +220,8 @@ impl Pool {
     /// needs.
     fn release_replaced(&mut self) {
         for replaced in self.freed.drain(..).rev() {
-            match self.blocks.is_pinned(replaced.block) || self.readers.may_read(replaced.sequences) {
+            match self.blocks.is_pinned(replaced.block) || self.readers.may_read(replaced.sequences)
+            {
                 true => self.retired.push(replaced),
                 false => self.free.push(replaced.block),
             }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::message::SharedValues;
 use pushpull_common::shared_values::{
-    BlockTable, ValueCounts, READER_SLOT_WORDS, ReaderSlot, block_table_words, holds,
+    BlockTable, READER_SLOT_WORDS, ReaderSlot, ValueCounts, block_table_words, holds,
 };
 
 use super::Store;
@@ -79,12 +79,17 @@ impl Readers {
         let Some(shared_values) = &mut self.0 else { return SequenceRange::default() };
         shared_values.moved_blocks.push(logical);
         let end = shared_values.block_table.sequence() + 2;
-        SequenceRange { first: std::mem::replace(&mut shared_values.first_sequences[logical as usize], end), end }
+        SequenceRange {
+            first: std::mem::replace(&mut shared_values.first_sequences[logical as usize], end),
+            end,
+        }
     }
 
     /// Returns whether a reader may be reading a replaced block.
     pub(super) fn may_read(&self, sequences: SequenceRange) -> bool {
-        let Some(shared_values) = self.0.as_ref().filter(|_| sequences.end > 0) else { return false };
+        let Some(shared_values) = self.0.as_ref().filter(|_| sequences.end > 0) else {
+            return false;
+        };
         if shared_values.planted.has(Bug::PinIgnored) {
             return false;
         }
@@ -122,7 +127,8 @@ impl Readers {
     /// Publishes a committed change: the blocks that it moved, and its counts.
     pub(super) fn publish(&mut self, counts: ValueCounts, committed: &[u32]) {
         let Some(shared_values) = &mut self.0 else { return };
-        let SharedReaders { block_table, moved_blocks, planted, commit_hidden, .. } = &mut **shared_values;
+        let SharedReaders { block_table, moved_blocks, planted, commit_hidden, .. } =
+            &mut **shared_values;
         if moved_blocks.is_empty() && !block_table.is_changing() && block_table.counts() == counts {
             return;
         }
@@ -164,7 +170,9 @@ impl Readers {
     fn remove(&mut self, connection: u64) -> (u64, u64) {
         let Some(shared_values) = &mut self.0 else { return (0, 0) };
         let mut counted = (0, 0);
-        for mut reader in shared_values.readers.extract_if(.., |reader| reader.connection == connection) {
+        for mut reader in
+            shared_values.readers.extract_if(.., |reader| reader.connection == connection)
+        {
             if !shared_values.planted.has(Bug::RevokedUnseen) {
                 reader.reader_slot.revoke();
             }
@@ -221,14 +229,16 @@ impl Store {
         let (values, values_bytes) = self.values.blocks.read_only_descriptor().map_err(failed)?;
         let words = SharedWords::new(READER_SLOT_WORDS).map_err(failed)?;
         let reservation = budget.reserve(words.bytes())?;
-        let (reader_slot, reader_slot_bytes) = (words.writable_descriptor().map_err(failed)?, words.bytes());
+        let (reader_slot, reader_slot_bytes) =
+            (words.writable_descriptor().map_err(failed)?, words.bytes());
         let committed =
             (0..self.geometry.logical_blocks).map(|logical| self.values.committed_block(logical));
         let mut made = None;
         if !self.values.readers.exist() {
             let words = SharedWords::new(block_table_words(committed.len())).map_err(failed)?;
             let reservation = budget.reserve(words.bytes())?;
-            let (readers, first_sequences, moved_blocks) = (Vec::new(), vec![0; committed.len()], Vec::new());
+            let (readers, first_sequences, moved_blocks) =
+                (Vec::new(), vec![0; committed.len()], Vec::new());
             let block_table = BlockTable::new(words, counts, committed);
             let (planted, commit_hidden) = (self.planted, false);
             made = Some(Box::new(SharedReaders {
@@ -252,7 +262,9 @@ impl Store {
             self.values.readers.0 = Some(made);
         }
         if let Some(shared_values) = &mut self.values.readers.0 {
-            for reader in shared_values.readers.extract_if(.., |reader| reader.connection == connection) {
+            for reader in
+                shared_values.readers.extract_if(.., |reader| reader.connection == connection)
+            {
                 reader.reader_slot.revoke();
             }
             let reader_slot = ReaderSlot::new(words.without_descriptor());
@@ -310,7 +322,8 @@ impl Store {
     pub(crate) fn stalled_readers(&mut self, now: Instant, stall_timeout: Duration) -> Vec<u64> {
         let Some(shared_values) = &mut self.values.readers.0 else { return Vec::new() };
         let readers = shared_values.readers.iter_mut();
-        let stalled = readers.filter_map(|reader| reader.has_stalled(now, stall_timeout).then_some(reader));
+        let stalled =
+            readers.filter_map(|reader| reader.has_stalled(now, stall_timeout).then_some(reader));
         stalled.map(|reader| reader.connection).collect()
     }
 
@@ -320,7 +333,9 @@ impl Store {
         let readers = readers.0.iter().flat_map(|shared_values| &shared_values.readers);
         let holds_one = |reader: &&InPlaceReader| {
             let pin = reader.reader_slot.pinned();
-            retired.iter().any(|replaced| holds(pin, replaced.sequences.first, replaced.sequences.end))
+            retired
+                .iter()
+                .any(|replaced| holds(pin, replaced.sequences.first, replaced.sequences.end))
         };
         readers.filter(holds_one).map(|reader| reader.connection).collect()
     }

@@ -260,7 +260,12 @@ const PREFETCH_BYTES_MAX: usize = 1024;
 /// Prefetches a row of a part of a block. Rows are far apart, so without a prefetch the processor
 /// would wait for one at a time.
 #[inline]
-pub(super) fn prefetch_row(blocks: &Blocks, (block, part): (u32, usize), start: usize, row_bytes: usize) {
+pub(super) fn prefetch_row(
+    blocks: &Blocks,
+    (block, part): (u32, usize),
+    start: usize,
+    row_bytes: usize,
+) {
     if row_bytes <= PREFETCH_BYTES_MAX {
         blocks.prefetch(block, part, start..start + row_bytes);
     }

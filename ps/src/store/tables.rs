@@ -8,7 +8,7 @@ use crate::arena::{Arena, Budget};
 use crate::commit::Journal;
 use crate::error::StorageError;
 use crate::optimizer::VariableRules;
-use crate::table::{TableFiles, TableInputs, Table};
+use crate::table::{Table, TableFiles, TableInputs};
 
 impl Store {
     /// Attaches the tables, which `make` creates or opens with [`Table::create`] or
@@ -48,7 +48,10 @@ impl Store {
     }
 
     /// Extends the intent for the current changes of all tables.
-    pub(crate) fn reserve_intent_for_tables(&self, journal: &mut Journal) -> Result<(), StorageError> {
+    pub(crate) fn reserve_intent_for_tables(
+        &self,
+        journal: &mut Journal,
+    ) -> Result<(), StorageError> {
         let words = self.tables.iter().map(Table::dirty_words).sum();
         journal.grow_intent(words)
     }

@@ -13,7 +13,7 @@ use pushpull_common::variable::VariableSpec;
 use super::*;
 use crate::measure::{alone, holding};
 use crate::optimizer::{
-    Adagrad, Adam, ApplyAt, Lamb, Optimizer, RmsProp, OptimizerRules, Run, Sgd, SlotSpec, Sums,
+    Adagrad, Adam, ApplyAt, Lamb, Optimizer, OptimizerRules, RmsProp, Run, Sgd, SlotSpec, Sums,
 };
 
 const BLOCK: usize = 1024;
@@ -37,7 +37,8 @@ impl Store {
             blocks.collect::<Vec<_>>().concat()
         };
         let slots = self.slots.iter();
-        let slots = slots.flat_map(|pool| (0..self.geometry.slots).map(|slot| concatenate(pool, slot)));
+        let slots =
+            slots.flat_map(|pool| (0..self.geometry.slots).map(|slot| concatenate(pool, slot)));
         [concatenate(&self.values, 0)].into_iter().chain(slots).collect()
     }
 }
@@ -110,7 +111,10 @@ fn a_snapshot_keeps_its_version_and_delays_changes_only_without_free_blocks() {
     let second = fixture.store.snapshot(std::slice::from_ref(&all));
     fixture.add(all.clone(), 1.0).unwrap();
     assert_eq!(fixture.add(all.clone(), 1.0), Err(NoFreeBlock));
-    assert!(fixture.all().iter().all(|&value| value == 3.0), "a change is applied completely or not at all");
+    assert!(
+        fixture.all().iter().all(|&value| value == 3.0),
+        "a change is applied completely or not at all"
+    );
     assert!(read(&second, all.clone()).iter().all(|&value| value == 2.0));
     fixture.store.check_invariants();
     drop(first);
@@ -168,10 +172,11 @@ fn a_snapshot_is_readable_across_block_boundaries() {
     let mut fixture = fixture(Sgd::new(1.0), 1);
     let counted: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&counted);
-    fixture.change(&[0..4 * ELEMENTS], |store, range| {
-        store.change(Change::Assign, range, bytes.into())
-    })
-    .unwrap();
+    fixture
+        .change(&[0..4 * ELEMENTS], |store, range| {
+            store.change(Change::Assign, range, bytes.into())
+        })
+        .unwrap();
     let block = BLOCK as u64;
     let ranges = [8..16, block - 8..block + 8, 3 * block - 8..3 * block];
     let snapshot = fixture.store.snapshot(&ranges);
@@ -210,10 +215,11 @@ fn values_and_slots_match_the_rule_on_every_write_path() {
         let bytes = 4 * range.start..4 * range.end;
         for fixture in &mut fixtures {
             let gradient: &[u8] = bytemuck::cast_slice(&gradient);
-            fixture.change(std::slice::from_ref(&bytes), |store, range| {
-                store.change(gradient_of(&rule, at), range, gradient.into())
-            })
-            .unwrap();
+            fixture
+                .change(std::slice::from_ref(&bytes), |store, range| {
+                    store.change(gradient_of(&rule, at), range, gradient.into())
+                })
+                .unwrap();
             assert_eq!(fixture.all(), values);
             let pool = fixture.store.slots.as_ref().unwrap();
             for (index, expected) in [&m, &v].into_iter().enumerate() {
@@ -264,20 +270,27 @@ fn a_byte_source_has_the_effect_of_a_slice() {
                 range.clone().map(|i| (i as f32).sin() + count as f32).collect();
             let (bytes, at) = (bytemuck::cast_slice(&gradient), ApplyAt::new(count, 0));
             for (fixture, is_streamed) in fixtures.iter_mut().zip([false, true]) {
-                fixture.change(&[4 * range.start..4 * range.end], |store, range| {
-                    let (mut sums, mut sources) = (Sums::default(), [StreamedBytes(bytes), StreamedBytes(bytes)]);
-                    let [summed, applied] = sources.each_mut().map(|source| match is_streamed {
-                        true => ChangeInput::Source(source),
-                        false => ChangeInput::Bytes(bytes),
-                    });
-                    store.add_up(gradient_of(&**rule, at), range.clone(), summed, &mut sums);
-                    let at = at.with_sums(sums.totals());
-                    store.change(gradient_of(&**rule, at), range.clone(), applied)?;
-                    let added = &mut StreamedBytes(bytes);
-                    let added = if is_streamed { ChangeInput::Source(added) } else { ChangeInput::Bytes(bytes) };
-                    store.change(ADD, range, added)
-                })
-                .unwrap();
+                fixture
+                    .change(&[4 * range.start..4 * range.end], |store, range| {
+                        let (mut sums, mut sources) =
+                            (Sums::default(), [StreamedBytes(bytes), StreamedBytes(bytes)]);
+                        let [summed, applied] =
+                            sources.each_mut().map(|source| match is_streamed {
+                                true => ChangeInput::Source(source),
+                                false => ChangeInput::Bytes(bytes),
+                            });
+                        store.add_up(gradient_of(&**rule, at), range.clone(), summed, &mut sums);
+                        let at = at.with_sums(sums.totals());
+                        store.change(gradient_of(&**rule, at), range.clone(), applied)?;
+                        let added = &mut StreamedBytes(bytes);
+                        let added = if is_streamed {
+                            ChangeInput::Source(added)
+                        } else {
+                            ChangeInput::Bytes(bytes)
+                        };
+                        store.change(ADD, range, added)
+                    })
+                    .unwrap();
             }
             let [sliced, streamed] = &fixtures;
             assert_eq!(sliced.store.contents(), streamed.store.contents(), "{rule:?}, {range:?}");
@@ -315,10 +328,11 @@ impl Optimizer for NonzeroSlot {
 fn a_slot_may_start_at_any_value() {
     let mut fixture = fixture(NonzeroSlot, 1);
     let gradient = vec![0; 4 * ELEMENTS as usize];
-    fixture.change(&[0..4 * ELEMENTS], |store, range| {
-        store.change(gradient_of(&NonzeroSlot, ApplyAt::new(1, 0)), range, gradient[..].into())
-    })
-    .unwrap();
+    fixture
+        .change(&[0..4 * ELEMENTS], |store, range| {
+            store.change(gradient_of(&NonzeroSlot, ApplyAt::new(1, 0)), range, gradient[..].into())
+        })
+        .unwrap();
     assert!(fixture.all().iter().all(|&value| value == 0.5));
 }
 
@@ -368,17 +382,18 @@ fn each_variable_has_the_slots_of_its_own_rule() {
                     ..partition.offset + rows.end * row_bytes;
                 let change = gradient_of(&**rule, at);
                 let rows: Vec<u32> = (rows.start as u32..rows.end as u32).collect();
-                fixture.change(&[range], |store, range| match partition.is_sparse() {
-                    true => {
-                        let input = bytemuck::cast_slice(&gradient);
-                        store.change_rows(change, partition, &rows, input)
-                    }
-                    false => {
-                        let input: &[u8] = bytemuck::cast_slice(&gradient);
-                        store.change(change, range, input.into())
-                    }
-                })
-                .unwrap();
+                fixture
+                    .change(&[range], |store, range| match partition.is_sparse() {
+                        true => {
+                            let input = bytemuck::cast_slice(&gradient);
+                            store.change_rows(change, partition, &rows, input)
+                        }
+                        false => {
+                            let input: &[u8] = bytemuck::cast_slice(&gradient);
+                            store.change(change, range, input.into())
+                        }
+                    })
+                    .unwrap();
             }
         }
         let contents = fixture.store.contents();
@@ -465,7 +480,9 @@ fn check_many_rows(rule: Arc<dyn Optimizer>) {
     let gradient: Vec<f32> = (0..5 * rows.len()).map(|i| (i as f32).sin()).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
     let committed = |fixture: &StoreFixture| {
-        (0..fixture.store.values.logical_blocks()).map(|p| fixture.store.values.committed_block(p)).sum()
+        (0..fixture.store.values.logical_blocks())
+            .map(|p| fixture.store.values.committed_block(p))
+            .sum()
     };
     let before: u32 = committed(&fixture);
     let first: Vec<f32> =
@@ -483,8 +500,12 @@ fn check_many_rows(rule: Arc<dyn Optimizer>) {
         let recorded = fixture.store.undo.rows(count - 1).unwrap();
         let old_contents = |stream| recorded.iter().filter(move |row| row.stream == stream);
         for (stream, expected) in expected.iter().enumerate() {
-            let old_contents: Vec<u8> = old_contents(stream).flat_map(|row| row.bytes.clone()).collect();
-            assert!(old_contents == bytemuck::cast_slice::<f32, u8>(expected), "{rule:?}, stream {stream}");
+            let old_contents: Vec<u8> =
+                old_contents(stream).flat_map(|row| row.bytes.clone()).collect();
+            assert!(
+                old_contents == bytemuck::cast_slice::<f32, u8>(expected),
+                "{rule:?}, stream {stream}"
+            );
         }
         fixture.store.publish(&mut fixture.journal);
         fixture.journal.commit();
@@ -726,14 +747,15 @@ mod shared {
             let mean: Vec<f32> = sum.iter().map(|sum| sum / count as f32).collect();
             let changed = |mut input: ChangeInput<'_>| {
                 let mut fixture = fixture(rule.clone(), 1);
-                fixture.change(&[0..BYTES as u64], |store, range| {
-                    let input = match &mut input {
-                        ChangeInput::Bytes(bytes) => ChangeInput::Bytes(bytes),
-                        ChangeInput::Source(source) => ChangeInput::Source(&mut **source),
-                    };
-                    store.change(gradient_of(&**rule, at), range, input)
-                })
-                .unwrap();
+                fixture
+                    .change(&[0..BYTES as u64], |store, range| {
+                        let input = match &mut input {
+                            ChangeInput::Bytes(bytes) => ChangeInput::Bytes(bytes),
+                            ChangeInput::Source(source) => ChangeInput::Source(&mut **source),
+                        };
+                        store.change(gradient_of(&**rule, at), range, input)
+                    })
+                    .unwrap();
                 fixture.store.contents()
             };
             let gradients = files.iter().map(|file| file.bytes(0, BYTES)).collect();

@@ -399,7 +399,8 @@ mod tests {
         }
         let tile = Undo::need(LOCATIONS.len(), 8, 2);
         for byte in STATE * 8..undo.end {
-            let is_old_content = byte >= TILES && (byte - TILES) % tile >= HEAD_BYTES + 2 * LOCATION_BYTES;
+            let is_old_content =
+                byte >= TILES && (byte - TILES) % tile >= HEAD_BYTES + 2 * LOCATION_BYTES;
             let right = undo.memory.bytes()[byte];
             for bit in 0..8 {
                 undo.memory.write(byte, &[right ^ 1 << bit]);

@@ -113,7 +113,9 @@ impl Store {
                 match logical_block_of_row(partition, row, row_bytes, block_bytes) {
                     Some((logical, _)) if touched_blocks.last() == Some(&logical) => {}
                     Some((logical, _)) => touched_blocks.push(logical),
-                    None => need += cut * self.add_touched(&range_of(partition, row), touched_blocks),
+                    None => {
+                        need += cut * self.add_touched(&range_of(partition, row), touched_blocks)
+                    }
                 }
             }
         }
@@ -131,7 +133,12 @@ impl Store {
 
     /// Records the old contents of a range of a logical block, and of those of its slots that
     /// change.
-    pub(super) fn record_undo(&mut self, logical: usize, within: Range<usize>, slots_changed: usize) {
+    pub(super) fn record_undo(
+        &mut self,
+        logical: usize,
+        within: Range<usize>,
+        slots_changed: usize,
+    ) {
         let location = self.location_of(logical, within.start, slots_changed);
         self.record_undo_of_rows(&[location], within.len(), slots_changed, &[]);
     }
@@ -255,7 +262,8 @@ impl Store {
         let found = shadows.overflowed.clone().and_then(|within| {
             let before = &shadows.values[within.clone()];
             let after = &shadows.values_out[within.clone()];
-            let (offset, value) = first_new_overflow(change.computed_dtype()?, Some(before), after)?;
+            let (offset, value) =
+                first_new_overflow(change.computed_dtype()?, Some(before), after)?;
             Some((within.start + offset, value))
         });
         self.record_overflow(start, found);

@@ -7,10 +7,10 @@ use pushpull_common::table::Eviction;
 
 use super::admission::AdmissionDecision;
 use super::index::{
-    DirtyPages, ENTRIES, IndexEntry, PAGES_MAX, PageFull, Pages, RECORDS_MAX, find, page_of, pages_for,
-    tag_of,
+    DirtyPages, ENTRIES, IndexEntry, PAGES_MAX, PageFull, Pages, RECORDS_MAX, find, page_of,
+    pages_for, tag_of,
 };
-use super::records::{TableFiles, HEAD_BYTES, head_of, put_head};
+use super::records::{HEAD_BYTES, TableFiles, head_of, put_head};
 use super::{CommittedPages, IdState, Table};
 use crate::arena::Part;
 use crate::checkpoint::RowHead;
@@ -218,9 +218,11 @@ impl Table {
                 AdmissionDecision::Counted(pushes) => {
                     let new = *state == IdState::Absent;
                     if new && dirty.candidates >= self.limit {
-                        dirty.candidates -= u64::from(remove_rarest_candidate(&mut dirty_pages, tag));
+                        dirty.candidates -=
+                            u64::from(remove_rarest_candidate(&mut dirty_pages, tag));
                     }
-                    let insertion = insert_entry(&mut dirty_pages, tag, IndexEntry::Candidate(pushes));
+                    let insertion =
+                        insert_entry(&mut dirty_pages, tag, IndexEntry::Candidate(pushes));
                     dirty.candidates += u64::from(insertion == Insertion::Added);
                 }
                 AdmissionDecision::Row => {
@@ -356,7 +358,11 @@ enum Insertion {
 }
 
 /// Inserts an entry, replacing the candidate of the same tag if there is one.
-fn insert_entry<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32, entry: IndexEntry) -> Insertion {
+fn insert_entry<P: Pages>(
+    dirty_pages: &mut DirtyPages<'_, P>,
+    tag: u32,
+    entry: IndexEntry,
+) -> Insertion {
     let page = page_of(tag, dirty_pages.count());
     let candidate = |entry| matches!(entry, IndexEntry::Candidate(_));
     match find(dirty_pages.page(page), tag, candidate) {

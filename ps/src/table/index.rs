@@ -270,7 +270,9 @@ mod tests {
 
     #[test]
     fn entries_survive_encoding() {
-        for entry in [IndexEntry::Row(0), IndexEntry::Row(RECORDS_MAX), IndexEntry::Candidate(1 << 24)] {
+        for entry in
+            [IndexEntry::Row(0), IndexEntry::Row(RECORDS_MAX), IndexEntry::Candidate(1 << 24)]
+        {
             assert_eq!((IndexEntry::of(entry.word(7)), tag_in(entry.word(7))), (entry, 7));
         }
         assert_eq!((IndexEntry::of(0), IndexEntry::Empty.word(9)), (IndexEntry::Empty, 0));

@@ -4,8 +4,10 @@ use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::initializer::InitialKey;
 
 use super::change::DirtyRows;
-use super::index::{ENTRIES, IndexEntry, Pages, RECORDS_MAX, find, page_of, pages_for, tag_in, tag_of};
-use super::records::{TableFiles, Records, RecordShape, id_of, is_sound};
+use super::index::{
+    ENTRIES, IndexEntry, Pages, RECORDS_MAX, find, page_of, pages_for, tag_in, tag_of,
+};
+use super::records::{RecordShape, Records, TableFiles, id_of, is_sound};
 use super::{FILES_WORD, Initial, PAGES_WORD, SLOTS_WORD, STEP_WORD, Table, TableCounts};
 use crate::arena::Part;
 use crate::commit::{Address, Journal, index_bytes, offset_of};
@@ -32,7 +34,10 @@ pub(crate) struct TableInputs<'a> {
 
 impl Table {
     /// Creates an empty table, as the next index of the journal. No committed word names it yet.
-    pub(crate) fn create(inputs: TableInputs<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
+    pub(crate) fn create(
+        inputs: TableInputs<'_>,
+        journal: &mut Journal,
+    ) -> Result<Table, StorageError> {
         let TableFiles { arena, generation, table, budget } = &inputs.files;
         let (part, bytes) = (Part::Table(*table), index_bytes(FIRST_PAGES));
         arena.storage.remove(&part.file_name(Kind::Index, *generation))?;
@@ -123,7 +128,10 @@ impl Table {
     }
 
     /// Opens a table left by an earlier process, whose index the journal has mapped.
-    pub(crate) fn open(inputs: TableInputs<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
+    pub(crate) fn open(
+        inputs: TableInputs<'_>,
+        journal: &mut Journal,
+    ) -> Result<Table, StorageError> {
         let TableFiles { arena, generation, table, budget } = inputs.files.clone();
         let name = Part::Table(table).file_name(Kind::Index, generation);
         let corrupt = |fault| arena.storage.corrupt(&name, fault);
@@ -226,8 +234,7 @@ impl Table {
     /// Asserts the invariants. For tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self, journal: &Journal) {
-        let taken: Vec<u32> =
-            self.dirty_rows.iter().flat_map(|dirty| dirty.taken()).collect();
+        let taken: Vec<u32> = self.dirty_rows.iter().flat_map(|dirty| dirty.taken()).collect();
         self.records.check_invariants(&taken);
         let pages = super::CommittedPages { journal, table: self.number };
         let (mut rows, mut candidates) = (0, 0);
@@ -235,7 +242,11 @@ impl Table {
             let page = pages.page(number);
             for &word in page.iter().filter(|&&word| word != 0) {
                 let tag = tag_in(word);
-                assert_eq!(page_of(tag, self.pages), number, "an entry must be in the page of its tag");
+                assert_eq!(
+                    page_of(tag, self.pages),
+                    number,
+                    "an entry must be in the page of its tag"
+                );
                 assert!(find(page, tag, |other| other == IndexEntry::of(word)).is_some());
                 match IndexEntry::of(word) {
                     IndexEntry::Row(record) => {

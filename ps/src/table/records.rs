@@ -6,7 +6,7 @@
 
 use pushpull_common::tensor::DType;
 
-use crate::arena::{Arena, Blocks, Budget, PinnedSet, Grid, Reservation, Part};
+use crate::arena::{Arena, Blocks, Budget, Grid, Part, PinnedSet, Reservation};
 use crate::checkpoint::RowHead;
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES};
@@ -67,7 +67,8 @@ pub(super) fn head_of(record: &[u8]) -> RowHead {
 /// Writes the head of a record whose values are already there, and its checksum: 0 without
 /// `integrity`.
 pub(super) fn put_head(head: RowHead, record: &mut [u8], integrity: bool) {
-    let bytes: &mut [u8; HEAD_BYTES] = record.first_chunk_mut().expect("a record is longer than its head");
+    let bytes: &mut [u8; HEAD_BYTES] =
+        record.first_chunk_mut().expect("a record is longer than its head");
     bytes[ID..STEP].copy_from_slice(&head.id.to_le_bytes());
     bytes[STEP..PUSHES].copy_from_slice(&head.step.to_le_bytes());
     bytes[PUSHES..CRC].copy_from_slice(&head.pushes.to_le_bytes());
@@ -327,7 +328,10 @@ impl Records {
         let mut all: Vec<u32> = lists.into_iter().flatten().chain(taken).copied().collect();
         all.extend((0..self.count() as u32).filter(|&record| self.is_live(record)));
         all.sort_unstable();
-        assert!(all.iter().copied().eq(0..self.count() as u32), "every record must be listed once: {all:?}");
+        assert!(
+            all.iter().copied().eq(0..self.count() as u32),
+            "every record must be listed once: {all:?}"
+        );
     }
 }
 

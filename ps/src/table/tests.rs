@@ -12,7 +12,7 @@ use pushpull_common::variable::VariableSpec;
 
 use super::*;
 use crate::arena::test_files::{Content, TestFiles};
-use crate::arena::{Arena, Budget, ArenaStorage};
+use crate::arena::{Arena, ArenaStorage, Budget};
 use crate::checkpoint::RowHead;
 use crate::commit::table_bytes;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
@@ -429,7 +429,8 @@ fn damaged_files_are_rejected() {
     let mut files = test_files.contents();
     let stamp = arena.stamp;
     let open = |files: &BTreeMap<String, Content>| {
-        let arena = Arena { storage: ArenaStorage::TestFiles(TestFiles::with(files.clone())), stamp };
+        let arena =
+            Arena { storage: ArenaStorage::TestFiles(TestFiles::with(files.clone())), stamp };
         let control = arena.open(Kind::Control, 0, None)?;
         let mut journal = Journal::open(&arena, control, PlantedBugs::default())?;
         journal.first_cell()?;

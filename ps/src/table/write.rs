@@ -13,7 +13,7 @@ use super::records::{head_of, put_head};
 use crate::checkpoint::RowHead;
 use crate::optimizer::Run;
 use crate::planted::{Bug, PlantedBugs};
-use crate::store::{Change, RowLocation, InPlaceRuns, Undo, with_slots};
+use crate::store::{Change, InPlaceRuns, RowLocation, Undo, with_slots};
 
 /// The bytes of values in a tile. With their slots, their undo copies, and as much again prefetched
 /// for the next tile, they stay in the L1 cache.

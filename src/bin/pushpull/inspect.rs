@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use pushpull::inspect::{
-    ArenaReport, ClientReport, Inspection, Presence, SavesFailing, ShardInspection, ShardState, VariableReport,
-    VariablesStage, Verdict,
+    ArenaReport, ClientReport, Inspection, Presence, SavesFailing, ShardInspection, ShardState,
+    VariableReport, VariablesStage, Verdict,
 };
 use serde_json::{Value, json};
 

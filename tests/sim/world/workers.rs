@@ -61,7 +61,11 @@ impl World {
         self.settle_process(number);
     }
 
-    pub(super) fn with_process(&mut self, process: usize, act: impl FnOnce(&mut worker::SessionEndpoint)) {
+    pub(super) fn with_process(
+        &mut self,
+        process: usize,
+        act: impl FnOnce(&mut worker::SessionEndpoint),
+    ) {
         if self.processes[process].is_alive {
             act(&mut self.processes[process].endpoint);
             self.settle_process(process);
@@ -188,9 +192,9 @@ impl World {
     }
 }
 
-fn short(reply: &Result<worker::Answer, pushpull_worker::Error>) -> String {
+fn short(reply: &Result<worker::WorkerAnswer, pushpull_worker::Error>) -> String {
     match reply {
-        Ok(worker::Answer::Pulled(_, step)) => format!("values of step {step}"),
+        Ok(worker::WorkerAnswer::Pulled(_, step)) => format!("values of step {step}"),
         Ok(answer) => format!("{answer:?}"),
         Err(error) => format!("{error}"),
     }

@@ -86,7 +86,8 @@ impl<T: Real> RowResiduals<T> {
         self.gather(ids, &mut gathered);
         self.left.swap_left(&mut gathered);
         let all = 0..values.len();
-        let result = add_encoded_parts(codec, &mut self.left, partition, part_bytes, all, values, out);
+        let result =
+            add_encoded_parts(codec, &mut self.left, partition, part_bytes, all, values, out);
         self.left.swap_left(&mut gathered);
         if result.is_ok() {
             self.keep(ids.iter().copied().zip(gathered.chunks_exact(self.width)));

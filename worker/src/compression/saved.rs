@@ -120,7 +120,10 @@ struct SavedResidual<'a> {
 
 impl<'a> SavedResidual<'a> {
     /// Takes the next saved residual from the rest of the bytes.
-    fn take(catalogue: &Catalogue, rest: &mut &'a [u8]) -> Result<SavedResidual<'a>, ResidualsError> {
+    fn take(
+        catalogue: &Catalogue,
+        rest: &mut &'a [u8],
+    ) -> Result<SavedResidual<'a>, ResidualsError> {
         let id = VariableId(u32::from_le_bytes(take(rest)?));
         let code = u32::from_le_bytes(take(rest)?);
         let count = u64::from_le_bytes(take(rest)?);

@@ -13,7 +13,7 @@ use super::push_buffers::PushBuffers;
 use super::reply::{Answer, Call, PendingReply, way_back};
 use super::runner::SessionRunner;
 use crate::error::Error;
-use crate::session::{SessionCommand, OpId, UnclaimedTokens};
+use crate::session::{OpId, SessionCommand, UnclaimedTokens};
 use crate::token::ReturnQueue;
 
 /// Operations on their way to the session's thread: more than a caller has under way who waits for
@@ -76,7 +76,12 @@ impl Caller {
 
     /// Has something done within `timeout`: the session is told at once, and the future is its reply.
     /// Dropping that tells the session that nobody waits any more.
-    pub(crate) fn call(&self, doing: &'static str, command: SessionCommand, timeout: Duration) -> Call {
+    pub(crate) fn call(
+        &self,
+        doing: &'static str,
+        command: SessionCommand,
+        timeout: Duration,
+    ) -> Call {
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
         let (answer, mut call) = way_back(op, doing, &self.returns);
         let now = Instant::now();

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pushpull_common::ids::{GlobalStep, ShardId};
-use pushpull_common::shared_values::{ValueCounts, PinError, Reader};
+use pushpull_common::shared_values::{PinError, Reader, ValueCounts};
 
 use super::per_link::PerLink;
 use super::shared_memory::Mapped;
+use crate::mapped_values::{CopyPlan, MappedShard, PullConsistency, PullVerdict};
 use crate::params::AlignedBuffer;
 use crate::session::ReadPoint;
 use crate::sharding_plan::ShardingPlan;
-use crate::mapped_values::{PullConsistency, MappedShard, CopyPlan, PullVerdict};
 
 /// How often a change that is being made is waited for, and how long each time: turns of a loop. A
 /// change in place takes about as long.
@@ -117,7 +117,11 @@ impl View {
     }
 }
 
-fn pin(reader: &mut Reader<Mapped>, route: &CopyPlan, blocks: &mut Vec<u32>) -> Option<ValueCounts> {
+fn pin(
+    reader: &mut Reader<Mapped>,
+    route: &CopyPlan,
+    blocks: &mut Vec<u32>,
+) -> Option<ValueCounts> {
     for _ in 0..TRIES {
         match reader.pin(route.logical_blocks(), blocks) {
             Ok(counts) => return Some(counts),

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::leadership::OpenOperation;
 use crate::error::Error;
-use crate::session::{SessionCommand, OpId, Reply};
+use crate::session::{OpId, Reply, SessionCommand};
 use crate::token::{DroppedItem, ReturnQueue};
 
 /// An operation on its way to the session. If it does not arrive, what it was to spend goes back.
@@ -49,7 +49,11 @@ impl Drop for PendingReply {
 }
 
 /// Makes both ends of the way back of one operation.
-pub(super) fn way_back(op: OpId, doing: &'static str, returns: &Arc<ReturnQueue>) -> (Answer, Call) {
+pub(super) fn way_back(
+    op: OpId,
+    doing: &'static str,
+    returns: &Arc<ReturnQueue>,
+) -> (Answer, Call) {
     let (sender, receiver) = oneshot::channel();
     let open = returns.leadership().open();
     let answer = Answer { sender, returns: returns.clone(), _open: open };

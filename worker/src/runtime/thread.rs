@@ -20,7 +20,7 @@ use super::reply::{Answer, PendingReply};
 use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::Progress;
-use crate::session::{SessionInput, OpId, SessionOutput, Session, SessionConfig};
+use crate::session::{OpId, Session, SessionConfig, SessionInput, SessionOutput};
 use crate::token::{DroppedItem, ReturnQueue};
 
 /// A session's thread. Dropping it ends the session and waits for its thread.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::catalogue::ValueEncoding;
-use pushpull_common::codec::{ScaleBlocks, Encoding};
+use pushpull_common::codec::{Encoding, ScaleBlocks};
 use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_common::protocol::message::{PullEncoded, PullRows, PullRowsEncoded, Selection};
 use pushpull_common::protocol::{Message, message};
@@ -12,7 +12,7 @@ use pushpull_common::tensor::DType;
 
 use super::pulls::PendingPull;
 use super::{OpId, OpKind, Session};
-use crate::sharding_plan::{ShardingPlan, LayoutSpan};
+use crate::sharding_plan::{LayoutSpan, ShardingPlan};
 
 /// The values in an encoded body that is being received.
 #[derive(Debug)]

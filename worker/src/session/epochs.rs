@@ -11,7 +11,7 @@ use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{CatalogueState, Welcome};
 use pushpull_common::protocol::{Header, Message, Refusal};
 
-use super::link::{PendingRequest, LinkStatus};
+use super::link::{LinkStatus, PendingRequest};
 use super::{OpId, OpKind, Reply, Session};
 use crate::error::Error;
 
@@ -69,7 +69,8 @@ impl Session {
         }
         let (epoch, step) = (welcome.restore_epoch, welcome.restored_step);
         let epoch_error = self.epoch_error(index, epoch, step);
-        if let Some(error) = epoch_error.or((uses && !ready).then_some(Error::StateLost { shard })) {
+        if let Some(error) = epoch_error.or((uses && !ready).then_some(Error::StateLost { shard }))
+        {
             self.fail(error);
             return false;
         }
@@ -112,7 +113,8 @@ impl Session {
                 self.fail(error);
                 return false;
             }
-            if self.begins_an_epoch(pending) || (pending == PendingRequest::Heartbeat && current == known)
+            if self.begins_an_epoch(pending)
+                || (pending == PendingRequest::Heartbeat && current == known)
             {
                 // The first was refused for the epoch it names. The heartbeat was in flight when
                 // the epoch began.

@@ -9,8 +9,8 @@ use pushpull_common::protocol::refusal::short_hash;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, limits, version};
 
-use super::link::{PendingRequest, LinkStatus};
-use super::{Session, ServerSettings};
+use super::link::{LinkStatus, PendingRequest};
+use super::{ServerSettings, Session};
 use crate::config::Checksums;
 use crate::error::Error;
 use crate::parts::FrameBody;
@@ -85,10 +85,14 @@ impl Session {
         link.identity = identity;
         link.lease = Duration::from_millis(welcome.lease_ms.max(100).into());
         let (shards_per_task, non_finite) = (welcome.shards, welcome.non_finite);
-        let mut encodings = self.server_settings.take().map_or_else(Default::default, |settings| settings.encodings);
+        let mut encodings = self
+            .server_settings
+            .take()
+            .map_or_else(Default::default, |settings| settings.encodings);
         encodings.insert(link.shard, welcome.encodings);
         let synchronous = self.synchronous;
-        self.server_settings = Some(ServerSettings { shards_per_task, non_finite, synchronous, encodings });
+        self.server_settings =
+            Some(ServerSettings { shards_per_task, non_finite, synchronous, encodings });
         self.links[index].status = LinkStatus::Up;
         self.welcomed_at(index);
         self.drive(now);

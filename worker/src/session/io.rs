@@ -16,12 +16,12 @@ use smallvec::SmallVec;
 
 use crate::config::Checksums;
 use crate::error::{Error, UnresponsiveShards};
+use crate::mapped_values::MappedShard;
 use crate::params::AlignedBuffer;
 use crate::parts::{FrameBody, OutgoingPart, ScatteredGradients};
 use crate::push_buffers::PushBufferId;
 use crate::row_requests::RowRequests;
 use crate::sharding_plan::ShardingPlan;
-use crate::mapped_values::MappedShard;
 use crate::staging::StagedParts;
 
 /// The number of an operation, chosen by the caller.
@@ -262,7 +262,8 @@ mod tests {
     fn gradient_counts_keep_the_lower_count_of_each_shard() {
         let shard = |index: u64| ShardId { task: index as u32, shard: 0 };
         for shards in [0, 1, INLINE_SHARDS as u64, 3 * INLINE_SHARDS as u64] {
-            let mut counts = GradientCounts::from((0..shards).map(|index| (shard(index), 10 + index)));
+            let mut counts =
+                GradientCounts::from((0..shards).map(|index| (shard(index), 10 + index)));
             (0..shards).for_each(|index| counts.lower(shard(index), 12));
             let expected = |index: u64| (shard(index), (10 + index).min(12));
             assert!(counts.iter().eq((0..shards).map(expected)));

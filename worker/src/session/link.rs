@@ -10,7 +10,7 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
 use super::encoded_values::EncodedValuesPart;
 use super::receiving::has_more_parts;
-use super::{OpId, SessionOutput, Session};
+use super::{OpId, Session, SessionOutput};
 use crate::error::Error;
 use crate::parts::FrameBody;
 use crate::push_buffers::PushBufferId;
@@ -333,7 +333,8 @@ impl Session {
         // A shard answers a heartbeat as soon as it reads it. No answer for two leases means that
         // the server is stopped or cut off, even if the transport reports no error. Behind a push
         // the heartbeat arrives later: the transport may buffer megabytes on a slow network.
-        let pushing = link.pending.values().any(|pending| matches!(pending, PendingRequest::Push(_)));
+        let pushing =
+            link.pending.values().any(|pending| matches!(pending, PendingRequest::Push(_)));
         let silence_max = link.lease * 2 + if pushing { DRAIN_TIME_MAX } else { Duration::ZERO };
         if unanswered && silence > silence_max {
             return self.reset_link(now, index, format!("no answer for {silence:?}"));
@@ -397,7 +398,10 @@ impl Session {
             (PendingRequest::Return(token), Message::Returned(_) | Message::Refused(_)) => {
                 self.tokens.remove_returned(token);
             }
-            (PendingRequest::Hello | PendingRequest::Heartbeat | PendingRequest::Withdraw(_), message) => {
+            (
+                PendingRequest::Hello | PendingRequest::Heartbeat | PendingRequest::Withdraw(_),
+                message,
+            ) => {
                 self.unexpected(now, index, &message);
             }
             (PendingRequest::Return(token), message) => {
@@ -408,7 +412,9 @@ impl Session {
                 self.request_answered(now, op, index, &header, message);
             }
             (PendingRequest::ShareValues, message) => self.share_answered(now, index, message),
-            (PendingRequest::SharePushBuffer, message) => self.push_buffer_answered(now, index, message),
+            (PendingRequest::SharePushBuffer, message) => {
+                self.push_buffer_answered(now, index, message)
+            }
             (PendingRequest::Token, message) => {
                 self.token_answered(now, index, header.request, message);
             }

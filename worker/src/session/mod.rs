@@ -35,9 +35,10 @@ use crate::push_buffers::GradientBuffer;
 use crate::selection::PartitionSelection;
 use crate::sharding_plan::ShardingPlan;
 pub(crate) use io::{
-    SessionCommand, GradientCounts, SessionInput, OpId, SessionOutput, PushOrder, ReadPoint, Reply, SessionConfig, ServerSettings,
+    GradientCounts, OpId, PushOrder, ReadPoint, Reply, ServerSettings, SessionCommand,
+    SessionConfig, SessionInput, SessionOutput,
 };
-use link::{ShardLink, LinkStatus};
+use link::{LinkStatus, ShardLink};
 use pulls::{PullRequest, PullScope};
 use pushes::PendingPush;
 use tokens::Tokens;
@@ -151,7 +152,9 @@ impl Session {
     /// Processes one event.
     pub(crate) fn handle(&mut self, now: Instant, input: SessionInput) {
         match input {
-            SessionInput::Command { op, command, deadline } => self.command(now, op, command, deadline),
+            SessionInput::Command { op, command, deadline } => {
+                self.command(now, op, command, deadline)
+            }
             SessionInput::Cancelled { op } => self.cancelled(now, op),
             SessionInput::Abandoned { sequence } => self.withdraw(now, sequence),
             SessionInput::TokenDropped { grant } => self.return_token(now, grant),
@@ -162,7 +165,9 @@ impl Session {
             SessionInput::BytesReceived { link } | SessionInput::BytesSent { link } => {
                 self.links[link].last_received = now;
             }
-            SessionInput::Message { link, header, message } => self.message(now, link, header, message),
+            SessionInput::Message { link, header, message } => {
+                self.message(now, link, header, message)
+            }
             SessionInput::Body { link } => self.body(now, link),
             SessionInput::Tick => self.tick(now),
         }
@@ -224,7 +229,10 @@ impl Session {
                 let mut requests = Vec::new();
                 let links = plan.shards().iter().map(|&shard| self.link_to(now, shard));
                 requests.extend(links.map(PullRequest::values));
-                ("pull", OpKind::Pull(pulls::PendingPull::new(plan, buffer, token, self.step, requests)))
+                (
+                    "pull",
+                    OpKind::Pull(pulls::PendingPull::new(plan, buffer, token, self.step, requests)),
+                )
             }
             SessionCommand::PullVariable { plan, variable, buffer, token } => {
                 let mut requests = Vec::new();
@@ -243,7 +251,10 @@ impl Session {
                     let link = self.link_to(now, request.shard);
                     requests.push(PullRequest::new(link, PullScope::Rows(rows.clone(), index)));
                 }
-                ("pull rows", OpKind::Pull(pulls::PendingPull::new(plan, buffer, token, self.step, requests)))
+                (
+                    "pull rows",
+                    OpKind::Pull(pulls::PendingPull::new(plan, buffer, token, self.step, requests)),
+                )
             }
             SessionCommand::Push { order } => match self.begin_push(now, order, true) {
                 Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),
@@ -325,7 +336,8 @@ impl Session {
         // may still hold the push buffers.
         for push in std::mem::take(&mut self.pushes).into_values() {
             let in_push_buffers = push.shares.into_iter().filter_map(|share| share.in_push_buffer);
-            self.applying.extend(in_push_buffers.map(|in_buffer| (GlobalStep(u64::MAX), in_buffer.buffer)));
+            self.applying
+                .extend(in_push_buffers.map(|in_buffer| (GlobalStep(u64::MAX), in_buffer.buffer)));
         }
         self.tokens.forget();
         for (index, link) in self.links.iter_mut().enumerate() {

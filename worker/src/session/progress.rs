@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::Refusal;
 
-use super::link::{ShardLink, LinkStatus};
+use super::link::{LinkStatus, ShardLink};
 use super::requests::deadline_ms;
-use super::{Op, OpId, OpKind, SessionOutput, Session};
+use super::{Op, OpId, OpKind, Session, SessionOutput};
 use crate::error::{UnresponsiveShard, UnresponsiveShards};
 
 /// The shortest wait that is asked of the step owner for a token. The owner checks its waits every
@@ -66,7 +66,9 @@ impl Session {
                 let silence = now.saturating_duration_since(link.last_received);
                 format!("connected, and unresponsive: no answer to a heartbeat for {silence:?}")
             }
-            LinkStatus::Up if !link.blocked_reason.is_empty() => format!("connected, waits: {}", link.blocked_reason),
+            LinkStatus::Up if !link.blocked_reason.is_empty() => {
+                format!("connected, waits: {}", link.blocked_reason)
+            }
             LinkStatus::Up => {
                 let silence = now.saturating_duration_since(link.last_received);
                 format!("connected, silent for {silence:?}")
@@ -105,8 +107,9 @@ impl Session {
 
     /// Returns the shards that block operations, and the shard of link `also`.
     fn unresponsive_shards(&self, now: Instant, also: Option<usize>) -> Vec<UnresponsiveShard> {
-        let holds_up =
-            |link: &ShardLink| link.is_silent() || link.is_unresponsive(now) || !link.blocked_reason.is_empty();
+        let holds_up = |link: &ShardLink| {
+            link.is_silent() || link.is_unresponsive(now) || !link.blocked_reason.is_empty()
+        };
         let links = self.links.iter().enumerate();
         let silent = links.filter(|(index, link)| Some(*index) == also || holds_up(link));
         silent.map(|(index, _)| self.silent(now, index)).collect()
@@ -129,7 +132,12 @@ impl Session {
 
     /// Handles a refused token request that asked for only a part of the caller's time. Reports the
     /// replicas it waits for and returns true if the session is to ask again.
-    pub(super) fn continue_token_wait(&mut self, now: Instant, link: usize, refusal: &Refusal) -> bool {
+    pub(super) fn continue_token_wait(
+        &mut self,
+        now: Instant,
+        link: usize,
+        refusal: &Refusal,
+    ) -> bool {
         let asked_ms = self.tokens.partial_wait_ms();
         let (Refusal::Deadline { waited_ms, awaited }, Some(asked_ms)) = (refusal, asked_ms) else {
             return false;

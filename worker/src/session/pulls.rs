@@ -11,7 +11,7 @@ use pushpull_common::protocol::message::{Pulled, Selection};
 use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 
 use super::encoded_values::EncodedValuesPart;
-use super::link::{PendingRequest, LinkStatus};
+use super::link::{LinkStatus, PendingRequest};
 use super::requests::deadline_ms;
 use super::{GradientCounts, OpId, OpKind, ReadPoint, Reply, Session};
 use crate::error::Error;
@@ -19,7 +19,7 @@ use crate::params::AlignedBuffer;
 use crate::parts::FrameBody;
 use crate::row_requests;
 use crate::selection::PartitionSelection;
-use crate::sharding_plan::{ShardingPlan, LayoutSpan};
+use crate::sharding_plan::{LayoutSpan, ShardingPlan};
 
 /// The most unanswered row requests per shard: enough to keep the shard busy and fewer than it
 /// refuses. A request of the largest size counts for nine of the shard's 128.
@@ -97,7 +97,10 @@ impl PendingPull {
 
     /// Returns the links with unanswered requests, once for each request.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
-        let open = self.requests.iter().filter(|request| !matches!(request.progress, PullProgress::Done(..)));
+        let open = self
+            .requests
+            .iter()
+            .filter(|request| !matches!(request.progress, PullProgress::Done(..)));
         open.map(|request| request.link)
     }
 
@@ -123,7 +126,10 @@ impl PendingPull {
     /// Returns the step of the values that a shard sent and the newer step of the others, if the
     /// shard was asked again for that reason.
     pub(super) fn disagreement(&self, link: usize) -> Option<(GlobalStep, GlobalStep)> {
-        self.requests.iter().filter(|request| request.link == link).find_map(|request| request.older)
+        self.requests
+            .iter()
+            .filter(|request| request.link == link)
+            .find_map(|request| request.older)
     }
 
     /// Lists the targets of the next part of a shard's answer. Parts must arrive in order and
@@ -136,8 +142,9 @@ impl PendingPull {
         bytes: u64,
         spans: &mut Vec<(LayoutSpan, usize)>,
     ) -> Result<(), &'static str> {
-        let Some(PullRequest { progress: PullProgress::Sent(received, _), scope, gradients, .. }) =
-            self.requests.get_mut(request)
+        let Some(PullRequest {
+            progress: PullProgress::Sent(received, _), scope, gradients, ..
+        }) = self.requests.get_mut(request)
         else {
             return Err("unrequested values");
         };
@@ -184,17 +191,18 @@ impl PendingPull {
         encoding: Option<Encoding>,
         bytes: u64,
     ) -> Result<(Range<usize>, Option<EncodedValuesPart>), &'static str> {
-        let format = self.partition_of(request).map(|partition| (partition.dtype, partition.own_encoding));
+        let format =
+            self.partition_of(request).map(|partition| (partition.dtype, partition.own_encoding));
         let Some(PullRequest {
             progress: PullProgress::Sent(..),
-            scope: PullScope::Rows(rows, index),
+            scope: PullScope::Rows(requests, index),
             gradients,
             ..
         }) = self.requests.get_mut(request)
         else {
             return Err("unrequested rows");
         };
-        let to = rows.requests()[*index].to.clone();
+        let to = requests.requests()[*index].to.clone();
         let short = match encoding.zip(format) {
             None => (to.len() as u64 == bytes).then_some(None),
             Some((_, (_, Some(own)))) => {
@@ -235,7 +243,8 @@ impl Session {
         for request in &mut pull.requests {
             let epoch = self.links[request.link].restore_epoch;
             let outdated = outdated.contains(&request.link);
-            if matches!(request.progress, PullProgress::Done(done, _) if done != epoch || outdated) {
+            if matches!(request.progress, PullProgress::Done(done, _) if done != epoch || outdated)
+            {
                 (request.progress, restored) = (PullProgress::Unsent, true);
             }
         }
@@ -273,7 +282,10 @@ impl Session {
         if let OpKind::Pull(pull) = &mut op.kind {
             // Unanswered requests per link.
             let mut under_way = vec![0; self.links.len()];
-            let sent = pull.requests.iter().filter(|request| matches!(request.progress, PullProgress::Sent(..)));
+            let sent = pull
+                .requests
+                .iter()
+                .filter(|request| matches!(request.progress, PullProgress::Sent(..)));
             sent.for_each(|request| under_way[request.link] += 1);
             for index in 0..pull.requests.len() {
                 let (link, progress) = (pull.requests[index].link, pull.requests[index].progress);

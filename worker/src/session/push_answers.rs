@@ -51,7 +51,8 @@ impl Session {
                 Refusal::PushSlotTaken { push_slot } => {
                     // A slot of a push buffer would be refused again at once: send the parts
                     // instead.
-                    share.in_push_buffer = share.in_push_buffer.take().filter(|_| !share.uses_push_buffer);
+                    share.in_push_buffer =
+                        share.in_push_buffer.take().filter(|_| !share.uses_push_buffer);
                     share.start_over();
                     if self.links[link].push_slot == push_slot {
                         self.links[link].push_slot = 0;
@@ -72,7 +73,13 @@ impl Session {
     }
 
     /// Records the next token and push slot, which come with the answer to a push.
-    fn record_extras(&mut self, now: Instant, link: usize, request: RequestId, answer: &PushAnswer) {
+    fn record_extras(
+        &mut self,
+        now: Instant,
+        link: usize,
+        request: RequestId,
+        answer: &PushAnswer,
+    ) {
         if answer.push_slot != 0 {
             self.links[link].push_slot = answer.push_slot;
         }
@@ -101,14 +108,15 @@ impl Session {
         };
         match message {
             Message::OutcomeIs(answer) => match answer.state {
-                PushState::Settled { outcome } => match is_allowed_outcome(outcome, synchronous, is_owner)
-                {
-                    true => share.phase = SharePhase::Settled(Ok(outcome)),
-                    false => {
-                        share.phase = SharePhase::InDoubt;
-                        return self.unexpected(now, link, &Message::OutcomeIs(answer));
+                PushState::Settled { outcome } => {
+                    match is_allowed_outcome(outcome, synchronous, is_owner) {
+                        true => share.phase = SharePhase::Settled(Ok(outcome)),
+                        false => {
+                            share.phase = SharePhase::InDoubt;
+                            return self.unexpected(now, link, &Message::OutcomeIs(answer));
+                        }
                     }
-                },
+                }
                 PushState::TooOld { oldest } => {
                     let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                     let refusal = Refusal::Window { sequence, oldest, newest };

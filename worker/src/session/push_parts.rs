@@ -11,8 +11,8 @@ use pushpull_common::protocol::{Envelope, Message};
 
 use super::Session;
 use super::link::PendingRequest;
-use super::pushes::{SharePhase, PendingPush, PushShare};
-use crate::parts::{FrameBody, PushBufferParts, OutgoingPart, EncodedRange};
+use super::pushes::{PendingPush, PushShare, SharePhase};
+use crate::parts::{EncodedRange, FrameBody, OutgoingPart, PushBufferParts};
 
 /// The most small frames that reference the parts of one push.
 const SMALL_FRAMES_MAX: usize = 8;
@@ -64,10 +64,13 @@ impl Session {
                 self.tokens.record_request();
             }
             if last {
-                (share.phase, share.whole, share.completed_at) = (SharePhase::Sent, true, Some(now));
+                (share.phase, share.whole, share.completed_at) =
+                    (SharePhase::Sent, true, Some(now));
             }
             match (in_buffer, encoded) {
-                (Some(in_buffer), _) => self.send_shared_parts(now, share, envelope, message, &in_buffer),
+                (Some(in_buffer), _) => {
+                    self.send_shared_parts(now, share, envelope, message, &in_buffer)
+                }
                 (None, None) => self.send_of_push(now, share, envelope, message, body),
                 (None, Some(EncodedRange { encoding, elements, factor, .. })) => {
                     let encoding = encoding.code();
@@ -128,6 +131,8 @@ impl Session {
 impl PushShare {
     /// Returns the range to reference next, instead of sending its parts.
     fn next_in_push_buffer(&self) -> Option<PushBufferParts> {
-        self.in_push_buffer.clone().filter(|in_buffer| self.uses_push_buffer && in_buffer.parts.start == self.sent)
+        self.in_push_buffer
+            .clone()
+            .filter(|in_buffer| self.uses_push_buffer && in_buffer.parts.start == self.sent)
     }
 }

@@ -8,10 +8,10 @@ use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::message::{Operation, OutcomeQuery, Reserve, Withdraw};
 use pushpull_common::protocol::{Envelope, Grant, Outcome, Refusal};
 
-use super::link::{PendingRequest, LinkStatus};
+use super::link::{LinkStatus, PendingRequest};
 use super::{PushOrder, ReadPoint, Session};
 use crate::error::Error;
-use crate::parts::{FrameBody, PushBufferParts, OutgoingPart, ScatteredGradients};
+use crate::parts::{FrameBody, OutgoingPart, PushBufferParts, ScatteredGradients};
 use crate::staging::StagedParts;
 
 /// The state of a push on one shard.
@@ -75,7 +75,8 @@ pub(super) struct PendingPush {
 
 impl PendingPush {
     pub(super) fn unsettled(&self) -> impl Iterator<Item = usize> + '_ {
-        let open = self.shares.iter().filter(|share| !matches!(share.phase, SharePhase::Settled(_)));
+        let open =
+            self.shares.iter().filter(|share| !matches!(share.phase, SharePhase::Settled(_)));
         open.map(|share| share.link)
     }
 
@@ -96,7 +97,9 @@ impl PendingPush {
 
     /// Returns whether a shard may hold its whole share and has not settled it.
     pub(super) fn is_whole_somewhere(&self) -> bool {
-        self.shares.iter().any(|share| share.whole && !matches!(share.phase, SharePhase::Settled(_)))
+        self.shares
+            .iter()
+            .any(|share| share.whole && !matches!(share.phase, SharePhase::Settled(_)))
     }
 
     /// Returns whether a shard may have counted the push, so that the others must count it too.
@@ -168,7 +171,12 @@ impl Session {
         }
     }
 
-    fn add_scattered(&mut self, now: Instant, push: &mut PendingPush, scattered: &ScatteredGradients) {
+    fn add_scattered(
+        &mut self,
+        now: Instant,
+        push: &mut PendingPush,
+        scattered: &ScatteredGradients,
+    ) {
         for (index, shard) in scattered.shards().enumerate() {
             let share = self.share(now, push, shard);
             share.in_push_buffer = scattered.in_push_buffer(index, share.parts.len());
@@ -176,7 +184,12 @@ impl Session {
         }
     }
 
-    fn share<'a>(&mut self, now: Instant, push: &'a mut PendingPush, shard: ShardId) -> &'a mut PushShare {
+    fn share<'a>(
+        &mut self,
+        now: Instant,
+        push: &'a mut PendingPush,
+        shard: ShardId,
+    ) -> &'a mut PushShare {
         let link = self.link_to(now, shard);
         if let Some(index) = push.shares.iter().position(|share| share.link == link) {
             return &mut push.shares[index];
@@ -219,14 +232,21 @@ impl Session {
         self.settle_if_done(now, sequence);
     }
 
-    fn drive_share(&mut self, now: Instant, sequence: Sequence, push: &mut PendingPush, index: usize) {
+    fn drive_share(
+        &mut self,
+        now: Instant,
+        sequence: Sequence,
+        push: &mut PendingPush,
+        index: usize,
+    ) {
         let share = &mut push.shares[index];
         let link = share.link;
         if self.links[link].status != LinkStatus::Up {
             return;
         }
         let envelope = Envelope { sequence, ..Envelope::default() };
-        let begins = matches!(share.phase, SharePhase::NoSlot | SharePhase::Sending) && !share.whole;
+        let begins =
+            matches!(share.phase, SharePhase::NoSlot | SharePhase::Sending) && !share.whole;
         if begins && push.is_rejected_by(self.owner_link()) {
             return;
         }

@@ -8,7 +8,7 @@ use pushpull_common::protocol::{Header, Message};
 
 use super::encoded_values::EncodedValuesPart;
 use super::link::BodyTarget;
-use super::pulls::{PullRequest, PullProgress};
+use super::pulls::{PullProgress, PullRequest};
 use super::{OpId, OpKind, Session};
 use crate::sharding_plan::LayoutSpan;
 
@@ -76,7 +76,9 @@ impl Session {
             pull.step = pull.step.max(header.step);
         }
         if self.synchronous {
-            if let Some(PullRequest { progress: PullProgress::Sent(_, step), .. }) = pull.requests.get_mut(request) {
+            if let Some(PullRequest { progress: PullProgress::Sent(_, step), .. }) =
+                pull.requests.get_mut(request)
+            {
                 *step = header.step.max(*step);
             }
             if pull.token.is_some_and(|step| header.step > step) {
@@ -84,7 +86,11 @@ impl Session {
             }
             if pull.token.is_some_and(|step| header.step < step) {
                 self.pull_lost(id, link);
-                return self.reset_link(now, link, "values of a step before the token's".to_owned());
+                return self.reset_link(
+                    now,
+                    link,
+                    "values of a step before the token's".to_owned(),
+                );
             }
         }
         if header.body_bytes == 0 {
@@ -116,7 +122,8 @@ impl Session {
                 _ => GlobalStep(0),
             };
             (request.progress, request.older) = (PullProgress::Done(epoch, step), None);
-            let waits = pull.requests.iter().any(|request| request.progress == PullProgress::Unsent);
+            let waits =
+                pull.requests.iter().any(|request| request.progress == PullProgress::Unsent);
             if self.synchronous || waits || pull.unanswered().next().is_none() {
                 self.drive(now);
             }
@@ -135,13 +142,14 @@ impl Session {
             None => receive(None),
             Some(BodyTarget::Answer { body, .. }) => receive(Some(&mut [body])),
             Some(BodyTarget::EncodedValues { .. }) => receive(Some(&mut [&mut link.encoded_body])),
-            Some(BodyTarget::Values { op, .. }) => match self.ops.get_mut(op).map(|op| &mut op.kind)
-            {
-                Some(OpKind::Pull(pull)) => {
-                    scatter(pull.buffer.bytes_mut(), &link.spans, &mut link.scratch, receive)
+            Some(BodyTarget::Values { op, .. }) => {
+                match self.ops.get_mut(op).map(|op| &mut op.kind) {
+                    Some(OpKind::Pull(pull)) => {
+                        scatter(pull.buffer.bytes_mut(), &link.spans, &mut link.scratch, receive)
+                    }
+                    _ => receive(None),
                 }
-                _ => receive(None),
-            },
+            }
         }
     }
 
@@ -190,7 +198,8 @@ fn scatter<R>(
     scratch.resize(padding.map(|(_, bytes)| bytes).sum(), 0);
     let count = spans.len();
     if count <= INLINE_TARGETS {
-        let (mut order, mut targets) = ([0; INLINE_TARGETS], [(); INLINE_TARGETS].map(|()| &mut [][..]));
+        let (mut order, mut targets) =
+            ([0; INLINE_TARGETS], [(); INLINE_TARGETS].map(|()| &mut [][..]));
         let targets = &mut targets[..count];
         let split = split_targets(buffer, scratch, spans, &mut order[..count], targets);
         return receive(split.map(|()| targets));

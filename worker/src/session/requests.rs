@@ -6,7 +6,7 @@ use bytes::Bytes;
 use pushpull_common::protocol::message::CatalogueState;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
-use super::link::{PendingRequest, BodyTarget, LinkStatus};
+use super::link::{BodyTarget, LinkStatus, PendingRequest};
 use super::pushes::PendingPush;
 use super::{OpId, OpKind, Reply, Session};
 

@@ -6,7 +6,7 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Outcome, Refusal};
 
-use super::pushes::{SharePhase, PendingPush};
+use super::pushes::{PendingPush, SharePhase};
 use super::{Op, OpId, OpKind, Reply, Session};
 use crate::error::Error;
 
@@ -70,14 +70,17 @@ impl Session {
                 SharePhase::Settled(Err(refusal)) => {
                     let token_is_gone = matches!(refusal, Refusal::Token { .. });
                     let owner_spent_it = push.shares.iter().any(|share| {
-                        Some(share.link) == owner && matches!(share.phase, SharePhase::Settled(Ok(_)))
+                        Some(share.link) == owner
+                            && matches!(share.phase, SharePhase::Settled(Ok(_)))
                     });
                     if let Some(grant) = push.grant.filter(|_| !token_is_gone && !owner_spent_it) {
                         self.return_token(now, grant);
                     }
                     return Err(self.refused("push", share.link, refusal.clone()));
                 }
-                SharePhase::Settled(Ok(outcome)) if result.is_none() || Some(share.link) == owner => {
+                SharePhase::Settled(Ok(outcome))
+                    if result.is_none() || Some(share.link) == owner =>
+                {
                     result = Some(*outcome);
                 }
                 _ => {}

@@ -9,12 +9,12 @@ use pushpull_common::protocol::message::{
 };
 use pushpull_common::protocol::{Envelope, Message};
 
-use super::link::{PendingRequest, LinkStatus};
-use super::{SessionOutput, Session};
+use super::link::{LinkStatus, PendingRequest};
+use super::{Session, SessionOutput};
+use crate::mapped_values::MappedShard;
 use crate::parts::FrameBody;
 use crate::push_buffers::PushBufferId;
 use crate::sharding_plan::ShardingPlan;
-use crate::mapped_values::MappedShard;
 
 /// The bit for values in the sets `wants` and `shares`.
 const VALUES: u64 = 1;
@@ -37,7 +37,14 @@ impl Session {
             if !link.requested_values && self.config.values.is_none() {
                 self.links[index].requested_values = true;
                 let (envelope, share) = (Envelope::default(), ShareValues { wants: VALUES });
-                self.send(now, index, PendingRequest::ShareValues, envelope, share, FrameBody::Empty);
+                self.send(
+                    now,
+                    index,
+                    PendingRequest::ShareValues,
+                    envelope,
+                    share,
+                    FrameBody::Empty,
+                );
             } else if !link.requested_push_buffer
                 && self.config.role.is_member()
                 && plan.keeps_some_whole(link.shard)

@@ -5,7 +5,7 @@ use std::time::Instant;
 use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::refusal::Detail;
 
-use super::pushes::{SharePhase, PendingPush};
+use super::pushes::{PendingPush, SharePhase};
 use super::requests::deadline_ms;
 use super::{OpId, Session};
 use crate::error::{Error, UnresponsiveShard, UnresponsiveShards};

@@ -8,7 +8,7 @@ use pushpull_common::ids::{RequestId, TokenId};
 use pushpull_common::protocol::message::{ReturnToken, TokenRequest};
 use pushpull_common::protocol::{Envelope, Grant, Message};
 
-use super::link::{ShardLink, PendingRequest, LinkStatus};
+use super::link::{LinkStatus, PendingRequest, ShardLink};
 use super::requests::deadline_ms;
 use super::{OpId, Reply, Session};
 use crate::parts::FrameBody;
@@ -206,7 +206,8 @@ impl Session {
             Message::Refused(refused) => {
                 // The request carried the deadline of this operation. Other operations send their
                 // own.
-                if let Some(id) = asked.filter(|_| !self.continue_token_wait(now, link, &refused.refusal))
+                if let Some(id) =
+                    asked.filter(|_| !self.continue_token_wait(now, link, &refused.refusal))
                 {
                     let refusal = self.with_total_wait(now, id, refused.refusal);
                     let error = self.refused("take a token", link, refusal);
@@ -221,7 +222,8 @@ impl Session {
     /// Records a token granted in answer to this request of the step owner.
     pub(super) fn granted(&mut self, now: Instant, request: RequestId, grant: Grant) {
         self.tokens.add(grant, now);
-        let unknown = |link: &&mut ShardLink| link.granted_since.is_none() && link.status == LinkStatus::Up;
+        let unknown =
+            |link: &&mut ShardLink| link.granted_since.is_none() && link.status == LinkStatus::Up;
         for link in self.links.iter_mut().filter(unknown) {
             // Tokens are numbered in the order of their grants.
             link.granted_since = (request >= link.welcomed_before).then_some(grant.token);

@@ -12,7 +12,7 @@ use pushpull_common::protocol::message::SharedPushBuffer;
 
 use crate::params::GradientMemory;
 use crate::parts::ScatteredGradients;
-use crate::push_buffers::{PushBufferId, BufferRun};
+use crate::push_buffers::{BufferRun, PushBufferId};
 use crate::runtime::{PushBuffers, map_push_buffer};
 use crate::sharding_plan::ShardingPlan;
 
@@ -69,10 +69,15 @@ impl SimulatedPushBuffers {
 
     /// Writes gradients into push slots. `bytes` covers all variables. `None` if no shard has
     /// shared a free slot.
-    pub(super) fn write(&mut self, variables: &[VariableId], bytes: &[u8]) -> Option<ScatteredGradients> {
+    pub(super) fn write(
+        &mut self,
+        variables: &[VariableId],
+        bytes: &[u8],
+    ) -> Option<ScatteredGradients> {
         let free = self.pool.iter().position(GradientMemory::is_free);
         let memory = free.map(|free| self.pool.swap_remove(free));
-        let mut memory = memory.unwrap_or_else(|| GradientMemory::new(&self.plan, self.runs.clone()));
+        let mut memory =
+            memory.unwrap_or_else(|| GradientMemory::new(&self.plan, self.runs.clone()));
         let (buffer, push_buffers) = (memory.buffer_mut(), &self.push_buffers);
         buffer.renew(|push_buffer| push_buffers.has(push_buffer), |shard| push_buffers.take(shard));
         if buffer.slot_count() == 0 {

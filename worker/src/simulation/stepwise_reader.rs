@@ -12,13 +12,13 @@ use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::SharedValues;
-use pushpull_common::shared_values::{ValueCounts, PinError, Reader};
+use pushpull_common::shared_values::{PinError, Reader, ValueCounts};
 
+use crate::mapped_values::{CopyPlan, MappedShard, PullConsistency, PullVerdict};
 use crate::params::AlignedBuffer;
 use crate::runtime::{Mapped, map};
 use crate::session::{OpId, ReadPoint};
 use crate::sharding_plan::ShardingPlan;
-use crate::mapped_values::{PullConsistency, MappedShard, CopyPlan, PullVerdict};
 
 /// How often a pull tries again while a commit is in progress.
 const TRIES: usize = 4;
@@ -148,7 +148,9 @@ impl MappedPull {
             let buffer = std::mem::replace(&mut self.buffer, AlignedBuffer::of_bytes(0));
             return ReadProgress::Pulled(buffer, std::mem::take(&mut self.read));
         };
-        let Some(stepwise_reader) = readers.of(shard).cloned() else { return ReadProgress::SendRequests };
+        let Some(stepwise_reader) = readers.of(shard).cloned() else {
+            return ReadProgress::SendRequests;
+        };
         let mut blocks = Vec::new();
         let StepwiseReader { mapped_shard, reader, copy_plan } = &mut *stepwise_reader.borrow_mut();
         let counts = match reader.pin(copy_plan.logical_blocks(), &mut blocks) {
@@ -162,10 +164,18 @@ impl MappedPull {
         let verdict = self.consistency.judge(mapped_shard, &counts);
         if verdict != PullVerdict::Take {
             reader.give_up();
-            return if verdict == PullVerdict::Stale { ReadProgress::Stale } else { ReadProgress::SendRequests };
+            return if verdict == PullVerdict::Stale {
+                ReadProgress::Stale
+            } else {
+                ReadProgress::SendRequests
+            };
         }
-        self.pinned =
-            Some(PinnedShard { stepwise_reader: stepwise_reader.clone(), counts, blocks, copied: 0 });
+        self.pinned = Some(PinnedShard {
+            stepwise_reader: stepwise_reader.clone(),
+            counts,
+            blocks,
+            copied: 0,
+        });
         ReadProgress::More
     }
 

@@ -14,7 +14,7 @@ use crate::handles::PushHandle;
 use crate::initial_values::padded_bytes;
 use crate::joined_model::{check_finite, check_rows_finite};
 use crate::rows::{self, RowPartOptions};
-use crate::session::{SessionCommand, PushOrder, ReadPoint};
+use crate::session::{PushOrder, ReadPoint, SessionCommand};
 use crate::sharding_plan::ShardingPlan;
 use crate::staging::StagedParts;
 
@@ -76,7 +76,11 @@ impl Worker {
         if ids.is_empty() {
             return Ok(());
         }
-        staged.rows.cut(&plan, variable, RowPartOptions { include_empty: false, include_values: true, factor: 1.0 });
+        staged.rows.cut(
+            &plan,
+            variable,
+            RowPartOptions { include_empty: false, include_values: true, factor: 1.0 },
+        );
         let (operation, staged) = (Operation::Assign {}, Some(Arc::new(staged)));
         let order = PushOrder::of_parts(operation, None, ReadPoint::default(), Vec::new());
         let order = PushOrder { staged, ..order };

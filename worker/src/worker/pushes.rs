@@ -13,7 +13,7 @@ use crate::joined_model::JoinedModel;
 use crate::outcome::Push;
 use crate::params::Gradients;
 use crate::parts::{Scatter, ScatteredGradients};
-use crate::session::{SessionCommand, PushOrder, Reply};
+use crate::session::{PushOrder, Reply, SessionCommand};
 use crate::streaming_push::StreamingPush;
 use crate::token::Token;
 
@@ -81,7 +81,8 @@ impl Worker {
         };
         let Gradients { memory, factors, .. } = gradients;
         let memory = self.adopt(&model.plan, &model.runs, memory);
-        let scattered = Some(ScatteredGradients { scatter, buffer: memory.buffer.clone(), factors });
+        let scattered =
+            Some(ScatteredGradients { scatter, buffer: memory.buffer.clone(), factors });
         let staged = Some(memory.staged.clone()).filter(|staged| !staged.is_empty());
         if self.pool.len() < POOL_MAX {
             self.pool.push(memory);
@@ -152,7 +153,10 @@ impl Worker {
     /// [`Error::UnknownPush`] if the push is not among the last 64.
     pub async fn outcome(&mut self, sequence: Sequence) -> Result<Option<Push>, Error> {
         let (caller, timeout) = (&self.client.caller, self.client.config.timeout);
-        match caller.call("ask for an outcome", SessionCommand::Outcome { sequence }, timeout).await? {
+        match caller
+            .call("ask for an outcome", SessionCommand::Outcome { sequence }, timeout)
+            .await?
+        {
             Reply::Outcome(outcome) => Ok(outcome.and_then(Push::of)),
             _ => Err(Error::Ended { doing: "ask for an outcome" }),
         }

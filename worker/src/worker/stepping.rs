@@ -13,7 +13,7 @@ use crate::handles::PushHandle;
 use crate::outcome::{Push, StepOutcome};
 use crate::params::{Gradients, Params};
 use crate::runtime::{Call, Caller};
-use crate::session::{SessionCommand, ReadPoint};
+use crate::session::{ReadPoint, SessionCommand};
 use crate::token::Token;
 
 impl Worker {
@@ -58,7 +58,8 @@ impl Worker {
         let token_call = synchronous.then(ask);
         let caller = &model.caller;
         let (pushed, values, granted) = (None, None, None);
-        let mut pending = PushAndPull { caller, next, push, pushed, pull, values, token_call, granted };
+        let mut pending =
+            PushAndPull { caller, next, push, pushed, pull, values, token_call, granted };
         let push = poll_fn(|context| pending.poll(context, params)).await?;
         let PushAndPull { values, token_call, granted, .. } = pending;
         let granted = match (granted, token_call) {

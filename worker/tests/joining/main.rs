@@ -37,7 +37,10 @@ fn checkpoint() -> CheckpointId {
 /// Starts two servers in these states. The owner may know a checkpoint.
 fn start(states: [ServerState; 2], known: Option<CheckpointId>) -> [ScriptedServer; 2] {
     let [owner, other] = states;
-    [ScriptedServer::start(0, ServerState { checkpoint: known, ..owner }), ScriptedServer::start(1, other)]
+    [
+        ScriptedServer::start(0, ServerState { checkpoint: known, ..owner }),
+        ScriptedServer::start(1, other),
+    ]
 }
 
 fn connect(servers: &[ScriptedServer; 2]) -> Worker {
@@ -103,7 +106,10 @@ fn a_state_lost_by_one_shard_is_restored_on_all() {
 fn the_epoch_exceeds_that_of_the_checkpoint_if_all_shards_have_lost_their_state() {
     let servers = start([ServerState::default(), ServerState::default()], Some(checkpoint()));
     assert_eq!(join(&servers).unwrap(), (false, Some((7, 2))));
-    assert_requests(&servers, [&["declare", "find", "restore c in 2"], &["declare", "restore c in 2"]]);
+    assert_requests(
+        &servers,
+        [&["declare", "find", "restore c in 2"], &["declare", "restore c in 2"]],
+    );
 }
 
 #[test]
@@ -125,7 +131,10 @@ fn an_interrupted_initialization_continues() {
 
 #[test]
 fn a_server_that_crashes_before_its_first_values_is_declared_again() {
-    let crashing = |kind| ServerState { crashes_at: [(kind, CrashKind::LosesState)].into(), ..ServerState::default() };
+    let crashing = |kind| ServerState {
+        crashes_at: [(kind, CrashKind::LosesState)].into(),
+        ..ServerState::default()
+    };
     let servers = start([ServerState::default(), crashing("Initialize")], None);
     assert_eq!(join(&servers).unwrap(), (true, None));
     let owner = ["declare", "find", "initialize in 1", "declare", "find"];
@@ -146,7 +155,10 @@ fn a_server_that_crashes_before_its_first_values_is_declared_again() {
 #[test]
 fn a_server_that_crashes_during_a_restore_is_declared_and_restored_again() {
     let crashes_at = [("Restore", CrashKind::LosesState)].into();
-    let servers = start([ServerState::default(), ServerState { crashes_at, ..ready(4, 0) }], Some(checkpoint()));
+    let servers = start(
+        [ServerState::default(), ServerState { crashes_at, ..ready(4, 0) }],
+        Some(checkpoint()),
+    );
     // The owner is already in epoch 5, so all begin epoch 6.
     assert_eq!(join(&servers).unwrap(), (false, Some((7, 6))));
     let owner = ["declare", "find", "restore c in 5"];
@@ -159,10 +171,16 @@ fn a_server_that_crashes_during_a_restore_is_declared_and_restored_again() {
 fn a_restore_whose_answer_was_lost_is_repeated() {
     // Only the last answer is lost: when declared again, both shards are in one epoch.
     let crashes_at = [("Restore", CrashKind::LosesAnswer)].into();
-    let servers = start([ServerState::default(), ServerState { crashes_at, ..ready(4, 0) }], Some(checkpoint()));
+    let servers = start(
+        [ServerState::default(), ServerState { crashes_at, ..ready(4, 0) }],
+        Some(checkpoint()),
+    );
     assert_eq!(join(&servers).unwrap(), (false, Some((7, 5))));
     let owner = ["declare", "find", "restore c in 5", "declare"];
-    assert_requests(&servers, [&owner, &["declare", "restore c in 5", "restore c in 5", "declare"]]);
+    assert_requests(
+        &servers,
+        [&owner, &["declare", "restore c in 5", "restore c in 5", "declare"]],
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use pushpull_common::variable::VariableSpec;
 
 use super::samples::{SLOTS, check_restored, place, save, saved, slots, variables};
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, Opened, CheckpointPiece, CheckpointTraining, list, newest_good,
+    CheckpointError, CheckpointName, CheckpointPiece, CheckpointTraining, Opened, list, newest_good,
 };
 
 #[test]

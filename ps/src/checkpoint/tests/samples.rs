@@ -15,8 +15,8 @@ use crate::checkpoint::CheckpointPiece;
 use crate::checkpoint::manifest::Settled;
 use crate::checkpoint::publish::PublishedCheckpoint;
 use crate::checkpoint::{
-    CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, RestoredShard, Save,
-    ShardEntry, CheckpointSource, CheckpointStream, CheckpointTraining, write_shard,
+    CheckpointError, CheckpointSource, CheckpointStorage, CheckpointStream, CheckpointTraining,
+    ClientWindow, Contents, Opened, RestoredShard, Save, ShardEntry, write_shard,
 };
 use crate::planted::PlantedBugs;
 
@@ -123,7 +123,8 @@ pub(super) fn save_with(
         .shards()
         .map(|id| {
             let memory = SampleMemory { catalogue, shard: id, step };
-            let (name, training) = (save.name(), CheckpointTraining::by_one(catalogue, "adam", &SLOTS));
+            let (name, training) =
+                (save.name(), CheckpointTraining::by_one(catalogue, "adam", &SLOTS));
             let file = write_shard(&**storage, name, catalogue, id, &training, memory, planted)?;
             Ok(entry(id, file, step))
         })
@@ -188,7 +189,9 @@ pub(super) fn check_restored(
         let mut pieces: Vec<(String, u64, Vec<u8>)> = Vec::new();
         let restored = opened
             .restore_shard(target, shard, &training, &mut |piece| {
-                let CheckpointPiece::Range(stream, range, bytes) = piece else { panic!("no table") };
+                let CheckpointPiece::Range(stream, range, bytes) = piece else {
+                    panic!("no table")
+                };
                 assert_eq!(range.end - range.start, bytes.len() as u64);
                 assert!(bytes.len() <= 1 << 20);
                 let stream = stream_name(stream, slots);

@@ -150,7 +150,9 @@ async fn those_who_ask_while_a_checkpoint_is_looked_for_share_what_is_found() {
     for connection in 2..FINDERS_MAX as u64 + 2 {
         office.find(connection).await;
     }
-    let SaverEvent::Found { connection, result: Err(error), .. } = office.news().await else { panic!() };
+    let SaverEvent::Found { connection, result: Err(error), .. } = office.news().await else {
+        panic!()
+    };
     assert_eq!(connection, FINDERS_MAX as u64 + 1);
     assert!(error.contains("1024 ask already"), "{error}");
     office.gate.open_all();
@@ -163,7 +165,8 @@ async fn those_who_ask_while_a_checkpoint_is_looked_for_share_what_is_found() {
 #[tokio::test]
 async fn a_stop_ends_a_search_after_the_piece_in_hand() {
     let (mut office, mut reader_slot) = Office::new([]);
-    let (stop, abandon_flag) = (reader_slot.saver.stop.clone(), reader_slot.saver.abandon_flag.clone());
+    let (stop, abandon_flag) =
+        (reader_slot.saver.stop.clone(), reader_slot.saver.abandon_flag.clone());
     let publisher = Arc::get_mut(&mut reader_slot.saver.publisher).unwrap();
     publisher.storage = abandon_flag.watch(Arc::new(office.gate.clone()));
     let Desk { saver, .. } = reader_slot;
@@ -197,14 +200,20 @@ fn what_is_due_is_saved_once_and_what_is_asked_for_always() {
     let counted = (counters.checkpoints_saved.read(), counters.retentions_failed.read());
     assert_eq!((counted, counters.saves_failed.read()), ((1, 1), 0));
     // (ticket, epoch, step) and whether it is saved, after that save.
-    let cases = [((PERIODIC_SAVE, 1, 3), false), ((PERIODIC_SAVE, 1, 4), true), ((PERIODIC_SAVE, 2, 3), true), ((6, 1, 3), true)];
+    let cases = [
+        ((PERIODIC_SAVE, 1, 3), false),
+        ((PERIODIC_SAVE, 1, 4), true),
+        ((PERIODIC_SAVE, 2, 3), true),
+        ((6, 1, 3), true),
+    ];
     for ((ticket, epoch, step), begins) in cases {
         // The shard hears in any case that its order is carried out.
         assert_eq!(reader_slot.order(office.order(ticket, epoch, step)).is_none(), begins);
         assert_eq!(reader_slot.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
     }
     // A save that has failed has saved nothing.
-    reader_slot.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("a disk is full".to_owned().into()));
+    reader_slot
+        .saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("a disk is full".to_owned().into()));
     assert_eq!(counters.saves_failed.read(), 1);
     assert_eq!(reader_slot.saved, Some((RestoreEpoch(1), GlobalStep(3))));
 }
@@ -214,7 +223,10 @@ fn nothing_is_due_before_there_is_something_new_nor_while_a_save_is_under_way() 
     let (office, mut reader_slot) = Office::new([]);
     assert!(reader_slot.due().is_none(), "nothing is trained");
     reader_slot.saver.counters.global_step.set(3);
-    assert!(matches!(reader_slot.due(), Some(SaverEvent::SaveRequested { ticket: PERIODIC_SAVE, .. })));
+    assert!(matches!(
+        reader_slot.due(),
+        Some(SaverEvent::SaveRequested { ticket: PERIODIC_SAVE, .. })
+    ));
     reader_slot.order(office.order(6, 1, 3));
     assert!(reader_slot.due().is_none(), "one is under way");
 }
@@ -248,7 +260,8 @@ fn saves_that_fail_are_told_counted_and_noted_until_one_succeeds() {
     let events = heard(&mut reader_slot);
     let status = reader_slot.saver.record.subscribe();
     let counters = reader_slot.saver.counters.clone();
-    reader_slot.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("the disk is full".to_owned().into()));
+    reader_slot
+        .saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("the disk is full".to_owned().into()));
     // One that the shard has given up before the saver heard of it.
     let result = Err("it has waited 60s".to_owned());
     assert!(reader_slot.order(SaverOrder::ReportSave { ticket: PERIODIC_SAVE, result }).is_none());
@@ -256,7 +269,10 @@ fn saves_that_fail_are_told_counted_and_noted_until_one_succeeds() {
     assert_eq!(note.read(), Some((2, "it has waited 60s".to_owned())));
     let now = std::time::Instant::now();
     assert_eq!(status.borrow().status(now).last_error.as_deref(), Some("it has waited 60s"));
-    reader_slot.saved(SaveRequester::Ticket(PERIODIC_SAVE), Ok(published(1, 3, Err("read-only".to_owned()))));
+    reader_slot.saved(
+        SaveRequester::Ticket(PERIODIC_SAVE),
+        Ok(published(1, 3, Err("read-only".to_owned()))),
+    );
     assert_eq!((counters.saves_failed.read(), counters.saves_failed_in_a_row.read()), (2, 0));
     assert_eq!((note.read(), status.borrow().status(now).failed_in_a_row), (None, 0));
     let failed = |cause: &str, in_a_row| Event::SaveFailed {

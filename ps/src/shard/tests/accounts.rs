@@ -25,7 +25,8 @@ impl Model {
             }
             self.world.work();
             if round % 4 == 0 {
-                let alive: Vec<ConnectionId> = self.actors.iter().filter_map(|actor| actor.line).collect();
+                let alive: Vec<ConnectionId> =
+                    self.actors.iter().filter_map(|actor| actor.line).collect();
                 let lines: Vec<ConnectionId> = alive
                     .into_iter()
                     .filter(|line| !self.world.closed.contains(line))

@@ -11,7 +11,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, worker};
-use super::world::{LIFE, ConnectionId, World};
+use super::world::{ConnectionId, LIFE, World};
 use crate::arena::ArenaStorage;
 use crate::arena::test_files::TestFiles;
 use crate::commit::{Address, CELL_WORDS, COMMITTED};
@@ -152,7 +152,11 @@ pub(super) struct Decoded {
 
 impl Decoded {
     /// Opens these files as the first shard of this world and returns what it recovered.
-    pub(super) fn of(world: &World, files: Files, life: ServerRun) -> Result<Decoded, StorageError> {
+    pub(super) fn of(
+        world: &World,
+        files: Files,
+        life: ServerRun,
+    ) -> Result<Decoded, StorageError> {
         Decoded::of_shard(world, 0, files, life)
     }
 

@@ -94,7 +94,10 @@ pub(super) fn begin(scenario: &CrashScenario, test_files: TestFiles) -> World {
 }
 
 /// A world on these test files whose variables are ready, and the connection of a worker.
-pub(super) fn begin_training(scenario: &CrashScenario, test_files: TestFiles) -> (World, ConnectionId) {
+pub(super) fn begin_training(
+    scenario: &CrashScenario,
+    test_files: TestFiles,
+) -> (World, ConnectionId) {
     let mut world = begin(scenario, test_files);
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();
@@ -117,7 +120,11 @@ fn applied(answer: &Message) {
 
 /// Runs the scenario on these test files, and returns the configuration of the shard. The observer is
 /// called before the first input and after each one.
-pub(super) fn run(scenario: &CrashScenario, test_files: TestFiles, mut observer: Observer) -> Arc<PsConfig> {
+pub(super) fn run(
+    scenario: &CrashScenario,
+    test_files: TestFiles,
+    mut observer: Observer,
+) -> Arc<PsConfig> {
     let mut world = begin(scenario, test_files);
     observer(&world.shards[0]);
     world.observer = Some(observer);

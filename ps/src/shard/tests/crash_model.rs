@@ -14,8 +14,8 @@ use super::crash_life::{self, CrashScenario};
 use super::images::Images;
 use super::kept::{Files, PersistentState, open_on};
 use super::random::{Random, is_thorough};
-use crate::arena::test_files::TestFiles;
 use crate::arena::store_trace::{self, StoreEvent};
+use crate::arena::test_files::TestFiles;
 use crate::config::PsConfig;
 use crate::layout::PAGE_BYTES;
 use crate::optimizer::{Adam, Optimizer, Sgd};
@@ -109,7 +109,8 @@ impl Judge {
             counter.set(counter.get() + 1);
             left.borrow_mut().extend(follow.at(event).into_iter().map(|files| (event, files)));
         });
-        let shard = open_on(&test_files, &self.config, self.now).expect("the files were opened before");
+        let shard =
+            open_on(&test_files, &self.config, self.now).expect("the files were opened before");
         drop(watch);
         drop(shard);
         self.figures.nested_events += event_count.get();

@@ -13,10 +13,12 @@ use super::peers::{Peer, worker};
 use super::synchronous::{ACCEPTED, Cluster, synchronous};
 use super::world::ConnectionId;
 use crate::aggregate::mode::Mode;
-use crate::checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry, CheckpointTraining};
+use crate::checkpoint::{
+    CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save, ShardEntry,
+};
 use crate::config::Checkpoints;
 use crate::shard::ShardInput;
-use crate::shard::checkpoints::{SaveRequester, PERIODIC_SAVE, SaverEvent, SaverOrder};
+use crate::shard::checkpoints::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};
 
 /// Two shards and two replicas, with checkpoint storage.
 fn cluster(folder: &std::path::Path) -> (Cluster, Arc<dyn CheckpointStorage>) {
@@ -150,7 +152,9 @@ fn asynchronous_saves_run_one_at_a_time_and_at_most_16_wait() {
     }
     let mut reports = Vec::new();
     for (_, order) in std::mem::take(&mut cluster.world.orders) {
-        let SaverOrder::ReportSave { ticket, result: Err(error) } = order else { panic!("{order:?}") };
+        let SaverOrder::ReportSave { ticket, result: Err(error) } = order else {
+            panic!("{order:?}")
+        };
         reports.push((ticket, error));
     }
     assert_eq!(reports, [(17, "cannot save now: 16 saves wait already".to_owned())]);
@@ -161,7 +165,10 @@ fn asynchronous_saves_run_one_at_a_time_and_at_most_16_wait() {
     assert_eq!(part(&mut cluster, 0, &save).gradients, 1);
     for _ in 1..=16 {
         assert_eq!(ordered_steps(&mut cluster), [] as [u64; 0]);
-        let news = SaverEvent::Saved { requester: SaveRequester::Ticket(100), result: Err("no disk".to_owned()) };
+        let news = SaverEvent::Saved {
+            requester: SaveRequester::Ticket(100),
+            result: Err("no disk".to_owned()),
+        };
         cluster.world.input(0, ShardInput::SaverEvent(news));
         let orders = std::mem::take(&mut cluster.world.orders);
         let saves = orders.iter().filter(|(_, order)| matches!(order, SaverOrder::Save { .. }));
@@ -236,7 +243,10 @@ fn due_saves_do_not_pile_up() {
     assert!(received.is_empty(), "the request of the chief is not refused: {received:?}");
     cluster.link(1);
     assert_eq!(ordered_steps(&mut cluster), [1], "one of the due saves");
-    let news = SaverEvent::Saved { requester: SaveRequester::Ticket(PERIODIC_SAVE), result: Err("no disk".to_owned()) };
+    let news = SaverEvent::Saved {
+        requester: SaveRequester::Ticket(PERIODIC_SAVE),
+        result: Err("no disk".to_owned()),
+    };
     cluster.world.input(0, ShardInput::SaverEvent(news));
     assert_eq!(ordered_steps(&mut cluster), [1], "then the requested save");
 }

@@ -1,6 +1,6 @@
 //! Encoded rows, pushed and pulled.
 
-use pushpull_common::codec::{ScaleBlocks, Codec, Encoding};
+use pushpull_common::codec::{Codec, Encoding, ScaleBlocks};
 use pushpull_common::ids::{PartitionId, VariableId};
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};

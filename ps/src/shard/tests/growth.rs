@@ -26,7 +26,12 @@ fn ready() -> (World, ConnectionId) {
 }
 
 /// Sends a whole gradient for one row.
-fn push(world: &mut World, line: ConnectionId, sequence: u64, id: u64) -> pushpull_common::ids::RequestId {
+fn push(
+    world: &mut World,
+    line: ConnectionId,
+    sequence: u64,
+    id: u64,
+) -> pushpull_common::ids::RequestId {
     let gradient: Push = world.gradient(line, sequence);
     let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
     let table = &layout.tables()[0];

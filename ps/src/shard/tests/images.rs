@@ -5,8 +5,8 @@
 //! piece. Streaming stores, which bypass the cache, are certain to be in memory only after a fence.
 //! An image may hold any part of these.
 
-use crate::arena::test_files::TestFiles;
 use crate::arena::store_trace::StoreEvent;
+use crate::arena::test_files::TestFiles;
 
 use super::kept::Files;
 use super::random::Random;
@@ -81,7 +81,9 @@ impl Images {
             StoreEvent::Borrowed { .. } => self.shared.extend(opened),
             StoreEvent::Streaming { .. } => self.streamed.extend(opened),
             // Borrowed stretches are written before a word is stored or a file is made or moved.
-            StoreEvent::Storing { .. } | StoreEvent::Filing | StoreEvent::Moved { .. } => self.shared.clear(),
+            StoreEvent::Storing { .. } | StoreEvent::Filing | StoreEvent::Moved { .. } => {
+                self.shared.clear()
+            }
             StoreEvent::Fenced => {
                 self.shared.clear();
                 self.streamed.clear();

@@ -9,14 +9,14 @@ use pushpull_common::ids::ShardId;
 use super::peers::identity;
 use super::world::LIFE;
 use crate::arena::test_files::{Content, TestFiles};
-use crate::arena::{Budget, ArenaStorage};
+use crate::arena::{ArenaStorage, Budget};
 use crate::config::PsConfig;
-use crate::push_window::PushWindow;
 use crate::error::StorageError;
 use crate::metrics::Counters;
 use crate::planted::PlantedBugs;
-use crate::shard::shard_files::ShardSetup;
+use crate::push_window::PushWindow;
 use crate::shard::client_registry::ClientKey;
+use crate::shard::shard_files::ShardSetup;
 use crate::shard::{Shard, VariablesState};
 use crate::table::Table;
 

@@ -70,7 +70,12 @@ impl FrameSink for ShardInputs<'_> {
 }
 
 /// Delivers bytes over a connection, and returns the result of the last read.
-fn deliver(world: &mut World, line: ConnectionId, frames: &mut FrameReceiver, bytes: &[u8]) -> FrameProgress {
+fn deliver(
+    world: &mut World,
+    line: ConnectionId,
+    frames: &mut FrameReceiver,
+    bytes: &[u8],
+) -> FrameProgress {
     let mut rest = bytes;
     let mut source = |slices: &mut [IoSliceMut<'_>]| match rest.is_empty() {
         true => Err(io::ErrorKind::WouldBlock.into()),

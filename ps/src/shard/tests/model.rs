@@ -92,7 +92,8 @@ impl Model {
                 self.world.slice(0);
             }
             _ => {
-                let alive: Vec<ConnectionId> = self.actors.iter().filter_map(|actor| actor.line).collect();
+                let alive: Vec<ConnectionId> =
+                    self.actors.iter().filter_map(|actor| actor.line).collect();
                 // Sometimes longer than a lease, so that silent clients are lost.
                 let long = self.random.one_in(8);
                 let millis = if long { 500 } else { self.random.below(60) };

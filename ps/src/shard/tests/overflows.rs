@@ -58,7 +58,10 @@ impl Optimizer for CustomOptimizer {
     fn apply_f64(&self, _: ApplyAt, _: Run<'_, f64>) {}
 }
 
-fn ready(optimizer: impl Optimizer, configure: impl Fn(PsConfig) -> PsConfig) -> (World, ConnectionId) {
+fn ready(
+    optimizer: impl Optimizer,
+    configure: impl Fn(PsConfig) -> PsConfig,
+) -> (World, ConnectionId) {
     let (mut world, _) =
         World::ready(variables(), optimizer, |config| configure(config.inbox_pushes(1)));
     let line = world.join(0, &mut worker(1));
@@ -88,7 +91,12 @@ fn dense(small: bool, big: bool, at: usize) -> Vec<(u64, Vec<u8>)> {
     }
 }
 
-fn push_parts(world: &mut World, line: ConnectionId, push: &Push, parts: &[(u64, Vec<u8>)]) -> Message {
+fn push_parts(
+    world: &mut World,
+    line: ConnectionId,
+    push: &Push,
+    parts: &[(u64, Vec<u8>)],
+) -> Message {
     let parts: Vec<(u64, &[u8])> = parts.iter().map(|(at, body)| (*at, &body[..])).collect();
     let last = world.push(line, push, &parts);
     world.work();

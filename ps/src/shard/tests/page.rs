@@ -20,7 +20,7 @@ use crate::checkpoint::LocalDirectory;
 use crate::config::{Checkpoints, PsConfig};
 use crate::optimizer::Sgd;
 use crate::shard::client_registry::CLIENTS_MAX;
-use crate::shard::{ShardInput, PeerOrigin};
+use crate::shard::{PeerOrigin, ShardInput};
 
 const PAGE: &str = include_str!("../../../../docs/protocol.md");
 
@@ -81,7 +81,13 @@ fn requests() -> Vec<Message> {
 
 /// Compares the refusals of these requests in a state with the page. `causes` are the cells of the
 /// page that apply in this state.
-fn check(world: &mut World, line: ConnectionId, state: &str, requests: Vec<Message>, causes: &[&str]) {
+fn check(
+    world: &mut World,
+    line: ConnectionId,
+    state: &str,
+    requests: Vec<Message>,
+    causes: &[&str],
+) {
     for (message, sequence) in requests.into_iter().zip(1..) {
         let name = message.name();
         let expected = causes.contains(&refused_while(name));
@@ -269,8 +275,12 @@ fn a_hello_is_checked_by_its_seen_epoch_and_not_by_its_header() {
     let Message::Hello(hello) = said else { unreachable!() };
     let line = ConnectionId { shard: 0, connection: 900 };
     let origin = PeerOrigin::Unix { same_user: true };
-    let connected =
-        ShardInput::Connected { connection: line.connection, hello: &hello, header: &header, origin };
+    let connected = ShardInput::Connected {
+        connection: line.connection,
+        hello: &hello,
+        header: &header,
+        origin,
+    };
     world.input(0, connected);
     assert!(matches!(world.answer(line, request), Some(Message::Welcome(_))));
 

@@ -10,7 +10,7 @@ use pushpull_common::variable::VariableSpec;
 use super::kept::Files;
 use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
-use super::world::{LIFE, ConnectionId, World};
+use super::world::{ConnectionId, LIFE, World};
 use crate::arena::test_files::{Content, TestFiles};
 use crate::arena::{Arena, ArenaStorage};
 use crate::commit::{COMMITTED, Journal};
@@ -20,7 +20,7 @@ use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::Sgd;
 use crate::planted::PlantedBugs;
 use crate::shard::checkpoints::{SaverEvent, SaverOrder};
-use crate::shard::{ShardInput, Shard};
+use crate::shard::{Shard, ShardInput};
 
 const ELEMENTS: u64 = 4000;
 const SEEDS: u64 = 40;
@@ -93,8 +93,11 @@ fn a_cut_while_an_arena_is_created_leaves_none() {
     let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64).unwrap();
     arena.storage.rename("control", "control.new").unwrap();
     drop(control);
-    let made: BTreeMap<String, Vec<u8>> =
-        test_files.contents().iter().map(|(name, content)| (name.clone(), content.to_vec())).collect();
+    let made: BTreeMap<String, Vec<u8>> = test_files
+        .contents()
+        .iter()
+        .map(|(name, content)| (name.clone(), content.to_vec()))
+        .collect();
     // What a cut may leave of a file: no name, no length, no page, some pages, or all.
     let left = |name: &str| {
         let whole = made[name].clone();

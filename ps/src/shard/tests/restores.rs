@@ -11,7 +11,9 @@ use pushpull_common::variable::VariableSpec;
 use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
 use super::world::{ConnectionId, World};
 use crate::checkpoint::tests::gate::Gate;
-use crate::checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry, CheckpointTraining};
+use crate::checkpoint::{
+    CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save, ShardEntry,
+};
 use crate::config::Checkpoints;
 use crate::optimizer::Sgd;
 use crate::shard::record::RESTORED_LIMIT;
@@ -23,7 +25,10 @@ fn world(folder: &std::path::Path) -> (World, ConnectionId, Arc<dyn CheckpointSt
     world_of(folder, ELEMENTS)
 }
 
-fn world_of(folder: &std::path::Path, elements: u64) -> (World, ConnectionId, Arc<dyn CheckpointStorage>) {
+fn world_of(
+    folder: &std::path::Path,
+    elements: u64,
+) -> (World, ConnectionId, Arc<dyn CheckpointStorage>) {
     let variables = vec![VariableSpec::f32("w", [elements]).unwrap()];
     let storage = || LocalDirectory::create(folder).unwrap();
     let checkpoints = Checkpoints::new(storage());
@@ -153,7 +158,12 @@ fn a_checkpoint_that_differs_from_the_request_is_refused() {
 type Forge<'a> = &'a dyn Fn(&mut Contents);
 
 /// Declares the variables again, restores this checkpoint, and returns the answer.
-fn restore(world: &mut World, line: ConnectionId, checkpoint: CheckpointId, epoch: u32) -> Option<Message> {
+fn restore(
+    world: &mut World,
+    line: ConnectionId,
+    checkpoint: CheckpointId,
+    epoch: u32,
+) -> Option<Message> {
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
     let restore = message::Restore { checkpoint, epoch: RestoreEpoch(epoch) };

@@ -15,7 +15,7 @@ use super::peers::{Push, bytes_of, chief, f32s, index_of, worker};
 use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
 use crate::optimizer::{
-    Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, OptimizerRules, Sgd,
+    Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, OptimizerRules, RmsProp, Sgd,
 };
 
 /// `dense` (6 f32, at 0) and `table` (5 rows of 3 f32, at 24; its index at 88).
@@ -36,7 +36,12 @@ fn ready(optimizer: impl Optimizer) -> (World, ConnectionId) {
 }
 
 /// Pulls the rows with these numbers, or returns the refusal.
-fn pull(world: &mut World, line: ConnectionId, partition: u32, rows: &[u32]) -> Result<Vec<f32>, Refusal> {
+fn pull(
+    world: &mut World,
+    line: ConnectionId,
+    partition: u32,
+    rows: &[u32],
+) -> Result<Vec<f32>, Refusal> {
     let body: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
     let pull = message::PullRows { partition: PartitionId(partition) };
     let request = world.send(line, Envelope::default(), pull.into(), &body);

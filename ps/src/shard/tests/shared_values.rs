@@ -7,18 +7,18 @@ use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
 use pushpull_common::protocol::message::{self, Role, ShareValues, SharedValues};
 use pushpull_common::protocol::{Message, Refusal};
-use pushpull_common::shared_values::{AtomicWords, ValueCounts, Geometry, PinError, Reader};
+use pushpull_common::shared_values::{AtomicWords, Geometry, PinError, Reader, ValueCounts};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
-use super::world::{LIFE, ConnectionId, World};
+use super::world::{ConnectionId, LIFE, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::{Memory, ArenaStorage, SharedWords, StateDirectory};
+use crate::arena::{ArenaStorage, Memory, SharedWords, StateDirectory};
 use crate::config::{Durability, PsConfig, Storage};
 use crate::optimizer::Sgd;
 use crate::shard::shard_files::ServerRun;
 use crate::shard::work::Work;
-use crate::shard::{Shard, PeerOrigin};
+use crate::shard::{PeerOrigin, Shard};
 
 /// Elements that fill eighty blocks.
 pub(super) const LARGE: usize = 80 << 14;
@@ -170,8 +170,13 @@ fn shared_values_equal_the_answer_to_a_pull() {
         for client in &mut clients {
             let (counts, values) = client.pull(56);
             assert_eq!(values, world.values(line));
-            let expected =
-                ValueCounts { version, gradients: version, step: version, serves: version, epoch: 1 };
+            let expected = ValueCounts {
+                version,
+                gradients: version,
+                step: version,
+                serves: version,
+                epoch: 1,
+            };
             assert_eq!(counts, expected);
         }
         blocks.push(clients[0].blocks.clone());

@@ -33,7 +33,13 @@ fn replicas(take: u32, of: u32, configure: impl Fn(PsConfig) -> PsConfig) -> Sha
 impl SharedBuffers {
     /// Puts a gradient into a slot of a replica's push buffer, and sends its last part. Does no
     /// work.
-    fn push_in_place(&mut self, replica: usize, buffer_slot: usize, grant: Grant, gradient: &[f32]) -> RequestId {
+    fn push_in_place(
+        &mut self,
+        replica: usize,
+        buffer_slot: usize,
+        grant: Grant,
+        gradient: &[f32],
+    ) -> RequestId {
         let it = &mut self.cluster.replicas[replica];
         it.sequence += 1;
         let (line, sequence) = (it.lines[0], it.sequence);
@@ -64,7 +70,11 @@ impl SharedBuffers {
         let line = self.cluster.replicas[0].lines[0];
         let values = f32s(&self.cluster.world.values(line));
         let values = &values[..LARGE];
-        assert_eq!(values.iter().position(|value| *value != values[0]), None, "all values are equal");
+        assert_eq!(
+            values.iter().position(|value| *value != values[0]),
+            None,
+            "all values are equal"
+        );
         values[0]
     }
 }
@@ -122,7 +132,9 @@ fn a_non_finite_gradient_is_refused_and_the_step_waits_for_another() {
         gradient[place] = f32::INFINITY;
         let request = shared.push_in_place(1, 0, last, &gradient);
         shared.finish_work();
-        let Some(Err(refusal)) = shared.outcome(1, request) else { panic!("the gradient was not refused") };
+        let Some(Err(refusal)) = shared.outcome(1, request) else {
+            panic!("the gradient was not refused")
+        };
         let expected = Refusal::NonFinite {
             variable: VariableId(0),
             element: place as u64,

@@ -22,9 +22,9 @@ use nix::unistd::{Pid, gettid};
 
 use super::crash_life::{CrashScenario, begin_training, numbers};
 use super::kept::{Files, PersistentState, open_at, open_on};
-use crate::arena::test_files::{Content, TestFiles};
 use crate::arena::store_trace::{self, StoreEvent};
-use crate::arena::{Memory, ArenaStorage, StateDirectory};
+use crate::arena::test_files::{Content, TestFiles};
+use crate::arena::{ArenaStorage, Memory, StateDirectory};
 use crate::commit::COMMITTED;
 use crate::config::PsConfig;
 use crate::layout::PAGE_BYTES;
@@ -118,7 +118,8 @@ impl Case {
     fn files(&self) -> (Files, Arc<PsConfig>) {
         let test_files = TestFiles::default();
         // The files are left by a server without planted bugs.
-        let (mut world, line) = begin_training(&self.scenario(PlantedBugs::default()), test_files.clone());
+        let (mut world, line) =
+            begin_training(&self.scenario(PlantedBugs::default()), test_files.clone());
         let (InitialState::Whole(offset, bytes)
         | InitialState::Committed(offset, bytes)
         | InitialState::Prepared(offset, bytes)) = self.initial;
@@ -161,7 +162,12 @@ fn without_spare_clients(mut files: Files) -> Files {
 /// The chief and a worker.
 const CLIENTS: usize = 2;
 
-fn perform(case: &Case, storage: ArenaStorage, config: &Arc<PsConfig>, mark: impl Fn(Signal)) -> Shard {
+fn perform(
+    case: &Case,
+    storage: ArenaStorage,
+    config: &Arc<PsConfig>,
+    mark: impl Fn(Signal),
+) -> Shard {
     let now = Instant::now();
     match case.action {
         Action::Push => {
@@ -231,7 +237,9 @@ struct Expected {
 fn rehearse(case: &Case, files: &Files, config: &Arc<PsConfig>) -> Expected {
     let now = Instant::now();
     let kept = |files: &Files| {
-        PersistentState::of(&open_on(&TestFiles::with(files.clone()), config, now).expect("the files are sound"))
+        PersistentState::of(
+            &open_on(&TestFiles::with(files.clone()), config, now).expect("the files are sound"),
+        )
     };
     let test_files = TestFiles::with(files.clone());
     let (sender, events) = std::sync::mpsc::channel();

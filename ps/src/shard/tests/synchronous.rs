@@ -7,7 +7,7 @@ use pushpull_common::protocol::message::{self, Role};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, f64s, pack, variables, worker};
-use super::world::{Received, ConnectionId, World};
+use super::world::{ConnectionId, Received, World};
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
@@ -262,7 +262,11 @@ fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
     for shards in [1, 2] {
         let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config.last_step(2));
         let (a, b) = (cluster.token(0), cluster.token(1));
-        assert_eq!((a.step.0, cluster.try_token(0)), (0, Ok(None)), "one gradient from each replica");
+        assert_eq!(
+            (a.step.0, cluster.try_token(0)),
+            (0, Ok(None)),
+            "one gradient from each replica"
+        );
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         assert_eq!(cluster.values(0), (0.0, 0.0));
         assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
@@ -341,7 +345,11 @@ fn a_replica_that_runs_out_of_data_leaves_the_others_training() {
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(1, b, 3.0);
     cluster.leave(1);
-    assert_eq!(cluster.world.metrics().steps_applied, 0, "its gradient stays, and another is expected");
+    assert_eq!(
+        cluster.world.metrics().steps_applied,
+        0,
+        "its gradient stays, and another is expected"
+    );
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     assert_eq!(cluster.values(1), (-2.0, -2.0));
     let a = cluster.token(0);
@@ -958,8 +966,14 @@ fn a_shard_that_has_not_reported_a_step_as_applied_is_named() {
     cut_off(&mut cluster, 1);
     cluster.push_to(0, 1, b, 1.0);
     let wait_text = awaited_after(&mut cluster, 0, Duration::from_secs(3));
-    assert!(wait_text.starts_with("step 0 to be applied by every shard; not yet by "), "{wait_text}");
-    assert!(wait_text.contains("/job:ps/task:0/shard:1 (not connected, heard from 3"), "{wait_text}");
+    assert!(
+        wait_text.starts_with("step 0 to be applied by every shard; not yet by "),
+        "{wait_text}"
+    );
+    assert!(
+        wait_text.contains("/job:ps/task:0/shard:1 (not connected, heard from 3"),
+        "{wait_text}"
+    );
     assert!(!wait_text.contains("/job:worker"), "{wait_text}");
 }
 

@@ -7,7 +7,7 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
 use super::peers::{Push, unpack};
-use super::world::{Received, ConnectionId, World};
+use super::world::{ConnectionId, Received, World};
 use crate::shard::output::PulledParts;
 
 impl World {
@@ -65,7 +65,12 @@ impl World {
     }
 
     /// Sends a push in these parts. The last part carries the length of the push.
-    pub(super) fn push(&mut self, line: ConnectionId, push: &Push, parts: &[(u64, &[u8])]) -> RequestId {
+    pub(super) fn push(
+        &mut self,
+        line: ConnectionId,
+        push: &Push,
+        parts: &[(u64, &[u8])],
+    ) -> RequestId {
         let total: usize = parts.iter().map(|(_, body)| body.len()).sum();
         let mut request = RequestId(0);
         for (index, (offset, body)) in parts.iter().enumerate() {
@@ -113,7 +118,11 @@ impl World {
     }
 
     /// Pulls the values of some partitions.
-    pub(super) fn select(&mut self, line: ConnectionId, partitions: &[u32]) -> Result<Vec<u8>, Refusal> {
+    pub(super) fn select(
+        &mut self,
+        line: ConnectionId,
+        partitions: &[u32],
+    ) -> Result<Vec<u8>, Refusal> {
         let ids = partitions.iter().map(|&id| PartitionId(id)).collect();
         let selection = Selection::Partitions { partitions: List::new(ids).unwrap() };
         let request = self.say(line, message::Pull { selection }.into());

@@ -28,7 +28,12 @@ fn return_token(grant: Grant) -> Message {
     message::ReturnToken { token: grant.token, generation: grant.generation }.into()
 }
 
-fn spend(world: &mut World, line: ConnectionId, sequence: u64, grant: Grant) -> message::PushAnswer {
+fn spend(
+    world: &mut World,
+    line: ConnectionId,
+    sequence: u64,
+    grant: Grant,
+) -> message::PushAnswer {
     let push_slot = world.push_slot(line);
     let push = Push { next: true, ..Push::gradient(sequence, grant, push_slot) };
     match world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]) {

@@ -15,18 +15,18 @@ use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, chief, identity, pack, place};
 use crate::arena::test_files::{Content, TestFiles};
-use crate::arena::{Budget, ArenaStorage};
+use crate::arena::{ArenaStorage, Budget};
 use crate::checkpoint::CheckpointStorage;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
 use crate::shard::checkpoints::{SaverOrder, ShardRestore, ShardSave};
-use crate::shard::shard_files::{ServerRun, ShardSetup};
-use crate::shard::output::{ShardOutput, PulledParts};
+use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::power::Flush;
+use crate::shard::shard_files::{ServerRun, ShardSetup};
 use crate::shard::work::Work;
-use crate::shard::{ShardInput, Shard, TICK, PeerOrigin};
+use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 
 /// A connection to one of the world's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -131,9 +131,12 @@ impl World {
         for (index, counters) in counters.iter().enumerate() {
             let id = ShardId { task: 0, shard: index as u16 };
             let (config, identity) = (config.clone(), identity.clone());
-            let (budget, counters, test_files) = (budget.clone(), counters.clone(), test_files(index));
+            let (budget, counters, test_files) =
+                (budget.clone(), counters.clone(), test_files(index));
             let parts = ShardSetup { id, config, identity, budget, counters };
-            shards.push(Shard::open(parts, ArenaStorage::TestFiles(test_files.clone()), life, now).unwrap());
+            shards.push(
+                Shard::open(parts, ArenaStorage::TestFiles(test_files.clone()), life, now).unwrap(),
+            );
             shard_files.push(test_files);
         }
         World {
@@ -233,7 +236,8 @@ impl World {
         files: BTreeMap<String, impl Into<Content>>,
         life: ServerRun,
     ) -> Result<(), StorageError> {
-        let lines: Vec<ConnectionId> = self.received.keys().copied().filter(|l| l.shard == shard).collect();
+        let lines: Vec<ConnectionId> =
+            self.received.keys().copied().filter(|l| l.shard == shard).collect();
         for line in lines {
             self.received.remove(&line);
             self.closed.insert(line);
@@ -322,7 +326,11 @@ impl World {
         }
     }
 
-    pub(super) fn try_join(&mut self, shard: usize, peer: &mut Peer) -> Result<ConnectionId, Refusal> {
+    pub(super) fn try_join(
+        &mut self,
+        shard: usize,
+        peer: &mut Peer,
+    ) -> Result<ConnectionId, Refusal> {
         let (line, welcome) = self.handshake(shard, peer.hello(shard), false)?;
         peer.epoch = welcome.client_epoch;
         Ok(line)
@@ -449,7 +457,11 @@ impl World {
     }
 
     /// Takes the answer to a request, with its body.
-    pub(super) fn answer_with_body(&mut self, line: ConnectionId, request: RequestId) -> (Message, Vec<u8>) {
+    pub(super) fn answer_with_body(
+        &mut self,
+        line: ConnectionId,
+        request: RequestId,
+    ) -> (Message, Vec<u8>) {
         let received = self.received.entry(line).or_default();
         let is_it = |received: &Received| matches!(received, Received::Message { envelope, .. } if envelope.request == request);
         let index = received.iter().position(is_it).expect("the request is answered");
@@ -541,7 +553,10 @@ impl World {
                     received.push(Received::Message { envelope, message, body: Vec::new() });
                 }
                 ShardOutput::Stream { connection, parts } => {
-                    self.received.entry(line(connection)).or_default().push(Received::Values(parts));
+                    self.received
+                        .entry(line(connection))
+                        .or_default()
+                        .push(Received::Values(parts));
                 }
                 ShardOutput::ToOwner { envelope, message } => {
                     self.to_owner.push((shard, envelope, message));

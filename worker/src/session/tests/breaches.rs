@@ -5,9 +5,10 @@ use pushpull_common::protocol::message::{self, CatalogueState, EndReason};
 use pushpull_common::protocol::{Message, PushState, Refusal};
 
 use super::world::{
-    SentFrame, OWNER, SessionWorld, applied, grant, header, plan, push_answer, refused, shard, welcome,
+    OWNER, SentFrame, SessionWorld, applied, grant, header, plan, push_answer, refused, shard,
+    welcome,
 };
-use crate::session::{SessionCommand, SessionInput, OpId};
+use crate::session::{OpId, SessionCommand, SessionInput};
 
 /// Returns one message of each kind that a server can send.
 fn all_messages() -> Vec<Message> {

@@ -10,7 +10,7 @@ use pushpull_common::protocol::{Message, Refusal, message};
 
 use super::world::{OWNER, SessionWorld, grant, ms, order, plan, refused, shard, welcome};
 use crate::error::Error;
-use crate::session::{SessionCommand, Reply};
+use crate::session::{Reply, SessionCommand};
 
 fn open(world: &mut SessionWorld, tasks: u32, timeout: Duration) -> crate::session::OpId {
     world.call_within(SessionCommand::Open { shards: (0..tasks).map(shard).collect() }, timeout)

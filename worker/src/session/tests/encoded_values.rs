@@ -11,12 +11,13 @@ use pushpull_common::tensor::{Element, bf16 as Brain};
 use pushpull_common::variable::VariableSpec;
 
 use super::world::{
-    SentFrame, OWNER, SessionWorld, applied, grant, halves_plan, place, plan, push_answer, shard, welcome,
+    OWNER, SentFrame, SessionWorld, applied, grant, halves_plan, place, plan, push_answer, shard,
+    welcome,
 };
 use crate::compression::{CodecRule, Compression};
 use crate::params::AlignedBuffer;
 use crate::row_requests::RowRequests;
-use crate::session::{SessionCommand, OpId, PushOrder, ReadPoint, Reply};
+use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand};
 use crate::sharding_plan::ShardingPlan;
 use crate::staging::StagedParts;
 
@@ -96,7 +97,11 @@ fn pull_rows(
 }
 
 /// Returns the values that two pulls have read, concatenated.
-fn pulled_values<T: Element>(world: &mut SessionWorld, ops: [OpId; 2], counts: [usize; 2]) -> Vec<T> {
+fn pulled_values<T: Element>(
+    world: &mut SessionWorld,
+    ops: [OpId; 2],
+    counts: [usize; 2],
+) -> Vec<T> {
     let of = |(op, count)| {
         let Ok(Reply::Pulled { buffer, .. }) = world.reply(op) else { panic!() };
         bytemuck::cast_slice::<u8, T>(buffer.bytes())[..count].to_vec()

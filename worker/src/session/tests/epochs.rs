@@ -7,9 +7,9 @@ use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::message::{self, CatalogueState, Role, Welcome};
 use pushpull_common::protocol::{Message, Refusal};
 
-use super::world::{SentFrame, OWNER, SessionWorld, ms, plan, refused, shard, welcome};
+use super::world::{OWNER, SentFrame, SessionWorld, ms, plan, refused, shard, welcome};
 use crate::error::Error;
-use crate::session::{SessionCommand, SessionInput, OpId, Reply};
+use crate::session::{OpId, Reply, SessionCommand, SessionInput};
 
 /// Returns a welcome in an epoch that began at this step.
 fn welcome_in(epoch: u32, step: u64) -> Welcome {

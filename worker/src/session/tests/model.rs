@@ -226,7 +226,11 @@ impl ShardModel {
     /// A checkpoint is restored, which discards all other state.
     pub(super) fn begin_epoch(&mut self) {
         let (step, epoch) = (RESTORED_STEP.0, RestoreEpoch(self.epoch.0 + 1));
-        *self = ShardModel { step, epoch, ..ShardModel::new(self.owner, self.bytes, self.push_slots_max) };
+        *self = ShardModel {
+            step,
+            epoch,
+            ..ShardModel::new(self.owner, self.bytes, self.push_slots_max)
+        };
     }
 
     /// Applies one whole push.
@@ -415,7 +419,10 @@ impl ShardModel {
         self.next_shared += 2;
         self.shared.extend(push_slots.iter().map(|&push_slot| (push_slot, FillByte::default())));
         let push_slots = List::new(push_slots).unwrap();
-        self.answer(request, message::SharedPushBuffer { bytes: 0, first: 0, stride: 0, push_slots });
+        self.answer(
+            request,
+            message::SharedPushBuffer { bytes: 0, first: 0, stride: 0, push_slots },
+        );
     }
 
     /// Takes a share from a slot of the push buffer. Its bytes are read later, when it is applied.
@@ -440,7 +447,10 @@ impl ShardModel {
         }
         if let Some(&outcome) = self.settled.get(&sequence) {
             if part.whole.is_some() {
-                self.answer(request, message::PushAnswer { duplicate: true, ..push_answer(outcome) });
+                self.answer(
+                    request,
+                    message::PushAnswer { duplicate: true, ..push_answer(outcome) },
+                );
             }
             return;
         }

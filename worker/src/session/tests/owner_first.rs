@@ -8,9 +8,11 @@ use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::message::{self, ModeIs, OutcomeIs, Role, Withdraw};
 use pushpull_common::protocol::{Message, Outcome, PushState, Refusal};
 
-use super::world::{SentFrame, OWNER, SessionWorld, applied, grant, order, plan, push_answer, refused};
+use super::world::{
+    OWNER, SentFrame, SessionWorld, applied, grant, order, plan, push_answer, refused,
+};
 use crate::error::Error;
-use crate::session::{SessionCommand, OpId, Reply};
+use crate::session::{OpId, Reply, SessionCommand};
 use crate::sharding_plan::ShardingPlan;
 
 const STALE: Outcome = Outcome::Stale { current: GlobalStep(6) };
@@ -142,8 +144,11 @@ fn is_sent_at_once(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) ->
     let other = parts(world, 1);
     let at_once = other.last().is_some_and(|last| last.part().whole.is_some());
     world.answer(&owner, push_answer(applied(5)));
-    let last =
-        if at_once { other.into_iter().next_back().unwrap() } else { world.next_frame(1, "PushPart") };
+    let last = if at_once {
+        other.into_iter().next_back().unwrap()
+    } else {
+        world.next_frame(1, "PushPart")
+    };
     assert!(last.part().whole.is_some());
     world.answer(&last, push_answer(applied(1)));
     assert_eq!(outcome(world, op), applied(5));

@@ -7,10 +7,10 @@ use pushpull_common::protocol::message::{self, Pull, Pulled, Selection};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Message, Refusal};
 
-use super::world::{SentFrame, OWNER, SessionWorld, plan, refused, shard, split_plan};
+use super::world::{OWNER, SentFrame, SessionWorld, plan, refused, shard, split_plan};
 use crate::error::Error;
 use crate::params::AlignedBuffer;
-use crate::session::{SessionCommand, OpId, ReadPoint, Reply};
+use crate::session::{OpId, ReadPoint, Reply, SessionCommand};
 use crate::sharding_plan::ShardingPlan;
 
 fn part(offset: u64, last: bool) -> Pulled {
@@ -262,7 +262,8 @@ fn a_pull_of_one_variable_asks_its_shards_and_fills_its_own_buffer() {
         }
         other => panic!("{other:?}"),
     };
-    let frames = [world.next_frame(0, "Pull"), world.next_frame(1, "Pull"), world.next_frame(0, "Pull")];
+    let frames =
+        [world.next_frame(0, "Pull"), world.next_frame(1, "Pull"), world.next_frame(0, "Pull")];
     assert_eq!(frames.each_ref().map(asked), [1, 1, 1]);
     assert!(frames.iter().all(|frame| frame.envelope.step == GlobalStep(4)));
     assert!(world.is_quiet(1), "shard 1 has no part of the small variable");

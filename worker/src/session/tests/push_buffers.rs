@@ -15,8 +15,8 @@ use pushpull_common::variable::VariableSpec;
 use super::world::*;
 use crate::params::AlignedBuffer;
 use crate::parts::ScatteredGradients;
-use crate::push_buffers::{GradientSlot, GradientBuffer, PushBufferId};
-use crate::session::{SessionCommand, OpId, PushOrder, ReadPoint, Reply};
+use crate::push_buffers::{GradientBuffer, GradientSlot, PushBufferId};
+use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand};
 use crate::sharding_plan::ShardingPlan;
 
 /// Starts a session with a push buffer from each shard that has a variable that can use one.
@@ -54,7 +54,12 @@ fn share(world: &mut SessionWorld, link: usize) {
 }
 
 /// Writes gradients of these variables into slots of the newest push buffers; every byte is `fill`.
-fn gradients(world: &SessionWorld, plan: &ShardingPlan, ids: &[u32], fill: u8) -> Arc<GradientBuffer> {
+fn gradients(
+    world: &SessionWorld,
+    plan: &ShardingPlan,
+    ids: &[u32],
+    fill: u8,
+) -> Arc<GradientBuffer> {
     let mut buffer = GradientBuffer::new(plan, plan.runs(|_| true).into());
     let push_buffers: BTreeMap<usize, PushBufferId> = world.push_buffers.iter().copied().collect();
     let push_slot = |of| {
@@ -71,7 +76,12 @@ fn gradients(world: &SessionWorld, plan: &ShardingPlan, ids: &[u32], fill: u8) -
 }
 
 /// Pushes these variables.
-fn push(world: &mut SessionWorld, plan: &ShardingPlan, ids: &[u32], buffer: Arc<GradientBuffer>) -> OpId {
+fn push(
+    world: &mut SessionWorld,
+    plan: &ShardingPlan,
+    ids: &[u32],
+    buffer: Arc<GradientBuffer>,
+) -> OpId {
     let scatter = Arc::new(plan.scatter(ids.iter().copied().map(VariableId)));
     let factors = BTreeMap::new();
     let scattered = Some(ScatteredGradients { scatter, buffer, factors });
@@ -163,11 +173,16 @@ fn parts_in_a_push_buffer_are_referenced() {
 fn parts_outside_a_push_buffer_are_sent_into_the_same_slot() {
     let plan = split_plan();
     let mut world = world(&plan, ASYNCHRONOUS);
-    assert_eq!(world.push_buffers, [(OWNER, PushBufferId(1))], "only the first shard has a whole variable");
+    assert_eq!(
+        world.push_buffers,
+        [(OWNER, PushBufferId(1))],
+        "only the first shard has a whole variable"
+    );
     let buffer = gradients(&world, &plan, &[0, 1], 3);
     let op = push(&mut world, &plan, &[0, 1], buffer);
     let small = plan.catalogue().partitions_of(VariableId(1))[0].clone();
-    let (reference_frame, part) = (world.next_frame(0, "PushShared"), world.next_frame(0, "PushPart"));
+    let (reference_frame, part) =
+        (world.next_frame(0, "PushShared"), world.next_frame(0, "PushPart"));
     let split = plan.catalogue().partitions_of(VariableId(0))[0].clone();
     let bytes = split.end() - split.offset;
     assert_eq!(reference(&reference_frame), (70, None, vec![(small.offset, small.end())]));
@@ -272,7 +287,8 @@ fn many_ranges_are_referenced_in_several_messages_and_the_last_is_whole() {
         let ids: Vec<u32> = (0..2 * count).step_by(2).collect();
         let buffer = gradients(&world, &plan, &ids, 3);
         let op = push(&mut world, &plan, &ids, buffer);
-        let frames: Vec<_> = expected.iter().map(|_| world.next_frame(OWNER, "PushShared")).collect();
+        let frames: Vec<_> =
+            expected.iter().map(|_| world.next_frame(OWNER, "PushShared")).collect();
         assert!(world.is_quiet(OWNER), "{count}");
         let references: Vec<_> = frames.iter().map(reference).collect();
         let lengths: Vec<usize> = references.iter().map(|(_, _, ranges)| ranges.len()).collect();

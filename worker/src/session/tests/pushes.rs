@@ -8,10 +8,10 @@ use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Message, Outcome, Refusal};
 
 use super::world::{
-    SentFrame, OWNER, SessionWorld, applied, grant, ms, order, plan, push_answer, refused, shard,
+    OWNER, SentFrame, SessionWorld, applied, grant, ms, order, plan, push_answer, refused, shard,
 };
 use crate::error::Error;
-use crate::session::{SessionCommand, OpId, PushOrder, ReadPoint, Reply};
+use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand};
 
 fn outcome(world: &mut SessionWorld, op: OpId) -> Outcome {
     match world.reply(op) {

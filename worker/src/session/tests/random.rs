@@ -20,12 +20,12 @@ use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Grant, Message, Outcome};
 
 use super::model::{FillByte, RESTORED_STEP, ShardModel};
-use super::world::{SentFrame, OWNER, SessionWorld, header, ms, order, plan, shard};
+use super::world::{OWNER, SentFrame, SessionWorld, header, ms, order, plan, shard};
 use crate::error::Error;
 use crate::params::AlignedBuffer;
 use crate::parts::ScatteredGradients;
-use crate::push_buffers::{GradientSlot, GradientBuffer, PushBufferId, SlotMemory};
-use crate::session::{SessionCommand, SessionInput, OpId, SessionOutput, PushOrder, Reply};
+use crate::push_buffers::{GradientBuffer, GradientSlot, PushBufferId, SlotMemory};
+use crate::session::{OpId, PushOrder, Reply, SessionCommand, SessionInput, SessionOutput};
 use crate::sharding_plan::ShardingPlan;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
@@ -226,12 +226,18 @@ impl RandomTest {
                 for id in 0..self.shards.len() as u32 {
                     let values = &buffer.bytes()[self.plan.range(VariableId(id))];
                     let all = if self.synchronous { first } else { values[0] };
-                    assert!(values.iter().all(|byte| *byte == all), "the values are of one version");
+                    assert!(
+                        values.iter().all(|byte| *byte == all),
+                        "the values are of one version"
+                    );
                 }
             }
             (AwaitedResult::PullOne(variable), Ok(Reply::Pulled { buffer, .. })) => {
                 let values = &buffer.bytes()[..self.plan.range(variable).len()];
-                assert!(values.iter().all(|byte| *byte == values[0]), "the values are of one version");
+                assert!(
+                    values.iter().all(|byte| *byte == values[0]),
+                    "the values are of one version"
+                );
             }
             (AwaitedResult::Push(fill), Ok(Reply::Pushed { outcome })) => match outcome {
                 Outcome::Stale { .. } => self.reported_stale.push(fill),
@@ -262,7 +268,11 @@ impl RandomTest {
             (0 | 1, _, _) => self.call(SessionCommand::Token, AwaitedResult::Token, timeout),
             (2, _, _) => {
                 let (plan, buffer) = (self.plan.clone(), AlignedBuffer::new(&self.plan));
-                self.call(SessionCommand::Pull { plan, buffer, token: None }, AwaitedResult::Pull, timeout);
+                self.call(
+                    SessionCommand::Pull { plan, buffer, token: None },
+                    AwaitedResult::Pull,
+                    timeout,
+                );
             }
             (3..=5, Some(_), _) if self.next_fill < 250 && self.same_host => {
                 self.push_written(timeout)
@@ -283,7 +293,9 @@ impl RandomTest {
                 order.parts.clear();
                 self.call(SessionCommand::Begin { order }, AwaitedResult::Begin(fill), timeout);
             }
-            (6 | 7, _, Some((sequence, fill, sent))) => self.continue_push(sequence, fill, sent, timeout),
+            (6 | 7, _, Some((sequence, fill, sent))) => {
+                self.continue_push(sequence, fill, sent, timeout)
+            }
             (8, Some(_), _) => {
                 let grant = self.tokens.pop().unwrap();
                 self.input(SessionInput::TokenDropped { grant });
@@ -347,7 +359,8 @@ impl RandomTest {
         let scatter = Arc::new(self.plan.scatter(all));
         let mut buffer = GradientBuffer::new(&self.plan, Arc::default());
         buffer.slice_mut(0..self.plan.bytes()).fill(fill);
-        let scattered = ScatteredGradients { scatter, buffer: Arc::new(buffer), factors: BTreeMap::new() };
+        let scattered =
+            ScatteredGradients { scatter, buffer: Arc::new(buffer), factors: BTreeMap::new() };
         let order = order(&self.plan, grant, fill);
         let order = PushOrder { scattered: Some(scattered), parts: Vec::new(), ..order };
         self.shards_with_bytes.insert(fill, self.shards.len());
@@ -482,7 +495,10 @@ impl RandomTest {
         assert!(self.waits.is_empty() && self.tokens.is_empty(), "the session has ended");
         assert_eq!(self.world.session.unclaimed().claim(), None);
         for shard in &self.shards {
-            assert!(shard.applied.is_empty() && shard.out.is_empty(), "nothing from before the restore counts");
+            assert!(
+                shard.applied.is_empty() && shard.out.is_empty(),
+                "nothing from before the restore counts"
+            );
         }
         self.written
     }
@@ -492,7 +508,10 @@ impl RandomTest {
         while self.world.session.wake_at(self.world.now) <= end {
             self.world.now = self.world.session.wake_at(self.world.now).max(self.world.now);
             self.input(SessionInput::Tick);
-            assert!(self.world.session.wake_at(self.world.now) > self.world.now, "the session would spin");
+            assert!(
+                self.world.session.wake_at(self.world.now) > self.world.now,
+                "the session would spin"
+            );
         }
         self.world.now = end;
     }
@@ -562,7 +581,10 @@ impl RandomTest {
             let counts: Vec<usize> =
                 self.shards.iter().filter_map(|shard| shard.applied.get(&fill)).copied().collect();
             assert!(counts.iter().all(|&count| count == 1), "push {fill} counts {counts:?} times");
-            assert!(!self.reported_applied.contains(&fill) || !counts.is_empty(), "push {fill} is lost");
+            assert!(
+                !self.reported_applied.contains(&fill) || !counts.is_empty(),
+                "push {fill} is lost"
+            );
             let counted = !self.reported_stale.contains(&fill) || counts.is_empty();
             assert!(counted, "push {fill} counts, but was reported as stale");
             let all = match self.synchronous {
@@ -587,8 +609,9 @@ impl RandomTest {
             assert_eq!(self.ended(), waiting + 1);
         }
         self.run_network(50);
-        let idle =
-            |connection: &TestConnection| connection.to_shard.iter().all(|f| matches!(f.message, Message::Heartbeat(_)));
+        let idle = |connection: &TestConnection| {
+            connection.to_shard.iter().all(|f| matches!(f.message, Message::Heartbeat(_)))
+        };
         assert!(self.connections.iter().all(idle));
     }
 }

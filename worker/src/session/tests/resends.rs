@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pushpull_common::protocol::message::{self, OutcomeIs};
 use pushpull_common::protocol::{Outcome, PushState, Refusal};
 
-use super::world::{SentFrame, OWNER, SessionWorld, applied, plan, push_answer};
+use super::world::{OWNER, SentFrame, SessionWorld, applied, plan, push_answer};
 use crate::error::Error;
 use crate::session::{OpId, Reply};
 use crate::sharding_plan::ShardingPlan;

@@ -8,8 +8,8 @@ use pushpull_common::protocol::message::{ModeIs, ShareValues, SharedValues};
 use pushpull_common::protocol::refusal::Detail;
 
 use super::world::{OWNER, SessionWorld, plan, refused, shard};
-use crate::session::{SessionCommand, SessionConfig};
 use crate::mapped_values::MappedShard;
+use crate::session::{SessionCommand, SessionConfig};
 
 fn same_host(change: impl FnOnce(&mut SessionConfig)) -> SessionWorld {
     let mut world = SessionWorld::with(change);

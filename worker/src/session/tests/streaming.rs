@@ -10,7 +10,7 @@ use pushpull_common::protocol::{Outcome, PushState, Refusal};
 
 use super::world::{OWNER, SessionWorld, applied, grant, order, plan, push_answer, refused};
 use crate::error::Error;
-use crate::session::{SessionCommand, SessionInput, OpId, Reply};
+use crate::session::{OpId, Reply, SessionCommand, SessionInput};
 use crate::sharding_plan::ShardingPlan;
 
 fn begin(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) -> Sequence {

@@ -12,11 +12,11 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Message, Outcome, PushState, Refusal};
 
 use super::world::{
-    SentFrame, OWNER, SessionWorld, applied, grant, ms, order, plan, push_answer, refused, shard,
+    OWNER, SentFrame, SessionWorld, applied, grant, ms, order, plan, push_answer, refused, shard,
 };
 use crate::error::Error;
 use crate::params::AlignedBuffer;
-use crate::session::{SessionCommand, SessionInput, OpId, PushOrder, ReadPoint, Reply};
+use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand, SessionInput};
 use crate::sharding_plan::ShardingPlan;
 
 const HELD: Outcome = Outcome::Held {};
@@ -147,7 +147,10 @@ fn an_outcome_that_a_shard_may_not_send_resets_the_link() {
             if asked {
                 world.reconnect(link);
                 let query = world.next_frame(link, "OutcomeQuery");
-                world.answer(&query, OutcomeIs { state: PushState::Settled { outcome: sent_outcome } });
+                world.answer(
+                    &query,
+                    OutcomeIs { state: PushState::Settled { outcome: sent_outcome } },
+                );
             } else {
                 answer_push(&mut world, &frames[link], sent_outcome);
             }
@@ -184,7 +187,11 @@ fn an_incomplete_push_is_given_up_when_its_step_has_passed() {
         let mut frames = Vec::new();
         for (to, parts) in parts.drain(..variables) {
             let link = to.task as usize;
-            let more = world.call(SessionCommand::AddParts { sequence, staged: None, parts: vec![(to, parts)] });
+            let more = world.call(SessionCommand::AddParts {
+                sequence,
+                staged: None,
+                parts: vec![(to, parts)],
+            });
             world.reply(more).unwrap();
             frames.push(last_part(&mut world, link));
         }
@@ -204,7 +211,8 @@ fn an_incomplete_push_is_given_up_when_its_step_has_passed() {
         }
         assert!(world.sent.is_empty(), "the token is spent");
         // The caller, who continued the push, gets the outcome at its end.
-        let more = world.call(SessionCommand::AddParts { sequence, staged: None, parts: Vec::new() });
+        let more =
+            world.call(SessionCommand::AddParts { sequence, staged: None, parts: Vec::new() });
         world.reply(more).unwrap();
         let end = world.call(SessionCommand::End { sequence });
         assert_eq!(outcome(&mut world, end), STALE);
@@ -653,7 +661,11 @@ fn a_token_wait_ends_at_its_own_deadline_or_by_the_servers_policy() {
     else {
         panic!("the wait has not ended")
     };
-    assert_eq!((waited_ms, awaited.as_str()), (14_950, "step 5"), "the wait time is that of the whole operation");
+    assert_eq!(
+        (waited_ms, awaited.as_str()),
+        (14_950, "step 5"),
+        "the wait time is that of the whole operation"
+    );
     // The policy for lost replicas does not allow a wait.
     let token = world.call(SessionCommand::Token);
     let request = world.next_frame(OWNER, "TokenRequest");

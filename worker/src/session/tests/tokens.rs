@@ -8,9 +8,9 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Message, PushState, Refusal};
 
 use super::world::applied;
-use super::world::{SentFrame, OWNER, SessionWorld, grant, ms, plan, push_answer, refused};
+use super::world::{OWNER, SentFrame, SessionWorld, grant, ms, plan, push_answer, refused};
 use crate::error::Error;
-use crate::session::{SessionCommand, SessionInput, OpId, Reply};
+use crate::session::{OpId, Reply, SessionCommand, SessionInput};
 
 fn world() -> SessionWorld {
     SessionWorld::joined(&plan(1, 4))
@@ -91,7 +91,8 @@ fn tokens_granted_in_lost_answers_are_recovered() {
         assert!(world.parts(OWNER)[0].part().next);
     }
     world.reconnect(OWNER);
-    for frame in [world.next_frame(OWNER, "OutcomeQuery"), world.next_frame(OWNER, "OutcomeQuery")] {
+    for frame in [world.next_frame(OWNER, "OutcomeQuery"), world.next_frame(OWNER, "OutcomeQuery")]
+    {
         let state = PushState::Settled { outcome: applied(1) };
         world.answer(&frame, message::OutcomeIs { state });
     }

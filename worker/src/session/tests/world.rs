@@ -13,11 +13,13 @@ use pushpull_common::protocol::{Envelope, Message};
 pub(super) use super::samples::*;
 use crate::config::Checksums;
 use crate::error::{Error, UnresponsiveShards};
+use crate::mapped_values::MappedShard;
 use crate::params::AlignedBuffer;
 use crate::push_buffers::PushBufferId;
-use crate::session::{SessionCommand, SessionInput, OpId, SessionOutput, Reply, Session, SessionConfig};
+use crate::session::{
+    OpId, Reply, Session, SessionCommand, SessionConfig, SessionInput, SessionOutput,
+};
 use crate::sharding_plan::ShardingPlan;
-use crate::mapped_values::MappedShard;
 
 /// A frame that the session has sent.
 #[derive(Clone, Debug)]
@@ -183,7 +185,11 @@ impl SessionWorld {
                     *self.closed.entry(link).or_default() += 1;
                 }
                 SessionOutput::Send { link, envelope, message, body, .. } => {
-                    assert_eq!(self.connected.get(&link), Some(&true), "{message:?} over a closed link {link}");
+                    assert_eq!(
+                        self.connected.get(&link),
+                        Some(&true),
+                        "{message:?} over a closed link {link}"
+                    );
                     let body = body.concat();
                     self.sent.push_back(SentFrame { link, envelope, message, body });
                 }
