@@ -145,6 +145,7 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--handshake-timeout-ms", "0", &[]),
     ("--waiting-connections-max", "0", &[]),
     ("--connections-max", "0", &[]),
+    ("--busy-poll-us", "-1", &[]),
     ("--inbox-pushes", "0", &[]),
     ("--pin-bytes-max", "-1", &[]),
     ("--exit-grace-ms", "-1", &[]),
