@@ -434,7 +434,7 @@ impl SessionEndpoint {
         reader.open();
         self.links.insert(link, (reader, false));
         self.descriptors.remove(&link);
-        self.handle(now, SessionInput::Connected { link, same_host: same_host });
+        self.handle(now, SessionInput::Connected { link, same_host });
     }
 
     /// Reports a link that failed to connect or is lost.

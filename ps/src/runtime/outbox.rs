@@ -32,7 +32,7 @@ pub(super) enum Outgoing {
 /// again.
 #[derive(Debug)]
 pub(super) enum Answered {
-    Values(PulledParts),
+    Values(Box<PulledParts>),
     Rows(Vec<u8>),
 }
 
@@ -164,7 +164,7 @@ impl Outbox {
                         Outgoing::Shared { .. } => {}
                         Outgoing::Parts(parts) => {
                             self.pull_since.set(None);
-                            answered(Answered::Values(parts));
+                            answered(Answered::Values(Box::new(parts)));
                         }
                     }
                 }

@@ -135,7 +135,7 @@ impl Core {
         match answer {
             Answered::Rows(rows) => self.shard.borrow_mut().rows_sent(rows),
             Answered::Values(parts) => {
-                self.shard.borrow_mut().pull_sent(parts);
+                self.shard.borrow_mut().pull_sent(*parts);
                 self.released();
             }
         }

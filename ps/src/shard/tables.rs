@@ -60,7 +60,7 @@ impl Shard {
             }
             let mut ids: Vec<u64> = pushes.iter().flat_map(PushedRows::numbers).collect();
             ids.sort_unstable();
-            let more = table.count_new(&self.journal, &mut ids, assigned);
+            let more = table.count_new(&self.journal, &ids, assigned);
             // Admission by chance admits few new rows, so only a table that is full refuses them.
             let sure = if table.admits_by_chance() && !assigned { more.min(1) } else { more };
             let rows = table.rows();

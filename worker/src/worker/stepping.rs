@@ -153,10 +153,10 @@ impl PushAndPull<'_> {
         if !self.expects_values() {
             self.pull = None;
         }
-        if self.pushed.is_none() {
-            if let Poll::Ready(pushed) = Pin::new(&mut self.push).poll(context) {
-                self.pushed = Some(pushed?);
-            }
+        if self.pushed.is_none()
+            && let Poll::Ready(pushed) = Pin::new(&mut self.push).poll(context)
+        {
+            self.pushed = Some(pushed?);
         }
         if !self.expects_values() {
             self.pull = None;

@@ -115,7 +115,7 @@ fn malformed_parts_are_refused_with_their_variable() {
         other => panic!("{other:?}"),
     };
     let reject = NonFinite::Reject;
-    let found = encoding(refused(reject, part((77, 3), 0), &w), "does not know");
+    let found = encoding(refused(reject, part((77, 3), 0), &w), "is unknown");
     assert_eq!(found, (VariableId(0), 77));
     let found = encoding(refused(reject, part((f16, 3), 0), &[0; 16]), "16 bytes for 3 elements");
     assert_eq!(found, (VariableId(0), f16));

@@ -180,7 +180,7 @@ fn malformed_rows_are_refused_with_their_variable() {
     for other in [Encoding::OneBit, Encoding::Pairs] {
         encoding(refused(&[(0, other.code(), 6, &[0; 16], Some(24))]), "rows cannot have it");
     }
-    encoding(refused(&[(0, 77, 6, &body, Some(24))]), "does not know");
+    encoding(refused(&[(0, 77, 6, &body, Some(24))]), "is unknown");
     // The length that it would have if the rows shared one scale.
     encoding(refused(&[(0, int8, 6, &body[..10], Some(24))]), "10 bytes for 6 elements");
     let mut scale = body.clone();
@@ -274,7 +274,7 @@ fn half_precision_rows_travel_in_two_bytes_or_four() {
         let refusal = pull(&mut world, line, partition, &[0_u64], Some(other)).unwrap_err();
         let Refusal::Encoding { variable, detail, .. } = refusal else { panic!("{refusal}") };
         assert_eq!(variable, VariableId(partition));
-        assert!(detail.as_str().contains("come as what they are"), "{detail}");
+        assert!(detail.as_str().contains("in its own format"), "{detail}");
     }
     let assign = Push::plain(4, Operation::Assign {}, world.push_slot(line));
     let answer =

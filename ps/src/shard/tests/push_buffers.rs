@@ -649,7 +649,7 @@ fn a_client_that_is_refused_a_push_buffer_learns_why_and_continues() {
         ));
     }
     let often = format!("{:?}", world.refused(line, SharePushBuffer {}.into()));
-    assert!(often.contains("often enough"), "{often}");
+    assert!(often.contains("too often"), "{often}");
     world.shared.clear();
     // The maximum number of push buffers, and one more once one is released.
     let mut lines: Vec<ConnectionId> =
@@ -666,9 +666,9 @@ fn a_client_that_is_refused_a_push_buffer_learns_why_and_continues() {
     assert_eq!(refused(&mut world, SAME_HOST, member), "shared memory is switched off");
     let mode = synchronous(1, 1);
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config.mode(mode));
-    assert!(refused(&mut world, SAME_HOST, member).contains("survives this process"));
+    assert!(refused(&mut world, SAME_HOST, member).contains("survive this process"));
     let (mut world, ..) = same_host(vec![VariableSpec::f32("w", [0]).unwrap()], |config| config);
-    assert!(refused(&mut world, SAME_HOST, member).contains("no values of this shard"));
+    assert!(refused(&mut world, SAME_HOST, member).contains("this shard has no values"));
 }
 
 #[test]

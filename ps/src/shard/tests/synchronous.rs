@@ -949,7 +949,7 @@ fn a_shard_without_a_report_is_named_before_workers_that_have_contributed() {
     let shard = "/job:ps/task:0/shard:1 (not connected, heard from 3";
     let (first, second) = (wait_text.find(shard), wait_text.find("/job:worker"));
     assert!(first.is_some() && first < second, "{wait_text}");
-    assert!(wait_text.contains("has not said that it holds 2 that others hold"), "{wait_text}");
+    assert!(wait_text.contains("has not reported 2 of the pushes that others hold"), "{wait_text}");
     // Once the shard reports, nothing is missing.
     cluster.link(1);
     assert_eq!(cluster.values(1), (-1.0, -1.0));
