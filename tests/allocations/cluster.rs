@@ -1,4 +1,4 @@
-//! Servers and a worker, as a case has them.
+//! Runs the servers and the worker of a case.
 
 use std::fmt::{self, Display};
 
@@ -8,12 +8,12 @@ use pushpull::{
     VariableSpec, WorkerConfig, bf16, f16,
 };
 
-use crate::counting::seen;
+use crate::counting::check_counting;
 
-/// One setting: the mode, the transport, how many shards, how many elements its variables have, and how
-/// they travel.
+/// One configuration of a training run: mode, transport, number of shards, size of the variables
+/// and encoding.
 #[derive(Clone, Copy)]
-pub(crate) struct Case {
+pub(crate) struct AllocationCase {
     pub(crate) synchronous: bool,
     pub(crate) unix: bool,
     pub(crate) shards: u16,
@@ -23,7 +23,7 @@ pub(crate) struct Case {
     pub(crate) steps: usize,
 }
 
-/// What variables are of, and in which form gradients and values travel.
+/// The element type of the variables, and the encodings of gradients and values.
 #[derive(Clone, Copy)]
 pub(crate) struct Form {
     pub(crate) name: &'static str,
@@ -32,58 +32,59 @@ pub(crate) struct Form {
     pub(crate) values: Option<Codec>,
 }
 
-pub(crate) const AS_IT_IS: Form =
+pub(crate) const PLAIN: Form =
     Form { name: "as it is", dtype: DType::F32, codec: None, values: None };
 
-impl Display for Case {
+impl Display for AllocationCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mode = if self.synchronous { "synchronous" } else { "asynchronous" };
         let transport = if self.unix { "uds" } else { "tcp" };
-        let Case { shards, elements, form, .. } = self;
+        let AllocationCase { shards, elements, form, .. } = self;
         write!(f, "{}, {mode}, {transport}, {shards} shards, {elements} elements", form.name)
     }
 }
 
-/// What variables are of.
-pub(crate) trait Number: Element {
+/// An element type of the variables.
+pub(crate) trait GradientElement: Element {
     fn of(value: f32) -> Self;
 }
 
-impl Number for f32 {
+impl GradientElement for f32 {
     fn of(value: f32) -> f32 {
         value
     }
 }
 
-impl Number for f64 {
+impl GradientElement for f64 {
     fn of(value: f32) -> f64 {
         value.into()
     }
 }
 
-impl Number for f16 {
+impl GradientElement for f16 {
     fn of(value: f32) -> f16 {
         f16::from_f32(value)
     }
 }
 
-impl Number for bf16 {
+impl GradientElement for bf16 {
     fn of(value: f32) -> bf16 {
         bf16::from_f32(value)
     }
 }
 
-/// Writes gradients that are others in each step, some of them small: the first thousand elements.
-pub(crate) fn write<T: Number>(gradient: &mut [T], step: usize) {
-    for (place, element) in gradient.iter_mut().enumerate().take(1_000) {
-        let turn = (place * 37 + step * 11) % 101;
-        *element = T::of(turn as f32 / 50.0 - 1.0);
+/// Writes the first thousand elements of a gradient: values that differ in each step, some of them
+/// small.
+pub(crate) fn write<T: GradientElement>(gradient: &mut [T], step: usize) {
+    for (index, element) in gradient.iter_mut().enumerate().take(1_000) {
+        let residue = (index * 37 + step * 11) % 101;
+        *element = T::of(residue as f32 / 50.0 - 1.0);
     }
 }
 
-/// Trains these variables on servers as a case has them.
+/// Trains these variables on the servers of a case.
 pub(crate) fn training<R>(
-    case: &Case,
+    case: &AllocationCase,
     variables: &[VariableSpec],
     train: impl FnOnce(&mut Worker, &mut Params) -> R,
 ) -> R {
@@ -105,14 +106,14 @@ pub(crate) fn training<R>(
     let config = WorkerConfig::new(cluster, TaskId::worker(0));
     let config = config.codec("*", case.form.codec).pull_codec(case.form.values);
     let mut worker = Worker::connect(config).unwrap();
-    let mut params = seen(|| worker.join(variables, |_| ()).unwrap());
+    let mut params = check_counting(|| worker.join(variables, |_| ()).unwrap());
     let result = train(&mut worker, &mut params);
     worker.leave().unwrap();
     runtime.block_on(server.serve(async {})).unwrap();
     result
 }
 
-/// Checks that a push is a part of what the servers have.
-pub(crate) fn counts(push: &Push) {
+/// Checks that a push counts.
+pub(crate) fn check_counted(push: &Push) {
     assert!(matches!(push, Push::Applied { .. } | Push::Accepted { .. }), "{push:?}");
 }

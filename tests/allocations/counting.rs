@@ -11,7 +11,7 @@ const BULK_BYTES: usize = 4 << 10;
 /// The side that a thread belongs to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Side {
-    /// Not determined yet.
+    /// The side is not determined yet.
     New,
     /// The caller's thread or the session's.
     Worker,
@@ -21,17 +21,17 @@ enum Side {
 }
 
 /// All allocations of the two sides while they are counted, and those of at least [`BULK_BYTES`].
-static SEEN: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+static ALLOCATIONS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 static BULK: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 /// Held by the test that counts: the counters are global.
-static ALONE: Mutex<()> = Mutex::new(());
+static COUNTING_LOCK: Mutex<()> = Mutex::new(());
 
 /// Waits until no other test counts, and marks the caller's thread as a worker's.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn exclusive() -> MutexGuard<'static, ()> {
+    let exclusive = COUNTING_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     SIDE.set(Side::Worker);
-    alone
+    exclusive
 }
 
 /// Whether allocations are counted.
@@ -43,8 +43,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every call is passed to the system's allocator unchanged. Counting allocates nothing but through this
-// allocator.
+// SAFETY: every call is passed to the system's allocator unchanged. Counting allocates only through
+// this allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
@@ -93,26 +93,27 @@ fn count(bytes: usize) {
             Side::Server => 1,
             Side::New | Side::Other => return,
         };
-        SEEN[side].fetch_add(1, Ordering::Relaxed);
+        ALLOCATIONS[side].fetch_add(1, Ordering::Relaxed);
         if bytes >= BULK_BYTES {
             BULK[side].fetch_add(1, Ordering::Relaxed);
         }
     });
 }
 
-/// Runs something that allocates on both sides, and checks that the allocator sees it.
-pub(crate) fn seen<R>(run: impl FnOnce() -> R) -> R {
-    SEEN.iter().for_each(|seen| seen.store(0, Ordering::Relaxed));
+/// Runs a function that allocates on both sides, and checks that the allocator counts it.
+pub(crate) fn check_counting<R>(run: impl FnOnce() -> R) -> R {
+    ALLOCATIONS.iter().for_each(|check_counting| check_counting.store(0, Ordering::Relaxed));
     ARMED.store(1, Ordering::SeqCst);
     let result = run();
     ARMED.store(0, Ordering::SeqCst);
-    let counts = [0, 1].map(|side| SEEN[side].load(Ordering::Relaxed));
-    assert!(counts.iter().all(|&count| count > 0), "no allocation seen: {counts:?}");
+    let counts = [0, 1].map(|side| ALLOCATIONS[side].load(Ordering::Relaxed));
+    assert!(counts.iter().all(|&count| count > 0), "no allocation was counted: {counts:?}");
     result
 }
 
-/// The bulk allocations of worker and servers per step. Counts again if there are some, a few times: a pool may
-/// still grow, and what every step allocates is there each time.
+/// Returns the bulk allocations of worker and servers per step: the least of at most [`ROUNDS_MAX`]
+/// rounds. A pool may still grow in one round; an allocation that every step makes occurs in all of
+/// them.
 pub(crate) fn counted(steps: usize, mut step: impl FnMut()) -> [f64; 2] {
     let mut least = [f64::INFINITY; 2];
     for _ in 0..ROUNDS_MAX {
@@ -137,5 +138,6 @@ pub(crate) const WARM_UP: usize = 25;
 /// The most rounds in which steps are counted.
 const ROUNDS_MAX: usize = 5;
 
-/// The bulk allocations per step that are passed over: a pool grows once more when threads meet in a new order.
+/// The bulk allocations per step that are tolerated: a pool grows once more when threads interleave
+/// in a new order.
 pub(crate) const RARE: f64 = 0.01;

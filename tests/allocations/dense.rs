@@ -1,19 +1,20 @@
-//! Steps of variables that are not sparse.
+//! Steps with dense variables.
 
 use pushpull::blocking::Worker;
 use pushpull::{DType, Gradients, Params, Partitioner, Shape, Token, VariableSpec, bf16, f16};
 
-use crate::cluster::{Case, Number, counts, training, write};
+use crate::cluster::{AllocationCase, GradientElement, check_counted, training, write};
 use crate::counting::{WARM_UP, counted};
 
-/// Beside the others, so that there are many.
+/// Small variables, so that there are many.
 const TINY: [&str; 16] =
     ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"];
 
-/// What worker and servers allocate in a step: verb by verb, as one operation, and with a push that is
-/// handed over variable by variable.
-pub(crate) fn per_step(case: &Case) -> [[f64; 2]; 3] {
-    // One that is whole, one that is split with padding between, and more than one part of each shard.
+/// Returns the bulk allocations of worker and servers in a step: with separate operations, with
+/// `push_and_pull`, and with a streaming push.
+pub(crate) fn per_step(case: &AllocationCase) -> [[f64; 2]; 3] {
+    // A variable in one piece, a partitioned one with padding, and more than one part for each
+    // shard.
     let split = Partitioner::Fixed { shards: u32::from(case.shards) };
     let of = |name, elements| {
         VariableSpec::new(name, case.form.dtype, Shape::new([elements]).unwrap()).unwrap()
@@ -42,7 +43,7 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    fn counted<T: Number>(&mut self, case: &Case) -> [[f64; 2]; 3] {
+    fn counted<T: GradientElement>(&mut self, case: &AllocationCase) -> [[f64; 2]; 3] {
         (0..WARM_UP).for_each(|_| self.verb_by_verb::<T>());
         let verb_by_verb = counted(case.steps, || self.verb_by_verb::<T>());
         let mut gradient = vec![T::of(0.0); case.elements as usize];
@@ -56,19 +57,19 @@ impl Steps<'_> {
         [verb_by_verb, at_once, streamed]
     }
 
-    fn verb_by_verb<T: Number>(&mut self) {
+    fn verb_by_verb<T: GradientElement>(&mut self) {
         let token = self.worker.token().unwrap().unwrap();
         self.worker.pull(&token, self.params).unwrap();
         let gradients = self.gradients::<T>();
-        counts(&self.worker.push(token, gradients).unwrap());
+        check_counted(&self.worker.push(token, gradients).unwrap());
     }
 
-    fn at_once<T: Number>(&mut self, token: Option<Token>) -> Option<Token> {
+    fn at_once<T: GradientElement>(&mut self, token: Option<Token>) -> Option<Token> {
         let gradients = self.gradients::<T>();
         self.worker.push_and_pull(token.unwrap(), gradients, self.params).unwrap().next.unwrap()
     }
 
-    fn streamed<T: Number>(&mut self, gradient: &mut [T]) {
+    fn streamed<T: GradientElement>(&mut self, gradient: &mut [T]) {
         self.step += 1;
         write(gradient, self.step);
         let token = self.worker.token().unwrap().unwrap();
@@ -78,10 +79,10 @@ impl Steps<'_> {
         push.variable("other", gradient).unwrap();
         push.variable("split", gradient).unwrap();
         TINY.iter().for_each(|name| push.variable(name, &gradient[..3]).unwrap());
-        counts(&push.finish().unwrap());
+        check_counted(&push.finish().unwrap());
     }
 
-    fn gradients<T: Number>(&mut self) -> Gradients {
+    fn gradients<T: GradientElement>(&mut self) -> Gradients {
         self.step += 1;
         let mut gradients = self.worker.gradients();
         for name in ["small", "split", "other"] {

@@ -1,25 +1,25 @@
-//! A steady training step makes no allocation of 4 KiB or more, on the worker or on a shard, in any encoding of
-//! gradients and values.
+//! A steady training step makes no allocation of 4 KiB or more, on the worker or on a shard, in any
+//! encoding of gradients and values.
 //!
-//! The allocator counts by thread, so the figures of the caller, the session's thread and the shards' threads are
-//! separate.
+//! The allocator counts by thread, so the figures of the caller, the session's thread and the
+//! shards' threads are separate.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed test reports the line")]
 
 mod cluster;
 mod counting;
 mod dense;
 mod rows;
 
-use cluster::{AS_IT_IS, Case, Form};
-use counting::{RARE, alone};
+use cluster::{PLAIN, AllocationCase, Form};
+use counting::{RARE, exclusive};
 use pushpull::{Codec, DType};
 
 #[test]
 fn a_dense_step_makes_no_bulk_allocation() {
-    let _alone = alone();
+    let _exclusive = exclusive();
     println!("up to {} steps of each kind are counted in a round", counted_steps(1_000));
-    let mut report = Report::default();
+    let mut report = AllocationReport::default();
     // One part for each shard, and several.
     for (elements, steps) in [(1_001, counted_steps(1_000)), (150_001, counted_steps(200))] {
         for case in cases(elements, steps) {
@@ -31,8 +31,8 @@ fn a_dense_step_makes_no_bulk_allocation() {
 
 #[test]
 fn a_step_with_rows_makes_no_bulk_allocation() {
-    let _alone = alone();
-    let mut report = Report::default();
+    let _exclusive = exclusive();
+    let mut report = AllocationReport::default();
     for case in cases(8, counted_steps(300)) {
         report.add(&case, &rows::per_step(&case));
     }
@@ -41,47 +41,47 @@ fn a_step_with_rows_makes_no_bulk_allocation() {
 
 /// Every encoding of gradients and values but the plain one.
 const FORMS: &[Form] = &[
-    Form { name: "gradients as f16", codec: Some(Codec::F16), ..AS_IT_IS },
-    Form { name: "gradients as bf16", codec: Some(Codec::Bf16), ..AS_IT_IS },
-    Form { name: "gradients as int8", codec: Some(Codec::Int8), ..AS_IT_IS },
+    Form { name: "gradients as f16", codec: Some(Codec::F16), ..PLAIN },
+    Form { name: "gradients as bf16", codec: Some(Codec::Bf16), ..PLAIN },
+    Form { name: "gradients as int8", codec: Some(Codec::Int8), ..PLAIN },
     Form {
         name: "gradients of f64 as int8",
         codec: Some(Codec::Int8),
         dtype: DType::F64,
-        ..AS_IT_IS
+        ..PLAIN
     },
-    Form { name: "gradients as 1-bit", codec: Some(Codec::OneBit), ..AS_IT_IS },
-    Form { name: "gradients as top-k", codec: Some(Codec::TopK { fraction: 0.1 }), ..AS_IT_IS },
+    Form { name: "gradients as 1-bit", codec: Some(Codec::OneBit), ..PLAIN },
+    Form { name: "gradients as top-k", codec: Some(Codec::TopK { fraction: 0.1 }), ..PLAIN },
     Form {
         name: "gradients beyond a threshold",
         codec: Some(Codec::Threshold { magnitude: 0.7 }),
-        ..AS_IT_IS
+        ..PLAIN
     },
-    Form { name: "values as f16", values: Some(Codec::F16), ..AS_IT_IS },
-    Form { name: "values as bf16", values: Some(Codec::Bf16), ..AS_IT_IS },
+    Form { name: "values as f16", values: Some(Codec::F16), ..PLAIN },
+    Form { name: "values as bf16", values: Some(Codec::Bf16), ..PLAIN },
     Form {
         name: "values of f64 as bf16",
         values: Some(Codec::Bf16),
         dtype: DType::F64,
-        ..AS_IT_IS
+        ..PLAIN
     },
-    Form { name: "variables of f16", dtype: DType::F16, ..AS_IT_IS },
-    Form { name: "variables of bf16", dtype: DType::Bf16, ..AS_IT_IS },
+    Form { name: "variables of f16", dtype: DType::F16, ..PLAIN },
+    Form { name: "variables of bf16", dtype: DType::Bf16, ..PLAIN },
     Form {
         name: "variables of bf16, gradients as int8",
         codec: Some(Codec::Int8),
         dtype: DType::Bf16,
-        ..AS_IT_IS
+        ..PLAIN
     },
 ];
 
 #[test]
 fn an_encoded_dense_step_makes_no_bulk_allocation() {
-    let _alone = alone();
-    let mut report = Report::default();
+    let _exclusive = exclusive();
+    let mut report = AllocationReport::default();
     for &form in FORMS {
-        for case in some(1_001, counted_steps(100)) {
-            let case = Case { form, ..case };
+        for case in half_of_cases(1_001, counted_steps(100)) {
+            let case = AllocationCase { form, ..case };
             report.add(&case, &dense::per_step(&case));
         }
     }
@@ -90,12 +90,12 @@ fn an_encoded_dense_step_makes_no_bulk_allocation() {
 
 #[test]
 fn an_encoded_step_with_rows_makes_no_bulk_allocation() {
-    let _alone = alone();
-    let mut report = Report::default();
+    let _exclusive = exclusive();
+    let mut report = AllocationReport::default();
     let for_rows = |form: &&Form| form.codec.is_none_or(|codec| codec.encoding().is_for_rows());
     for &form in FORMS.iter().filter(for_rows) {
-        for case in some(8, counted_steps(100)) {
-            let case = Case { form, ..case };
+        for case in half_of_cases(8, counted_steps(100)) {
+            let case = AllocationCase { form, ..case };
             report.add(&case, &rows::per_step(&case));
         }
     }
@@ -110,35 +110,35 @@ fn counted_steps(thorough: usize) -> usize {
     }
 }
 
-/// Few, so that one round in [`ROUNDS_MAX`](counting) has none of the rare allocations.
+/// Few steps, so that one round in [`ROUNDS_MAX`](counting) has none of the rare allocations.
 const STEPS: usize = 50;
 
-fn cases(elements: u64, steps: usize) -> impl Iterator<Item = Case> {
+fn cases(elements: u64, steps: usize) -> impl Iterator<Item = AllocationCase> {
     let modes = [(false, 1), (false, 2), (true, 1), (true, 2)].into_iter();
     modes.flat_map(move |(synchronous, shards)| {
-        [false, true].map(|unix| Case {
+        [false, true].map(|unix| AllocationCase {
             synchronous,
             unix,
             shards,
             elements,
             steps,
-            form: AS_IT_IS,
+            form: PLAIN,
         })
     })
 }
 
 /// Half of the cases: each mode with one shard and with two, each transport in each mode.
-fn some(elements: u64, steps: usize) -> impl Iterator<Item = Case> {
+fn half_of_cases(elements: u64, steps: usize) -> impl Iterator<Item = AllocationCase> {
     cases(elements, steps).filter(|case| case.unix == (case.synchronous == (case.shards == 1)))
 }
 
 /// The counts of all cases.
 #[derive(Default)]
-struct Report(Vec<String>);
+struct AllocationReport(Vec<String>);
 
-impl Report {
+impl AllocationReport {
     /// Adds the bulk allocations of worker and servers in each kind of step.
-    fn add(&mut self, case: &Case, counts: &[[f64; 2]]) {
+    fn add(&mut self, case: &AllocationCase, counts: &[[f64; 2]]) {
         let line = format!("{case}: {counts:?}");
         println!("{line}");
         if counts.iter().flatten().any(|&each| each > RARE) {

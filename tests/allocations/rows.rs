@@ -1,14 +1,15 @@
-//! Steps of rows of sparse variables.
+//! Steps with rows of sparse variables and tables.
 
 use pushpull::blocking::Worker;
 use pushpull::{DType, Partitioner, Shape, TableSpec, Token, VariableSpec, bf16, f16};
 
-use crate::cluster::{Case, Number, counts, training, write};
+use crate::cluster::{AllocationCase, GradientElement, check_counted, training, write};
 use crate::counting::{WARM_UP, counted};
 
-/// What worker and servers allocate in a step with rows: whole gradients, and variable by variable. Of a
-/// sparse variable, of those that are split, and of tables that have all the rows that are pushed.
-pub(crate) fn per_step(case: &Case) -> [[f64; 2]; 2] {
+/// Returns the bulk allocations of worker and servers in a step with rows: with whole gradients,
+/// and with a streaming push. The variables are a sparse one, partitioned ones, and tables that
+/// have all the pushed rows.
+pub(crate) fn per_step(case: &AllocationCase) -> [[f64; 2]; 2] {
     let split = Partitioner::Fixed { shards: u32::from(case.shards) };
     let (width, dtype) = (case.elements, case.form.dtype);
     let shape = |extents: &[u64]| Shape::new(extents).unwrap();
@@ -17,11 +18,11 @@ pub(crate) fn per_step(case: &Case) -> [[f64; 2]; 2] {
         let spec = TableSpec::new(bytes);
         VariableSpec::table(name, dtype, [width], spec).unwrap().partitioner(split.clone())
     };
-    // So many, with others between, that a push is of many stretches.
+    // Many sparse variables with dense ones between them, so that a push has many runs.
     let mut variables = Vec::from(SPARSE.map(|name| rows(name).partitioner(split.clone())));
     variables[0] = rows("whole");
-    // One has room for few more: every push is looked at for new ones. Of two shards, either may have
-    // somewhat more than half of them. The other has room for many.
+    // The first table is nearly full, so every push is checked for new rows. With two shards,
+    // either may have somewhat more than half of the rows. The second table has much free capacity.
     let row = (width * dtype.master().size() as u64).next_multiple_of(8);
     variables[1] = table("table", (row + TableSpec::ROW_OVERHEAD_BYTES) * (ROWS + ROWS / 8));
     variables[2] = table("roomy", 1 << 20);
@@ -35,7 +36,7 @@ pub(crate) fn per_step(case: &Case) -> [[f64; 2]; 2] {
     })
 }
 
-fn steps<T: Number>(case: &Case, worker: &mut Worker) -> [[f64; 2]; 2] {
+fn steps<T: GradientElement>(case: &AllocationCase, worker: &mut Worker) -> [[f64; 2]; 2] {
     let mut rows = Rows::<T>::new(case.elements as usize);
     rows.fill(worker);
     (0..WARM_UP).for_each(|_| rows.step(worker));
@@ -48,29 +49,29 @@ fn steps<T: Number>(case: &Case, worker: &mut Worker) -> [[f64; 2]; 2] {
 /// The rows of each of the variables.
 const ROWS: u64 = 300;
 
-/// The most rows that a step has of one.
-const MOST: usize = 64;
+/// The most rows of one variable in a step.
+const ROWS_PER_STEP_MAX: usize = 64;
 
 const SPARSE: [&str; 9] = ["whole", "table", "roomy", "a", "b", "c", "d", "e", "f"];
 
-/// So many that a tray has more stretches of them than are named in one frame.
+/// Enough dense variables that a push buffer has more runs than one frame can name.
 const DENSE: [&str; 9] = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
-/// What steps have of rows: more and fewer, rising or not, some twice.
+/// The rows of each step: their number varies, they are sorted or not, and some occur twice.
 struct Rows<T> {
     width: usize,
     step: usize,
-    ids: [u64; MOST],
+    ids: [u64; ROWS_PER_STEP_MAX],
     values: Vec<T>,
 }
 
-impl<T: Number> Rows<T> {
+impl<T: GradientElement> Rows<T> {
     fn new(width: usize) -> Rows<T> {
         let values = vec![T::of(1.0); ROWS as usize * width];
-        Rows { width, step: 0, ids: [0; MOST], values }
+        Rows { width, step: 0, ids: [0; ROWS_PER_STEP_MAX], values }
     }
 
-    /// Gives the table all rows that it will have.
+    /// Adds all rows to the tables.
     fn fill(&self, worker: &mut Worker) {
         let token = worker.token().unwrap().unwrap();
         let mut gradients = worker.gradients();
@@ -81,14 +82,14 @@ impl<T: Number> Rows<T> {
         worker.push(token, gradients).unwrap();
     }
 
-    /// How many ids the next step has.
+    /// Draws the ids of the next step; returns their number.
     fn draw(&mut self) -> usize {
         self.step += 1;
-        let count = MOST - self.step % 7;
+        let count = ROWS_PER_STEP_MAX - self.step % 7;
         let each = if self.step.is_multiple_of(2) { 4 } else { 37 };
         let start = self.step as u64;
-        for (place, id) in self.ids.iter_mut().enumerate() {
-            *id = (start + place as u64 * each) % ROWS;
+        for (index, id) in self.ids.iter_mut().enumerate() {
+            *id = (start + index as u64 * each) % ROWS;
         }
         self.ids[count - 1] = self.ids[if self.step.is_multiple_of(3) { 0 } else { count - 1 }];
         count
@@ -113,7 +114,7 @@ impl<T: Number> Rows<T> {
             let values = &self.values[..count * self.width];
             gradients.set_rows(name, &self.ids[..count], values).unwrap();
         }
-        counts(&worker.push(token, gradients).unwrap());
+        check_counted(&worker.push(token, gradients).unwrap());
     }
 
     fn streamed(&mut self, worker: &mut Worker) {
@@ -123,6 +124,6 @@ impl<T: Number> Rows<T> {
         for name in SPARSE {
             push.rows(name, &self.ids[..count], &self.values[..count * self.width]).unwrap();
         }
-        counts(&push.finish().unwrap());
+        check_counted(&push.finish().unwrap());
     }
 }

@@ -314,7 +314,7 @@ impl Waiter {
     /// Starts an operation and waits for it.
     fn wait<F: Future>(&mut self, begin: impl FnOnce() -> F) -> F::Output {
         let runner = self.runner.clone();
-        let Some(waiting) = runner.as_ref().and_then(|runner| runner.come()) else {
+        let Some(waiting) = runner.as_ref().and_then(|runner| runner.enter()) else {
             return self.wait_apart(begin());
         };
         let mut future = pin!(begin());

@@ -21,7 +21,7 @@ use crate::error::{ConnectError, Error, JoinError};
 use crate::params::{AlignedBuffer, Params};
 use crate::row_requests::RowPulls;
 use crate::rows;
-use crate::runtime::{Call, Caller, Direct, SessionThread};
+use crate::runtime::{Call, Caller, MappedPullOutcome, SessionThread};
 use crate::session::{ReadPoint, Reply, ServerSettings, SessionCommand, SessionConfig};
 use crate::sharding_plan::ShardingPlan;
 
@@ -219,8 +219,8 @@ impl SessionClient {
         let plan = params.plan.clone();
         let mut buffer = self.buffers.take(plan.bytes());
         let state = match self.caller.mapped_shards().pull(&plan, &mut buffer, token) {
-            Some(Direct::Pulled(read)) => PullState::Ready(Some((buffer, Some(read)))),
-            Some(Direct::Stale) => PullState::Ready(Some((buffer, None))),
+            Some(MappedPullOutcome::Pulled(read)) => PullState::Ready(Some((buffer, Some(read)))),
+            Some(MappedPullOutcome::Stale) => PullState::Ready(Some((buffer, None))),
             None => {
                 let command = SessionCommand::Pull { plan, buffer, token };
                 PullState::Requested(self.caller.call("pull", command, self.config.timeout))

@@ -1,8 +1,8 @@
 //! The transport that servers and workers share.
 //!
-//! [`Stream`] is a TCP connection or a Unix socket. [`AdaptiveSpin`] decides whether a waiting thread polls or
-//! sleeps, and [`Processors`] tells whether another thread wants the processor. An internal crate of pushpull: its
-//! API may change with any version.
+//! [`Stream`] is a TCP connection or a Unix socket. [`AdaptiveSpin`] decides whether a waiting
+//! thread polls or sleeps, and [`Processors`] reports whether another thread needs the processor.
+//! An internal crate of pushpull: its API may change with any version.
 
 mod adaptive_spin;
 mod processors;

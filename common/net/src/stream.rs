@@ -24,8 +24,9 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A Unix socket.
     ///
-    /// epoll reports a Unix socket as writable each time the peer reads, so a task that is registered for read and
-    /// write wakes twice per request. This one is registered for reading; see [`Stream::ready`].
+    /// epoll reports a Unix socket as writable each time the peer reads, so a task that is
+    /// registered for read and write wakes twice per request. This one is registered for reading;
+    /// see [`Stream::ready`].
     Unix(AsyncFd<UnixStream>),
 }
 
@@ -53,12 +54,13 @@ pub enum PeerLocation {
 }
 
 impl Stream {
-    /// Connects to `host:port` or `unix:/path`. Resolves a host name each time, because a server may come back on
-    /// another address.
+    /// Connects to `host:port` or `unix:/path`. Resolves a host name each time, because a server
+    /// may come back on another address.
     ///
     /// # Errors
-    /// Those of name resolution and of the connection. [`io::ErrorKind::ConnectionRefused`] also if a TCP stream has
-    /// connected to itself: while a server on this host is down, the system may pick its port as the source port.
+    /// Those of name resolution and of the connection. [`io::ErrorKind::ConnectionRefused`] also if
+    /// a TCP stream has connected to itself: while a server on this host is down, the system may
+    /// pick its port as the source port.
     pub async fn connect(address: &str) -> io::Result<Stream> {
         if let Some(path) = address.strip_prefix("unix:") {
             return Stream::unix(tokio::net::UnixStream::connect(path).await?);
@@ -66,8 +68,8 @@ impl Stream {
         Stream::tcp(not_itself(TcpStream::connect(address).await?)?)
     }
 
-    /// Takes a connected TCP stream: switches Nagle's algorithm off and keepalive on, which finds a lost machine
-    /// within two minutes.
+    /// Takes a connected TCP stream: switches Nagle's algorithm off and keepalive on, which finds a
+    /// lost machine within two minutes.
     ///
     /// # Errors
     /// If the system rejects one of the options.
@@ -88,7 +90,7 @@ impl Stream {
         Stream::attach(DetachedStream::Unix(stream.into_std()?))
     }
 
-    /// Has the runtime of the calling thread drive a stream.
+    /// Registers a stream with the runtime of the calling thread.
     ///
     /// # Errors
     /// If the stream cannot be registered with the runtime.
@@ -108,7 +110,7 @@ impl Stream {
     /// Takes the stream from its runtime.
     ///
     /// # Errors
-    /// If the system does not let it go.
+    /// If the runtime fails to deregister the socket.
     pub fn detach(self) -> io::Result<DetachedStream> {
         match self {
             Stream::Tcp(stream) => stream.into_std().map(DetachedStream::Tcp),
@@ -116,12 +118,12 @@ impl Stream {
         }
     }
 
-    /// Whether descriptors can be passed over it.
+    /// Returns whether the stream can pass descriptors.
     pub fn passes_descriptors(&self) -> bool {
         cfg!(target_os = "linux") && matches!(self, Stream::Unix(_))
     }
 
-    /// Where the peer is.
+    /// Returns where the peer is.
     pub fn peer_location(&self) -> PeerLocation {
         match self {
             Stream::Tcp(stream) => match stream.peer_addr() {
@@ -132,8 +134,8 @@ impl Stream {
         }
     }
 
-    /// Waits until the stream may be read or written, whichever is asked for. A wait for a Unix socket to become
-    /// writable registers a duplicate of its descriptor, for as long as it lasts.
+    /// Waits until the stream is ready for one of the interests. A wait for a Unix socket to become
+    /// writable registers a duplicate of its descriptor until the wait ends.
     ///
     /// # Errors
     /// If the runtime is shutting down, or the process has no descriptor left.
@@ -154,10 +156,10 @@ impl Stream {
         }
     }
 
-    /// Reads what is there, and passes on the descriptors that arrived with it.
+    /// Reads the available bytes, and passes the descriptors that arrived with them to `take`.
     ///
     /// # Errors
-    /// Those of the read; [`io::ErrorKind::WouldBlock`] if nothing is there.
+    /// Those of the read; [`io::ErrorKind::WouldBlock`] if no bytes are available.
     pub fn try_read(
         &self,
         slices: &mut [IoSliceMut<'_>],
@@ -171,10 +173,10 @@ impl Stream {
         }
     }
 
-    /// Writes as much as the system takes.
+    /// Writes as much as the socket takes.
     ///
     /// # Errors
-    /// Those of the write; [`io::ErrorKind::WouldBlock`] if the system takes nothing.
+    /// Those of the write; [`io::ErrorKind::WouldBlock`] if the socket takes no bytes.
     pub fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.try_write_vectored(slices),
@@ -182,7 +184,7 @@ impl Stream {
         }
     }
 
-    /// [`Stream::try_write`] with descriptors, which go with the first byte.
+    /// Writes like [`Stream::try_write`], and sends descriptors with the first byte.
     ///
     /// # Errors
     /// Those of the write; [`io::ErrorKind::Unsupported`] if the stream passes no descriptors.
@@ -198,7 +200,7 @@ impl Stream {
         Ok(sendmsg(stream.get_ref(), slices, &mut control, SendFlags::NOSIGNAL)?)
     }
 
-    /// [`Stream::try_write`] with descriptors, which this system does not pass.
+    /// Fails: this system passes no descriptors.
     ///
     /// # Errors
     /// Always [`io::ErrorKind::Unsupported`].
@@ -208,9 +210,10 @@ impl Stream {
     }
 }
 
-/// Has the runtime watch a socket.
+/// Registers a socket with the runtime.
 fn register(socket: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
-    // SAFETY: a socket of the standard library has one descriptor, which is open until the socket is dropped.
+    // SAFETY: a socket of the standard library has one descriptor, which is open until the socket
+    // is dropped.
     unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(io::Error::from)
 }
 
@@ -245,7 +248,8 @@ fn receive(
     stream.read_vectored(slices)
 }
 
-/// Whether the process at the other end runs as our user. False on systems without shared memory.
+/// Returns whether the peer process runs as the same user as this one. False on systems without
+/// shared memory.
 #[cfg(target_os = "linux")]
 fn is_same_user(stream: &AsyncFd<UnixStream>) -> bool {
     let us = rustix::process::geteuid();
@@ -278,7 +282,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
     }
 
-    /// A stream, and its peer, which blocks.
+    /// Returns a stream and its blocking peer.
     fn pair() -> (Stream, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         (Stream::attach(DetachedStream::Unix(ours)).unwrap(), theirs)
@@ -376,11 +380,11 @@ mod tests {
         runtime().block_on(async {
             let (stream, theirs) = pair();
             fill(&stream);
-            let gone = std::thread::spawn(move || drop(theirs));
+            let peer = std::thread::spawn(move || drop(theirs));
             stream.ready(Interest::WRITABLE).await.unwrap();
             let error = write(&stream, b"more").unwrap_err();
             assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
-            gone.join().unwrap();
+            peer.join().unwrap();
         });
     }
 
@@ -391,7 +395,7 @@ mod tests {
             assert_eq!(read(&stream).unwrap_err().kind(), io::ErrorKind::WouldBlock);
             drop(theirs);
             stream.ready(Interest::READABLE).await.unwrap();
-            assert_eq!(read(&stream).unwrap(), 0, "the peer is gone");
+            assert_eq!(read(&stream).unwrap(), 0, "the peer has closed");
         });
     }
 

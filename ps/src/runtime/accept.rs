@@ -1,6 +1,6 @@
-//! The accepting thread: it takes sockets, reads each peer's hello under one absolute deadline,
-//! and hands the socket to the shard the peer wants. Nobody who has not said hello costs a shard
-//! anything, and nobody who is silent keeps another out.
+//! The accepting thread: it accepts sockets, reads each peer's hello under one absolute deadline,
+//! and hands the socket to the shard that the hello names. A connection without a hello costs a
+//! shard nothing, and a silent one keeps no other out.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSliceMut};
@@ -19,43 +19,43 @@ use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
 use super::listener::Endpoint;
-use super::shard_thread::{Arrived, Members};
-use super::waiting::{Host, Waiting};
+use super::shard_thread::{ArrivedPeer, Members};
+use super::waiting::{PeerHost, WaitingConnections};
 use crate::metrics::Counters;
 use crate::shard::PeerOrigin;
 
-/// How long a connection that is evicted has left to be found not silent: its hello may have come and
-/// not have been looked at yet.
-const LAST_LOOK: Duration = Duration::from_millis(1);
+/// How long an evicted connection may still complete its hello, which may have arrived without
+/// having been read yet.
+const EVICTION_GRACE: Duration = Duration::from_millis(1);
 
-/// How long accepting rests after a failure: spinning would only take time from those whose connections
-/// will free what is lacking, and the backlog keeps the peers.
-const REST: Duration = Duration::from_millis(50);
+/// The pause after a failed accept. Retrying at once would take time from the connections whose end
+/// frees the missing resource; new peers wait in the backlog.
+const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 
-/// What the accepting thread is given.
+/// The configuration and channels of the accepting thread.
 pub(super) struct Acceptor {
     pub(super) endpoints: Vec<Endpoint>,
-    pub(super) shards: Vec<mpsc::Sender<Arrived>>,
+    pub(super) shards: Vec<mpsc::Sender<ArrivedPeer>>,
     pub(super) members: Vec<watch::Receiver<Members>>,
     pub(super) handshake_timeout: Duration,
     pub(super) waiting_connections_max: usize,
-    /// What is counted of connections that belong to no shard.
+    /// Counts connections that belong to no shard.
     pub(super) counters: Arc<Counters>,
     pub(super) exit_when_done: Option<Duration>,
     pub(super) stop: CancellationToken,
 }
 
-/// Accepts until the server stops, on the thread it is called on.
+/// Accepts connections on the calling thread until the server stops.
 pub(super) fn run(acceptor: Acceptor) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = LocalSet::new();
     let stop = acceptor.stop.clone();
     local.block_on(&runtime, async move {
-        let gate = Rc::new(Gate {
+        let gate = Rc::new(AcceptGate {
             shards: acceptor.shards,
             handshake_timeout: acceptor.handshake_timeout,
-            waiting: RefCell::new(Waiting::new(acceptor.waiting_connections_max)),
-            taken: Notify::new(),
+            waiting: RefCell::new(WaitingConnections::new(acceptor.waiting_connections_max)),
+            handed_over: Notify::new(),
             counters: acceptor.counters,
         });
         for endpoint in acceptor.endpoints {
@@ -65,21 +65,21 @@ pub(super) fn run(acceptor: Acceptor) -> io::Result<()> {
             None => stop.cancelled().await,
             Some(grace) => tokio::select! {
                 () = stop.cancelled() => {}
-                () = all_gone(acceptor.members, grace) => stop.cancel(),
+                () = all_members_left(acceptor.members, grace) => stop.cancel(),
             },
         }
     });
     Ok(())
 }
 
-/// Returns once somebody has joined, nobody is present, and that has been so for `grace`.
-async fn all_gone(mut members: Vec<watch::Receiver<Members>>, grace: Duration) {
+/// Returns once a member has joined and none has been present for `grace`.
+async fn all_members_left(mut members: Vec<watch::Receiver<Members>>, grace: Duration) {
     loop {
         let now: Vec<Members> = members.iter_mut().map(|m| *m.borrow_and_update()).collect();
         let joined = now.iter().any(|&(joined, _)| joined > 0);
-        let gone = joined && now.iter().all(|&(_, present)| present == 0);
+        let all_left = joined && now.iter().all(|&(_, present)| present == 0);
         let changed = any_changed(&mut members);
-        match gone {
+        match all_left {
             false => changed.await,
             true => match tokio::time::timeout(grace, changed).await {
                 Ok(()) => {}
@@ -89,7 +89,7 @@ async fn all_gone(mut members: Vec<watch::Receiver<Members>>, grace: Duration) {
     }
 }
 
-/// Returns when any of these has changed.
+/// Returns when any of the receivers has a new value.
 async fn any_changed(members: &mut [watch::Receiver<Members>]) {
     let mut waits: Vec<_> = members.iter_mut().map(|member| Box::pin(member.changed())).collect();
     std::future::poll_fn(|context| {
@@ -99,42 +99,42 @@ async fn any_changed(members: &mut [watch::Receiver<Members>]) {
     .await;
 }
 
-struct Gate {
-    shards: Vec<mpsc::Sender<Arrived>>,
+struct AcceptGate {
+    shards: Vec<mpsc::Sender<ArrivedPeer>>,
     handshake_timeout: Duration,
-    /// With each, what tells it that it is evicted.
-    waiting: RefCell<Waiting<Rc<Notify>>>,
-    /// A shard has taken one of them.
-    taken: Notify,
+    /// The waiting connections, each with the notification that evicts it.
+    waiting: RefCell<WaitingConnections<Rc<Notify>>>,
+    /// Notified when a connection that has said hello stops waiting.
+    handed_over: Notify,
     counters: Arc<Counters>,
 }
 
-/// A connection's place among those that wait, for as long as it does.
-struct ConnectionPlace {
-    gate: Rc<Gate>,
-    host: Host,
+/// An entry in the list of waiting connections, removed when it is dropped.
+struct WaitingConnection {
+    gate: Rc<AcceptGate>,
+    host: PeerHost,
     number: u64,
     evicted: Rc<Notify>,
     greeted: Cell<bool>,
 }
 
-impl Drop for ConnectionPlace {
+impl Drop for WaitingConnection {
     fn drop(&mut self) {
         let mut waiting = self.gate.waiting.borrow_mut();
         match self.greeted.get() {
             true => {
-                waiting.taken();
-                self.gate.taken.notify_waiters();
+                waiting.handed_over();
+                self.gate.handed_over.notify_waiters();
             }
-            false => waiting.gone(self.host, self.number),
+            false => waiting.closed(self.host, self.number),
         }
     }
 }
 
-/// A hello, and the reader behind it.
+/// A hello, its header, and the reader that continues after it.
 type Greeting = (FrameReader, Header, Hello);
 
-impl Gate {
+impl AcceptGate {
     async fn accept(self: Rc<Self>, endpoint: Endpoint) {
         match endpoint {
             Endpoint::Tcp(listener, _) => {
@@ -142,10 +142,10 @@ impl Gate {
                     return;
                 };
                 loop {
-                    self.slot().await;
+                    self.wait_for_free_place().await;
                     match listener.accept().await {
-                        Ok((stream, from)) => self.admit(Stream::tcp(stream), Host::of(from.ip())),
-                        Err(error) => self.rest_after(&error).await,
+                        Ok((stream, from)) => self.admit(Stream::tcp(stream), PeerHost::of(from.ip())),
+                        Err(error) => self.back_off_after(&error).await,
                     }
                 }
             }
@@ -154,36 +154,37 @@ impl Gate {
                     return;
                 };
                 loop {
-                    self.slot().await;
+                    self.wait_for_free_place().await;
                     match listener.accept().await {
-                        Ok((stream, _)) => self.admit(Stream::unix(stream), Host::Local),
-                        Err(error) => self.rest_after(&error).await,
+                        Ok((stream, _)) => self.admit(Stream::unix(stream), PeerHost::Local),
+                        Err(error) => self.back_off_after(&error).await,
                     }
                 }
             }
         }
     }
 
-    /// Waits while all places are those of clients that have said hello. The backlog keeps the others.
-    async fn slot(&self) {
+    /// Waits for a free connection place: every place may belong to a client that has said hello.
+    /// New connections stay in the backlog.
+    async fn wait_for_free_place(&self) {
         loop {
-            let taken = self.taken.notified();
-            if self.waiting.borrow().has_room() {
+            let handed_over = self.handed_over.notified();
+            if self.waiting.borrow().can_accept() {
                 return;
             }
-            taken.await;
+            handed_over.await;
         }
     }
 
-    fn admit(self: &Rc<Self>, stream: io::Result<Stream>, host: Host) {
-        // A socket that cannot be prepared is a peer that has gone already.
+    fn admit(self: &Rc<Self>, stream: io::Result<Stream>, host: PeerHost) {
+        // Setting up a socket fails only if the peer has closed it already.
         let Ok(stream) = stream else { return };
         let evicted = Rc::new(Notify::new());
         let (number, oldest) = self.waiting.borrow_mut().arrive(host, evicted.clone());
         if let Some(oldest) = oldest {
             oldest.notify_one();
         }
-        let place = ConnectionPlace {
+        let connection = WaitingConnection {
             gate: self.clone(),
             host,
             number,
@@ -191,37 +192,39 @@ impl Gate {
             greeted: Cell::new(false),
         };
         tokio::task::spawn_local(async move {
-            let Some((reader, header, hello)) = place.hello(&stream).await else { return };
-            let gate = &place.gate;
+            let Some((reader, header, hello)) = connection.hello(&stream).await else { return };
+            let gate = &connection.gate;
             let origin = origin_of(&stream);
             let Ok(stream) = stream.detach() else { return };
             let shard = gate.shards.get(usize::from(hello.shard.shard)).or(gate.shards.first());
             if let Some(shard) = shard {
-                // If the shard is gone the server is stopping, and the peer sees a closed socket.
-                let _ = shard.send(Arrived { stream, reader, header, hello, origin }).await;
+                // If the shard has ended, the server is stopping, and the peer sees a closed
+                // socket.
+                let _ = shard.send(ArrivedPeer { stream, reader, header, hello, origin }).await;
             }
         });
     }
 
-    /// After a failed accept. Where descriptors are lacking, a silent connection gives its own up: if all
-    /// were theirs, nobody could come before they time out.
-    async fn rest_after(&self, error: &io::Error) {
-        let lacking = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE]
+    /// Pauses after a failed accept. If the process or the system is out of descriptors, a silent
+    /// connection is evicted first: if silent connections held all descriptors, no peer could
+    /// connect before they time out.
+    async fn back_off_after(&self, error: &io::Error) {
+        let is_out_of_descriptors = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE]
             .map(|errno| errno.raw_os_error())
             .into_iter()
             .any(|errno| error.raw_os_error() == Some(errno));
-        let evicted = if lacking { self.waiting.borrow_mut().evict() } else { None };
+        let evicted = if is_out_of_descriptors { self.waiting.borrow_mut().evict() } else { None };
         match evicted {
             Some(evicted) => {
                 evicted.notify_one();
-                tokio::time::sleep(2 * LAST_LOOK).await;
+                tokio::time::sleep(2 * EVICTION_GRACE).await;
             }
-            None => tokio::time::sleep(REST).await,
+            None => tokio::time::sleep(ACCEPT_BACK_OFF).await,
         }
     }
 }
 
-/// Where the peer of a stream is, in the terms of the shard.
+/// Returns the peer's location in the terms of the shard.
 fn origin_of(stream: &Stream) -> PeerOrigin {
     match stream.peer_location() {
         PeerLocation::Remote => PeerOrigin::Remote,
@@ -230,30 +233,30 @@ fn origin_of(stream: &Stream) -> PeerOrigin {
     }
 }
 
-impl ConnectionPlace {
-    /// The hello of this connection, unless it does not come in time or is none.
+impl WaitingConnection {
+    /// Reads the hello of this connection; `None` if it is invalid or does not arrive in time.
     async fn hello(&self, stream: &Stream) -> Option<Greeting> {
         let (gate, counters) = (&self.gate, &self.gate.counters);
         let mut hello = std::pin::pin!(read_hello(stream));
-        // One deadline over the whole handshake, however the bytes drip.
+        // One deadline for the whole handshake, however slowly the bytes arrive.
         let deadline = tokio::time::timeout(gate.handshake_timeout, hello.as_mut());
-        let (said, late) = tokio::select! {
+        let (outcome, miss_counter) = tokio::select! {
             biased;
-            said = deadline => (said, &counters.waiting_timed_out),
+            outcome = deadline => (outcome, &counters.waiting_timed_out),
             () = self.evicted.notified() => {
-                (tokio::time::timeout(LAST_LOOK, hello).await, &counters.waiting_evicted)
+                (tokio::time::timeout(EVICTION_GRACE, hello).await, &counters.waiting_evicted)
             }
         };
-        match said {
+        match outcome {
             Ok(Ok(greeting)) => {
-                // One that was evicted has no place any more.
+                // An evicted connection does not count as waiting any more.
                 self.greeted.set(gate.waiting.borrow_mut().greet(self.host, self.number));
                 return Some(greeting);
             }
-            // It has gone by itself.
+            // The peer closed the connection.
             Ok(Err(ReadError::Io(_))) => {}
             Ok(Err(_)) => counters.waiting_faulted.add(1),
-            Err(_) => late.add(1),
+            Err(_) => miss_counter.add(1),
         }
         None
     }

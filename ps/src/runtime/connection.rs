@@ -1,4 +1,4 @@
-//! One connection of a shard: frames in, frames out.
+//! The task of one connection of a shard: it reads requests and writes answers.
 
 use std::io::IoSliceMut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,71 +10,73 @@ use pushpull_net::Stream;
 use tokio::io::Interest;
 
 use super::outbox::Outbox;
-use super::shard_thread::{Arrived, Core};
+use super::shard_thread::{ArrivedPeer, ShardCore};
 use crate::shard::ShardInput;
 use crate::shard::frames::{FrameProgress, FrameReceiver};
 
-/// Frames that one connection reads before the others have their turn.
-const TURN: usize = 16;
+/// The most frames that one connection reads before it yields to the others.
+const FRAMES_PER_BATCH: usize = 16;
 
-/// Serves a peer that has said hello, until either side is done.
-pub(super) async fn serve(core: Rc<Core>, arrived: Arrived) {
+/// Serves a peer that has said hello until either side closes the connection.
+pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
     let Ok(stream) = Stream::attach(arrived.stream) else {
         return;
     };
     let (connection, outbox) = core.register();
-    let registered = Registered { core: core.clone(), connection };
+    let registration = ConnectionRegistration { core: core.clone(), connection };
     let (hello, header) = (&arrived.hello, &arrived.header);
     core.handle(ShardInput::Connected { connection, hello, header, origin: arrived.origin });
     #[cfg(test)]
     tests::panic_if_asked(hello);
     let frames = FrameReceiver::new(connection, arrived.reader);
-    let mut conversation = Conversation { core: &core, stream, outbox, frames };
-    match conversation.run().await {
-        // The peer or its machine is gone: its business.
+    let mut task = ConnectionTask { core: &core, stream, outbox, frames };
+    match task.run().await {
+        // The peer closed the socket or its machine is gone: no fault of the connection.
         Ok(()) | Err(ReadError::Io(_)) => {}
         Err(_) => core.fault(),
     }
-    drop((conversation, registered));
+    drop((task, registration));
 }
 
-/// A connection that the shard knows of. However its task ends, its slot comes free.
-struct Registered {
-    core: Rc<Core>,
+/// The registration of a connection with the shard. Dropping it frees the connection's slot, even
+/// if the task panics.
+struct ConnectionRegistration {
+    core: Rc<ShardCore>,
     connection: u64,
 }
 
-impl Drop for Registered {
+impl Drop for ConnectionRegistration {
     fn drop(&mut self) {
         let forget = || self.core.forget(self.connection);
         if !std::thread::panicking() {
             return forget();
         }
         self.core.fault();
-        // A second panic on the way out would end the process. The first has been told already.
+        // A second panic during unwinding would abort the process. The first has been reported
+        // already.
         let _ = catch_unwind(AssertUnwindSafe(forget));
     }
 }
 
-struct Conversation<'a> {
-    core: &'a Core,
+struct ConnectionTask<'a> {
+    core: &'a ShardCore,
     stream: Stream,
     outbox: Rc<Outbox>,
     frames: FrameReceiver,
 }
 
-/// Why a turn of reading ended.
+/// Why a batch of reads ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    /// Nothing more is there.
+enum ReadOutcome {
+    /// The socket has no more bytes.
     Blocked,
-    /// The others are to have their turn.
-    Over,
+    /// The other connections are to run first.
+    Yield,
     /// The peer has closed the stream.
     Closed,
 }
 
-impl Conversation<'_> {
+impl ConnectionTask<'_> {
     async fn run(&mut self) -> Result<(), ReadError> {
         loop {
             if self.outbox.broken.get() {
@@ -87,15 +89,16 @@ impl Conversation<'_> {
             }
             let reads = !closing && !self.outbox.is_full();
             if reads {
-                match self.read_turn()? {
-                    Turn::Closed => return Ok(()),
-                    Turn::Over => {
+                match self.read_batch()? {
+                    ReadOutcome::Closed => return Ok(()),
+                    ReadOutcome::Yield => {
                         tokio::task::yield_now().await;
                         continue;
                     }
-                    Turn::Blocked => {}
+                    ReadOutcome::Blocked => {}
                 }
-                // What was read may have been answered, or have made the shard close us.
+                // The frames just read may have been answered, or may have made the shard close the
+                // connection.
                 self.outbox.flush(&self.stream, |answer| self.core.answered(answer))?;
             }
             let writes = !self.outbox.is_idle();
@@ -109,47 +112,47 @@ impl Conversation<'_> {
                 biased;
                 ready = self.stream.ready(interest) => {
                     ready?;
-                    self.core.peer_goes_on();
+                    self.core.peer_ready();
                 }
                 () = self.outbox.notify.notified() => {}
             }
         }
     }
 
-    fn read_turn(&mut self) -> Result<Turn, ReadError> {
+    fn read_batch(&mut self) -> Result<ReadOutcome, ReadError> {
         let before = self.frames.bytes();
-        let turn = self.read_frames();
-        // A frame that is half here must get on; one that is not begun may take its time.
-        let half = self.frames.has_begun();
+        let outcome = self.read_frames();
+        // A partly received frame must make progress; between frames the peer may be idle.
+        let is_partial = self.frames.has_begun();
         let progress = self.frames.bytes() != before;
-        match (half, self.outbox.half_since.get()) {
-            (false, _) => self.outbox.half_since.set(None),
+        match (is_partial, self.outbox.partial_since.get()) {
+            (false, _) => self.outbox.partial_since.set(None),
             (true, Some(_)) if !progress => {}
-            (true, _) => self.outbox.half_since.set(Some(Instant::now())),
+            (true, _) => self.outbox.partial_since.set(Some(Instant::now())),
         }
-        turn
+        outcome
     }
 
-    fn read_frames(&mut self) -> Result<Turn, ReadError> {
+    fn read_frames(&mut self) -> Result<ReadOutcome, ReadError> {
         let mut core = self.core;
-        for _ in 0..TURN {
-            // All that has come is answered: whoever waits for that need not wait for us to find out that
-            // nothing else has.
+        for _ in 0..FRAMES_PER_BATCH {
+            // Every received request is answered: send the answers before a read that may only
+            // return `WouldBlock`.
             if !self.outbox.is_idle() && !self.frames.has_begun() {
                 self.outbox.flush(&self.stream, |answer| self.core.answered(answer))?;
             }
             let stream = &self.stream;
             let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
             match self.frames.next(&mut source, &mut core)? {
-                FrameProgress::Blocked => return Ok(Turn::Blocked),
-                FrameProgress::Closed => return Ok(Turn::Closed),
+                FrameProgress::Blocked => return Ok(ReadOutcome::Blocked),
+                FrameProgress::Closed => return Ok(ReadOutcome::Closed),
                 FrameProgress::Whole => {}
             }
             if self.outbox.is_full() || self.outbox.closing.get() {
-                return Ok(Turn::Over);
+                return Ok(ReadOutcome::Yield);
             }
         }
-        Ok(Turn::Over)
+        Ok(ReadOutcome::Yield)
     }
 }
 
@@ -174,17 +177,17 @@ mod tests {
     use crate::optimizer::Sgd;
     use crate::runtime::Ps;
 
-    /// The task of a connection of this job panics once the shard has been told of it.
+    /// A connection of this job panics once it is registered with the shard.
     const PANICS: &str = "panics";
 
-    /// By when something must have happened.
-    const SOON: Duration = Duration::from_secs(30);
+    /// Limit on every wait.
+    const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
     pub(super) fn panic_if_asked(hello: &Hello) {
-        assert_ne!(hello.job.as_str(), PANICS, "a test asks for it");
+        assert_ne!(hello.job.as_str(), PANICS, "the test requests a panic");
     }
 
-    /// What a hello of this job is answered; nothing if the connection is closed.
+    /// Sends a hello of this job and returns the answer; `None` if the connection is closed.
     fn greet(address: &str, job: &str) -> Option<Message> {
         let hello = Hello {
             version_oldest: version::OLDEST,
@@ -203,7 +206,7 @@ mod tests {
             auth: List::default(),
         };
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
         let mut frame = Vec::new();
         encode(&mut frame, &Envelope::default(), &hello.into(), BodyStamp::NONE);
         stream.write_all(&frame).unwrap();
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_whose_task_panics_gives_its_slot_back() {
+    fn a_panicking_connection_task_frees_its_slot() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let listener = runtime.block_on(Ps::listen("127.0.0.1:0")).unwrap();
         let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build().unwrap();
@@ -227,14 +230,14 @@ mod tests {
         let address = handle.address().to_owned();
         for _ in 0..3 {
             assert_eq!(greet(&address, PANICS), None);
-            // Its socket is closed a moment before its slot is free.
+            // The socket is closed a moment before the slot is free.
             let begun = Instant::now();
             loop {
                 match greet(&address, "worker") {
                     Some(Message::Welcome(_)) => break,
                     Some(Message::Refused(refused)) => {
                         let busy = matches!(refused.refusal, Refusal::Busy { .. });
-                        assert!(busy && begun.elapsed() < SOON, "{}", refused.refusal);
+                        assert!(busy && begun.elapsed() < WAIT_LIMIT, "{}", refused.refusal);
                     }
                     other => panic!("{other:?}"),
                 }

@@ -1,5 +1,5 @@
-//! Where a server listens. The port is bound before the server is configured, so that port 0
-//! works: the address goes into the cluster spec.
+//! Bound server addresses. The port is bound before the server is configured, so that a cluster
+//! spec can contain the real port when port 0 was requested.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -11,11 +11,11 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::error::ListenError;
 
-/// Connections that the system completes and keeps until they are accepted; it takes fewer where
-/// `somaxconn` is lower. One that finds it full tries again after a second.
+/// The requested backlog; the kernel caps it at `somaxconn`. A client that finds it full retries
+/// after a second.
 const BACKLOG: i32 = 4096;
 
-/// Bound addresses on which nobody is served yet.
+/// Bound addresses that are not served yet.
 #[derive(Debug)]
 pub struct Listener {
     pub(super) endpoints: Vec<Endpoint>,
@@ -27,11 +27,11 @@ pub(super) enum Endpoint {
     Unix(UnixListener, SocketFile),
 }
 
-/// A Unix socket's file, removed when the listener is gone, if it is still the same file.
+/// A Unix socket's file, removed when the listener is dropped if it is still the same file.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
-    /// Its device and inode.
+    /// The file's device and inode.
     identity: (u64, u64),
 }
 
@@ -46,7 +46,7 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let same = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino()) == self.identity;
         if self.path.symlink_metadata().is_ok_and(same) {
-            // Nobody is left to tell; the next server replaces a socket that nobody listens on.
+            // A failure cannot be reported here; the next server replaces an orphaned socket.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -61,24 +61,25 @@ impl Listener {
         Ok(Listener { endpoints: vec![endpoint] })
     }
 
-    /// Listens on one more address: a Unix socket for workers on the same host, say.
+    /// Adds the addresses of another listener, for example a Unix socket for workers on the same
+    /// host.
     pub fn also(mut self, other: Listener) -> Listener {
         self.endpoints.extend(other.endpoints);
         self
     }
 
-    /// The first address, as it belongs into a cluster spec: `host:port` with the real port, or
+    /// Returns the first address as a cluster spec names it: `host:port` with the real port, or
     /// `unix:/path`.
     pub fn address(&self) -> String {
         self.addresses().into_iter().next().unwrap_or_default()
     }
 
-    /// The first Unix socket.
+    /// Returns the first Unix socket address.
     pub(super) fn unix_address(&self) -> Option<String> {
         self.addresses().into_iter().find(|address| address.starts_with("unix:"))
     }
 
-    /// All addresses.
+    /// Returns all addresses.
     pub fn addresses(&self) -> Vec<String> {
         let address = |endpoint: &Endpoint| match endpoint {
             Endpoint::Tcp(_, address) => address.to_string(),
@@ -109,7 +110,7 @@ fn bind_tcp(address: &str, insecure: bool) -> Result<Endpoint, ListenError> {
 
 fn bind_resolved(address: SocketAddr) -> io::Result<Endpoint> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    // A port that a stopped server's connections still linger on is free.
+    // Allows a port on which connections of a stopped server linger.
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
@@ -129,7 +130,7 @@ fn bind_unix(address: &str, path: &Path) -> Result<Endpoint, ListenError> {
         Ok(Endpoint::Unix(listener, SocketFile::new(path)?))
     };
     match bind() {
-        // The file of a server that was killed: nobody answers behind it.
+        // The file of a killed server: no process listens on it.
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_orphan(path) => {
             std::fs::remove_file(path)
                 .and_then(|()| bind())
@@ -139,13 +140,13 @@ fn bind_unix(address: &str, path: &Path) -> Result<Endpoint, ListenError> {
     }
 }
 
-/// Whether the file is a socket that nobody listens on. Any other file is somebody's, and refuses
-/// a connection just the same.
+/// Whether the file is a socket that no process listens on. A file of another type also refuses a
+/// connection, but is not ours to remove.
 fn is_orphan(path: &Path) -> bool {
     let is_socket = path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
     let connect = || -> io::Result<()> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        // A living server whose backlog is full must not hold us up.
+        // A running server whose backlog is full must not block this call.
         socket.set_nonblocking(true)?;
         socket.connect(&SockAddr::unix(path)?)
     };

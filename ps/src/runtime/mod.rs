@@ -1,7 +1,7 @@
 //! Sockets, threads and clocks around the pure shards.
 //!
-//! One thread accepts connections and reads each peer's hello; the shard's own thread then takes
-//! the socket over, so that a request is read, decided, applied and answered without a hand-off.
+//! One thread accepts connections and reads each peer's hello. The shard's own thread then takes
+//! the socket over, so that it reads, decides, applies and answers a request without a hand-off.
 
 mod accept;
 mod connection;

@@ -1,4 +1,4 @@
-//! What a connection has yet to send, and how it goes out.
+//! The send queue of a connection, and how it is written to the socket.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,32 +12,31 @@ use tokio::sync::Notify;
 
 use crate::shard::output::{AnswerBody, PulledParts};
 
-/// Frames that a connection may have waiting before it is read from again, and bytes of their bodies:
-/// rows that were pulled are there as a copy.
+/// A connection with this many queued frames, or this many bytes of bodies, is not read from.
+/// Pulled rows are queued as a copy.
 const QUEUE_MAX: usize = 64;
 const BODIES_MAX: usize = 4 << 20;
 
-/// One thing to send.
+/// One item of the send queue.
 #[derive(Debug)]
 pub(super) enum Outgoing {
     /// A frame.
     Frame { head: Vec<u8>, body: AnswerBody },
-    /// A frame without a body, and descriptors that go with its first byte.
+    /// A frame without a body, whose first byte carries descriptors.
     Shared { head: Vec<u8>, descriptors: Vec<OwnedFd> },
-    /// The answer to a pull, made part by part.
+    /// The answer to a pull, encoded part by part.
     Parts(PulledParts),
 }
 
-/// The answer to a pull that is sent to its end: what it has pinned can be let go, and its memory used
-/// again.
+/// The answer to a pull, sent completely: its pins can be released and its memory reused.
 #[derive(Debug)]
-pub(super) enum Answered {
+pub(super) enum SentAnswer {
     Values(Box<PulledParts>),
     Rows(Vec<u8>),
 }
 
 impl Outgoing {
-    /// What it holds beside what is pinned.
+    /// Returns the bytes of the body that the queue itself holds; pinned blocks do not count.
     fn body_bytes(&self) -> usize {
         match self {
             Outgoing::Frame { body, .. } => body.len(),
@@ -50,33 +49,33 @@ impl Outgoing {
 #[derive(Debug)]
 pub(super) struct Outbox {
     queue: RefCell<VecDeque<Outgoing>>,
-    /// The bytes of the bodies in it.
+    /// Bytes of the bodies in the queue.
     bodies: Cell<usize>,
-    /// What is in it is to be sent now.
+    /// The queue is to be sent now.
     due: Cell<bool>,
-    current: RefCell<Current>,
-    /// Wakes the connection's task: there is something to send, or it is to close.
+    current: RefCell<SendCursor>,
+    /// Wakes the connection's task to send or to close.
     pub(super) notify: Notify,
-    /// Close when all is sent.
+    /// Close once everything is sent.
     pub(super) closing: Cell<bool>,
     /// Close at once.
     pub(super) broken: Cell<bool>,
-    /// Since when the peer takes nothing of what waits for it.
+    /// Since when the peer has read nothing of the queued frames.
     pub(super) stuck_since: Cell<Option<Instant>>,
-    /// Since when the answer to a pull at the front is being sent: for so long it holds its pins.
+    /// Since when the pull at the front has been in progress; it holds its pins until it is sent.
     pub(super) pull_since: Cell<Option<Instant>>,
-    /// Since when a frame of the peer is half here without progress.
-    pub(super) half_since: Cell<Option<Instant>>,
+    /// Since when a partly received frame has made no progress.
+    pub(super) partial_since: Cell<Option<Instant>>,
 }
 
 /// How far the front of the queue is sent.
 #[derive(Debug, Default)]
-struct Current {
-    /// Header and meta of the part under way, for [`Outgoing::Parts`].
+struct SendCursor {
+    /// Header and meta of the current part, for [`Outgoing::Parts`].
     head: Vec<u8>,
     part: Option<Range<u64>>,
     sent: usize,
-    /// Memory for the slices of a write, without any.
+    /// An empty list whose allocation each write reuses for its slices.
     slices: Vec<IoSlice<'static>>,
 }
 
@@ -92,23 +91,23 @@ impl Outbox {
             broken: Cell::new(false),
             stuck_since: Cell::new(None),
             pull_since: Cell::new(None),
-            half_since: Cell::new(None),
+            partial_since: Cell::new(None),
         }
     }
 
-    /// Takes what is to be sent, with what comes after it or once it is due.
+    /// Queues an item that is sent with the next one, or once the queue is due.
     pub(super) fn put(&self, outgoing: Outgoing) {
         self.bodies.set(self.bodies.get() + outgoing.body_bytes());
         self.queue.borrow_mut().push_back(outgoing);
     }
 
-    /// Takes what is to be sent now, with what came before it.
+    /// Queues an item and sends the queue now.
     pub(super) fn push(&self, outgoing: Outgoing) {
         self.put(outgoing);
         self.send_all();
     }
 
-    /// All of it is to be sent now.
+    /// Marks the whole queue as due.
     pub(super) fn send_all(&self) {
         self.due.set(true);
         self.notify.notify_one();
@@ -129,16 +128,17 @@ impl Outbox {
         !self.due.get() || self.queue.borrow().is_empty()
     }
 
-    /// Whether so much waits that no more requests are read.
+    /// Whether the queue has reached a limit, so that no more requests are read.
     pub(super) fn is_full(&self) -> bool {
         self.queue.borrow().len() >= QUEUE_MAX || self.bodies.get() >= BODIES_MAX
     }
 
-    /// Sends as much as the link takes, and hands on each answer to a pull that is sent to its end.
+    /// Sends as much as the socket takes, and passes each completely sent answer to a pull to
+    /// `answered`.
     pub(super) fn flush(
         &self,
         stream: &Stream,
-        mut answered: impl FnMut(Answered),
+        mut answered: impl FnMut(SentAnswer),
     ) -> io::Result<()> {
         if !self.due.get() {
             return Ok(());
@@ -150,7 +150,7 @@ impl Outbox {
                 self.pull_since.set(Some(Instant::now()));
             }
             match send(front, &mut current, stream) {
-                Ok(Sent::All) => {
+                Ok(SendProgress::All) => {
                     (current.part, current.sent) = (None, 0);
                     self.stuck_since.set(None);
                     let Some(sent) = queue.pop_front() else { break };
@@ -158,17 +158,17 @@ impl Outbox {
                     match sent {
                         Outgoing::Frame { body, .. } => {
                             if let AnswerBody::Rows(rows) = body {
-                                answered(Answered::Rows(rows));
+                                answered(SentAnswer::Rows(rows));
                             }
                         }
                         Outgoing::Shared { .. } => {}
                         Outgoing::Parts(parts) => {
                             self.pull_since.set(None);
-                            answered(Answered::Values(Box::new(parts)));
+                            answered(SentAnswer::Values(Box::new(parts)));
                         }
                     }
                 }
-                Ok(Sent::Some) => self.stuck_since.set(None),
+                Ok(SendProgress::Some) => self.stuck_since.set(None),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if self.stuck_since.get().is_none() {
                         self.stuck_since.set(Some(Instant::now()));
@@ -184,37 +184,37 @@ impl Outbox {
     }
 }
 
-/// Whether something may be tried again as it is.
-fn is_for_now(error: &io::Error) -> bool {
+/// Whether a write that failed like this can be retried unchanged.
+fn is_retryable(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-enum Sent {
+enum SendProgress {
     All,
     Some,
 }
 
-/// One write of the front of the queue.
-fn send(front: &mut Outgoing, current: &mut Current, stream: &Stream) -> io::Result<Sent> {
+/// Writes once from the front of the queue.
+fn send(front: &mut Outgoing, current: &mut SendCursor, stream: &Stream) -> io::Result<SendProgress> {
     let mut slices = pooled_vec(std::mem::take(&mut current.slices));
     let sent = write(front, current, stream, &mut slices);
     current.slices = pooled_vec(slices);
     sent
 }
 
-/// The memory of a list of slices, for others.
+/// Clears a list of slices and keeps its allocation for slices of another lifetime.
 fn pooled_vec<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
     slices.clear();
-    // Collecting as many of the same size as there were takes the memory that there was.
+    // `collect` reuses the allocation in place: the element size is the same.
     slices.into_iter().map(|_| IoSlice::new(&[])).collect()
 }
 
 fn write<'a>(
     front: &'a mut Outgoing,
-    current: &'a mut Current,
+    current: &'a mut SendCursor,
     stream: &Stream,
     slices: &mut Vec<IoSlice<'a>>,
-) -> io::Result<Sent> {
+) -> io::Result<SendProgress> {
     let (total, is_last, descriptors) = match front {
         Outgoing::Frame { head, body } => {
             slices.push(IoSlice::new(head));
@@ -229,7 +229,7 @@ fn write<'a>(
             if current.part.is_none() {
                 current.head.clear();
                 match parts.next_part(&mut current.head) {
-                    None => return Ok(Sent::All),
+                    None => return Ok(SendProgress::All),
                     Some(range) => (current.part, current.sent) = (Some(range), 0),
                 }
             }
@@ -243,8 +243,8 @@ fn write<'a>(
     IoSlice::advance_slices(&mut rest, current.sent);
     let count = match descriptors {
         Some(descriptors) => match stream.try_send(rest, descriptors) {
-            Err(error) if !is_for_now(&error) => {
-                // The system passes no more of them: whoever asked goes on without.
+            Err(error) if !is_retryable(&error) => {
+                // The system passes no descriptors: the peer continues without shared memory.
                 descriptors.clear();
                 stream.try_write(rest)?
             }
@@ -259,10 +259,10 @@ fn write<'a>(
     if current.sent == total {
         (current.part, current.sent) = (None, 0);
         if is_last {
-            return Ok(Sent::All);
+            return Ok(SendProgress::All);
         }
     }
-    Ok(Sent::Some)
+    Ok(SendProgress::Some)
 }
 
 #[cfg(test)]
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_can_wait_goes_with_what_cannot_or_once_it_is_due() {
+    async fn a_corked_frame_is_sent_with_the_next_one_or_once_it_is_due() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (stream, mut peer) = (Stream::unix(ours).unwrap(), theirs.into_std().unwrap());
         let outbox = Outbox::new();
@@ -290,19 +290,19 @@ mod tests {
             bytes[..count].to_vec()
         };
         outbox.put(frame(b"it counts"));
-        assert!(sent().is_empty() && outbox.is_idle(), "nobody is in a hurry");
+        assert!(sent().is_empty() && outbox.is_idle(), "a corked frame waits");
         outbox.push(frame(b", go on"));
         assert!(!outbox.is_idle());
         assert_eq!(sent(), b"it counts, go on");
         outbox.put(frame(b"it counts"));
-        assert!(sent().is_empty() && outbox.is_idle(), "what was due has gone");
+        assert!(sent().is_empty() && outbox.is_idle(), "the queue is no longer due once it is empty");
         outbox.send_all();
         assert_eq!(sent(), b"it counts");
-        // As when it has gone with something else meanwhile.
+        // The frame may have been sent with another in the meantime.
         outbox.send_all();
         assert!(sent().is_empty());
         outbox.put(frame(b"it counts"));
-        assert!(sent().is_empty(), "there was nothing to send when it was due");
+        assert!(sent().is_empty(), "a due queue without frames does not stay due");
         outbox.close();
         assert_eq!(sent(), b"it counts");
         assert!(outbox.is_idle());

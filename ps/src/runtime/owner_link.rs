@@ -1,5 +1,5 @@
-//! A shard's connection to the step owner's shard, for as long as the shard serves: what it holds
-//! goes there, and what is decided comes back.
+//! A shard's connection to the step owner's shard for as long as the shard serves. The shard
+//! reports its held pushes and receives the decisions.
 
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
@@ -10,36 +10,36 @@ use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use tokio::time::Instant;
 
-use super::peer::Line;
-use super::shard_thread::Core;
+use super::peer::PeerConnection;
+use super::shard_thread::ShardCore;
 use crate::event::Event;
 use crate::peer_hello::PeerHello;
 use crate::shard::ShardInput;
 
-/// How the step owner's shard is reached.
+/// The address of the step owner's shard, and the identity of the shard that connects.
 #[derive(Clone, Debug)]
-pub(super) struct OwnerWay {
+pub(super) struct OwnerAddress {
     pub(super) peer_hello: PeerHello,
     pub(super) address: String,
     pub(super) shard: ShardId,
-    /// The shard that goes there.
+    /// The shard that connects.
     pub(super) own: ShardId,
-    /// Silence for so long is the end of a connection.
+    /// A connection that is silent for this long is closed.
     pub(super) lease: Duration,
 }
 
-/// What waits to be sent: a few words for each push that lies here, said again from time to time.
-/// A step owner that does not read for so long is as good as gone.
+/// The most unsent frames: a few words for each held push, repeated periodically. A step owner that
+/// leaves this many unread is treated as lost.
 const UNSENT_MAX: usize = 8192;
 
-/// Frames that wait to be sent to the step owner, one behind the other.
+/// Encoded frames that wait to be sent to the step owner, back to back.
 #[derive(Debug, Default)]
-pub(super) struct Unsent {
+pub(super) struct UnsentFrames {
     frames: Vec<u8>,
     count: usize,
 }
 
-impl Unsent {
+impl UnsentFrames {
     pub(super) fn add(&mut self, envelope: &Envelope, message: &Message) {
         encode(&mut self.frames, envelope, message, BodyStamp::plain(0));
         self.count += 1;
@@ -50,7 +50,7 @@ impl Unsent {
         self.count = 0;
     }
 
-    /// Takes them out, in place of what was in `frames`; how many there were.
+    /// Moves the frames into `frames`, replacing its content, and returns how many there were.
     fn take(&mut self, frames: &mut Vec<u8>) -> usize {
         frames.clear();
         std::mem::swap(frames, &mut self.frames);
@@ -58,93 +58,95 @@ impl Unsent {
     }
 }
 
-/// How long to wait before the next attempt: the first time, and at most.
+/// The first and the largest delay before the next attempt.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// Keeps the connection, and makes it anew when it is lost.
-pub(super) async fn keep(core: Rc<Core>, way: OwnerWay) {
+/// Maintains the connection and reconnects with exponential back-off.
+pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
     let mut limit = BACK_OFF.0;
-    let mut absence = Absence::new(way.own, way.lease, Instant::now());
+    let mut absence = Absence::new(owner.own, owner.lease, Instant::now());
     loop {
-        let ended = match connect(&way).await {
+        let ended = match connect(&owner).await {
             Err(cause) => Err(cause),
-            Ok(line) => {
+            Ok(connection) => {
                 limit = BACK_OFF.0;
-                core.tell(absence.ends(Instant::now()));
+                core.emit(absence.ends(Instant::now()));
                 core.unsent().borrow_mut().clear();
                 core.handle(ShardInput::OwnerLink { up: true });
                 core.handle(ShardInput::Tick);
-                // However it ends, the next one begins.
-                let ended = serve(&core, line, way.lease).await;
-                absence = Absence::new(way.own, way.lease, Instant::now());
+                // However it ends, the loop reconnects.
+                let ended = serve(&core, connection, owner.lease).await;
+                absence = Absence::new(owner.own, owner.lease, Instant::now());
                 core.handle(ShardInput::OwnerLink { up: false });
                 ended
             }
         };
         if let Err(cause) = ended {
-            core.tell(absence.lasts(Instant::now(), cause));
+            core.emit(absence.lasts(Instant::now(), cause));
         }
-        // Full jitter: many shards that lose one owner do not come back at once.
+        // Full jitter: shards that lose one owner do not all reconnect at once.
         let share = RandomState::new().hash_one(0_u8) % 1000;
         tokio::time::sleep(limit * share as u32 / 1000).await;
         limit = (limit * 2).min(BACK_OFF.1);
     }
 }
 
-/// A time without a connection. It is told once it has lasted for a lease: a step owner that is started anew is
-/// back before, and one that ends with the training is not missed.
+/// A period without a connection.
+///
+/// It is reported once it has lasted for a lease: a step owner that restarts is back sooner, and
+/// one that ends with the training is not missed.
 #[derive(Debug)]
 struct Absence {
     shard: ShardId,
     lease: Duration,
     since: Instant,
-    told: bool,
+    reported: bool,
 }
 
 impl Absence {
     fn new(shard: ShardId, lease: Duration, since: Instant) -> Absence {
-        Absence { shard, lease, since, told: false }
+        Absence { shard, lease, since, reported: false }
     }
 
-    /// There is still no connection, for this cause.
+    /// Returns the event to emit while there is no connection, for this cause.
     fn lasts(&mut self, now: Instant, cause: String) -> Option<Event> {
-        if self.told || now.saturating_duration_since(self.since) < self.lease {
+        if self.reported || now.saturating_duration_since(self.since) < self.lease {
             return None;
         }
-        self.told = true;
+        self.reported = true;
         Some(Event::OwnerLost { shard: self.shard, cause })
     }
 
-    /// There is a connection.
+    /// Returns the event to emit once there is a connection, if the absence was reported.
     fn ends(&mut self, now: Instant) -> Option<Event> {
         let away = now.saturating_duration_since(self.since);
-        std::mem::take(&mut self.told).then_some(Event::OwnerFound { shard: self.shard, away })
+        std::mem::take(&mut self.reported).then_some(Event::OwnerFound { shard: self.shard, away })
     }
 }
 
-async fn connect(way: &OwnerWay) -> Result<Line, String> {
+async fn connect(owner: &OwnerAddress) -> Result<PeerConnection, String> {
     let connecting = async {
-        let mut line = Line::connect(&way.address).await?;
-        line.greet(&way.peer_hello, way.shard).await?;
-        Ok(line)
+        let mut connection = PeerConnection::connect(&owner.address).await?;
+        connection.greet(&owner.peer_hello, owner.shard).await?;
+        Ok(connection)
     };
-    let connected = tokio::time::timeout(way.lease, connecting).await;
-    connected.unwrap_or_else(|_| Err(format!("{} does not answer", way.address)))
+    let connected = tokio::time::timeout(owner.lease, connecting).await;
+    connected.unwrap_or_else(|_| Err(format!("{} does not answer", owner.address)))
 }
 
-async fn serve(core: &Rc<Core>, mut line: Line, lease: Duration) -> Result<(), String> {
+async fn serve(core: &Rc<ShardCore>, mut connection: PeerConnection, lease: Duration) -> Result<(), String> {
     let mut beat = tokio::time::interval(lease / 5);
-    let (mut heard, mut frames) = (Instant::now(), Vec::new());
+    let (mut last_received, mut frames) = (Instant::now(), Vec::new());
     loop {
         tokio::select! {
-            frame = line.next() => {
+            frame = connection.next() => {
                 let (header, message) = frame.map_err(|error| error.to_string())?;
-                heard = Instant::now();
+                last_received = Instant::now();
                 core.handle(ShardInput::Owner { header: &header, message });
             }
             () = core.to_owner().notified() => {}
             _ = beat.tick() => {
-                if heard.elapsed() >= lease {
+                if last_received.elapsed() >= lease {
                     return Err("it is silent".to_owned());
                 }
                 core.unsent().borrow_mut().add(&Envelope::default(), &Heartbeat {}.into());
@@ -153,7 +155,7 @@ async fn serve(core: &Rc<Core>, mut line: Line, lease: Duration) -> Result<(), S
         if core.unsent().borrow_mut().take(&mut frames) > UNSENT_MAX {
             return Err("it does not read".to_owned());
         }
-        let sent = tokio::time::timeout(lease, line.send(&frames)).await;
+        let sent = tokio::time::timeout(lease, connection.send(&frames)).await;
         sent.map_err(|_| "it does not read")?.map_err(|error| error.to_string())?;
     }
 }
@@ -163,18 +165,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absence_is_told_once_it_has_lasted_for_a_lease_and_when_it_ends() {
+    fn an_absence_is_reported_after_one_lease_and_when_it_ends() {
         let (shard, lease) = (ShardId { task: 1, shard: 2 }, Duration::from_secs(5));
         let start = Instant::now();
         let mut absence = Absence::new(shard, lease, start);
         let cause = || "it is silent".to_owned();
         assert_eq!(absence.lasts(start + lease / 2, cause()), None);
-        let told = absence.lasts(start + lease, cause());
-        assert_eq!(told, Some(Event::OwnerLost { shard, cause: cause() }));
-        assert_eq!(absence.lasts(start + 2 * lease, cause()), None, "it is told once");
+        let reported = absence.lasts(start + lease, cause());
+        assert_eq!(reported, Some(Event::OwnerLost { shard, cause: cause() }));
+        assert_eq!(absence.lasts(start + 2 * lease, cause()), None, "it is reported once");
         let found = absence.ends(start + 3 * lease);
         assert_eq!(found, Some(Event::OwnerFound { shard, away: 3 * lease }));
-        // One that nobody was told of ends in silence.
+        // An absence that was not reported ends without an event.
         let mut short = Absence::new(shard, lease, start);
         assert_eq!((short.lasts(start, cause()), short.ends(start + lease)), (None, None));
     }

@@ -1,4 +1,5 @@
-//! A ps task as a client of shards: the step owner's has each write its part of a checkpoint.
+//! A ps task as a client of shards: the step owner's task has each shard write its part of a
+//! checkpoint.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -15,11 +16,11 @@ use tokio::io::Interest;
 
 use crate::peer_hello::PeerHello;
 
-/// How long a shard may take to write its part before it is given up.
+/// How long a shard may take to write its part before the save fails.
 const SHARD_SAVE_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Has a shard write its part of a checkpoint of this restore epoch, another's it refuses; what the
-/// manifest is to say of it.
+/// Has a shard write its part of a checkpoint and returns its entry for the manifest. The shard
+/// refuses if its restore epoch is another.
 pub(super) async fn save_shard(
     peer_hello: &PeerHello,
     address: &str,
@@ -28,42 +29,43 @@ pub(super) async fn save_shard(
     epoch: RestoreEpoch,
 ) -> Result<Vec<u8>, String> {
     let saving = async {
-        let mut line = Line::connect(address).await?;
-        line.greet(peer_hello, shard).await?;
+        let mut connection = PeerConnection::connect(address).await?;
+        connection.greet(peer_hello, shard).await?;
         let save = message::SaveShard { name: Text::clipped(checkpoint) };
-        match line.ask(save.into(), epoch).await? {
+        match connection.ask(save.into(), epoch).await? {
             (Message::ShardSaved(_), body) => Ok(body),
             (message, _) => Err(unexpected(message)),
         }
     };
     let saved = tokio::time::timeout(SHARD_SAVE_TIMEOUT, saving).await;
     let saved =
-        saved.unwrap_or_else(|_| Err(format!("it has taken more than {SHARD_SAVE_TIMEOUT:?}")));
+        saved.unwrap_or_else(|_| Err(format!("it took longer than {SHARD_SAVE_TIMEOUT:?}")));
     saved.map_err(|error| format!("{shard} at {address} has not saved its part: {error}"))
 }
 
 fn unexpected(message: Message) -> String {
     match message {
         Message::Refused(refused) => refused.refusal.to_string(),
-        other => format!("it answers with a {}", other.name()),
+        other => format!("it answered with {}", other.name()),
     }
 }
 
-/// A connection with one request outstanding, or of frames that go their own ways.
-pub(super) struct Line {
+/// A connection to a shard, either with one request outstanding or with independent frames in both
+/// directions.
+pub(super) struct PeerConnection {
     stream: Stream,
     reader: FrameReader,
     requests: u64,
 }
 
-impl Line {
-    pub(super) async fn connect(address: &str) -> Result<Line, String> {
+impl PeerConnection {
+    pub(super) async fn connect(address: &str) -> Result<PeerConnection, String> {
         let connected = Stream::connect(address).await;
-        let stream = connected.map_err(|error| format!("it cannot be reached: {error}"))?;
-        Ok(Line { stream, reader: FrameReader::new(), requests: 0 })
+        let stream = connected.map_err(|error| format!("cannot connect: {error}"))?;
+        Ok(PeerConnection { stream, reader: FrameReader::new(), requests: 0 })
     }
 
-    /// Sends a message and waits for its answer.
+    /// Sends a request and waits for its answer.
     async fn ask(
         &mut self,
         message: Message,
@@ -93,7 +95,7 @@ impl Line {
         Ok(())
     }
 
-    /// Says hello to a shard, and is welcome.
+    /// Says hello to a shard and waits for its welcome.
     pub(super) async fn greet(
         &mut self,
         peer_hello: &PeerHello,
@@ -108,7 +110,7 @@ impl Line {
         }
     }
 
-    /// The next frame, which has no body. What has been read of one is kept if the future is dropped.
+    /// Receives the next frame, which must have no body. Cancel-safe: a partly read frame is kept.
     pub(super) async fn next(&mut self) -> Result<(Header, Message), ReadError> {
         loop {
             let stream = &self.stream;
@@ -134,7 +136,7 @@ impl Line {
             let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
             if let Some((_, body)) = &mut answer {
                 if self.reader.poll_body(&mut source, body)? == BodyPoll::Done {
-                    return Ok(answer.take().expect("it is there"));
+                    return Ok(answer.take().expect("a body is read only for an answer"));
                 }
             } else {
                 match self.reader.poll(&mut source)? {
@@ -142,7 +144,7 @@ impl Line {
                         return Ok((message, Vec::new()));
                     }
                     Poll::Frame(header, message) => {
-                        // The reader has checked it against the largest body of its kind.
+                        // The reader has checked the length against the largest body of this kind.
                         answer = Some((message, vec![0; header.body_bytes as usize]));
                         continue;
                     }

@@ -1,5 +1,5 @@
-//! A checkpoint of all shards of the cluster, from its name to the deletion of older ones; and the
-//! newest that is sound.
+//! Publishes a checkpoint of all shards of the cluster, from choosing its name to deleting older
+//! ones, and finds the newest sound checkpoint.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,37 +19,38 @@ use crate::checkpoint::{
 use crate::optimizer::OptimizerRules;
 use crate::peer_hello::PeerHello;
 
-/// What it takes to have all shards save a checkpoint.
+/// What a save of all shards needs.
 #[derive(Debug)]
 pub(super) struct Publisher {
-    /// Watched: a server that stops is not held up by it.
+    /// Wrapped by the abandon flag, so that it does not delay a stopping server.
     pub(super) storage: Arc<dyn CheckpointStorage>,
     pub(super) retention: Retention,
     pub(super) peer_hello: PeerHello,
-    /// The addresses of all ps tasks; of this one where it listens.
+    /// The addresses of all ps tasks; for this task, where it listens.
     pub(super) addresses: BTreeMap<u32, String>,
     pub(super) rules: OptimizerRules,
     pub(super) owner: ShardId,
 }
 
-/// How often it is tried to remove what a failed save has written, and the pause between: a shard that has
-/// not noticed yet that nobody waits for its part may create one more file at that moment.
+/// How often the removal of a failed save's files is tried, and the pause between two attempts. A
+/// shard that has not yet noticed that the save failed may create one more file in between.
 const REMOVALS_MAX: u32 = 5;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(100);
 
-/// A checkpoint that is there.
+/// A published checkpoint.
 #[derive(Debug)]
-pub(super) struct Published {
+pub(super) struct PublishedSave {
     pub(super) checkpoint: CheckpointId,
-    /// Whether older ones that need not be kept are gone.
+    /// Whether the retention policy could delete older checkpoints.
     pub(super) retained: Result<(), String>,
 }
 
-/// A save that came to nothing.
+/// A failed save.
 #[derive(Debug)]
 pub(super) struct FailedSave {
     pub(super) cause: String,
-    /// The name that its shards were told. No other save may have it, as one that is late could write there.
+    /// The name that its shards were given. No other save may use it, because a slow shard could
+    /// still write there.
     pub(super) begun: Option<CheckpointName>,
 }
 
@@ -59,48 +60,49 @@ impl From<String> for FailedSave {
     }
 }
 
-/// What a search for the newest sound checkpoint came to.
+/// The result of a search for the newest sound checkpoint.
 #[derive(Clone, Debug)]
-pub(super) struct Search {
-    /// It; nothing if there is no checkpoint at all.
+pub(super) struct CheckpointSearch {
+    /// The newest sound checkpoint; `None` if there is no checkpoint at all.
     pub(super) newest: Result<Option<CheckpointId>, String>,
-    /// The newer ones, which are not sound: each by its name, and what is wrong with it.
+    /// Newer checkpoints that are not sound, each with its name and the fault.
     pub(super) passed_over: Vec<(String, String)>,
 }
 
 impl Publisher {
-    /// The newest checkpoint that is sound, and those that are newer and are not. Reads all of it.
-    pub(super) async fn find(self: Arc<Self>) -> Search {
+    /// Finds the newest sound checkpoint, and the newer ones that are not sound. Reads the
+    /// checkpoint completely.
+    pub(super) async fn find(self: Arc<Self>) -> CheckpointSearch {
         let searched = blocking(move || {
             Ok(match newest_good(&self.storage) {
-                Ok(None) => Search { newest: Ok(None), passed_over: Vec::new() },
+                Ok(None) => CheckpointSearch { newest: Ok(None), passed_over: Vec::new() },
                 Ok(Some((opened, refused))) => {
                     let newest = Ok(Some(identify(opened.manifest().checkpoint)));
-                    Search { newest, passed_over: passed_over(&refused) }
+                    CheckpointSearch { newest, passed_over: passed_over(&refused) }
                 }
                 Err(error) => {
                     let passed_over = match &error {
                         CheckpointError::NoneGood { refused } => passed_over(refused),
                         _ => Vec::new(),
                     };
-                    Search { newest: Err(error.to_string()), passed_over }
+                    CheckpointSearch { newest: Err(error.to_string()), passed_over }
                 }
             })
         });
         searched
             .await
-            .unwrap_or_else(|panic| Search { newest: Err(panic), passed_over: Vec::new() })
+            .unwrap_or_else(|panic| CheckpointSearch { newest: Err(panic), passed_over: Vec::new() })
     }
 
-    /// Saves a checkpoint of all shards. Dropped, or when one shard's part fails, it closes its
-    /// connections to the shards, and they give up what they write for it.
+    /// Saves a checkpoint of all shards. If the future is dropped or one shard's part fails, the
+    /// connections to the shards are closed, and the shards abandon their parts.
     pub(super) async fn save(
         self: Arc<Self>,
         user: Vec<u8>,
         catalogue: Arc<Catalogue>,
         (epoch, step): (RestoreEpoch, GlobalStep),
         failed: Option<CheckpointName>,
-    ) -> Result<Published, FailedSave> {
+    ) -> Result<PublishedSave, FailedSave> {
         let storage = self.storage.clone();
         let save = blocking(move || Save::begin(storage, epoch, step, failed)).await?;
         let name = save.name();
@@ -116,7 +118,7 @@ impl Publisher {
         }
     }
 
-    /// Removes what has been written of a save that has failed, by all shards.
+    /// Removes the files that all shards have written for a failed save.
     async fn remove_temporary(&self, name: CheckpointName) -> Result<(), String> {
         let mut left = String::new();
         for _ in 0..REMOVALS_MAX {
@@ -141,8 +143,8 @@ impl Publisher {
         user: Vec<u8>,
         catalogue: Arc<Catalogue>,
         epoch: RestoreEpoch,
-    ) -> Result<Published, String> {
-        let shards = self.have_parts_saved(&catalogue, save.name(), epoch).await?;
+    ) -> Result<PublishedSave, String> {
+        let shards = self.save_parts(&catalogue, save.name(), epoch).await?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let contents = Contents {
             saved_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
@@ -152,15 +154,15 @@ impl Publisher {
         };
         blocking(move || {
             let published = save.publish(&catalogue, contents)?;
-            // What is published stays so, whatever becomes of older ones.
+            // A failed deletion of older checkpoints does not undo the publication.
             let retained = retain(&*self.storage, &published, &self.retention);
             let retained = retained.map(|_| ()).map_err(|error| error.to_string());
-            Ok(Published { checkpoint: identify(published.name()), retained })
+            Ok(PublishedSave { checkpoint: identify(published.name()), retained })
         })
         .await
     }
 
-    async fn have_parts_saved(
+    async fn save_parts(
         &self,
         catalogue: &Catalogue,
         name: CheckpointName,
@@ -170,8 +172,8 @@ impl Publisher {
         if !shards.contains(&self.owner) {
             shards.push(self.owner);
         }
-        // All at once: each pins what it has now, so that they are of about one time, or gives what it
-        // has kept of one step.
+        // All at once: each shard pins its current values, so that the parts are of about one time,
+        // or in synchronous mode writes the values that it has pinned for one step.
         let mut parts = JoinSet::new();
         for shard in shards {
             let (peer_hello, name) = (self.peer_hello.clone(), name.to_string());
@@ -188,7 +190,7 @@ impl Publisher {
     }
 }
 
-/// Does something that may wait for a disk.
+/// Runs `work` on a thread that may block on a disk.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CheckpointError> + Send + 'static,
 ) -> Result<T, String> {

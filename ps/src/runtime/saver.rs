@@ -1,5 +1,5 @@
-//! The saving thread of the step owner's task: who waits for a checkpoint, to be saved or to be
-//! found, and when one is due.
+//! The saver thread of the step owner's task: it schedules periodic saves, runs one save and one
+//! search for the newest checkpoint at a time, and answers the requests for both.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,92 +17,94 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use super::publisher::{FailedSave, Published, Publisher, Search};
+use super::publisher::{FailedSave, PublishedSave, Publisher, CheckpointSearch};
 use crate::arena::SaveNote;
 use crate::checkpoint::{AbandonFlag, CheckpointName};
 use crate::event::{Event, EventSink};
 use crate::metrics::{Counters, SaveRecord};
 use crate::shard::checkpoints::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};
 
-/// A wish of somebody in this process, who waits for what comes of it.
-pub(super) type Wish = (Vec<u8>, oneshot::Sender<Result<CheckpointId, String>>);
+/// A save requested in this process: the user's bytes, and the channel for the result.
+pub(super) type SaveWaiter = (Vec<u8>, oneshot::Sender<Result<CheckpointId, String>>);
 
-/// What the saving thread is given.
+/// The configuration and channels of the saver thread.
 pub(super) struct Saver {
     pub(super) publisher: Arc<Publisher>,
     pub(super) every: Option<Duration>,
     pub(super) counters: Arc<Counters>,
-    /// How the saves go, for those who ask the server's handle.
+    /// The outcomes of the saves, for the server's handle.
     pub(super) record: watch::Sender<SaveRecord>,
-    /// The same in the state directory, if there is one, for those who look into it.
+    /// The last failure, for readers of the state directory; `None` without one.
     pub(super) note: Option<SaveNote>,
     pub(super) events: EventSink,
     pub(super) orders: mpsc::Receiver<SaverOrder>,
-    pub(super) wishes: mpsc::Receiver<Wish>,
+    pub(super) save_waiters: mpsc::Receiver<SaveWaiter>,
     pub(super) news: mpsc::Sender<SaverEvent>,
-    /// Ends what the publisher does with files.
+    /// Abandons the publisher's file I/O.
     pub(super) abandon_flag: AbandonFlag,
     pub(super) stop: CancellationToken,
 }
 
-/// Askers for the newest checkpoint; they share the reading of it.
+/// The most requests that wait for a search; one search answers all of them.
 const FINDERS_MAX: usize = 1024;
 
-/// Serves until the server stops, on the thread it is called on.
+/// Runs the saver on the calling thread until the server stops.
 pub(super) fn run(saver: Saver) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (stop, abandon_flag) = (saver.stop.clone(), saver.abandon_flag.clone());
-    // The runtime waits for what is done with files: that ends after the piece in hand.
+    // Dropping the runtime waits for file I/O, which the flag ends after the current piece.
     let stopping = || abandon_flag.abandon("the server stops");
     runtime.block_on(async {
         tokio::select! {
             () = async { stop.cancelled().await; stopping() } => {}
-            () = Desk::new(saver).serve() => {}
+            () = SaverService::new(saver).serve() => {}
         }
     });
     stopping();
     Ok(())
 }
 
-/// Who waits for what.
+/// The saver's state: the save and the search under way, and the requests that wait for them.
 ///
-/// Invariants: at most one save is under way, because the shard orders the next after the result of this
-/// one; and at most one search. A search answers those only who asked before a checkpoint was published beside it.
-struct Desk {
+/// Invariants:
+/// - At most one save is under way, because the shard orders the next after the result of this one.
+/// - At most one search is under way.
+/// - A search answers only requests that arrived before a checkpoint was published during it.
+struct SaverService {
     saver: Saver,
-    /// Whoever has asked in this process, by ticket.
+    /// The save requests of this process, by ticket.
     tickets: BTreeMap<u64, oneshot::Sender<Result<CheckpointId, String>>>,
     next_ticket: u64,
-    saving: Option<(SaveRequester, Task<Result<Published, FailedSave>>)>,
-    finding: Option<Finding>,
-    /// Who has come since the search under way may be out of date.
+    saving: Option<(SaveRequester, Task<Result<PublishedSave, FailedSave>>)>,
+    search: Option<RunningSearch>,
+    /// Requests that arrived after the search under way became outdated.
     finders: Vec<Finder>,
-    /// What was saved last.
+    /// The restore epoch and the step of the last successful save.
     saved: Option<(RestoreEpoch, GlobalStep)>,
-    /// The name of the last save that has begun and failed.
+    /// The name of the last save that began and failed.
     failed: Option<CheckpointName>,
 }
 
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A connection, and the request that came over it.
+/// A connection, and its request for the newest checkpoint.
 type Finder = (u64, Envelope);
 
-struct Finding {
-    task: Task<Search>,
+struct RunningSearch {
+    task: Task<CheckpointSearch>,
     finders: Vec<Finder>,
-    /// Whether a checkpoint was published since it began.
+    /// Whether a checkpoint was published since the search began.
     outdated: bool,
 }
 
-impl Desk {
-    fn new(saver: Saver) -> Desk {
-        Desk {
+impl SaverService {
+    fn new(saver: Saver) -> SaverService {
+        SaverService {
             saver,
             tickets: BTreeMap::new(),
             next_ticket: PERIODIC_SAVE + 1,
             saving: None,
-            finding: None,
+            search: None,
             finders: Vec::new(),
             saved: None,
             failed: None,
@@ -116,28 +118,28 @@ impl Desk {
             due
         });
         loop {
-            let news = tokio::select! {
+            let event = tokio::select! {
                 order = self.saver.orders.recv() => match order {
                     None => return,
                     Some(order) => self.order(order),
                 },
-                Some((user, done)) = self.saver.wishes.recv() => Some(self.wish(user, done)),
-                (requester, saved) = saved(&mut self.saving) => Some(self.saved(requester, saved)),
-                found = found(&mut self.finding) => {
+                Some((user, done)) = self.saver.save_waiters.recv() => Some(self.request_save(user, done)),
+                (requester, saved) = next_save(&mut self.saving) => Some(self.saved(requester, saved)),
+                found = next_search(&mut self.search) => {
                     self.found(found).await;
                     None
                 }
                 () = tick(&mut due) => self.due(),
             };
-            if let Some(news) = news {
-                self.tell(news).await;
+            if let Some(event) = event {
+                self.report(event).await;
             }
         }
     }
 
-    async fn tell(&mut self, news: SaverEvent) {
-        // The shard hears until the server stops, and then nobody waits.
-        let _ = self.saver.news.send(news).await;
+    async fn report(&mut self, event: SaverEvent) {
+        // The channel is closed only while the server stops, and then nothing waits for the event.
+        let _ = self.saver.news.send(event).await;
     }
 
     fn order(&mut self, order: SaverOrder) -> Option<SaverEvent> {
@@ -150,11 +152,11 @@ impl Desk {
                 if ticket == PERIODIC_SAVE
                     && let Err(cause) = &result
                 {
-                    // The shard has not even begun: nobody else would hear of it.
+                    // The save did not begin, so nothing else counts the failure.
                     self.count_failure(cause);
                 }
                 if let Some(done) = self.tickets.remove(&ticket) {
-                    // Whoever asked may not wait any more.
+                    // The requester may have stopped waiting.
                     let _ = done.send(result);
                 }
                 None
@@ -162,7 +164,7 @@ impl Desk {
         }
     }
 
-    fn wish(
+    fn request_save(
         &mut self,
         user: Vec<u8>,
         done: oneshot::Sender<Result<CheckpointId, String>>,
@@ -173,7 +175,8 @@ impl Desk {
         SaverEvent::SaveRequested { ticket, user }
     }
 
-    /// A checkpoint is due, if none is being saved: the next period is early enough for another.
+    /// Requests a periodic save, unless one is under way or nothing has been trained. A skipped
+    /// period is not made up for.
     fn due(&self) -> Option<SaverEvent> {
         let trained = self.saver.counters.global_step.read() > 0;
         let due = self.saving.is_none() && trained;
@@ -188,13 +191,13 @@ impl Desk {
         catalogue: Arc<Catalogue>,
         of: (RestoreEpoch, GlobalStep),
     ) -> Option<SaverEvent> {
-        // The step has not moved: nothing was trained since. Who asks for a save has it in
-        // any case, as the user's bytes are new, and what was assigned moves no step.
+        // Nothing was trained since the last save. A requested save runs in any case: the user's
+        // bytes are new, and an assignment does not advance the step.
         if requester.is_periodic() && self.saved == Some(of) {
             let result = Err("no checkpoint is due".to_owned());
             return Some(SaverEvent::Saved { requester, result });
         }
-        debug_assert!(self.saving.is_none(), "one is ordered at a time");
+        debug_assert!(self.saving.is_none(), "a save is ordered while another is under way");
         let publisher = self.saver.publisher.clone();
         let save = publisher.save(user, catalogue, of, self.failed);
         self.saving = Some((requester, Box::pin(save)));
@@ -204,7 +207,7 @@ impl Desk {
     fn saved(
         &mut self,
         requester: SaveRequester,
-        result: Result<Published, FailedSave>,
+        result: Result<PublishedSave, FailedSave>,
     ) -> SaverEvent {
         self.saving = None;
         match &result {
@@ -212,11 +215,11 @@ impl Desk {
                 self.failed = begun.or(self.failed);
                 self.count_failure(cause);
             }
-            Ok(Published { checkpoint, retained }) => {
+            Ok(PublishedSave { checkpoint, retained }) => {
                 self.succeeded(checkpoint, retained);
                 self.saved = Some((checkpoint.epoch, checkpoint.step));
-                if let Some(finding) = &mut self.finding {
-                    finding.outdated = true;
+                if let Some(search) = &mut self.search {
+                    search.outdated = true;
                 }
             }
         }
@@ -224,7 +227,7 @@ impl Desk {
         SaverEvent::Saved { requester, result: result.map_err(|failed| failed.cause) }
     }
 
-    /// A save has failed: counted, told, and noted.
+    /// Counts a failed save, emits its event and writes it to the note.
     fn count_failure(&mut self, cause: &str) {
         let mut in_a_row = 0;
         self.saver.record.send_modify(|record| in_a_row = record.failed(cause));
@@ -251,7 +254,7 @@ impl Desk {
         if failed > 0 {
             events.emit(&Event::SavesResumed { checkpoint: name.to_owned(), failed });
         }
-        // One that an earlier process has left goes, too.
+        // Also removes a note of an earlier process.
         note.iter().for_each(SaveNote::remove);
         if let Err(cause) = retained {
             counters.retentions_failed.add(1);
@@ -261,13 +264,13 @@ impl Desk {
     }
 
     fn find(&mut self, finder: Finder) -> Option<SaverEvent> {
-        let finders = match &mut self.finding {
-            Some(finding) if !finding.outdated => &mut finding.finders,
+        let finders = match &mut self.search {
+            Some(search) if !search.outdated => &mut search.finders,
             _ => &mut self.finders,
         };
         if finders.len() >= FINDERS_MAX {
             let (connection, request) = finder;
-            let result = Err(format!("cannot look for checkpoints: {FINDERS_MAX} ask already"));
+            let result = Err(format!("cannot search for checkpoints: {FINDERS_MAX} requests already wait"));
             return Some(SaverEvent::Found {
                 connection,
                 request,
@@ -281,32 +284,32 @@ impl Desk {
     }
 
     fn begin_find(&mut self) {
-        if self.finding.is_none() && !self.finders.is_empty() {
+        if self.search.is_none() && !self.finders.is_empty() {
             let task = Box::pin(self.saver.publisher.clone().find());
             let finders = std::mem::take(&mut self.finders);
-            self.finding = Some(Finding { task, finders, outdated: false });
+            self.search = Some(RunningSearch { task, finders, outdated: false });
         }
     }
 
-    async fn found(&mut self, search: Search) {
-        let Search { newest: result, passed_over } = search;
-        self.tell_passed_over(&result, &passed_over);
-        let Some(Finding { mut finders, outdated, .. }) = self.finding.take() else { return };
+    async fn found(&mut self, search: CheckpointSearch) {
+        let CheckpointSearch { newest: result, passed_over } = search;
+        self.report_passed_over(&result, &passed_over);
+        let Some(RunningSearch { mut finders, outdated, .. }) = self.search.take() else { return };
         if outdated && result.is_err() {
-            // It may have looked at what the newer checkpoint has superseded.
+            // The search may have read a checkpoint that the newer one has superseded.
             self.finders.append(&mut finders);
         }
         self.begin_find();
         for (connection, request) in finders {
             let (result, passed_over) = (result.clone(), named(&passed_over));
-            self.tell(SaverEvent::Found { connection, request, result, passed_over }).await;
+            self.report(SaverEvent::Found { connection, request, result, passed_over }).await;
         }
     }
 }
 
-impl Desk {
-    /// Checkpoints that are not sound were passed over: counted and told.
-    fn tell_passed_over(
+impl SaverService {
+    /// Counts the unsound checkpoints that a search passed over, and emits an event for each.
+    fn report_passed_over(
         &self,
         newest: &Result<Option<CheckpointId>, String>,
         passed_over: &[(String, String)],
@@ -321,7 +324,7 @@ impl Desk {
     }
 }
 
-/// Checkpoints that were passed over, as an answer names them.
+/// Returns the passed-over checkpoints as an answer lists them, at most `PASSED_OVER_MAX`.
 fn named(passed_over: &[(String, String)]) -> Vec<PassedOver> {
     let newest = passed_over.iter().take(PASSED_OVER_MAX);
     let each = newest.map(|(name, cause)| PassedOver {
@@ -331,21 +334,21 @@ fn named(passed_over: &[(String, String)]) -> Vec<PassedOver> {
     each.collect()
 }
 
-// What a loop waits for: each for ever if there is no such thing, and nothing is lost when another
-// comes first.
+// The futures that the loop selects over. Each is pending for ever if there is nothing to wait for,
+// and cancel-safe.
 
-async fn saved(
-    saving: &mut Option<(SaveRequester, Task<Result<Published, FailedSave>>)>,
-) -> (SaveRequester, Result<Published, FailedSave>) {
+async fn next_save(
+    saving: &mut Option<(SaveRequester, Task<Result<PublishedSave, FailedSave>>)>,
+) -> (SaveRequester, Result<PublishedSave, FailedSave>) {
     match saving {
         Some((requester, task)) => (*requester, task.await),
         None => std::future::pending().await,
     }
 }
 
-async fn found(finding: &mut Option<Finding>) -> Search {
-    match finding {
-        Some(finding) => (&mut finding.task).await,
+async fn next_search(running: &mut Option<RunningSearch>) -> CheckpointSearch {
+    match running {
+        Some(search) => (&mut search.task).await,
         None => std::future::pending().await,
     }
 }

@@ -17,10 +17,10 @@ use tokio_util::sync::CancellationToken;
 use super::accept::{self, Acceptor};
 use super::handle::PsHandle;
 use super::listener::Listener;
-use super::owner_link::OwnerWay;
+use super::owner_link::OwnerAddress;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
-use super::shard_thread::{self, Ways};
+use super::shard_thread::{self, ShardLinks};
 use crate::arena::{ArenaStorage, Budget, StateDirectory};
 use crate::checkpoint::AbandonFlag;
 use crate::config::{Durability, PsConfig, Storage};
@@ -30,16 +30,16 @@ use crate::peer_hello::PeerHello;
 use crate::shard::Shard;
 use crate::shard::shard_files::{ServerRun, ShardSetup};
 
-/// Orders to the saver, and its news, on their way.
+/// The capacity of the channels of orders to the saver and of events from it.
 const ORDERS_MAX: usize = 64;
 
-/// Sockets on their way to a shard; more wait in the accepting thread.
+/// The capacity of the channel of sockets to a shard; more wait in the accepting thread.
 const ARRIVALS_MAX: usize = 64;
 
 /// A running parameter server: one task of the job `ps`.
 ///
-/// It has threads of its own and needs no runtime of its host. Dropping it stops it and waits for
-/// its threads.
+/// It runs on its own threads and needs no runtime from its caller. Dropping it stops it and waits
+/// for its threads.
 #[derive(Debug)]
 pub struct Ps {
     handle: PsHandle,
@@ -50,28 +50,29 @@ pub struct Ps {
 }
 
 impl Ps {
-    /// Binds `host:port` on loopback, or `unix:/path`. Port 0 takes a free one.
+    /// Binds `host:port` on loopback, or `unix:/path`. Port 0 takes a free port.
     ///
-    /// Nobody is served before [`Listener::start`], but connections queue up already.
+    /// Connections queue up from now on; [`Listener::start`] serves them.
     pub async fn listen(address: &str) -> Result<Listener, ListenError> {
         Listener::bind(address, false)
     }
 
-    /// As [`Ps::listen`], and also where other machines can reach it. Peers are not
-    /// authenticated yet: whoever can connect can read and change the variables.
+    /// Binds an address that other machines may reach; otherwise like [`Ps::listen`]. Peers are not
+    /// authenticated yet: any client that can connect can read and change the variables.
     pub async fn listen_insecure(address: &str) -> Result<Listener, ListenError> {
         Listener::bind(address, true)
     }
 
-    /// A handle on the server.
+    /// Returns a handle on the server.
     pub fn handle(&self) -> PsHandle {
         self.handle.clone()
     }
 
-    /// Serves until `shutdown` is done, [`PsHandle::stop`] is called, or all workers are gone
-    /// ([`PsConfig::exit_when_done`]); then drains, ends every thread, and frees port and files.
+    /// Serves until `shutdown` completes, [`PsHandle::stop`] is called, or all workers are gone
+    /// ([`PsConfig::exit_when_done`]); then drains, ends every thread, and frees the port and the
+    /// files.
     ///
-    /// Dropping the future stops the server too.
+    /// Dropping the future also stops the server.
     pub async fn serve(mut self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let stop = self.handle.stop.clone();
         let mut shutdown = std::pin::pin!(shutdown);
@@ -87,7 +88,7 @@ impl Ps {
         self.join()
     }
 
-    /// Joins the threads; the first failure among them.
+    /// Joins the threads and returns the first failure.
     fn join(&mut self) -> Result<(), ServeError> {
         let mut result = Ok(());
         for (thread, handle) in self.threads.drain(..) {
@@ -105,13 +106,13 @@ impl Ps {
 impl Drop for Ps {
     fn drop(&mut self) {
         self.handle.stop();
-        // Whoever drops a server does not ask how it went.
+        // A dropped server has no caller to report a failure to.
         let _ = self.join();
     }
 }
 
 impl Listener {
-    /// Starts serving. The threads are running, and workers are answered, when this returns.
+    /// Starts serving. When this returns, the threads run and workers are answered.
     pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
         config.check()?;
         let unix_address =
@@ -123,7 +124,7 @@ impl Listener {
         };
         let arena_storages = (0..config.shards)
             .map(|shard| match &state {
-                // Memory with a descriptor costs something: only where it can be lent.
+                // Memory with a descriptor costs something: only if it can be shared.
                 None if config.unix_address.is_empty() => Ok(ArenaStorage::Anonymous),
                 None => Ok(ArenaStorage::Shareable),
                 Some(state) => state.shard(shard).map(ArenaStorage::Folder),
@@ -137,7 +138,7 @@ impl Listener {
         }
         let counters: Arc<[Arc<Counters>]> =
             arena_storages.iter().map(|_| Arc::default()).collect();
-        let (identity, life) = (Arc::new(config.identity()), life());
+        let (identity, server_run) = (Arc::new(config.identity()), server_run());
         let budget = Budget::new(config.storage.bytes_max());
         let mut shards = Vec::new();
         for (index, arena_storage) in arena_storages.into_iter().enumerate() {
@@ -148,17 +149,17 @@ impl Listener {
                 budget: budget.clone(),
                 counters: counters[index].clone(),
             };
-            shards.push(open_shard(parts, arena_storage, state.as_ref(), life)?);
+            shards.push(open_shard(parts, arena_storage, state.as_ref(), server_run)?);
         }
         let (stop, addresses) = (CancellationToken::new(), self.addresses().into());
         let storage = config.checkpoints.as_ref().map(|checkpoints| checkpoints.storage.clone());
         let saves = config.checkpoints.clone().filter(|_| config.owns_step());
-        let (wishes, wished) = mpsc::channel(ORDERS_MAX);
-        let wishes = saves.is_some().then_some(wishes);
+        let (save_waiters, waiter_receiver) = mpsc::channel(ORDERS_MAX);
+        let save_waiters = saves.is_some().then_some(save_waiters);
         let counted = counters.clone();
         let (record, saved) = watch::channel(SaveRecord::default());
         let handle =
-            PsHandle { addresses, stop: stop.clone(), counters: counted, wishes, saves: saved };
+            PsHandle { addresses, stop: stop.clone(), counters: counted, save_waiters, saves: saved };
         let (end, ended) = mpsc::channel(1);
         let note = state.as_ref().map(StateDirectory::save_note);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
@@ -166,8 +167,8 @@ impl Listener {
         let mut saver = None;
         if let Some(checkpoints) = saves {
             let (order, orders) = mpsc::channel(ORDERS_MAX);
-            let (news, hear) = mpsc::channel(ORDERS_MAX);
-            saver = Some((order, hear));
+            let (news, saver_events) = mpsc::channel(ORDERS_MAX);
+            saver = Some((order, saver_events));
             let abandon_flag = AbandonFlag::default();
             let publisher = Publisher {
                 storage: abandon_flag.watch(checkpoints.storage),
@@ -185,7 +186,7 @@ impl Listener {
                 events: config.events.clone(),
                 counters: counters[0].clone(),
                 orders,
-                wishes: wished,
+                save_waiters: waiter_receiver,
                 news,
                 abandon_flag,
                 stop: stop.clone(),
@@ -200,11 +201,11 @@ impl Listener {
             members.push(member_receiver);
             let (stop, waits) = (stop.clone(), (config.stall_timeout, config.busy_poll));
             let saver = saver.take().filter(|_| index == 0);
-            let owner = owner_way(&config, &identity, ps.handle.address(), index as u16);
+            let owner = owner_address(&config, &identity, ps.handle.address(), index as u16);
             let events = config.events.clone();
-            let ways = Ways { storage: storage.clone(), saver, owner, events };
+            let links = ShardLinks { storage: storage.clone(), saver, owner, events };
             ps.spawn(format!("ps-{}-shard-{index}", config.task.index), &end, move || {
-                shard_thread::run(shard, arrivals, member_sender, waits, ways, &stop)
+                shard_thread::run(shard, arrivals, member_sender, waits, links, &stop)
             })?;
         }
         let acceptor = Acceptor {
@@ -223,7 +224,7 @@ impl Listener {
 }
 
 impl Ps {
-    /// Starts a thread whose end, however it comes, stops the others.
+    /// Starts a thread that stops the other threads when it ends for any reason.
     fn spawn(
         &mut self,
         name: String,
@@ -247,33 +248,33 @@ impl Ps {
     }
 }
 
-/// Opens a shard. A state that the machine's start has made worthless is put aside if there are
-/// checkpoints to go back to.
+/// Opens a shard. A state from before a reboot is set aside if checkpoints are configured, because
+/// one can be restored.
 fn open_shard(
     parts: ShardSetup,
     arena_storage: ArenaStorage,
     state: Option<&StateDirectory>,
-    life: ServerRun,
+    server_run: ServerRun,
 ) -> Result<Shard, StorageError> {
-    let again = parts.clone();
-    let opened = Shard::open(parts, arena_storage, life, Instant::now());
+    let retry = parts.clone();
+    let opened = Shard::open(parts, arena_storage, server_run, Instant::now());
     match (opened, state) {
         (Err(StorageError::OtherBoot { .. }), Some(state))
-            if again.config.checkpoints.is_some() =>
+            if retry.config.checkpoints.is_some() =>
         {
-            let shard = again.id.shard;
+            let shard = retry.id.shard;
             state.set_aside(shard)?;
             let arena_storage = ArenaStorage::Folder(state.shard(shard)?);
-            Shard::open(again, arena_storage, life, Instant::now())
+            Shard::open(retry, arena_storage, server_run, Instant::now())
         }
         (opened, _) => opened,
     }
 }
 
-/// How a shard reaches the step owner, if that is another.
-fn owner_way(config: &PsConfig, identity: &Identity, own: &str, shard: u16) -> Option<OwnerWay> {
+/// Returns the address of the step owner; `None` for the step owner itself.
+fn owner_address(config: &PsConfig, identity: &Identity, own: &str, shard: u16) -> Option<OwnerAddress> {
     let owner = config.cluster.step_owner().filter(|_| !(config.owns_step() && shard == 0))?;
-    Some(OwnerWay {
+    Some(OwnerAddress {
         peer_hello: PeerHello { task: config.task.clone(), identity: identity.clone() },
         address: peers(config, own).get(&owner.index)?.clone(),
         shard: ShardId { task: owner.index, shard: 0 },
@@ -282,7 +283,7 @@ fn owner_way(config: &PsConfig, identity: &Identity, own: &str, shard: u16) -> O
     })
 }
 
-/// Where the ps tasks are reached; this one where it listens.
+/// Returns the addresses of the ps tasks; for this task, where it listens.
 fn peers(config: &PsConfig, own: &str) -> BTreeMap<u32, String> {
     let indices = config.cluster.task_indices("ps").unwrap_or_default();
     let addresses = indices.into_iter().filter_map(|index| {
@@ -293,17 +294,17 @@ fn peers(config: &PsConfig, own: &str) -> BTreeMap<u32, String> {
     addresses.collect()
 }
 
-/// What this process brings along for the arenas it opens.
-fn life() -> ServerRun {
-    // The time is no clock here, only a number that is higher in each life of the server.
+/// Returns the boot, arena number and epoch base of this run of the server.
+fn server_run() -> ServerRun {
+    // The time serves only as a number that is higher in each run of the server.
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let epoch_base = u64::try_from(since.as_millis()).unwrap_or(0);
-    // Each hasher of the standard library is keyed with bytes drawn by the system.
+    // The standard library seeds the keys of `RandomState` from the system's random numbers.
     let arena = RandomState::new().build_hasher().finish();
     ServerRun { boot: boot(), arena, epoch_base }
 }
 
-/// The boot of this machine; zeros where the system does not tell.
+/// Returns the boot id of this machine; zeros if the system has none.
 pub(crate) fn boot() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -328,7 +329,7 @@ mod tests {
     use crate::shard::output::ShardOutput;
 
     #[test]
-    fn a_state_of_another_boot_is_refused_or_put_aside_for_a_checkpoint() {
+    fn a_state_of_another_boot_is_refused_or_set_aside_for_a_checkpoint() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(folder.path()).unwrap();
         let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
@@ -341,9 +342,9 @@ mod tests {
                 budget: Budget::new(1 << 20),
                 counters: Arc::default(),
             };
-            let life = ServerRun { boot: [boot; 16], arena: u64::from(boot), epoch_base: 0 };
+            let server_run = ServerRun { boot: [boot; 16], arena: u64::from(boot), epoch_base: 0 };
             let arena_storage = ArenaStorage::Folder(state.shard(0).unwrap());
-            open_shard(parts, arena_storage, Some(&state), life)
+            open_shard(parts, arena_storage, Some(&state), server_run)
         };
         open(config.clone(), 1).unwrap();
         open(config.clone(), 1).unwrap();
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_whose_flush_failed_is_refused_and_not_put_aside() {
+    fn a_state_whose_flush_failed_is_refused_and_not_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(folder.path()).unwrap();
         let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
@@ -374,7 +375,7 @@ mod tests {
                 counters: Arc::default(),
             };
             let arena_storage = ArenaStorage::Folder(state.shard(0).unwrap());
-            open_shard(parts, arena_storage, Some(&state), life())
+            open_shard(parts, arena_storage, Some(&state), server_run())
         };
         let mut shard = open(Durability::Power).unwrap();
         shard.handle(Instant::now(), ShardInput::Tick);

@@ -1,4 +1,4 @@
-//! A shard's thread: the shard, its connections, its clock and its long work, on one runtime.
+//! A shard's thread: one runtime for the shard, its connections, its clock and its long work.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -15,8 +15,8 @@ use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
 use super::connection;
-use super::outbox::{Answered, Outbox, Outgoing};
-use super::owner_link::{self, OwnerWay, Unsent};
+use super::outbox::{SentAnswer, Outbox, Outgoing};
+use super::owner_link::{self, OwnerAddress, UnsentFrames};
 use crate::checkpoint::CheckpointStorage;
 use crate::event::EventSink;
 use crate::shard::checkpoints::{SaverEvent, SaverOrder};
@@ -26,16 +26,16 @@ use crate::shard::power::Flush;
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 
-/// How long a stopping shard goes on to finish pushes that are whole and to send answers.
-const DRAIN: Duration = Duration::from_secs(2);
+/// How long a stopping shard may take to finish whole pushes and to send answers.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether those who read memory that they were lent let work go on: about as long
-/// as reading the values of a small model takes.
-const LOOK: Duration = Duration::from_millis(1);
+/// How often a blocked shard checks whether readers of shared memory have released their blocks:
+/// about as long as reading the values of a small model takes.
+const BLOCKED_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A peer that has said hello, on its way to its shard.
+/// A peer that has said hello, on its way to its shard's thread.
 #[derive(Debug)]
-pub(super) struct Arrived {
+pub(super) struct ArrivedPeer {
     pub(super) stream: DetachedStream,
     pub(super) reader: FrameReader,
     pub(super) header: Header,
@@ -43,19 +43,19 @@ pub(super) struct Arrived {
     pub(super) origin: PeerOrigin,
 }
 
-/// How many members have joined a shard, and how many are present.
+/// How many members have ever joined a shard, and how many are present.
 pub(super) type Members = (usize, usize);
 
 /// The shard and its connections, shared by the tasks of its thread.
 #[derive(Debug)]
-pub(super) struct Core {
+pub(super) struct ShardCore {
     shard: RefCell<Shard>,
     outboxes: RefCell<HashMap<u64, Rc<Outbox>>>,
     next_connection: Cell<u64>,
     work: Notify,
-    /// Of those that have something to send which can wait until no work is left, or until the next tick.
+    /// Outboxes with a corked frame, which is sent when no work is left or at the next tick.
     corked: RefCell<Vec<Rc<Outbox>>>,
-    /// Since when an update waits for memory that pulls hold.
+    /// Since when an update has waited for memory that pulls hold.
     blocked_since: Cell<Option<Instant>>,
     idle: Notify,
     members: watch::Sender<Members>,
@@ -64,34 +64,34 @@ pub(super) struct Core {
     events: EventSink,
     orders: Option<mpsc::Sender<SaverOrder>>,
     /// Frames for the step owner, in synchronous mode.
-    unsent: RefCell<Unsent>,
+    unsent: RefCell<UnsentFrames>,
     to_owner: Notify,
-    chores: RefCell<VecDeque<ShardOutput>>,
-    chore: Notify,
+    file_jobs: RefCell<VecDeque<ShardOutput>>,
+    file_job_ready: Notify,
     flush: RefCell<Option<Box<Flush>>>,
     flush_due: Notify,
     flushed: Notify,
-    /// Orders that the saver had no room for yet.
-    orders_left: RefCell<VecDeque<SaverOrder>>,
+    /// Orders that did not fit into the saver's channel yet.
+    queued_orders: RefCell<VecDeque<SaverOrder>>,
     spin: RefCell<PeerSpin>,
     processors: Processors,
-    /// A wait for a peer has begun that may be polled.
+    /// Notified when a wait for a peer begins that may be polled.
     polls: Notify,
 }
 
-/// How a shard's thread reaches the checkpoints, the step owner and whoever runs the server.
+/// A shard thread's connections to the checkpoints, the step owner and the event sink.
 #[derive(Debug, Default)]
-pub(super) struct Ways {
+pub(super) struct ShardLinks {
     pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
-    /// On the shard that owns the step.
+    /// Set only on the shard that owns the step.
     pub(super) saver: Option<(mpsc::Sender<SaverOrder>, mpsc::Receiver<SaverEvent>)>,
-    /// In synchronous mode, on the others.
-    pub(super) owner: Option<OwnerWay>,
+    /// Set in synchronous mode, on every other shard.
+    pub(super) owner: Option<OwnerAddress>,
     pub(super) events: EventSink,
 }
 
-impl Core {
-    /// Gives a new connection its number.
+impl ShardCore {
+    /// Registers a new connection and returns its number and its outbox.
     pub(super) fn register(&self) -> (u64, Rc<Outbox>) {
         let connection = self.next_connection.get();
         self.next_connection.set(connection + 1);
@@ -100,7 +100,7 @@ impl Core {
         (connection, outbox)
     }
 
-    /// Forgets a connection; what it had pinned is free.
+    /// Removes a connection and releases its pins.
     pub(super) fn forget(&self, connection: u64) {
         if let Some(outbox) = self.outboxes.borrow_mut().remove(&connection) {
             self.corked.borrow_mut().retain(|other| !Rc::ptr_eq(other, &outbox));
@@ -110,19 +110,20 @@ impl Core {
         self.idle.notify_one();
     }
 
-    /// Tells the shard what happened, and does what it wants done.
+    /// Passes an input to the shard and carries out its outputs.
     pub(super) fn handle(&self, input: ShardInput<'_>) {
         let now = Instant::now();
         self.spin.borrow_mut().interrupted(now);
         let mut shard = self.shard.borrow_mut();
         shard.handle(now, input);
-        // A small push is applied here and now; only the rest of a long one waits its turn.
+        // A small push is applied here, at once. Only the rest of a long one is left to the work
+        // loop.
         let mut work = Work::Idle;
         if shard.has_work() {
-            work = self.note(now, shard.work(now));
+            work = self.track_blocked(now, shard.work(now));
             match work {
                 Work::More => self.work.notify_one(),
-                // Nobody tells when it may go on.
+                // Readers of shared memory do not announce when they release a block.
                 Work::Blocked if shard.is_shared() => self.work.notify_one(),
                 _ => {}
             }
@@ -130,26 +131,26 @@ impl Core {
         self.deliver(&mut shard, work);
     }
 
-    /// The answer to a pull has been sent: an update that waited for memory may go on.
-    pub(super) fn answered(&self, answer: Answered) {
+    /// Takes back the memory of a sent answer and wakes an update that waited for it.
+    pub(super) fn answered(&self, answer: SentAnswer) {
         match answer {
-            Answered::Rows(rows) => self.shard.borrow_mut().rows_sent(rows),
-            Answered::Values(parts) => {
+            SentAnswer::Rows(rows) => self.shard.borrow_mut().rows_sent(rows),
+            SentAnswer::Values(parts) => {
                 self.shard.borrow_mut().pull_sent(*parts);
                 self.released();
             }
         }
     }
 
-    /// Memory may be free again: an update that waited for it may go on.
+    /// Wakes the work loop: memory that an update waited for may be free.
     fn released(&self) {
         if self.shard.borrow().has_work() {
             self.work.notify_one();
         }
     }
 
-    /// Tells whoever runs the server.
-    pub(super) fn tell(&self, event: Option<crate::event::Event>) {
+    /// Emits an event, if there is one, to the server's event sink.
+    pub(super) fn emit(&self, event: Option<crate::event::Event>) {
         event.iter().for_each(|event| self.events.emit(event));
     }
 
@@ -157,7 +158,7 @@ impl Core {
         self.shard.borrow().count_fault();
     }
 
-    /// Does what a shard wants done; what can wait does while there is work.
+    /// Carries out the shard's outputs. Frames that can wait are corked while there is work.
     fn deliver(&self, shard: &mut Shard, work: Work) {
         while let Some(output) = shard.poll_output() {
             match output {
@@ -196,8 +197,8 @@ impl Core {
                 }
                 ShardOutput::SaverOrder(order) => self.order(order),
                 output @ (ShardOutput::SaveShard(_) | ShardOutput::RestoreShard(_)) => {
-                    self.chores.borrow_mut().push_back(output);
-                    self.chore.notify_one();
+                    self.file_jobs.borrow_mut().push_back(output);
+                    self.file_job_ready.notify_one();
                 }
                 ShardOutput::Flush(flush) => {
                     *self.flush.borrow_mut() = Some(flush);
@@ -208,7 +209,7 @@ impl Core {
                     self.to_owner.notify_one();
                 }
                 ShardOutput::Event(event) => self.events.emit(&event),
-                // Nobody may be listening any more, while the server stops.
+                // The receiver may be closed while the server stops.
                 ShardOutput::Members { joined, present } => {
                     self.members.send_replace((joined, present));
                 }
@@ -223,24 +224,24 @@ impl Core {
         self.corked.borrow_mut().drain(..).for_each(|outbox| outbox.send_all());
     }
 
-    /// The frames that wait for the connection to the step owner.
-    pub(super) fn unsent(&self) -> &RefCell<Unsent> {
+    /// Returns the frames that wait for the connection to the step owner.
+    pub(super) fn unsent(&self) -> &RefCell<UnsentFrames> {
         &self.unsent
     }
 
-    /// Tells that there are some.
+    /// Returns the notification that such frames exist.
     pub(super) fn to_owner(&self) -> &Notify {
         &self.to_owner
     }
 
-    /// Tells the saver what to do, now or when it has room for more.
+    /// Queues an order for the saver and sends what its channel takes.
     fn order(&self, order: SaverOrder) {
-        self.orders_left.borrow_mut().push_back(order);
-        self.give_orders();
+        self.queued_orders.borrow_mut().push_back(order);
+        self.send_orders();
     }
 
-    fn give_orders(&self) {
-        let mut left = self.orders_left.borrow_mut();
+    fn send_orders(&self) {
+        let mut left = self.queued_orders.borrow_mut();
         while let (Some(orders), Some(order)) = (&self.orders, left.pop_front()) {
             if let Err(TrySendError::Full(order)) = orders.try_send(order) {
                 left.push_front(order);
@@ -250,18 +251,18 @@ impl Core {
         left.clear();
     }
 
-    /// Has files written and read, one at a time, by threads that may wait for a disk.
-    async fn keep_doing_chores(&self) {
+    /// Runs saves and restores one at a time, on threads that may block on a disk.
+    async fn run_file_jobs(&self) {
         loop {
-            let chore = self.chores.borrow_mut().pop_front();
+            let job = self.file_jobs.borrow_mut().pop_front();
             let storage = self.storage.clone();
-            match (chore, storage) {
+            match (job, storage) {
                 (Some(ShardOutput::SaveShard(save)), Some(storage)) => {
                     let (connection, request) = (save.connection, save.request);
                     let saved = tokio::task::spawn_blocking(move || save.run(storage)).await;
                     let result = saved.unwrap_or_else(|panic| Err(panic.to_string()));
                     self.handle(ShardInput::ShardSaved { connection, request, result });
-                    // What it had pinned is free.
+                    // The save has released its pins.
                     self.released();
                 }
                 (Some(ShardOutput::RestoreShard(restore)), Some(storage)) => {
@@ -271,12 +272,12 @@ impl Core {
                         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
                     }
                 }
-                _ => self.chore.notified().await,
+                _ => self.file_job_ready.notified().await,
             }
         }
     }
 
-    /// Has images put on the disk, for as long as the thread lives.
+    /// Flushes images to the disk until the thread ends.
     async fn keep_flushing(&self) {
         loop {
             while self.flush_once().await {}
@@ -284,43 +285,44 @@ impl Core {
         }
     }
 
-    /// Has the image that is due put on the disk, if one is.
+    /// Flushes the image that is due. Returns false if none is.
     async fn flush_once(&self) -> bool {
         let Some(flush) = self.flush.borrow_mut().take() else { return false };
         let flushed = tokio::task::spawn_blocking(move || flush.run()).await;
         let result = flushed.unwrap_or_else(|panic| Err(panic.to_string()));
         self.handle(ShardInput::Flushed(result));
-        // Blocks that older images named are free.
+        // Blocks that only older images named are free.
         self.released();
         self.flushed.notify_one();
         true
     }
 
-    /// Tells the shard what the saver says.
-    async fn keep_hearing(&self, mut news: mpsc::Receiver<SaverEvent>) {
-        while let Some(news) = news.recv().await {
-            self.handle(ShardInput::SaverEvent(news));
+    /// Passes the saver's events to the shard.
+    async fn receive_saver_events(&self, mut events: mpsc::Receiver<SaverEvent>) {
+        while let Some(event) = events.recv().await {
+            self.handle(ShardInput::SaverEvent(event));
         }
         std::future::pending().await
     }
 
-    /// A connection waits for its peer: for the rest of a frame or of a write, or for the next request.
+    /// Begins an adaptive spin for a peer: with `rest`, for the rest of a frame or of a write;
+    /// otherwise for the next request.
     pub(super) fn wait_for_peers(&self, rest: bool) {
         self.spin.borrow_mut().begin(Instant::now(), rest);
         self.polls.notify_one();
     }
 
-    /// What a connection waited for is there.
-    pub(super) fn peer_goes_on(&self) {
+    /// Ends the wait: the peer's socket is ready.
+    pub(super) fn peer_ready(&self) {
         self.spin.borrow_mut().waited(Instant::now());
     }
 
-    /// Polls while peers are expected soon.
+    /// Polls the sockets while a peer is expected soon.
     async fn keep_polling(&self) {
         loop {
             self.polls.notified().await;
             while self.spin.borrow_mut().polls(Instant::now(), &self.processors) {
-                // The runtime checks all sockets, and the time, before it comes back here.
+                // The runtime checks all sockets and timers before it returns here.
                 tokio::task::yield_now().await;
             }
         }
@@ -330,16 +332,16 @@ impl Core {
         self.outboxes.borrow().get(&connection).cloned()
     }
 
-    /// Does the long work, a slice at a time, for as long as the thread lives.
+    /// Does the shard's long work in slices until the thread ends.
     async fn keep_working(&self) {
         loop {
             self.work.notified().await;
             loop {
                 match self.work_slice() {
-                    // The other tasks of this thread have their turn between two slices.
+                    // The other tasks of this thread run between two slices.
                     Work::More => tokio::task::yield_now().await,
                     Work::Blocked if self.shard.borrow().is_shared() => {
-                        tokio::time::sleep(LOOK).await;
+                        tokio::time::sleep(BLOCKED_POLL_INTERVAL).await;
                     }
                     _ => break,
                 }
@@ -351,26 +353,27 @@ impl Core {
         let now = Instant::now();
         self.spin.borrow_mut().interrupted(now);
         let mut shard = self.shard.borrow_mut();
-        let work = self.note(now, shard.work(now));
+        let work = self.track_blocked(now, shard.work(now));
         self.deliver(&mut shard, work);
         work
     }
 
-    /// Remembers since when updates are held up.
-    fn note(&self, now: Instant, work: Work) -> Work {
+    /// Records since when updates are blocked, and returns `work`.
+    fn track_blocked(&self, now: Instant, work: Work) -> Work {
         let since = self.blocked_since.get().filter(|_| work == Work::Blocked);
         self.blocked_since.set(since.or((work == Work::Blocked).then_some(now)));
         work
     }
 
-    /// Cuts off the pull that is longest under way, once updates have waited long enough for the
-    /// memory it holds: one slow reader holds nobody up for longer.
+    /// Cuts off the oldest pull in progress once an update has waited `stall_timeout` for its
+    /// memory. One slow reader delays updates by no more than that.
     fn cut_slowest_pull(&self, now: Instant) {
         let Some(since) = self.blocked_since.get() else { return };
         if now.saturating_duration_since(since) < self.stall_timeout {
             return;
         }
-        // Who reads in memory that is lent has held it since before: nothing was changed meanwhile.
+        // A reader of shared memory has held its blocks since before the update blocked: the values
+        // have not changed since.
         let readers = self.shard.borrow_mut().revoke_slow_readers();
         self.cut(&readers);
         if !readers.is_empty() {
@@ -393,22 +396,22 @@ impl Core {
         }
     }
 
-    /// Tells the shard the time, and breaks off connections that have stalled.
+    /// Ticks the shard and cuts off stalled connections.
     async fn keep_ticking(&self) {
         let mut interval = tokio::time::interval(TICK);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             interval.tick().await;
             self.handle(ShardInput::Tick);
-            // There may always be work.
+            // If there is always work, nothing else sends these.
             self.send_corked();
-            self.give_orders();
+            self.send_orders();
             let now = Instant::now();
             self.cut_slowest_pull(now);
             let stalled = self.shard.borrow_mut().revoke_stalled_readers(now, self.stall_timeout);
             self.cut(&stalled);
             for outbox in self.outboxes.borrow().values() {
-                let stalled = [outbox.stuck_since.get(), outbox.half_since.get()]
+                let stalled = [outbox.stuck_since.get(), outbox.partial_since.get()]
                     .into_iter()
                     .flatten()
                     .any(|since| now.saturating_duration_since(since) >= self.stall_timeout);
@@ -420,18 +423,18 @@ impl Core {
         }
     }
 
-    /// Finishes the pushes that are whole, sends what is to be sent, and closes every connection.
+    /// Finishes whole pushes, sends the remaining frames and closes every connection.
     async fn drain(&self) {
         let finish = async {
             // An update may wait for a flush, and its answer for another.
             loop {
                 let work = self.work_slice();
-                // Nothing waits for the end of what may take too long.
+                // Corked frames must not wait for work that may outlast the timeout.
                 self.send_corked();
                 match work {
                     Work::More => tokio::task::yield_now().await,
                     Work::Blocked if self.shard.borrow().is_shared() => {
-                        tokio::time::sleep(LOOK).await;
+                        tokio::time::sleep(BLOCKED_POLL_INTERVAL).await;
                     }
                     _ if self.shard.borrow().waits_for_image() => self.flushed.notified().await,
                     _ => break,
@@ -444,12 +447,12 @@ impl Core {
                 self.idle.notified().await;
             }
         };
-        // Whoever does not take its answers in time is cut off.
-        let _ = tokio::time::timeout(DRAIN, finish).await;
+        // Peers that do not read their answers in time are cut off.
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, finish).await;
     }
 
-    /// Waits for the flush under way, as the end of the runtime would: if it fails, the files must
-    /// say so to the next process.
+    /// Waits for the flush under way, as dropping the runtime would. If the flush fails, the files
+    /// must record that for the next process.
     async fn await_flush(&self) {
         self.outboxes.borrow().values().for_each(|outbox| outbox.break_off());
         while self.shard.borrow().is_flushing() {
@@ -458,7 +461,7 @@ impl Core {
     }
 }
 
-impl FrameSink for &Core {
+impl FrameSink for &ShardCore {
     fn frame_input(&mut self, input: ShardInput<'_>) {
         self.handle(input);
     }
@@ -468,20 +471,20 @@ impl FrameSink for &Core {
     }
 }
 
-/// Runs a shard until `stop`, on the thread it is called on.
+/// Runs a shard on the calling thread until `stop`.
 pub(super) fn run(
     shard: Shard,
-    mut arrivals: mpsc::Receiver<Arrived>,
+    mut arrivals: mpsc::Receiver<ArrivedPeer>,
     members: watch::Sender<Members>,
     (stall_timeout, busy_poll): (Duration, Duration),
-    ways: Ways,
+    links: ShardLinks,
     stop: &CancellationToken,
 ) -> std::io::Result<()> {
-    let (orders, news) = ways.saver.unzip();
-    // Nobody ever says anything where there is no saver.
-    let news = news.unwrap_or_else(|| mpsc::channel(1).1);
+    let (orders, saver_events) = links.saver.unzip();
+    // Without a saver this channel never yields an event.
+    let saver_events = saver_events.unwrap_or_else(|| mpsc::channel(1).1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let core = Rc::new(Core {
+    let core = Rc::new(ShardCore {
         shard: RefCell::new(shard),
         outboxes: RefCell::default(),
         next_connection: Cell::new(1),
@@ -491,17 +494,17 @@ pub(super) fn run(
         idle: Notify::new(),
         members,
         stall_timeout,
-        storage: ways.storage,
-        events: ways.events,
+        storage: links.storage,
+        events: links.events,
         orders,
         unsent: RefCell::default(),
         to_owner: Notify::new(),
-        chores: RefCell::default(),
-        chore: Notify::new(),
+        file_jobs: RefCell::default(),
+        file_job_ready: Notify::new(),
         flush: RefCell::default(),
         flush_due: Notify::new(),
         flushed: Notify::new(),
-        orders_left: RefCell::default(),
+        queued_orders: RefCell::default(),
         spin: RefCell::new(PeerSpin::new(busy_poll)),
         processors: Processors::current(),
         polls: Notify::new(),
@@ -509,7 +512,7 @@ pub(super) fn run(
     let local = LocalSet::new();
     local.block_on(&runtime, async {
         let flushing = core.clone();
-        // It outlives the others: answers wait for it while the server stops.
+        // This task outlives the others: answers wait for a flush while the server stops.
         tokio::task::spawn_local(async move { flushing.keep_flushing().await });
         let serve = async {
             while let Some(arrived) = arrivals.recv().await {
@@ -517,8 +520,8 @@ pub(super) fn run(
             }
         };
         let keep_owner_link = async {
-            match ways.owner {
-                Some(way) => owner_link::keep(core.clone(), way).await,
+            match links.owner {
+                Some(owner) => owner_link::run(core.clone(), owner).await,
                 None => std::future::pending().await,
             }
         };
@@ -528,12 +531,12 @@ pub(super) fn run(
             () = core.keep_working() => {}
             () = core.keep_ticking() => {}
             () = core.keep_polling() => {}
-            () = core.keep_doing_chores() => {}
-            () = core.keep_hearing(news) => {}
+            () = core.run_file_jobs() => {}
+            () = core.receive_saver_events(saver_events) => {}
             () = serve => {}
         }
         drop(arrivals);
-        // What is read and written ends after the piece in hand; this thread waits for it.
+        // File I/O under way ends after its current piece; this thread waits for it.
         core.shard.borrow().abandon_files();
         core.drain().await;
         core.await_flush().await;
@@ -541,15 +544,17 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The waits of a shard's thread for its peers. Rests have a history of their own: a peer that computes before a
-/// large request sends all of the request at once.
+/// Adaptive spinning of a shard's thread while it waits for its peers.
+///
+/// Waits for the rest of a frame or of a write have a history of their own: a peer that computes
+/// before a large request sends the whole request at once.
 #[derive(Debug)]
 struct PeerSpin {
     requests: AdaptiveSpin,
     rests: AdaptiveSpin,
     /// The current wait, and whether it is for a rest.
     wait: Option<(SpinWait, bool)>,
-    /// Whether other threads wanted the processor, and when that was asked.
+    /// Whether other threads wanted the processor, and when that was checked.
     oversubscribed: Option<(bool, Instant)>,
 }
 
@@ -576,10 +581,10 @@ impl PeerSpin {
         polls
     }
 
-    /// Asks once in [`ASKED_AGAIN`]: an answer takes 2 us.
+    /// Checks at most once per [`OVERSUBSCRIPTION_RECHECK`]: a check takes 2 us.
     fn is_oversubscribed(&mut self, now: Instant, processors: &Processors) -> bool {
         match self.oversubscribed {
-            Some((answer, asked)) if now.saturating_duration_since(asked) < ASKED_AGAIN => answer,
+            Some((answer, checked)) if now.saturating_duration_since(checked) < OVERSUBSCRIPTION_RECHECK => answer,
             _ => self.oversubscribed.insert((processors.are_oversubscribed(), now)).0,
         }
     }
@@ -597,5 +602,5 @@ impl PeerSpin {
     }
 }
 
-/// For how long an answer about the processors is used.
-const ASKED_AGAIN: Duration = Duration::from_millis(1);
+/// How long a check for oversubscription stays valid.
+const OVERSUBSCRIPTION_RECHECK: Duration = Duration::from_millis(1);

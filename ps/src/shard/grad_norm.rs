@@ -6,7 +6,7 @@ use std::time::Instant;
 use pushpull_common::tensor::{DType, Element};
 
 use super::Shard;
-use super::work::{Job, SLICE_BYTES};
+use super::work::{ShardJob, SLICE_BYTES};
 use crate::optimizer::Sums;
 
 /// Adds up the squares of a gradient's elements, slice by slice, in the order of the layout.
@@ -32,7 +32,7 @@ impl Shard {
     pub(super) fn begin_norm(&mut self, push_slot: u32) {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let order = push.map(|push| push.order);
-        self.jobs.extend(order.map(|order| Job::measure(push_slot, order)));
+        self.jobs.extend(order.map(|order| ShardJob::norm(push_slot, order)));
     }
 
     /// Returns the squared norm on this shard of the gradient in a push slot. `None` while it is

@@ -1,22 +1,21 @@
-//! The mean of gradients, each times a factor.
+//! The weighted mean of gradients.
 
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul};
 
 use pushpull_common::tensor::{DType, Element};
 
-/// A type whose elements can be averaged.
-pub(super) trait Mean:
+/// An element type whose values can be averaged.
+pub(super) trait MeanElement:
     Element + Add<Output = Self> + AddAssign + Mul<Output = Self> + Div<Output = Self> + DivAssign
 {
-    /// A count in this type.
+    /// Converts a count to this type.
     fn of(count: u32) -> Self;
 
-    /// The number times a factor, which is multiplied in `f64` as workers do it; the same bits if the
-    /// factor is 1.
+    /// Multiplies by a factor, in `f64` as workers do. Keeps the bits if the factor is 1.
     fn times(self, factor: f64) -> Self;
 }
 
-impl Mean for f32 {
+impl MeanElement for f32 {
     fn of(count: u32) -> f32 {
         count as f32
     }
@@ -27,7 +26,7 @@ impl Mean for f32 {
     }
 }
 
-impl Mean for f64 {
+impl MeanElement for f64 {
     fn of(count: u32) -> f64 {
         count.into()
     }
@@ -38,64 +37,66 @@ impl Mean for f64 {
     }
 }
 
-/// The sum of gradients of one length, each times its factor, added up in the order in which they are
-/// given; over a count, once all of them have been.
+/// The weighted sum of gradients of one length, added in the order given, and divided by a count
+/// with the last of them.
 pub(super) struct Sum<'a> {
     dtype: DType,
     sum: &'a mut [u8],
-    begins: bool,
-    /// How many gradients are still to come, and what the sum is divided by with the last of them.
-    left: usize,
-    over: u32,
+    is_first: bool,
+    /// The gradients still to be added, and the divisor that is applied with the last of them.
+    remaining: usize,
+    divisor: u32,
 }
 
 impl<'a> Sum<'a> {
-    /// Of so many gradients, over a count, in this memory, which is aligned for their type.
-    pub(super) fn new(dtype: DType, gradients: usize, over: u32, sum: &'a mut [u8]) -> Sum<'a> {
-        Sum { dtype, sum, begins: true, left: gradients, over }
+    /// Starts a sum of `gradients` gradients divided by `divisor`. The memory must be aligned for
+    /// `dtype`.
+    pub(super) fn new(dtype: DType, gradients: usize, divisor: u32, sum: &'a mut [u8]) -> Sum<'a> {
+        Sum { dtype, sum, is_first: true, remaining: gradients, divisor }
     }
 
-    /// Where the next gradient is to be copied, as it is the first and stays as it is; otherwise it is to be
-    /// added.
-    pub(super) fn beginning(&mut self, factor: f64) -> Option<&mut [u8]> {
-        let stays = self.begins && factor == 1.0 && (self.left > 1 || self.over == 1);
+    /// Returns the memory to copy the next gradient to, if it is the first and enters the sum
+    /// unchanged. Otherwise call [`Sum::add`].
+    pub(super) fn copy_target(&mut self, factor: f64) -> Option<&mut [u8]> {
+        let stays = self.is_first && factor == 1.0 && (self.remaining > 1 || self.divisor == 1);
         stays.then_some(&mut *self.sum)
     }
 
-    /// Adds what a gradient has from some byte of them on.
+    /// Adds a piece of the current gradient that starts at byte `at`.
     pub(super) fn add(&mut self, at: usize, gradient: &[u8], factor: f64) {
         let sum = &mut self.sum[at..at + gradient.len()];
-        let over = if self.left > 1 { 1 } else { self.over };
+        let divisor = if self.remaining > 1 { 1 } else { self.divisor };
         match self.dtype {
-            DType::F32 => add_bytes::<f32>(sum, gradient, factor, self.begins, over),
-            DType::F64 => add_bytes::<f64>(sum, gradient, factor, self.begins, over),
+            DType::F32 => add_bytes::<f32>(sum, gradient, factor, self.is_first, divisor),
+            DType::F64 => add_bytes::<f64>(sum, gradient, factor, self.is_first, divisor),
             _ => unreachable!("only floating-point variables are trainable"),
         }
     }
 
-    /// All of a gradient has been added.
-    pub(super) fn next(&mut self) {
-        self.begins = false;
-        self.left -= 1;
+    /// Ends the current gradient.
+    pub(super) fn end_gradient(&mut self) {
+        self.is_first = false;
+        self.remaining -= 1;
     }
 }
 
-fn add_bytes<T: Mean>(sum: &mut [u8], gradient: &[u8], factor: f64, begins: bool, over: u32) {
+fn add_bytes<T: MeanElement>(sum: &mut [u8], gradient: &[u8], factor: f64, is_first: bool, divisor: u32) {
     let (sum, gradient) = (bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(gradient));
-    match over {
-        1 => add::<T>(sum, gradient, factor, begins),
-        _ => add_last::<T>(sum, gradient, factor, begins, over),
+    match divisor {
+        1 => add::<T>(sum, gradient, factor, is_first),
+        _ => add_last::<T>(sum, gradient, factor, is_first, divisor),
     }
 }
 
-/// Adds the last gradient times its factor to a sum, or begins the sum with it, and divides.
-fn add_last<T: Mean>(sum: &mut [T], gradient: &[T], factor: f64, begins: bool, over: u32) {
-    let count = T::of(over);
+/// Adds the last gradient times its factor to a sum, or starts the sum with it, and divides.
+fn add_last<T: MeanElement>(sum: &mut [T], gradient: &[T], factor: f64, is_first: bool, divisor: u32) {
+    let count = T::of(divisor);
     let both = sum.iter_mut().zip(gradient);
-    match (begins, factor == 1.0) {
+    match (is_first, factor == 1.0) {
         (true, _) => both.for_each(|(sum, &g)| *sum = g.times(factor) / count),
-        // The same bits, as the part is a power of two, and a division takes several times as long.
-        (false, true) if over.is_power_of_two() => {
+        // The reciprocal of a power of two gives the same bits, and a division takes several times
+        // as long.
+        (false, true) if divisor.is_power_of_two() => {
             let part = T::of(1) / count;
             both.for_each(|(sum, &g)| *sum = (*sum + g) * part);
         }
@@ -104,10 +105,10 @@ fn add_last<T: Mean>(sum: &mut [T], gradient: &[T], factor: f64, begins: bool, o
     }
 }
 
-/// Adds a gradient times its factor to a sum, or begins the sum with it.
-pub(super) fn add<T: Mean>(sum: &mut [T], gradient: &[T], factor: f64, begins: bool) {
+/// Adds a gradient times its factor to a sum, or starts the sum with it.
+pub(super) fn add<T: MeanElement>(sum: &mut [T], gradient: &[T], factor: f64, is_first: bool) {
     let both = sum.iter_mut().zip(gradient);
-    match (begins, factor == 1.0) {
+    match (is_first, factor == 1.0) {
         (true, true) => both.for_each(|(sum, &g)| *sum = g),
         (true, false) => both.for_each(|(sum, &g)| *sum = g.times(factor)),
         (false, true) => both.for_each(|(sum, &g)| *sum += g),
@@ -119,21 +120,21 @@ pub(super) fn add<T: Mean>(sum: &mut [T], gradient: &[T], factor: f64, begins: b
 mod tests {
     use super::*;
 
-    /// What a mean is by its definition: added up in order, then divided.
-    fn plain<T: Mean>(gradients: &[Vec<T>], factors: &[f64], over: u32) -> Vec<T> {
+    /// The mean by its definition: the sum in order, then divided.
+    fn plain<T: MeanElement>(gradients: &[Vec<T>], factors: &[f64], divisor: u32) -> Vec<T> {
         (0..gradients[0].len())
             .map(|at| {
                 let each = || gradients.iter().zip(factors).map(|(g, &factor)| g[at].times(factor));
                 let first = each().next().unwrap();
-                each().skip(1).fold(first, |sum, g| sum + g) / T::of(over)
+                each().skip(1).fold(first, |sum, g| sum + g) / T::of(divisor)
             })
             .collect()
     }
 
-    fn check<T: Mean>(dtype: DType, number: impl Fn(usize, usize) -> T) {
+    fn check<T: MeanElement>(dtype: DType, number: impl Fn(usize, usize) -> T) {
         let mut words = Vec::new();
         for count in 1..6 {
-            for over in [1, count as u32, 7] {
+            for divisor in [1, count as u32, 7] {
                 for odd in [None, Some(0), Some(count - 1)] {
                     let factors: Vec<f64> =
                         (0..count).map(|at| if odd == Some(at) { 0.3 } else { 1.0 }).collect();
@@ -142,22 +143,22 @@ mod tests {
                     let bytes = std::mem::size_of_val(&gradients[0][..]);
                     words.resize(bytes.div_ceil(8), 0_u64);
                     let mean: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut words)[..bytes];
-                    let mut sum = Sum::new(dtype, count, over, mean);
+                    let mut sum = Sum::new(dtype, count, divisor, mean);
                     for (gradient, &factor) in gradients.iter().zip(&factors) {
                         let input: &[u8] = bytemuck::cast_slice(gradient);
-                        // It comes in pieces of any length.
+                        // The gradient arrives in pieces of any length.
                         let (first, second) = input.split_at(8 * 5);
-                        if let Some(begun) = sum.beginning(factor) {
+                        if let Some(begun) = sum.copy_target(factor) {
                             begun.copy_from_slice(input);
                         } else {
                             sum.add(0, first, factor);
                             sum.add(first.len(), second, factor);
                         }
-                        sum.next();
+                        sum.end_gradient();
                     }
-                    let plain = plain(&gradients, &factors, over);
+                    let plain = plain(&gradients, &factors, divisor);
                     let plain: &[u8] = bytemuck::cast_slice(&plain);
-                    assert!(mean == plain, "{count} over {over}, {odd:?} times 0.3");
+                    assert!(mean == plain, "{count} gradients over {divisor}, gradient {odd:?} times 0.3");
                 }
             }
         }
@@ -165,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_mean_has_the_bits_of_its_definition() {
-        // Some of them so small that they lose bits when they are halved.
+        // Some values are so small that halving loses bits.
         let small = |g: usize, at: usize| 2f64.powi(-3 * (at as i32 % 50)) * (1.0 + g as f64 / 3.0);
         check::<f32>(DType::F32, |g, at| small(g, at) as f32);
         check::<f64>(DType::F64, |g, at| small(g, at) * 2f64.powi(-900));

@@ -90,7 +90,7 @@ use power::Power;
 use rows::RowWork;
 use staleness::LastPulls;
 use streaming_apply::StreamingApply;
-use work::Job;
+use work::ShardJob;
 
 /// An input of a shard.
 #[derive(Debug)]
@@ -290,7 +290,7 @@ pub(crate) struct Shard {
     first_join: Option<Instant>,
     parked: ParkedRequests,
     connections: HashMap<u64, ConnectionState>,
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<ShardJob>,
     /// The push that is applied as its parts arrive, into shadow blocks.
     streaming_apply: Option<StreamingApply>,
     /// This shard's part of a checkpoint while it is written.

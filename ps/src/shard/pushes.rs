@@ -9,7 +9,7 @@ use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
 use super::client_registry::{ClientKey, ClientPresence};
 use super::encoded_parts::PartEncoding;
-use super::work::Job;
+use super::work::ShardJob;
 use super::{Detail, ExpectedBody, IncomingPart, Shard, VariablesState, answer_to, deadline_of};
 use crate::inbox::{Extents, Inbox, PendingAnswer, PushArrival, is_for_trainable};
 
@@ -307,7 +307,7 @@ impl Shard {
         match waits {
             _ if self.is_scanned_first(push_slot) => self.begin_scan(push_slot),
             true => self.push_held(now, push_slot),
-            false => self.jobs.push_back(Job::push(push_slot, false)),
+            false => self.jobs.push_back(ShardJob::push(push_slot, false)),
         }
         Ok(())
     }

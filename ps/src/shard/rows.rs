@@ -6,7 +6,7 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
 
-use super::mean::{self, Mean};
+use super::mean::{self, MeanElement};
 use super::staleness::TILE_BYTES;
 use super::work::{budget_of, change_of};
 use crate::aggregate::SparseReduction;
@@ -297,7 +297,7 @@ impl PushedRowSums<'_> {
         sums
     }
 
-    fn add_up_as<T: Mean>(
+    fn add_up_as<T: MeanElement>(
         &self,
         rows: impl Iterator<Item = u64> + Clone,
         sums: &mut [u8],

@@ -1,9 +1,10 @@
 //! The scan of pushed values for NaN and infinity.
 //!
-//! Parts that are sent are scanned on arrival, while they are in cache: by the loop that applies them if the push
-//! is applied as it arrives, otherwise by themselves. Ranges in a push buffer are scanned by the loop that applies
-//! them, because a shadow can be discarded. They are scanned before that where a change cannot be discarded: a
-//! gradient of a synchronous step counts once it is held, and rows and small pushes are changed in place.
+//! Parts that are sent are scanned on arrival, while they are in cache: by the loop that applies
+//! them if the push is applied as it arrives, otherwise by themselves. Ranges in a push buffer are
+//! scanned by the loop that applies them, because a shadow can be discarded. They are scanned
+//! before that where a change cannot be discarded: a gradient of a synchronous step counts once it
+//! is held, and rows and small pushes are changed in place.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -14,18 +15,17 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::DType;
 
 use super::Shard;
-use super::work::{Job, SLICE_BYTES};
+use super::work::{ShardJob, SLICE_BYTES};
 use crate::config::NonFinite;
 use crate::inbox::PushValues;
 use crate::metrics::Counters;
 use crate::store::{ByteSource, ChangeInput, SharedInput};
 use crate::volatile::Volatile;
 
-/// What a fused range costs of the budget of a slice at least, however few bytes it has.
+/// The least cost of a fused range in the budget of a slice, in bytes.
 const RANGE_COST: u64 = 256;
 
-/// The bytes of a push buffer that are searched at once for an element to refuse: a multiple of every element
-/// size.
+/// The bytes of a push buffer that one search step copies: a multiple of every element size.
 const SEARCH_BYTES: usize = 4 << 10;
 
 /// Scans values by the policy of the server.
@@ -36,8 +36,8 @@ pub(super) struct NonFiniteScan<'a> {
 }
 
 impl NonFiniteScan<'_> {
-    /// Scans values of one type that start at this byte of the layout. Returns the first element to refuse; under
-    /// [`NonFinite::Count`] it counts and returns none.
+    /// Scans values of one type that start at this byte of the layout. Returns the first element to
+    /// refuse; under [`NonFinite::Count`] it counts and returns none.
     pub(super) fn find(self, dtype: DType, start: u64, bytes: &[u8]) -> Option<NonFiniteElement> {
         if self.policy == NonFinite::Allow {
             return None;
@@ -108,8 +108,8 @@ impl<'a> ScanningInput<'a> {
         self.start + self.taken as u64
     }
 
-    /// The element to refuse among the next bytes, one of whose exponents was full when it was taken. If the
-    /// client has overwritten that since, the first of the bytes is named.
+    /// The element to refuse among the next bytes, one of whose exponents was full when it was
+    /// taken. If the client has overwritten that since, the first of the bytes is named.
     fn search(&self, scan: NonFiniteScan<'_>, bytes: usize) -> Option<NonFiniteElement> {
         let mut tile = [0; SEARCH_BYTES];
         let found = (0..bytes).step_by(SEARCH_BYTES).find_map(|from| {
@@ -151,14 +151,14 @@ pub(super) struct ScanJob {
     push_slot: u32,
     /// The number of the push among those that came whole: its slot may get another.
     order: u64,
-    /// The range under way, and how far it is scanned.
+    /// The index of the current range, and the byte up to which it is scanned.
     range: usize,
     done_to: u64,
     refusal: Option<Refusal>,
 }
 
 impl ScanJob {
-    /// The slot of its push, until it has begun.
+    /// Returns the slot of its push if the scan has not begun.
     pub(super) fn unbegun(&self) -> Option<u32> {
         ((self.range, self.done_to) == (0, 0)).then_some(self.push_slot)
     }
@@ -182,8 +182,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether the ranges that a whole push has in a push buffer are scanned before it is applied, because the
-    /// change cannot be discarded.
+    /// Whether the ranges that a whole push has in a push buffer are scanned before it is applied,
+    /// because the change cannot be discarded.
     pub(super) fn is_scanned_first(&self, push_slot: u32) -> bool {
         let (Some(store), Some(inbox)) = (self.store(), &self.inbox) else { return false };
         let Some(push) = inbox.arrival(push_slot) else { return false };
@@ -202,7 +202,7 @@ impl Shard {
         let Some(order) = inbox.arrival(push_slot).map(|push| push.order) else { return };
         inbox.set_scanning(push_slot, order, true);
         let (range, done_to, refusal) = (0, 0, None);
-        self.jobs.push_back(Job::Scan(ScanJob { push_slot, order, range, done_to, refusal }));
+        self.jobs.push_back(ShardJob::Scan(ScanJob { push_slot, order, range, done_to, refusal }));
     }
 
     /// Scans a slice; returns whether the job is done.
@@ -247,8 +247,8 @@ impl Shard {
         true
     }
 
-    /// A scan has ended: the push is held for its step, refused, or applied next. Returns whether it is to be
-    /// applied.
+    /// A scan has ended: the push is held for its step, refused, or applied next. Returns whether
+    /// it is to be applied.
     pub(super) fn scan_done(&mut self, now: Instant, job: ScanJob) -> bool {
         let push_slot = job.push_slot;
         let Some(inbox) = &mut self.inbox else { return false };
@@ -263,7 +263,7 @@ impl Shard {
             None if waits => self.push_held(now, push_slot),
             None => {
                 // Next, so that pushes are applied in the order in which they arrived.
-                self.jobs.push_front(Job::push(push_slot, true));
+                self.jobs.push_front(ShardJob::push(push_slot, true));
                 return true;
             }
         }

@@ -20,7 +20,7 @@ use super::parked_requests::ParkedRequests;
 use super::power::Power;
 use super::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
 use super::staleness::LastPulls;
-use super::work::Job;
+use super::work::ShardJob;
 use super::{Shard, VariablesState, poison};
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
@@ -390,7 +390,7 @@ impl Shard {
         let due: Vec<u32> = whole.into_iter().filter(|push_slot| !waits(push_slot)).collect();
         self.inbox = Some(inbox);
         // These pushes were sent, and scanned on arrival: push buffers end with their process.
-        self.jobs.extend(due.into_iter().map(|push_slot| Job::push(push_slot, true)));
+        self.jobs.extend(due.into_iter().map(|push_slot| ShardJob::push(push_slot, true)));
         self.recover_held(now);
         Ok(())
     }

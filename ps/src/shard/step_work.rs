@@ -1,4 +1,4 @@
-//! Applying a synchronous step, in slices.
+//! Applies a synchronous step in slices.
 
 use std::ops::Range;
 
@@ -21,53 +21,53 @@ use crate::planted::Bug;
 use crate::store::{ByteSource, ChangeInput, SharedInput, Stalled};
 use crate::volatile::Volatile;
 
-/// Of how many gradients a block is taken to its end, however many bytes that comes to together.
-const FEW: usize = 16;
+/// The most gradients for which a slice extends to the end of a block, regardless of its budget.
+const WHOLE_BLOCK_GRADIENTS_MAX: usize = 16;
 
-/// A step that is applied.
+/// A synchronous step that is being applied.
 #[derive(Debug)]
 pub(super) struct StepJob {
-    /// Of its pushes, in their order, and what their gradients are multiplied by.
+    /// The slots of its pushes, in order of admission, and the factors of their gradients.
     pub(super) push_slots: PerPush<u32>,
     factors: PerPush<f64>,
     begun: bool,
     two_pass: TwoPass,
-    /// How far it is applied, in bytes of the shard's variables.
+    /// The byte of the layout up to which the step is applied.
     done_to: u64,
 }
 
 impl StepJob {
-    /// The step that is made of the pushes in these rooms, in this order, each times its factor.
+    /// Creates the job for the pushes in these slots, in this order, each times its factor.
     pub(super) fn new(push_slots: PerPush<u32>, factors: PerPush<f64>) -> StepJob {
         let (begun, two_pass, done_to) = (false, TwoPass::default(), 0);
         StepJob { push_slots, factors, begun, two_pass, done_to }
     }
 
-    /// Whether it is under way.
+    /// Returns whether the job has begun.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn has_begun(&self) -> bool {
         self.begun
     }
 }
 
-/// What one push gives to a step.
-struct Share<'a> {
+/// The gradient that one push contributes to a step.
+struct StepShare<'a> {
     ranges: &'a [Range<u64>],
     source: PushSource<'a>,
     factor: f64,
 }
 
-impl Share<'_> {
-    /// Whether it has the variable whose values start here.
-    fn has(&self, start: u64) -> bool {
+impl StepShare<'_> {
+    /// Returns whether the push contains this byte of the layout.
+    fn contains(&self, start: u64) -> bool {
         let next = self.ranges.partition_point(|held| held.end <= start);
         self.ranges.get(next).is_some_and(|held| held.contains(&start))
     }
 
-    /// Adds what it has of a range.
+    /// Adds its gradient in a range to a sum.
     fn add_to(&self, sum: &mut Sum<'_>, range: &Range<u64>, copy: &mut Vec<u64>) {
         let mut start = range.start;
-        if let Some(begun) = sum.beginning(self.factor) {
+        if let Some(begun) = sum.copy_target(self.factor) {
             while let Some(end) =
                 self.source.copy(start..range.end, &mut begun[(start - range.start) as usize..])
             {
@@ -78,31 +78,31 @@ impl Share<'_> {
             sum.add((start - range.start) as usize, piece.bytes, self.factor);
             start = piece.end;
         }
-        sum.next();
+        sum.end_gradient();
     }
 }
 
-/// The mean of those gradients of a step that have a variable, made as it is needed.
-struct Mean<'a> {
-    pushes: &'a [Share<'a>],
+/// The mean of the gradients of a step that contain a variable, computed while it is applied.
+struct StepMean<'a> {
+    pushes: &'a [StepShare<'a>],
     dtype: DType,
-    /// How many gradients have it, and what their sum is divided by.
+    /// The gradients that contain the variable, and the divisor of their sum.
     gradients: usize,
     divisor: u32,
-    /// Where it begins in the layout, and where the next of it belongs.
+    /// The byte of the layout where the mean starts, and that of the next value.
     start: u64,
     at: u64,
-    /// The gradients, if they are few, all lie in trays, and none is multiplied.
+    /// The gradients, if they are few, all in push buffers, and all factors are 1; empty otherwise.
     shared: SmallVec<[Volatile<'a>; MEAN_GRADIENTS_MAX]>,
-    /// For what is copied out of trays.
+    /// Scratch memory for copies out of push buffers.
     copy: &'a mut Vec<u64>,
 }
 
-impl ByteSource for Mean<'_> {
+impl ByteSource for StepMean<'_> {
     fn fill(&mut self, to: &mut [u8]) {
         let range = self.at..self.at + to.len() as u64;
         let mut sum = Sum::new(self.dtype, self.gradients, self.divisor, to);
-        for push in self.pushes.iter().filter(|push| push.has(range.start)) {
+        for push in self.pushes.iter().filter(|push| push.contains(range.start)) {
             push.add_to(&mut sum, &range, self.copy);
         }
         self.at = range.end;
@@ -124,14 +124,14 @@ impl ByteSource for Mean<'_> {
     }
 }
 
-/// The gradients of those pushes that have a range, if they are few, all of it lies in trays, and none is
-/// multiplied; nothing otherwise.
-fn shared_of<'a>(
-    pushes: &[Share<'a>],
+/// Returns the gradients of the pushes that contain a range, if they are few, all in push buffers,
+/// and all factors are 1; empty otherwise.
+fn shared_gradients<'a>(
+    pushes: &[StepShare<'a>],
     range: &Range<u64>,
 ) -> SmallVec<[Volatile<'a>; MEAN_GRADIENTS_MAX]> {
     let mut shared = SmallVec::new();
-    for push in pushes.iter().filter(|push| push.has(range.start)) {
+    for push in pushes.iter().filter(|push| push.contains(range.start)) {
         match push.source.values(range.clone()) {
             Some((PushValues::Shared(values), end))
                 if end == range.end && push.factor == 1.0 && shared.len() < MEAN_GRADIENTS_MAX =>
@@ -145,20 +145,21 @@ fn shared_of<'a>(
 }
 
 impl Shard {
-    /// A slice of a synchronous step: the mean of its gradients, added up in the order of their
-    /// admission, is one gradient. A variable's mean is over the gradients that have it.
+    /// Applies a slice of a synchronous step; returns whether the step is done. The mean of the
+    /// gradients, summed in order of admission, is applied as one gradient. A variable's mean is
+    /// over the gradients that contain it.
     pub(super) fn work_on_step(&mut self, job: &mut StepJob) -> Result<bool, Stalled> {
         let (Some(inbox), VariablesState::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return Ok(true);
         };
         let push_slots = &job.push_slots;
-        // Looked up once: there may be many of them.
-        let pushes: PerPush<Share<'_>> = push_slots
+        // Collected once per slice, because a step may have many pushes.
+        let pushes: PerPush<StepShare<'_>> = push_slots
             .iter()
             .zip(&job.factors)
             .filter_map(|(&push_slot, &factor)| {
                 let ranges = inbox.arrival(push_slot)?.extents.ranges();
-                Some(Share { ranges, source: inbox.source(push_slot)?, factor })
+                Some(StepShare { ranges, source: inbox.source(push_slot)?, factor })
             })
             .collect();
         let (operation, rules) = (Operation::Gradient {}, &self.rules);
@@ -183,7 +184,7 @@ impl Shard {
         let mut budget = budget_of(store);
         loop {
             if job.done_to >= store.layout().bytes() {
-                match job.two_pass.next() {
+                match job.two_pass.end_pass() {
                     true => job.done_to = 0,
                     false => break,
                 }
@@ -203,26 +204,26 @@ impl Shard {
                 continue;
             }
             let start = job.done_to.max(fused_range.range.start);
-            // Of few gradients blocks are taken to their ends, so that each is written once, and of very many less;
-            // all ends between two elements.
+            // With few gradients a range extends to the end of a block, so that each block is
+            // written once. With many it may be shorter. Every range ends between two elements.
             let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES) / 8 * 8;
             let end = start.saturating_add(each);
             let block_bytes = store.geometry().block_bytes as u64;
             let end = match end - end % block_bytes {
                 block if block > start => block,
-                _ if pushes.len() <= FEW => start - start % block_bytes + block_bytes,
+                _ if pushes.len() <= WHOLE_BLOCK_GRADIENTS_MAX => start - start % block_bytes + block_bytes,
                 _ => end,
             };
-            // As far as the same gradients have it: each has partitions whole.
+            // Ends where the set of gradients changes. Each gradient has whole partitions.
             let mut end = fused_range.range.end.min(end);
-            for Share { ranges, .. } in &pushes {
+            for StepShare { ranges, .. } in &pushes {
                 let next = ranges.partition_point(|held| held.end <= start);
                 if let Some(held) = ranges.get(next) {
                     end = end.min(if held.start > start { held.start } else { held.end });
                 }
             }
             let range = start..end;
-            let gradients = pushes.iter().filter(|push| push.has(start)).count();
+            let gradients = pushes.iter().filter(|push| push.contains(start)).count();
             if !range.is_empty() && gradients > 0 {
                 let divisor = match self.config.rule() {
                     Some(rule) if self.config.planted.has(Bug::MeanOfAll) => rule.aggregate,
@@ -230,10 +231,10 @@ impl Shard {
                 };
                 let (dtype, copy) = (partition.dtype, &mut self.shared_tile);
                 let pushes = &pushes[..];
-                let (shared, at) = (shared_of(pushes, &range), start);
-                let mut mean = Mean { pushes, dtype, gradients, divisor, start, at, shared, copy };
+                let (shared, at) = (shared_gradients(pushes, &range), start);
+                let mut mean = StepMean { pushes, dtype, gradients, divisor, start, at, shared, copy };
                 let (how, input) = ((rules, operation, apply_at), ChangeInput::Source(&mut mean));
-                job.two_pass.take(store, how, &partition, range.clone(), input)?;
+                job.two_pass.apply(store, how, &partition, range.clone(), input)?;
             }
             let read = (range.end - range.start) * gradients.max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));

@@ -1,4 +1,4 @@
-//! The push that is applied as its parts come, before it is whole.
+//! Applies a push part by part as it arrives, before it is whole.
 
 use std::ops::Range;
 
@@ -12,18 +12,23 @@ use super::{Shard, VariablesState};
 use crate::store::{ChangeInput, NoFreeBlock, Store};
 use crate::volatile::Volatile;
 
-/// A push that is applied as its parts come.
+/// A push that is applied as its parts arrive.
 #[derive(Debug)]
 pub(super) struct StreamingApply {
     pub(super) push_slot: u32,
-    /// Since its first part.
+    /// The staleness adjustment computed at its first part.
     pub(super) adjustment: StalenessAdjustment,
 }
 
 impl Shard {
-    /// A part of a push has come: applies it while it is in cache, if nothing stands in the way, and looks at it
-    /// as it does; whether it has. `may_begin` says that it is the first of several. Whatever comes between, the
-    /// whole of the push lies in the inbox and can be applied from there.
+    /// Applies a part of a push on arrival, while it is in cache, and scans it in the same loop.
+    /// Returns whether it was applied. `may_begin` is true for the first of several parts.
+    ///
+    /// If the part cannot be applied now, the inbox still has it, and the push is applied from
+    /// there once it is whole.
+    ///
+    /// # Errors
+    /// If the scan or the overflow check refuses the push.
     pub(super) fn apply_on_arrival(
         &mut self,
         push_slot: u32,
@@ -31,15 +36,15 @@ impl Shard {
         may_begin: bool,
     ) -> Result<bool, Refusal> {
         if self.follower.is_some() {
-            // A gradient waits for its step; what else comes is small.
+            // Gradients wait for their step, and other pushes are small.
             return Ok(false);
         }
-        let numbers =
+        let has_indexed_rows =
             |store: &Store| store.layout().touched_by_index(range.clone()).next().is_some();
-        let waits =
+        let is_deferred =
             self.fused_ranges.within(range.clone()).any(|fused_range| fused_range.is_deferred);
-        if waits || self.store().is_some_and(numbers) {
-            // Which rows they are, or what their sums are, is known once the push is whole.
+        if is_deferred || self.store().is_some_and(has_indexed_rows) {
+            // The row ids, or the sums of a two-pass rule, are known only once the push is whole.
             if self
                 .streaming_apply
                 .as_ref()
@@ -49,8 +54,8 @@ impl Shard {
             }
             return Ok(false);
         }
-        let free = self.streaming_apply.is_none() && self.jobs.is_empty() && may_begin;
-        let begun = free.then(|| self.adjustment_of(push_slot));
+        let can_begin = self.streaming_apply.is_none() && self.jobs.is_empty() && may_begin;
+        let begun = can_begin.then(|| self.adjustment_of(push_slot));
         let (Some(inbox), VariablesState::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return Ok(false);
         };
@@ -120,14 +125,14 @@ impl Shard {
         self.discard_change();
     }
 
-    /// Forgets what a change has made that has not come to its end.
+    /// Discards an unfinished change.
     pub(super) fn discard_change(&mut self) {
         if let VariablesState::Ready(store) = &mut self.variables {
             store.discard();
         }
     }
 
-    /// Forgets the draft of a push that will not come whole.
+    /// Discards the change of a push that was dropped before it was whole.
     pub(super) fn drop_stale_streaming(&mut self) {
         let Some(push_slot) =
             self.streaming_apply.as_ref().map(|streaming_apply| streaming_apply.push_slot)

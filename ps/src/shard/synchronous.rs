@@ -9,7 +9,7 @@ use pushpull_common::protocol::{Envelope, Outcome, PushState};
 
 use super::Shard;
 use super::client_registry::{ClientKey, ClientPresence};
-use super::work::Job;
+use super::work::ShardJob;
 use crate::aggregate::step_coordinator::{Grant, PerPush, StepCoordinator, TokenOutcome};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
@@ -188,14 +188,14 @@ impl Shard {
     /// Queues the update of the committed step.
     pub(super) fn begin_step(&mut self) {
         let (Some(follower), Some(inbox)) = (&self.follower, &self.inbox) else { return };
-        let under_way = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
+        let under_way = self.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
         if let Some(tokens) = follower.tokens_to_apply().filter(|_| !under_way) {
             let push_slots: PerPush<u32> =
                 tokens.iter().filter_map(|&token| inbox.whole_push_slot_of(token)).collect();
             // All admitted pushes are complete here. A step without one of them would be a
             // different step.
             if push_slots.len() == tokens.len() {
-                self.jobs.push_back(Job::step(push_slots, follower.factors().collect()));
+                self.jobs.push_back(ShardJob::step(push_slots, follower.factors().collect()));
             }
         }
     }
@@ -325,7 +325,7 @@ impl Shard {
             assert!(whole, "the push of token {} is admitted but not complete here", grant.token);
         }
         let due = self.follower.as_ref().and_then(|follower| follower.tokens_to_apply());
-        let job = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
+        let job = self.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
         assert_eq!(due.is_some(), job, "the committed step has a job");
         let pushes = self.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));
         let by_itself = |push: &PushArrival| push.operation == Operation::Gradient {};

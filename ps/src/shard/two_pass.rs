@@ -1,4 +1,4 @@
-//! The pass that some rules need over a whole variable before they change any of it.
+//! The summing pass over a whole variable that some optimizers need before they change it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,43 +11,43 @@ use super::work::change_of;
 use crate::optimizer::{ApplyAt, Sums, VariableRules};
 use crate::store::{ChangeInput, NoFreeBlock, Store};
 
-/// What a gradient does to the values of a shard, in one pass, or in two where a rule must know sums
-/// over whole variables first.
+/// The passes over the values of a shard: one, or two if an optimizer needs sums over whole
+/// variables first.
 #[derive(Debug, Default)]
 pub(super) struct TwoPass {
-    /// Whether the pass that adds up is under way, and nothing is changed yet.
-    adding_up: bool,
+    /// Whether the current pass only adds up and changes nothing.
+    is_summing: bool,
     sums: BTreeMap<VariableId, Sums>,
 }
 
 impl TwoPass {
-    /// For what is done to the variables of this layout.
+    /// Chooses the passes of an operation on the variables of this layout.
     pub(super) fn new(
         layout: &ShardLayout,
         rules: &VariableRules,
         operation: Operation,
     ) -> TwoPass {
-        let adding_up = operation == Operation::Gradient {} && rules.sum_any(layout);
-        TwoPass { adding_up, sums: BTreeMap::new() }
+        let is_summing = operation == Operation::Gradient {} && rules.sum_any(layout);
+        TwoPass { is_summing, sums: BTreeMap::new() }
     }
 
-    /// Whether another pass follows the one that has come to its end.
-    pub(super) fn next(&mut self) -> bool {
-        std::mem::take(&mut self.adding_up)
+    /// Ends a pass; returns whether another follows.
+    pub(super) fn end_pass(&mut self) -> bool {
+        std::mem::take(&mut self.is_summing)
     }
 
-    /// Whether this pass passes a partition over.
+    /// Returns whether this pass skips a partition.
     pub(super) fn skips(&self, rules: &VariableRules, partition: &Partition) -> bool {
-        self.adding_up && !rules.sums(partition)
+        self.is_summing && !rules.sums(partition)
     }
 
-    /// Whether this pass changes values.
-    pub(super) fn changes(&self) -> bool {
-        !self.adding_up
+    /// Returns whether this pass changes values.
+    pub(super) fn changes_values(&self) -> bool {
+        !self.is_summing
     }
 
-    /// Takes a range of a partition in this pass.
-    pub(super) fn take(
+    /// Processes a range of a partition in this pass.
+    pub(super) fn apply(
         &mut self,
         store: &mut Store,
         (rules, operation, at): (&VariableRules, Operation, ApplyAt),
@@ -55,13 +55,13 @@ impl TwoPass {
         range: Range<u64>,
         input: ChangeInput<'_>,
     ) -> Result<(), NoFreeBlock> {
-        // What is added up now is told when it is whole.
-        let at = match self.sums.get(&partition.variable).filter(|_| !self.adding_up) {
+        // The sums are complete, and passed on, only after the summing pass.
+        let at = match self.sums.get(&partition.variable).filter(|_| !self.is_summing) {
             Some(sums) => ApplyAt { sums: sums.totals(), ..at },
             None => at,
         };
         let change = change_of(rules, operation, at, partition);
-        if !self.adding_up {
+        if !self.is_summing {
             return store.change(change, range, input);
         }
         store.add_up(change, range, input, self.sums.entry(partition.variable).or_default());

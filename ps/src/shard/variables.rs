@@ -11,7 +11,7 @@ use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::output::AnswerBody;
 use super::parked_requests::{ParkedRequest, WaitReason};
-use super::work::Job;
+use super::work::ShardJob;
 use super::{Detail, Shard, VariablesState};
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::fence;
@@ -99,7 +99,7 @@ impl Shard {
 
     /// Returns whether the initial values are being computed.
     pub(super) fn is_initializing(&self) -> bool {
-        self.jobs.iter().any(|job| matches!(job, Job::Initialize(_)))
+        self.jobs.iter().any(|job| matches!(job, ShardJob::Initialize(_)))
     }
 
     pub(super) fn initialize(
@@ -127,7 +127,7 @@ impl Shard {
                     let refusal = self.other_epoch(epoch);
                     return self.refuse(connection, request, refusal);
                 }
-                self.jobs.push_back(Job::initialize(connection, request, epoch));
+                self.jobs.push_back(ShardJob::initialize(connection, request, epoch));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Long work in slices: applying pushes and computing initial values.
+//! Does long work in slices: applies pushes and computes initial values.
 
 use std::time::Instant;
 
@@ -24,23 +24,23 @@ use crate::optimizer::{ApplyAt, VariableRules};
 use crate::planted::Bug;
 use crate::store::{Change, ChangeInput, Stalled, Store};
 
-/// The bytes of values that one slice of work changes: long enough that the slicing costs
-/// nothing, short enough that a small request beside it waits about 100 us.
+/// The bytes of values that one slice of work changes. Large enough that slicing costs nothing;
+/// small enough that a concurrent small request waits about 100 us.
 pub(super) const SLICE_BYTES: u64 = 1 << 20;
 
-/// What a partition counts for among them at least.
-const SMALLEST_BYTES: u64 = 1 << 10;
+/// The least cost of a partition in the budget of a slice, in bytes.
+const PARTITION_COST: u64 = 1 << 10;
 
 /// A piece of long work. The front job of a shard is the one under way.
 #[derive(Debug)]
-pub(super) enum Job {
-    /// Applies a push that lies whole in the inbox.
+pub(super) enum ShardJob {
+    /// Applies a push that is whole in the inbox.
     Push(PushJob),
     /// Applies a synchronous step.
     Step(StepJob),
     /// Scans the ranges that a push has in a push buffer, before anything of it counts.
     Scan(ScanJob),
-    /// Adds up the squares of a gradient that waits for its step.
+    /// Computes the squared norm of a gradient that waits for its step.
     Norm(NormJob),
     /// Computes the initial values.
     Initialize(InitializeJob),
@@ -50,18 +50,18 @@ pub(super) enum Job {
 pub(super) struct PushJob {
     push_slot: u32,
     begun: bool,
-    /// Since it has begun.
+    /// The staleness adjustment, computed when the job begins.
     adjustment: StalenessAdjustment,
     two_pass: TwoPass,
-    /// What it covers of what is not sparse, since it has begun.
+    /// The dense ranges that it covers, computed when the job begins.
     dense: Extents,
-    /// The extent of it under way, and how far it is applied, in bytes of the shard's variables.
+    /// The index of the current dense extent, and the byte of the layout up to which it is applied.
     extent: usize,
     done_to: u64,
-    /// Whether a [`ScanJob`] has scanned its ranges in a push buffer. Otherwise they are scanned as they are
-    /// applied; parts that were sent were scanned on arrival.
+    /// Whether a [`ScanJob`] has scanned its ranges in a push buffer. Otherwise they are scanned as
+    /// they are applied; parts that were sent were scanned on arrival.
     scanned: bool,
-    /// Why it is not applied, if it is not.
+    /// Why the push is refused, if it is.
     refusal: Option<Refusal>,
 }
 
@@ -79,10 +79,10 @@ pub(super) struct InitializeJob {
     done: u64,
 }
 
-impl Job {
-    /// Applies the push in this slot.
-    pub(super) fn push(push_slot: u32, scanned: bool) -> Job {
-        Job::Push(PushJob {
+impl ShardJob {
+    /// Creates the job that applies the push in this slot.
+    pub(super) fn push(push_slot: u32, scanned: bool) -> ShardJob {
+        ShardJob::Push(PushJob {
             push_slot,
             begun: false,
             adjustment: StalenessAdjustment::default(),
@@ -95,65 +95,67 @@ impl Job {
         })
     }
 
-    pub(super) fn initialize(connection: u64, request: Envelope, epoch: RestoreEpoch) -> Job {
+    pub(super) fn initialize(connection: u64, request: Envelope, epoch: RestoreEpoch) -> ShardJob {
         let (begun, partition, done) = (false, 0, 0);
-        Job::Initialize(InitializeJob { connection, request, epoch, begun, partition, done })
+        ShardJob::Initialize(InitializeJob { connection, request, epoch, begun, partition, done })
     }
 
-    /// Of the gradient in this room, which came whole as this one of all.
-    pub(super) fn measure(push_slot: u32, order: u64) -> Job {
-        Job::Norm(NormJob::new(push_slot, order))
+    /// Creates the job that computes the squared norm of the gradient in this slot. `order` is its
+    /// number among the pushes that arrived whole.
+    pub(super) fn norm(push_slot: u32, order: u64) -> ShardJob {
+        ShardJob::Norm(NormJob::new(push_slot, order))
     }
 
-    /// The step that is made of the pushes in these rooms, in this order, each times its factor.
-    pub(super) fn step(push_slots: PerPush<u32>, factors: PerPush<f64>) -> Job {
-        Job::Step(StepJob::new(push_slots, factors))
+    /// Creates the job that applies a step: the pushes in these slots, in this order, each times
+    /// its factor.
+    pub(super) fn step(push_slots: PerPush<u32>, factors: PerPush<f64>) -> ShardJob {
+        ShardJob::Step(StepJob::new(push_slots, factors))
     }
 
-    /// The room of the push that it applies by itself.
+    /// Returns the push slot of a [`ShardJob::Push`].
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn push_slot(&self) -> Option<u32> {
         match self {
-            Job::Push(job) => Some(job.push_slot),
+            ShardJob::Push(job) => Some(job.push_slot),
             _ => None,
         }
     }
 
-    /// Whether it is under way.
+    /// Returns whether the job has begun to change values.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn has_begun(&self) -> bool {
         match self {
-            Job::Push(job) => job.begun,
-            Job::Step(job) => job.has_begun(),
-            // These change nothing.
-            Job::Scan(_) | Job::Norm(_) => false,
-            Job::Initialize(job) => job.begun,
+            ShardJob::Push(job) => job.begun,
+            ShardJob::Step(job) => job.has_begun(),
+            // A scan and a norm change nothing.
+            ShardJob::Scan(_) | ShardJob::Norm(_) => false,
+            ShardJob::Initialize(job) => job.begun,
         }
     }
 }
 
-/// What a slice of work came to.
+/// The outcome of a slice of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// There is nothing to do.
+    /// No job is queued.
     Idle,
-    /// There is more to do.
+    /// A job is queued.
     More,
-    /// There is more to do once a pull has been sent: all spare memory is pinned.
+    /// A job waits until a pull has been sent: all free blocks are pinned.
     Blocked,
-    /// There is more to do once an image is on the disk.
+    /// A job waits until an image is on the disk.
     Flushing,
-    /// There is more to do once memory that must be made can be had: see [`Shard::growth_failed`].
+    /// A job waits until the arena can grow: see [`Shard::growth_failed`].
     Growing,
 }
 
 impl Shard {
-    /// Whether [`Shard::work`] has something to do.
+    /// Returns whether [`Shard::work`] has a job to do.
     pub(crate) fn has_work(&self) -> bool {
         !self.jobs.is_empty()
     }
 
-    /// Does a slice of the work that is due.
+    /// Does a slice of the front job.
     pub(crate) fn work(&mut self, now: Instant) -> Work {
         self.persist_late();
         if self.awaits_growth(now) {
@@ -163,19 +165,19 @@ impl Shard {
             return Work::Idle;
         };
         let unbegun = match &job {
-            Job::Push(push) => Some(push.push_slot).filter(|_| !push.begun),
-            Job::Scan(scan) => scan.unbegun(),
+            ShardJob::Push(push) => Some(push.push_slot).filter(|_| !push.begun),
+            ShardJob::Scan(scan) => scan.unbegun(),
             _ => None,
         };
         if unbegun.is_some_and(|push_slot| self.drop_if_too_old(now, push_slot)) {
             return self.job_done();
         }
         let result = match &mut job {
-            Job::Push(push) => self.work_on_push(push),
-            Job::Step(step) => self.work_on_step(step),
-            Job::Scan(scan) => Ok(self.work_on_scan(scan)),
-            Job::Norm(measure) => Ok(self.work_on_norm(measure)),
-            Job::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
+            ShardJob::Push(push) => self.work_on_push(push),
+            ShardJob::Step(step) => self.work_on_step(step),
+            ShardJob::Scan(scan) => Ok(self.work_on_scan(scan)),
+            ShardJob::Norm(norm) => Ok(self.work_on_norm(norm)),
+            ShardJob::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
         };
         match result {
             Err(Stalled::Growth(error)) => {
@@ -185,10 +187,10 @@ impl Shard {
             Err(Stalled::NoFreeBlock) => {
                 self.jobs.push_front(job);
                 if self.waits_for_image() {
-                    // Blocks are free again when it is on the disk; nobody is to blame.
+                    // Blocks become free when the image is on the disk; no reader is at fault.
                     return Work::Flushing;
                 }
-                // Training goes before a checkpoint that pins more than the budget for pins.
+                // Training has priority over a checkpoint that pins more than the pin budget.
                 self.release_checkpoint_pins();
                 return Work::Blocked;
             }
@@ -199,22 +201,22 @@ impl Shard {
             Ok(true) => {
                 self.growth_succeeded(now);
                 match job {
-                    Job::Push(PushJob { push_slot, refusal: Some(refusal), .. }) => {
+                    ShardJob::Push(PushJob { push_slot, refusal: Some(refusal), .. }) => {
                         self.refuse_whole(now, push_slot, refusal);
                     }
-                    Job::Push(push) => self.push_applied(now, push),
-                    Job::Step(step) => {
+                    ShardJob::Push(push) => self.push_applied(now, push),
+                    ShardJob::Step(step) => {
                         self.rows.clear();
                         self.step_applied(now, &step.push_slots);
                     }
-                    Job::Scan(scan) => {
+                    ShardJob::Scan(scan) => {
                         if self.scan_done(now, scan) {
                             // A small push is applied in the slice in which it arrives.
                             return self.work(now);
                         }
                     }
-                    Job::Norm(measure) => self.norm_done(now, &measure),
-                    Job::Initialize(job) => {
+                    ShardJob::Norm(norm) => self.norm_done(now, &norm),
+                    ShardJob::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)
                     }
                 }
@@ -224,7 +226,7 @@ impl Shard {
         Work::More
     }
 
-    /// Commits what a job has changed, before what it caused is put out.
+    /// Commits the changes of a job, before its outputs are sent.
     fn job_done(&mut self) -> Work {
         self.send_parked_values();
         self.report_members();
@@ -234,10 +236,11 @@ impl Shard {
         if self.jobs.is_empty() { Work::Idle } else { Work::More }
     }
 
-    /// A slice of an update; whether it is done.
+    /// Applies a slice of a push; returns whether the job is done.
     fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, Stalled> {
         if !job.begun {
-            // Applied as it came, and nothing was committed since: there is nothing left to do.
+            // The push was applied as it arrived, and nothing was committed since, so the job is
+            // done.
             if let Some(streaming_apply) = self
                 .streaming_apply
                 .take()
@@ -268,7 +271,7 @@ impl Shard {
             job.dense.unite(&[push.extents.ranges()], store.layout());
             self.rows.find((inbox, &push_slots), store, push.operation, rules);
             job.two_pass = TwoPass::new(store.layout(), rules, push.operation);
-            // Who does not count the steps believes what a client says, within reason.
+            // A shard that is not the step owner takes the client's step, up to a limit.
             let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
             let at = (step, self.version + 1);
             let (journal, operation) = (&mut self.journal, push.operation);
@@ -285,7 +288,7 @@ impl Shard {
         let mut budget = budget_of(store);
         loop {
             let Some(extent) = job.dense.ranges().get(job.extent) else {
-                match job.two_pass.next() {
+                match job.two_pass.end_pass() {
                     true => (job.extent, job.done_to) = (0, 0),
                     false => break,
                 }
@@ -296,7 +299,7 @@ impl Shard {
                 if budget == 0 {
                     return Ok(false);
                 }
-                // Behind the last value of a group lies padding, or a partition without elements.
+                // The end of an extent may be padding, or a partition without elements.
                 let Some(fused_range) = self.fused_ranges.within(job.done_to..extent.end).next()
                 else {
                     job.done_to = extent.end;
@@ -313,12 +316,12 @@ impl Shard {
                 if let Some((values, end)) = source.values(range.clone()) {
                     range.end = end;
                     let (range, dtype, tile) = (range.clone(), fused_range.dtype, &mut self.tile);
-                    // The client may change the values between two passes: each pass refuses them, and one
-                    // counts them.
-                    let scans = scan.policy == NonFinite::Reject || job.two_pass.changes();
+                    // The client may change the values between two passes. Both passes scan if
+                    // non-finite values are refused; only the pass that changes values counts them.
+                    let scans = scan.policy == NonFinite::Reject || job.two_pass.changes_values();
                     let scan = Some(scan).filter(|_| scans && !job.scanned);
-                    let take = |store: &mut Store, range, input: ChangeInput<'_>| {
-                        job.two_pass.take(store, how, &partition, range, input)
+                    let apply = |store: &mut Store, range, input: ChangeInput<'_>| {
+                        job.two_pass.apply(store, how, &partition, range, input)
                     };
                     let mut scanning = None;
                     let input = match values {
@@ -328,7 +331,7 @@ impl Shard {
                             ChangeInput::Source(scanning.insert(input))
                         }
                     };
-                    adjustment.each(store, dtype, range, input, tile, take)?;
+                    adjustment.each(store, dtype, range, input, tile, apply)?;
                     if let Some(found) = scanning.and_then(|scanning| scanning.found()) {
                         job.refusal = Some(found.refusal(store.layout()));
                         store.discard();
@@ -342,7 +345,7 @@ impl Shard {
                         return Ok(true);
                     }
                 }
-                // In whole words, so that the next slice ends between two elements of any type.
+                // Rounded to words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
                 budget = budget.saturating_sub(spent);
                 job.done_to = range.end;
@@ -374,8 +377,8 @@ impl Shard {
                 return true;
             };
             let (elements, size) = (&partition.elements, partition.dtype.size() as u64);
-            // A partition costs something even where there is nothing to be done.
-            let mut spent = SMALLEST_BYTES;
+            // A partition has a cost even if it needs no work.
+            let mut spent = PARTITION_COST;
             if self.assigned.contains(&partition.id) || job.done >= elements.end - elements.start {
                 (job.partition, job.done) = (job.partition + 1, 0);
             } else {
@@ -388,7 +391,7 @@ impl Shard {
         false
     }
 
-    /// An update is done: settles it, frees its room, and answers.
+    /// Settles a push that has been applied, frees its slot, and answers.
     fn push_applied(&mut self, now: Instant, job: PushJob) {
         let Some(inbox) = &mut self.inbox else { return };
         let Some((client, push)) = inbox.take(job.push_slot) else {
@@ -407,7 +410,7 @@ impl Shard {
             self.count_staleness(&job.adjustment);
             if let Some(owner) = &mut self.owner {
                 staleness = owner.spend(push.token, push.step);
-                debug_assert_eq!(job.adjustment.staleness, Some(staleness), "it was known before");
+                debug_assert_eq!(job.adjustment.staleness, Some(staleness), "the staleness has changed since the push began");
                 self.counters.global_step.set(owner.step().0);
             }
         } else {
@@ -434,7 +437,7 @@ impl Shard {
         }
     }
 
-    /// Puts the changed blocks into the transaction that this push is committed by.
+    /// Adds the changed blocks to the transaction that commits this push.
     pub(super) fn publish(&mut self) {
         if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables
         {
@@ -452,7 +455,7 @@ impl Shard {
         outcome: Outcome,
     ) {
         let entry = self.registry.client_mut(client);
-        // Whoever counts the steps knows its tokens.
+        // The step owner tracks its tokens itself.
         let spends = push.operation == (Operation::Gradient {}) && self.owner.is_none();
         let token = if spends { push.token } else { TokenId(0) };
         entry.window.settle_under(token, push.sequence, outcome);
@@ -460,7 +463,7 @@ impl Shard {
             return;
         };
         if whole.connection != connection {
-            // It was asked for over a connection that is gone; whoever asks again is answered.
+            // The request came over a connection that has ended. A repeated request is answered.
             return;
         }
         let present = entry.presence == ClientPresence::Present;
@@ -476,12 +479,12 @@ impl Shard {
     }
 }
 
-/// What a slice of the change that has begun may come to: a change in place is made in one go.
+/// Returns the budget of a slice of the current change, in bytes. A change in place is not sliced.
 pub(super) fn budget_of(store: &Store) -> u64 {
     if store.is_in_place() { u64::MAX } else { SLICE_BYTES }
 }
 
-/// What a push does to a partition.
+/// Returns the change that a push makes to a partition.
 pub(super) fn change_of<'a>(
     rules: &'a VariableRules,
     operation: Operation,

@@ -1,4 +1,4 @@
-//! The callers' end of a session: commands go in, replies come back.
+//! The callers' end of a session: sends commands and receives replies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,24 +10,24 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::mapped_shards::MappedShards;
 use super::push_buffers::PushBuffers;
-use super::reply::{Answer, Call, PendingReply, way_back};
+use super::reply::{Answer, Call, QueuedCommand, reply_channel};
 use super::runner::SessionRunner;
 use crate::error::Error;
 use crate::session::{OpId, SessionCommand, UnclaimedTokens};
 use crate::token::ReturnQueue;
 
-/// Operations on their way to the session's thread: more than a caller has under way who waits for
-/// some of them.
+/// The most operations queued for the session. A caller that waits for some of its operations stays
+/// below this.
 pub(super) const COMMANDS_MAX: usize = 1024;
 
-/// How long an operation may take whose timeout is longer than the clock can tell.
+/// The timeout used when the requested one overflows [`Instant`].
 const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
-/// What is shared by all who have the session do something.
+/// Submits operations to a session. All users of the session share it.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    /// The way to the session's thread; none once the session has ended.
-    commands: Mutex<Option<mpsc::Sender<PendingReply>>>,
+    /// Sends commands to the session; `None` once the session has ended.
+    commands: Mutex<Option<mpsc::Sender<QueuedCommand>>>,
     returns: Arc<ReturnQueue>,
     unclaimed: Arc<UnclaimedTokens>,
     mapped_shards: Arc<MappedShards>,
@@ -38,7 +38,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(super) fn new(
-        commands: mpsc::Sender<PendingReply>,
+        commands: mpsc::Sender<QueuedCommand>,
         returns: Arc<ReturnQueue>,
         unclaimed: Arc<UnclaimedTokens>,
         mapped_shards: Arc<MappedShards>,
@@ -54,28 +54,28 @@ impl Caller {
         &self.returns
     }
 
-    /// A token that has come without being asked for, if there is one: at once, on the caller's thread.
+    /// Takes a token that was granted without a request. Does not block.
     pub(crate) fn claim(&self) -> Option<Grant> {
         self.unclaimed.claim()
     }
 
-    /// What runs the session.
+    /// Returns the runner of the session.
     pub(crate) fn runner(&self) -> &Arc<SessionRunner> {
         &self.runner
     }
 
-    /// The shards whose values can be read at once, on the caller's thread.
+    /// Returns the shards whose values the caller can read from shared memory.
     pub(crate) fn mapped_shards(&self) -> &MappedShards {
         &self.mapped_shards
     }
 
-    /// The shards that have lent memory to write gradients into.
+    /// Returns the push buffers that the shards share.
     pub(crate) fn push_buffers(&self) -> &PushBuffers {
         &self.push_buffers
     }
 
-    /// Has something done within `timeout`: the session is told at once, and the future is its reply.
-    /// Dropping that tells the session that nobody waits any more.
+    /// Submits a command and returns a future of its reply. The operation fails after `timeout`.
+    /// Dropping the future cancels the operation.
     pub(crate) fn call(
         &self,
         doing: &'static str,
@@ -83,31 +83,31 @@ impl Caller {
         timeout: Duration,
     ) -> Call {
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
-        let (answer, mut call) = way_back(op, doing, &self.returns);
+        let (answer, mut call) = reply_channel(op, doing, &self.returns);
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
-        let pending_reply = self.pending_reply(op, command, deadline, answer);
-        if let Err(error) = self.reply(doing, pending_reply) {
+        let queued_command = self.queued_command(op, command, deadline, answer);
+        if let Err(error) = self.submit(doing, queued_command) {
             call.fail(error);
         }
         call
     }
 
-    fn pending_reply(
+    fn queued_command(
         &self,
         op: OpId,
         command: SessionCommand,
         deadline: Instant,
         answer: Answer,
-    ) -> PendingReply {
+    ) -> QueuedCommand {
         let (returns, _open) = (self.returns.clone(), self.returns.leadership().open());
-        PendingReply { op, command: Some(command), deadline, answer: Some(answer), returns, _open }
+        QueuedCommand { op, command: Some(command), deadline, answer: Some(answer), returns, _open }
     }
 
-    fn reply(&self, doing: &'static str, pending_reply: PendingReply) -> Result<(), Error> {
+    fn submit(&self, doing: &'static str, queued_command: QueuedCommand) -> Result<(), Error> {
         let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(commands) = &*commands else { return Err(Error::Ended { doing }) };
-        match commands.try_send(pending_reply) {
+        match commands.try_send(queued_command) {
             Ok(()) => {
                 self.returns.leadership().call();
                 Ok(())
@@ -117,30 +117,30 @@ impl Caller {
         }
     }
 
-    /// What could not even be asked for, and why.
+    /// Returns an operation that failed before it was submitted.
     pub(crate) fn failed(&self, doing: &'static str, error: Error) -> Call {
         Call::failed(doing, error, &self.returns)
     }
 
-    /// Ends the session, for all who share it.
+    /// Ends the session for all callers.
     pub(super) fn end(&self) {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.returns.leadership().end();
     }
 }
 
-/// What callers have posted, where a test is the session.
+/// The operations that callers submit; a test answers them in place of a session.
 #[cfg(test)]
-pub(crate) struct Orders(mpsc::Receiver<PendingReply>);
+pub(crate) struct SubmittedOperations(mpsc::Receiver<QueuedCommand>);
 
-/// One of them.
+/// One submitted operation.
 #[cfg(test)]
-pub(crate) struct Order(PendingReply);
+pub(crate) struct SubmittedOperation(QueuedCommand);
 
 #[cfg(test)]
 impl Caller {
-    /// A caller without a session, and what it posts.
-    pub(crate) fn alone() -> (Caller, Orders) {
+    /// Returns a caller without a session, and the operations that it submits.
+    pub(crate) fn without_session() -> (Caller, SubmittedOperations) {
         let (commands, orders) = mpsc::channel(COMMANDS_MAX);
         let returns = Arc::new(ReturnQueue::default());
         let runner = Arc::new(
@@ -149,21 +149,21 @@ impl Caller {
         let (unclaimed, mapped_shards, push_buffers) =
             (Arc::default(), Arc::default(), Arc::default());
         let caller = Caller::new(commands, returns, unclaimed, mapped_shards, push_buffers, runner);
-        (caller, Orders(orders))
+        (caller, SubmittedOperations(orders))
     }
 }
 
 #[cfg(test)]
-impl Orders {
-    pub(crate) fn next(&mut self) -> Order {
-        Order(self.0.try_recv().expect("something was posted"))
+impl SubmittedOperations {
+    pub(crate) fn next(&mut self) -> SubmittedOperation {
+        SubmittedOperation(self.0.try_recv().expect("an operation was submitted"))
     }
 }
 
 #[cfg(test)]
-impl Order {
+impl SubmittedOperation {
     pub(crate) fn answer(mut self, reply: Result<crate::session::Reply, Error>) {
-        let (_, answer) = self.0.take().expect("its caller waits");
+        let (_, answer) = self.0.take().expect("the caller waits");
         answer.send(reply);
     }
 }

@@ -1,4 +1,4 @@
-//! One connection to a shard: from connecting to its end.
+//! Runs one connection to a shard, from connecting to closing.
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use pushpull_common::protocol::{BodyPoll, FrameReader, Poll};
 use pushpull_net::Stream;
 use tokio::io::Interest;
 
-use super::outbox::Outbox;
-use super::thread::Core;
+use super::outbox::LinkOutbox;
+use super::thread::SessionCore;
 use crate::session::SessionInput;
 
-/// How long the transport may take to connect, before the next attempt.
+/// The limit on one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Frames that one connection reads before the others have their turn.
-const TURN: usize = 16;
+/// The frames that one connection reads before it yields to the others.
+const FRAMES_PER_ROUND: usize = 16;
 
-/// Connects, and converses until the connection ends; then tells the session, unless the session
-/// has given it up.
-pub(super) async fn run(core: Arc<Core>, link: usize, address: String, outbox: Arc<Outbox>) {
+/// Connects and exchanges frames until the connection ends. Then reports the end to the session,
+/// unless the session has given the connection up.
+pub(super) async fn run(core: Arc<SessionCore>, link: usize, address: String, outbox: Arc<LinkOutbox>) {
     let error = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
         Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
         Ok(Err(error)) => error.to_string(),
@@ -37,13 +37,13 @@ pub(super) async fn run(core: Arc<Core>, link: usize, address: String, outbox: A
 }
 
 async fn converse(
-    core: &Core,
+    core: &SessionCore,
     link: usize,
     stream: &Stream,
-    outbox: &Outbox,
+    outbox: &LinkOutbox,
 ) -> Result<(), ReadError> {
     let mut reader = FrameReader::new();
-    // The server was chosen by the configuration: its metas may be of any length.
+    // The configuration names the server, so it is trusted: its metas may have any length.
     reader.open();
     let mut in_body = false;
     if !outbox.is_given_up() {
@@ -53,15 +53,15 @@ async fn converse(
         if outbox.flush(stream)? {
             core.handle(SessionInput::BytesSent { link });
         }
-        match read_turn(core, link, stream, outbox, &mut reader, &mut in_body)? {
-            Turn::Closed => return Ok(()),
-            Turn::Over => {
+        match read_frames(core, link, stream, outbox, &mut reader, &mut in_body)? {
+            ReadEnd::Closed => return Ok(()),
+            ReadEnd::Yield => {
                 tokio::task::yield_now().await;
                 continue;
             }
-            Turn::Blocked => {}
+            ReadEnd::Blocked => {}
         }
-        // What was read may have led to something to send.
+        // The frames just read may have queued responses.
         if outbox.flush(stream)? {
             core.handle(SessionInput::BytesSent { link });
         }
@@ -80,29 +80,29 @@ async fn converse(
     }
 }
 
-/// Why a turn of reading ended.
-enum Turn {
-    /// Nothing more is there.
+/// Why a round of reads ended.
+enum ReadEnd {
+    /// The socket has no more data.
     Blocked,
-    /// The others are to have their turn.
-    Over,
+    /// The connection has read its share of frames and yields.
+    Yield,
     /// The peer has closed the stream.
     Closed,
 }
 
-fn read_turn(
-    core: &Core,
+fn read_frames(
+    core: &SessionCore,
     link: usize,
     stream: &Stream,
-    outbox: &Outbox,
+    outbox: &LinkOutbox,
     reader: &mut FrameReader,
     in_body: &mut bool,
-) -> Result<Turn, ReadError> {
+) -> Result<ReadEnd, ReadError> {
     let mut source =
         |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, |fd| outbox.keep_descriptor(fd));
-    for _ in 0..TURN {
+    for _ in 0..FRAMES_PER_ROUND {
         if outbox.is_given_up() {
-            return Ok(Turn::Blocked);
+            return Ok(ReadEnd::Blocked);
         }
         if *in_body {
             let before = reader.bytes();
@@ -119,19 +119,19 @@ fn read_turn(
                     if reader.bytes() != before {
                         core.handle(SessionInput::BytesReceived { link });
                     }
-                    return Ok(Turn::Blocked);
+                    return Ok(ReadEnd::Blocked);
                 }
             }
             continue;
         }
         match reader.poll(&mut source)? {
-            Poll::Pending => return Ok(Turn::Blocked),
-            Poll::Closed => return Ok(Turn::Closed),
+            Poll::Pending => return Ok(ReadEnd::Blocked),
+            Poll::Closed => return Ok(ReadEnd::Closed),
             Poll::Frame(header, message) => {
                 *in_body = header.body_bytes > 0;
                 core.handle(SessionInput::Message { link, header, message });
             }
         }
     }
-    Ok(Turn::Over)
+    Ok(ReadEnd::Yield)
 }

@@ -1,9 +1,10 @@
-//! Who runs a session: its own thread, or a caller that has nothing to do but wait for it.
+//! Leader/follower scheduling of a session: its own thread or a waiting caller runs it.
 //!
-//! Handing an operation to another thread and its reply back takes two wakes, each of some microseconds.
-//! A thread that waits for a reply can as well write the request and read the answer by itself. So the
-//! session's thread lets go of the session while callers wait one after the other, and takes it back when
-//! there is something to do and nobody waits, or when no caller has run it for a while.
+//! Passing an operation to another thread and the reply back takes two wake-ups, each of some
+//! microseconds. A thread that waits for a reply can write the request and read the answer itself.
+//! So the session's thread yields the session while callers wait one after the other. It takes the
+//! session over again when an operation is open and no caller waits, or when no caller has led for
+//! [`LEASE`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,130 +13,131 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// How long the session is left to callers after the last of them: what may come meanwhile without having been
-/// asked for can wait as long, and a thread that looks so often costs nothing that could be measured.
+/// How long the thread leaves the session to callers after the last leader. Unrequested messages
+/// can wait that long, and the cost of a thread that wakes this often is not measurable.
 const LEASE: Duration = Duration::from_millis(20);
 
-/// Whose turn it is to run a session.
+/// Decides which thread runs a session.
 #[derive(Debug, Default)]
 pub(crate) struct Leadership {
     word: AtomicU64,
-    /// Has the thread let go of the session.
+    /// Asks the thread to yield the session.
     release: Notify,
     thread: OnceLock<Thread>,
 }
 
-/// What the word says. All of it changes at once, so that nothing can be left undone between two looks.
+/// The content of [`Leadership::word`]. It changes as one word, so no operation is left without a
+/// leader between two changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct LeaderState {
     thread: ThreadState,
-    /// Callers whose turn it is: if something is open they see to it.
+    /// Callers that have entered: while there are some, they lead if an operation is open.
     callers: u8,
-    /// Those of them that have to wait, and run the session.
-    running: u8,
-    /// How many have, by and by.
-    ran: u8,
-    /// What has been asked for and is not done yet.
+    /// Entered callers that wait and lead the session.
+    leading: u8,
+    /// Counts the times that a caller has begun to lead; wraps around.
+    terms: u8,
+    /// The open operations.
     open: u32,
 }
 
-/// What the session's thread does.
+/// The state of the session's thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum ThreadState {
-    /// It runs the session, or is about to begin.
+    /// It runs the session, or is about to.
     Runs,
-    /// It has left it to callers.
-    Rests,
-    /// It rests, and has been told to go on.
-    IsCalled,
+    /// It is parked and leaves the session to callers.
+    Parked,
+    /// It is parked and has been asked to take over.
+    Requested,
 }
 
 impl LeaderState {
     fn of(word: u64) -> LeaderState {
         let thread = match word & 3 {
             0 => ThreadState::Runs,
-            1 => ThreadState::Rests,
-            _ => ThreadState::IsCalled,
+            1 => ThreadState::Parked,
+            _ => ThreadState::Requested,
         };
-        let [_, ran, callers, running, ..] = word.to_le_bytes();
-        LeaderState { thread, callers, running, ran, open: (word >> 32) as u32 }
+        let [_, terms, callers, leading, ..] = word.to_le_bytes();
+        LeaderState { thread, callers, leading, terms, open: (word >> 32) as u32 }
     }
 
     fn word(self) -> u64 {
-        let LeaderState { thread, callers, running, ran, open } = self;
-        let low = u32::from_le_bytes([thread as u8, ran, callers, running]);
+        let LeaderState { thread, callers, leading, terms, open } = self;
+        let low = u32::from_le_bytes([thread as u8, terms, callers, leading]);
         u64::from(low) | u64::from(open) << 32
     }
 
-    /// Something is open that nobody does.
-    fn is_forgotten(self) -> bool {
-        self.open > 0 && self.callers == 0 && self.thread == ThreadState::Rests
+    /// Returns whether an operation is open without a leader.
+    fn is_unattended(self) -> bool {
+        self.open > 0 && self.callers == 0 && self.thread == ThreadState::Parked
     }
 
-    /// Has the thread called if nobody else does what is open; whether it is to be woken.
-    fn called(mut self) -> (LeaderState, bool) {
-        let forgotten = self.is_forgotten();
-        if forgotten {
-            self.thread = ThreadState::IsCalled;
+    /// Calls the thread if an operation is open without a leader; returns whether to wake it.
+    fn call_thread(mut self) -> (LeaderState, bool) {
+        let unattended = self.is_unattended();
+        if unattended {
+            self.thread = ThreadState::Requested;
         }
-        (self, forgotten)
+        (self, unattended)
     }
 
-    /// A caller comes, and whether it is to run the session if it has to wait: not beside a thread that is at it.
-    fn come(mut self) -> (LeaderState, bool) {
-        let its = self.thread != ThreadState::Runs || self.open == 0;
-        let its = its && self.callers < u8::MAX;
-        if its {
+    /// A caller enters; returns whether it may lead. It may not if the thread runs open operations.
+    fn enter(mut self) -> (LeaderState, bool) {
+        let may_lead = self.thread != ThreadState::Runs || self.open == 0;
+        let may_lead = may_lead && self.callers < u8::MAX;
+        if may_lead {
             self.callers += 1;
         }
-        (self, its)
+        (self, may_lead)
     }
 
-    /// A caller has to wait and runs the session; whether the thread has to let go of it.
-    fn run(mut self) -> (LeaderState, bool) {
-        self.running += 1;
-        self.ran = self.ran.wrapping_add(1);
+    /// A caller begins to wait and leads the session; returns whether the thread must yield it.
+    fn lead(mut self) -> (LeaderState, bool) {
+        self.leading += 1;
+        self.terms = self.terms.wrapping_add(1);
         (self, self.thread == ThreadState::Runs)
     }
 
-    /// A caller goes that has not had to wait; whether the thread is to be woken.
-    fn go(mut self) -> (LeaderState, bool) {
+    /// A caller leaves that has not led; returns whether to wake the thread.
+    fn leave(mut self) -> (LeaderState, bool) {
         self.callers -= 1;
-        self.called()
+        self.call_thread()
     }
 
-    /// A caller goes that has run the session; whether the thread is to be woken.
-    fn go_on(mut self) -> (LeaderState, bool) {
-        self.running -= 1;
-        let waited_for = self.may_go_on();
-        let (state, forgotten) = self.go();
-        (state, forgotten || waited_for)
+    /// A caller leaves that has led; returns whether to wake the thread.
+    fn leave_lead(mut self) -> (LeaderState, bool) {
+        self.leading -= 1;
+        let thread_waits = self.can_take_over();
+        let (state, unattended) = self.leave();
+        (state, unattended || thread_waits)
     }
 
-    /// The thread has been called, and nobody keeps it from the session.
-    fn may_go_on(&self) -> bool {
-        self.thread == ThreadState::IsCalled && self.running == 0
+    /// Returns whether the thread has been called and no caller leads.
+    fn can_take_over(&self) -> bool {
+        self.thread == ThreadState::Requested && self.leading == 0
     }
 
-    /// The thread wants to run the session, and whether it may. Callers that do not have to wait, one after the
-    /// other, do not keep it from that.
-    fn begin(mut self) -> (LeaderState, bool) {
-        let may = self.running == 0;
+    /// The thread takes the session over unless a caller leads; returns whether it does. Callers
+    /// that have only entered do not prevent it.
+    fn take_over(mut self) -> (LeaderState, bool) {
+        let may = self.leading == 0;
         self.thread = match self.thread {
             _ if may => ThreadState::Runs,
-            ThreadState::IsCalled => ThreadState::IsCalled,
-            ThreadState::Runs | ThreadState::Rests => ThreadState::Rests,
+            ThreadState::Requested => ThreadState::Requested,
+            ThreadState::Runs | ThreadState::Parked => ThreadState::Parked,
         };
         (self, may)
     }
 
-    /// The thread has been asked to let go, and whether it is to: who has asked may be gone.
-    fn stop(mut self) -> (LeaderState, bool) {
-        let row_requests = self.running > 0;
-        if row_requests {
-            self.thread = ThreadState::Rests;
+    /// The thread yields the session if a caller still leads; returns whether it does.
+    fn yield_lead(mut self) -> (LeaderState, bool) {
+        let requested = self.leading > 0;
+        if requested {
+            self.thread = ThreadState::Parked;
         }
-        (self, row_requests)
+        (self, requested)
     }
 }
 
@@ -162,67 +164,71 @@ impl Leadership {
         }
     }
 
-    /// Something is asked for, until what is returned is dropped. Whoever runs the session must be able to find
-    /// it before [`Leadership::call`] is called.
+    /// Opens an operation until the returned guard is dropped. The leader must be able to find the
+    /// operation before [`Leadership::call`] is called.
     pub(crate) fn open(self: &Arc<Leadership>) -> OpenOperation {
         self.change(|state| (LeaderState { open: state.open.saturating_add(1), ..state }, ()));
         OpenOperation(self.clone())
     }
 
-    /// Sees to it that somebody does what is open.
+    /// Ensures that an open operation has a leader: calls the thread if there is none.
     pub(crate) fn call(&self) {
-        if self.change(LeaderState::called) {
+        if self.change(LeaderState::call_thread) {
             self.wake();
         }
     }
 
-    /// Has the thread take the session back as soon as no caller has it, though nothing be open.
+    /// Makes the thread take the session over as soon as no caller leads, even if no operation is
+    /// open.
     pub(super) fn end(&self) {
         self.change(|state| match state.thread {
-            ThreadState::Rests => (LeaderState { thread: ThreadState::IsCalled, ..state }, ()),
-            ThreadState::Runs | ThreadState::IsCalled => (state, ()),
+            ThreadState::Parked => (LeaderState { thread: ThreadState::Requested, ..state }, ()),
+            ThreadState::Runs | ThreadState::Requested => (state, ()),
         });
         self.wake();
     }
 
-    /// A caller begins to ask for something that it will wait for: its turn, unless the thread is busy.
-    pub(super) fn come(self: &Arc<Leadership>) -> Option<LeaderGuard> {
-        self.change(LeaderState::come)
-            .then(|| LeaderGuard { leadership: self.clone(), runs: false })
+    /// Registers a caller that is about to submit an operation and wait for it. Returns `None` if
+    /// the thread is busy with open operations.
+    pub(super) fn enter(self: &Arc<Leadership>) -> Option<LeaderGuard> {
+        self.change(LeaderState::enter)
+            .then(|| LeaderGuard { leadership: self.clone(), leads: false })
     }
 
-    /// Begins the thread's part; whether the session is its to run. The thread calls this and what follows.
-    pub(super) fn begin(&self) -> bool {
+    /// Takes the session over for its thread unless a caller leads; returns whether it did. Only
+    /// the thread calls this method, `released` and `park`.
+    pub(super) fn take_over(&self) -> bool {
         self.thread.get_or_init(std::thread::current);
-        self.change(LeaderState::begin)
+        self.change(LeaderState::take_over)
     }
 
-    /// Waits, while the thread runs the session, until it is to let go of it, and says that it has.
+    /// Waits until the thread must yield the session, and yields it. Awaited while the thread runs
+    /// the session.
     pub(super) async fn released(&self) {
         loop {
             self.release.notified().await;
-            if self.change(LeaderState::stop) {
+            if self.change(LeaderState::yield_lead) {
                 return;
             }
         }
     }
 
-    /// Rests until it is called, or no caller has run the session for a while.
-    pub(super) fn rest(&self) {
-        let mut ran = self.state().ran;
+    /// Parks the thread until it is called, or until no caller has led for [`LEASE`].
+    pub(super) fn park(&self) {
+        let mut terms = self.state().terms;
         loop {
             std::thread::park_timeout(LEASE);
             let state = self.state();
-            let left_alone = state.running == 0 && state.ran == ran;
-            if state.may_go_on() || left_alone {
+            let is_idle = state.leading == 0 && state.terms == terms;
+            if state.can_take_over() || is_idle {
                 return;
             }
-            ran = state.ran;
+            terms = state.terms;
         }
     }
 }
 
-/// Something that has been asked for and is not done yet.
+/// Counts an operation as open until it is dropped.
 #[derive(Debug)]
 pub(crate) struct OpenOperation(Arc<Leadership>);
 
@@ -232,18 +238,18 @@ impl Drop for OpenOperation {
     }
 }
 
-/// A caller's turn, from before it asks for something until it has what it waits for.
+/// A registered caller, from before it submits an operation until it has the reply.
 #[derive(Debug)]
 pub(super) struct LeaderGuard {
     leadership: Arc<Leadership>,
-    runs: bool,
+    leads: bool,
 }
 
 impl LeaderGuard {
-    /// The caller has to wait, and runs the session: the thread, if it has that, lets go of it.
-    pub(super) fn run(&mut self) {
-        self.runs = true;
-        if self.leadership.change(LeaderState::run) {
+    /// Begins to lead the session. If the thread runs it, the thread is asked to yield.
+    pub(super) fn lead(&mut self) {
+        self.leads = true;
+        if self.leadership.change(LeaderState::lead) {
             self.leadership.release.notify_one();
         }
     }
@@ -251,11 +257,11 @@ impl LeaderGuard {
 
 impl Drop for LeaderGuard {
     fn drop(&mut self) {
-        let gone = match self.runs {
-            true => LeaderState::go_on,
-            false => LeaderState::go,
+        let leave = match self.leads {
+            true => LeaderState::leave_lead,
+            false => LeaderState::leave,
         };
-        if self.leadership.change(gone) {
+        if self.leadership.change(leave) {
             self.leadership.wake();
         }
     }

@@ -1,4 +1,4 @@
-//! What waits to be sent over one connection.
+//! The send queue of one connection.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -12,32 +12,32 @@ use tokio::sync::Notify;
 
 use crate::parts::FrameBody;
 
-/// How many stretches one write is given: of a large frame, or of several that are small.
+/// The most slices in one vectored write: parts of one large frame, or several small frames.
 const SLICES_MAX: usize = 64;
 
-/// Descriptors that wait to be taken: more are closed.
+/// The most received descriptors that are kept until they are taken; others are closed.
 const DESCRIPTORS_MAX: usize = 4;
 
-/// Heads that are kept for frames to come: as many as one connection has under way, usually.
+/// The head buffers that are kept for reuse: usually as many as a connection has in flight.
 const HEADS_MAX: usize = 64;
 
-/// How long a head is made: those of all frames that are sent again and again fit.
+/// The initial capacity of a head buffer. The heads of all frequent frames fit.
 const HEAD_BYTES: usize = 256;
 
 /// The sending side of one connection, shared between its task and the session's outputs.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(super) struct LinkOutbox {
     frames: Mutex<Frames>,
-    /// The link takes no more until the peer reads.
+    /// Whether the last write blocked: the peer must read first.
     full: AtomicBool,
     notify: Notify,
-    /// The session has given the connection up: it ends without a word.
+    /// Whether the session has given the connection up. Its end is not reported then.
     given_up: AtomicBool,
-    /// What has come beside the frames, and not been taken yet.
+    /// Received descriptors that have not been taken yet.
     descriptors: Mutex<Vec<OwnedFd>>,
 }
 
-impl Outbox {
+impl LinkOutbox {
     fn frames(&self) -> MutexGuard<'_, Frames> {
         lock(&self.frames)
     }
@@ -56,8 +56,8 @@ impl Outbox {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// Keeps a descriptor that has come for whoever reads the frame that it has come with; nobody asks
-    /// for so many that more than a few wait.
+    /// Keeps a received descriptor for the handler of its frame. Closes it if [`DESCRIPTORS_MAX`]
+    /// wait already; the session never asks for that many.
     pub(super) fn keep_descriptor(&self, descriptor: OwnedFd) {
         let mut descriptors = lock(&self.descriptors);
         if descriptors.len() < DESCRIPTORS_MAX {
@@ -65,12 +65,12 @@ impl Outbox {
         }
     }
 
-    /// The descriptors that have come.
+    /// Takes the received descriptors.
     pub(super) fn take_descriptors(&self) -> Vec<OwnedFd> {
         std::mem::take(&mut *lock(&self.descriptors))
     }
 
-    /// Waits until there is something to send, or the connection is given up.
+    /// Waits until a frame is queued or the connection is given up.
     pub(super) async fn changed(&self) {
         self.notify.notified().await;
     }
@@ -79,8 +79,8 @@ impl Outbox {
         self.frames().queue.is_empty()
     }
 
-    /// Sends as much as the link takes. Whether it took something after it had been full: then the
-    /// peer has read. That a link which is not full takes something says nothing about the peer.
+    /// Writes as much as the socket takes. Returns whether it took bytes after a write had blocked,
+    /// which shows that the peer has read. Other writes show nothing about the peer.
     pub(super) fn flush(&self, stream: &Stream) -> io::Result<bool> {
         let mut frames = self.frames();
         let mut drained = false;
@@ -90,7 +90,7 @@ impl Outbox {
             match stream.try_write(&slices[..count]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
-                    frames.taken(count);
+                    frames.consume_sent(count);
                     drained |= self.full.swap(false, Ordering::Relaxed);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -105,7 +105,7 @@ impl Outbox {
     }
 }
 
-/// Whoever has panicked in it has ended the session: what lies there is sent to nobody.
+/// Locks, ignoring poison: a panic under the lock ends the session, and nothing more is sent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -115,7 +115,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Frame {
     head: Vec<u8>,
     body: FrameBody,
-    /// The length of both.
+    /// The length of head and body.
     bytes: usize,
 }
 
@@ -123,9 +123,9 @@ struct Frame {
 #[derive(Debug, Default)]
 struct Frames {
     queue: VecDeque<Frame>,
-    /// How much of the first has been sent.
+    /// The bytes of the first frame that have been sent.
     sent: usize,
-    /// The heads of frames that have been sent, for others.
+    /// Head buffers of sent frames, for reuse.
     heads: Vec<Vec<u8>>,
 }
 
@@ -134,14 +134,14 @@ impl Frames {
         let bytes = body.bytes();
         let checksum = || body.slices().fold(0, crc32c::crc32c_append);
         let stamp = BodyStamp { bytes, crc: (crc && bytes > 0).then(checksum) };
-        let kept = self.heads.pop();
-        let mut head = kept.unwrap_or_else(|| Vec::with_capacity(HEAD_BYTES));
+        let reused = self.heads.pop();
+        let mut head = reused.unwrap_or_else(|| Vec::with_capacity(HEAD_BYTES));
         encode(&mut head, envelope, message, stamp);
         let bytes = head.len() + bytes as usize;
         self.queue.push_back(Frame { head, body, bytes });
     }
 
-    /// Lists what is to be sent next, in order, as far as there is room; how many stretches that are.
+    /// Fills `slices` with the next unsent bytes, in order. Returns the number of slices filled.
     fn unsent<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let (mut skip, mut count) = (self.sent, 0);
         let all = self
@@ -162,8 +162,8 @@ impl Frames {
         count
     }
 
-    /// So many bytes have been sent.
-    fn taken(&mut self, bytes: usize) {
+    /// Removes this many sent bytes from the queue.
+    fn consume_sent(&mut self, bytes: usize) {
         self.sent += bytes;
         while let Some(first) = self.queue.front()
             && self.sent >= first.bytes
@@ -186,17 +186,17 @@ mod tests {
     use super::*;
 
     fn body(index: usize) -> FrameBody {
-        let stretch = |length: usize| Bytes::from(vec![index as u8; length]);
+        let chunk = |length: usize| Bytes::from(vec![index as u8; length]);
         match index % 3 {
             0 => FrameBody::Empty,
-            1 => stretch(5 * index).into(),
-            // A frame may be of more stretches than one write takes.
-            _ => (0..100 + index).map(|_| stretch(1 + index % 4)).collect(),
+            1 => chunk(5 * index).into(),
+            // A frame may have more slices than one write takes.
+            _ => (0..100 + index).map(|_| chunk(1 + index % 4)).collect(),
         }
     }
 
     #[test]
-    fn however_little_is_taken_at_once_frames_are_sent_whole_and_in_order() {
+    fn partial_writes_send_whole_frames_in_order() {
         for most in [1, 7, 80, 81, 333, 1 << 20] {
             let (mut frames, mut expected, mut sent) = (Frames::default(), Vec::new(), Vec::new());
             for index in 0..40 {
@@ -217,16 +217,16 @@ mod tests {
                     .copied()
                     .take(most)
                     .collect();
-                assert!(!bytes.is_empty(), "there is always something to write");
-                frames.taken(bytes.len());
+                assert!(!bytes.is_empty(), "no bytes to write");
+                frames.consume_sent(bytes.len());
                 sent.extend(bytes);
             }
-            assert!(sent == expected && frames.sent == 0, "{most} at once");
+            assert!(sent == expected && frames.sent == 0, "{most} bytes per write");
         }
     }
 
     #[test]
-    fn small_frames_go_out_together_and_their_heads_are_used_again() {
+    fn small_frames_share_a_write_and_their_heads_are_reused() {
         let mut frames = Frames::default();
         for _ in 0..10 {
             frames.push(&Envelope::default(), &Heartbeat {}.into(), FrameBody::Empty, false);
@@ -234,7 +234,7 @@ mod tests {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         assert_eq!(frames.unsent(&mut slices), 10);
         let first = frames.queue[0].head.as_ptr();
-        frames.taken(frames.queue[0].bytes);
+        frames.consume_sent(frames.queue[0].bytes);
         frames.push(&Envelope::default(), &Heartbeat {}.into(), FrameBody::Empty, false);
         assert_eq!(frames.queue.back().unwrap().head.as_ptr(), first);
     }

@@ -1,15 +1,16 @@
-//! What shards have lent over their links, for as long as those last: the session's thread adds and
-//! removes, callers use it.
+//! A map from links to the memory that their shards share. The session adds and removes entries;
+//! callers use them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushpull_common::ids::ShardId;
 
-/// Something of each link whose shard has lent it.
+/// At most one shared value per link, for as long as the connection lasts.
 #[derive(Debug)]
 pub(super) struct PerLink<T> {
     all: Mutex<Vec<LinkEntry<T>>>,
-    /// A child of this process has what is lent mapped, too, where only one of them may write.
+    /// The owning process. A forked child inherits the mappings but must not use them: only one
+    /// process may write.
     process: u32,
 }
 
@@ -27,24 +28,24 @@ impl<T> Default for PerLink<T> {
 }
 
 impl<T> PerLink<T> {
-    /// The shard of a link has lent something, in place of what it had lent over that before.
+    /// Adds the value that the shard of a link shares. Replaces an earlier one of the same link.
     pub(super) fn add(&self, link: usize, shard: ShardId, shared: T) {
         let mut all = self.all();
         all.retain(|other| other.link != link);
         all.push(LinkEntry { link, shard, shared: Arc::new(shared) });
     }
 
-    /// The connection of a link is gone, and with it what was lent. Whoever uses it goes on to the end.
+    /// Removes the value of a link whose connection has ended. A caller that holds it may finish.
     pub(super) fn remove(&self, link: usize) {
         self.all().retain(|other| other.link != link);
     }
 
-    /// What a shard has lent; nothing in a child of the process that it was lent to.
+    /// Returns the value that a shard shares; `None` in a forked child.
     pub(super) fn of(&self, shard: ShardId) -> Option<Arc<T>> {
         self.find(|other| (other.shard == shard).then(|| other.shared.clone()))
     }
 
-    /// Whether something is lent of which this is true.
+    /// Returns whether a shared value satisfies the predicate; `false` in a forked child.
     pub(super) fn any(&self, is_it: impl Fn(&T) -> bool) -> bool {
         self.find(|other| is_it(&other.shared).then_some(())).is_some()
     }
@@ -57,7 +58,7 @@ impl<T> PerLink<T> {
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<LinkEntry<T>>> {
-        // Each change is one call: the list is whole whatever a panic elsewhere interrupted.
+        // Each change is one call, so a panic elsewhere leaves the list valid.
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -67,19 +68,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lent_is_found_until_its_link_is_gone_or_lends_anew() {
+    fn a_shared_value_is_found_until_it_is_removed_or_replaced() {
         let (links, shard) = (PerLink::default(), |task| ShardId { task, shard: 0 });
         links.add(0, shard(7), "first");
         links.add(1, shard(8), "second");
-        let kept = links.of(shard(7)).unwrap();
-        assert_eq!((*kept, links.of(shard(9)).is_none()), ("first", true));
+        let held = links.of(shard(7)).unwrap();
+        assert_eq!((*held, links.of(shard(9)).is_none()), ("first", true));
         links.add(0, shard(7), "third");
         assert_eq!(*links.of(shard(7)).unwrap(), "third");
         assert!(links.any(|shared| *shared == "second") && !links.any(|shared| *shared == "first"));
         links.remove(0);
         assert!(links.of(shard(7)).is_none() && links.of(shard(8)).is_some());
-        assert_eq!(*kept, "first", "who uses it has it still");
+        assert_eq!(*held, "first", "a holder keeps its value");
         let links = PerLink { process: links.process + 1, ..links };
-        assert!(links.of(shard(8)).is_none() && !links.any(|_| true), "not in another process");
+        assert!(links.of(shard(8)).is_none() && !links.any(|_| true), "a forked child finds no value");
     }
 }

@@ -1,4 +1,4 @@
-//! The trays that shards have lent to a session: callers write gradients there by themselves.
+//! The mapped push buffers of a session: callers write gradients there in place.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use super::per_link::PerLink;
 use super::shared_memory::MappedPushBuffer;
 use crate::push_buffers::{GradientSlot, PushBufferId};
 
-/// Trays, for as long as the connections last over which they were lent. The session's thread adds and
-/// removes them, callers take rooms.
+/// The push buffers that shards share, each for as long as its connection lasts. The session adds
+/// and removes them; callers take buffer slots.
 #[derive(Debug, Default)]
 pub(crate) struct PushBuffers(PerLink<LinkBuffer>);
 
@@ -20,7 +20,7 @@ struct LinkBuffer {
 }
 
 impl PushBuffers {
-    /// The shard of a link has lent a tray.
+    /// Adds the push buffer that the shard of a link shares.
     pub(crate) fn add(
         &self,
         link: usize,
@@ -31,18 +31,18 @@ impl PushBuffers {
         self.0.add(link, shard, LinkBuffer { id, push_buffer: Arc::new(push_buffer) });
     }
 
-    /// The connection of a link is gone, and the tray with it: whoever still has a room of it may write
-    /// there, and nobody takes one any more.
+    /// Removes the push buffer of a link whose connection has ended. A caller that holds a buffer
+    /// slot may still write to it; no more slots are taken.
     pub(crate) fn remove(&self, link: usize) {
         self.0.remove(link);
     }
 
-    /// Whether a tray is lent.
+    /// Returns whether this push buffer is still shared.
     pub(crate) fn has(&self, push_buffer: PushBufferId) -> bool {
         self.0.any(|shared| shared.id == push_buffer)
     }
 
-    /// A room of a shard's tray that nobody has.
+    /// Takes a free buffer slot of a shard's push buffer.
     pub(crate) fn take(&self, shard: ShardId) -> Option<GradientSlot> {
         let shared = self.0.of(shard)?;
         let (memory, number) = shared.push_buffer.take()?;

@@ -1,5 +1,5 @@
-//! Commands on their way to the session's thread, replies on their way back, and what becomes of
-//! those that do not arrive.
+//! Carries commands to the session and replies to callers. Tokens and pushes in messages that do
+//! not arrive are returned.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use crate::error::Error;
 use crate::session::{OpId, Reply, SessionCommand};
 use crate::token::{DroppedItem, ReturnQueue};
 
-/// An operation on its way to the session. If it does not arrive, what it was to spend goes back.
+/// An operation on its way to the session. If it does not arrive, its token or push is returned.
 #[derive(Debug)]
-pub(super) struct PendingReply {
+pub(super) struct QueuedCommand {
     pub(super) op: OpId,
     pub(super) command: Option<SessionCommand>,
     pub(super) deadline: Instant,
-    /// The way to the caller, until it is taken.
+    /// Sends the reply to the caller, until taken.
     pub(super) answer: Option<Answer>,
     pub(super) returns: Arc<ReturnQueue>,
-    /// Until it has been taken, there is something to do.
+    /// Counts the operation as open while it is queued.
     pub(super) _open: OpenOperation,
 }
 
-impl PendingReply {
-    /// Takes the command and the way to its caller; `None` if the caller has gone.
+impl QueuedCommand {
+    /// Takes the command and the sender of its reply; `None` if the caller has dropped its future.
     pub(super) fn take(&mut self) -> Option<(SessionCommand, Answer)> {
-        let answer = self.answer.take().filter(|answer| !answer.is_for_nobody())?;
+        let answer = self.answer.take().filter(|answer| !answer.is_cancelled())?;
         Some((self.command.take()?, answer))
     }
 }
 
-impl Drop for PendingReply {
+impl Drop for QueuedCommand {
     fn drop(&mut self) {
         match self.command.take() {
             Some(SessionCommand::Push { order } | SessionCommand::Begin { order }) => {
@@ -48,8 +48,8 @@ impl Drop for PendingReply {
     }
 }
 
-/// Makes both ends of the way back of one operation.
-pub(super) fn way_back(
+/// Creates the reply channel of one operation.
+pub(super) fn reply_channel(
     op: OpId,
     doing: &'static str,
     returns: &Arc<ReturnQueue>,
@@ -57,63 +57,65 @@ pub(super) fn way_back(
     let (sender, receiver) = oneshot::channel();
     let open = returns.leadership().open();
     let answer = Answer { sender, returns: returns.clone(), _open: open };
-    let (state, returns) = (State::Waiting(receiver), returns.clone());
+    let (state, returns) = (CallState::Waiting(receiver), returns.clone());
     (answer, Call { op, doing, state, returns })
 }
 
-/// The session's end: sends the reply. Dropping it tells the caller that there will be none.
+/// The session's end of a reply channel. Dropping it without a reply fails the operation with
+/// [`Error::Ended`].
 #[derive(Debug)]
 pub(super) struct Answer {
     sender: oneshot::Sender<Result<Reply, Error>>,
     returns: Arc<ReturnQueue>,
-    /// Until it has been sent, there is something to do.
+    /// Counts the operation as open until the reply is sent.
     _open: OpenOperation,
 }
 
 impl Answer {
-    /// Whether the caller has gone.
-    fn is_for_nobody(&self) -> bool {
+    /// Returns whether the caller has dropped its future.
+    fn is_cancelled(&self) -> bool {
         self.sender.is_closed()
     }
 
-    /// Sends the reply. If the caller has gone, what it hands over goes back.
+    /// Sends the reply. If the caller has dropped its future, a token or push in the reply is
+    /// returned.
     pub(super) fn send(self, reply: Result<Reply, Error>) {
         if let Err(reply) = self.sender.send(reply) {
-            give_back(reply, &self.returns);
+            return_unclaimed(reply, &self.returns);
         }
     }
 }
 
-/// An operation that the session has been told to do: the caller's end, and a future of the reply.
+/// The caller's end of an operation: a future of the reply.
 ///
-/// Dropping it tells the session that nobody waits any more.
+/// Dropping it cancels the operation.
 #[derive(Debug)]
-#[must_use = "an operation nobody waits for is given up"]
+#[must_use = "dropping it cancels the operation"]
 pub(crate) struct Call {
     op: OpId,
     doing: &'static str,
-    state: State,
+    state: CallState,
     returns: Arc<ReturnQueue>,
 }
 
 #[derive(Debug)]
-enum State {
+enum CallState {
     Waiting(oneshot::Receiver<Result<Reply, Error>>),
-    /// It could not be posted.
+    /// The operation could not be submitted.
     Failed(Error),
-    Over,
+    Done,
 }
 
 impl Call {
-    /// One that has failed before it was posted.
+    /// Returns an operation that failed before it was submitted.
     pub(super) fn failed(doing: &'static str, error: Error, returns: &Arc<ReturnQueue>) -> Call {
-        let (op, state, returns) = (OpId(0), State::Failed(error), returns.clone());
+        let (op, state, returns) = (OpId(0), CallState::Failed(error), returns.clone());
         Call { op, doing, state, returns }
     }
 
-    /// Says why the operation could not be posted.
+    /// Sets the error of an operation that could not be submitted.
     pub(super) fn fail(&mut self, error: Error) {
-        self.state = State::Failed(error);
+        self.state = CallState::Failed(error);
     }
 }
 
@@ -122,13 +124,13 @@ impl Future for Call {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let doing = self.doing;
-        let reply = match std::mem::replace(&mut self.state, State::Over) {
-            State::Over => Err(Error::Ended { doing }),
-            State::Failed(error) => Err(error),
-            State::Waiting(mut receiver) => match Pin::new(&mut receiver).poll(context) {
+        let reply = match std::mem::replace(&mut self.state, CallState::Done) {
+            CallState::Done => Err(Error::Ended { doing }),
+            CallState::Failed(error) => Err(error),
+            CallState::Waiting(mut receiver) => match Pin::new(&mut receiver).poll(context) {
                 Poll::Ready(reply) => reply.unwrap_or(Err(Error::Ended { doing })),
                 Poll::Pending => {
-                    self.state = State::Waiting(receiver);
+                    self.state = CallState::Waiting(receiver);
                     return Poll::Pending;
                 }
             },
@@ -139,22 +141,22 @@ impl Future for Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let State::Waiting(receiver) = &mut self.state else { return };
-        // A reply that is sent after this is given back by the session's end.
+        let CallState::Waiting(receiver) = &mut self.state else { return };
+        // If a reply is sent after this, `Answer::send` returns what it carries.
         receiver.close();
         let reply = receiver.try_recv().ok();
         match reply {
-            // A push may still be sent part by part when its time is over: its rest will not come.
+            // After a timeout a push may still be half sent; the session must abandon it.
             Some(Err(Error::Timeout { .. })) | None => {
                 self.returns.add(DroppedItem::Operation(self.op));
             }
-            Some(reply) => give_back(reply, &self.returns),
+            Some(reply) => return_unclaimed(reply, &self.returns),
         }
     }
 }
 
-/// Gives back what a reply hands over, as nobody takes it.
-fn give_back(reply: Result<Reply, Error>, returns: &ReturnQueue) {
+/// Returns the token or push in a reply that no caller takes.
+fn return_unclaimed(reply: Result<Reply, Error>, returns: &ReturnQueue) {
     match reply {
         Ok(Reply::Token(Some(grant))) => returns.add(DroppedItem::Token(grant)),
         Ok(Reply::Begun { sequence }) => returns.add(DroppedItem::Push(sequence)),
@@ -178,12 +180,12 @@ mod tests {
         Grant { token: TokenId(1), generation: 1, step: GlobalStep(0), push_slot: 0 }
     }
 
-    fn pending_reply(command: SessionCommand, returns: &Arc<ReturnQueue>) -> (PendingReply, Call) {
-        let (answer, call) = way_back(OpId(1), "test", returns);
+    fn queued_command(command: SessionCommand, returns: &Arc<ReturnQueue>) -> (QueuedCommand, Call) {
+        let (answer, call) = reply_channel(OpId(1), "test", returns);
         let (deadline, returns, open) =
             (Instant::now(), returns.clone(), returns.leadership().open());
         let (command, answer) = (Some(command), Some(answer));
-        (PendingReply { op: OpId(1), command, deadline, answer, returns, _open: open }, call)
+        (QueuedCommand { op: OpId(1), command, deadline, answer, returns, _open: open }, call)
     }
 
     fn push() -> SessionCommand {
@@ -197,29 +199,29 @@ mod tests {
     }
 
     #[test]
-    fn a_command_whose_caller_has_gone_gives_back_what_it_was_to_spend() {
+    fn an_undelivered_command_returns_its_token_or_push() {
         let returns = Arc::new(ReturnQueue::default());
-        let (mut command, call) = pending_reply(push(), &returns);
+        let (mut command, call) = queued_command(push(), &returns);
         drop(call);
         assert!(matches!(returns.take()[..], [(DroppedItem::Operation(OpId(1)), _)]));
         assert!(command.take().is_none());
         drop(command);
         assert!(matches!(returns.take()[..], [(DroppedItem::Token(_), _)]));
         let sequence = Sequence(3);
-        let (command, _call) = pending_reply(SessionCommand::End { sequence }, &returns);
+        let (command, _call) = queued_command(SessionCommand::End { sequence }, &returns);
         drop(command);
         assert!(matches!(returns.take()[..], [(DroppedItem::Push(Sequence(3)), _)]));
-        let (mut command, _call) = pending_reply(push(), &returns);
+        let (mut command, _call) = queued_command(push(), &returns);
         assert!(command.take().is_some());
         drop(command);
-        assert!(returns.take().is_empty(), "it has arrived");
+        assert!(returns.take().is_empty(), "a delivered command returns nothing");
     }
 
     #[test]
-    fn a_reply_that_nobody_takes_gives_back_what_it_hands_over() {
+    fn an_undelivered_reply_returns_its_token_or_push() {
         let returns = Arc::new(ReturnQueue::default());
-        let open = || way_back(OpId(1), "test", &returns);
-        // The future is dropped between the answer and its caller's next turn, or before.
+        let open = || reply_channel(OpId(1), "test", &returns);
+        // The future is dropped after the reply is sent, or before.
         let (answer, call) = open();
         answer.send(Ok(Reply::Token(Some(grant()))));
         drop(call);
@@ -243,14 +245,14 @@ mod tests {
         drop(call);
         assert!(
             matches!(returns.take()[..], [(DroppedItem::Operation(_), _)]),
-            "it may not be sent whole"
+            "the push may be half sent"
         );
     }
 
     #[test]
-    fn a_session_that_ends_leaves_no_caller_waiting() {
+    fn the_end_of_a_session_fails_open_operations() {
         let returns = Arc::new(ReturnQueue::default());
-        let (command, mut call) = pending_reply(push(), &returns);
+        let (command, mut call) = queued_command(push(), &returns);
         assert!(poll(&mut call).is_pending());
         drop(command);
         assert!(matches!(poll(&mut call), Poll::Ready(Err(Error::Ended { doing: "test" }))));

@@ -1,4 +1,4 @@
-//! What runs a session: a runtime of one thread, which may be now this and now that.
+//! Runs a session in a single-threaded runtime that moves between threads.
 
 use std::io;
 use std::pin::pin;
@@ -11,10 +11,10 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::leadership::{LeaderGuard, Leadership};
 
-/// Runs a session, on its own thread or on those of callers that wait.
+/// Runs a session on its own thread, or on the thread of a caller that waits.
 #[derive(Debug)]
 pub(crate) struct SessionRunner {
-    /// There until it is dropped.
+    /// `Some` until drop.
     runtime: Option<Runtime>,
     leadership: Arc<Leadership>,
     limits: SpinLimits,
@@ -35,10 +35,10 @@ impl SessionRunner {
     }
 
     fn runtime(&self) -> &Runtime {
-        self.runtime.as_ref().expect("it is taken when the driver is dropped, not before")
+        self.runtime.as_ref().expect("the runtime is taken only on drop")
     }
 
-    /// For how long a caller polls in any case.
+    /// Returns how long a caller polls unconditionally.
     pub(crate) fn polls_for(&self) -> Duration {
         self.limits.unconditional
     }
@@ -47,64 +47,68 @@ impl SessionRunner {
         self.adaptive_spin.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The life of the session's thread: until the session has ended.
+    /// Runs the session's thread until the session has ended.
     pub(super) fn run(&self, session: impl Future<Output = ()> + Send + 'static) {
         let runtime = self.runtime();
         let mut session = runtime.spawn(session);
         loop {
-            let ended = self.leadership.begin()
+            let ended = self.leadership.take_over()
                 && runtime.block_on(async {
                     tokio::select! {
                         biased;
-                        // A panic of it has been seen by every caller, as an ended session.
+                        // Every caller sees a panic of the session as an ended session.
                         _ = &mut session => true,
                         () = self.leadership.released() => false,
                     }
                 });
             if ended {
-                // Connections that were given up let go of their sockets now, whoever still has this.
+                // Lets the tasks of given-up connections close their sockets now, even if the
+                // runner stays alive.
                 return runtime.block_on(tokio::task::yield_now());
             }
-            self.leadership.rest();
+            self.leadership.park();
         }
     }
 
-    /// A caller begins to ask for something that it will wait for: it runs the session meanwhile, unless it has a
-    /// runtime of its own on this thread, or the session's thread is busy with what others have asked for.
-    pub(crate) fn come(&self) -> Option<LeadingCaller<'_>> {
+    /// Registers a caller that is about to submit an operation and wait for it, so that it can
+    /// lead.
+    ///
+    /// Returns `None` if this thread has a runtime of its own or is ending, or if the session's
+    /// thread is busy with other operations.
+    pub(crate) fn enter(&self) -> Option<LeadingCaller<'_>> {
         match Handle::try_current() {
             Err(error) if error.is_missing_context() => {}
-            // There is a runtime, or the thread is ending and can run none.
+            // This thread has a runtime, or it is ending and cannot run one.
             _ => return None,
         }
-        self.leadership.come().map(|turn| LeadingCaller { runner: self, turn })
+        self.leadership.enter().map(|guard| LeadingCaller { runner: self, guard })
     }
 }
 
 impl Drop for SessionRunner {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // A look-up of a name that still runs is not waited for.
+            // Does not wait for a name resolution that is still running.
             runtime.shutdown_background();
         }
     }
 }
 
-/// A caller that runs the session while it waits.
+/// A registered caller, which runs the session while it waits.
 #[derive(Debug)]
 pub(crate) struct LeadingCaller<'a> {
     runner: &'a SessionRunner,
-    turn: LeaderGuard,
+    guard: LeaderGuard,
 }
 
 impl LeadingCaller<'_> {
     /// Runs the session until a future is ready.
     pub(crate) fn wait<F: Future>(mut self, future: F) -> F::Output {
-        self.turn.run();
+        self.guard.lead();
         let runner = self.runner;
         let mut wait = runner.adaptive_spin().begin(Instant::now());
         let pays = || {
-            // To ask takes some 2 us, in which others are not kept from saying how they have waited.
+            // Reading the load takes about 2 us, so the lock is released first.
             let pays = runner.adaptive_spin().pays();
             pays && !runner.processors.are_oversubscribed()
         };
@@ -114,8 +118,9 @@ impl LeadingCaller<'_> {
                 if let Poll::Ready(output) = future.as_mut().poll(context) {
                     return Poll::Ready(output);
                 }
-                // The processor is not given up meanwhile: where another computes on it, it would come back when that
-                // has had its slice, milliseconds later, though the answer were there. Whoever sleeps goes first.
+                // Polls without yielding the processor. After a yield to a thread that computes,
+                // this thread would wait for the end of that thread's time slice, milliseconds,
+                // even if the answer is there. A thread that wakes from sleep is scheduled first.
                 if wait.polls(Instant::now(), pays) {
                     context.waker().wake_by_ref();
                 }
@@ -128,8 +133,8 @@ impl LeadingCaller<'_> {
     }
 }
 
-/// How long a caller polls: in any case about as long as a wake-up takes, and longer where that pays. A wake-up takes an
-/// eighth of the longest poll.
+/// How long a caller polls: unconditionally for about the time of a wake-up, and longer if that
+/// pays. A wake-up takes an eighth of the longest poll.
 pub(crate) const CALLER_SPIN: SpinLimits = SpinLimits {
     unconditional: Duration::from_micros(50),
     longest: Duration::from_micros(400),
@@ -145,48 +150,49 @@ mod tests {
     use super::*;
     use crate::runtime::OpenOperation;
 
-    /// Asks a session who runs it, or to panic.
-    type Asked = Option<oneshot::Sender<ThreadId>>;
+    /// The reply channel of a request for the running thread; `None` makes the session panic.
+    type ThreadQuery = Option<oneshot::Sender<ThreadId>>;
 
-    /// A session that says on which thread it is run, until nobody can ask any more.
-    struct Session {
+    /// A session that answers each request with the thread that runs it, until all senders are
+    /// dropped.
+    struct QueriedSession {
         runner: Arc<SessionRunner>,
-        ask: mpsc::UnboundedSender<(Asked, OpenOperation)>,
+        queries: mpsc::UnboundedSender<(ThreadQuery, OpenOperation)>,
         thread: JoinHandle<()>,
     }
 
-    impl Session {
-        fn start() -> Session {
+    impl QueriedSession {
+        fn start() -> QueriedSession {
             let runner = Arc::new(SessionRunner::new(Arc::default(), CALLER_SPIN.longest).unwrap());
-            let (ask, mut asked) = mpsc::unbounded_channel::<(Asked, OpenOperation)>();
+            let (queries, mut received) = mpsc::unbounded_channel::<(ThreadQuery, OpenOperation)>();
             let session = async move {
-                while let Some((reply, open)) = asked.recv().await {
-                    let reply = reply.expect("asked to panic");
+                while let Some((reply, open)) = received.recv().await {
+                    let reply = reply.expect("a request to panic");
                     let _ = reply.send(std::thread::current().id());
                     drop(open);
                 }
             };
             let runs = runner.clone();
             let thread = std::thread::spawn(move || runs.run(session));
-            Session { runner, ask, thread }
+            QueriedSession { runner, queries, thread }
         }
 
         fn ask(&self) -> oneshot::Receiver<ThreadId> {
             let (reply, replied) = oneshot::channel();
-            self.reply(Some(reply));
+            self.send_query(Some(reply));
             replied
         }
 
-        fn reply(&self, asked: Asked) {
+        fn send_query(&self, query: ThreadQuery) {
             let leadership = &self.runner.leadership;
-            // Where it has ended, that is found out by what was to be replied.
-            let _ = self.ask.send((asked, leadership.open()));
+            // If the session has ended, the reply channel closes.
+            let _ = self.queries.send((query, leadership.open()));
             leadership.call();
         }
 
-        /// Asks, and waits as callers do.
+        /// Sends a request and waits as callers do.
         fn wait(&self) -> Option<ThreadId> {
-            match self.runner.come() {
+            match self.runner.enter() {
                 Some(waiting) => waiting.wait(self.ask()).ok(),
                 None => self.ask().blocking_recv().ok(),
             }
@@ -194,16 +200,16 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_waits_runs_the_session_by_itself() {
-        let session = Session::start();
+    fn a_waiting_caller_runs_the_session() {
+        let session = QueriedSession::start();
         let own = std::thread::current().id();
-        // The first may be done by the thread before it has let go.
+        // The session's thread may answer the first requests before it yields.
         assert!((0..1_000).any(|_| session.wait() == Some(own)));
     }
 
     #[test]
-    fn what_nobody_waits_for_is_done_by_the_thread_whoever_had_the_session_before() {
-        let session = Session::start();
+    fn the_thread_answers_requests_without_a_waiting_caller() {
+        let session = QueriedSession::start();
         let own = std::thread::current().id();
         for _ in 0..100 {
             session.wait().unwrap();
@@ -215,8 +221,8 @@ mod tests {
     }
 
     #[test]
-    fn many_callers_at_once_are_all_answered() {
-        let session = Session::start();
+    fn concurrent_callers_are_all_answered() {
+        let session = QueriedSession::start();
         std::thread::scope(|scope| {
             for caller in 0..4 {
                 let session = &session;
@@ -234,46 +240,47 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_caller_in_a_runtime_of_its_own_leaves_the_session_to_its_thread() {
-        let session = Session::start();
-        assert!(session.runner.come().is_none());
+    async fn a_caller_in_a_runtime_does_not_lead() {
+        let session = QueriedSession::start();
+        assert!(session.runner.enter().is_none());
         assert_ne!(session.ask().await.unwrap(), std::thread::current().id());
     }
 
     #[test]
-    fn a_thread_that_ends_leaves_the_session_to_its_own() {
-        struct Held(Arc<Session>);
-        impl Drop for Held {
+    fn an_ending_thread_does_not_lead() {
+        struct QueryAtExit(Arc<QueriedSession>);
+        impl Drop for QueryAtExit {
             fn drop(&mut self) {
-                assert!(self.0.runner.come().is_none());
+                assert!(self.0.runner.enter().is_none());
                 let mut asked = self.0.ask();
                 while asked.try_recv().is_err() {
                     std::thread::yield_now();
                 }
             }
         }
-        thread_local!(static HELD: std::cell::OnceCell<Held> = const { std::cell::OnceCell::new() });
-        let session = Arc::new(Session::start());
-        let asks = session.clone();
+        thread_local!(static AT_EXIT: std::cell::OnceCell<QueryAtExit> = const { std::cell::OnceCell::new() });
+        let session = Arc::new(QueriedSession::start());
+        let caller_session = session.clone();
         let ending = std::thread::spawn(move || {
-            // What a thread has had first goes last: behind what a runtime keeps there.
-            HELD.with(|held| assert!(held.set(Held(asks.clone())).is_ok()));
-            asks.wait().unwrap();
+            // Thread-local values are dropped in reverse order, so this one after those of the
+            // runtime.
+            AT_EXIT.with(|cell| assert!(cell.set(QueryAtExit(caller_session.clone())).is_ok()));
+            caller_session.wait().unwrap();
         });
         ending.join().unwrap();
     }
 
     #[test]
-    fn a_session_that_panics_or_ends_leaves_nobody_waiting() {
-        let session = Session::start();
+    fn a_panic_or_the_end_of_a_session_fails_all_waits() {
+        let session = QueriedSession::start();
         session.wait().unwrap();
-        session.reply(None);
+        session.send_query(None);
         assert_eq!(session.wait(), None);
-        assert_eq!(session.wait(), None, "and nobody who comes later");
+        assert_eq!(session.wait(), None, "a later caller");
         session.thread.join().unwrap();
-        let session = Session::start();
+        let session = QueriedSession::start();
         session.wait().unwrap();
-        drop(session.ask);
+        drop(session.queries);
         session.runner.leadership.end();
         session.thread.join().unwrap();
     }

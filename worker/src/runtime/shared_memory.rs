@@ -1,8 +1,8 @@
-//! Memory that a server has lent, mapped.
+//! Maps the memory that a server shares.
 //!
-//! This is one of the few files that may hold `unsafe` code. Values are changed by another process, so
-//! they are loaded as atomic words, or copied as bytes and never borrowed. What gradients are written to
-//! is changed by nobody else, and borrowed.
+//! This is one of the few files that may hold `unsafe` code. Another process changes the values, so
+//! they are loaded as atomic words or copied as bytes, and never borrowed. Only this process writes
+//! to buffer slots, so these are borrowed.
 
 use std::fs::File;
 use std::io;
@@ -18,63 +18,65 @@ use pushpull_common::shared_values::{
 
 use crate::push_buffers::SlotMemory;
 
-/// A whole file of somebody else's, mapped.
+/// A mapped file that another process shares.
 #[derive(Debug)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedFile {
     map: MmapRaw,
     writable: bool,
 }
 
-impl Mapped {
-    /// At least so many bytes of a file, to be read, or to be written, too.
-    fn new(file: &File, bytes: u64, writable: bool) -> io::Result<Mapped> {
+impl MappedFile {
+    /// Maps this many bytes of a file, for reading or for reading and writing. Fails if the file is
+    /// shorter or `bytes` is 0.
+    fn new(file: &File, bytes: u64, writable: bool) -> io::Result<MappedFile> {
         let (found, length) = (file.metadata()?.len(), usize::try_from(bytes));
         let length = length.map_err(io::Error::other)?;
         if found < bytes || length == 0 {
             return Err(io::Error::other(format!(
-                "{bytes} bytes are shared, and {found} are there"
+                "cannot map {bytes} bytes of a file of {found}"
             )));
         }
         let mut options = MmapOptions::new();
         let options = options.len(length);
         let map = if writable { options.map_raw(file) } else { options.map_raw_read_only(file) };
-        Ok(Mapped { map: map?, writable })
+        Ok(MappedFile { map: map?, writable })
     }
 
     fn word(&self, word: usize) -> &AtomicU64 {
         assert!(word < self.map.len() / 8, "word {word} of {}", self.map.len() / 8);
-        // SAFETY: the word lies inside the mapping, which starts at a page and so aligns it, and lives as
-        // long as `self`. Here as in the other process it is only ever used in one piece. That it
-        // may not be stored to is seen to in `store`.
+        // SAFETY: the assertion keeps the word inside the mapping, which lives as long as `self`.
+        // The mapping starts at a page, so the word is aligned. Both processes access it only as a
+        // whole atomic word. `store` rejects stores to a read-only mapping.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().cast::<u64>().add(word)) }
     }
 
-    /// Copies bytes from somewhere in it. Should they be overwritten meanwhile, which the other process
-    /// does only when it has revoked the pin under which they are read, what is copied is of any
-    /// content.
+    /// Copies bytes out of the mapping, starting at byte `from`.
+    ///
+    /// The other process overwrites them only after it has revoked the pin under which they are
+    /// read. The content of the copy is unspecified then.
     ///
     /// # Panics
-    /// If they do not lie in it.
+    /// If the range is not inside the mapping.
     pub(crate) fn copy(&self, from: usize, to: &mut [u8]) {
         let length = self.map.len();
         assert!(from <= length && to.len() <= length - from, "{} bytes at {from}", to.len());
-        // SAFETY: the assertion keeps the source inside the mapping, which lives as long as `self`; the
-        // target is borrowed, and cannot overlap a mapping of which nothing is ever borrowed. Any
-        // bytes are a `u8` each: of those that change while they are copied either is taken, and
-        // nothing depends on which, as all are thrown away then.
+        // SAFETY: the assertion keeps the source inside the mapping, which lives as long as `self`.
+        // The target is borrowed, and nothing in the mapping ever is, so they do not overlap. Any
+        // byte is a valid `u8`. Of a byte that changes during the copy either value is taken;
+        // nothing depends on which, because the caller discards the copy then.
         unsafe {
             std::ptr::copy_nonoverlapping(self.map.as_ptr().add(from), to.as_mut_ptr(), to.len());
         }
     }
 }
 
-impl AtomicWords for Mapped {
+impl AtomicWords for MappedFile {
     fn load(&self, word: usize) -> u64 {
         u64::from_le(self.word(word).load(Ordering::Acquire))
     }
 
     fn store(&self, word: usize, value: u64) {
-        assert!(self.writable, "read-only memory is not written");
+        assert!(self.writable, "a read-only mapping was written");
         self.word(word).store(value.to_le(), Ordering::Release);
     }
 
@@ -83,8 +85,9 @@ impl AtomicWords for Mapped {
     }
 }
 
-/// Maps what has come with a [`SharedValues`], once it is known to be what that says.
-pub(crate) fn map(shared: &SharedValues, descriptors: Vec<OwnedFd>) -> io::Result<Reader<Mapped>> {
+/// Validates the geometry in a [`SharedValues`] and maps its files: block table, reader slot and
+/// values.
+pub(crate) fn map(shared: &SharedValues, descriptors: Vec<OwnedFd>) -> io::Result<Reader<MappedFile>> {
     let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = *shared;
     let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
     geometry.check(shared.values_bytes).map_err(io::Error::other)?;
@@ -93,30 +96,30 @@ pub(crate) fn map(shared: &SharedValues, descriptors: Vec<OwnedFd>) -> io::Resul
     if shared.block_table_bytes < block_table_bytes as u64
         || shared.reader_slot_bytes < reader_slot_bytes as u64
     {
-        return Err(io::Error::other("a board or a desk that is too short"));
+        return Err(io::Error::other("the block table or the reader slot is too short"));
     }
     let files: Vec<File> = descriptors.into_iter().map(File::from).collect();
     let [block_table, reader_slot, values] = &files[..] else {
-        return Err(io::Error::other(format!("{} descriptors and not three", files.len())));
+        return Err(io::Error::other(format!("expected three descriptors, found {}", files.len())));
     };
-    let block_table = Mapped::new(block_table, shared.block_table_bytes, false)?;
-    let reader_slot = Mapped::new(reader_slot, shared.reader_slot_bytes, true)?;
-    let values = Mapped::new(values, shared.values_bytes, false)?;
+    let block_table = MappedFile::new(block_table, shared.block_table_bytes, false)?;
+    let reader_slot = MappedFile::new(reader_slot, shared.reader_slot_bytes, true)?;
+    let values = MappedFile::new(values, shared.values_bytes, false)?;
     Ok(Reader::new(block_table, reader_slot, values, geometry, shared.owner_generation))
 }
 
-/// Memory that a shard lends to write gradients into, mapped, and cut into rooms.
+/// A mapped push buffer, divided into buffer slots.
 #[derive(Debug)]
 pub(crate) struct MappedPushBuffer {
     map: MmapRaw,
     slot_bytes: usize,
-    /// Where each room starts, and what names it to the shard.
+    /// The first byte of each buffer slot, and its number at the shard.
     push_slots: Vec<(usize, u32)>,
-    /// Those that nobody has.
+    /// The indices of the free buffer slots.
     free: Mutex<Vec<usize>>,
 }
 
-/// Maps what has come with a [`SharedPushBuffer`], once it is known to be what that says.
+/// Validates the geometry in a [`SharedPushBuffer`] and maps its file.
 pub(crate) fn map_push_buffer(
     shared: &SharedPushBuffer,
     descriptors: Vec<OwnedFd>,
@@ -124,15 +127,15 @@ pub(crate) fn map_push_buffer(
     let SharedPushBuffer { bytes, first, stride, push_slots } = shared;
     let push_slots = push_slots.items();
     let end = stride.checked_mul(push_slots.len() as u64).and_then(|all| all.checked_add(*first));
-    let aligned = first.is_multiple_of(ALIGNED) && stride.is_multiple_of(ALIGNED) && *stride > 0;
+    let aligned = first.is_multiple_of(SLOT_ALIGNMENT) && stride.is_multiple_of(SLOT_ALIGNMENT) && *stride > 0;
     if !aligned || end.is_none_or(|end| end > *bytes) || push_slots.contains(&0) {
-        return Err(io::Error::other("slots outside the shared memory"));
+        return Err(io::Error::other("the buffer slots are not inside the shared memory"));
     }
     let files: Vec<File> = descriptors.into_iter().map(File::from).collect();
     let [file] = &files[..] else {
-        return Err(io::Error::other(format!("{} descriptors and not one", files.len())));
+        return Err(io::Error::other(format!("expected one descriptor, found {}", files.len())));
     };
-    let Mapped { map, .. } = Mapped::new(file, *bytes, true)?;
+    let MappedFile { map, .. } = MappedFile::new(file, *bytes, true)?;
     let start = |index: usize| *first as usize + index * *stride as usize;
     let push_slots: Vec<(usize, u32)> =
         push_slots.iter().enumerate().map(|(index, &number)| (start(index), number)).collect();
@@ -140,11 +143,11 @@ pub(crate) fn map_push_buffer(
     Ok(MappedPushBuffer { map, slot_bytes: *stride as usize, push_slots, free })
 }
 
-/// Where rooms may start: elements of every type are aligned there.
-const ALIGNED: u64 = 4096;
+/// The alignment of buffer slots, which aligns elements of every type.
+const SLOT_ALIGNMENT: u64 = 4096;
 
 impl MappedPushBuffer {
-    /// A room that nobody has, and what names it to the shard.
+    /// Takes a free buffer slot; returns it and its number at the shard.
     pub(super) fn take(self: &Arc<Self>) -> Option<(MappedSlot, u32)> {
         let index = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
         let (start, number) = self.push_slots[index];
@@ -152,8 +155,8 @@ impl MappedPushBuffer {
     }
 }
 
-/// A room of a tray. There is never another of the same: it was taken from those that nobody has, and is
-/// back there once it is dropped.
+/// A buffer slot of a push buffer. It is the only handle to its slot: the slot is taken from the
+/// free list and put back on drop.
 #[derive(Debug)]
 pub(crate) struct MappedSlot {
     push_buffer: Arc<MappedPushBuffer>,
@@ -164,20 +167,21 @@ pub(crate) struct MappedSlot {
 impl SlotMemory for MappedSlot {
     fn bytes(&self) -> &[u8] {
         let (start, length) = (self.start, self.push_buffer.slot_bytes);
-        // SAFETY: `map_push_buffer` has seen that the room lies in the mapping, which lives as long as the tray and so
-        // as `self`. In this process only `self` leads to these bytes, and to change them takes `&mut
-        // self`. The process that has lent them maps them too, and by the protocol only reads them: what is
-        // sent to it beside them is received elsewhere. If it broke that, or cut its memory short,
-        // gradients would be of other content or this process would be ended by the system; it is the
-        // server that was chosen to keep the model, as the same user. Any bytes are a `u8` each.
+        // SAFETY: `map_push_buffer` has checked that the slot is inside the mapping. The mapping
+        // lives as long as the push buffer, which `self` keeps alive. In this process only `self`
+        // leads to these bytes, and changing them takes `&mut self`. The server maps them too, and
+        // by the protocol only reads them: it receives frames elsewhere. A server that broke this
+        // could change gradients; one that truncated the file could make the system kill this
+        // process. The server runs as the same user and is trusted with the model. Any byte is a
+        // valid `u8`.
         unsafe { std::slice::from_raw_parts(self.push_buffer.map.as_ptr().add(start), length) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         let (start, length) = (self.start, self.push_buffer.slot_bytes);
-        // SAFETY: as in `bytes`. `&mut self` is the only way to them in this process as long as the slice
-        // lives. The other only reads them, and knows that what it reads may be changing: it is values to
-        // it, and never an index or a length.
+        // SAFETY: as in `bytes`. `&mut self` is the only access to these bytes in this process
+        // while the slice lives. The server only reads them and expects them to change: it takes
+        // them as values, never as an index or a length.
         unsafe {
             std::slice::from_raw_parts_mut(self.push_buffer.map.as_mut_ptr().add(start), length)
         }
@@ -218,21 +222,21 @@ mod tests {
         }
     }
 
-    fn mapped(shared: &SharedValues) -> io::Result<Reader<Mapped>> {
-        // What is there is what the sound one says.
-        let there = super::tests::shared();
+    fn mapped(shared: &SharedValues) -> io::Result<Reader<MappedFile>> {
+        // The files have the sizes of the valid description.
+        let valid = super::tests::shared();
         map(
             shared,
             vec![
-                file(there.block_table_bytes),
-                file(there.reader_slot_bytes),
-                file(there.values_bytes),
+                file(valid.block_table_bytes),
+                file(valid.reader_slot_bytes),
+                file(valid.values_bytes),
             ],
         )
     }
 
     #[test]
-    fn what_is_not_what_it_is_said_to_be_is_not_mapped() {
+    fn shared_values_with_a_wrong_geometry_are_rejected() {
         mapped(&shared()).unwrap();
         for wrong in [
             SharedValues { block_table_bytes: 8 * 20 - 1, ..shared() },
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tray_that_is_not_what_it_is_said_to_be_is_not_mapped() {
+    fn a_push_buffer_with_a_wrong_geometry_is_rejected() {
         map_push_buffer(&push_buffer(), vec![file(3 * 4096)]).unwrap();
         for wrong in [
             SharedPushBuffer { bytes: 3 * 4096 + 1, ..push_buffer() },
@@ -276,21 +280,21 @@ mod tests {
     }
 
     #[test]
-    fn each_room_is_of_one_and_can_be_taken_again() {
-        let there = file(3 * 4096);
-        let seen = File::from(there.try_clone().unwrap());
-        let push_buffer = Arc::new(map_push_buffer(&push_buffer(), vec![there]).unwrap());
+    fn each_buffer_slot_has_one_holder_and_is_reused() {
+        let memory = file(3 * 4096);
+        let duplicate = File::from(memory.try_clone().unwrap());
+        let push_buffer = Arc::new(map_push_buffer(&push_buffer(), vec![memory]).unwrap());
         let [(mut first, 7), (mut second, 9)] =
             [push_buffer.take().unwrap(), push_buffer.take().unwrap()]
         else {
-            panic!("the rooms are handed out in their order")
+            panic!("the slots are not taken in order")
         };
         assert!(push_buffer.take().is_none());
         first.bytes_mut().fill(1);
         second.bytes_mut()[4095] = 2;
-        let seen = Mapped::new(&seen, 3 * 4096, false).unwrap();
+        let view = MappedFile::new(&duplicate, 3 * 4096, false).unwrap();
         let mut bytes = vec![9; 3 * 4096];
-        seen.copy(0, &mut bytes);
+        view.copy(0, &mut bytes);
         let expected = [vec![0; 4096], vec![1; 4096], vec![0; 4095], vec![2]].concat();
         assert!(bytes == expected && first.bytes() == &expected[4096..8192]);
         drop(second);
@@ -298,11 +302,11 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_it_is_copied() {
+    fn bytes_are_copied_out_of_a_mapping() {
         let file = File::from(file(4096));
-        let written = Mapped::new(&file, 4096, true).unwrap();
+        let written = MappedFile::new(&file, 4096, true).unwrap();
         written.store(2, 0x0706_0504_0302_0100);
-        let read = Mapped::new(&file, 4096, false).unwrap();
+        let read = MappedFile::new(&file, 4096, false).unwrap();
         let mut bytes = [0; 4];
         read.copy(18, &mut bytes);
         assert_eq!((bytes, read.load(2)), ([2, 3, 4, 5], 0x0706_0504_0302_0100));

@@ -1,5 +1,5 @@
-//! The session's thread: it lives beside the caller's, so that ten seconds of computing on the
-//! caller's thread are not a death.
+//! The session's thread. It runs beside the caller's threads, so that a caller that computes for
+//! ten seconds does not lose its lease.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -14,9 +14,9 @@ use tokio::task::JoinSet;
 use super::caller::{COMMANDS_MAX, Caller};
 use super::connection;
 use super::mapped_shards::MappedShards;
-use super::outbox::Outbox;
+use super::outbox::LinkOutbox;
 use super::push_buffers::PushBuffers;
-use super::reply::{Answer, PendingReply};
+use super::reply::{Answer, QueuedCommand};
 use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::Progress;
@@ -45,12 +45,12 @@ impl SessionThread {
         let mapped_shards = Arc::new(MappedShards::default());
         let unclaimed = session.unclaimed().clone();
         let push_buffers = Arc::new(PushBuffers::default());
-        let (way_back, to_read, to_write) =
+        let (caller_returns, caller_shards, caller_buffers) =
             (returns.clone(), mapped_shards.clone(), push_buffers.clone());
-        let caller = Caller::new(commands, way_back, unclaimed, to_read, to_write, runner.clone());
+        let caller = Caller::new(commands, caller_returns, unclaimed, caller_shards, caller_buffers, runner.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let shared = (mapped_shards, push_buffers);
-            let core = Arc::new(Core::new(session, addresses, progress, returns, shared));
+            let core = Arc::new(SessionCore::new(session, addresses, progress, returns, shared));
             runner.run(core.run(receiver));
         })?;
         Ok(SessionThread { caller: Arc::new(caller), thread: Some(thread) })
@@ -65,55 +65,55 @@ impl Drop for SessionThread {
     fn drop(&mut self) {
         self.caller.end();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been seen by every caller, as an ended session.
+            // Every caller sees a panic of the thread as an ended session.
             let _ = thread.join();
         }
     }
 }
 
-/// The session and its connections, shared by the tasks of its runtime: they run one at a time, and the
-/// locks are never waited for.
-pub(super) struct Core {
+/// The session and its connections, shared by the tasks of its runtime. The tasks run one at a
+/// time, so the locks are never contended.
+pub(super) struct SessionCore {
     session: Mutex<Session>,
     addresses: BTreeMap<u32, String>,
     answers: Mutex<HashMap<OpId, Answer>>,
-    outboxes: Mutex<HashMap<usize, Arc<Outbox>>>,
+    outboxes: Mutex<HashMap<usize, Arc<LinkOutbox>>>,
     progress: Option<Progress>,
     returns: Arc<ReturnQueue>,
     mapped_shards: Arc<MappedShards>,
     push_buffers: Arc<PushBuffers>,
-    /// When the clock's task will wake, and what makes it look again.
-    armed: Mutex<Option<Instant>>,
+    /// When the timer task wakes; `rearm` makes it read the time again.
+    timer_at: Mutex<Option<Instant>>,
     rearm: Notify,
-    /// Connections to be made, by the task that may spawn.
-    connects: Mutex<Vec<(usize, String, Arc<Outbox>)>>,
+    /// Connections for the `serve` task to open: it owns the set of connection tasks.
+    connects: Mutex<Vec<(usize, String, Arc<LinkOutbox>)>>,
     connect: Notify,
 }
 
-/// A task that panics ends the session: what it leaves is looked at by nobody but those who clear up.
+/// Locks, ignoring poison: a panic ends the session, and only the clean-up uses the data then.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whoever still waits when the session ends is told, though it end by a panic.
-struct Ended(Arc<Core>);
+/// Fails all open operations when the session ends, also if it panics.
+struct AnswersGuard(Arc<SessionCore>);
 
-impl Drop for Ended {
+impl Drop for AnswersGuard {
     fn drop(&mut self) {
         let unanswered = std::mem::take(&mut *lock(&self.0.answers));
         drop(unanswered);
     }
 }
 
-impl Core {
+impl SessionCore {
     fn new(
         session: Session,
         addresses: BTreeMap<u32, String>,
         progress: Option<Progress>,
         returns: Arc<ReturnQueue>,
         (mapped_shards, push_buffers): (Arc<MappedShards>, Arc<PushBuffers>),
-    ) -> Core {
-        Core {
+    ) -> SessionCore {
+        SessionCore {
             addresses,
             session: Mutex::new(session),
             answers: Mutex::default(),
@@ -122,39 +122,39 @@ impl Core {
             returns,
             mapped_shards,
             push_buffers,
-            armed: Mutex::default(),
+            timer_at: Mutex::default(),
             rearm: Notify::new(),
             connects: Mutex::default(),
             connect: Notify::new(),
         }
     }
 
-    async fn run(self: Arc<Core>, commands: mpsc::Receiver<PendingReply>) {
-        let ended = Ended(self.clone());
+    async fn run(self: Arc<SessionCore>, commands: mpsc::Receiver<QueuedCommand>) {
+        let ended = AnswersGuard(self.clone());
         let mut connections = JoinSet::new();
         tokio::select! {
             () = self.serve(commands, &mut connections) => {}
-            () = self.keep_time() => {}
+            () = self.run_timer() => {}
         }
-        // A token that was dropped last goes back while the connection stands.
-        self.take_back();
+        // Tokens dropped just before the end are returned while the connections are open.
+        self.process_returns();
         tokio::task::yield_now().await;
         connections.shutdown().await;
         drop(ended);
     }
 
     async fn serve(
-        self: &Arc<Core>,
-        mut commands: mpsc::Receiver<PendingReply>,
+        self: &Arc<SessionCore>,
+        mut commands: mpsc::Receiver<QueuedCommand>,
         connections: &mut JoinSet<()>,
     ) {
         loop {
             tokio::select! {
                 command = commands.recv() => {
-                    let Some(pending_reply) = command else { return };
-                    self.take(pending_reply);
+                    let Some(queued_command) = command else { return };
+                    self.take(queued_command);
                 }
-                () = self.returns.notify.notified() => self.take_back(),
+                () = self.returns.notify.notified() => self.process_returns(),
                 () = self.connect.notified() => {
                     for (link, address, outbox) in std::mem::take(&mut *lock(&self.connects)) {
                         let run = connection::run(self.clone(), link, address, outbox);
@@ -163,7 +163,7 @@ impl Core {
                 }
                 Some(ended) = connections.join_next() => {
                     if ended.is_err() {
-                        // It has panicked, and with it the session.
+                        // A connection task has panicked, which ends the session.
                         return;
                     }
                 }
@@ -171,15 +171,15 @@ impl Core {
         }
     }
 
-    fn take(&self, mut pending_reply: PendingReply) {
-        let (op, deadline) = (pending_reply.op, pending_reply.deadline);
-        if let Some((command, answer)) = pending_reply.take() {
+    fn take(&self, mut queued_command: QueuedCommand) {
+        let (op, deadline) = (queued_command.op, queued_command.deadline);
+        if let Some((command, answer)) = queued_command.take() {
             lock(&self.answers).insert(op, answer);
             self.handle(SessionInput::Command { op, command, deadline });
         }
     }
 
-    fn take_back(&self) {
+    fn process_returns(&self) {
         for (dropped, _open) in self.returns.take() {
             self.handle(match dropped {
                 DroppedItem::Token(grant) => SessionInput::TokenDropped { grant },
@@ -192,12 +192,12 @@ impl Core {
         }
     }
 
-    /// Tells the session the time when it wants to know it.
-    async fn keep_time(&self) {
+    /// Sends the session a tick at each of its wake-up times.
+    async fn run_timer(&self) {
         loop {
             let now = Instant::now();
             let wake = lock(&self.session).wake_at(now);
-            *lock(&self.armed) = Some(wake);
+            *lock(&self.timer_at) = Some(wake);
             tokio::select! {
                 () = tokio::time::sleep_until(wake.into()) => self.handle(SessionInput::Tick),
                 () = self.rearm.notified() => {}
@@ -205,7 +205,7 @@ impl Core {
         }
     }
 
-    /// Tells the session what happened, and does what it wants done.
+    /// Passes an input to the session and carries out its outputs.
     pub(super) fn handle(&self, input: SessionInput) {
         let now = Instant::now();
         let mut session = lock(&self.session);
@@ -214,15 +214,16 @@ impl Core {
             self.deliver(output);
         }
         let wake = session.wake_at(now);
-        let mut armed = lock(&self.armed);
-        if armed.is_some_and(|armed| wake < armed) {
-            *armed = Some(wake);
+        let mut timer_at = lock(&self.timer_at);
+        if timer_at.is_some_and(|timer_at| wake < timer_at) {
+            *timer_at = Some(wake);
             self.rearm.notify_one();
         }
     }
 
-    /// A connection has ended, and with it what was lent over it, unless another has taken its place.
-    pub(super) fn sharing_ended(&self, link: usize, outbox: &Arc<Outbox>) {
+    /// Removes the shared memory of a connection that has ended, unless a newer connection has
+    /// replaced it.
+    pub(super) fn sharing_ended(&self, link: usize, outbox: &Arc<LinkOutbox>) {
         let outboxes = lock(&self.outboxes);
         if outboxes.get(&link).is_none_or(|current| Arc::ptr_eq(current, outbox)) {
             self.mapped_shards.remove(link);
@@ -230,7 +231,7 @@ impl Core {
         }
     }
 
-    /// Lends the memory for a body.
+    /// Calls `receive` with the memory into which the body of a frame is read.
     pub(super) fn with_body<R>(
         &self,
         link: usize,
@@ -243,7 +244,7 @@ impl Core {
         match output {
             SessionOutput::Connect { link, shard } => {
                 let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
-                let outbox = Arc::new(Outbox::default());
+                let outbox = Arc::new(LinkOutbox::default());
                 lock(&self.outboxes).insert(link, outbox.clone());
                 lock(&self.connects).push((link, address, outbox));
                 self.connect.notify_one();
@@ -261,13 +262,13 @@ impl Core {
                 }
             }
             SessionOutput::SharedValues { link, mapped_shard, shared } => {
-                // What cannot be mapped is not read; all can be asked for over the connection.
+                // If the values cannot be mapped, pulls use the connection.
                 if let Ok(reader) = shared_memory::map(&shared, self.descriptors(link)) {
                     self.mapped_shards.add(link, mapped_shard, reader);
                 }
             }
             SessionOutput::SharedPushBuffer { link, shard, push_buffer, shared } => {
-                // What cannot be mapped is not written; all can be sent over the connection.
+                // If the push buffer cannot be mapped, pushes use the connection.
                 if let Ok(mapped) = shared_memory::map_push_buffer(&shared, self.descriptors(link))
                 {
                     self.push_buffers.add(link, shard, push_buffer, mapped);
@@ -286,7 +287,7 @@ impl Core {
         }
     }
 
-    /// The descriptors that have come over a link.
+    /// Takes the descriptors received over a link.
     fn descriptors(&self, link: usize) -> Vec<OwnedFd> {
         let outboxes = lock(&self.outboxes);
         outboxes.get(&link).map(|outbox| outbox.take_descriptors()).unwrap_or_default()
@@ -312,7 +313,7 @@ mod tests {
         SessionCommand::Open { shards: vec![OWNER] }
     }
 
-    /// A session that never reaches anybody.
+    /// The configuration of a session that cannot reach a server.
     fn start() -> SessionConfig {
         SessionConfig {
             task: TaskId::worker(0),
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_without_end_can_be_given_up_and_the_thread_ends() {
+    fn an_endless_wait_can_be_cancelled_and_the_thread_ends() {
         let session = SessionThread::start(start(), None, Duration::ZERO).unwrap();
         {
             let mut call = pin!(session.caller().call("connect", open(), Duration::MAX));
@@ -339,18 +340,18 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_runs_the_session_is_told_of_its_end() {
+    fn the_end_of_a_session_fails_the_wait_of_its_leader() {
         let session = SessionThread::start(start(), None, Duration::ZERO).unwrap();
         std::thread::scope(|scope| {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (sender, submitted) = std::sync::mpsc::channel();
             let caller = session.caller();
             let waits = scope.spawn(move || {
-                let waiting = caller.runner().come().expect("nothing is open");
+                let waiting = caller.runner().enter().expect("no operation is open");
                 let call = caller.call("connect", open(), Duration::MAX);
-                tell.send(()).unwrap();
+                sender.send(()).unwrap();
                 waiting.wait(call)
             });
-            told.recv().unwrap();
+            submitted.recv().unwrap();
             caller.end();
             let ended = waits.join().unwrap().map(|_| ());
             assert!(matches!(ended, Err(crate::Error::Ended { doing: "connect" })), "{ended:?}");

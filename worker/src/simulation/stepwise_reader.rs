@@ -16,7 +16,7 @@ use pushpull_common::shared_values::{PinError, Reader, ValueCounts};
 
 use crate::mapped_values::{CopyPlan, MappedShard, PullConsistency, PullVerdict};
 use crate::params::AlignedBuffer;
-use crate::runtime::{Mapped, map};
+use crate::runtime::{MappedFile, map};
 use crate::session::{OpId, ReadPoint};
 use crate::sharding_plan::ShardingPlan;
 
@@ -27,7 +27,7 @@ const TRIES: usize = 4;
 #[derive(Debug)]
 struct StepwiseReader {
     mapped_shard: MappedShard,
-    reader: Reader<Mapped>,
+    reader: Reader<MappedFile>,
     copy_plan: CopyPlan,
 }
 

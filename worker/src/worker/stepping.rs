@@ -42,7 +42,7 @@ impl Worker {
         let next = step_after(&token);
         let synchronous = self.client.settings.synchronous;
         let push = self.push(token, gradients);
-        let shared = self.client.caller.mapped_shards().share(model.plan.shards());
+        let shared = self.client.caller.mapped_shards().share_all(model.plan.shards());
         // In asynchronous mode a shard other than the step owner would answer without this push,
         // and so would a read of mapped values.
         let early = synchronous || !(shared || model.plan.shards() != [self.client.owner]);
@@ -227,7 +227,7 @@ mod tests {
         let same_step = || Ok(Reply::Token(Some(grant(GlobalStep(4)))));
         let none = || Err(Error::Fenced);
         for granted in [&same_step as &dyn Fn() -> Result<Reply, Error>, &none] {
-            let (caller, mut orders) = Caller::alone();
+            let (caller, mut orders) = Caller::without_session();
             let (mut params, forever) = (params(), Duration::MAX);
             let call = || caller.call("test", SessionCommand::Token, forever);
             let push = PushHandle::new(call(), None);
@@ -264,7 +264,7 @@ mod tests {
         for (step, next) in [(4, Some(5)), (u64::MAX - 1, Some(u64::MAX)), (u64::MAX, None)] {
             let grant =
                 Grant { token: TokenId(2), generation: 1, step: GlobalStep(step), push_slot: 0 };
-            let (caller, _orders) = Caller::alone();
+            let (caller, _orders) = Caller::without_session();
             let token = token_of(&caller, Reply::Token(Some(grant))).unwrap().unwrap();
             assert_eq!(step_after(&token), next.map(GlobalStep));
         }

@@ -1,4 +1,4 @@
-//! Saves, searches that are shared, and what is not saved again.
+//! Tests of saves, shared searches, and saves that are skipped.
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ShardId, TaskId};
@@ -11,25 +11,25 @@ use crate::checkpoint::tests::gate::Gate;
 use crate::optimizer::{OptimizerRules, Sgd};
 use crate::peer_hello::PeerHello;
 
-/// Ends a hang.
+/// Limit on every wait, so that a hang fails the test.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A saver's desk, and the other ends of its channels.
-struct Office {
+/// The other ends of a saver's channels, and its storage.
+struct SaverHarness {
     orders: mpsc::Sender<SaverOrder>,
     news: mpsc::Receiver<SaverEvent>,
-    _wishes: mpsc::Sender<Wish>,
+    _save_waiters: mpsc::Sender<SaveWaiter>,
     gate: Gate,
     catalogue: Arc<Catalogue>,
 }
 
-impl Office {
-    /// For shards that are reached, or are not, at these addresses.
-    fn new(addresses: impl IntoIterator<Item = String>) -> (Office, Desk) {
+impl SaverHarness {
+    /// Returns a harness and a saver for shards at these addresses, reachable or not.
+    fn new(addresses: impl IntoIterator<Item = String>) -> (SaverHarness, SaverService) {
         let (gate, catalogue) = Gate::of_a_checkpoint();
         let (orders, ordered) = mpsc::channel(64);
-        let (tell, news) = mpsc::channel(64);
-        let (wishes, wished) = mpsc::channel(1);
+        let (event_sender, news) = mpsc::channel(64);
+        let (save_waiters, waiter_receiver) = mpsc::channel(1);
         let publisher = Publisher {
             storage: Arc::new(gate.clone()),
             retention: Retention::default(),
@@ -38,7 +38,7 @@ impl Office {
             rules: OptimizerRules::new(Arc::new(Sgd::new(1.0))),
             owner: ShardId { task: 0, shard: 0 },
         };
-        let reader_slot = Desk::new(Saver {
+        let service = SaverService::new(Saver {
             publisher: Arc::new(publisher),
             every: None,
             counters: Arc::default(),
@@ -46,12 +46,12 @@ impl Office {
             note: None,
             events: EventSink::default(),
             orders: ordered,
-            wishes: wished,
-            news: tell,
+            save_waiters: waiter_receiver,
+            news: event_sender,
             abandon_flag: AbandonFlag::default(),
             stop: CancellationToken::new(),
         });
-        (Office { orders, news, _wishes: wishes, gate, catalogue }, reader_slot)
+        (SaverHarness { orders, news, _save_waiters: save_waiters, gate, catalogue }, service)
     }
 
     fn order(&self, ticket: u64, epoch: u32, step: u64) -> SaverOrder {
@@ -70,7 +70,7 @@ impl Office {
     }
 
     async fn news(&mut self) -> SaverEvent {
-        tokio::time::timeout(LONG, self.news.recv()).await.expect("news comes").unwrap()
+        tokio::time::timeout(LONG, self.news.recv()).await.expect("no event").unwrap()
     }
 
     async fn saved(&mut self) -> (SaveRequester, String) {
@@ -80,7 +80,7 @@ impl Office {
         }
     }
 
-    /// The connection that is answered, and what was found.
+    /// The connection that is answered, and the name of the checkpoint that was found.
     async fn found(&mut self) -> (u64, Option<String>) {
         match self.news().await {
             SaverEvent::Found { connection, result: Ok(found), .. } => {
@@ -98,29 +98,29 @@ async fn listen() -> (TcpListener, String) {
 }
 
 async fn accept(listener: &TcpListener) -> TcpStream {
-    tokio::time::timeout(LONG, listener.accept()).await.expect("it connects").unwrap().0
+    tokio::time::timeout(LONG, listener.accept()).await.expect("no connection").unwrap().0
 }
 
 #[tokio::test]
 async fn the_newest_checkpoint_is_found_while_another_is_saved() {
     let (shard, address) = listen().await;
-    let (mut office, reader_slot) = Office::new([address.clone(), address]);
-    tokio::spawn(reader_slot.serve());
-    office.save(1).await;
-    let _says_nothing = accept(&shard).await;
-    office.find(7).await;
-    assert_eq!(office.found().await, (7, Some("ckpt-1-9".to_owned())));
+    let (mut harness, service) = SaverHarness::new([address.clone(), address]);
+    tokio::spawn(service.serve());
+    harness.save(1).await;
+    let _silent = accept(&shard).await;
+    harness.find(7).await;
+    assert_eq!(harness.found().await, (7, Some("ckpt-1-9".to_owned())));
 }
 
 #[tokio::test]
-async fn when_one_shard_fails_the_others_are_left_at_once() {
+async fn a_failing_shard_closes_the_connections_to_the_others() {
     let ((silent, first), (failing, second)) = (listen().await, listen().await);
-    let (mut office, reader_slot) = Office::new([first, second]);
-    tokio::spawn(reader_slot.serve());
-    office.save(1).await;
+    let (mut harness, service) = SaverHarness::new([first, second]);
+    tokio::spawn(service.serve());
+    harness.save(1).await;
     let held = accept(&silent).await;
     drop(accept(&failing).await);
-    let (_, error) = office.saved().await;
+    let (_, error) = harness.saved().await;
     assert!(error.contains("/task:1"), "{error}");
     let closed = async {
         let mut hello = [0; 4096];
@@ -133,73 +133,73 @@ async fn when_one_shard_fails_the_others_are_left_at_once() {
             }
         }
     };
-    tokio::time::timeout(LONG, closed).await.expect("the shard that would go on is left");
+    tokio::time::timeout(LONG, closed).await.expect("the connection to the silent shard is not closed");
 }
 
 #[tokio::test]
-async fn those_who_ask_while_a_checkpoint_is_looked_for_share_what_is_found() {
-    let (mut office, reader_slot) = Office::new([]);
-    tokio::spawn(reader_slot.serve());
-    office.find(0).await;
-    office.found().await;
-    let reads = office.gate.passed();
-    office.gate.let_through(0);
-    office.find(1).await;
-    let gate = office.gate.clone();
+async fn requests_during_a_search_share_its_result() {
+    let (mut harness, service) = SaverHarness::new([]);
+    tokio::spawn(service.serve());
+    harness.find(0).await;
+    harness.found().await;
+    let reads = harness.gate.passed();
+    harness.gate.let_through(0);
+    harness.find(1).await;
+    let gate = harness.gate.clone();
     tokio::task::spawn_blocking(move || gate.wait_for_reader()).await.unwrap();
     for connection in 2..FINDERS_MAX as u64 + 2 {
-        office.find(connection).await;
+        harness.find(connection).await;
     }
-    let SaverEvent::Found { connection, result: Err(error), .. } = office.news().await else {
+    let SaverEvent::Found { connection, result: Err(error), .. } = harness.news().await else {
         panic!()
     };
     assert_eq!(connection, FINDERS_MAX as u64 + 1);
-    assert!(error.contains("1024 ask already"), "{error}");
-    office.gate.open_all();
+    assert!(error.contains("1024 requests already wait"), "{error}");
+    harness.gate.open_all();
     for connection in 1..=FINDERS_MAX as u64 {
-        assert_eq!(office.found().await, (connection, Some("ckpt-1-9".to_owned())));
+        assert_eq!(harness.found().await, (connection, Some("ckpt-1-9".to_owned())));
     }
-    assert_eq!(office.gate.passed(), 2 * reads, "it was read once for all of them");
+    assert_eq!(harness.gate.passed(), 2 * reads, "one search must answer all of them");
 }
 
 #[tokio::test]
-async fn a_stop_ends_a_search_after_the_piece_in_hand() {
-    let (mut office, mut reader_slot) = Office::new([]);
+async fn a_stop_ends_a_search_after_the_current_piece() {
+    let (mut harness, mut service) = SaverHarness::new([]);
     let (stop, abandon_flag) =
-        (reader_slot.saver.stop.clone(), reader_slot.saver.abandon_flag.clone());
-    let publisher = Arc::get_mut(&mut reader_slot.saver.publisher).unwrap();
-    publisher.storage = abandon_flag.watch(Arc::new(office.gate.clone()));
-    let Desk { saver, .. } = reader_slot;
-    office.gate.let_through(0);
+        (service.saver.stop.clone(), service.saver.abandon_flag.clone());
+    let publisher = Arc::get_mut(&mut service.saver.publisher).unwrap();
+    publisher.storage = abandon_flag.watch(Arc::new(harness.gate.clone()));
+    let SaverService { saver, .. } = service;
+    harness.gate.let_through(0);
     let thread = std::thread::spawn(move || run(saver));
-    office.find(1).await;
-    let gate = office.gate.clone();
+    harness.find(1).await;
+    let gate = harness.gate.clone();
     tokio::task::spawn_blocking(move || gate.wait_for_reader()).await.unwrap();
     stop.cancel();
-    let gone = tokio::time::timeout(LONG, office.news.recv()).await.expect("it stops");
-    assert!(gone.is_none(), "{gone:?}");
-    office.gate.let_through(1);
+    let ended = tokio::time::timeout(LONG, harness.news.recv()).await.expect("the saver does not stop");
+    assert!(ended.is_none(), "{ended:?}");
+    harness.gate.let_through(1);
     thread.join().unwrap().unwrap();
-    assert_eq!(office.gate.passed(), 1);
+    assert_eq!(harness.gate.passed(), 1);
 }
 
-fn published(epoch: u32, step: u64, retained: Result<(), String>) -> Published {
+fn published(epoch: u32, step: u64, retained: Result<(), String>) -> PublishedSave {
     let name = Text::clipped(format!("ckpt-{epoch}-{step}"));
     let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
-    Published { checkpoint: CheckpointId { name, epoch, step }, retained }
+    PublishedSave { checkpoint: CheckpointId { name, epoch, step }, retained }
 }
 
 #[test]
-fn what_is_due_is_saved_once_and_what_is_asked_for_always() {
-    let (office, mut reader_slot) = Office::new([]);
-    // Older ones could not be deleted; this one is there all the same.
+fn a_step_is_saved_periodically_once_and_on_request_always() {
+    let (harness, mut service) = SaverHarness::new([]);
+    // Older checkpoints could not be deleted; the new one counts as saved all the same.
     let requester = SaveRequester::Ticket(5);
-    let news = reader_slot.saved(requester, Ok(published(1, 3, Err("read-only".to_owned()))));
+    let news = service.saved(requester, Ok(published(1, 3, Err("read-only".to_owned()))));
     assert!(matches!(news, SaverEvent::Saved { result: Ok(_), .. }), "{news:?}");
-    let counters = reader_slot.saver.counters.clone();
+    let counters = service.saver.counters.clone();
     let counted = (counters.checkpoints_saved.read(), counters.retentions_failed.read());
     assert_eq!((counted, counters.saves_failed.read()), ((1, 1), 0));
-    // (ticket, epoch, step) and whether it is saved, after that save.
+    // (ticket, epoch, step), and whether a save begins after the one above.
     let cases = [
         ((PERIODIC_SAVE, 1, 3), false),
         ((PERIODIC_SAVE, 1, 4), true),
@@ -207,69 +207,69 @@ fn what_is_due_is_saved_once_and_what_is_asked_for_always() {
         ((6, 1, 3), true),
     ];
     for ((ticket, epoch, step), begins) in cases {
-        // The shard hears in any case that its order is carried out.
-        assert_eq!(reader_slot.order(office.order(ticket, epoch, step)).is_none(), begins);
-        assert_eq!(reader_slot.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
+        // The shard gets an answer in any case.
+        assert_eq!(service.order(harness.order(ticket, epoch, step)).is_none(), begins);
+        assert_eq!(service.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
     }
-    // A save that has failed has saved nothing.
-    reader_slot
+    // A failed save does not count as the last saved step.
+    service
         .saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("a disk is full".to_owned().into()));
     assert_eq!(counters.saves_failed.read(), 1);
-    assert_eq!(reader_slot.saved, Some((RestoreEpoch(1), GlobalStep(3))));
+    assert_eq!(service.saved, Some((RestoreEpoch(1), GlobalStep(3))));
 }
 
 #[test]
-fn nothing_is_due_before_there_is_something_new_nor_while_a_save_is_under_way() {
-    let (office, mut reader_slot) = Office::new([]);
-    assert!(reader_slot.due().is_none(), "nothing is trained");
-    reader_slot.saver.counters.global_step.set(3);
+fn no_save_is_due_before_training_or_during_a_save() {
+    let (harness, mut service) = SaverHarness::new([]);
+    assert!(service.due().is_none(), "nothing has been trained");
+    service.saver.counters.global_step.set(3);
     assert!(matches!(
-        reader_slot.due(),
+        service.due(),
         Some(SaverEvent::SaveRequested { ticket: PERIODIC_SAVE, .. })
     ));
-    reader_slot.order(office.order(6, 1, 3));
-    assert!(reader_slot.due().is_none(), "one is under way");
+    service.order(harness.order(6, 1, 3));
+    assert!(service.due().is_none(), "a save is under way");
 }
 
 #[test]
-fn who_asks_after_a_checkpoint_is_published_is_not_answered_from_before() {
-    let (_office, mut reader_slot) = Office::new([]);
-    assert!(reader_slot.find((1, Envelope::default())).is_none());
-    reader_slot.saved(SaveRequester::Ticket(PERIODIC_SAVE), Ok(published(1, 10, Ok(()))));
-    assert!(reader_slot.find((2, Envelope::default())).is_none());
+fn a_request_after_a_publication_gets_its_own_search() {
+    let (_harness, mut service) = SaverHarness::new([]);
+    assert!(service.find((1, Envelope::default())).is_none());
+    service.saved(SaveRequester::Ticket(PERIODIC_SAVE), Ok(published(1, 10, Ok(()))));
+    assert!(service.find((2, Envelope::default())).is_none());
     let asked = |finders: &[Finder]| finders.iter().map(|finder| finder.0).collect::<Vec<_>>();
-    assert_eq!(asked(&reader_slot.finding.as_ref().unwrap().finders), [1]);
-    assert_eq!(asked(&reader_slot.finders), [2], "a search of its own");
+    assert_eq!(asked(&service.search.as_ref().unwrap().finders), [1]);
+    assert_eq!(asked(&service.finders), [2], "the second request needs a search of its own");
 }
 
-/// What a desk tells whoever runs the server, from now on.
-fn heard(reader_slot: &mut Desk) -> Arc<std::sync::Mutex<Vec<Event>>> {
+/// Records the events that a saver emits from now on.
+fn record_events(service: &mut SaverService) -> Arc<std::sync::Mutex<Vec<Event>>> {
     let events = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let told = events.clone();
-    reader_slot.saver.events =
-        EventSink::new(move |event| told.lock().unwrap().push(event.clone()));
+    let recorded = events.clone();
+    service.saver.events =
+        EventSink::new(move |event| recorded.lock().unwrap().push(event.clone()));
     events
 }
 
 #[test]
-fn saves_that_fail_are_told_counted_and_noted_until_one_succeeds() {
+fn failed_saves_are_reported_counted_and_noted_until_one_succeeds() {
     let directory = tempfile::tempdir().unwrap();
-    let (_office, mut reader_slot) = Office::new([]);
+    let (_harness, mut service) = SaverHarness::new([]);
     let note = SaveNote::of(directory.path());
-    reader_slot.saver.note = Some(note.clone());
-    let events = heard(&mut reader_slot);
-    let status = reader_slot.saver.record.subscribe();
-    let counters = reader_slot.saver.counters.clone();
-    reader_slot
+    service.saver.note = Some(note.clone());
+    let events = record_events(&mut service);
+    let status = service.saver.record.subscribe();
+    let counters = service.saver.counters.clone();
+    service
         .saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("the disk is full".to_owned().into()));
-    // One that the shard has given up before the saver heard of it.
+    // A save that the shard gave up before the saver had the order.
     let result = Err("it has waited 60s".to_owned());
-    assert!(reader_slot.order(SaverOrder::ReportSave { ticket: PERIODIC_SAVE, result }).is_none());
+    assert!(service.order(SaverOrder::ReportSave { ticket: PERIODIC_SAVE, result }).is_none());
     assert_eq!((counters.saves_failed.read(), counters.saves_failed_in_a_row.read()), (2, 2));
     assert_eq!(note.read(), Some((2, "it has waited 60s".to_owned())));
     let now = std::time::Instant::now();
     assert_eq!(status.borrow().status(now).last_error.as_deref(), Some("it has waited 60s"));
-    reader_slot.saved(
+    service.saved(
         SaveRequester::Ticket(PERIODIC_SAVE),
         Ok(published(1, 3, Err("read-only".to_owned()))),
     );
@@ -293,21 +293,21 @@ fn saves_that_fail_are_told_counted_and_noted_until_one_succeeds() {
 #[tokio::test]
 async fn a_save_that_fails_leaves_no_files() {
     let (shard, address) = listen().await;
-    let (mut office, reader_slot) = Office::new([address.clone(), address]);
-    let storage = reader_slot.saver.publisher.storage.clone();
-    tokio::spawn(reader_slot.serve());
-    office.save(1).await;
+    let (mut harness, service) = SaverHarness::new([address.clone(), address]);
+    let storage = service.saver.publisher.storage.clone();
+    tokio::spawn(service.serve());
+    harness.save(1).await;
     let parts = (accept(&shard).await, accept(&shard).await);
     let temporary = "ckpt-1-10.tmp";
-    // What the shards have written so far.
+    // The files that the shards have written so far.
     storage.create(temporary, "shard-0-0.safetensors").unwrap().write(b"half").unwrap();
     storage.create(temporary, "shard-1-0.safetensors").unwrap();
     drop(parts);
-    let (_, error) = office.saved().await;
+    let (_, error) = harness.saved().await;
     assert!(error.contains("has not saved its part") && !error.contains("left"), "{error}");
     assert_eq!(storage.list(None).unwrap(), ["ckpt-1-9"]);
-    // A shard that is late finds no folder, as the next save has another name.
-    office.save(2).await;
+    // A slow shard of the first save finds no folder, because the next save has another name.
+    harness.save(2).await;
     let _parts = (accept(&shard).await, accept(&shard).await);
     let mut folders = storage.list(None).unwrap();
     folders.sort();
@@ -315,26 +315,26 @@ async fn a_save_that_fails_leaves_no_files() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_is_passed_over_is_told_and_counted() {
-    let (mut office, mut reader_slot) = Office::new([]);
-    let (events, counters) = (heard(&mut reader_slot), reader_slot.saver.counters.clone());
-    let storage = reader_slot.saver.publisher.storage.clone();
-    tokio::spawn(reader_slot.serve());
+async fn a_passed_over_checkpoint_is_reported_and_counted() {
+    let (mut harness, mut service) = SaverHarness::new([]);
+    let (events, counters) = (record_events(&mut service), service.saver.counters.clone());
+    let storage = service.saver.publisher.storage.clone();
+    tokio::spawn(service.serve());
     storage.create_folder("ckpt-1-12").unwrap();
-    office.find(1).await;
-    assert_eq!(office.found().await, (1, Some("ckpt-1-9".to_owned())));
+    harness.find(1).await;
+    assert_eq!(harness.found().await, (1, Some("ckpt-1-9".to_owned())));
     assert_eq!(counters.checkpoints_passed_over.read(), 1);
-    let told = std::mem::take(&mut *events.lock().unwrap());
-    let [Event::CheckpointPassedOver { checkpoint, cause, taken }] = &told[..] else {
-        panic!("{told:?}")
+    let emitted = std::mem::take(&mut *events.lock().unwrap());
+    let [Event::CheckpointPassedOver { checkpoint, cause, taken }] = &emitted[..] else {
+        panic!("{emitted:?}")
     };
     assert_eq!((&**checkpoint, taken.as_deref()), ("ckpt-1-12", Some("ckpt-1-9")));
     assert!(cause.contains("MANIFEST"), "{cause}");
-    // No sound one is left.
+    // No sound checkpoint is left.
     storage.remove_folder("ckpt-1-9").unwrap();
-    office.find(2).await;
-    let SaverEvent::Found { result: Err(error), .. } = office.news().await else { panic!() };
+    harness.find(2).await;
+    let SaverEvent::Found { result: Err(error), .. } = harness.news().await else { panic!() };
     assert!(error.contains("ckpt-1-12"), "{error}");
-    let told = events.lock().unwrap();
-    assert!(matches!(&told[..], [Event::CheckpointPassedOver { taken: None, .. }]), "{told:?}");
+    let emitted = events.lock().unwrap();
+    assert!(matches!(&emitted[..], [Event::CheckpointPassedOver { taken: None, .. }]), "{emitted:?}");
 }

@@ -30,12 +30,12 @@ pub(crate) enum Direction {
 }
 
 /// A blocking stream, TCP or Unix.
-trait Stream: Read + Write + Send {}
-impl<S: Read + Write + Send> Stream for S {}
+trait DuplexStream: Read + Write + Send {}
+impl<S: Read + Write + Send> DuplexStream for S {}
 
 /// One connection with one outstanding request and a reused buffer.
 pub(crate) struct RoundTrip {
-    stream: Box<dyn Stream>,
+    stream: Box<dyn DuplexStream>,
     buffer: Vec<u8>,
     direction: Direction,
     server: Option<JoinHandle<()>>,
@@ -47,7 +47,7 @@ impl RoundTrip {
         direction: Direction,
         bytes: usize,
     ) -> std::io::Result<RoundTrip> {
-        let (client, server): (Box<dyn Stream>, Box<dyn Stream>) = match transport {
+        let (client, server): (Box<dyn DuplexStream>, Box<dyn DuplexStream>) = match transport {
             Transport::Uds | Transport::Shm => {
                 let (client, server) = UnixStream::pair()?;
                 (Box::new(client), Box::new(server))
@@ -100,7 +100,7 @@ impl Drop for RoundTrip {
     }
 }
 
-fn serve(mut stream: Box<dyn Stream>, direction: Direction, bytes: usize) {
+fn serve(mut stream: Box<dyn DuplexStream>, direction: Direction, bytes: usize) {
     let mut short = [0; SHORT];
     let mut values = vec![0.0_f32; bytes / 4];
     let mut chunk = vec![0.0_f32; CHUNK.min(bytes) / 4];

@@ -41,7 +41,7 @@ pub(crate) fn answers(
 
 /// A connection to a shard, after the welcome.
 pub(crate) struct Line {
-    stream: Stream,
+    stream: ProbeStream,
     reader: FrameReader,
     requests: u64,
 }
@@ -65,8 +65,8 @@ impl Line {
     ) -> io::Result<Option<Line>> {
         let address = cluster.task_address("ps", hello.shard.task).map_err(io::Error::other)?;
         let stream = match address.strip_prefix("unix:") {
-            Some(path) => Stream::Unix(UnixStream::connect(path)?),
-            None => Stream::Tcp(TcpStream::connect(address)?),
+            Some(path) => ProbeStream::Unix(UnixStream::connect(path)?),
+            None => ProbeStream::Tcp(TcpStream::connect(address)?),
         };
         stream.limit(timeout)?;
         let mut line = Line { stream, reader: FrameReader::new(), requests: 0 };
@@ -96,8 +96,8 @@ impl Line {
         encode(&mut frame, &envelope, message, BodyStamp::plain(body.len() as u64));
         frame.extend_from_slice(body);
         match &mut self.stream {
-            Stream::Tcp(stream) => stream.write_all(&frame),
-            Stream::Unix(stream) => stream.write_all(&frame),
+            ProbeStream::Tcp(stream) => stream.write_all(&frame),
+            ProbeStream::Unix(stream) => stream.write_all(&frame),
         }
     }
 
@@ -120,26 +120,26 @@ impl Line {
     }
 }
 
-enum Stream {
+enum ProbeStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-impl Stream {
+impl ProbeStream {
     fn limit(&self, timeout: Duration) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => {
+            ProbeStream::Tcp(stream) => {
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(timeout))
             }
-            Stream::Unix(stream) => stream.set_read_timeout(Some(timeout)),
+            ProbeStream::Unix(stream) => stream.set_read_timeout(Some(timeout)),
         }
     }
 
     fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match self {
-            Stream::Tcp(stream) => stream.read_vectored(slices),
-            Stream::Unix(stream) => stream.read_vectored(slices),
+            ProbeStream::Tcp(stream) => stream.read_vectored(slices),
+            ProbeStream::Unix(stream) => stream.read_vectored(slices),
         }
     }
 }

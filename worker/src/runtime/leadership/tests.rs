@@ -1,4 +1,5 @@
-//! Every order in which a thread and three callers can take their turns, and rules that are broken.
+//! Explores every interleaving of a session's thread and three callers, with the correct rules and
+//! with broken ones.
 
 use std::collections::HashSet;
 
@@ -6,244 +7,244 @@ use super::*;
 
 type Step<R> = fn(LeaderState) -> (LeaderState, R);
 
-/// The rules, so that a test can break one.
+/// The transitions of [`LeaderState`], so that a test can break one.
 #[derive(Clone, Copy)]
 struct Rules {
-    come: Step<bool>,
-    called: Step<bool>,
-    go: Step<bool>,
-    go_on: Step<bool>,
-    run: Step<bool>,
-    begin: Step<bool>,
-    stop: Step<bool>,
+    enter: Step<bool>,
+    call_thread: Step<bool>,
+    leave: Step<bool>,
+    leave_lead: Step<bool>,
+    lead: Step<bool>,
+    take_over: Step<bool>,
+    yield_lead: Step<bool>,
 }
 
 const RULES: Rules = Rules {
-    come: LeaderState::come,
-    called: LeaderState::called,
-    go: LeaderState::go,
-    go_on: LeaderState::go_on,
-    run: LeaderState::run,
-    begin: LeaderState::begin,
-    stop: LeaderState::stop,
+    enter: LeaderState::enter,
+    call_thread: LeaderState::call_thread,
+    leave: LeaderState::leave,
+    leave_lead: LeaderState::leave_lead,
+    lead: LeaderState::lead,
+    take_over: LeaderState::take_over,
+    yield_lead: LeaderState::yield_lead,
 };
 
-/// Where a caller is.
+/// The progress of one caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum At {
+enum CallerProgress {
     Outside,
-    /// Its turn has come, or not, and it has asked for nothing yet.
-    Came(bool),
-    /// It has asked, and not looked whether anybody does it.
-    Asked(bool),
-    /// It has looked, and not had the thread let go yet.
+    /// It has entered, and may lead or not; it has submitted nothing yet.
+    Entered(bool),
+    /// It has opened an operation, and not called the thread yet.
+    Opened(bool),
+    /// It has called the thread if necessary, and not begun to lead yet.
     Called,
-    /// It waits, and runs the session if that is free and it may.
-    WaitHistory(bool),
-    /// It has what it waited for.
-    Has,
+    /// It waits, and leads if it may and the session is free.
+    Waiting(bool),
+    /// It has the reply.
+    Answered,
     Done,
 }
 
-/// All there is, between two steps of anybody.
+/// The state of the model between two steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct World {
+struct LeadershipModel {
     state: LeaderState,
-    /// The thread has been told to let go.
+    /// The permit of `Notify`: the thread is asked to yield.
     permit: bool,
-    /// The thread is to wake, or not to fall asleep.
+    /// The unpark token of the thread: it wakes, or does not park.
     unpark: bool,
-    /// The thread sleeps; otherwise it is about to begin, or runs.
+    /// Whether the thread is parked; otherwise it is about to take over, or runs.
     sleeps: bool,
-    /// Who has the session: the thread is the last.
+    /// The caller that runs the session, or [`THREAD`].
     holder: Option<usize>,
-    callers: [At; CALLERS],
+    callers: [CallerProgress; CALLERS],
 }
 
 const CALLERS: usize = 3;
 const THREAD: usize = CALLERS;
-/// It never runs the session: it waits in a runtime of its own.
+/// A caller that never leads: it waits in a runtime of its own.
 const ASYNCHRONOUS: usize = CALLERS - 1;
 
-impl World {
-    fn new(thread: ThreadState) -> World {
-        let state = LeaderState { thread, callers: 0, running: 0, ran: 0, open: 0 };
-        let (callers, sleeps) = ([At::Outside; CALLERS], thread == ThreadState::Rests);
-        World { state, permit: false, unpark: false, sleeps, holder: None, callers }
+impl LeadershipModel {
+    fn new(thread: ThreadState) -> LeadershipModel {
+        let state = LeaderState { thread, callers: 0, leading: 0, terms: 0, open: 0 };
+        let (callers, sleeps) = ([CallerProgress::Outside; CALLERS], thread == ThreadState::Parked);
+        LeadershipModel { state, permit: false, unpark: false, sleeps, holder: None, callers }
     }
 
     fn apply<R>(&mut self, step: Step<R>) -> R {
         let (state, result) = step(self.state);
-        // How many have run it is for the clock, which this world does not have.
-        self.state = LeaderState { ran: 0, ..state };
+        // The model has no clock, so it ignores the count of leaders.
+        self.state = LeaderState { terms: 0, ..state };
         result
     }
 
-    /// Whoever has the session has done what a caller has asked for.
+    /// The holder of the session answers a caller.
     fn answer(&mut self, caller: usize) {
         self.state.open -= 1;
         self.callers[caller] = match self.callers[caller] {
-            At::WaitHistory(true) => At::Has,
-            // It was there before it had to wait.
-            At::Called => At::Came(true),
-            _ => At::Done,
+            CallerProgress::Waiting(true) => CallerProgress::Answered,
+            // The answer came before the caller had to wait.
+            CallerProgress::Called => CallerProgress::Entered(true),
+            _ => CallerProgress::Done,
         };
     }
 
-    /// What may come next, whoever it is that goes on.
-    fn next(self, rules: &Rules) -> Vec<World> {
-        let mut worlds = Vec::new();
+    /// Returns the states after any one step of any participant.
+    fn next(self, rules: &Rules) -> Vec<LeadershipModel> {
+        let mut models = Vec::new();
         for caller in 0..CALLERS {
-            let mut world = self;
+            let mut model = self;
             match self.callers[caller] {
-                At::Outside if caller == ASYNCHRONOUS => {
-                    world.state.open += 1;
-                    world.callers[caller] = At::Asked(false);
+                CallerProgress::Outside if caller == ASYNCHRONOUS => {
+                    model.state.open += 1;
+                    model.callers[caller] = CallerProgress::Opened(false);
                 }
-                At::Outside => {
-                    let runs = world.apply(rules.come);
-                    world.callers[caller] = At::Came(runs);
+                CallerProgress::Outside => {
+                    let leads = model.apply(rules.enter);
+                    model.callers[caller] = CallerProgress::Entered(leads);
                 }
-                At::Came(runs) => {
-                    // It asks for something, or has what it wanted and goes.
-                    if runs {
-                        let mut gone = self;
-                        gone.unpark |= gone.apply(rules.go);
-                        gone.callers[caller] = At::Done;
-                        worlds.push(gone);
+                CallerProgress::Entered(leads) => {
+                    // The caller opens an operation, or has its answer and leaves.
+                    if leads {
+                        let mut left = self;
+                        left.unpark |= left.apply(rules.leave);
+                        left.callers[caller] = CallerProgress::Done;
+                        models.push(left);
                     }
-                    world.state.open += 1;
-                    world.callers[caller] = At::Asked(runs);
+                    model.state.open += 1;
+                    model.callers[caller] = CallerProgress::Opened(leads);
                 }
-                At::Asked(runs) => {
-                    world.unpark |= world.apply(rules.called);
-                    world.callers[caller] = if runs { At::Called } else { At::WaitHistory(false) };
+                CallerProgress::Opened(leads) => {
+                    model.unpark |= model.apply(rules.call_thread);
+                    model.callers[caller] = if leads { CallerProgress::Called } else { CallerProgress::Waiting(false) };
                 }
-                At::Called => {
-                    world.permit |= world.apply(rules.run);
-                    world.callers[caller] = At::WaitHistory(true);
+                CallerProgress::Called => {
+                    model.permit |= model.apply(rules.lead);
+                    model.callers[caller] = CallerProgress::Waiting(true);
                 }
-                At::WaitHistory(true) if self.holder.is_none() => world.holder = Some(caller),
-                // It lets go of the session, and then of its turn; another may follow.
-                At::Has if self.holder == Some(caller) => world.holder = None,
-                At::Has => {
-                    world.unpark |= world.apply(rules.go_on);
-                    world.callers[caller] = At::Outside;
-                    worlds.push(world);
-                    world.callers[caller] = At::Done;
+                CallerProgress::Waiting(true) if self.holder.is_none() => model.holder = Some(caller),
+                // It releases the session, then leaves; it may enter again.
+                CallerProgress::Answered if self.holder == Some(caller) => model.holder = None,
+                CallerProgress::Answered => {
+                    model.unpark |= model.apply(rules.leave_lead);
+                    model.callers[caller] = CallerProgress::Outside;
+                    models.push(model);
+                    model.callers[caller] = CallerProgress::Done;
                 }
-                At::WaitHistory(_) | At::Done => continue,
+                CallerProgress::Waiting(_) | CallerProgress::Done => continue,
             }
-            worlds.push(world);
+            models.push(model);
         }
-        let asks = |at| matches!(at, At::Asked(false) | At::Called | At::WaitHistory(_));
-        for caller in (0..CALLERS).filter(|&caller| asks(self.callers[caller])) {
+        let awaits_answer = |at| matches!(at, CallerProgress::Opened(false) | CallerProgress::Called | CallerProgress::Waiting(_));
+        for caller in (0..CALLERS).filter(|&caller| awaits_answer(self.callers[caller])) {
             if self.holder.is_some() {
-                let mut world = self;
-                world.answer(caller);
-                worlds.push(world);
+                let mut model = self;
+                model.answer(caller);
+                models.push(model);
             }
         }
-        worlds.extend(self.thread(rules));
-        worlds
+        models.extend(self.thread(rules));
+        models
     }
 
-    /// What the thread may do next.
-    fn thread(self, rules: &Rules) -> Option<World> {
-        let mut world = self;
+    /// Returns the state after a step of the thread, if it can make one.
+    fn thread(self, rules: &Rules) -> Option<LeadershipModel> {
+        let mut model = self;
         if self.holder == Some(THREAD) {
             if !self.permit {
                 return None;
             }
-            world.permit = false;
-            if world.apply(rules.stop) {
-                (world.holder, world.sleeps) = (None, true);
+            model.permit = false;
+            if model.apply(rules.yield_lead) {
+                (model.holder, model.sleeps) = (None, true);
             }
         } else if self.sleeps {
             if !self.unpark {
                 return None;
             }
-            world.unpark = false;
-            world.sleeps = !self.state.may_go_on();
+            model.unpark = false;
+            model.sleeps = !self.state.can_take_over();
         } else if self.state.thread == ThreadState::Runs && self.holder.is_none() {
-            world.holder = Some(THREAD);
+            model.holder = Some(THREAD);
         } else if self.state.thread != ThreadState::Runs {
-            world.sleeps = !world.apply(rules.begin);
+            model.sleeps = !model.apply(rules.take_over);
         } else {
             return None;
         }
-        Some(world)
+        Some(model)
     }
 
     fn is_over(&self) -> bool {
-        self.callers == [At::Done; CALLERS] && self.state.open == 0 && self.state.callers == 0
+        self.callers == [CallerProgress::Done; CALLERS] && self.state.open == 0 && self.state.callers == 0
     }
 }
 
-/// Goes every way there is; a world in which nothing goes on though somebody waits, and how many there were.
-fn stuck(rules: &Rules) -> (Option<World>, usize) {
-    let mut todo = vec![World::new(ThreadState::Runs), World::new(ThreadState::Rests)];
-    let mut seen: HashSet<World> = todo.iter().copied().collect();
-    while let Some(world) = todo.pop() {
-        let next = world.next(rules);
-        if next.is_empty() && !world.is_over() {
-            return (Some(world), seen.len());
+/// Searches all reachable states. Returns a deadlock, if one is found, and the number of states.
+fn find_deadlock(rules: &Rules) -> (Option<LeadershipModel>, usize) {
+    let mut todo = vec![LeadershipModel::new(ThreadState::Runs), LeadershipModel::new(ThreadState::Parked)];
+    let mut visited: HashSet<LeadershipModel> = todo.iter().copied().collect();
+    while let Some(model) = todo.pop() {
+        let next = model.next(rules);
+        if next.is_empty() && !model.is_over() {
+            return (Some(model), visited.len());
         }
-        todo.extend(next.into_iter().filter(|world| seen.insert(*world)));
+        todo.extend(next.into_iter().filter(|model| visited.insert(*model)));
     }
-    (None, seen.len())
+    (None, visited.len())
 }
 
 #[test]
-fn whoever_asks_is_answered_though_no_clock_runs() {
-    let (stuck, worlds) = stuck(&RULES);
-    assert_eq!(stuck, None);
-    assert!(worlds > 1_000, "{worlds} are not all");
+fn every_operation_is_answered_without_a_timeout() {
+    let (deadlock, models) = find_deadlock(&RULES);
+    assert_eq!(deadlock, None);
+    assert!(models > 1_000, "only {models} states were reached");
 }
 
 #[test]
-fn callers_that_never_wait_do_not_keep_the_session_from_its_thread() {
+fn callers_that_do_not_wait_do_not_block_the_thread() {
     let leadership = Arc::new(Leadership::default());
-    assert!(leadership.begin());
-    let mut first = leadership.come().unwrap();
-    first.run();
-    assert!(leadership.change(LeaderState::stop), "it leaves the session to whoever waits");
-    assert!(!leadership.begin());
+    assert!(leadership.take_over());
+    let mut first = leadership.enter().unwrap();
+    first.lead();
+    assert!(leadership.change(LeaderState::yield_lead), "the thread does not yield to a waiting caller");
+    assert!(!leadership.take_over());
     drop(first);
     std::thread::scope(|scope| {
-        let rests = scope.spawn(|| leadership.rest());
-        let mut turn = None;
-        while !rests.is_finished() {
-            // One comes before the other goes.
-            turn = leadership.come();
+        let parked = scope.spawn(|| leadership.park());
+        let mut guard = None;
+        while !parked.is_finished() {
+            // The next caller enters before the last one leaves.
+            guard = leadership.enter();
         }
-        assert!(leadership.begin());
-        drop(turn);
+        assert!(leadership.take_over());
+        drop(guard);
     });
 }
 
 #[test]
 fn each_rule_is_needed() {
-    let forgets: Step<bool> = |state| (state, false);
-    let goes: Step<bool> = |state| (LeaderState { callers: state.callers - 1, ..state }, false);
-    let goes_on: Step<bool> = |state| (state.go_on().0, false);
-    let stops: Step<bool> = |state| (LeaderState { thread: ThreadState::Rests, ..state }, true);
+    let loses_call: Step<bool> = |state| (state, false);
+    let leaves: Step<bool> = |state| (LeaderState { callers: state.callers - 1, ..state }, false);
+    let leaves_lead: Step<bool> = |state| (state.leave_lead().0, false);
+    let always_yields: Step<bool> = |state| (LeaderState { thread: ThreadState::Parked, ..state }, true);
     let broken = [
-        ("a call is not heard", Rules { called: forgets, ..RULES }),
-        ("a caller goes and leaves something open", Rules { go: goes, ..RULES }),
-        ("a caller that has run the session does", Rules { go_on: goes_on, ..RULES }),
-        ("the thread stops for a caller that has gone", Rules { stop: stops, ..RULES }),
+        ("a call is lost", Rules { call_thread: loses_call, ..RULES }),
+        ("a caller leaves an open operation without a call", Rules { leave: leaves, ..RULES }),
+        ("a leader leaves without a call", Rules { leave_lead: leaves_lead, ..RULES }),
+        ("the thread yields to a caller that has left", Rules { yield_lead: always_yields, ..RULES }),
     ];
     for (what, rules) in broken {
-        assert!(stuck(&rules).0.is_some(), "{what}, and nobody waits in vain");
+        assert!(find_deadlock(&rules).0.is_some(), "no deadlock is found if {what}");
     }
 }
 
 #[test]
-fn the_word_holds_all_that_is_said() {
-    for thread in [ThreadState::Runs, ThreadState::Rests, ThreadState::IsCalled] {
-        let state = LeaderState { thread, callers: 0xab, running: 3, ran: 0xde, open: 0xf123_4567 };
+fn the_word_encodes_the_whole_state() {
+    for thread in [ThreadState::Runs, ThreadState::Parked, ThreadState::Requested] {
+        let state = LeaderState { thread, callers: 0xab, leading: 3, terms: 0xde, open: 0xf123_4567 };
         assert_eq!(LeaderState::of(state.word()), state);
     }
-    assert_eq!(LeaderState::of(0).thread, ThreadState::Runs, "a session begins with its thread");
+    assert_eq!(LeaderState::of(0).thread, ThreadState::Runs, "a session does not start on its thread");
 }
