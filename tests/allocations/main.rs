@@ -11,7 +11,7 @@ mod counting;
 mod dense;
 mod rows;
 
-use cluster::{PLAIN, AllocationCase, Form};
+use cluster::{AllocationCase, Form, PLAIN};
 use counting::{RARE, exclusive};
 use pushpull::{Codec, DType};
 
@@ -44,12 +44,7 @@ const FORMS: &[Form] = &[
     Form { name: "gradients as f16", codec: Some(Codec::F16), ..PLAIN },
     Form { name: "gradients as bf16", codec: Some(Codec::Bf16), ..PLAIN },
     Form { name: "gradients as int8", codec: Some(Codec::Int8), ..PLAIN },
-    Form {
-        name: "gradients of f64 as int8",
-        codec: Some(Codec::Int8),
-        dtype: DType::F64,
-        ..PLAIN
-    },
+    Form { name: "gradients of f64 as int8", codec: Some(Codec::Int8), dtype: DType::F64, ..PLAIN },
     Form { name: "gradients as 1-bit", codec: Some(Codec::OneBit), ..PLAIN },
     Form { name: "gradients as top-k", codec: Some(Codec::TopK { fraction: 0.1 }), ..PLAIN },
     Form {
@@ -59,12 +54,7 @@ const FORMS: &[Form] = &[
     },
     Form { name: "values as f16", values: Some(Codec::F16), ..PLAIN },
     Form { name: "values as bf16", values: Some(Codec::Bf16), ..PLAIN },
-    Form {
-        name: "values of f64 as bf16",
-        values: Some(Codec::Bf16),
-        dtype: DType::F64,
-        ..PLAIN
-    },
+    Form { name: "values of f64 as bf16", values: Some(Codec::Bf16), dtype: DType::F64, ..PLAIN },
     Form { name: "variables of f16", dtype: DType::F16, ..PLAIN },
     Form { name: "variables of bf16", dtype: DType::Bf16, ..PLAIN },
     Form {

@@ -243,7 +243,9 @@ mod tests {
             })
         });
         assert_eq!(polled.count(), 150);
-        assert!(!wait.polls(now + Duration::from_micros(301), || unreachable!("a sleeping thread does not check the load")));
+        assert!(!wait.polls(now + Duration::from_micros(301), || unreachable!(
+            "a sleeping thread does not check the load"
+        )));
     }
 
     #[test]

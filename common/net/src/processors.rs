@@ -68,9 +68,14 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let processors = Processors { count: 2, load: Some(file.try_clone().unwrap()) };
         assert!(processors.are_oversubscribed(), "an empty file");
-        for (running, oversubscribed) in [(1, false), (2, false), (3, true), (12, true), (2, false)] {
+        for (running, oversubscribed) in [(1, false), (2, false), (3, true), (12, true), (2, false)]
+        {
             file.write_all_at(format!("0.61 0.52 0.48 {running}/143 901\n").as_bytes(), 0).unwrap();
-            assert_eq!(processors.are_oversubscribed(), oversubscribed, "{running} runnable threads");
+            assert_eq!(
+                processors.are_oversubscribed(),
+                oversubscribed,
+                "{running} runnable threads"
+            );
         }
         assert!(Processors { count: 2, load: None }.are_oversubscribed(), "no file");
     }

@@ -144,7 +144,9 @@ impl AcceptGate {
                 loop {
                     self.wait_for_free_place().await;
                     match listener.accept().await {
-                        Ok((stream, from)) => self.admit(Stream::tcp(stream), PeerHost::of(from.ip())),
+                        Ok((stream, from)) => {
+                            self.admit(Stream::tcp(stream), PeerHost::of(from.ip()))
+                        }
                         Err(error) => self.back_off_after(&error).await,
                     }
                 }

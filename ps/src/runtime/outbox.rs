@@ -195,7 +195,11 @@ enum SendProgress {
 }
 
 /// Writes once from the front of the queue.
-fn send(front: &mut Outgoing, current: &mut SendCursor, stream: &Stream) -> io::Result<SendProgress> {
+fn send(
+    front: &mut Outgoing,
+    current: &mut SendCursor,
+    stream: &Stream,
+) -> io::Result<SendProgress> {
     let mut slices = pooled_vec(std::mem::take(&mut current.slices));
     let sent = write(front, current, stream, &mut slices);
     current.slices = pooled_vec(slices);
@@ -295,7 +299,10 @@ mod tests {
         assert!(!outbox.is_idle());
         assert_eq!(sent(), b"it counts, go on");
         outbox.put(frame(b"it counts"));
-        assert!(sent().is_empty() && outbox.is_idle(), "the queue is no longer due once it is empty");
+        assert!(
+            sent().is_empty() && outbox.is_idle(),
+            "the queue is no longer due once it is empty"
+        );
         outbox.send_all();
         assert_eq!(sent(), b"it counts");
         // The frame may have been sent with another in the meantime.

@@ -134,7 +134,11 @@ async fn connect(owner: &OwnerAddress) -> Result<PeerConnection, String> {
     connected.unwrap_or_else(|_| Err(format!("{} does not answer", owner.address)))
 }
 
-async fn serve(core: &Rc<ShardCore>, mut connection: PeerConnection, lease: Duration) -> Result<(), String> {
+async fn serve(
+    core: &Rc<ShardCore>,
+    mut connection: PeerConnection,
+    lease: Duration,
+) -> Result<(), String> {
     let mut beat = tokio::time::interval(lease / 5);
     let (mut last_received, mut frames) = (Instant::now(), Vec::new());
     loop {

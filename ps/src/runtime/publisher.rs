@@ -89,9 +89,10 @@ impl Publisher {
                 }
             })
         });
-        searched
-            .await
-            .unwrap_or_else(|panic| CheckpointSearch { newest: Err(panic), passed_over: Vec::new() })
+        searched.await.unwrap_or_else(|panic| CheckpointSearch {
+            newest: Err(panic),
+            passed_over: Vec::new(),
+        })
     }
 
     /// Saves a checkpoint of all shards. If the future is dropped or one shard's part fails, the

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use super::publisher::{FailedSave, PublishedSave, Publisher, CheckpointSearch};
+use super::publisher::{CheckpointSearch, FailedSave, PublishedSave, Publisher};
 use crate::arena::SaveNote;
 use crate::checkpoint::{AbandonFlag, CheckpointName};
 use crate::event::{Event, EventSink};
@@ -270,7 +270,8 @@ impl SaverService {
         };
         if finders.len() >= FINDERS_MAX {
             let (connection, request) = finder;
-            let result = Err(format!("cannot search for checkpoints: {FINDERS_MAX} requests already wait"));
+            let result =
+                Err(format!("cannot search for checkpoints: {FINDERS_MAX} requests already wait"));
             return Some(SaverEvent::Found {
                 connection,
                 request,

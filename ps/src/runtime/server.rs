@@ -158,8 +158,13 @@ impl Listener {
         let save_waiters = saves.is_some().then_some(save_waiters);
         let counted = counters.clone();
         let (record, saved) = watch::channel(SaveRecord::default());
-        let handle =
-            PsHandle { addresses, stop: stop.clone(), counters: counted, save_waiters, saves: saved };
+        let handle = PsHandle {
+            addresses,
+            stop: stop.clone(),
+            counters: counted,
+            save_waiters,
+            saves: saved,
+        };
         let (end, ended) = mpsc::channel(1);
         let note = state.as_ref().map(StateDirectory::save_note);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
@@ -272,7 +277,12 @@ fn open_shard(
 }
 
 /// Returns the address of the step owner; `None` for the step owner itself.
-fn owner_address(config: &PsConfig, identity: &Identity, own: &str, shard: u16) -> Option<OwnerAddress> {
+fn owner_address(
+    config: &PsConfig,
+    identity: &Identity,
+    own: &str,
+    shard: u16,
+) -> Option<OwnerAddress> {
     let owner = config.cluster.step_owner().filter(|_| !(config.owns_step() && shard == 0))?;
     Some(OwnerAddress {
         peer_hello: PeerHello { task: config.task.clone(), identity: identity.clone() },

@@ -15,7 +15,7 @@ use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
 use super::connection;
-use super::outbox::{SentAnswer, Outbox, Outgoing};
+use super::outbox::{Outbox, Outgoing, SentAnswer};
 use super::owner_link::{self, OwnerAddress, UnsentFrames};
 use crate::checkpoint::CheckpointStorage;
 use crate::event::EventSink;
@@ -584,7 +584,11 @@ impl PeerSpin {
     /// Checks at most once per [`OVERSUBSCRIPTION_RECHECK`]: a check takes 2 us.
     fn is_oversubscribed(&mut self, now: Instant, processors: &Processors) -> bool {
         match self.oversubscribed {
-            Some((answer, checked)) if now.saturating_duration_since(checked) < OVERSUBSCRIPTION_RECHECK => answer,
+            Some((answer, checked))
+                if now.saturating_duration_since(checked) < OVERSUBSCRIPTION_RECHECK =>
+            {
+                answer
+            }
             _ => self.oversubscribed.insert((processors.are_oversubscribed(), now)).0,
         }
     }

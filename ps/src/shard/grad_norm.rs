@@ -6,7 +6,7 @@ use std::time::Instant;
 use pushpull_common::tensor::{DType, Element};
 
 use super::Shard;
-use super::work::{ShardJob, SLICE_BYTES};
+use super::work::{SLICE_BYTES, ShardJob};
 use crate::optimizer::Sums;
 
 /// Adds up the squares of a gradient's elements, slice by slice, in the order of the layout.

@@ -80,7 +80,13 @@ impl<'a> Sum<'a> {
     }
 }
 
-fn add_bytes<T: MeanElement>(sum: &mut [u8], gradient: &[u8], factor: f64, is_first: bool, divisor: u32) {
+fn add_bytes<T: MeanElement>(
+    sum: &mut [u8],
+    gradient: &[u8],
+    factor: f64,
+    is_first: bool,
+    divisor: u32,
+) {
     let (sum, gradient) = (bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(gradient));
     match divisor {
         1 => add::<T>(sum, gradient, factor, is_first),
@@ -89,7 +95,13 @@ fn add_bytes<T: MeanElement>(sum: &mut [u8], gradient: &[u8], factor: f64, is_fi
 }
 
 /// Adds the last gradient times its factor to a sum, or starts the sum with it, and divides.
-fn add_last<T: MeanElement>(sum: &mut [T], gradient: &[T], factor: f64, is_first: bool, divisor: u32) {
+fn add_last<T: MeanElement>(
+    sum: &mut [T],
+    gradient: &[T],
+    factor: f64,
+    is_first: bool,
+    divisor: u32,
+) {
     let count = T::of(divisor);
     let both = sum.iter_mut().zip(gradient);
     match (is_first, factor == 1.0) {
@@ -158,7 +170,10 @@ mod tests {
                     }
                     let plain = plain(&gradients, &factors, divisor);
                     let plain: &[u8] = bytemuck::cast_slice(&plain);
-                    assert!(mean == plain, "{count} gradients over {divisor}, gradient {odd:?} times 0.3");
+                    assert!(
+                        mean == plain,
+                        "{count} gradients over {divisor}, gradient {odd:?} times 0.3"
+                    );
                 }
             }
         }

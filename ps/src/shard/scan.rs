@@ -15,7 +15,7 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::DType;
 
 use super::Shard;
-use super::work::{ShardJob, SLICE_BYTES};
+use super::work::{SLICE_BYTES, ShardJob};
 use crate::config::NonFinite;
 use crate::inbox::PushValues;
 use crate::metrics::Counters;

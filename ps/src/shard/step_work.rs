@@ -211,7 +211,9 @@ impl Shard {
             let block_bytes = store.geometry().block_bytes as u64;
             let end = match end - end % block_bytes {
                 block if block > start => block,
-                _ if pushes.len() <= WHOLE_BLOCK_GRADIENTS_MAX => start - start % block_bytes + block_bytes,
+                _ if pushes.len() <= WHOLE_BLOCK_GRADIENTS_MAX => {
+                    start - start % block_bytes + block_bytes
+                }
                 _ => end,
             };
             // Ends where the set of gradients changes. Each gradient has whole partitions.
@@ -232,7 +234,8 @@ impl Shard {
                 let (dtype, copy) = (partition.dtype, &mut self.shared_tile);
                 let pushes = &pushes[..];
                 let (shared, at) = (shared_gradients(pushes, &range), start);
-                let mut mean = StepMean { pushes, dtype, gradients, divisor, start, at, shared, copy };
+                let mut mean =
+                    StepMean { pushes, dtype, gradients, divisor, start, at, shared, copy };
                 let (how, input) = ((rules, operation, apply_at), ChangeInput::Source(&mut mean));
                 job.two_pass.apply(store, how, &partition, range.clone(), input)?;
             }

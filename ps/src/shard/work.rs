@@ -410,7 +410,11 @@ impl Shard {
             self.count_staleness(&job.adjustment);
             if let Some(owner) = &mut self.owner {
                 staleness = owner.spend(push.token, push.step);
-                debug_assert_eq!(job.adjustment.staleness, Some(staleness), "the staleness has changed since the push began");
+                debug_assert_eq!(
+                    job.adjustment.staleness,
+                    Some(staleness),
+                    "the staleness has changed since the push began"
+                );
                 self.counters.global_step.set(owner.step().0);
             }
         } else {

@@ -21,7 +21,12 @@ const FRAMES_PER_ROUND: usize = 16;
 
 /// Connects and exchanges frames until the connection ends. Then reports the end to the session,
 /// unless the session has given the connection up.
-pub(super) async fn run(core: Arc<SessionCore>, link: usize, address: String, outbox: Arc<LinkOutbox>) {
+pub(super) async fn run(
+    core: Arc<SessionCore>,
+    link: usize,
+    address: String,
+    outbox: Arc<LinkOutbox>,
+) {
     let error = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
         Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
         Ok(Err(error)) => error.to_string(),

@@ -81,6 +81,9 @@ mod tests {
         assert!(links.of(shard(7)).is_none() && links.of(shard(8)).is_some());
         assert_eq!(*held, "first", "a holder keeps its value");
         let links = PerLink { process: links.process + 1, ..links };
-        assert!(links.of(shard(8)).is_none() && !links.any(|_| true), "a forked child finds no value");
+        assert!(
+            links.of(shard(8)).is_none() && !links.any(|_| true),
+            "a forked child finds no value"
+        );
     }
 }

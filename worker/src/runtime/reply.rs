@@ -180,7 +180,10 @@ mod tests {
         Grant { token: TokenId(1), generation: 1, step: GlobalStep(0), push_slot: 0 }
     }
 
-    fn queued_command(command: SessionCommand, returns: &Arc<ReturnQueue>) -> (QueuedCommand, Call) {
+    fn queued_command(
+        command: SessionCommand,
+        returns: &Arc<ReturnQueue>,
+    ) -> (QueuedCommand, Call) {
         let (answer, call) = reply_channel(OpId(1), "test", returns);
         let (deadline, returns, open) =
             (Instant::now(), returns.clone(), returns.leadership().open());

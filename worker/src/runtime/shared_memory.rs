@@ -32,9 +32,7 @@ impl MappedFile {
         let (found, length) = (file.metadata()?.len(), usize::try_from(bytes));
         let length = length.map_err(io::Error::other)?;
         if found < bytes || length == 0 {
-            return Err(io::Error::other(format!(
-                "cannot map {bytes} bytes of a file of {found}"
-            )));
+            return Err(io::Error::other(format!("cannot map {bytes} bytes of a file of {found}")));
         }
         let mut options = MmapOptions::new();
         let options = options.len(length);
@@ -87,7 +85,10 @@ impl AtomicWords for MappedFile {
 
 /// Validates the geometry in a [`SharedValues`] and maps its files: block table, reader slot and
 /// values.
-pub(crate) fn map(shared: &SharedValues, descriptors: Vec<OwnedFd>) -> io::Result<Reader<MappedFile>> {
+pub(crate) fn map(
+    shared: &SharedValues,
+    descriptors: Vec<OwnedFd>,
+) -> io::Result<Reader<MappedFile>> {
     let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = *shared;
     let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
     geometry.check(shared.values_bytes).map_err(io::Error::other)?;
@@ -127,7 +128,9 @@ pub(crate) fn map_push_buffer(
     let SharedPushBuffer { bytes, first, stride, push_slots } = shared;
     let push_slots = push_slots.items();
     let end = stride.checked_mul(push_slots.len() as u64).and_then(|all| all.checked_add(*first));
-    let aligned = first.is_multiple_of(SLOT_ALIGNMENT) && stride.is_multiple_of(SLOT_ALIGNMENT) && *stride > 0;
+    let aligned = first.is_multiple_of(SLOT_ALIGNMENT)
+        && stride.is_multiple_of(SLOT_ALIGNMENT)
+        && *stride > 0;
     if !aligned || end.is_none_or(|end| end > *bytes) || push_slots.contains(&0) {
         return Err(io::Error::other("the buffer slots are not inside the shared memory"));
     }

@@ -47,7 +47,14 @@ impl SessionThread {
         let push_buffers = Arc::new(PushBuffers::default());
         let (caller_returns, caller_shards, caller_buffers) =
             (returns.clone(), mapped_shards.clone(), push_buffers.clone());
-        let caller = Caller::new(commands, caller_returns, unclaimed, caller_shards, caller_buffers, runner.clone());
+        let caller = Caller::new(
+            commands,
+            caller_returns,
+            unclaimed,
+            caller_shards,
+            caller_buffers,
+            runner.clone(),
+        );
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let shared = (mapped_shards, push_buffers);
             let core = Arc::new(SessionCore::new(session, addresses, progress, returns, shared));

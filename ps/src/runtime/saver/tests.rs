@@ -133,7 +133,9 @@ async fn a_failing_shard_closes_the_connections_to_the_others() {
             }
         }
     };
-    tokio::time::timeout(LONG, closed).await.expect("the connection to the silent shard is not closed");
+    tokio::time::timeout(LONG, closed)
+        .await
+        .expect("the connection to the silent shard is not closed");
 }
 
 #[tokio::test]
@@ -165,8 +167,7 @@ async fn requests_during_a_search_share_its_result() {
 #[tokio::test]
 async fn a_stop_ends_a_search_after_the_current_piece() {
     let (mut harness, mut service) = SaverHarness::new([]);
-    let (stop, abandon_flag) =
-        (service.saver.stop.clone(), service.saver.abandon_flag.clone());
+    let (stop, abandon_flag) = (service.saver.stop.clone(), service.saver.abandon_flag.clone());
     let publisher = Arc::get_mut(&mut service.saver.publisher).unwrap();
     publisher.storage = abandon_flag.watch(Arc::new(harness.gate.clone()));
     let SaverService { saver, .. } = service;
@@ -176,7 +177,8 @@ async fn a_stop_ends_a_search_after_the_current_piece() {
     let gate = harness.gate.clone();
     tokio::task::spawn_blocking(move || gate.wait_for_reader()).await.unwrap();
     stop.cancel();
-    let ended = tokio::time::timeout(LONG, harness.news.recv()).await.expect("the saver does not stop");
+    let ended =
+        tokio::time::timeout(LONG, harness.news.recv()).await.expect("the saver does not stop");
     assert!(ended.is_none(), "{ended:?}");
     harness.gate.let_through(1);
     thread.join().unwrap().unwrap();
@@ -212,8 +214,7 @@ fn a_step_is_saved_periodically_once_and_on_request_always() {
         assert_eq!(service.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
     }
     // A failed save does not count as the last saved step.
-    service
-        .saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("a disk is full".to_owned().into()));
+    service.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("a disk is full".to_owned().into()));
     assert_eq!(counters.saves_failed.read(), 1);
     assert_eq!(service.saved, Some((RestoreEpoch(1), GlobalStep(3))));
 }
@@ -223,10 +224,7 @@ fn no_save_is_due_before_training_or_during_a_save() {
     let (harness, mut service) = SaverHarness::new([]);
     assert!(service.due().is_none(), "nothing has been trained");
     service.saver.counters.global_step.set(3);
-    assert!(matches!(
-        service.due(),
-        Some(SaverEvent::SaveRequested { ticket: PERIODIC_SAVE, .. })
-    ));
+    assert!(matches!(service.due(), Some(SaverEvent::SaveRequested { ticket: PERIODIC_SAVE, .. })));
     service.order(harness.order(6, 1, 3));
     assert!(service.due().is_none(), "a save is under way");
 }
@@ -260,8 +258,7 @@ fn failed_saves_are_reported_counted_and_noted_until_one_succeeds() {
     let events = record_events(&mut service);
     let status = service.saver.record.subscribe();
     let counters = service.saver.counters.clone();
-    service
-        .saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("the disk is full".to_owned().into()));
+    service.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("the disk is full".to_owned().into()));
     // A save that the shard gave up before the saver had the order.
     let result = Err("it has waited 60s".to_owned());
     assert!(service.order(SaverOrder::ReportSave { ticket: PERIODIC_SAVE, result }).is_none());
@@ -336,5 +333,8 @@ async fn a_passed_over_checkpoint_is_reported_and_counted() {
     let SaverEvent::Found { result: Err(error), .. } = harness.news().await else { panic!() };
     assert!(error.contains("ckpt-1-12"), "{error}");
     let emitted = events.lock().unwrap();
-    assert!(matches!(&emitted[..], [Event::CheckpointPassedOver { taken: None, .. }]), "{emitted:?}");
+    assert!(
+        matches!(&emitted[..], [Event::CheckpointPassedOver { taken: None, .. }]),
+        "{emitted:?}"
+    );
 }

@@ -118,13 +118,16 @@ impl LeadershipModel {
                 }
                 CallerProgress::Opened(leads) => {
                     model.unpark |= model.apply(rules.call_thread);
-                    model.callers[caller] = if leads { CallerProgress::Called } else { CallerProgress::Waiting(false) };
+                    model.callers[caller] =
+                        if leads { CallerProgress::Called } else { CallerProgress::Waiting(false) };
                 }
                 CallerProgress::Called => {
                     model.permit |= model.apply(rules.lead);
                     model.callers[caller] = CallerProgress::Waiting(true);
                 }
-                CallerProgress::Waiting(true) if self.holder.is_none() => model.holder = Some(caller),
+                CallerProgress::Waiting(true) if self.holder.is_none() => {
+                    model.holder = Some(caller)
+                }
                 // It releases the session, then leaves; it may enter again.
                 CallerProgress::Answered if self.holder == Some(caller) => model.holder = None,
                 CallerProgress::Answered => {
@@ -137,7 +140,12 @@ impl LeadershipModel {
             }
             models.push(model);
         }
-        let awaits_answer = |at| matches!(at, CallerProgress::Opened(false) | CallerProgress::Called | CallerProgress::Waiting(_));
+        let awaits_answer = |at| {
+            matches!(
+                at,
+                CallerProgress::Opened(false) | CallerProgress::Called | CallerProgress::Waiting(_)
+            )
+        };
         for caller in (0..CALLERS).filter(|&caller| awaits_answer(self.callers[caller])) {
             if self.holder.is_some() {
                 let mut model = self;
@@ -177,13 +185,16 @@ impl LeadershipModel {
     }
 
     fn is_over(&self) -> bool {
-        self.callers == [CallerProgress::Done; CALLERS] && self.state.open == 0 && self.state.callers == 0
+        self.callers == [CallerProgress::Done; CALLERS]
+            && self.state.open == 0
+            && self.state.callers == 0
     }
 }
 
 /// Searches all reachable states. Returns a deadlock, if one is found, and the number of states.
 fn find_deadlock(rules: &Rules) -> (Option<LeadershipModel>, usize) {
-    let mut todo = vec![LeadershipModel::new(ThreadState::Runs), LeadershipModel::new(ThreadState::Parked)];
+    let mut todo =
+        vec![LeadershipModel::new(ThreadState::Runs), LeadershipModel::new(ThreadState::Parked)];
     let mut visited: HashSet<LeadershipModel> = todo.iter().copied().collect();
     while let Some(model) = todo.pop() {
         let next = model.next(rules);
@@ -208,7 +219,10 @@ fn callers_that_do_not_wait_do_not_block_the_thread() {
     assert!(leadership.take_over());
     let mut first = leadership.enter().unwrap();
     first.lead();
-    assert!(leadership.change(LeaderState::yield_lead), "the thread does not yield to a waiting caller");
+    assert!(
+        leadership.change(LeaderState::yield_lead),
+        "the thread does not yield to a waiting caller"
+    );
     assert!(!leadership.take_over());
     drop(first);
     std::thread::scope(|scope| {
@@ -228,12 +242,16 @@ fn each_rule_is_needed() {
     let loses_call: Step<bool> = |state| (state, false);
     let leaves: Step<bool> = |state| (LeaderState { callers: state.callers - 1, ..state }, false);
     let leaves_lead: Step<bool> = |state| (state.leave_lead().0, false);
-    let always_yields: Step<bool> = |state| (LeaderState { thread: ThreadState::Parked, ..state }, true);
+    let always_yields: Step<bool> =
+        |state| (LeaderState { thread: ThreadState::Parked, ..state }, true);
     let broken = [
         ("a call is lost", Rules { call_thread: loses_call, ..RULES }),
         ("a caller leaves an open operation without a call", Rules { leave: leaves, ..RULES }),
         ("a leader leaves without a call", Rules { leave_lead: leaves_lead, ..RULES }),
-        ("the thread yields to a caller that has left", Rules { yield_lead: always_yields, ..RULES }),
+        (
+            "the thread yields to a caller that has left",
+            Rules { yield_lead: always_yields, ..RULES },
+        ),
     ];
     for (what, rules) in broken {
         assert!(find_deadlock(&rules).0.is_some(), "no deadlock is found if {what}");
@@ -243,8 +261,13 @@ fn each_rule_is_needed() {
 #[test]
 fn the_word_encodes_the_whole_state() {
     for thread in [ThreadState::Runs, ThreadState::Parked, ThreadState::Requested] {
-        let state = LeaderState { thread, callers: 0xab, leading: 3, terms: 0xde, open: 0xf123_4567 };
+        let state =
+            LeaderState { thread, callers: 0xab, leading: 3, terms: 0xde, open: 0xf123_4567 };
         assert_eq!(LeaderState::of(state.word()), state);
     }
-    assert_eq!(LeaderState::of(0).thread, ThreadState::Runs, "a session does not start on its thread");
+    assert_eq!(
+        LeaderState::of(0).thread,
+        ThreadState::Runs,
+        "a session does not start on its thread"
+    );
 }
