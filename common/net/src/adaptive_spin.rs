@@ -113,7 +113,8 @@ impl AdaptiveSpin {
     /// Records a wait that was interrupted by other work. It counts only if the longest poll has
     /// failed.
     pub fn interrupted(&mut self, now: Instant, wait: &SpinWait) {
-        if !wait.sleeps && now.saturating_duration_since(wait.since) >= self.limits.longest {
+        let polled = !wait.slept_early;
+        if polled && now.saturating_duration_since(wait.since) >= self.limits.longest {
             self.waited(now, wait);
         }
     }
@@ -264,6 +265,8 @@ mod tests {
             let mut wait = waiter.spin.begin(waiter.now);
             let polls = wait.polls(waiter.now, || waiter.spin.pays());
             waiter.now += after;
+            // The poll ends, if it was that long, before the other work begins.
+            wait.polls(waiter.now, || waiter.spin.pays());
             waiter.spin.interrupted(waiter.now, &wait);
             polls
         };

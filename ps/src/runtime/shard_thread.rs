@@ -308,8 +308,11 @@ impl ShardCore {
     /// Begins an adaptive spin for a peer: with `rest`, for the rest of a frame or of a write;
     /// otherwise for the next request.
     pub(super) fn wait_for_peers(&self, rest: bool) {
-        self.spin.borrow_mut().begin(Instant::now(), rest);
-        self.polls.notify_one();
+        let (now, mut spin) = (Instant::now(), self.spin.borrow_mut());
+        spin.begin(now, rest);
+        if spin.polls(now, &self.processors) {
+            self.polls.notify_one();
+        }
     }
 
     /// Ends the wait: the peer's socket is ready.
