@@ -10,4 +10,4 @@ mod stream;
 
 pub use adaptive_spin::{AdaptiveSpin, SpinLimits, SpinWait};
 pub use processors::Processors;
-pub use stream::{DetachedStream, PeerLocation, Stream};
+pub use stream::{DetachedStream, Stream};

@@ -39,20 +39,6 @@ pub enum DetachedStream {
     Unix(UnixStream),
 }
 
-/// Where the peer of a stream is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeerLocation {
-    /// On another host, or unknown.
-    Remote,
-    /// On this host, over TCP.
-    Loopback,
-    /// On this host, over a Unix socket.
-    UnixSocket {
-        /// Whether it runs as the same user as this process.
-        same_user: bool,
-    },
-}
-
 impl Stream {
     /// Connects to `host:port` or `unix:/path`. Resolves a host name each time, because a server
     /// may come back on another address.
@@ -123,15 +109,10 @@ impl Stream {
         cfg!(target_os = "linux") && matches!(self, Stream::Unix(_))
     }
 
-    /// Returns where the peer is.
-    pub fn peer_location(&self) -> PeerLocation {
-        match self {
-            Stream::Tcp(stream) => match stream.peer_addr() {
-                Ok(peer) if !peer.ip().is_loopback() => PeerLocation::Remote,
-                _ => PeerLocation::Loopback,
-            },
-            Stream::Unix(stream) => PeerLocation::UnixSocket { same_user: is_same_user(stream) },
-        }
+    /// Returns whether the peer is reached over a Unix socket and runs as the same user. Always
+    /// false on systems without shared memory.
+    pub fn is_same_user(&self) -> bool {
+        matches!(self, Stream::Unix(stream) if is_same_user(stream))
     }
 
     /// Waits until the stream is ready for one of the interests. A wait for a Unix socket to become
@@ -411,7 +392,7 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();
             let stream = Stream::connect(&address).await.unwrap();
-            assert_eq!(stream.peer_location(), PeerLocation::Loopback);
+            assert!(matches!(stream, Stream::Tcp(_)) && !stream.is_same_user());
         });
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{FrameReader, Header, Message, Poll, ProtocolError};
-use pushpull_net::{PeerLocation, Stream};
+use pushpull_net::Stream;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, watch};
@@ -228,10 +228,12 @@ impl AcceptGate {
 
 /// Returns the peer's location in the terms of the shard.
 fn origin_of(stream: &Stream) -> PeerOrigin {
-    match stream.peer_location() {
-        PeerLocation::Remote => PeerOrigin::Remote,
-        PeerLocation::Loopback => PeerOrigin::Loopback,
-        PeerLocation::UnixSocket { same_user } => PeerOrigin::Unix { same_user },
+    match stream {
+        Stream::Tcp(tcp) => match tcp.peer_addr() {
+            Ok(peer) if !peer.ip().is_loopback() => PeerOrigin::Remote,
+            _ => PeerOrigin::Loopback,
+        },
+        Stream::Unix(_) => PeerOrigin::Unix { same_user: stream.is_same_user() },
     }
 }
 

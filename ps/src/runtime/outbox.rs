@@ -10,7 +10,7 @@ use std::time::Instant;
 use pushpull_net::Stream;
 use tokio::sync::Notify;
 
-use crate::shard::output::{AnswerBody, PulledParts};
+use crate::shard::output::{AnswerBody, EncodeBuffers, PulledParts};
 
 /// A connection with this many queued frames, or this many bytes of bodies, is not read from.
 /// Pulled rows are queued as a copy.
@@ -28,10 +28,10 @@ pub(super) enum Outgoing {
     Parts(PulledParts),
 }
 
-/// The answer to a pull, sent completely: its pins can be released and its memory reused.
+/// What is left of a sent answer: its memory, for reuse. Its pins are released.
 #[derive(Debug)]
 pub(super) enum SentAnswer {
-    Values(Box<PulledParts>),
+    Values(EncodeBuffers),
     Rows(Vec<u8>),
 }
 
@@ -164,7 +164,7 @@ impl Outbox {
                         Outgoing::Shared { .. } => {}
                         Outgoing::Parts(parts) => {
                             self.pull_since.set(None);
-                            answered(SentAnswer::Values(Box::new(parts)));
+                            answered(SentAnswer::Values(parts.into_buffers()));
                         }
                     }
                 }

@@ -135,8 +135,8 @@ impl ShardCore {
     pub(super) fn answered(&self, answer: SentAnswer) {
         match answer {
             SentAnswer::Rows(rows) => self.shard.borrow_mut().rows_sent(rows),
-            SentAnswer::Values(parts) => {
-                self.shard.borrow_mut().pull_sent(*parts);
+            SentAnswer::Values(buffers) => {
+                self.shard.borrow_mut().pull_sent(buffers);
                 self.released();
             }
         }

@@ -13,7 +13,7 @@ use pushpull_common::protocol::{Header, Refusal, message};
 use pushpull_common::rows::{self, Numbers};
 use pushpull_common::tensor::{DType, Element, elements_of};
 
-use super::output::{AnswerBody, PullEncoder, PulledParts, ShardOutput};
+use super::output::{AnswerBody, EncodeBuffers, PullEncoder, PulledParts, ShardOutput};
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::{Detail, ExpectedBody, Shard, VariablesState};
 
@@ -71,10 +71,9 @@ impl Shard {
     }
 
     /// The answer to a pull has been sent. Its buffers return to the pool.
-    pub(crate) fn pull_sent(&mut self, parts: PulledParts) {
-        let encoded = parts.into_buffers();
-        if encoded.has_memory() && self.encode_buffers.len() < ENCODE_BUFFERS_MAX {
-            self.encode_buffers.push(encoded);
+    pub(crate) fn pull_sent(&mut self, buffers: EncodeBuffers) {
+        if buffers.has_memory() && self.encode_buffers.len() < ENCODE_BUFFERS_MAX {
+            self.encode_buffers.push(buffers);
         }
     }
 

@@ -219,8 +219,8 @@ impl Table {
     /// `fetched` is the number of bytes to prefetch from each record.
     ///
     /// A lookup has three steps, [`LOOKUP_DISTANCE`] other ids apart: it prefetches the cache line
-    /// of the index entry, reads the entry and prefetches its record, and reads the record. So many
-    /// lookups wait for memory at once, and none waits long.
+    /// of the index entry, reads the entry and prefetches its record, and reads the record. Many
+    /// lookups wait for memory at once, so none waits long.
     fn look_up(
         &self,
         journal: &Journal,

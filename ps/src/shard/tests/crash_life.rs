@@ -167,7 +167,7 @@ pub(super) fn run(
         let (index, values) = (index_of(&rows), numbers(5 * rows.len(), 6.0));
         applied(&world.push_answer(line, &push, &[(3328, &index), (768, &values)]));
     }
-    // So many rows of a table that its index grows by a page; then more, for which some are
+    // Enough rows of a table to grow its index by a page; then more, for which some are
     // evicted. All but the last rows expire later.
     let pushes = [(10, 0..200_u64), (11, 190..240), (12, 3..6)];
     // Only with many clients: a table does not depend on how blocks are written.

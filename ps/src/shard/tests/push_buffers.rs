@@ -266,7 +266,7 @@ fn a_push_with_nan_changes_nothing_not_even_the_rows_of_a_table() {
 
 #[test]
 fn gradients_for_changes_in_place_are_scanned_first() {
-    // More than one slice, and rows in so many blocks that none is copied.
+    // More than one slice, and rows in too many blocks to copy any.
     let elements = (1 << 18) + 1024_u64;
     let dense = VariableSpec::f32("dense", [elements]).unwrap();
     let table = VariableSpec::f32("table", [1 << 20, 4]).unwrap().sparse();
