@@ -174,11 +174,11 @@ impl Shard {
         // Replicas that have not joined are expected for a limited time. A step that is short needs
         // them all the same.
         let not_joined = if short { total.saturating_sub(joined) } else { coordinator.expects() };
-        let not_joined = match not_joined {
-            0 => String::new(),
-            not_joined => format!(" and {not_joined} not joined yet"),
+        let missing = match (missing.join(", "), not_joined) {
+            (missing, 0) => missing,
+            (missing, not_joined) if missing.is_empty() => format!("{not_joined} not joined yet"),
+            (missing, not_joined) => format!("{missing} and {not_joined} not joined yet"),
         };
-        let missing = missing.join(", ");
-        Some(format!("step {step}, which has {count} of {goal} gradients; {missing}{not_joined}"))
+        Some(format!("step {step}, which has {count} of {goal} gradients; {missing}"))
     }
 }

@@ -103,7 +103,7 @@ impl Synchronous {
             !matches!(policy, OnLoss::Shrink { .. }),
             "{policy:?} names stragglers early: {awaited}"
         );
-        let words = ["lost", "left", "not seen"];
+        let words = ["lost", "left", "not joined"];
         assert!(words.iter().any(|word| awaited.contains(word)), "no replica is named: {awaited}");
     }
 
