@@ -53,15 +53,15 @@ impl Shard {
     /// Cuts the current values, for a checkpoint of a global step that the shard need not know.
     fn cut(&mut self, now: Instant, of: GlobalStep) -> Option<CheckpointCut> {
         let step = self.step();
-        let VariablesState::Ready(store) = &mut self.variables else { return None };
+        let VariablesState::Ready(store) = &mut self.variables.state else { return None };
         let memory_needed = Arc::new(AtomicBool::new(false));
         Some(CheckpointCut {
             step,
             image: store.image(of.0.max(step.0).min(RESTORED_LIMIT), memory_needed.clone()),
             memory_needed,
-            version: self.version,
-            gradients: self.gradients,
-            clients: self.registry.windows(),
+            version: self.variables.version,
+            gradients: self.variables.gradients,
+            clients: self.peers.registry.windows(),
             since: now,
         })
     }
@@ -74,7 +74,7 @@ impl Shard {
     ) -> Result<CheckpointCut, String> {
         let step = GlobalStep(name.global_step);
         if self.counts_steps() {
-            let kept = self.kept_cut.take_if(|cut| cut.step == step);
+            let kept = self.checkpoints.kept_cut.take_if(|cut| cut.step == step);
             // At the same step, a new cut also has the values that were assigned since.
             if self.step() != step {
                 let found = self.step();
@@ -89,26 +89,30 @@ impl Shard {
     /// Keeps a cut of the values after this step, by order of the step owner.
     pub(super) fn keep_cut(&mut self, now: Instant, step: GlobalStep) {
         if self.counts_steps() && self.step() == step {
-            self.kept_cut = self.cut(now, step);
+            self.checkpoints.kept_cut = self.cut(now, step);
         }
     }
 
     /// Whether this shard knows the step of its values. In asynchronous mode only the step owner
     /// does.
     fn counts_steps(&self) -> bool {
-        self.is_synchronous() || self.owner.is_some()
+        self.is_synchronous() || self.steps.owner.is_some()
     }
 
     /// Drops a cut and refuses saves that have waited for too long. Nothing expires on the step
     /// owner while a save is running.
     pub(super) fn expire_cuts(&mut self, now: Instant) {
         let expired = |since: Instant| now.saturating_duration_since(since) >= CUT_WAIT_MAX;
-        if self.saves_a_cut {
+        if self.checkpoints.saves_a_cut {
             return;
         }
-        self.kept_cut.take_if(|cut| expired(cut.since));
-        while self.save_requests.front().is_some_and(|save_request| expired(save_request.since))
-            && let Some(save_request) = self.save_requests.pop_front()
+        self.checkpoints.kept_cut.take_if(|cut| expired(cut.since));
+        while self
+            .checkpoints
+            .requests
+            .front()
+            .is_some_and(|save_request| expired(save_request.since))
+            && let Some(save_request) = self.checkpoints.requests.pop_front()
         {
             let awaited = self.awaited_step(now).unwrap_or_default();
             self.saved(
@@ -122,14 +126,16 @@ impl Shard {
     /// synchronous mode, every shard has applied the same steps.
     pub(super) fn request_save(&mut self, now: Instant, requester: SaveRequester, user: Vec<u8>) {
         // A periodic save is repeated in its next period.
-        if requester.is_periodic() && (self.saves_a_cut || !self.save_requests.is_empty()) {
+        if requester.is_periodic()
+            && (self.checkpoints.saves_a_cut || !self.checkpoints.requests.is_empty())
+        {
             return;
         }
-        if self.save_requests.len() == SAVE_REQUESTS_MAX {
+        if self.checkpoints.requests.len() == SAVE_REQUESTS_MAX {
             let error = format!("cannot save now: {SAVE_REQUESTS_MAX} saves wait already");
             return self.saved(requester, Err(error));
         }
-        self.save_requests.push_back(SaveRequest { requester, user, since: now });
+        self.checkpoints.requests.push_back(SaveRequest { requester, user, since: now });
         self.begin_requested_save(now);
     }
 
@@ -137,36 +143,39 @@ impl Shard {
     /// steps.
     pub(super) fn begin_requested_save(&mut self, now: Instant) {
         let is_behind = self.coordinator().is_some_and(|coordinator| coordinator.is_behind());
-        if self.saves_a_cut || is_behind {
+        if self.checkpoints.saves_a_cut || is_behind {
             return;
         }
-        let Some(SaveRequest { requester, user, .. }) = self.save_requests.pop_front() else {
+        let Some(SaveRequest { requester, user, .. }) = self.checkpoints.requests.pop_front()
+        else {
             return;
         };
         let step = self.step();
         if self.is_synchronous() {
-            for connection in self.peer_connections.values().copied().collect::<Vec<u64>>() {
-                let envelope = Envelope { step, restore_epoch: self.epoch, ..Envelope::default() };
+            for connection in self.steps.shards.connections.values().copied().collect::<Vec<u64>>()
+            {
+                let envelope =
+                    Envelope { step, restore_epoch: self.variables.epoch, ..Envelope::default() };
                 self.send(connection, envelope, message::KeepCut {}.into());
             }
         }
         self.keep_cut(now, step);
-        self.saves_a_cut = true;
+        self.checkpoints.saves_a_cut = true;
         self.order_save(requester, user);
     }
 
     /// Ends the running save and begins the next.
     pub(super) fn end_save_of_cut(&mut self, now: Instant) {
-        self.saves_a_cut = false;
+        self.checkpoints.saves_a_cut = false;
         // The saver may not have requested it.
-        self.kept_cut = None;
-        self.save_requests.iter_mut().for_each(|save_request| save_request.since = now);
+        self.checkpoints.kept_cut = None;
+        self.checkpoints.requests.iter_mut().for_each(|save_request| save_request.since = now);
         self.begin_requested_save(now);
     }
 
     /// Drops all cuts and save requests, because another restore epoch begins.
     pub(super) fn drop_cuts(&mut self) {
-        self.kept_cut = None;
+        self.checkpoints.kept_cut = None;
         self.drop_save_requests("a checkpoint is restored", |_| true);
     }
 
@@ -180,18 +189,18 @@ impl Shard {
     /// Drops the save requests of a connection that has ended. Its chief requests them again over
     /// another one.
     pub(super) fn drop_save_requests_of(&mut self, ended: u64) {
-        self.save_requests.retain(|save_request| {
+        self.checkpoints.requests.retain(|save_request| {
             !matches!(save_request.requester, SaveRequester::Connection { connection, .. } if connection == ended)
         });
     }
 
     fn drop_save_requests(&mut self, reason: &str, which: impl Fn(&SaveRequester) -> bool) {
-        for save_request in std::mem::take(&mut self.save_requests) {
+        for save_request in std::mem::take(&mut self.checkpoints.requests) {
             match which(&save_request.requester) {
                 // A periodic save is repeated in its next period.
                 true if save_request.requester.is_periodic() => {}
                 true => self.saved(save_request.requester, Err(reason.to_owned())),
-                false => self.save_requests.push_back(save_request),
+                false => self.checkpoints.requests.push_back(save_request),
             }
         }
     }
@@ -199,6 +208,6 @@ impl Shard {
     /// Keeps a cut of the current values under any step.
     #[cfg(test)]
     pub(super) fn keep_cut_as_of(&mut self, now: Instant, step: GlobalStep) {
-        self.kept_cut = self.cut(now, step).map(|cut| CheckpointCut { step, ..cut });
+        self.checkpoints.kept_cut = self.cut(now, step).map(|cut| CheckpointCut { step, ..cut });
     }
 }

@@ -3,6 +3,7 @@
 //! The shard decides and pins. Other threads, which may wait for a disk, read and write the files.
 //! Their results return to the shard as inputs.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -14,7 +15,7 @@ use pushpull_common::protocol::message::{self, CheckpointId, PassedOver};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Refusal};
 
-use super::checkpoint_cut::CheckpointCut;
+use super::checkpoint_cut::{CheckpointCut, SaveRequest};
 use super::output::AnswerBody;
 use super::output::ShardOutput;
 use super::record::RESTORED_LIMIT;
@@ -261,11 +262,27 @@ pub(super) struct RestoreInProgress {
     epoch: RestoreEpoch,
 }
 
+/// The checkpoints that a shard takes part in.
+#[derive(Debug, Default)]
+pub(super) struct ShardCheckpoints {
+    /// This shard's part of a checkpoint while it is written.
+    pub(super) saving: Option<SaveInProgress>,
+    /// The pinned cut for a checkpoint whose step may have passed. Every shard has one in
+    /// synchronous mode, only the step owner in asynchronous mode.
+    pub(super) kept_cut: Option<CheckpointCut>,
+    /// On the step owner: whether a save is running, and the queued save requests.
+    pub(super) saves_a_cut: bool,
+    pub(super) requests: VecDeque<SaveRequest>,
+    /// On the step owner: the unsound checkpoints that the last search skipped.
+    pub(super) passed_over: Vec<PassedOver>,
+    pub(super) restoring: Option<RestoreInProgress>,
+}
+
 impl Shard {
     pub(super) fn on_saver_message(&mut self, now: Instant, news: SaverEvent) {
         match news {
             SaverEvent::Found { connection, request, result, passed_over } => {
-                self.passed_over = passed_over;
+                self.checkpoints.passed_over = passed_over;
                 self.checkpoint_found(connection, request, result);
             }
             SaverEvent::SaveRequested { ticket, user } => {
@@ -283,13 +300,14 @@ impl Shard {
 
     /// Orders a search for the newest sound checkpoint.
     pub(super) fn find_checkpoint(&mut self, connection: u64, request: Envelope) {
-        if self.owner.is_none() {
+        if self.steps.owner.is_none() {
             let detail = Detail::clipped(format!("{} does not own the step", self.id));
             return self.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
         }
         match self.config.checkpoints {
             Some(_) => self
-                .outputs
+                .out
+                .queue
                 .push_back(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
             None => self.checkpoint_found(connection, request, Ok(None)),
         }
@@ -311,14 +329,14 @@ impl Shard {
 
     /// Answers with the checkpoints that the last search skipped.
     pub(super) fn answer_passed_over(&mut self, connection: u64, request: Envelope) {
-        let newest = self.passed_over.iter().take(PASSED_OVER_MAX).cloned();
+        let newest = self.checkpoints.passed_over.iter().take(PASSED_OVER_MAX).cloned();
         let checkpoints = List::of(newest).expect("at most as many as fit");
         self.answer(connection, request, message::PassedOverAre { checkpoints }.into());
     }
 
     /// Requests a checkpoint of all shards, or refuses the request.
     pub(super) fn save(&mut self, now: Instant, requester: SaveRequester, user: Vec<u8>) {
-        let refusal = match (&self.owner, &self.config.checkpoints) {
+        let refusal = match (&self.steps.owner, &self.config.checkpoints) {
             (None, _) => format!("{} does not own the step", self.id),
             (_, None) => "no place for checkpoints is configured".to_owned(),
             _ if !self.is_ready() => "the variables have no values yet".to_owned(),
@@ -333,9 +351,9 @@ impl Shard {
     /// Orders the saver to save the cuts of all shards.
     pub(super) fn order_save(&mut self, requester: SaveRequester, user: Vec<u8>) {
         let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else { return };
-        let (epoch, step) = (self.epoch, self.step());
+        let (epoch, step) = (self.variables.epoch, self.step());
         let order = SaverOrder::Save { requester, user, catalogue, epoch, step };
-        self.outputs.push_back(ShardOutput::SaverOrder(order));
+        self.out.queue.push_back(ShardOutput::SaverOrder(order));
     }
 
     /// Reports the result of a save to its requester.
@@ -348,7 +366,8 @@ impl Shard {
                 Err(error) => self.refuse_storage(connection, request, &error),
             },
             SaveRequester::Ticket(ticket) => {
-                self.outputs
+                self.out
+                    .queue
                     .push_back(ShardOutput::SaverOrder(SaverOrder::ReportSave { ticket, result }));
             }
         }
@@ -374,7 +393,7 @@ impl Shard {
         let Some(catalogue) = store.map(|store| store.catalogue().clone()) else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
-        if self.saving.is_some() {
+        if self.checkpoints.saving.is_some() {
             let what = Detail::clipped("checkpoints being written");
             return self.refuse(connection, request, Refusal::Busy { what, limit: 1 });
         }
@@ -387,15 +406,15 @@ impl Shard {
             connection,
             request,
             name,
-            training: CheckpointTraining::new(&catalogue, &self.rules),
+            training: CheckpointTraining::new(&catalogue, &self.variables.rules),
             catalogue,
             shard: self.id,
             cut,
             abandon_flag: abandon_flag.clone(),
             planted: self.config.planted,
         };
-        self.saving = Some(SaveInProgress { connection, memory_needed, abandon_flag });
-        self.outputs.push_back(ShardOutput::SaveShard(Box::new(save)));
+        self.checkpoints.saving = Some(SaveInProgress { connection, memory_needed, abandon_flag });
+        self.out.queue.push_back(ShardOutput::SaveShard(Box::new(save)));
     }
 
     /// Answers with the result of writing this shard's part.
@@ -405,7 +424,7 @@ impl Shard {
         request: Envelope,
         result: Result<Vec<u8>, String>,
     ) {
-        self.saving = None;
+        self.checkpoints.saving = None;
         match result {
             Ok(entry) => {
                 self.answer_with(
@@ -423,28 +442,36 @@ impl Shard {
     /// Releases the blocks that a checkpoint pins, because pushes need them. A save that pins
     /// blocks fails.
     pub(super) fn release_checkpoint_pins(&mut self) {
-        self.kept_cut = None;
-        if let Some(saving) = &self.saving {
+        self.checkpoints.kept_cut = None;
+        if let Some(saving) = &self.checkpoints.saving {
             saving.memory_needed.store(true, Ordering::Relaxed);
         }
     }
 
     /// Abandons the save for a requester whose connection has ended.
     pub(super) fn abandon_save_of(&self, connection: u64) {
-        if let Some(saving) = self.saving.as_ref().filter(|s| s.connection == connection) {
+        if let Some(saving) =
+            self.checkpoints.saving.as_ref().filter(|s| s.connection == connection)
+        {
             saving.abandon_flag.abandon("the requester is gone");
         }
     }
 
     /// Abandons all writing and reading of checkpoints, because the server stops.
     pub(crate) fn abandon_files(&self) {
-        self.saving.iter().for_each(|saving| saving.abandon_flag.abandon("the server stops"));
+        self.checkpoints
+            .saving
+            .iter()
+            .for_each(|saving| saving.abandon_flag.abandon("the server stops"));
         self.abandon_restore("the server stops");
     }
 
     /// Abandons the running restore.
     pub(super) fn abandon_restore(&self, reason: &'static str) {
-        self.restoring.iter().for_each(|restoring| restoring.abandon_flag.abandon(reason));
+        self.checkpoints
+            .restoring
+            .iter()
+            .for_each(|restoring| restoring.abandon_flag.abandon(reason));
     }
 
     /// Starts to restore the values of a checkpoint, and drops the state of older epochs.
@@ -456,7 +483,7 @@ impl Shard {
         restore: message::Restore,
     ) {
         let (checkpoint, epoch) = (restore.checkpoint, restore.epoch);
-        if let Some(restoring) = &mut self.restoring {
+        if let Some(restoring) = &mut self.checkpoints.restoring {
             // A chief that has reconnected asks again.
             if restoring.epoch == epoch && restoring.checkpoint == checkpoint {
                 (restoring.connection, restoring.request) = (connection, request);
@@ -466,10 +493,13 @@ impl Shard {
             // has ended.
             return self.refuse(connection, request, Refusal::NotInitialized {});
         }
-        if self.is_ready() && epoch == self.epoch && checkpoint.step == self.restored_step {
+        if self.is_ready()
+            && epoch == self.variables.epoch
+            && checkpoint.step == self.variables.restored_step
+        {
             return self.answer_ready(connection, request);
         }
-        if epoch <= self.epoch || epoch <= checkpoint.epoch || epoch.0 == u32::MAX {
+        if epoch <= self.variables.epoch || epoch <= checkpoint.epoch || epoch.0 == u32::MAX {
             let refusal = self.other_epoch(epoch);
             return self.refuse(connection, request, refusal);
         }
@@ -484,21 +514,21 @@ impl Shard {
             return self.refuse_storage(connection, request, &error.to_string());
         }
         let VariablesState::Declared(store) =
-            std::mem::replace(&mut self.variables, VariablesState::Absent)
+            std::mem::replace(&mut self.variables.state, VariablesState::Absent)
         else {
             return;
         };
         let abandon_flag = AbandonFlag::default();
-        self.restoring = Some(RestoreInProgress {
+        self.checkpoints.restoring = Some(RestoreInProgress {
             connection,
             request,
             checkpoint: checkpoint.clone(),
             epoch,
             abandon_flag: abandon_flag.clone(),
         });
-        let training = CheckpointTraining::new(store.catalogue(), &self.rules);
+        let training = CheckpointTraining::new(store.catalogue(), &self.variables.rules);
         let restore = ShardRestore { store, shard: self.id, checkpoint, training, abandon_flag };
-        self.outputs.push_back(ShardOutput::RestoreShard(Box::new(restore)));
+        self.out.queue.push_back(ShardOutput::RestoreShard(Box::new(restore)));
     }
 
     /// Drops the state of the epoch that ends. Other clients reconnect and learn of the new epoch.
@@ -509,21 +539,21 @@ impl Shard {
         catalogue: Arc<Catalogue>,
     ) -> Result<(), crate::error::StorageError> {
         // Its pinned values are obsolete, and it occupies the thread that must read.
-        if let Some(saving) = &self.saving {
+        if let Some(saving) = &self.checkpoints.saving {
             saving.abandon_flag.abandon("a checkpoint is restored");
         }
         let others: Vec<u64> =
-            self.connections.keys().copied().filter(|&other| other != connection).collect();
+            self.peers.connections.keys().copied().filter(|&other| other != connection).collect();
         for other in others {
-            self.parked.drop_connection(other);
-            self.outputs.push_back(ShardOutput::Close { connection: other });
+            self.peers.parked.drop_connection(other);
+            self.out.queue.push_back(ShardOutput::Close { connection: other });
         }
         self.drop_cuts();
-        self.jobs.clear();
-        self.streaming_apply = None;
+        self.applier.jobs.clear();
+        self.applier.streaming = None;
         self.begin_follower(self.step());
-        self.registry.forget_pushes();
-        if let Some(owner) = &mut self.owner {
+        self.peers.registry.forget_pushes();
+        if let Some(owner) = &mut self.steps.owner {
             owner.forget_tokens();
         }
         self.forget_variables()?;
@@ -535,7 +565,7 @@ impl Shard {
     /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
     pub(super) fn restored(&mut self, now: Instant, restored: ShardRestored) {
         let Some(RestoreInProgress { connection, request, checkpoint, epoch, .. }) =
-            self.restoring.take()
+            self.checkpoints.restoring.take()
         else {
             return;
         };
@@ -545,7 +575,7 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let indexed = |counts| {
-            let indexed = store.tables_restored(&mut self.journal);
+            let indexed = store.tables_restored(&mut self.files.journal);
             indexed.map(|()| counts).map_err(|error| error.to_string())
         };
         let counts = match result.and_then(indexed) {
@@ -559,17 +589,17 @@ impl Shard {
             }
         };
         if store.has_integrity() {
-            store.seal(&mut self.journal);
+            store.seal(&mut self.files.journal);
         }
         fence();
-        (self.epoch, self.restored_step) = (epoch, step);
-        (self.version, self.gradients) = (counts.version, counts.gradients);
-        if let Some(owner) = &mut self.owner {
+        (self.variables.epoch, self.variables.restored_step) = (epoch, step);
+        (self.variables.version, self.variables.gradients) = (counts.version, counts.gradients);
+        if let Some(owner) = &mut self.steps.owner {
             owner.forget_tokens();
             owner.roll_back(step);
             self.counters.global_step.set(step.0);
         }
-        self.variables = VariablesState::Ready(store);
+        self.variables.state = VariablesState::Ready(store);
         self.count_tables();
         self.begin_follower(step);
         self.announce_ready(connection, request);

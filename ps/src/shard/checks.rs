@@ -20,7 +20,8 @@ pub(super) fn overflow_refusal(overflow: Overflow) -> Refusal {
 impl Shard {
     /// Counts an update that made values infinite or NaN, and records the first such value.
     pub(super) fn count_overflow(&mut self) {
-        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) =
+            &mut self.variables.state
         else {
             return;
         };
@@ -40,7 +41,7 @@ impl Shard {
     /// Whether a client could hold a token, as far as a shard can tell that does not own the step:
     /// the token was generated for this client, and no other push has been applied under it.
     fn could_hold_token(&self, client: ClientKey, token: TokenId, generation: u32) -> bool {
-        let client = self.registry.client(client);
+        let client = self.peers.registry.client(client);
         token.0 < TOKEN_LIMIT
             && generation == generation_of(token, client.epoch)
             && !client.window.has_applied(token)
@@ -53,7 +54,7 @@ impl Shard {
         push_slot: u32,
         named: u64,
     ) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else {
             return Err(Refusal::NotInitialized {});
         };
         let Some(push) = inbox.arrival(push_slot) else {
@@ -77,7 +78,7 @@ impl Shard {
         self.check_tables(push_slot)?;
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
-        let held = match &self.owner {
+        let held = match &self.steps.owner {
             // In synchronous mode a push under a token that is over is stale. It is not refused.
             _ if self.is_synchronous() => true,
             Some(owner) => owner.holds(client, token, generation),

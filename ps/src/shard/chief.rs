@@ -60,17 +60,17 @@ impl Shard {
         task: &TaskId,
     ) -> Result<(), Refusal> {
         let as_chief = hello.role == (Role::Chief {});
-        let known = self.registry.find(task);
+        let known = self.peers.registry.find(task);
         // The same process under the epoch that it was given. If it sends no epoch, its welcome was
         // lost.
         let same = known.filter(|&key| {
-            let client = self.registry.client(key);
+            let client = self.peers.registry.client(key);
             let epochs = [ClientEpoch(0), client.epoch];
             client.incarnation == hello.incarnation && epochs.contains(&hello.client_epoch)
         });
         let epoch = match (same, hello.client_epoch) {
             (Some(key), _) if self.is_chief(key) == as_chief => return Ok(()),
-            (Some(key), _) if as_chief => self.registry.client(key).epoch,
+            (Some(key), _) if as_chief => self.peers.registry.client(key).epoch,
             // An epoch stands for one role, because shards that know it in the other role could not
             // tell.
             (Some(_), _) => return Err(wrong_role(hello.role)),
@@ -82,21 +82,24 @@ impl Shard {
             if same.is_some() {
                 return Err(wrong_role(hello.role));
             }
-            if epoch == self.chief && !self.config.planted.has(Bug::StaleChief) {
+            if epoch == self.peers.chief.epoch && !self.config.planted.has(Bug::StaleChief) {
                 // The epoch is another client's.
-                return Err(Refusal::Fenced { epoch, current: self.chief });
+                return Err(Refusal::Fenced { epoch, current: self.peers.chief.epoch });
             }
         }
-        if self.owner.is_none() && self.announced_chief.is_some_and(|announced| epoch > announced) {
+        if self.steps.owner.is_none()
+            && self.steps.to_owner.announced_chief.is_some_and(|announced| epoch > announced)
+        {
             // The next `ChiefIs` may be on its way.
             let what = format!("chiefs (the step owner has announced none with epoch {epoch})");
             return Err(Refusal::Busy { what: Detail::clipped(what), limit: 1 });
         }
         // Only the step owner knows whether the current chief's lease has ended.
-        let current = self.registry.keys().find(|&key| {
-            self.is_chief(key) && self.registry.client(key).presence == ClientPresence::Present
+        let current = self.peers.registry.keys().find(|&key| {
+            self.is_chief(key)
+                && self.peers.registry.client(key).presence == ClientPresence::Present
         });
-        match current.filter(|&key| self.owner.is_some() && self.task_of(key) != task) {
+        match current.filter(|&key| self.steps.owner.is_some() && self.task_of(key) != task) {
             None => Ok(()),
             Some(key) => {
                 let what = format!("chiefs (the chief is {})", self.describe_client(now, key));
@@ -108,14 +111,16 @@ impl Shard {
     /// Whether this client is the newest chief. On a shard that assigns no epochs, other clients
     /// may have its epoch.
     fn is_chief(&self, key: ClientKey) -> bool {
-        let is_it = self.chief_client.is_none_or(|chief| chief == key);
-        is_it && self.chief != ClientEpoch(0) && self.registry.client(key).epoch == self.chief
+        let is_it = self.peers.chief.client.is_none_or(|chief| chief == key);
+        is_it
+            && self.peers.chief.epoch != ClientEpoch(0)
+            && self.peers.registry.client(key).epoch == self.peers.chief.epoch
     }
 
     /// A chief with this epoch has joined. The work of an older one is abandoned.
     pub(super) fn chief_joined(&mut self, key: ClientKey, epoch: ClientEpoch) {
-        if epoch > self.chief {
-            (self.chief, self.chief_client) = (epoch, Some(key));
+        if epoch > self.peers.chief.epoch {
+            (self.peers.chief.epoch, self.peers.chief.client) = (epoch, Some(key));
             self.abandon_restore("another chief has joined");
             self.drop_save_requests_of_chiefs("another chief has joined");
             self.announce_chief();
@@ -124,14 +129,15 @@ impl Shard {
 
     /// Returns the refusal of a message from a chief that is fenced.
     pub(super) fn chief_refusal(&self, connection: u64) -> Option<Refusal> {
-        let state = self.connections.get(&connection)?;
+        let state = self.peers.connections.get(&connection)?;
         let client = state.client.filter(|_| state.role == Role::Chief {})?;
-        self.fence(self.registry.client(client).epoch).err()
+        self.fence(self.peers.registry.client(client).epoch).err()
     }
 
     fn fence(&self, epoch: ClientEpoch) -> Result<(), Refusal> {
         // The chief of the last `ChiefIs` may not have connected to this shard yet.
-        let current = self.chief.max(self.announced_chief.unwrap_or_default());
+        let current =
+            self.peers.chief.epoch.max(self.steps.to_owner.announced_chief.unwrap_or_default());
         match epoch < current && !self.config.planted.has(Bug::StaleChief) {
             true => Err(Refusal::Fenced { epoch, current }),
             false => Ok(()),

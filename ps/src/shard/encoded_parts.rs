@@ -115,7 +115,7 @@ impl Shard {
         encoded: &EncodedPart,
     ) -> Result<(), Refusal> {
         let target =
-            self.inbox.as_mut().and_then(|inbox| inbox.bytes_mut(push_slot, range.clone()));
+            self.intake.inbox.as_mut().and_then(|inbox| inbox.bytes_mut(push_slot, range.clone()));
         let (elements, padding) = target
             .and_then(|target| target.split_at_mut_checked(encoded.decoded))
             .ok_or(Refusal::PushSlotTaken { push_slot })?;

@@ -26,24 +26,26 @@ impl Shard {
         let layout = catalogue.layout(self.id);
         let rules = self.config.rules.of_variables(&catalogue);
         let (push_slots, geometry) = (self.config.push_slots(), self.geometry(&layout, &rules));
-        let reservation = self.budget.reserve(need(&geometry, &layout, push_slots))?;
+        let reservation = self.files.budget.reserve(need(&geometry, &layout, push_slots))?;
         let words = table_words(&geometry, &layout, push_slots);
-        let (generation, tables) = (self.generation + 1, layout.tables().len());
+        let (generation, tables) = (self.files.generation + 1, layout.tables().len());
         for kind in OF_A_GENERATION {
             // An earlier attempt was killed, or ran out of space.
-            self.arena.storage.remove(&file_name(kind, generation))?;
+            self.files.arena.storage.remove(&file_name(kind, generation))?;
         }
         let encoded = catalogue.encode();
-        let mut memory = self.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
+        let mut memory =
+            self.files.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
         memory.write(PAGE_BYTES, encoded);
         let bytes = Inbox::file_bytes(&layout, push_slots);
-        let inbox = self.arena.create(Kind::Inbox, generation, bytes)?;
-        let inbox = Inbox::new(inbox, &layout, push_slots, self.next_push_slot);
-        let memory = self.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
+        let inbox = self.files.arena.create(Kind::Inbox, generation, bytes)?;
+        let inbox = Inbox::new(inbox, &layout, push_slots, self.intake.next_push_slot);
+        let memory =
+            self.files.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
         // Checksums are needed to find pages that a loss of power kept from the disk.
         let integrity = self.config.integrity_full || self.power.is_some();
         let plan = StorePlan {
-            arena: self.arena.clone(),
+            arena: self.files.arena.clone(),
             generation,
             catalogue,
             layout,
@@ -54,32 +56,36 @@ impl Shard {
             planted: self.config.planted,
         };
         let mut store = Store::create(plan, reservation, &rules)?;
-        self.journal.reserve_intent(transaction_words(words, tables))?;
-        self.journal.begin_tables(memory, generation, geometry.first_table());
-        store.attach_tables(&self.arena, generation, &self.budget, &rules, |inputs| {
-            Table::create(inputs, &mut self.journal)
-        })?;
-        self.generation = generation;
-        self.inbox = Some(inbox);
-        self.fused_ranges = FusedRanges::new(store.layout(), &rules);
-        self.variables = VariablesState::Declared(Box::new(store));
-        self.rules = rules;
+        self.files.journal.reserve_intent(transaction_words(words, tables))?;
+        self.files.journal.begin_tables(memory, generation, geometry.first_table());
+        store.attach_tables(
+            &self.files.arena,
+            generation,
+            &self.files.budget,
+            &rules,
+            |inputs| Table::create(inputs, &mut self.files.journal),
+        )?;
+        self.files.generation = generation;
+        self.intake.inbox = Some(inbox);
+        self.variables.fused_ranges = FusedRanges::new(store.layout(), &rules);
+        self.variables.state = VariablesState::Declared(Box::new(store));
+        self.variables.rules = rules;
         self.count_participants();
         Ok(())
     }
 
     /// Forgets the variables durably, and then removes their files.
     pub(super) fn forget_variables(&mut self) -> Result<(), StorageError> {
-        self.variables = VariablesState::Absent;
-        self.last_pulls.clear();
-        if let Some(inbox) = self.inbox.take() {
-            self.next_push_slot = inbox.next_number();
+        self.variables.state = VariablesState::Absent;
+        self.pulls.last_pulls.clear();
+        if let Some(inbox) = self.intake.inbox.take() {
+            self.intake.next_push_slot = inbox.next_number();
         }
-        self.assigned.clear();
+        self.variables.assigned.clear();
         self.persist();
-        self.journal.unmap_tables();
+        self.files.journal.unmap_tables();
         match &mut self.power {
-            None => remove_leftovers(&self.arena, None, &[]),
+            None => remove_leftovers(&self.files.arena, None, &[]),
             // The image on disk may name the files, and an image that is being written flushes
             // them.
             Some(power) => {
@@ -91,9 +97,10 @@ impl Shard {
 
     /// Removes the files that no image on disk names.
     pub(super) fn remove_unnamed(&self) -> Result<(), StorageError> {
-        let named = self.restoring.is_some() || !matches!(self.variables, VariablesState::Absent);
+        let named = self.checkpoints.restoring.is_some()
+            || !matches!(self.variables.state, VariablesState::Absent);
         let of_tables = self.store().map(files_of_tables).unwrap_or_default();
-        remove_leftovers(&self.arena, named.then_some(self.generation), &of_tables)
+        remove_leftovers(&self.files.arena, named.then_some(self.files.generation), &of_tables)
     }
 
     fn geometry(&self, layout: &ShardLayout, rules: &VariableRules) -> StoreGeometry {

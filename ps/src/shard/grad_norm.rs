@@ -30,15 +30,15 @@ impl NormJob {
 impl Shard {
     /// Queues the computation of a complete gradient's squared norm.
     pub(super) fn begin_norm(&mut self, push_slot: u32) {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let order = push.map(|push| push.order);
-        self.jobs.extend(order.map(|order| ShardJob::norm(push_slot, order)));
+        self.applier.jobs.extend(order.map(|order| ShardJob::norm(push_slot, order)));
     }
 
     /// Returns the squared norm on this shard of the gradient in a push slot. `None` while it is
     /// being computed or scanned. 0 without clipping.
     pub(super) fn squares_of(&self, push_slot: u32) -> Option<f64> {
-        let push = self.inbox.as_ref()?.arrival(push_slot)?;
+        let push = self.intake.inbox.as_ref()?.arrival(push_slot)?;
         match self.config.clip_by_global_norm {
             None => (!push.scanning).then_some(0.0),
             Some(_) => push.squares,
@@ -47,14 +47,14 @@ impl Shard {
 
     /// Does one slice of the computation. Returns whether it is done.
     pub(super) fn work_on_norm(&mut self, job: &mut NormJob) -> bool {
-        let mut tile = std::mem::take(&mut self.shared_tile);
+        let mut tile = std::mem::take(&mut self.applier.shared_tile);
         let done = self.norm_slice(job, &mut tile);
-        self.shared_tile = tile;
+        self.applier.shared_tile = tile;
         done
     }
 
     fn norm_slice(&self, job: &mut NormJob, tile: &mut Vec<u64>) -> bool {
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return true };
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else { return true };
         // The push may have been dropped since, and its slot may hold another.
         let push = inbox.arrival(job.push_slot).filter(|push| push.order == job.order);
         let (Some(push), Some(source)) = (push, inbox.source(job.push_slot)) else {
@@ -99,7 +99,7 @@ impl Shard {
     /// The squared norm is known: reports the gradient as held.
     pub(super) fn norm_done(&mut self, now: Instant, job: &NormJob) {
         let [squares, ..] = job.sums.totals();
-        let Some(inbox) = &mut self.inbox else { return };
+        let Some(inbox) = &mut self.intake.inbox else { return };
         // The slot may hold another push.
         if inbox.arrival(job.push_slot).is_none_or(|push| push.order != job.order) {
             return;

@@ -29,7 +29,7 @@ pub(super) struct AwaitedGrowth {
 impl Shard {
     /// Returns whether the current work waits for memory, and the next attempt is not due.
     pub(super) fn awaits_growth(&self, now: Instant) -> bool {
-        let growth = self.growth.as_ref().filter(|_| self.has_work());
+        let growth = self.applier.growth.as_ref().filter(|_| self.has_work());
         growth.is_some_and(|growth| now.saturating_duration_since(growth.tried) < RETRY)
     }
 
@@ -38,22 +38,24 @@ impl Shard {
         self.counters.growths_failed.add(1);
         self.counters.shards_waiting_to_grow.set(1);
         let cause = error.to_string();
-        let reported = self.growth.as_ref().is_some_and(|growth| growth.cause == cause);
+        let reported = self.applier.growth.as_ref().is_some_and(|growth| growth.cause == cause);
         if !reported {
             let event = Event::GrowthFailed { shard: self.id, cause: cause.clone() };
-            self.outputs.push_back(ShardOutput::Event(event));
+            self.out.queue.push_back(ShardOutput::Event(event));
         }
-        let since = self.growth.as_ref().map_or(now, |growth| growth.since);
-        self.growth = Some(AwaitedGrowth { since, tried: now, cause });
+        let since = self.applier.growth.as_ref().map_or(now, |growth| growth.since);
+        self.applier.growth = Some(AwaitedGrowth { since, tried: now, cause });
         Work::Growing
     }
 
     /// Work has continued, so any awaited memory is there.
     pub(super) fn growth_succeeded(&mut self, now: Instant) {
-        let Some(growth) = self.growth.take() else { return };
+        let Some(growth) = self.applier.growth.take() else { return };
         self.counters.shards_waiting_to_grow.set(0);
         let waited = now.saturating_duration_since(growth.since);
-        self.outputs.push_back(ShardOutput::Event(Event::GrowthResumed { shard: self.id, waited }));
+        self.out
+            .queue
+            .push_back(ShardOutput::Event(Event::GrowthResumed { shard: self.id, waited }));
     }
 
     /// Forgets the awaited memory if no work is left.
@@ -66,13 +68,13 @@ impl Shard {
     /// Returns the refusal of heartbeats while the shard waits for memory, which tells waiting
     /// clients the reason.
     pub(super) fn growth_refusal(&self) -> Option<Refusal> {
-        let growth = self.growth.as_ref()?;
+        let growth = self.applier.growth.as_ref()?;
         Some(Refusal::Storage { detail: Detail::clipped(&*growth.cause) })
     }
 
     /// Adds to the text of a wait that the shard cannot grow, if so.
     pub(super) fn with_growth(&self, awaited: String) -> String {
-        match &self.growth {
+        match &self.applier.growth {
             None => awaited,
             Some(growth) => format!("{awaited}; {} cannot grow: {}", self.id, growth.cause),
         }

@@ -49,7 +49,7 @@ impl Shard {
             Ok(welcome) => self.answer(connection, answer_to(header), welcome.into()),
             Err(refusal) => {
                 self.refuse(connection, answer_to(header), refusal);
-                self.outputs.push_back(ShardOutput::Close { connection });
+                self.out.queue.push_back(ShardOutput::Close { connection });
             }
         }
     }
@@ -79,13 +79,13 @@ impl Shard {
                 Detail::clipped("the variables were declared again since this client joined");
             return Err(Refusal::Catalogue { server, client, differs });
         }
-        if self.restoring.is_some() && hello.seen_epoch != RestoreEpoch(0) {
+        if self.checkpoints.restoring.is_some() && hello.seen_epoch != RestoreEpoch(0) {
             // The client reconnects in the next epoch, and then learns how far it was rolled back.
             let what = Detail::clipped("restores under way");
             return Err(Refusal::Busy { what, limit: 1 });
         }
         let limit = self.config.connections_max;
-        if self.connections.len() >= limit {
+        if self.peers.connections.len() >= limit {
             let what = Detail::clipped("connections");
             return Err(Refusal::Busy { what, limit: limit as u64 });
         }
@@ -108,7 +108,7 @@ impl Shard {
         let (expected_body, refused) = (None, None);
         let state =
             ConnectionState { role, client, origin, shared: 0, crc, expected_body, refused };
-        self.connections.insert(connection, state);
+        self.peers.connections.insert(connection, state);
         Ok(Welcome {
             version,
             shards: self.config.shards,
@@ -131,8 +131,8 @@ impl Shard {
             },
             encodings: Encodings::all(),
             catalogue: self.catalogue_state(),
-            restore_epoch: self.epoch,
-            restored_step: self.restored_step,
+            restore_epoch: self.variables.epoch,
+            restored_step: self.variables.restored_step,
             unix_address: Text::clipped(&self.config.unix_address),
             identity: self.identity.to_wire(),
             auth: List::default(),
@@ -177,22 +177,23 @@ impl Shard {
     ) -> Result<AdmittedClient, Refusal> {
         // The client's values are of another restore epoch, or this shard has lost the values that
         // the client knew.
-        if hello.seen_epoch != RestoreEpoch(0) && hello.seen_epoch != self.epoch {
+        if hello.seen_epoch != RestoreEpoch(0) && hello.seen_epoch != self.variables.epoch {
             return Err(self.other_epoch(hello.seen_epoch));
         }
         let task = TaskId::new(hello.job.as_str(), hello.task);
         self.check_chief(now, hello, &task)?;
         self.reserve_client()
             .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
-        let mint = self.owner.is_some();
+        let mint = self.steps.owner.is_some();
         let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
-        let admitted = self.registry.admit(&task, incarnation, epoch, mint, connection, now)?;
+        let admitted =
+            self.peers.registry.admit(&task, incarnation, epoch, mint, connection, now)?;
         if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
-            self.outputs.push_back(ShardOutput::Close { connection: replaced });
+            self.out.queue.push_back(ShardOutput::Close { connection: replaced });
             self.drop_client_connection(now, replaced, admitted.key);
         }
         if admitted.fenced {
-            if let Some(inbox) = &mut self.inbox {
+            if let Some(inbox) = &mut self.intake.inbox {
                 inbox.orphan_whole(admitted.key);
             }
             self.drop_client(now, admitted.key, true);
@@ -205,7 +206,7 @@ impl Shard {
     }
 
     pub(super) fn catalogue_state(&self) -> CatalogueState {
-        match &self.variables {
+        match &self.variables.state {
             VariablesState::Absent => CatalogueState::Absent {},
             VariablesState::Declared(store) => {
                 CatalogueState::Declared { digest: store.catalogue().digest() }

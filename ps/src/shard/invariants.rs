@@ -30,10 +30,10 @@ impl Shard {
         // Each process increments `lives`. The goal of a step follows from the present clients.
         let (lives, goal, applying) = (0, 0, false);
         let record = ShardRecord { lives, goal, applying, ..self.record() };
-        let clients = self.registry.keys().map(|key| {
-            let client = self.registry.client(key);
+        let clients = self.peers.registry.keys().map(|key| {
+            let client = self.peers.registry.client(key);
             // Recovery may settle held gradients.
-            let newest = if self.follower.is_some() { 0 } else { client.window.newest() };
+            let newest = if self.steps.follower.is_some() { 0 } else { client.window.newest() };
             (client.task.clone(), client.epoch, client.incarnation, client.presence, newest)
         });
         let clients = clients.collect();
@@ -49,17 +49,20 @@ impl Shard {
     pub(crate) fn check_invariants(&self) {
         if let Some(store) = self.store() {
             store.check_invariants();
-            store.tables().iter().for_each(|table| table.check_invariants(&self.journal));
+            store.tables().iter().for_each(|table| table.check_invariants(&self.files.journal));
         }
-        if let Some(owner) = &self.owner {
+        if let Some(owner) = &self.steps.owner {
             owner.check_invariants();
         }
-        assert!(self.jobs.iter().skip(1).all(|job| !job.has_begun()), "one update at a time");
-        let idle = !self.jobs.front().is_some_and(|job| job.has_begun());
-        assert!(idle || self.streaming_apply.is_none(), "one dirty update at a time");
+        assert!(
+            self.applier.jobs.iter().skip(1).all(|job| !job.has_begun()),
+            "one update at a time"
+        );
+        let idle = !self.applier.jobs.front().is_some_and(|job| job.has_begun());
+        assert!(idle || self.applier.streaming.is_none(), "one dirty update at a time");
         let dirty = self.store().is_some_and(|store| store.is_dirty());
         assert!(
-            !dirty || !idle || self.streaming_apply.is_some(),
+            !dirty || !idle || self.applier.streaming.is_some(),
             "shadows without an update are discarded"
         );
         self.check_waits();
@@ -72,37 +75,39 @@ impl Shard {
     /// Asserts that no request waits for something that is available.
     fn check_waits(&self) {
         let waits_for_push_slot =
-            self.parked.any(|entry| matches!(entry.wait, WaitReason::PushSlot));
-        if let Some(inbox) = &self.inbox {
+            self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::PushSlot));
+        if let Some(inbox) = &self.intake.inbox {
             inbox.check_invariants();
             assert!(
                 !(waits_for_push_slot && inbox.has_free()),
                 "a request waits although a push slot is free"
             );
         }
-        let none_for = |client| self.owner.as_ref().is_some_and(|owner| owner.has_none_for(client));
+        let none_for =
+            |client| self.steps.owner.as_ref().is_some_and(|owner| owner.has_none_for(client));
         let in_vain = |entry: &super::ParkedRequest| {
             matches!(entry.wait, WaitReason::Token) && !entry.client.is_some_and(none_for)
         };
-        assert!(!self.parked.any(in_vain), "a request waits although a token is available");
-        let waits_for_ready = self.parked.any(|entry| matches!(entry.wait, WaitReason::Ready));
+        assert!(!self.peers.parked.any(in_vain), "a request waits although a token is available");
+        let waits_for_ready =
+            self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::Ready));
         assert!(
             !(waits_for_ready && self.is_ready()),
             "a request waits although the variables are ready"
         );
-        let listens = |connection| self.connections.contains_key(&connection);
+        let listens = |connection| self.peers.connections.contains_key(&connection);
         assert!(
-            !self.parked.any(|entry| !listens(entry.connection)),
+            !self.peers.parked.any(|entry| !listens(entry.connection)),
             "a parked request has no connection"
         );
         let current = |entry: &super::ParkedRequest| {
             entry.client.is_none_or(|client| {
-                let connection = self.registry.client(client).connection;
+                let connection = self.peers.registry.client(client).connection;
                 connection.is_none_or(|connection| connection == entry.connection)
             })
         };
         assert!(
-            !self.parked.any(|entry| !current(entry)),
+            !self.peers.parked.any(|entry| !current(entry)),
             "a request of a replaced connection waits"
         );
     }
@@ -110,13 +115,13 @@ impl Shard {
     /// Asserts that the holder of every token is present, or the token is being recalled, or its
     /// push is complete, and that no two pushes spend one token.
     fn check_tokens(&self) {
-        let Some(owner) = &self.owner else { return };
+        let Some(owner) = &self.steps.owner else { return };
         let mut whole = BTreeSet::new();
-        for token in self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()) {
+        for token in self.intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()) {
             assert!(whole.insert(token), "token {token} is spent twice");
         }
         for (token, holder) in owner.outstanding() {
-            let present = self.registry.client(holder).presence == ClientPresence::Present;
+            let present = self.peers.registry.client(holder).presence == ClientPresence::Present;
             let recalled = owner.recalls().has(token);
             assert!(present || recalled || whole.contains(&token), "token {token} is lost");
         }

@@ -12,15 +12,15 @@ use crate::aggregate::step_coordinator::PerPush;
 
 impl Shard {
     pub(super) fn tick(&mut self, now: Instant) {
-        let lost = self.registry.expire(now);
-        if let Some(pause) = self.registry.paused() {
-            self.inbox.iter_mut().for_each(|inbox| inbox.extend_deadlines(pause, now));
-            self.owner.iter_mut().for_each(|owner| owner.extend_deadlines(pause, now));
+        let lost = self.peers.registry.expire(now);
+        if let Some(pause) = self.peers.registry.paused() {
+            self.intake.inbox.iter_mut().for_each(|inbox| inbox.extend_deadlines(pause, now));
+            self.steps.owner.iter_mut().for_each(|owner| owner.extend_deadlines(pause, now));
         }
         for client in lost {
             self.counters.members_lost.add(1);
-            if let Some(connection) = self.registry.client_mut(client).connection.take() {
-                self.outputs.push_back(ShardOutput::Close { connection });
+            if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
+                self.out.queue.push_back(ShardOutput::Close { connection });
                 self.drop_client_connection(now, connection, client);
             }
             self.drop_client(now, client, false);
@@ -34,7 +34,7 @@ impl Shard {
         // In synchronous mode a push that is complete on some shards only never counts.
         let complete = if self.is_synchronous() { PerPush::new() } else { self.whole_tokens() };
         let asks = !self.shards_to_ask().is_empty();
-        if let Some(owner) = self.owner.as_mut().filter(|_| !asks) {
+        if let Some(owner) = self.steps.owner.as_mut().filter(|_| !asks) {
             let expired = owner.expire(now, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
             if expired > 0 {
@@ -42,13 +42,13 @@ impl Shard {
                 self.grant_parked_tokens(now);
             }
         }
-        if let Some(inbox) = &mut self.inbox {
+        if let Some(inbox) = &mut self.intake.inbox {
             let stalled = inbox.reclaim_stalled(now, self.config.lease);
             self.counters.pushes_dropped.add(stalled as u64);
         }
         self.give_parked_push_slots(now);
         self.count_direct_pulls();
-        for entry in self.parked.expire(now) {
+        for entry in self.peers.parked.expire(now) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = match &entry.wait {
                 WaitReason::Ready => "the chief to initialize the variables".to_owned(),
@@ -66,11 +66,11 @@ impl Shard {
     }
 
     pub(super) fn disconnected(&mut self, now: Instant, connection: u64) {
-        let Some(state) = self.connections.remove(&connection) else {
+        let Some(state) = self.peers.connections.remove(&connection) else {
             return;
         };
         self.revoke_shared(connection);
-        self.parked.drop_connection(connection);
+        self.peers.parked.drop_connection(connection);
         self.abandon_save_of(connection);
         self.forget_peer_connection(connection);
         self.drop_save_requests_of(connection);
@@ -78,7 +78,7 @@ impl Shard {
             return;
         };
         // The client stays a member for its lease: it may reconnect and continue.
-        let client = self.registry.client_mut(key);
+        let client = self.peers.registry.client_mut(key);
         if client.connection == Some(connection) {
             client.connection = None;
             self.drop_client_connection(now, connection, key);
@@ -94,11 +94,11 @@ impl Shard {
         connection: u64,
         client: ClientKey,
     ) {
-        self.parked.drop_connection(connection);
-        if let Some(state) = self.connections.get_mut(&connection) {
+        self.peers.parked.drop_connection(connection);
+        if let Some(state) = self.peers.connections.get_mut(&connection) {
             state.expected_body = None;
         }
-        if let Some(inbox) = &mut self.inbox {
+        if let Some(inbox) = &mut self.intake.inbox {
             self.counters.pushes_dropped.add(inbox.discard_incomplete(client) as u64);
         }
         self.give_parked_push_slots(now);
@@ -111,7 +111,7 @@ impl Shard {
         client: ClientKey,
         request: Envelope,
     ) {
-        self.registry.client_mut(client).presence = ClientPresence::Left;
+        self.peers.registry.client_mut(client).presence = ClientPresence::Left;
         self.drop_client(now, client, false);
         self.answer(connection, request, message::Left {}.into());
     }
@@ -124,23 +124,23 @@ impl Shard {
     /// push any more.
     pub(super) fn drop_client(&mut self, now: Instant, client: ClientKey, fenced: bool) {
         // A token or push slot that it is waiting for would never be returned.
-        self.parked.take(|entry| {
+        self.peers.parked.take(|entry| {
             entry.client == Some(client)
                 && matches!(entry.wait, WaitReason::Token | WaitReason::PushSlot)
         });
-        if let Some(inbox) = &mut self.inbox {
+        if let Some(inbox) = &mut self.intake.inbox {
             inbox.drop_client(client);
         }
-        self.last_pulls.drop_client(client);
+        self.pulls.last_pulls.drop_client(client);
         self.replica_leaves(now, client, fenced);
         if !fenced && !self.shards_to_ask().is_empty() {
-            self.owner.iter_mut().for_each(|owner| owner.leave(client));
+            self.steps.owner.iter_mut().for_each(|owner| owner.leave(client));
             self.recall_tokens(now);
             self.grant_parked_tokens(now);
             return self.give_parked_push_slots(now);
         }
         let complete = self.whole_tokens();
-        if let Some(owner) = &mut self.owner {
+        if let Some(owner) = &mut self.steps.owner {
             let returned = owner.drop_client(client, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(returned as u64);
         }
@@ -149,11 +149,11 @@ impl Shard {
     }
 
     pub(super) fn report_members(&mut self) {
-        let members = self.registry.counts();
-        if members != self.members {
-            self.members = members;
+        let members = self.peers.registry.counts();
+        if members != self.peers.members {
+            self.peers.members = members;
             let (joined, present) = members;
-            self.outputs.push_back(ShardOutput::Members { joined, present });
+            self.out.queue.push_back(ShardOutput::Members { joined, present });
         }
     }
 }

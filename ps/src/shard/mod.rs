@@ -6,6 +6,7 @@
 //! the memory that receives a body, and [`Shard::work`] does one slice of an update, so that small
 //! requests are served between slices.
 
+mod applier;
 mod buffer_pool;
 pub(crate) mod changed_clients;
 mod checkpoint_cut;
@@ -21,12 +22,14 @@ pub(crate) mod generation;
 mod grad_norm;
 mod growth;
 mod handshake;
+mod intake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
 mod mean;
 mod membership;
 pub(crate) mod output;
 mod parked_requests;
+mod peers;
 mod persist;
 pub(crate) mod poison;
 pub(crate) mod power;
@@ -44,6 +47,7 @@ mod stale_pushes;
 mod staleness;
 mod step_messages;
 mod step_work;
+mod steps;
 mod stragglers;
 mod streaming_apply;
 mod synchronous;
@@ -53,44 +57,35 @@ mod two_pass;
 mod variables;
 pub(crate) mod work;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TaskId,
-};
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, ShardId, TaskId};
 use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
-use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
-use crate::arena::{Arena, Budget};
-use crate::commit::Journal;
 use crate::config::PsConfig;
-use crate::inbox::Inbox;
 use crate::metrics::Counters;
-use crate::optimizer::VariableRules;
 use crate::planted::Bug;
 use crate::store::Store;
-use buffer_pool::BufferPool;
-use checkpoint_cut::{CheckpointCut, SaveRequest};
-use checkpoints::{RestoreInProgress, SaveInProgress, SaveRequester, SaverEvent, ShardRestored};
-use client_registry::{ClientKey, ClientPresence, ClientRegistry};
+use applier::Applier;
+use checkpoints::{SaveRequester, SaverEvent, ShardCheckpoints, ShardRestored};
+use client_registry::{ClientKey, ClientPresence};
 use encoded_parts::{EncodedPart, PartEncoding};
-use fused_ranges::FusedRanges;
-use growth::AwaitedGrowth;
 pub(crate) use handshake::PeerOrigin;
-use output::{AnswerBody, EncodeBuffers, ShardOutput};
-use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
+use intake::Intake;
+use output::{AnswerBody, Outputs, ShardOutput};
+use parked_requests::{ParkedRequest, WaitReason};
+use peers::Peers;
 use power::Power;
-use rows::RowWork;
-use staleness::LastPulls;
-use streaming_apply::StreamingApply;
-use work::ShardJob;
+use pulls::Pulls;
+use shard_files::ShardFiles;
+use steps::Steps;
+use variables::{Variables, VariablesState};
 
 /// An input of a shard.
 #[derive(Debug)]
@@ -209,14 +204,6 @@ struct ConnectionState {
     refused: Option<(Sequence, u32)>,
 }
 
-/// The variables of a shard, and how far their declaration has progressed.
-#[derive(Debug)]
-enum VariablesState {
-    Absent,
-    Declared(Box<Store>),
-    Ready(Box<Store>),
-}
-
 /// One shard of a ps task.
 ///
 /// Inputs go to [`Shard::handle`] and [`Shard::body_target`]. [`Shard::poll_output`] and
@@ -233,98 +220,18 @@ pub(crate) struct Shard {
     id: ShardId,
     config: Arc<PsConfig>,
     identity: Arc<Identity>,
-    arena: Arena,
-    budget: Budget,
-    journal: Journal,
-    variables: VariablesState,
-    /// The rules that train the variables.
-    rules: VariableRules,
-    /// Adjacent partitions that are updated together.
-    fused_ranges: FusedRanges,
-    /// The restore epoch, and the step at which it began. The epoch increases with each restore,
-    /// and when the variables first have values.
-    epoch: RestoreEpoch,
-    restored_step: GlobalStep,
-    /// The number of declarations of variables. Each has its own files.
-    generation: u64,
-    /// How many processes have opened the arena.
-    lives: u64,
-    /// The number of the first push slot of the next inbox.
-    next_push_slot: u32,
-    inbox: Option<Inbox>,
-    registry: ClientRegistry,
-    /// The fencing epoch: the epoch of the newest chief. Older chiefs are fenced.
-    chief: ClientEpoch,
-    /// The client of the newest chief. `None` if it is unknown, as in an arena of an earlier
-    /// version.
-    chief_client: Option<ClientKey>,
-    owner: Option<StepOwner>,
-    /// `Some` in synchronous mode.
-    follower: Option<StepFollower>,
-    /// Scratch memory for elements that are computed from a gradient.
-    tile: Vec<u64>,
-    /// Scratch memory for elements copied from a push buffer.
-    shared_tile: Vec<u64>,
-    /// The values of each client's last pull, for delay compensation.
-    last_pulls: LastPulls,
-    /// On the step owner: the connection of each other participating shard, and the last step that
-    /// was announced to them as committed.
-    peer_connections: BTreeMap<ShardId, u64>,
-    announced_step: Option<u64>,
-    /// The epoch of the last `ChiefIs` on the current connection to the step owner. `None` on the
-    /// step owner.
-    announced_chief: Option<ClientEpoch>,
-    /// On the step owner: when the other shards were last asked about all recalled tokens.
-    recalls_asked_at: Option<Instant>,
-    /// On the step owner: when each participating shard last sent a message.
-    peers_heard_at: BTreeMap<ShardId, Instant>,
-    /// On the other shards: whether there is a connection to the step owner.
-    owner_is_connected: bool,
-    /// On the other shards: since when there is none, and when this shard last reported to the step
-    /// owner.
-    owner_lost_at: Option<Instant>,
-    reported_at: Option<Instant>,
-    /// Since when a synchronous step has had too few replicas.
-    short_since: Option<Instant>,
-    /// In synchronous mode: when the first replica joined this process.
-    first_join: Option<Instant>,
-    parked: ParkedRequests,
-    connections: HashMap<u64, ConnectionState>,
-    jobs: VecDeque<ShardJob>,
-    /// The push that is applied as its parts arrive, into shadow blocks.
-    streaming_apply: Option<StreamingApply>,
-    /// This shard's part of a checkpoint while it is written.
-    saving: Option<SaveInProgress>,
-    /// The pinned cut for a checkpoint whose step may have passed. Every shard has one in
-    /// synchronous mode, only the step owner in asynchronous mode.
-    kept_cut: Option<CheckpointCut>,
-    /// On the step owner: whether a save is running, and the queued save requests.
-    saves_a_cut: bool,
-    save_requests: VecDeque<SaveRequest>,
-    restoring: Option<RestoreInProgress>,
-    /// On the step owner: the unsound checkpoints that the last search skipped.
-    passed_over: Vec<message::PassedOver>,
+    counters: Arc<Counters>,
+    files: ShardFiles,
     /// `Some` if answers must survive a loss of power.
     power: Option<Power>,
-    /// The number of pushes applied, of every kind.
-    version: u64,
-    /// The number of gradients applied.
-    gradients: u64,
-    /// The partitions that were assigned before the shard was initialized.
-    assigned: BTreeSet<PartitionId>,
-    /// The memory that the shard waits for, if it cannot grow.
-    growth: Option<AwaitedGrowth>,
-    members: (usize, usize),
-    counters: Arc<Counters>,
-    outputs: VecDeque<ShardOutput>,
-    /// Scratch memory for lists of changed clients.
-    changed: Vec<ClientKey>,
-    /// Pooled buffers that encode the values of pulls.
-    encode_buffers: Vec<EncodeBuffers>,
-    /// The rows that the current push or step changes.
-    rows: RowWork,
-    /// Pooled buffers for bodies.
-    buffer_pool: BufferPool,
+    variables: Variables,
+    peers: Peers,
+    intake: Intake,
+    applier: Applier,
+    steps: Steps,
+    pulls: Pulls,
+    checkpoints: ShardCheckpoints,
+    out: Outputs,
 }
 
 impl Shard {
@@ -379,13 +286,13 @@ impl Shard {
 
     /// Returns the next output.
     pub(crate) fn poll_output(&mut self) -> Option<ShardOutput> {
-        self.outputs.pop_front()
+        self.out.queue.pop_front()
     }
 
     /// Returns the memory that receives the body of the connection's last message. The body fills
     /// all of it. `None` if the body is to be read and discarded.
     pub(crate) fn body_target(&mut self, connection: u64) -> Option<&mut [u8]> {
-        match &mut self.connections.get_mut(&connection)?.expected_body {
+        match &mut self.peers.connections.get_mut(&connection)?.expected_body {
             None => None,
             Some(ExpectedBody::Catalogue { bytes, .. } | ExpectedBody::User { bytes, .. }) => {
                 Some(bytes)
@@ -399,7 +306,8 @@ impl Shard {
                 Some(&mut encoded.bytes)
             }
             Some(ExpectedBody::Part(IncomingPart { client, push_slot, range, .. })) => {
-                let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *push_slot))?;
+                let inbox =
+                    self.intake.inbox.as_mut().filter(|inbox| inbox.holds(*client, *push_slot))?;
                 inbox.bytes_mut(*push_slot, range.clone())
             }
         }
@@ -407,14 +315,14 @@ impl Shard {
 
     fn message(&mut self, now: Instant, connection: u64, header: &Header, message: Message) {
         let request = answer_to(header);
-        let Some(state) = self.connections.get_mut(&connection) else {
+        let Some(state) = self.peers.connections.get_mut(&connection) else {
             return;
         };
         state.expected_body = None;
         let (role, client) = (state.role, state.client);
         let kind = message.kind();
         if let Some(client) = client {
-            let current = self.registry.client(client);
+            let current = self.peers.registry.client(client);
             if current.connection.is_none() {
                 // The end of the connection is queued, and may wait for an image. `Fenced` would
                 // end a session that is alive.
@@ -425,10 +333,10 @@ impl Shard {
                 // or an older connection of this one.
                 let (epoch, current) = (current.epoch, current.epoch);
                 self.refuse(connection, request, Refusal::Fenced { epoch, current });
-                self.outputs.push_back(ShardOutput::Close { connection });
+                self.out.queue.push_back(ShardOutput::Close { connection });
                 return;
             }
-            self.registry.renew_lease(client, now);
+            self.peers.registry.renew_lease(client, now);
             let joins = matches!(
                 message,
                 Message::TokenRequest(_)
@@ -438,7 +346,7 @@ impl Shard {
                     | Message::PushEncoded(_)
                     | Message::PushShared(_)
             );
-            if joins && self.registry.client(client).presence != ClientPresence::Present {
+            if joins && self.peers.registry.client(client).presence != ClientPresence::Present {
                 // A client that has left has no lease, so tokens and push slots would never return.
                 let detail = Detail::clipped("this client has left; it may connect again");
                 return self.refuse(connection, request, Refusal::Unsupported { kind, detail });
@@ -495,7 +403,7 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         // A client that does not know the epoch yet sends 0.
-        if header.restore_epoch != RestoreEpoch(0) && header.restore_epoch != self.epoch {
+        if header.restore_epoch != RestoreEpoch(0) && header.restore_epoch != self.variables.epoch {
             let refusal = self.other_epoch(header.restore_epoch);
             return self.refuse(connection, request, refusal);
         }
@@ -589,16 +497,16 @@ impl Shard {
     }
 
     fn progress(&mut self, now: Instant, connection: u64) {
-        let Some(state) = self.connections.get(&connection) else {
+        let Some(state) = self.peers.connections.get(&connection) else {
             return;
         };
         if let Some(client) = state.client
-            && self.registry.client(client).connection == Some(connection)
+            && self.peers.registry.client(client).connection == Some(connection)
         {
-            self.registry.renew_lease(client, now);
+            self.peers.registry.renew_lease(client, now);
         }
         if let Some(ExpectedBody::Part(IncomingPart { push_slot, .. })) = &state.expected_body
-            && let Some(inbox) = &mut self.inbox
+            && let Some(inbox) = &mut self.intake.inbox
         {
             inbox.touch(*push_slot, now);
         }
@@ -606,7 +514,7 @@ impl Shard {
 
     fn body(&mut self, now: Instant, connection: u64) {
         self.progress(now, connection);
-        let Some(state) = self.connections.get_mut(&connection) else {
+        let Some(state) = self.peers.connections.get_mut(&connection) else {
             return;
         };
         match state.expected_body.take() {
@@ -643,7 +551,7 @@ impl Shard {
         expected_body: ExpectedBody,
         header: &Header,
     ) {
-        if let Some(state) = self.connections.get_mut(&connection) {
+        if let Some(state) = self.peers.connections.get_mut(&connection) {
             state.expected_body = Some(expected_body);
         }
         if header.body_bytes == 0 {
@@ -654,7 +562,7 @@ impl Shard {
     /// Parks a request, or refuses it if the connection has too many.
     fn park(&mut self, entry: ParkedRequest) {
         let (connection, request) = (entry.connection, entry.request);
-        if self.parked.park(entry).is_err() {
+        if self.peers.parked.park(entry).is_err() {
             let limit = pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX as u64;
             let what = Detail::clipped("requests waiting on one connection");
             self.refuse(connection, request, Refusal::Busy { what, limit });
@@ -676,7 +584,7 @@ impl Shard {
     ) {
         let (envelope, can_wait) = (self.stamped(request), false);
         let output = ShardOutput::Send { connection, envelope, message, body, crc, can_wait };
-        self.outputs.push_back(output);
+        self.out.queue.push_back(output);
     }
 
     /// Answers with a frame that may be corked until the next frame to the same client.
@@ -684,19 +592,19 @@ impl Shard {
         let (envelope, body) = (self.stamped(request), AnswerBody::EMPTY);
         let (crc, can_wait) = (None, true);
         let output = ShardOutput::Send { connection, envelope, message, body, crc, can_wait };
-        self.outputs.push_back(output);
+        self.out.queue.push_back(output);
     }
 
     /// Sends a message that is not an answer.
     fn send(&mut self, connection: u64, envelope: Envelope, message: Message) {
         let (body, crc, can_wait) = (AnswerBody::EMPTY, None, false);
         let output = ShardOutput::Send { connection, envelope, message, body, crc, can_wait };
-        self.outputs.push_back(output);
+        self.out.queue.push_back(output);
     }
 
     /// Adds the global step and the restore epoch, which every answer has.
     fn stamped(&self, request: Envelope) -> Envelope {
-        Envelope { step: self.step(), restore_epoch: self.epoch, ..request }
+        Envelope { step: self.step(), restore_epoch: self.variables.epoch, ..request }
     }
 
     fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {
@@ -705,31 +613,35 @@ impl Shard {
 
     /// Returns the refusal of a request that has another restore epoch.
     fn other_epoch(&self, found: RestoreEpoch) -> Refusal {
-        Refusal::RestoreEpoch { found, current: self.epoch, step: self.restored_step }
+        Refusal::RestoreEpoch {
+            found,
+            current: self.variables.epoch,
+            step: self.variables.restored_step,
+        }
     }
 
     /// Returns the global step as this shard knows it. In synchronous mode this is the number of
     /// steps it has applied.
     pub(crate) fn step(&self) -> pushpull_common::ids::GlobalStep {
-        match &self.follower {
+        match &self.steps.follower {
             Some(follower) => GlobalStep(follower.step()),
-            None => self.owner.as_ref().map_or_else(Default::default, StepOwner::step),
+            None => self.steps.owner.as_ref().map_or_else(Default::default, StepOwner::step),
         }
     }
 
     fn store(&self) -> Option<&Store> {
-        match &self.variables {
+        match &self.variables.state {
             VariablesState::Absent => None,
             VariablesState::Declared(store) | VariablesState::Ready(store) => Some(store),
         }
     }
 
     fn is_ready(&self) -> bool {
-        matches!(self.variables, VariablesState::Ready(_))
+        matches!(self.variables.state, VariablesState::Ready(_))
     }
 
     fn task_of(&self, client: ClientKey) -> &TaskId {
-        &self.registry.client(client).task
+        &self.peers.registry.client(client).task
     }
 }
 

@@ -1,5 +1,6 @@
 //! The outputs of a shard, such as frames to send and connections to close.
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::{Deref, Range};
 use std::os::fd::OwnedFd;
@@ -82,6 +83,12 @@ pub(crate) enum ShardOutput {
         /// How many are present.
         present: usize,
     },
+}
+
+/// The outputs of a shard, in order.
+#[derive(Debug, Default)]
+pub(super) struct Outputs {
+    pub(super) queue: VecDeque<ShardOutput>,
 }
 
 /// The body of an answer.

@@ -26,7 +26,7 @@ impl Shard {
     /// Stages the reason of a failed flush for the next transaction.
     pub(super) fn stage_poison(&mut self, reason: &str) {
         for (index, word) in encode(reason).into_iter().enumerate() {
-            self.journal.stage(Address::Control(POISON + index), word);
+            self.files.journal.stage(Address::Control(POISON + index), word);
         }
     }
 }

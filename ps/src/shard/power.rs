@@ -120,16 +120,16 @@ impl Shard {
             return;
         };
         let mark = power.made;
-        for output in std::mem::take(&mut self.outputs) {
+        for output in std::mem::take(&mut self.out.queue) {
             match output {
                 // A flush was not taken yet. It waits for no image, because it writes the one that
                 // the others wait for.
-                ShardOutput::Flush(_) => self.outputs.push_back(output),
+                ShardOutput::Flush(_) => self.out.queue.push_back(output),
                 output => power.held.push_back((mark, output)),
             }
         }
         while power.held.front().is_some_and(|&(mark, _)| mark <= power.durable) {
-            self.outputs.extend(power.held.pop_front().map(|(_, output)| output));
+            self.out.queue.extend(power.held.pop_front().map(|(_, output)| output));
         }
         self.flush_if_due();
     }
@@ -150,25 +150,28 @@ impl Shard {
         power.writing = Some(power.made);
         power.images += 1;
         let mut files = Vec::new();
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &self.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) =
+            &self.variables.state
+        {
             let kinds = [Kind::Catalogue, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo];
             let slots = store.geometry().slots > 0;
             let kinds = kinds.into_iter().filter(|&kind| kind != Kind::Slots || slots);
-            files.extend(kinds.map(|kind| file_name(kind, self.generation)));
+            files.extend(kinds.map(|kind| file_name(kind, self.files.generation)));
         }
         let flush = Flush {
-            storage: self.arena.storage.clone(),
-            stamp: self.arena.stamp,
+            storage: self.files.arena.storage.clone(),
+            stamp: self.files.arena.stamp,
             files,
             number: power.images,
-            image: self.journal.image(FROM_IMAGE),
+            image: self.files.journal.image(FROM_IMAGE),
             planted: self.config.planted,
         };
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) =
+            &mut self.variables.state
         {
             store.image_begun();
         }
-        self.outputs.push_back(ShardOutput::Flush(Box::new(flush)));
+        self.out.queue.push_back(ShardOutput::Flush(Box::new(flush)));
     }
 
     /// The image is on disk, or the flush has failed, which is final.
@@ -184,15 +187,15 @@ impl Shard {
                     let _ = self.remove_unnamed();
                 }
                 if let VariablesState::Declared(store) | VariablesState::Ready(store) =
-                    &mut self.variables
+                    &mut self.variables.state
                 {
                     store.image_written();
                 }
             }
             Err(error) => {
                 power.failed = Some(error.clone());
-                self.jobs.clear();
-                self.streaming_apply = None;
+                self.applier.jobs.clear();
+                self.applier.streaming = None;
                 // Answers that are not durable are dropped, and a client that asks again gets the
                 // reason. Orders, events and counts are kept, because a caller of the saver would
                 // wait forever.
@@ -205,11 +208,11 @@ impl Shard {
                     )
                 };
                 let held = power.held.drain(..).map(|(_, output)| output);
-                self.outputs.extend(held.filter(within));
+                self.out.queue.extend(held.filter(within));
                 self.stage_poison(&error);
-                let connections: Vec<u64> = self.connections.keys().copied().collect();
+                let connections: Vec<u64> = self.peers.connections.keys().copied().collect();
                 for connection in connections {
-                    self.outputs.push_back(ShardOutput::Close { connection });
+                    self.out.queue.push_back(ShardOutput::Close { connection });
                 }
             }
         }

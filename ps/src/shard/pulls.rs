@@ -15,10 +15,20 @@ use pushpull_common::tensor::{DType, Element, elements_of};
 
 use super::output::{AnswerBody, EncodeBuffers, PullEncoder, PulledParts, ShardOutput};
 use super::parked_requests::{ParkedRequest, WaitReason};
+use super::staleness::LastPulls;
 use super::{Detail, ExpectedBody, Shard, VariablesState};
 
 /// The most [`EncodeBuffers`](super::output::EncodeBuffers) that are kept for later pulls.
 const ENCODE_BUFFERS_MAX: usize = 8;
+
+/// What a shard keeps of the pulls that it has answered.
+#[derive(Debug, Default)]
+pub(super) struct Pulls {
+    /// Pooled buffers that encode values.
+    pub(super) encode_buffers: Vec<EncodeBuffers>,
+    /// The values of each client's last pull, for delay compensation.
+    pub(super) last_pulls: LastPulls,
+}
 
 impl Shard {
     /// Handles a pull whose values are sent encoded.
@@ -72,14 +82,14 @@ impl Shard {
 
     /// The answer to a pull has been sent. Its buffers return to the pool.
     pub(crate) fn pull_sent(&mut self, buffers: EncodeBuffers) {
-        if buffers.has_memory() && self.encode_buffers.len() < ENCODE_BUFFERS_MAX {
-            self.encode_buffers.push(buffers);
+        if buffers.has_memory() && self.pulls.encode_buffers.len() < ENCODE_BUFFERS_MAX {
+            self.pulls.encode_buffers.push(buffers);
         }
     }
 
     /// The answer to a pull of rows has been sent. Its buffer returns to the pool.
     pub(crate) fn rows_sent(&mut self, rows: Vec<u8>) {
-        self.buffer_pool.put(rows);
+        self.intake.buffer_pool.put(rows);
     }
 
     /// Returns whether the step that a pull waits for is served.
@@ -93,7 +103,7 @@ impl Shard {
 
     /// Returns the newest step that pulls may request now.
     pub(super) fn served_step(&self) -> u64 {
-        match (&self.follower, &self.owner) {
+        match (&self.steps.follower, &self.steps.owner) {
             (Some(follower), _) => follower.step(),
             (None, Some(owner)) => owner.step().0,
             // Only the step owner knows the step. Other shards have versions of their own.
@@ -103,12 +113,12 @@ impl Shard {
 
     /// Answers the parked pulls whose step is served.
     pub(super) fn send_parked_values(&mut self) {
-        if !self.parked.any(|entry| self.can_pull(entry)) {
+        if !self.peers.parked.any(|entry| self.can_pull(entry)) {
             return;
         }
-        let mut parked = std::mem::take(&mut self.parked);
+        let mut parked = std::mem::take(&mut self.peers.parked);
         let ready = parked.take(|entry| self.can_pull(entry));
-        self.parked = parked;
+        self.peers.parked = parked;
         for entry in ready {
             match entry.wait {
                 WaitReason::Rows { .. } => self.send_rows(entry),
@@ -169,7 +179,7 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let answer_bytes = rows * partition.row_bytes();
-        let mut numbers = self.buffer_pool.take(header.body_bytes as usize);
+        let mut numbers = self.intake.buffer_pool.take(header.body_bytes as usize);
         numbers.resize(header.body_bytes as usize, 0);
         let at_least = header.step.0;
         let wait = WaitReason::Rows { at_least, partition: id, numbers, codec, answer_bytes };
@@ -193,17 +203,18 @@ impl Shard {
         let WaitReason::Rows { partition, numbers, codec, answer_bytes, .. } = entry.wait else {
             return;
         };
-        let mut rows = self.buffer_pool.take(answer_bytes as usize);
+        let mut rows = self.intake.buffer_pool.take(answer_bytes as usize);
         let gathered = self.gather(partition, &numbers, codec, &mut rows);
-        self.buffer_pool.put(numbers);
+        self.intake.buffer_pool.put(numbers);
         if let Err(refusal) = gathered {
-            self.buffer_pool.put(rows);
+            self.intake.buffer_pool.put(rows);
             return self.refuse(connection, request, refusal);
         }
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(rows.len() as u64);
-        let message = message::Rows { version: self.version, gradients: self.gradients };
-        let checked = self.connections.get(&connection).is_some_and(|c| c.crc);
+        let message =
+            message::Rows { version: self.variables.version, gradients: self.variables.gradients };
+        let checked = self.peers.connections.get(&connection).is_some_and(|c| c.crc);
         let crc = checked.then(|| crc32c::crc32c(&rows));
         self.answer_with(connection, request, message.into(), AnswerBody::Rows(rows), crc);
     }
@@ -216,7 +227,8 @@ impl Shard {
         codec: Option<Codec>,
         rows: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
-        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &self.variables
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) =
+            &self.variables.state
         else {
             return Err(Refusal::NotInitialized {});
         };
@@ -226,20 +238,21 @@ impl Shard {
         let numbers = Numbers::of(partition, numbers);
         rows::check_any(numbers.clone(), partition)?;
         let bytes = numbers.len() * partition.row_bytes() as usize;
-        let mut plain = codec.map(|_| self.buffer_pool.take(bytes));
+        let mut plain = codec.map(|_| self.intake.buffer_pool.take(bytes));
         let target = plain.as_mut().unwrap_or(rows);
         match store.table(id) {
             None => store.gather(partition, numbers.map(|row| row as u32), target),
             Some(table) => {
                 let count = numbers.len() as u64;
-                let have = table.gather(&self.journal, numbers, &mut self.tile, target);
+                let have =
+                    table.gather(&self.files.journal, numbers, &mut self.applier.tile, target);
                 self.counters.table_hits.add(have);
                 self.counters.table_misses.add(count - have);
             }
         }
         if let Some((codec, plain)) = codec.zip(plain) {
             shorten(codec, partition.dtype, &plain, rows);
-            self.buffer_pool.put(plain);
+            self.intake.buffer_pool.put(plain);
         }
         Ok(())
     }
@@ -248,7 +261,7 @@ impl Shard {
         let WaitReason::Pull { ranges, form, .. } = entry.wait else {
             return;
         };
-        let encoded = form.and_then(|_| self.encode_buffers.pop()).unwrap_or_default();
+        let encoded = form.and_then(|_| self.pulls.encode_buffers.pop()).unwrap_or_default();
         let Some(store) = self.store() else { return };
         let snapshot = store.snapshot(&ranges);
         let bytes = |range: &Range<u64>| match form {
@@ -264,12 +277,12 @@ impl Shard {
         }
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(bytes);
-        let crc = self.connections.get(&entry.connection).is_some_and(|c| c.crc);
+        let crc = self.peers.connections.get(&entry.connection).is_some_and(|c| c.crc);
         let mut envelope = entry.request;
-        (envelope.step, envelope.restore_epoch) = (self.step(), self.epoch);
-        let counts = (self.version, self.gradients);
+        (envelope.step, envelope.restore_epoch) = (self.step(), self.variables.epoch);
+        let counts = (self.variables.version, self.variables.gradients);
         let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (encoder, encoded));
-        self.outputs.push_back(ShardOutput::Stream { connection: entry.connection, parts });
+        self.out.queue.push_back(ShardOutput::Stream { connection: entry.connection, parts });
     }
 }
 

@@ -35,12 +35,13 @@ impl Shard {
         kind: u16,
     ) -> Result<(), Refusal> {
         self.check_shareable(connection, kind)?;
-        if self.is_synchronous() && !self.arena.storage.is_shareable() {
+        if self.is_synchronous() && !self.files.arena.storage.is_shareable() {
             let why = "gradients held for a step survive this process in a directory, and push buffers do not";
             return Err(unsupported(kind, why));
         }
         let is_ready = self.is_ready();
-        let inbox = self.inbox.as_mut().filter(|_| is_ready).ok_or(Refusal::NotInitialized {})?;
+        let inbox =
+            self.intake.inbox.as_mut().filter(|_| is_ready).ok_or(Refusal::NotInitialized {})?;
         let (bytes, stride) = inbox.push_buffer_bytes();
         if bytes == 0 {
             return Err(unsupported(kind, "this shard has no values that a push buffer can hold"));
@@ -51,7 +52,7 @@ impl Shard {
         if inbox.push_buffers() >= PUSH_BUFFERS_MAX {
             return Err(unsupported(kind, "the maximum number of push buffers is shared"));
         }
-        let reservation = self.budget.reserve(bytes).map_err(does_not_fit)?;
+        let reservation = self.files.budget.reserve(bytes).map_err(does_not_fit)?;
         let (memory, descriptor) = SharedBytes::new(bytes as usize)
             .map_err(|error| unsupported(kind, &format!("cannot share memory: {error}")))?;
         let push_slots = inbox.share_push_buffer(client, (memory, reservation), now);
@@ -125,7 +126,7 @@ impl Shard {
         let layout = self.store().ok_or(Refusal::NotInitialized {})?.layout();
         let bytes = range.end - range.start;
         let cut = layout.cut_at(range.start).or_else(|| layout.cut_at(range.end));
-        let sparse = self.fused_ranges.first_touched(layout, &range, |sparse, _| sparse);
+        let sparse = self.variables.fused_ranges.first_touched(layout, &range, |sparse, _| sparse);
         let limit = match (cut, sparse) {
             _ if range.end > layout.bytes() => Some(layout.bytes()),
             (Some(cut), _) => Some(cut.end()),
@@ -135,7 +136,7 @@ impl Shard {
             return Err(Refusal::Range { offset: range.start, bytes, limit });
         }
         let push_slot = part.push_slot;
-        let inbox = self.inbox.as_mut().filter(|inbox| inbox.is_shared(push_slot));
+        let inbox = self.intake.inbox.as_mut().filter(|inbox| inbox.is_shared(push_slot));
         let inbox = inbox.ok_or(Refusal::PushSlotTaken { push_slot })?;
         self.counters.push_bytes.add(bytes);
         inbox.add_shared(push_slot, range, now);
@@ -145,13 +146,14 @@ impl Shard {
     /// Returns whether there is memory for a part's body that arrives over the connection. The
     /// first body of a slot allocates it.
     pub(super) fn has_memory_for(&mut self, part: &IncomingPart) -> bool {
-        let inbox = self.inbox.as_mut().filter(|_| !part.range.is_empty());
-        inbox.is_none_or(|inbox| inbox.ensure_own_memory(part.push_slot, &self.budget).is_ok())
+        let inbox = self.intake.inbox.as_mut().filter(|_| !part.range.is_empty());
+        inbox
+            .is_none_or(|inbox| inbox.ensure_own_memory(part.push_slot, &self.files.budget).is_ok())
     }
 
     /// Counts a complete push if parts of it are in a push buffer.
     pub(super) fn count_direct_push(&self, push_slot: u32) {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         if push.is_some_and(|push| !push.shared.ranges().is_empty()) {
             self.counters.direct_pushes.add(1);
         }

@@ -50,7 +50,7 @@ impl Shard {
         match found {
             Ok(true) if self.has_memory_for(&incoming) => {
                 if let Some(encoded) = &mut incoming.encoded {
-                    encoded.bytes = self.buffer_pool.take(header.body_bytes as usize);
+                    encoded.bytes = self.intake.buffer_pool.take(header.body_bytes as usize);
                     encoded.bytes.resize(header.body_bytes as usize, 0);
                 }
                 self.receive(now, connection, ExpectedBody::Part(incoming), header);
@@ -77,7 +77,7 @@ impl Shard {
     ) -> bool {
         let (connection, client, sequence) =
             (incoming.connection, incoming.client, header.sequence);
-        let Some(state) = self.connections.get_mut(&connection) else {
+        let Some(state) = self.peers.connections.get_mut(&connection) else {
             return false;
         };
         if state.refused == Some((sequence, part.push_slot)) {
@@ -86,7 +86,7 @@ impl Shard {
             }
             return false;
         }
-        match self.registry.client(client).window.state(sequence) {
+        match self.peers.registry.client(client).window.state(sequence) {
             PushState::Settled { outcome } => {
                 if part.whole.is_some() {
                     self.counters.duplicates.add(1);
@@ -102,7 +102,7 @@ impl Shard {
             }
             _ => {}
         }
-        let whole_here = self.inbox.as_ref().is_some_and(|inbox| {
+        let whole_here = self.intake.inbox.as_ref().is_some_and(|inbox| {
             let push = inbox.find(client, sequence).and_then(|push_slot| inbox.arrival(push_slot));
             push.is_some_and(|push| push.whole.is_some())
         });
@@ -126,18 +126,18 @@ impl Shard {
     ) -> Result<bool, Refusal> {
         let sequence = header.sequence;
         let assigns = matches!(part.operation, Operation::Assign {});
-        match &self.variables {
+        match &self.variables.state {
             VariablesState::Ready(_) => {}
             VariablesState::Declared(_) if assigns && !self.is_initializing() => {
                 // Only a chief may assign the first values.
-                let role = self.connections.get(&connection).map(|state| state.role);
+                let role = self.peers.connections.get(&connection).map(|state| state.role);
                 if let Some(role) = role.filter(|&role| role != Role::Chief {}) {
                     return Err(Refusal::Role { role: role.code(), kind: header.kind });
                 }
             }
             _ => return Err(Refusal::NotInitialized {}),
         }
-        let Some(inbox) = &mut self.inbox else {
+        let Some(inbox) = &mut self.intake.inbox else {
             return Err(Refusal::NotInitialized {});
         };
         if sequence.0 == 0 {
@@ -174,7 +174,7 @@ impl Shard {
                     token: part.token,
                     generation: part.generation,
                     // No client can have read a step that was not made.
-                    step: self.follower.as_ref().map_or(header.step, |follower| {
+                    step: self.steps.follower.as_ref().map_or(header.step, |follower| {
                         header.step.min(GlobalStep(follower.step()))
                     }),
                     read: part.read,
@@ -197,7 +197,7 @@ impl Shard {
 
     /// Checks the range of a part of a push that has begun.
     pub(super) fn check_range(&self, part: &PushPart, range: &Range<u64>) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else {
             return Err(Refusal::NotInitialized {});
         };
         let push = inbox
@@ -211,6 +211,7 @@ impl Shard {
         })?;
         let trainable = is_for_trainable(push.operation);
         let wrong = self
+            .variables
             .fused_ranges
             .first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
         if push.operation != part.operation {
@@ -220,7 +221,10 @@ impl Shard {
             let variable = variable.map_or(VariableId(0), |partition| partition.variable);
             return Err(Refusal::Operation { variable, tried });
         }
-        let first = self.fused_ranges.first_touched(layout, range, |sparse, _| sparse && !is_ready);
+        let first = self
+            .variables
+            .fused_ranges
+            .first_touched(layout, range, |sparse, _| sparse && !is_ready);
         if let Some(partition) = first {
             let tried = Detail::clipped("first values by rows: its initializer makes them");
             return Err(Refusal::Operation { variable: partition.variable, tried });
@@ -241,7 +245,7 @@ impl Shard {
             self.refuse_push(now, &part, refusal);
         }
         if let Some(encoded) = part.encoded {
-            self.buffer_pool.put(encoded.bytes);
+            self.intake.buffer_pool.put(encoded.bytes);
         }
     }
 
@@ -252,7 +256,7 @@ impl Shard {
         }
         let held =
             |inbox: &Inbox| inbox.holds(client, push_slot) && inbox.arrival(push_slot).is_some();
-        if !self.inbox.as_ref().is_some_and(held) {
+        if !self.intake.inbox.as_ref().is_some_and(held) {
             // The push slot was reclaimed while the body was arriving.
             return Err(Refusal::PushSlotTaken { push_slot });
         }
@@ -263,7 +267,7 @@ impl Shard {
                 self.decode_part(push_slot, range, encoded)?;
             }
         }
-        if let Some(inbox) = &mut self.inbox
+        if let Some(inbox) = &mut self.intake.inbox
             && !range.is_empty()
         {
             let first = inbox.arrival(push_slot).is_some_and(|push| push.bytes == 0);
@@ -294,9 +298,9 @@ impl Shard {
         let (client, push_slot) = (part.client, part.push_slot);
         self.check_whole(client, push_slot, named)?;
         self.count_direct_push(push_slot);
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let waits = push.is_some_and(|push| self.waits_for_step(push));
-        if let Some(inbox) = &mut self.inbox {
+        if let Some(inbox) = &mut self.intake.inbox {
             let (connection, request) = (part.connection, part.request.request);
             let (next, deadline) = (part.next, part.deadline);
             inbox.set_whole(
@@ -307,7 +311,7 @@ impl Shard {
         match waits {
             _ if self.is_scanned_first(push_slot) => self.begin_scan(push_slot),
             true => self.push_held(now, push_slot),
-            false => self.jobs.push_back(ShardJob::push(push_slot, false)),
+            false => self.applier.jobs.push_back(ShardJob::push(push_slot, false)),
         }
         Ok(())
     }
@@ -316,7 +320,7 @@ impl Shard {
     pub(super) fn refuse_push(&mut self, now: Instant, part: &IncomingPart, refusal: Refusal) {
         let (push_slot, sequence) = (part.push_slot, part.request.sequence);
         self.counters.pushes_dropped.add(1);
-        if let Some(inbox) = &mut self.inbox
+        if let Some(inbox) = &mut self.intake.inbox
             && inbox.holds(part.client, push_slot)
             && inbox
                 .arrival(push_slot)
@@ -324,7 +328,7 @@ impl Shard {
         {
             inbox.release(push_slot);
         }
-        if let Some(state) = self.connections.get_mut(&part.connection) {
+        if let Some(state) = self.peers.connections.get_mut(&part.connection) {
             state.refused = part.whole.is_none().then_some((sequence, push_slot));
         }
         self.refuse(part.connection, part.request, refusal);
@@ -334,12 +338,13 @@ impl Shard {
     /// Refuses a complete push before it counts. A present client keeps the token of the push; the
     /// token of an absent client is returned.
     pub(super) fn refuse_whole(&mut self, now: Instant, push_slot: u32, refusal: Refusal) {
-        let Some((client, push)) = self.inbox.as_mut().and_then(|inbox| inbox.take(push_slot))
+        let Some((client, push)) =
+            self.intake.inbox.as_mut().and_then(|inbox| inbox.take(push_slot))
         else {
             return;
         };
         self.counters.pushes_dropped.add(1);
-        let holder = client.map(|client| self.registry.client(client));
+        let holder = client.map(|client| self.peers.registry.client(client));
         let present = holder.is_some_and(|client| client.presence == ClientPresence::Present);
         let connection = holder.and_then(|client| client.connection);
         if let Some(whole) = push.whole.filter(|whole| connection == Some(whole.connection)) {
@@ -357,7 +362,7 @@ impl Shard {
 
     /// Returns the token of a gradient whose client is absent, so that others may have it.
     fn return_token_of(&mut self, push: &PushArrival) {
-        let Some(owner) = &mut self.owner else { return };
+        let Some(owner) = &mut self.steps.owner else { return };
         let holder = owner.outstanding().find(|(token, _)| *token == push.token);
         if let Some((token, holder)) = holder
             && owner.give_back(holder, token, push.generation)
@@ -385,15 +390,15 @@ impl Shard {
         request: Envelope,
     ) {
         let sequence = request.sequence;
-        let push_slot = self.inbox.as_ref().and_then(|inbox| inbox.find(client, sequence));
+        let push_slot = self.intake.inbox.as_ref().and_then(|inbox| inbox.find(client, sequence));
         let whole = push_slot.is_some_and(|push_slot| {
-            let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+            let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
             push.is_some_and(|push| push.whole.is_some())
         });
-        let settled = self.registry.client(client).window.state(sequence);
+        let settled = self.peers.registry.client(client).window.state(sequence);
         if whole && !matches!(settled, PushState::Settled { .. }) {
             // The push is the server's already, and its outcome answers this request.
-            if let (Some(push_slot), Some(inbox)) = (push_slot, &mut self.inbox) {
+            if let (Some(push_slot), Some(inbox)) = (push_slot, &mut self.intake.inbox) {
                 let request = request.request;
                 let (next, deadline) = (false, None);
                 inbox.set_whole(
@@ -403,7 +408,7 @@ impl Shard {
             }
             return;
         }
-        let window = &mut self.registry.client_mut(client).window;
+        let window = &mut self.peers.registry.client_mut(client).window;
         let outcome = match window.state(sequence) {
             PushState::Settled { outcome } => outcome,
             PushState::TooOld { oldest } => {
@@ -417,7 +422,9 @@ impl Shard {
                 Outcome::Withdrawn {}
             }
         };
-        if let (Some(push_slot), Some(inbox)) = (push_slot.filter(|_| !whole), &mut self.inbox) {
+        if let (Some(push_slot), Some(inbox)) =
+            (push_slot.filter(|_| !whole), &mut self.intake.inbox)
+        {
             inbox.release(push_slot);
             self.give_parked_push_slots(now);
         }
@@ -426,11 +433,11 @@ impl Shard {
 
     pub(super) fn outcome_query(&mut self, connection: u64, client: ClientKey, request: Envelope) {
         let sequence = request.sequence;
-        let arrival = self
-            .inbox
-            .as_ref()
-            .and_then(|inbox| inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes));
-        let state = match (self.registry.client(client).window.state(sequence), arrival) {
+        let arrival =
+            self.intake.inbox.as_ref().and_then(|inbox| {
+                inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes)
+            });
+        let state = match (self.peers.registry.client(client).window.state(sequence), arrival) {
             (PushState::Unknown {}, Some(bytes)) => PushState::Receiving { bytes },
             (state, _) => state,
         };

@@ -15,7 +15,7 @@ use crate::planted::Bug;
 impl Shard {
     /// Returns the other shards that may have applied the push of a token, in asynchronous mode.
     pub(super) fn shards_to_ask(&self) -> SmallVec<[ShardId; 16]> {
-        if self.owner.is_none()
+        if self.steps.owner.is_none()
             || self.is_synchronous()
             || self.config.planted.has(Bug::TakeBackUnasked)
         {
@@ -34,14 +34,15 @@ impl Shard {
             return;
         }
         let complete = self.whole_tokens();
-        let registry = &self.registry;
+        let registry = &self.peers.registry;
         let absent = |client| registry.client(client).presence != ClientPresence::Present;
-        let Some(owner) = &mut self.owner else { return };
+        let Some(owner) = &mut self.steps.owner else { return };
         let new = owner.recall(now, absent, |token| complete.contains(&token));
         // An answer may be lost with its connection.
-        let again = self.recalls_asked_at.is_none_or(|at| now >= at + self.config.lease / 5);
+        let again =
+            self.steps.shards.recalls_asked_at.is_none_or(|at| now >= at + self.config.lease / 5);
         if again {
-            self.recalls_asked_at = Some(now);
+            self.steps.shards.recalls_asked_at = Some(now);
         }
         self.ask_for_recalls(&shards, |token| again || new.contains(&token));
         self.take_back_free_tokens(now, &shards);
@@ -49,17 +50,18 @@ impl Shard {
     }
 
     fn ask_for_recalls(&mut self, shards: &[ShardId], asks: impl Fn(TokenId) -> bool) {
-        let Some(owner) = &self.owner else { return };
+        let Some(owner) = &self.steps.owner else { return };
         let mut due: Vec<(u64, message::Recall)> = Vec::new();
         for token in owner.recalls().tokens().filter(|&token| asks(token)) {
             let Some(holder) = owner.holder_of(token) else { continue };
-            let recall = message::Recall { token, client: self.registry.client(holder).epoch };
+            let recall =
+                message::Recall { token, client: self.peers.registry.client(holder).epoch };
             let silent = shards.iter().filter(|&&shard| owner.recalls().awaits(token, shard));
-            let connections = silent.filter_map(|shard| self.peer_connections.get(shard));
+            let connections = silent.filter_map(|shard| self.steps.shards.connections.get(shard));
             due.extend(connections.map(|&connection| (connection, recall.clone())));
         }
         for (connection, recall) in due {
-            let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
+            let envelope = Envelope { restore_epoch: self.variables.epoch, ..Envelope::default() };
             self.send(connection, envelope, recall.into());
         }
     }
@@ -67,7 +69,7 @@ impl Shard {
     /// Names the shards that have not answered for all recalled tokens, with the time since each
     /// was last heard from. `None` if all have.
     pub(super) fn awaited_recalls(&self, now: Instant) -> Option<String> {
-        let recalls = self.owner.as_ref()?.recalls();
+        let recalls = self.steps.owner.as_ref()?.recalls();
         let shards = self.shards_to_ask();
         let awaits =
             |shard: &&ShardId| recalls.tokens().any(|token| recalls.awaits(token, **shard));
@@ -82,7 +84,7 @@ impl Shard {
 
     fn take_back_free_tokens(&mut self, now: Instant, shards: &[ShardId]) {
         let complete = self.whole_tokens();
-        let Some(owner) = &mut self.owner else { return };
+        let Some(owner) = &mut self.steps.owner else { return };
         let returned = owner.take_back_free(shards, |token| complete.contains(&token));
         if returned > 0 {
             self.counters.tokens_taken_back.add(returned as u64);
@@ -93,14 +95,14 @@ impl Shard {
     /// Retires absent clients whose push a shard has applied, after two leases. A retired client
     /// that comes back is fenced. A present client may wait for a push slot without a limit.
     fn retire_overdue(&mut self, now: Instant) {
-        let Some(owner) = &mut self.owner else { return };
-        let registry = &self.registry;
+        let Some(owner) = &mut self.steps.owner else { return };
+        let registry = &self.peers.registry;
         owner.put_off_recalls(now, |client| {
             registry.client(client).presence == ClientPresence::Present
         });
         let owner = &*owner;
         let comes = |token: TokenId| {
-            self.inbox.as_ref().is_some_and(|inbox| !inbox.push_slots_of(token.0).is_empty())
+            self.intake.inbox.as_ref().is_some_and(|inbox| !inbox.push_slots_of(token.0).is_empty())
         };
         let overdue = owner.recalls().overdue(now, self.config.lease * 2);
         let holders = overdue.filter(|&token| !comes(token)).filter_map(|t| owner.holder_of(t));
@@ -109,11 +111,11 @@ impl Shard {
         holders.dedup();
         for client in holders {
             self.counters.clients_retired.add(1);
-            if let Some(connection) = self.registry.retire(client, now) {
-                self.outputs.push_back(ShardOutput::Close { connection });
+            if let Some(connection) = self.peers.registry.retire(client, now) {
+                self.out.queue.push_back(ShardOutput::Close { connection });
                 self.drop_client_connection(now, connection, client);
             }
-            if let Some(inbox) = &mut self.inbox {
+            if let Some(inbox) = &mut self.intake.inbox {
                 inbox.orphan_whole(client);
             }
             self.drop_client(now, client, true);
@@ -132,7 +134,7 @@ impl Shard {
             return;
         }
         let shards = self.shards_to_ask();
-        let Some(owner) = &mut self.owner else { return };
+        let Some(owner) = &mut self.steps.owner else { return };
         owner.recall_answered(token, shard, applied);
         self.take_back_free_tokens(now, &shards);
     }
@@ -141,15 +143,15 @@ impl Shard {
     /// applied here, the client's connection is closed, so that a push in transit cannot arrive.
     pub(super) fn recall(&mut self, now: Instant, token: TokenId, epoch: ClientEpoch) {
         // On a shard that assigns no epochs, several clients may claim an epoch.
-        let holders: SmallVec<[ClientKey; 2]> = self.registry.of_epoch(epoch).collect();
+        let holders: SmallVec<[ClientKey; 2]> = self.peers.registry.of_epoch(epoch).collect();
         let has_applied = |&client: &ClientKey| {
-            let window = &self.registry.client(client).window;
+            let window = &self.peers.registry.client(client).window;
             window.has_applied(token)
         };
         let applied = self.is_whole(token) || holders.iter().any(has_applied);
         for client in holders.into_iter().filter(|_| !applied) {
-            if let Some(connection) = self.registry.client_mut(client).connection.take() {
-                self.outputs.push_back(ShardOutput::Close { connection });
+            if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
+                self.out.queue.push_back(ShardOutput::Close { connection });
                 self.drop_client_connection(now, connection, client);
             }
         }

@@ -167,11 +167,11 @@ impl ScanJob {
 impl Shard {
     /// Scans a part of a push on arrival, while it is in cache.
     pub(super) fn scan_part(&self, push_slot: u32, range: &Range<u64>) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else {
             return Ok(());
         };
         let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
-        for fused_range in self.fused_ranges.within(range.clone()) {
+        for fused_range in self.variables.fused_ranges.within(range.clone()) {
             let part = fused_range.part_of(range);
             if let Some(bytes) = inbox.bytes(push_slot, part.clone())
                 && let Some(found) = scan.find(fused_range.dtype, part.start, bytes)
@@ -185,7 +185,7 @@ impl Shard {
     /// Whether the ranges that a whole push has in a push buffer are scanned before it is applied,
     /// because the change cannot be discarded.
     pub(super) fn is_scanned_first(&self, push_slot: u32) -> bool {
-        let (Some(store), Some(inbox)) = (self.store(), &self.inbox) else { return false };
+        let (Some(store), Some(inbox)) = (self.store(), &self.intake.inbox) else { return false };
         let Some(push) = inbox.arrival(push_slot) else { return false };
         if push.shared.ranges().is_empty() || self.config.non_finite == NonFinite::Allow {
             return false;
@@ -198,16 +198,22 @@ impl Shard {
 
     /// Queues the scan of a push that has arrived whole.
     pub(super) fn begin_scan(&mut self, push_slot: u32) {
-        let Some(inbox) = &mut self.inbox else { return };
+        let Some(inbox) = &mut self.intake.inbox else { return };
         let Some(order) = inbox.arrival(push_slot).map(|push| push.order) else { return };
         inbox.set_scanning(push_slot, order, true);
         let (range, done_to, refusal) = (0, 0, None);
-        self.jobs.push_back(ShardJob::Scan(ScanJob { push_slot, order, range, done_to, refusal }));
+        self.applier.jobs.push_back(ShardJob::Scan(ScanJob {
+            push_slot,
+            order,
+            range,
+            done_to,
+            refusal,
+        }));
     }
 
     /// Scans a slice; returns whether the job is done.
     pub(super) fn work_on_scan(&mut self, job: &mut ScanJob) -> bool {
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return true };
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else { return true };
         let (Some(push), Some(source)) =
             (inbox.arrival(job.push_slot), inbox.source(job.push_slot))
         else {
@@ -224,7 +230,7 @@ impl Shard {
                 return false;
             }
             let left = job.done_to.max(range.start)..range.end;
-            let Some(fused_range) = self.fused_ranges.within(left.clone()).next() else {
+            let Some(fused_range) = self.variables.fused_ranges.within(left.clone()).next() else {
                 job.range += 1;
                 continue;
             };
@@ -251,19 +257,19 @@ impl Shard {
     /// it is to be applied.
     pub(super) fn scan_done(&mut self, now: Instant, job: ScanJob) -> bool {
         let push_slot = job.push_slot;
-        let Some(inbox) = &mut self.inbox else { return false };
+        let Some(inbox) = &mut self.intake.inbox else { return false };
         if !inbox.set_scanning(push_slot, job.order, false) {
             // The push was dropped meanwhile.
             return false;
         }
-        let waits = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let waits = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let waits = waits.is_some_and(|push| self.waits_for_step(push));
         match job.refusal {
             Some(refusal) => self.refuse_whole(now, push_slot, refusal),
             None if waits => self.push_held(now, push_slot),
             None => {
                 // Next, so that pushes are applied in the order in which they arrived.
-                self.jobs.push_front(ShardJob::push(push_slot, true));
+                self.applier.jobs.push_front(ShardJob::push(push_slot, true));
                 return true;
             }
         }

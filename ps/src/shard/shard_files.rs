@@ -3,12 +3,20 @@
 //! Every value from a file is verified before it is used. No memory is reserved for a count until
 //! the files are known to be as long as it requires.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use super::Applier;
+use super::Intake;
+use super::Outputs;
+use super::Peers;
+use super::Pulls;
+use super::ShardCheckpoints;
+use super::Steps;
+use super::Variables;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId, TokenId};
+use pushpull_common::ids::{ShardId, TokenId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Outcome, PushState};
 
@@ -16,10 +24,8 @@ use super::client_registry::{CLIENTS_MAX, ClientKey, ClientPresence, ClientRegis
 use super::control_file::{OpenedControl, control_text, open_control};
 use super::fused_ranges::FusedRanges;
 use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
-use super::parked_requests::ParkedRequests;
 use super::power::Power;
 use super::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
-use super::staleness::LastPulls;
 use super::work::ShardJob;
 use super::{Shard, VariablesState, poison};
 use crate::aggregate::step_coordinator::StepCoordinator;
@@ -32,7 +38,6 @@ use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::metrics::Counters;
-use crate::optimizer::VariableRules;
 use crate::store::{Store, StoreGeometry, StorePlan};
 use crate::table::Table;
 
@@ -75,6 +80,20 @@ pub(crate) struct ShardSetup {
     pub(crate) counters: Arc<Counters>,
 }
 
+/// The files of a shard, and what their names and words depend on.
+#[derive(Debug)]
+pub(super) struct ShardFiles {
+    pub(super) arena: Arena,
+    pub(super) budget: Budget,
+    pub(super) journal: Journal,
+    /// The number of declarations of variables. Each has its own files.
+    pub(super) generation: u64,
+    /// How many processes have opened the arena.
+    pub(super) lives: u64,
+    /// Scratch memory for lists of changed clients.
+    pub(super) changed: Vec<ClientKey>,
+}
+
 impl Shard {
     /// Opens the shard in this storage, or creates one there.
     pub(crate) fn open(
@@ -97,13 +116,13 @@ impl Shard {
             }
             None => Shard::create(parts, storage, run)?,
         };
-        shard.registry.begin(now);
+        shard.peers.registry.begin(now);
         // Push slot numbers of earlier processes are not reused, because a client may still send
         // them.
-        shard.lives += 1;
-        shard.next_push_slot = (shard.lives as u32 & 0xfff) << 20 | 1;
-        if let Some(inbox) = &mut shard.inbox {
-            inbox.number_from(shard.next_push_slot);
+        shard.files.lives += 1;
+        shard.intake.next_push_slot = (shard.files.lives as u32 & 0xfff) << 20 | 1;
+        if let Some(inbox) = &mut shard.intake.inbox {
+            inbox.number_from(shard.intake.next_push_slot);
         }
         shard.persist();
         Ok(shard)
@@ -146,62 +165,23 @@ impl Shard {
                 .with_staleness_limits(config.wait_ahead, config.reject_older)
         });
         let power = (config.durability == Durability::Power).then(Power::default);
+        let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted);
+        let changed = Vec::new();
         Shard {
             id,
-            registry: ClientRegistry::new(config.lease, run.epoch_base, config.planted),
-            chief: ClientEpoch(0),
-            chief_client: None,
-            owner,
-            follower,
-            tile: Vec::new(),
-            shared_tile: Vec::new(),
-            last_pulls: LastPulls::default(),
-            peer_connections: BTreeMap::new(),
-            announced_step: None,
-            recalls_asked_at: None,
-            owner_is_connected: false,
-            owner_lost_at: None,
-            peers_heard_at: BTreeMap::new(),
-            reported_at: None,
-            short_since: None,
-            first_join: None,
             config,
             identity,
-            arena,
-            budget,
-            journal,
-            variables: VariablesState::Absent,
-            rules: VariableRules::default(),
-            fused_ranges: FusedRanges::default(),
-            epoch: RestoreEpoch(0),
-            restored_step: GlobalStep(0),
-            generation: 0,
-            lives: 0,
-            next_push_slot: 1,
-            inbox: None,
-            parked: ParkedRequests::default(),
-            connections: HashMap::new(),
-            jobs: VecDeque::new(),
-            streaming_apply: None,
-            saving: None,
-            kept_cut: None,
-            announced_chief: None,
-            saves_a_cut: false,
-            save_requests: VecDeque::new(),
-            restoring: None,
-            power,
-            version: 0,
-            gradients: 0,
-            assigned: BTreeSet::new(),
-            growth: None,
-            passed_over: Vec::new(),
-            members: (0, 0),
             counters,
-            outputs: VecDeque::new(),
-            changed: Vec::new(),
-            encode_buffers: Vec::new(),
-            rows: Default::default(),
-            buffer_pool: Default::default(),
+            files: ShardFiles { arena, budget, journal, generation: 0, lives: 0, changed },
+            power,
+            variables: Variables::default(),
+            peers: Peers::new(registry),
+            intake: Intake::new(),
+            applier: Applier::default(),
+            steps: Steps::new(owner, follower),
+            pulls: Pulls::default(),
+            checkpoints: ShardCheckpoints::default(),
+            out: Outputs::default(),
         }
     }
 
@@ -247,34 +227,36 @@ impl Shard {
         if declared {
             shard.recover_variables(&record, now)?;
         } else {
-            shard.journal.check_intent(transaction_words(0, 0))?;
+            shard.files.journal.check_intent(transaction_words(0, 0))?;
         }
         // Leftovers are removed only after every check, so that files which are refused stay
         // unchanged.
         if shard.power.is_none() {
             let of_tables = shard.store().map(files_of_tables).unwrap_or_default();
-            remove_leftovers(&shard.arena, declared.then_some(generation), &of_tables)?;
+            remove_leftovers(&shard.files.arena, declared.then_some(generation), &of_tables)?;
         }
         Ok(shard)
     }
 
     /// Restores the step and the clients.
     fn recover(&mut self, record: &ShardRecord, now: Instant) -> Result<(), StorageError> {
-        (self.version, self.gradients) = (record.version, record.gradients);
-        (self.lives, self.generation) = (record.lives, record.generation);
-        (self.epoch, self.restored_step) = (record.restore_epoch, record.restored_step);
-        self.registry.mint_above(record.newest_epoch);
-        (self.chief, self.chief_client) = (record.chief, record.chief_client);
-        if let Some(owner) = &mut self.owner {
+        (self.variables.version, self.variables.gradients) = (record.version, record.gradients);
+        (self.files.lives, self.files.generation) = (record.lives, record.generation);
+        (self.variables.epoch, self.variables.restored_step) =
+            (record.restore_epoch, record.restored_step);
+        self.peers.registry.mint_above(record.newest_epoch);
+        (self.peers.chief.epoch, self.peers.chief.client) = (record.chief, record.chief_client);
+        if let Some(owner) = &mut self.steps.owner {
             owner.restore(record.steps);
             self.counters.global_step.set(record.steps.step);
         }
-        if self.follower.is_some() {
-            self.follower = Some(StepFollower::new(record.applied, self.config.planted));
+        if self.steps.follower.is_some() {
+            self.steps.follower = Some(StepFollower::new(record.applied, self.config.planted));
         }
         for number in 0..record.clients {
-            self.recover_client(number, now)
-                .map_err(|fault| self.arena.storage.corrupt(&file_name(Kind::Control, 0), fault))?;
+            self.recover_client(number, now).map_err(|fault| {
+                self.files.arena.storage.corrupt(&file_name(Kind::Control, 0), fault)
+            })?;
         }
         Ok(())
     }
@@ -282,14 +264,14 @@ impl Shard {
     fn recover_client(&mut self, number: usize, now: Instant) -> Result<(), Fault> {
         let first = record::first_of_client(number);
         let words: Vec<u64> = (first..first + CLIENT_WORDS)
-            .map(|index| self.journal.load(Address::Control(index)))
+            .map(|index| self.files.journal.load(Address::Control(index)))
             .collect();
         let (client, tokens, progress) =
             record::decode_client(number, &words, self.config.planted)?;
         let fault = |what| Err(Fault::at(offset_of(Address::Control(first)), what));
         let key = ClientKey(number as u32);
         for issued in tokens {
-            let owner = self.owner.as_mut();
+            let owner = self.steps.owner.as_mut();
             if !owner.is_some_and(|owner| owner.restore_token(key, issued, now)) {
                 return fault(format!(
                     "a client whose token {} no other client holds",
@@ -297,10 +279,10 @@ impl Shard {
                 ));
             }
         }
-        if let Some(owner) = &mut self.owner {
+        if let Some(owner) = &mut self.steps.owner {
             owner.restore_progress(key, progress);
         }
-        match self.registry.restore(client, now) {
+        match self.peers.registry.restore(client, now) {
             true => Ok(()),
             false => fault("a client whose task no earlier client has".to_owned()),
         }
@@ -313,9 +295,9 @@ impl Shard {
         now: Instant,
     ) -> Result<(), StorageError> {
         let &ShardRecord { generation, push_slots, integrity, .. } = record;
-        let storage = self.arena.storage.clone();
+        let storage = self.files.arena.storage.clone();
         let corrupt = |kind, fault| storage.corrupt(&file_name(kind, generation), fault);
-        let catalogue = open_catalogue(&self.arena, record)?;
+        let catalogue = open_catalogue(&self.files.arena, record)?;
         let layout = catalogue.layout(self.id);
         let geometry =
             StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
@@ -324,22 +306,25 @@ impl Shard {
         let slots = rules.most_slots(&layout);
         let geometry = geometry.filter(|geometry| geometry.slots == slots).ok_or_else(|| {
             let what = format!("blocks for these variables, with {slots} slots");
-            self.arena.storage.corrupt(&file_name(Kind::Control, 0), Fault::at(PAGE_BYTES, what))
+            self.files
+                .arena
+                .storage
+                .corrupt(&file_name(Kind::Control, 0), Fault::at(PAGE_BYTES, what))
         })?;
         let words = table_words(&geometry, &layout, push_slots);
         let tables = layout.tables().len();
-        self.journal.check_tables(generation, table_bytes(words + tables))?;
-        self.journal.verify_tables(generation)?;
-        self.journal.check_intent(transaction_words(words, tables))?;
-        let reservation = self.budget.reserve(need(&geometry, &layout, push_slots))?;
+        self.files.journal.check_tables(generation, table_bytes(words + tables))?;
+        self.files.journal.verify_tables(generation)?;
+        self.files.journal.check_intent(transaction_words(words, tables))?;
+        let reservation = self.files.budget.reserve(need(&geometry, &layout, push_slots))?;
         let bytes = Inbox::file_bytes(&layout, push_slots);
-        let memory = self.arena.open(Kind::Inbox, generation, Some(bytes))?;
+        let memory = self.files.arena.open(Kind::Inbox, generation, Some(bytes))?;
         let mut inbox = Inbox::new(memory, &layout, push_slots, 1);
         let first = geometry.table_words();
         for (index, partition) in layout.partitions().iter().enumerate() {
-            let bits = self.journal.load(Address::Tables(first + index / 64));
+            let bits = self.files.journal.load(Address::Tables(first + index / 64));
             if bits >> (index % 64) & 1 == 1 {
-                self.assigned.insert(partition.id);
+                self.variables.assigned.insert(partition.id);
             }
         }
         let first = first + map_words(&layout);
@@ -349,7 +334,7 @@ impl Shard {
         // not answered.
         let whole = match record.from_image {
             true => Vec::new(),
-            false => whole_slots(&self.journal, &layout, first, push_slots, record.clients)
+            false => whole_slots(&self.files.journal, &layout, first, push_slots, record.clients)
                 .and_then(|whole| self.check_whole_slots(whole, record.stage, first))
                 .map_err(|fault| corrupt(Kind::Tables, fault))?,
         };
@@ -360,7 +345,7 @@ impl Shard {
             .restore(whole, &layout, integrity, now)
             .map_err(|fault| corrupt(Kind::Inbox, fault))?;
         let plan = StorePlan {
-            arena: self.arena.clone(),
+            arena: self.files.arena.clone(),
             generation,
             catalogue: Arc::new(catalogue),
             layout,
@@ -370,27 +355,32 @@ impl Shard {
             power: self.power.is_some(),
             planted: self.config.planted,
         };
-        let mut store = Box::new(Store::open(plan, reservation, &self.journal, self.version)?);
-        store.attach_tables(&self.arena, generation, &self.budget, &rules, |inputs| {
-            Table::open(inputs, &mut self.journal)
-        })?;
+        let mut store =
+            Box::new(Store::open(plan, reservation, &self.files.journal, self.variables.version)?);
+        store.attach_tables(
+            &self.files.arena,
+            generation,
+            &self.files.budget,
+            &rules,
+            |inputs| Table::open(inputs, &mut self.files.journal),
+        )?;
         let ready = record.stage == ShardStage::Ready;
         if integrity && ready {
-            store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
+            store.verify(&self.files.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
-        self.fused_ranges = FusedRanges::new(store.layout(), &rules);
-        self.variables =
+        self.variables.fused_ranges = FusedRanges::new(store.layout(), &rules);
+        self.variables.state =
             if ready { VariablesState::Ready(store) } else { VariablesState::Declared(store) };
-        self.rules = rules;
+        self.variables.rules = rules;
         self.count_participants();
         self.return_tokens_of_absent_clients(now, &complete);
         let waits = |push_slot: &u32| {
             inbox.arrival(*push_slot).is_some_and(|push| self.waits_for_step(push))
         };
         let due: Vec<u32> = whole.into_iter().filter(|push_slot| !waits(push_slot)).collect();
-        self.inbox = Some(inbox);
+        self.intake.inbox = Some(inbox);
         // These pushes were sent, and scanned on arrival: push buffers end with their process.
-        self.jobs.extend(due.into_iter().map(|push_slot| ShardJob::push(push_slot, true)));
+        self.applier.jobs.extend(due.into_iter().map(|push_slot| ShardJob::push(push_slot, true)));
         self.recover_held(now);
         Ok(())
     }
@@ -402,16 +392,16 @@ impl Shard {
         }
         let words = 0..record::admitted_words(record.push_slots);
         let words: Vec<u64> =
-            words.map(|word| self.journal.load(Address::Tables(first + word))).collect();
+            words.map(|word| self.files.journal.load(Address::Tables(first + word))).collect();
         let admitted = record::decode_admitted(&words, record.clients).map_err(|word| {
             let at = offset_of(Address::Tables(first + word));
             Fault::at(at, "pushes that are admitted to a step")
         })?;
-        let joined = self.registry.keys().collect();
+        let joined = self.peers.registry.keys().collect();
         let present =
-            |key: &ClientKey| self.registry.client(*key).presence == ClientPresence::Present;
-        let live = self.registry.keys().filter(present);
-        let live = live.map(|key| (key, self.registry.client(key).task.index)).collect();
+            |key: &ClientKey| self.peers.registry.client(*key).presence == ClientPresence::Present;
+        let live = self.peers.registry.keys().filter(present);
+        let live = live.map(|key| (key, self.peers.registry.client(key).task.index)).collect();
         if let Some(coordinator) = self.coordinator_mut() {
             coordinator.restore_admitted(admitted, record.applying, record.goal);
             coordinator.restore_live(live, joined);
@@ -424,8 +414,9 @@ impl Shard {
     /// that may have applied their shares are asked first.
     fn return_tokens_of_absent_clients(&mut self, now: Instant, complete: &BTreeSet<TokenId>) {
         let asks = !self.shards_to_ask().is_empty();
-        let Some(owner) = &mut self.owner else { return };
-        let absent = |holder| self.registry.client(holder).presence != ClientPresence::Present;
+        let Some(owner) = &mut self.steps.owner else { return };
+        let absent =
+            |holder| self.peers.registry.client(holder).presence != ClientPresence::Present;
         if asks {
             owner.recall(now, absent, |token| complete.contains(&token));
             return;
@@ -454,7 +445,7 @@ impl Shard {
             admitted.iter().any(|grant| grant.token == token)
         };
         for WholeSlot { arrival: push, holder, .. } in &whole {
-            let window = holder.map(|holder| &self.registry.client(holder).window);
+            let window = holder.map(|holder| &self.peers.registry.client(holder).window);
             let settled = window.is_some_and(|window| {
                 let state = window.state(push.sequence);
                 let held = PushState::Settled { outcome: Outcome::Held {} };
@@ -464,7 +455,7 @@ impl Shard {
             let gradient = push.operation == Operation::Gradient {};
             let allowed = stage == ShardStage::Ready || push.operation == Operation::Assign {};
             let paid = !gradient
-                || self.owner.as_ref().is_none_or(|owner| {
+                || self.steps.owner.as_ref().is_none_or(|owner| {
                     let out = owner.is_out(push.token, push.generation);
                     (out || admitted(push.token.0)) && spent.insert(push.token)
                 });

@@ -17,11 +17,11 @@ impl Shard {
     /// Returns the counts that clients read beside shared values.
     pub(super) fn counts(&self) -> ValueCounts {
         ValueCounts {
-            version: self.version,
-            gradients: self.gradients,
+            version: self.variables.version,
+            gradients: self.variables.gradients,
             step: self.step().0,
             serves: self.served_step(),
-            epoch: self.epoch.0.into(),
+            epoch: self.variables.epoch.0.into(),
         }
     }
 
@@ -31,10 +31,10 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let counts = self.counts();
-        let VariablesState::Ready(store) = &mut self.variables else {
+        let VariablesState::Ready(store) = &mut self.variables.state else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
-        match store.share(connection, counts, &self.budget) {
+        match store.share(connection, counts, &self.files.budget) {
             Ok((shared, descriptors)) => {
                 self.send_shared(connection, request, shared.into(), descriptors);
             }
@@ -61,7 +61,7 @@ impl Shard {
     /// Checks that the peer of a connection may have shared memory of any kind.
     pub(super) fn check_shareable(&self, connection: u64, kind: u16) -> Result<(), Refusal> {
         let unsupported = |why| Err(unsupported(kind, why));
-        let state = self.connections.get(&connection);
+        let state = self.peers.connections.get(&connection);
         match state.map(|state| state.origin) {
             Some(PeerOrigin::Unix { same_user: true }) => {}
             Some(PeerOrigin::Unix { same_user: false }) => return Err(Refusal::Denied {}),
@@ -85,17 +85,22 @@ impl Shard {
         message: Message,
         descriptors: Vec<OwnedFd>,
     ) {
-        if let Some(state) = self.connections.get_mut(&connection) {
+        if let Some(state) = self.peers.connections.get_mut(&connection) {
             state.shared += 1;
         }
-        let (step, restore_epoch) = (self.step(), self.epoch);
+        let (step, restore_epoch) = (self.step(), self.variables.epoch);
         let envelope = Envelope { step, restore_epoch, ..request };
-        self.outputs.push_back(ShardOutput::Shared { connection, envelope, message, descriptors });
+        self.out.queue.push_back(ShardOutput::Shared {
+            connection,
+            envelope,
+            message,
+            descriptors,
+        });
     }
 
     /// Revokes the values shared over a connection that has ended. Its pins no longer count.
     pub(super) fn revoke_shared(&mut self, connection: u64) {
-        if let VariablesState::Ready(store) = &mut self.variables
+        if let VariablesState::Ready(store) = &mut self.variables.state
             && store.is_shared()
         {
             let counted = store.revoke_reader(connection);
@@ -104,7 +109,7 @@ impl Shard {
     }
 
     pub(super) fn count_direct_pulls(&mut self) {
-        if let VariablesState::Ready(store) = &mut self.variables {
+        if let VariablesState::Ready(store) = &mut self.variables.state {
             let counted = store.direct_pulls();
             self.count_pulls(counted);
         }
@@ -128,7 +133,7 @@ impl Shard {
         now: Instant,
         stall_timeout: Duration,
     ) -> Vec<u64> {
-        let VariablesState::Ready(store) = &mut self.variables else { return Vec::new() };
+        let VariablesState::Ready(store) = &mut self.variables.state else { return Vec::new() };
         let stalled = store.stalled_readers(now, stall_timeout);
         stalled.iter().for_each(|&connection| self.revoke_shared(connection));
         stalled
@@ -137,7 +142,7 @@ impl Shard {
     /// Revokes the shared values of readers that pin blocks an update needs, because they have read
     /// for too long. Returns their connections, which must be closed.
     pub(crate) fn revoke_slow_readers(&mut self) -> Vec<u64> {
-        let VariablesState::Ready(store) = &self.variables else { return Vec::new() };
+        let VariablesState::Ready(store) = &self.variables.state else { return Vec::new() };
         let slow = store.readers_of_retired_blocks();
         slow.iter().for_each(|&connection| self.revoke_shared(connection));
         slow

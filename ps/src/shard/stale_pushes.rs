@@ -22,7 +22,7 @@ impl Shard {
         if part.operation != (Operation::Gradient {}) {
             return false;
         }
-        match (&self.owner, &self.follower) {
+        match (&self.steps.owner, &self.steps.follower) {
             (Some(owner), Some(_)) if self.config.planted.has(Bug::KeyByReplica) => {
                 !owner.has_out(client)
             }
@@ -47,7 +47,7 @@ impl Shard {
         token: TokenId,
     ) {
         let (sequence, push_slot) = (part.request.sequence, part.push_slot);
-        if let Some(inbox) = &mut self.inbox
+        if let Some(inbox) = &mut self.intake.inbox
             && inbox.find(client, sequence) == Some(push_slot)
         {
             inbox.release(push_slot);
@@ -57,7 +57,7 @@ impl Shard {
             return;
         }
         let outcome = self.stale_outcome(token);
-        self.registry.client_mut(client).window.settle(sequence, outcome);
+        self.peers.registry.client_mut(client).window.settle(sequence, outcome);
         self.answer_push(part.connection, part.request, outcome, false);
         self.grant_parked_tokens(now);
     }
@@ -65,7 +65,9 @@ impl Shard {
     /// Drops a complete gradient if it has become too old since to be applied. Returns whether it
     /// was dropped.
     pub(super) fn drop_if_too_old(&mut self, now: Instant, push_slot: u32) -> bool {
-        let (Some(owner), Some(inbox)) = (&self.owner, &mut self.inbox) else { return false };
+        let (Some(owner), Some(inbox)) = (&self.steps.owner, &mut self.intake.inbox) else {
+            return false;
+        };
         let too_old = inbox.arrival(push_slot).is_some_and(|push| {
             push.operation == Operation::Gradient {} && owner.is_too_old(push.token, push.step)
         });
@@ -87,7 +89,7 @@ impl Shard {
     /// token.
     fn stale_outcome(&mut self, token: TokenId) -> Outcome {
         self.counters.gradients_stale.add(1);
-        if let Some(owner) = self.owner.as_mut().filter(|_| self.follower.is_none()) {
+        if let Some(owner) = self.steps.owner.as_mut().filter(|_| self.steps.follower.is_none()) {
             owner.spend_without_step(token);
         }
         Outcome::Stale { current: GlobalStep(self.committed_steps()) }

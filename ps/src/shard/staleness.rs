@@ -157,18 +157,18 @@ impl LastPulls {
 impl Shard {
     /// Returns the adjustment of the push in a slot, if it is applied next.
     pub(super) fn adjustment_of(&self, push_slot: u32) -> StalenessAdjustment {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let Some(push) = push.filter(|push| push.operation == Operation::Gradient {}) else {
             return StalenessAdjustment::default();
         };
         let policy = self.config.staleness;
         let staleness = self.staleness_of(push);
-        let at = ApplyAt::new(self.gradients + 1, push.step.0);
+        let at = ApplyAt::new(self.variables.gradients + 1, push.step.0);
         let at = at.at_rate(policy.rate(staleness.unwrap_or(0)));
         let compensation = match policy {
             StalenessPolicy::DelayCompensation { lambda } if staleness != Some(0) => {
-                let client = self.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
-                match self.last_pulls.of(client, push.read) {
+                let client = self.intake.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
+                match self.pulls.last_pulls.of(client, push.read) {
                     Some(read) => Compensation::By { lambda, read: read.clone() },
                     None => Compensation::Lacking,
                 }
@@ -179,19 +179,22 @@ impl Shard {
     }
 
     fn staleness_of(&self, push: &PushArrival) -> Option<u64> {
-        match &self.owner {
+        match &self.steps.owner {
             // Every gradient has a share on the step owner, so steps count gradients. Unlike the
             // client's own count, the step survives this process, and cannot be older than the
             // grant.
             Some(owner) => Some(owner.staleness(push.token, push.step)),
             // No client can have read gradients that were not applied.
-            None => push.read.map(|read| self.gradients.saturating_sub(read)),
+            None => push.read.map(|read| self.variables.gradients.saturating_sub(read)),
         }
     }
 
     /// Counts a gradient that was applied with this adjustment.
     pub(super) fn count_staleness(&self, adjustment: &StalenessAdjustment) {
-        debug_assert_eq!(adjustment.at.count, self.gradients, "no gradient was applied in between");
+        debug_assert_eq!(
+            adjustment.at.count, self.variables.gradients,
+            "no gradient was applied in between"
+        );
         match adjustment.staleness {
             Some(staleness) => self.counters.staleness.add(staleness),
             None => self.counters.staleness_unknown.add(1),
@@ -206,14 +209,14 @@ impl Shard {
         let compensates =
             matches!(self.config.staleness, StalenessPolicy::DelayCompensation { .. });
         // Values of a client that has left would never be dropped.
-        let present = self.registry.client(client).presence == ClientPresence::Present;
+        let present = self.peers.registry.client(client).presence == ClientPresence::Present;
         // Rows are read by other pulls, and a copy of all of them would be too large.
-        if let VariablesState::Ready(store) = &self.variables
+        if let VariablesState::Ready(store) = &self.variables.state
             && compensates
             && present
             && store.layout().sparse().len() == 0
         {
-            self.last_pulls.keep(client, store, self.gradients, &self.budget);
+            self.pulls.last_pulls.keep(client, store, self.variables.gradients, &self.files.budget);
         }
     }
 }

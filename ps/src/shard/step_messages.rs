@@ -19,7 +19,7 @@ impl Shard {
     pub(super) fn participating_shards(&self) -> SmallVec<[ShardId; 16]> {
         let mut shards: SmallVec<[ShardId; 16]> =
             self.store().into_iter().flat_map(|store| store.catalogue().shards()).collect();
-        if self.owner.is_some() && !shards.contains(&self.id) {
+        if self.steps.owner.is_some() && !shards.contains(&self.id) {
             shards.push(self.id);
         }
         shards.sort_unstable();
@@ -48,56 +48,63 @@ impl Shard {
         shard: ShardId,
     ) -> Option<usize> {
         let index = self.index_of(shard).filter(|_| shard != self.id)?;
-        let speaks_for = self.peer_connections.iter().find(|(_, other)| **other == connection);
+        let speaks_for =
+            self.steps.shards.connections.iter().find(|(_, other)| **other == connection);
         if speaks_for.is_some_and(|(other, _)| *other != shard) {
             return None;
         }
-        self.peers_heard_at.insert(shard, now);
-        if self.peer_connections.insert(shard, connection) != Some(connection) {
+        self.steps.shards.heard_at.insert(shard, now);
+        if self.steps.shards.connections.insert(shard, connection) != Some(connection) {
             self.send_chief(connection);
         }
         Some(index)
     }
 
     fn send_chief(&mut self, connection: u64) {
-        self.send(connection, Envelope::default(), message::ChiefIs { client: self.chief }.into());
+        self.send(
+            connection,
+            Envelope::default(),
+            message::ChiefIs { client: self.peers.chief.epoch }.into(),
+        );
     }
 
     /// Announces a new chief to the other shards.
     pub(super) fn announce_chief(&mut self) {
-        let connections: SmallVec<[u64; 8]> = self.peer_connections.values().copied().collect();
+        let connections: SmallVec<[u64; 8]> =
+            self.steps.shards.connections.values().copied().collect();
         connections.into_iter().for_each(|connection| self.send_chief(connection));
     }
 
     /// Forgets a connection of a shard that takes part.
     pub(super) fn forget_peer_connection(&mut self, connection: u64) {
-        self.peer_connections.retain(|_, other| *other != connection);
+        self.steps.shards.connections.retain(|_, other| *other != connection);
     }
 
     /// Handles a change of the connection to the step owner. A restarted step owner has lost the
     /// reports, and an owner of another restore epoch has refused them. So reports are repeated
     /// once there is a connection, and at intervals.
     pub(super) fn owner_link(&mut self, now: Instant, up: bool) {
-        self.owner_lost_at = (!up).then_some(now);
-        self.counters.owner_connections_lost.add(u64::from(self.owner_is_connected && !up));
+        self.steps.to_owner.lost_at = (!up).then_some(now);
+        self.counters.owner_connections_lost.add(u64::from(self.steps.to_owner.is_up && !up));
         self.counters.shards_without_owner.set(u64::from(!up));
-        self.owner_is_connected = up;
-        self.reported_at = None;
-        self.announced_chief = None;
+        self.steps.to_owner.is_up = up;
+        self.steps.to_owner.reported_at = None;
+        self.steps.to_owner.announced_chief = None;
     }
 
     pub(super) fn repeat_reports(&mut self, now: Instant) {
-        let due = self.reported_at.is_none_or(|last| now >= last + self.config.lease / 5);
-        if !due || !self.owner_is_connected || !self.is_ready() {
+        let due =
+            self.steps.to_owner.reported_at.is_none_or(|last| now >= last + self.config.lease / 5);
+        if !due || !self.steps.to_owner.is_up || !self.is_ready() {
             return;
         }
-        self.reported_at = Some(now);
+        self.steps.to_owner.reported_at = Some(now);
         self.report_applied();
-        if self.follower.is_none() {
+        if self.steps.follower.is_none() {
             return;
         }
         let tokens: Vec<TokenId> =
-            self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
+            self.intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
         for token in tokens {
             self.report_held(token);
         }
@@ -105,14 +112,14 @@ impl Shard {
 
     /// Reports to the step owner that a push is held here, once its squared norm is known.
     pub(super) fn report_held(&mut self, token: TokenId) {
-        let inbox = self.inbox.as_ref();
+        let inbox = self.intake.inbox.as_ref();
         let push_slot = inbox.and_then(|inbox| inbox.whole_push_slot_of(token.0));
         let Some(squares) = push_slot.and_then(|push_slot| self.squares_of(push_slot)) else {
             return;
         };
         let holder = inbox.zip(push_slot).and_then(|(inbox, push_slot)| inbox.holder(push_slot));
         // The push of an older incarnation has no client, and spends no token.
-        let epoch = |client| self.registry.client(client).epoch;
+        let epoch = |client| self.peers.registry.client(client).epoch;
         let client = holder.map_or(ClientEpoch(0), epoch);
         self.report_to_owner(message::Held { token, client, shard: self.id, squares }.into());
     }
@@ -123,10 +130,10 @@ impl Shard {
     }
 
     pub(super) fn report_to_owner(&mut self, message: Message) {
-        if self.owner.is_none() && self.owner_is_connected {
-            let (step, restore_epoch) = (self.step(), self.epoch);
+        if self.steps.owner.is_none() && self.steps.to_owner.is_up {
+            let (step, restore_epoch) = (self.step(), self.variables.epoch);
             let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
-            self.outputs.push_back(ShardOutput::ToOwner { envelope, message });
+            self.out.queue.push_back(ShardOutput::ToOwner { envelope, message });
         }
     }
 
@@ -134,10 +141,10 @@ impl Shard {
     pub(super) fn on_owner_message(&mut self, now: Instant, header: &Header, message: Message) {
         if let Message::ChiefIs(chief) = message {
             // Valid in any restore epoch, because the chief begins the next one.
-            self.announced_chief = Some(chief.client);
+            self.steps.to_owner.announced_chief = Some(chief.client);
             return;
         }
-        if header.restore_epoch != self.epoch || self.poisoned().is_some() {
+        if header.restore_epoch != self.variables.epoch || self.poisoned().is_some() {
             return;
         }
         match message {
@@ -152,7 +159,7 @@ impl Shard {
                 }
                 let all_here = tokens.iter().all(|&token| self.is_whole(TokenId(token)));
                 self.counters.steps_missed.add(u64::from(!all_here));
-                if let Some(follower) = self.follower.as_mut().filter(|_| all_here) {
+                if let Some(follower) = self.steps.follower.as_mut().filter(|_| all_here) {
                     follower.receive_commit(&CommittedStep {
                         step: header.step.0,
                         tokens,
@@ -165,7 +172,7 @@ impl Shard {
             Message::Recall(recall) => self.recall(now, recall.token, recall.client),
             Message::TokenOver(over) => {
                 let push_slot =
-                    self.inbox.as_ref().and_then(|i| i.whole_push_slot_of(over.token.0));
+                    self.intake.inbox.as_ref().and_then(|i| i.whole_push_slot_of(over.token.0));
                 if let Some(push_slot) = push_slot {
                     self.answer_scanning(now, push_slot);
                     self.release(now, push_slot);
@@ -182,8 +189,8 @@ impl Shard {
             return;
         }
         let Some(index) = self.register_peer(now, connection, shard) else { return };
-        let holder = self.owner.as_ref().and_then(|owner| owner.holder_of(token));
-        if holder.is_some_and(|holder| self.registry.client(holder).epoch != client) {
+        let holder = self.steps.owner.as_ref().and_then(|owner| owner.holder_of(token));
+        if holder.is_some_and(|holder| self.peers.registry.client(holder).epoch != client) {
             // A client has pushed there under another client's token.
             return;
         }
@@ -224,9 +231,10 @@ impl Shard {
 
     /// Announces the committed step to the other shards.
     pub(super) fn announce_committed(&mut self, committed: &CommittedStep) {
-        if self.announced_step != Some(committed.step) {
-            self.announced_step = Some(committed.step);
-            let connections: SmallVec<[u64; 8]> = self.peer_connections.values().copied().collect();
+        if self.steps.shards.announced_step != Some(committed.step) {
+            self.steps.shards.announced_step = Some(committed.step);
+            let connections: SmallVec<[u64; 8]> =
+                self.steps.shards.connections.values().copied().collect();
             for connection in connections {
                 self.send_committed(connection, committed);
             }
@@ -235,7 +243,8 @@ impl Shard {
 
     /// Announces to the other shards that the push of a token is over.
     pub(super) fn announce_over(&mut self, token: u64) {
-        let connections: SmallVec<[u64; 8]> = self.peer_connections.values().copied().collect();
+        let connections: SmallVec<[u64; 8]> =
+            self.steps.shards.connections.values().copied().collect();
         for connection in connections {
             self.send_over(connection, TokenId(token));
         }
@@ -245,14 +254,14 @@ impl Shard {
         let pushes = committed.tokens.iter().zip(&committed.factors);
         let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get()));
         let Some(pushes) = List::of(pushes) else { return };
-        let (step, restore_epoch) = (GlobalStep(committed.step), self.epoch);
+        let (step, restore_epoch) = (GlobalStep(committed.step), self.variables.epoch);
         let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
         let message = message::Commit { pushes }.into();
         self.send(connection, envelope, message);
     }
 
     fn send_over(&mut self, connection: u64, token: TokenId) {
-        let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
+        let envelope = Envelope { restore_epoch: self.variables.epoch, ..Envelope::default() };
         let message = message::TokenOver { token }.into();
         self.send(connection, envelope, message);
     }

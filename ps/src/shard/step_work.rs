@@ -149,7 +149,9 @@ impl Shard {
     /// gradients, summed in order of admission, is applied as one gradient. A variable's mean is
     /// over the gradients that contain it.
     pub(super) fn work_on_step(&mut self, job: &mut StepJob) -> Result<bool, Stalled> {
-        let (Some(inbox), VariablesState::Ready(store)) = (&self.inbox, &mut self.variables) else {
+        let (Some(inbox), VariablesState::Ready(store)) =
+            (&self.intake.inbox, &mut self.variables.state)
+        else {
             return Ok(true);
         };
         let push_slots = &job.push_slots;
@@ -162,25 +164,25 @@ impl Shard {
                 Some(StepShare { ranges, source: inbox.source(push_slot)?, factor })
             })
             .collect();
-        let (operation, rules) = (Operation::Gradient {}, &self.rules);
-        let step = self.follower.as_ref().map_or(0, StepFollower::step);
+        let (operation, rules) = (Operation::Gradient {}, &self.variables.rules);
+        let step = self.steps.follower.as_ref().map_or(0, StepFollower::step);
         if !job.begun {
             job.begun = true;
-            self.streaming_apply = None;
+            self.applier.streaming = None;
             let ranges: PerPush<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
             let mut dense = Extents::default();
             dense.unite(&ranges, store.layout());
-            self.rows.find((inbox, push_slots), store, operation, rules);
+            self.applier.rows.find((inbox, push_slots), store, operation, rules);
             job.two_pass = TwoPass::new(store.layout(), rules, operation);
-            let (at, journal) = ((step, self.version + 1), &mut self.journal);
-            let begun = self.rows.begin(store, journal, dense.ranges(), at, operation);
+            let (at, journal) = ((step, self.variables.version + 1), &mut self.files.journal);
+            let begun = self.applier.rows.begin(store, journal, dense.ranges(), at, operation);
             if let Err(blocked) = begun {
                 store.discard();
                 job.begun = false;
                 return Err(blocked);
             }
         }
-        let apply_at = ApplyAt::new(self.gradients + 1, step);
+        let apply_at = ApplyAt::new(self.variables.gradients + 1, step);
         let mut budget = budget_of(store);
         loop {
             if job.done_to >= store.layout().bytes() {
@@ -194,7 +196,8 @@ impl Shard {
                 return Ok(false);
             }
             let bounds = job.done_to..store.layout().bytes();
-            let Some(fused_range) = self.fused_ranges.within(bounds.clone()).next() else {
+            let Some(fused_range) = self.variables.fused_ranges.within(bounds.clone()).next()
+            else {
                 job.done_to = bounds.end;
                 continue;
             };
@@ -231,7 +234,7 @@ impl Shard {
                     Some(rule) if self.config.planted.has(Bug::MeanOfAll) => rule.aggregate,
                     _ => gradients as u32,
                 };
-                let (dtype, copy) = (partition.dtype, &mut self.shared_tile);
+                let (dtype, copy) = (partition.dtype, &mut self.applier.shared_tile);
                 let pushes = &pushes[..];
                 let (shared, at) = (shared_gradients(pushes, &range), start);
                 let mut mean =
@@ -245,6 +248,13 @@ impl Shard {
         }
         let (factors, reduction) = (&job.factors[..], self.config.sparse_reduction);
         let change = RowChange { rules, operation, at: apply_at, reduction, factors };
-        Ok(self.rows.slice(store, inbox, push_slots, change, &mut budget, &mut self.tile)?)
+        Ok(self.applier.rows.slice(
+            store,
+            inbox,
+            push_slots,
+            change,
+            &mut budget,
+            &mut self.applier.tile,
+        )?)
     }
 }

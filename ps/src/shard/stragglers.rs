@@ -15,7 +15,11 @@ impl Shard {
     /// Stops expecting replicas that have not joined within the join timeout.
     pub(super) fn stop_expecting(&mut self, now: Instant) {
         let timeout = self.config.join_timeout;
-        let waited = self.first_join.map_or(Duration::ZERO, |first| now.duration_since(first));
+        let waited = self
+            .steps
+            .stragglers
+            .first_join
+            .map_or(Duration::ZERO, |first| now.duration_since(first));
         if let Some(coordinator) = self.coordinator_mut()
             && coordinator.expects() > 0
             && waited >= timeout
@@ -31,13 +35,16 @@ impl Shard {
     pub(super) fn end_straggler_waits(&mut self, now: Instant) {
         let Some(coordinator) = self.coordinator() else { return };
         let short = coordinator.is_short();
-        self.short_since = self.short_since.filter(|_| short).or(short.then_some(now));
+        self.steps.stragglers.short_since =
+            self.steps.stragglers.short_since.filter(|_| short).or(short.then_some(now));
         let timeout = match self.config.on_loss {
             OnLoss::Wait { timeout } => Some(timeout),
             OnLoss::Fail => Some(Duration::ZERO),
             OnLoss::Shrink { .. } => None,
         };
         let all = self
+            .steps
+            .stragglers
             .short_since
             .zip(timeout)
             .is_some_and(|(since, timeout)| now.saturating_duration_since(since) >= timeout);
@@ -46,7 +53,7 @@ impl Shard {
             return;
         }
         let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
-        for entry in self.parked.take(|entry| matches!(entry.wait, WaitReason::Token)) {
+        for entry in self.peers.parked.take(|entry| matches!(entry.wait, WaitReason::Token)) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = awaited.clone();
             let refusal = Refusal::Deadline { waited_ms, awaited };
@@ -56,7 +63,7 @@ impl Shard {
 
     /// Describes what a pull waits for.
     pub(super) fn awaited_values(&self, now: Instant, step: u64) -> String {
-        let found = match (self.awaited_step(now), &self.follower) {
+        let found = match (self.awaited_step(now), &self.steps.follower) {
             (Some(awaited), _) => format!("; {awaited}"),
             (None, Some(follower)) => {
                 let owner = self.owner_outage(now);
@@ -75,8 +82,9 @@ impl Shard {
     /// Describes that this shard cannot reach the step owner, so that it makes no steps. Empty if
     /// it can.
     fn owner_outage(&self, now: Instant) -> String {
-        let cut_off = self.is_synchronous() && self.owner.is_none() && !self.owner_is_connected;
-        match self.owner_lost_at {
+        let cut_off =
+            self.is_synchronous() && self.steps.owner.is_none() && !self.steps.to_owner.is_up;
+        match self.steps.to_owner.lost_at {
             _ if !cut_off => String::new(),
             None => format!("; {} has not reached the step owner yet", self.id),
             Some(since) => {
@@ -98,8 +106,9 @@ impl Shard {
 
     /// On the step owner: describes another shard, and when it was last heard from.
     pub(super) fn describe_peer_shard(&self, now: Instant, shard: ShardId) -> String {
-        let link = if self.peer_connections.contains_key(&shard) { "" } else { "not connected, " };
-        match self.peers_heard_at.get(&shard) {
+        let link =
+            if self.steps.shards.connections.contains_key(&shard) { "" } else { "not connected, " };
+        match self.steps.shards.heard_at.get(&shard) {
             None => format!("{shard} ({link}not heard from yet)"),
             Some(&heard_at) => {
                 let silent = now.saturating_duration_since(heard_at).as_millis();
@@ -110,8 +119,8 @@ impl Shard {
 
     /// Describes a replica, and when it was last heard from.
     pub(super) fn describe_client(&self, now: Instant, client: ClientKey) -> String {
-        let entry = self.registry.client(client);
-        let silent = now.saturating_duration_since(self.registry.last_heard_at(client));
+        let entry = self.peers.registry.client(client);
+        let silent = now.saturating_duration_since(self.peers.registry.last_heard_at(client));
         let state = match entry.presence {
             ClientPresence::Lost => "lost, heard from",
             ClientPresence::Left => "left, heard from",
@@ -122,14 +131,14 @@ impl Shard {
 
     /// Answers the clients of held and undecided pushes whose wait has ended. The pushes stay.
     fn end_waits_of_pushes(&mut self, now: Instant, all: bool) {
-        let ended = self.inbox.as_mut().map(|inbox| inbox.take_waits(now, all));
+        let ended = self.intake.inbox.as_mut().map(|inbox| inbox.take_waits(now, all));
         for (push_slot, whole) in ended.unwrap_or_default() {
-            let Some(inbox) = &self.inbox else { return };
+            let Some(inbox) = &self.intake.inbox else { return };
             let (Some(push), Some(client)) = (inbox.arrival(push_slot), inbox.holder(push_slot))
             else {
                 continue;
             };
-            if self.registry.client(client).connection != Some(whole.connection) {
+            if self.peers.registry.client(client).connection != Some(whole.connection) {
                 continue;
             }
             let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
@@ -156,8 +165,8 @@ impl Shard {
         let given: Vec<ClientKey> = coordinator.admitted().iter().map(|g| g.holder).collect();
         // A step that is short needs the replicas that have left, even those that gave a gradient.
         let short = coordinator.is_short();
-        let missing = self.registry.keys().filter(|client| {
-            let presence = self.registry.client(*client).presence;
+        let missing = self.peers.registry.keys().filter(|client| {
+            let presence = self.peers.registry.client(*client).presence;
             let needed = presence != ClientPresence::Present && short;
             needed || (presence != ClientPresence::Left && !given.contains(client))
         });
@@ -169,7 +178,7 @@ impl Shard {
         let missing = missing.map(|client| self.describe_client(now, client));
         let missing: Vec<String> = shards.chain(missing).collect();
         let (step, count, goal) = (coordinator.step(), given.len(), coordinator.goal());
-        let joined = u32::try_from(self.registry.keys().count()).unwrap_or(u32::MAX);
+        let joined = u32::try_from(self.peers.registry.keys().count()).unwrap_or(u32::MAX);
         let total = self.config.rule().map_or(0, |rule| rule.total);
         // Replicas that have not joined are expected for a limited time. A step that is short needs
         // them all the same.

@@ -35,18 +35,22 @@ impl Shard {
         range: &Range<u64>,
         may_begin: bool,
     ) -> Result<bool, Refusal> {
-        if self.follower.is_some() {
+        if self.steps.follower.is_some() {
             // Gradients wait for their step, and other pushes are small.
             return Ok(false);
         }
         let has_indexed_rows =
             |store: &Store| store.layout().touched_by_index(range.clone()).next().is_some();
-        let is_deferred =
-            self.fused_ranges.within(range.clone()).any(|fused_range| fused_range.is_deferred);
+        let is_deferred = self
+            .variables
+            .fused_ranges
+            .within(range.clone())
+            .any(|fused_range| fused_range.is_deferred);
         if is_deferred || self.store().is_some_and(has_indexed_rows) {
             // The row ids, or the sums of a two-pass rule, are known only once the push is whole.
             if self
-                .streaming_apply
+                .applier
+                .streaming
                 .as_ref()
                 .is_some_and(|streaming_apply| streaming_apply.push_slot == push_slot)
             {
@@ -54,17 +58,21 @@ impl Shard {
             }
             return Ok(false);
         }
-        let can_begin = self.streaming_apply.is_none() && self.jobs.is_empty() && may_begin;
+        let can_begin =
+            self.applier.streaming.is_none() && self.applier.jobs.is_empty() && may_begin;
         let begun = can_begin.then(|| self.adjustment_of(push_slot));
-        let (Some(inbox), VariablesState::Ready(store)) = (&self.inbox, &mut self.variables) else {
+        let (Some(inbox), VariablesState::Ready(store)) =
+            (&self.intake.inbox, &mut self.variables.state)
+        else {
             return Ok(false);
         };
         if let Some(adjustment) = begun {
             store.discard();
-            self.streaming_apply = Some(StreamingApply { push_slot, adjustment });
+            self.applier.streaming = Some(StreamingApply { push_slot, adjustment });
         }
         let Some(streaming_apply) = self
-            .streaming_apply
+            .applier
+            .streaming
             .as_ref()
             .filter(|streaming_apply| streaming_apply.push_slot == push_slot)
         else {
@@ -75,10 +83,10 @@ impl Shard {
         };
         let (adjustment, at) = (&streaming_apply.adjustment, streaming_apply.adjustment.at);
         let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
-        let (rules, refuses) = (&self.rules, self.config.refuses_overflows());
+        let (rules, refuses) = (&self.variables.rules, self.config.refuses_overflows());
         let mut apply = || {
             store.can_change(std::iter::once(range.clone()))?;
-            for fused_range in self.fused_ranges.within(range.clone()) {
+            for fused_range in self.variables.fused_ranges.within(range.clone()) {
                 let range = fused_range.part_of(range);
                 let Some(bytes) = inbox.bytes(push_slot, range.clone()).filter(|b| !b.is_empty())
                 else {
@@ -86,7 +94,7 @@ impl Shard {
                 };
                 let change =
                     change_of(rules, push.operation, at, fused_range.partition(store.layout()));
-                let (dtype, tile) = (fused_range.dtype, &mut self.tile);
+                let (dtype, tile) = (fused_range.dtype, &mut self.applier.tile);
                 let bytes = Volatile::of(bytes);
                 let mut scanning = ScanningInput::new(bytes, range.start, dtype, Some(scan));
                 adjustment.each(
@@ -121,13 +129,13 @@ impl Shard {
     }
 
     pub(super) fn abandon_streaming(&mut self) {
-        self.streaming_apply = None;
+        self.applier.streaming = None;
         self.discard_change();
     }
 
     /// Discards an unfinished change.
     pub(super) fn discard_change(&mut self) {
-        if let VariablesState::Ready(store) = &mut self.variables {
+        if let VariablesState::Ready(store) = &mut self.variables.state {
             store.discard();
         }
     }
@@ -135,11 +143,12 @@ impl Shard {
     /// Discards the change of a push that was dropped before it was whole.
     pub(super) fn drop_stale_streaming(&mut self) {
         let Some(push_slot) =
-            self.streaming_apply.as_ref().map(|streaming_apply| streaming_apply.push_slot)
+            self.applier.streaming.as_ref().map(|streaming_apply| streaming_apply.push_slot)
         else {
             return;
         };
-        let stale = self.inbox.as_ref().is_none_or(|inbox| inbox.arrival(push_slot).is_none());
+        let stale =
+            self.intake.inbox.as_ref().is_none_or(|inbox| inbox.arrival(push_slot).is_none());
         if stale {
             self.abandon_streaming();
         }

@@ -24,33 +24,34 @@ impl Shard {
 
     /// Returns whether steps are synchronous.
     pub(super) fn is_synchronous(&self) -> bool {
-        self.follower.is_some()
+        self.steps.follower.is_some()
     }
 
     /// Returns the step coordinator: on the step owner, in synchronous mode.
     pub(super) fn coordinator(&self) -> Option<&StepCoordinator> {
-        self.owner.as_ref().and_then(StepOwner::coordinator)
+        self.steps.owner.as_ref().and_then(StepOwner::coordinator)
     }
 
     pub(super) fn coordinator_mut(&mut self) -> Option<&mut StepCoordinator> {
-        self.owner.as_mut().and_then(StepOwner::coordinator_mut)
+        self.steps.owner.as_mut().and_then(StepOwner::coordinator_mut)
     }
 
     /// Returns the number of steps applied here, and the pushes of the committed step that is not
     /// applied.
     #[cfg(feature = "simulation")]
     pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
-        self.follower
+        self.steps
+            .follower
             .as_ref()
             .map_or((0, None), |follower| (follower.step(), follower.tokens_to_apply()))
     }
 
     /// Restarts the step follower after this many steps, without a commit for the next.
     pub(super) fn begin_follower(&mut self, step: GlobalStep) {
-        if let Some(follower) = &mut self.follower {
+        if let Some(follower) = &mut self.steps.follower {
             *follower = StepFollower::new(step.0, self.config.planted);
         }
-        self.announced_step = None;
+        self.steps.shards.announced_step = None;
         if let (Some(own), Some(coordinator)) = (self.index_of(self.id), self.coordinator_mut()) {
             coordinator.applied(own, step.0);
         }
@@ -58,9 +59,10 @@ impl Shard {
 
     /// Restores the complete pushes that an earlier process left.
     pub(super) fn recover_held(&mut self, now: Instant) {
-        let tokens: Vec<_> = self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
+        let tokens: Vec<_> =
+            self.intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
         if self.config.clip_by_global_norm.is_some() {
-            let push_slots = self.inbox.iter().flat_map(|inbox| {
+            let push_slots = self.intake.inbox.iter().flat_map(|inbox| {
                 tokens.iter().filter_map(|token| inbox.whole_push_slot_of(token.0))
             });
             for push_slot in push_slots.collect::<Vec<u32>>() {
@@ -69,7 +71,7 @@ impl Shard {
         }
         let measured = self.config.clip_by_global_norm.is_none();
         let own = self.index_of(self.id);
-        let step = self.follower.as_ref().map_or(0, |follower| follower.step());
+        let step = self.steps.follower.as_ref().map_or(0, |follower| follower.step());
         if let (Some(own), Some(coordinator)) = (own, self.coordinator_mut()) {
             coordinator.applied(own, step);
             for token in tokens.into_iter().filter(|_| measured) {
@@ -82,12 +84,13 @@ impl Shard {
 
     /// A complete push takes part in a step.
     pub(super) fn push_held(&mut self, now: Instant, push_slot: u32) {
-        let Some(push) = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)) else {
+        let Some(push) = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot))
+        else {
             return;
         };
         let (token, generation, step) = (push.token, push.generation, push.step);
-        let holder = self.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
-        if let (Some(follower), Some(inbox)) = (&mut self.follower, &self.inbox) {
+        let holder = self.intake.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
+        if let (Some(follower), Some(inbox)) = (&mut self.steps.follower, &self.intake.inbox) {
             follower.report_whole(inbox.whole_tokens().map(|token| token.0));
         }
         let squares = self.squares_of(push_slot);
@@ -95,8 +98,8 @@ impl Shard {
             self.begin_norm(push_slot);
         }
         let own = self.index_of(self.id);
-        let passed = self.follower.as_ref().is_some_and(|follower| step.0 < follower.step());
-        let Some(owner) = &mut self.owner else {
+        let passed = self.steps.follower.as_ref().is_some_and(|follower| step.0 < follower.step());
+        let Some(owner) = &mut self.steps.owner else {
             let outcome = match passed {
                 true => Outcome::Stale { current: self.step() },
                 false => Outcome::Held {},
@@ -136,7 +139,7 @@ impl Shard {
 
     /// Carries out the decisions of the step owner since the last call.
     pub(super) fn decide(&mut self, now: Instant) {
-        let Some(owner) = &mut self.owner else { return };
+        let Some(owner) = &mut self.steps.owner else { return };
         if owner.coordinator().is_none() {
             return;
         }
@@ -152,8 +155,11 @@ impl Shard {
         match verdict {
             TokenOutcome::Admitted { step } => {
                 self.counters.gradients_admitted.add(1);
-                let push_slot =
-                    self.inbox.as_ref().and_then(|inbox| inbox.whole_push_slot_of(grant.token));
+                let push_slot = self
+                    .intake
+                    .inbox
+                    .as_ref()
+                    .and_then(|inbox| inbox.whole_push_slot_of(grant.token));
                 if let Some(push_slot) = push_slot {
                     self.settle_push(now, push_slot, Outcome::Accepted { step: GlobalStep(step) });
                 }
@@ -161,7 +167,8 @@ impl Shard {
             TokenOutcome::Over => {
                 self.announce_over(grant.token);
                 // The push may be complete or in transit.
-                let push_slots = self.inbox.as_ref().map(|inbox| inbox.push_slots_of(grant.token));
+                let push_slots =
+                    self.intake.inbox.as_ref().map(|inbox| inbox.push_slots_of(grant.token));
                 for push_slot in push_slots.unwrap_or_default() {
                     self.counters.gradients_stale.add(1);
                     let current = GlobalStep(self.committed_steps());
@@ -179,7 +186,7 @@ impl Shard {
             return;
         };
         self.announce_committed(&committed);
-        if let Some(follower) = &mut self.follower {
+        if let Some(follower) = &mut self.steps.follower {
             follower.receive_commit(&committed);
         }
         self.begin_step();
@@ -187,15 +194,19 @@ impl Shard {
 
     /// Queues the update of the committed step.
     pub(super) fn begin_step(&mut self) {
-        let (Some(follower), Some(inbox)) = (&self.follower, &self.inbox) else { return };
-        let under_way = self.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
+        let (Some(follower), Some(inbox)) = (&self.steps.follower, &self.intake.inbox) else {
+            return;
+        };
+        let under_way = self.applier.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
         if let Some(tokens) = follower.tokens_to_apply().filter(|_| !under_way) {
             let push_slots: PerPush<u32> =
                 tokens.iter().filter_map(|&token| inbox.whole_push_slot_of(token)).collect();
             // All admitted pushes are complete here. A step without one of them would be a
             // different step.
             if push_slots.len() == tokens.len() {
-                self.jobs.push_back(ShardJob::step(push_slots, follower.factors().collect()));
+                self.applier
+                    .jobs
+                    .push_back(ShardJob::step(push_slots, follower.factors().collect()));
             }
         }
     }
@@ -204,30 +215,31 @@ impl Shard {
     pub(super) fn step_applied(&mut self, now: Instant, push_slots: &[u32]) {
         self.count_overflow();
         self.publish();
-        self.version += 1;
-        self.gradients += 1;
-        let Some(follower) = &mut self.follower else { return };
+        self.variables.version += 1;
+        self.variables.gradients += 1;
+        let Some(follower) = &mut self.steps.follower else { return };
         follower.applied();
         let step = follower.step();
         self.counters.steps_applied.add(1);
-        if let Some(inbox) = &mut self.inbox {
+        if let Some(inbox) = &mut self.intake.inbox {
             push_slots.iter().for_each(|&push_slot| inbox.release(push_slot));
         }
         // Pushes for the same step that were not admitted are released too, because their step has
         // passed.
-        let passed = self.inbox.iter().flat_map(|inbox| inbox.gradients_before(step));
+        let passed = self.intake.inbox.iter().flat_map(|inbox| inbox.gradients_before(step));
         for push_slot in passed.collect::<Vec<u32>>() {
-            let whole = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)?.whole);
+            let whole =
+                self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)?.whole);
             if whole.is_none() {
                 self.counters.pushes_dropped.add(1);
             }
             self.answer_scanning(now, push_slot);
-            if let Some(inbox) = &mut self.inbox {
+            if let Some(inbox) = &mut self.intake.inbox {
                 inbox.release(push_slot);
             }
         }
         let own = self.index_of(self.id);
-        if let Some(owner) = &mut self.owner {
+        if let Some(owner) = &mut self.steps.owner {
             if let Some((coordinator, own)) = owner.coordinator_mut().zip(own) {
                 coordinator.applied(own, step);
             }
@@ -240,19 +252,20 @@ impl Shard {
 
     /// Settles a complete push in its client's window, and answers its client.
     fn settle_push(&mut self, now: Instant, push_slot: u32, outcome: Outcome) {
-        let Some(inbox) = &self.inbox else { return };
+        let Some(inbox) = &self.intake.inbox else { return };
         let (Some(push), Some(client)) = (inbox.arrival(push_slot), inbox.holder(push_slot)) else {
             return;
         };
         let (sequence, Some(whole)) = (push.sequence, push.whole) else { return };
-        let entry = self.registry.client_mut(client);
+        let entry = self.peers.registry.client_mut(client);
         if matches!(entry.window.state(sequence), PushState::Unknown {}) {
             entry.window.settle(sequence, outcome);
         }
         let present = entry.presence == ClientPresence::Present;
         let PendingAnswer { connection, request, .. } = whole;
         // The push is answered once.
-        self.inbox
+        self.intake
+            .inbox
             .iter_mut()
             .for_each(|inbox| inbox.set_whole(push_slot, PendingAnswer::unawaited()));
         if entry.connection != Some(connection) {
@@ -266,7 +279,7 @@ impl Shard {
         // before them. Answering it during the update would cost two context switches, and could
         // take the processor from the update.
         let counts = matches!(outcome, Outcome::Accepted { .. } | Outcome::Held {});
-        match counts && self.parked.waits(connection) {
+        match counts && self.peers.parked.waits(connection) {
             true => self.answer_corked(connection, request, answer.into()),
             false => self.answer(connection, request, answer.into()),
         }
@@ -275,7 +288,7 @@ impl Shard {
     /// Answers a complete push that is dropped before its scan, and so before it was reported as
     /// held, because its step is over.
     pub(super) fn answer_scanning(&mut self, now: Instant, push_slot: u32) {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         if push.is_some_and(|push| push.scanning) {
             let current = GlobalStep(self.committed_steps());
             self.settle_push(now, push_slot, Outcome::Stale { current });
@@ -283,7 +296,7 @@ impl Shard {
     }
 
     pub(super) fn release(&mut self, now: Instant, push_slot: u32) {
-        if let Some(inbox) = &mut self.inbox {
+        if let Some(inbox) = &mut self.intake.inbox {
             inbox.release(push_slot);
         }
         self.give_parked_push_slots(now);
@@ -294,7 +307,7 @@ impl Shard {
         let rank = self.task_of(client).index;
         if let Some(coordinator) = self.coordinator_mut() {
             coordinator.join(client, rank);
-            self.first_join.get_or_insert(now);
+            self.steps.stragglers.first_join.get_or_insert(now);
             self.decide(now);
         }
     }
@@ -314,20 +327,23 @@ impl Shard {
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_held(&self) {
         let coordinator = self.coordinator();
-        let (Some(coordinator), Some(inbox)) = (coordinator, &self.inbox) else { return };
+        let (Some(coordinator), Some(inbox)) = (coordinator, &self.intake.inbox) else { return };
         for token in inbox.whole_tokens() {
             assert!(coordinator.is_of_use(token.0), "the push of token {token} is over");
         }
-        let passed =
-            self.follower.as_ref().is_some_and(|follower| follower.step() == coordinator.step());
+        let passed = self
+            .steps
+            .follower
+            .as_ref()
+            .is_some_and(|follower| follower.step() == coordinator.step());
         for grant in coordinator.admitted().iter().filter(|_| !passed) {
             let whole = inbox.whole_tokens().any(|token| token.0 == grant.token);
             assert!(whole, "the push of token {} is admitted but not complete here", grant.token);
         }
-        let due = self.follower.as_ref().and_then(|follower| follower.tokens_to_apply());
-        let job = self.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
+        let due = self.steps.follower.as_ref().and_then(|follower| follower.tokens_to_apply());
+        let job = self.applier.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
         assert_eq!(due.is_some(), job, "the committed step has a job");
-        let pushes = self.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));
+        let pushes = self.applier.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));
         let by_itself = |push: &PushArrival| push.operation == Operation::Gradient {};
         assert!(!pushes.into_iter().any(by_itself), "a gradient is applied outside its step");
     }

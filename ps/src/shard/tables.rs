@@ -36,7 +36,7 @@ impl Shard {
     /// Checks that the new rows of a complete push fit into the tables that evict nothing, together
     /// with those of the complete pushes before it. Checks for every table that assigned rows fit.
     pub(super) fn check_tables(&self, push_slot: u32) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else { return Ok(()) };
         let operation = inbox.arrival(push_slot).map(|push| push.operation);
         let assigned = operation.is_some_and(|operation| operation != Operation::Gradient {});
         for table in store.tables() {
@@ -60,7 +60,7 @@ impl Shard {
             }
             let mut ids: Vec<u64> = pushes.iter().flat_map(PushedRows::numbers).collect();
             ids.sort_unstable();
-            let more = table.count_new(&self.journal, &ids, assigned);
+            let more = table.count_new(&self.files.journal, &ids, assigned);
             // Admission by chance admits few new rows, so only a table that is full refuses them.
             let sure = if table.admits_by_chance() && !assigned { more.min(1) } else { more };
             let rows = table.rows();
@@ -73,7 +73,8 @@ impl Shard {
 
     /// Adds the counts of the tables to the counters.
     pub(super) fn count_tables(&mut self) {
-        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) =
+            &mut self.variables.state
         else {
             return;
         };

@@ -17,13 +17,13 @@ use crate::aggregate::step_owner::{Issued, StepOwner, TokenResponse};
 impl Shard {
     pub(super) fn token_request(&mut self, now: Instant, entry: ParkedRequest, newest: TokenId) {
         let (connection, request) = (entry.connection, entry.request);
-        let lost = entry.client.zip(self.owner.as_ref());
+        let lost = entry.client.zip(self.steps.owner.as_ref());
         if let Some(issued) = lost.and_then(|(client, owner)| {
             owner.lost_answer(client, newest, |token| self.is_whole(token))
         }) {
             return self.answer_token(now, &entry, TokenResponse::Granted(issued));
         }
-        if self.restoring.is_some() {
+        if self.checkpoints.restoring.is_some() {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         }
         let held = lost.map_or(0, |(client, owner)| owner.tokens_of(client).count());
@@ -31,7 +31,7 @@ impl Shard {
         let waits = |other: &&ParkedRequest| {
             other.client == entry.client && matches!(other.wait, WaitReason::Token)
         };
-        let held = held + self.parked.count(waits);
+        let held = held + self.peers.parked.count(waits);
         if held >= TOKENS_PER_CLIENT_MAX {
             let (what, limit) = (Detail::clipped("tokens of one client"), held as u64);
             return self.refuse(connection, request, Refusal::Busy { what, limit });
@@ -48,8 +48,8 @@ impl Shard {
 
     fn ask_owner(&mut self, now: Instant, entry: &ParkedRequest) -> Option<TokenResponse> {
         let client = entry.client?;
-        let epoch = self.registry.client(client).epoch;
-        Some(self.owner.as_mut()?.request(client, epoch, now))
+        let epoch = self.peers.registry.client(client).epoch;
+        Some(self.steps.owner.as_mut()?.request(client, epoch, now))
     }
 
     fn answer_token(&mut self, now: Instant, entry: &ParkedRequest, request: TokenResponse) {
@@ -76,15 +76,15 @@ impl Shard {
         now: Instant,
         client: ClientKey,
     ) -> (Option<Grant>, Option<EndReason>) {
-        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
+        let in_turn = self.steps.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
         // Parked requests come first.
-        if in_turn && self.parked.any(|entry| matches!(entry.wait, WaitReason::Token)) {
+        if in_turn && self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::Token)) {
             return (None, None);
         }
         // The answer with another token of this client may have been lost. The client notices by
         // naming the newest token it knows, which a newer one from here would hide.
-        let owner = self.owner.as_mut().filter(|owner| !owner.has_out(client));
-        let epoch = self.registry.client(client).epoch;
+        let owner = self.steps.owner.as_mut().filter(|owner| !owner.has_out(client));
+        let epoch = self.peers.registry.client(client).epoch;
         match owner.map(|owner| owner.request(client, epoch, now)) {
             Some(TokenResponse::Granted(issued)) => {
                 let Issued { token, generation, step } = issued;
@@ -106,7 +106,7 @@ impl Shard {
         let (token, generation) = (returned.token, returned.generation);
         // In synchronous mode a push that is complete here but not on every shard may be dropped.
         let kept = !self.is_synchronous() && self.is_whole(token);
-        let owner = self.owner.as_mut().filter(|_| !kept);
+        let owner = self.steps.owner.as_mut().filter(|_| !kept);
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
             self.decide(now);
             self.grant_parked_tokens(now);
@@ -117,7 +117,7 @@ impl Shard {
     }
 
     pub(super) fn finish(&mut self, now: Instant, connection: u64, request: Envelope) {
-        if let Some(owner) = &mut self.owner {
+        if let Some(owner) = &mut self.steps.owner {
             owner.finish();
         }
         self.decide(now);
@@ -129,10 +129,10 @@ impl Shard {
     pub(super) fn grant_parked_tokens(&mut self, now: Instant) {
         // A client may have to wait because it has given its share of a step, or is too far ahead,
         // while the next one need not.
-        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
+        let in_turn = self.steps.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
         let mut waiting: SmallVec<[ParkedRequest; 2]> = SmallVec::new();
         while let Some(entry) =
-            self.parked.take_first(|entry| matches!(entry.wait, WaitReason::Token))
+            self.peers.parked.take_first(|entry| matches!(entry.wait, WaitReason::Token))
         {
             match self.ask_owner(now, &entry) {
                 Some(TokenResponse::Wait) | None => {
@@ -146,23 +146,26 @@ impl Shard {
         }
         // The requests return to the front, because none can have been parked in between.
         for entry in waiting.into_iter().rev() {
-            self.parked.put_back(entry);
+            self.peers.parked.put_back(entry);
         }
     }
 
     /// Returns whether the push of a token is complete in the inbox. Then it belongs to the server.
     pub(super) fn is_whole(&self, token: TokenId) -> bool {
-        self.inbox.as_ref().is_some_and(|inbox| inbox.whole_tokens().any(|other| other == token))
+        self.intake
+            .inbox
+            .as_ref()
+            .is_some_and(|inbox| inbox.whole_tokens().any(|other| other == token))
     }
 
     /// Returns the tokens whose pushes are complete in the inbox.
     pub(crate) fn whole_tokens(&self) -> PerPush<TokenId> {
-        self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
+        self.intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
     }
 
     /// Describes what a request for a token waits for, in asynchronous mode.
     pub(super) fn awaited_tokens(&self, now: Instant, client: Option<ClientKey>) -> String {
-        let Some(owner) = &self.owner else {
+        let Some(owner) = &self.steps.owner else {
             return "a token".into();
         };
         if client.is_some_and(|client| owner.is_ahead(client))

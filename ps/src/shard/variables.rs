@@ -1,23 +1,55 @@
 //! Declares the variables and computes their initial values.
 
+use super::fused_ranges::FusedRanges;
+use crate::optimizer::VariableRules;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::RestoreEpoch;
+use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch};
 use pushpull_common::protocol::message::{CatalogueIs, Declared, Ready};
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::output::AnswerBody;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::work::ShardJob;
-use super::{Detail, Shard, VariablesState};
+use super::{Detail, Shard};
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::fence;
 use crate::error::StorageError;
 use crate::optimizer::Untrainable;
 use crate::store::Store;
+
+/// The variables of a shard.
+#[derive(Debug, Default)]
+pub(super) struct Variables {
+    pub(super) state: VariablesState,
+    /// The rules that train the variables.
+    pub(super) rules: VariableRules,
+    /// Adjacent partitions that are updated together.
+    pub(super) fused_ranges: FusedRanges,
+    /// The partitions that were assigned before the shard was initialized.
+    pub(super) assigned: BTreeSet<PartitionId>,
+    /// The restore epoch, and the step at which it began. The epoch increases with each restore,
+    /// and when the variables first have values.
+    pub(super) epoch: RestoreEpoch,
+    pub(super) restored_step: GlobalStep,
+    /// The number of pushes applied, of every kind.
+    pub(super) version: u64,
+    /// The number of gradients applied.
+    pub(super) gradients: u64,
+}
+
+/// How far the declaration of the variables has progressed.
+#[derive(Debug, Default)]
+pub(super) enum VariablesState {
+    #[default]
+    Absent,
+    Declared(Box<Store>),
+    Ready(Box<Store>),
+}
 
 impl Shard {
     pub(super) fn declare(
@@ -30,8 +62,8 @@ impl Shard {
         match self.try_declare(digest, bytes) {
             Ok(()) => {
                 let state = self.catalogue_state();
-                let restore_epoch = self.epoch;
-                let trained = self.owner.as_ref().is_some_and(StepOwner::has_trained);
+                let restore_epoch = self.variables.epoch;
+                let trained = self.steps.owner.as_ref().is_some_and(StepOwner::has_trained);
                 let declared = Declared { state, restore_epoch, trained };
                 self.answer(connection, request, declared.into());
             }
@@ -40,7 +72,7 @@ impl Shard {
     }
 
     fn try_declare(&mut self, client: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
-        if self.restoring.is_some() {
+        if self.checkpoints.restoring.is_some() {
             // A declaration waits until the restore that an older chief requested has ended.
             return Err(Refusal::NotInitialized {});
         }
@@ -58,7 +90,7 @@ impl Shard {
             Err(error) => return refuse(server, error.to_string()),
         };
         if let Some(current) = current
-            && (self.is_ready() || !self.jobs.is_empty())
+            && (self.is_ready() || !self.applier.jobs.is_empty())
         {
             let differs = current.difference(&catalogue);
             return refuse(server, differs.unwrap_or_else(|| "their placements differ".into()));
@@ -88,7 +120,7 @@ impl Shard {
         // The check covers everything that the shard needs, so that a refusal names the sum. It
         // comes first, so that a refusal changes nothing.
         let need = self.need(&catalogue);
-        let limit = self.budget.left() + self.store().map_or(0, Store::reserved);
+        let limit = self.files.budget.left() + self.store().map_or(0, Store::reserved);
         if need > limit {
             return Err(StorageError::DoesNotFit { need, limit });
         }
@@ -99,7 +131,7 @@ impl Shard {
 
     /// Returns whether the initial values are being computed.
     pub(super) fn is_initializing(&self) -> bool {
-        self.jobs.iter().any(|job| matches!(job, ShardJob::Initialize(_)))
+        self.applier.jobs.iter().any(|job| matches!(job, ShardJob::Initialize(_)))
     }
 
     pub(super) fn initialize(
@@ -109,7 +141,7 @@ impl Shard {
         request: Envelope,
         epoch: RestoreEpoch,
     ) {
-        match &self.variables {
+        match &self.variables.state {
             VariablesState::Absent => self.refuse(connection, request, Refusal::NotInitialized {}),
             VariablesState::Ready(_) => self.answer_ready(connection, request),
             VariablesState::Declared(_) => {
@@ -123,27 +155,27 @@ impl Shard {
                         WaitReason::Ready,
                     ));
                 }
-                if epoch <= self.epoch || epoch.0 == u32::MAX {
+                if epoch <= self.variables.epoch || epoch.0 == u32::MAX {
                     let refusal = self.other_epoch(epoch);
                     return self.refuse(connection, request, refusal);
                 }
-                self.jobs.push_back(ShardJob::initialize(connection, request, epoch));
+                self.applier.jobs.push_back(ShardJob::initialize(connection, request, epoch));
             }
         }
     }
 
     /// The initial values are complete.
     pub(super) fn initialized(&mut self, connection: u64, request: Envelope, epoch: RestoreEpoch) {
-        match std::mem::replace(&mut self.variables, VariablesState::Absent) {
+        match std::mem::replace(&mut self.variables.state, VariablesState::Absent) {
             VariablesState::Declared(store) => {
                 if store.has_integrity() {
-                    store.seal(&mut self.journal);
+                    store.seal(&mut self.files.journal);
                 }
                 fence();
-                (self.epoch, self.restored_step) = (epoch, self.step());
-                self.variables = VariablesState::Ready(store);
+                (self.variables.epoch, self.variables.restored_step) = (epoch, self.step());
+                self.variables.state = VariablesState::Ready(store);
             }
-            other => self.variables = other,
+            other => self.variables.state = other,
         }
         self.announce_ready(connection, request);
     }
@@ -151,7 +183,7 @@ impl Shard {
     /// Answers the requests that wait for values of all variables.
     pub(super) fn announce_ready(&mut self, connection: u64, request: Envelope) {
         self.answer_ready(connection, request);
-        for entry in self.parked.take(|entry| matches!(entry.wait, WaitReason::Ready)) {
+        for entry in self.peers.parked.take(|entry| matches!(entry.wait, WaitReason::Ready)) {
             self.answer_ready(entry.connection, entry.request);
         }
     }

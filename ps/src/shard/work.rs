@@ -152,7 +152,7 @@ pub(crate) enum Work {
 impl Shard {
     /// Returns whether [`Shard::work`] has a job to do.
     pub(crate) fn has_work(&self) -> bool {
-        !self.jobs.is_empty()
+        !self.applier.jobs.is_empty()
     }
 
     /// Does a slice of the front job.
@@ -161,7 +161,7 @@ impl Shard {
         if self.awaits_growth(now) {
             return Work::Growing;
         }
-        let Some(mut job) = self.jobs.pop_front() else {
+        let Some(mut job) = self.applier.jobs.pop_front() else {
             return Work::Idle;
         };
         let unbegun = match &job {
@@ -181,11 +181,11 @@ impl Shard {
         };
         match result {
             Err(Stalled::Growth(error)) => {
-                self.jobs.push_front(job);
+                self.applier.jobs.push_front(job);
                 return self.growth_failed(now, &error);
             }
             Err(Stalled::NoFreeBlock) => {
-                self.jobs.push_front(job);
+                self.applier.jobs.push_front(job);
                 if self.waits_for_image() {
                     // Blocks become free when the image is on the disk; no reader is at fault.
                     return Work::Flushing;
@@ -195,7 +195,7 @@ impl Shard {
                 return Work::Blocked;
             }
             Ok(false) => {
-                self.jobs.push_front(job);
+                self.applier.jobs.push_front(job);
                 self.growth_succeeded(now);
             }
             Ok(true) => {
@@ -206,7 +206,7 @@ impl Shard {
                     }
                     ShardJob::Push(push) => self.push_applied(now, push),
                     ShardJob::Step(step) => {
-                        self.rows.clear();
+                        self.applier.rows.clear();
                         self.step_applied(now, &step.push_slots);
                     }
                     ShardJob::Scan(scan) => {
@@ -233,7 +233,7 @@ impl Shard {
         self.persist_in_time();
         #[cfg(any(test, fuzzing))]
         self.check_invariants();
-        if self.jobs.is_empty() { Work::Idle } else { Work::More }
+        if self.applier.jobs.is_empty() { Work::Idle } else { Work::More }
     }
 
     /// Applies a slice of a push; returns whether the job is done.
@@ -242,7 +242,8 @@ impl Shard {
             // The push was applied as it arrived, and nothing was committed since, so the job is
             // done.
             if let Some(streaming_apply) = self
-                .streaming_apply
+                .applier
+                .streaming
                 .take()
                 .filter(|streaming_apply| streaming_apply.push_slot == job.push_slot)
             {
@@ -251,10 +252,11 @@ impl Shard {
             }
             job.adjustment = self.adjustment_of(job.push_slot);
         }
-        let Some(inbox) = &self.inbox else {
+        let Some(inbox) = &self.intake.inbox else {
             return Ok(true);
         };
-        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.variables
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) =
+            &mut self.variables.state
         else {
             return Ok(true);
         };
@@ -264,18 +266,18 @@ impl Shard {
             return Ok(true);
         };
         let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
-        let (push_slots, rules) = ([job.push_slot], &self.rules);
-        let known = self.owner.as_ref().map(|owner| owner.step().0);
+        let (push_slots, rules) = ([job.push_slot], &self.variables.rules);
+        let known = self.steps.owner.as_ref().map(|owner| owner.step().0);
         if !job.begun {
             job.begun = true;
             job.dense.unite(&[push.extents.ranges()], store.layout());
-            self.rows.find((inbox, &push_slots), store, push.operation, rules);
+            self.applier.rows.find((inbox, &push_slots), store, push.operation, rules);
             job.two_pass = TwoPass::new(store.layout(), rules, push.operation);
             // A shard that is not the step owner takes the client's step, up to a limit.
             let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
-            let at = (step, self.version + 1);
-            let (journal, operation) = (&mut self.journal, push.operation);
-            let begun = self.rows.begin(store, journal, job.dense.ranges(), at, operation);
+            let at = (step, self.variables.version + 1);
+            let (journal, operation) = (&mut self.files.journal, push.operation);
+            let begun = self.applier.rows.begin(store, journal, job.dense.ranges(), at, operation);
             if let Err(blocked) = begun {
                 store.discard();
                 job.begun = false;
@@ -300,7 +302,8 @@ impl Shard {
                     return Ok(false);
                 }
                 // The end of an extent may be padding, or a partition without elements.
-                let Some(fused_range) = self.fused_ranges.within(job.done_to..extent.end).next()
+                let Some(fused_range) =
+                    self.variables.fused_ranges.within(job.done_to..extent.end).next()
                 else {
                     job.done_to = extent.end;
                     continue;
@@ -315,7 +318,8 @@ impl Shard {
                 let mut range = start..end;
                 if let Some((values, end)) = source.values(range.clone()) {
                     range.end = end;
-                    let (range, dtype, tile) = (range.clone(), fused_range.dtype, &mut self.tile);
+                    let (range, dtype, tile) =
+                        (range.clone(), fused_range.dtype, &mut self.applier.tile);
                     // The client may change the values between two passes. Both passes scan if
                     // non-finite values are refused; only the pass that changes values counts them.
                     let scans = scan.policy == NonFinite::Reject || job.two_pass.changes_values();
@@ -354,8 +358,14 @@ impl Shard {
         }
         let (operation, reduction) = (push.operation, self.config.sparse_reduction);
         let change = RowChange { rules, operation, at, reduction, factors: &[] };
-        let done =
-            self.rows.slice(store, inbox, &push_slots, change, &mut budget, &mut self.tile)?;
+        let done = self.applier.rows.slice(
+            store,
+            inbox,
+            &push_slots,
+            change,
+            &mut budget,
+            &mut self.applier.tile,
+        )?;
         if let Some(overflow) = store.overflow().filter(|_| refuses)
             && store.abandon_change()
         {
@@ -367,7 +377,7 @@ impl Shard {
     }
 
     fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {
-        let VariablesState::Declared(store) = &mut self.variables else {
+        let VariablesState::Declared(store) = &mut self.variables.state else {
             return true;
         };
         job.begun = true;
@@ -379,7 +389,9 @@ impl Shard {
             let (elements, size) = (&partition.elements, partition.dtype.size() as u64);
             // A partition has a cost even if it needs no work.
             let mut spent = PARTITION_COST;
-            if self.assigned.contains(&partition.id) || job.done >= elements.end - elements.start {
+            if self.variables.assigned.contains(&partition.id)
+                || job.done >= elements.end - elements.start
+            {
                 (job.partition, job.done) = (job.partition + 1, 0);
             } else {
                 let done = store.initialize(job.partition, job.done);
@@ -393,7 +405,7 @@ impl Shard {
 
     /// Settles a push that has been applied, frees its slot, and answers.
     fn push_applied(&mut self, now: Instant, job: PushJob) {
-        let Some(inbox) = &mut self.inbox else { return };
+        let Some(inbox) = &mut self.intake.inbox else { return };
         let Some((client, push)) = inbox.take(job.push_slot) else {
             return;
         };
@@ -401,14 +413,14 @@ impl Shard {
         if !self.config.planted.has(Bug::SequenceBeforeFlip) {
             self.publish();
         }
-        self.version += 1;
+        self.variables.version += 1;
         let gradient = push.operation == Operation::Gradient {};
         let mut staleness = 0;
         if gradient {
-            self.gradients += 1;
+            self.variables.gradients += 1;
             self.counters.gradients_applied.add(1);
             self.count_staleness(&job.adjustment);
-            if let Some(owner) = &mut self.owner {
+            if let Some(owner) = &mut self.steps.owner {
                 staleness = owner.spend(push.token, push.step);
                 debug_assert_eq!(
                     job.adjustment.staleness,
@@ -419,16 +431,17 @@ impl Shard {
             }
         } else {
             self.counters.assigns_applied.add(1);
-            if let VariablesState::Declared(store) = &self.variables {
+            if let VariablesState::Declared(store) = &self.variables.state {
                 for extent in push.extents.ranges() {
                     let stored = store.layout().within(extent.clone()).filter(|p| !p.is_table());
-                    self.assigned.extend(stored.map(|partition| partition.id));
+                    self.variables.assigned.extend(stored.map(|partition| partition.id));
                 }
             }
         }
-        let outcome = Outcome::Applied { version: self.version, step: self.step(), staleness };
+        let outcome =
+            Outcome::Applied { version: self.variables.version, step: self.step(), staleness };
         self.give_parked_push_slots(now);
-        self.rows.clear();
+        self.applier.rows.clear();
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }
@@ -443,9 +456,10 @@ impl Shard {
 
     /// Adds the changed blocks to the transaction that commits this push.
     pub(super) fn publish(&mut self) {
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.variables
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) =
+            &mut self.variables.state
         {
-            store.publish(&mut self.journal);
+            store.publish(&mut self.files.journal);
         }
         self.count_tables();
     }
@@ -458,9 +472,9 @@ impl Shard {
         push: &PushArrival,
         outcome: Outcome,
     ) {
-        let entry = self.registry.client_mut(client);
+        let entry = self.peers.registry.client_mut(client);
         // The step owner tracks its tokens itself.
-        let spends = push.operation == (Operation::Gradient {}) && self.owner.is_none();
+        let spends = push.operation == (Operation::Gradient {}) && self.steps.owner.is_none();
         let token = if spends { push.token } else { TokenId(0) };
         entry.window.settle_under(token, push.sequence, outcome);
         let (Some(connection), Some(whole)) = (entry.connection, push.whole) else {

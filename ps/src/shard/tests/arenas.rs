@@ -169,21 +169,23 @@ impl Decoded {
         let storage = ArenaStorage::TestFiles(TestFiles::with(files));
         let shard = Shard::open(world.parts(shard), storage, life, Instant::now())?;
         shard.check_invariants();
-        let used = (1 + shard.registry.counts().0) * CELL_WORDS;
+        let used = (1 + shard.peers.registry.counts().0) * CELL_WORDS;
         let mut bodies = Vec::new();
-        let inbox = shard.inbox.as_ref();
+        let inbox = shard.intake.inbox.as_ref();
         for (number, arrival) in inbox.into_iter().flat_map(|inbox| inbox.arrivals()) {
             for extent in arrival.extents.ranges() {
                 bodies.extend_from_slice(inbox.unwrap().bytes(number, extent.clone()).unwrap());
             }
         }
         let (mut tables, mut contents) = (0, Vec::new());
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &shard.variables {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) =
+            &shard.variables.state
+        {
             tables = CELL_WORDS;
             contents = store.contents();
         }
         let load = |words: usize, address: fn(usize) -> Address| {
-            (0..words).map(|index| shard.journal.load(address(index))).collect()
+            (0..words).map(|index| shard.files.journal.load(address(index))).collect()
         };
         let mut contents = contents.into_iter();
         let values = contents.next().unwrap_or_default();
@@ -194,7 +196,7 @@ impl Decoded {
             values,
             slots,
             bodies,
-            jobs: shard.jobs.len(),
+            jobs: shard.applier.jobs.len(),
         })
     }
 }

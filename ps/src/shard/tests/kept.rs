@@ -64,19 +64,19 @@ struct Client {
 impl PersistentState {
     /// Reads the state that a shard must have if it continues from here.
     pub(super) fn of(shard: &Shard) -> PersistentState {
-        let steps = shard.owner.as_ref().map(|owner| owner.steps()).unwrap_or_default();
-        let (variables, store) = match &shard.variables {
+        let steps = shard.steps.owner.as_ref().map(|owner| owner.steps()).unwrap_or_default();
+        let (variables, store) = match &shard.variables.state {
             VariablesState::Absent => (0, None),
             VariablesState::Declared(store) => (1, Some(store)),
             VariablesState::Ready(store) => (2, Some(store)),
         };
         let mut values = store.map_or_else(Vec::new, |store| store.contents());
         let mut assigned = Vec::new();
-        if let VariablesState::Declared(store) = &shard.variables {
+        if let VariablesState::Declared(store) = &shard.variables.state {
             // Values that have not been assigned yet mean nothing.
             values.truncate(1);
             for partition in store.layout().partitions() {
-                match shard.assigned.contains(&partition.id) {
+                match shard.variables.assigned.contains(&partition.id) {
                     true => assigned.push(partition.id.0),
                     false => {
                         values[0][partition.offset as usize..partition.end() as usize].fill(0);
@@ -84,25 +84,25 @@ impl PersistentState {
                 }
             }
         }
-        let clients =
-            (0..shard.registry.counts().0 as u32).map(|key| shard.client_state(ClientKey(key)));
+        let clients = (0..shard.peers.registry.counts().0 as u32)
+            .map(|key| shard.client_state(ClientKey(key)));
         let tables = Tables {
-            epoch: shard.epoch.0,
-            restored_step: shard.restored_step.0,
-            version: shard.version,
-            gradients: shard.gradients,
+            epoch: shard.variables.epoch.0,
+            restored_step: shard.variables.restored_step.0,
+            version: shard.variables.version,
+            gradients: shard.variables.gradients,
             step: steps.step,
             next_token: steps.next_token.max(1),
             finished: steps.finished,
-            newest_epoch: shard.registry.newest_epoch(),
+            newest_epoch: shard.peers.registry.newest_epoch(),
             clients: clients.collect(),
             variables,
-            generation: shard.generation,
+            generation: shard.files.generation,
             digest: store.map(|store| store.catalogue().digest()),
             assigned,
-            whole: shard.inbox.as_ref().map_or_else(Vec::new, |inbox| inbox.whole_pushes()),
+            whole: shard.intake.inbox.as_ref().map_or_else(Vec::new, |inbox| inbox.whole_pushes()),
         };
-        let of = |table: &Table| table.contents(&shard.journal);
+        let of = |table: &Table| table.contents(&shard.files.journal);
         let rows = store.map_or_else(Vec::new, |store| store.tables().iter().map(of).collect());
         PersistentState { tables, values, rows }
     }
@@ -118,13 +118,13 @@ impl PersistentState {
 
 impl Shard {
     fn client_state(&self, key: ClientKey) -> Client {
-        let client = self.registry.client(key);
+        let client = self.peers.registry.client(key);
         // Decodes the window as recovery does: outcomes that have left it are of no use.
         let window: Vec<u64> = client.window.words();
         let window = PushWindow::decode(&window, PlantedBugs::default()).expect("a window");
         let (task, epoch) = (&client.task, client.epoch);
         let name = format!("{task} {epoch:?} {:?} {:?}", client.incarnation, client.presence);
-        let tokens = self.owner.iter().flat_map(|owner| owner.tokens_of(key));
+        let tokens = self.steps.owner.iter().flat_map(|owner| owner.tokens_of(key));
         let tokens = tokens.map(|token| format!("{token:?}")).collect();
         Client { name, window: window.words(), tokens }
     }

@@ -97,7 +97,7 @@ fn base_values_are_lost_with_the_process() {
 
 #[test]
 fn copies_count_against_bytes_max_and_are_freed_with_their_clients() {
-    let left = |world: &World| world.shards[0].budget.left();
+    let left = |world: &World| world.shards[0].files.budget.left();
     let (mut world, a, b) = two_shards(|config| config.staleness(HALF));
     let before = left(&world);
     for _ in 0..3 {
@@ -129,9 +129,9 @@ fn copies_count_against_bytes_max_and_are_freed_with_their_clients() {
 fn policies_that_need_no_copies_keep_none() {
     for policy in [StalenessPolicy::Ignore, DAMP] {
         let (mut world, a, _) = two_shards(|config| config.staleness(policy));
-        let before = world.shards[0].budget.left();
+        let before = world.shards[0].files.budget.left();
         a.step(&mut world);
-        assert_eq!(world.shards[0].budget.left(), before);
+        assert_eq!(world.shards[0].files.budget.left(), before);
     }
 }
 

@@ -196,7 +196,7 @@ fn work_due_on_a_push_is_not_done_on_the_next_in_its_buffer_slot() {
         }
         let (token, generation) = (grant.token, grant.generation);
         world.say(line, message::ReturnToken { token, generation }.into());
-        let dropped = world.shards[0].inbox.as_ref().unwrap().arrivals().count() == 0;
+        let dropped = world.shards[0].intake.inbox.as_ref().unwrap().arrivals().count() == 0;
         assert!(dropped, "a push without a token is dropped");
         let assign = Push::plain(2, Operation::Assign {}, push_buffer.push_slot(0));
         let said = assign.shared(&[(32, 48)], Some(16));
@@ -249,7 +249,7 @@ fn an_unscanned_push_is_answered_when_its_step_is_over() {
     };
     assert!(matches!(answer.outcome, Outcome::Stale { .. }), "{answer:?}");
     world.work();
-    assert!(world.shards[1].inbox.as_ref().unwrap().arrivals().next().is_none());
+    assert!(world.shards[1].intake.inbox.as_ref().unwrap().arrivals().next().is_none());
 }
 
 #[test]

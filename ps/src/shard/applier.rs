@@ -1,0 +1,24 @@
+//! The applier: the one loop that changes values, one slice at a time.
+
+use std::collections::VecDeque;
+
+use super::growth::AwaitedGrowth;
+use super::rows::RowWork;
+use super::streaming_apply::StreamingApply;
+use super::work::ShardJob;
+
+/// The updates of a shard: those that are due, and the one under way.
+#[derive(Debug, Default)]
+pub(super) struct Applier {
+    pub(super) jobs: VecDeque<ShardJob>,
+    /// The push that is applied as its parts arrive, into shadow blocks.
+    pub(super) streaming: Option<StreamingApply>,
+    /// The rows that the current push or step changes.
+    pub(super) rows: RowWork,
+    /// Scratch memory for elements that are computed from a gradient.
+    pub(super) tile: Vec<u64>,
+    /// Scratch memory for elements copied from a push buffer.
+    pub(super) shared_tile: Vec<u64>,
+    /// The memory that the shard waits for, if it cannot grow.
+    pub(super) growth: Option<AwaitedGrowth>,
+}
