@@ -136,7 +136,6 @@ impl Shard {
             return self.saved(requester, Err(error));
         }
         self.checkpoints.requests.push_back(SaveRequest { requester, user, since: now });
-        self.begin_requested_save(now);
     }
 
     /// Begins the next requested save if none is running and all shards have applied the same
@@ -170,7 +169,6 @@ impl Shard {
         // The saver may not have requested it.
         self.checkpoints.kept_cut = None;
         self.checkpoints.requests.iter_mut().for_each(|save_request| save_request.since = now);
-        self.begin_requested_save(now);
     }
 
     /// Drops all cuts and save requests, because another restore epoch begins.

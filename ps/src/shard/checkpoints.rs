@@ -477,7 +477,6 @@ impl Shard {
     /// Starts to restore the values of a checkpoint, and drops the state of older epochs.
     pub(super) fn restore(
         &mut self,
-        now: Instant,
         connection: u64,
         request: Envelope,
         restore: message::Restore,
@@ -510,7 +509,7 @@ impl Shard {
             let error = "no place for checkpoints is configured";
             return self.refuse_storage(connection, request, error);
         }
-        if let Err(error) = self.begin_restore(now, connection, catalogue) {
+        if let Err(error) = self.begin_restore(connection, catalogue) {
             return self.refuse_storage(connection, request, &error.to_string());
         }
         let VariablesState::Declared(store) =
@@ -534,7 +533,6 @@ impl Shard {
     /// Drops the state of the epoch that ends. Other clients reconnect and learn of the new epoch.
     fn begin_restore(
         &mut self,
-        now: Instant,
         connection: u64,
         catalogue: Arc<Catalogue>,
     ) -> Result<(), crate::error::StorageError> {
@@ -558,12 +556,11 @@ impl Shard {
         }
         self.forget_variables()?;
         let made = self.make_variables(catalogue);
-        self.give_parked_push_slots(now);
         made
     }
 
     /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
-    pub(super) fn restored(&mut self, now: Instant, restored: ShardRestored) {
+    pub(super) fn restored(&mut self, restored: ShardRestored) {
         let Some(RestoreInProgress { connection, request, checkpoint, epoch, .. }) =
             self.checkpoints.restoring.take()
         else {
@@ -603,7 +600,6 @@ impl Shard {
         self.count_tables();
         self.begin_follower(step);
         self.announce_ready(connection, request);
-        self.grant_parked_tokens(now);
     }
 
     fn refuse_storage(&mut self, connection: u64, request: Envelope, error: &str) {

@@ -1,8 +1,6 @@
 //! Computes the squared norm of a gradient before this shard reports it as held, where gradients
 //! are clipped by their global norm.
 
-use std::time::Instant;
-
 use pushpull_common::tensor::{DType, Element};
 
 use super::Shard;
@@ -97,7 +95,7 @@ impl Shard {
     }
 
     /// The squared norm is known: reports the gradient as held.
-    pub(super) fn norm_done(&mut self, now: Instant, job: &NormJob) {
+    pub(super) fn norm_done(&mut self, job: &NormJob) {
         let [squares, ..] = job.sums.totals();
         let Some(inbox) = &mut self.intake.inbox else { return };
         // The slot may hold another push.
@@ -111,7 +109,6 @@ impl Shard {
             Some((coordinator, own)) => _ = coordinator.held(own, token.0, squares.into()),
             None => self.report_held(token),
         }
-        self.decide(now);
     }
 }
 

@@ -190,7 +190,7 @@ impl Shard {
             self.peers.registry.admit(&task, incarnation, epoch, mint, connection, now)?;
         if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
             self.out.queue.push_back(ShardOutput::Close { connection: replaced });
-            self.drop_client_connection(now, replaced, admitted.key);
+            self.drop_client_connection(replaced, admitted.key);
         }
         if admitted.fenced {
             if let Some(inbox) = &mut self.intake.inbox {

@@ -21,7 +21,7 @@ impl Shard {
             self.counters.members_lost.add(1);
             if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
                 self.out.queue.push_back(ShardOutput::Close { connection });
-                self.drop_client_connection(now, connection, client);
+                self.drop_client_connection(connection, client);
             }
             self.drop_client(now, client, false);
         }
@@ -37,16 +37,12 @@ impl Shard {
         if let Some(owner) = self.steps.owner.as_mut().filter(|_| !asks) {
             let expired = owner.expire(now, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
-            if expired > 0 {
-                self.decide(now);
-                self.grant_parked_tokens(now);
-            }
+            if expired > 0 {}
         }
         if let Some(inbox) = &mut self.intake.inbox {
             let stalled = inbox.reclaim_stalled(now, self.config.lease);
             self.counters.pushes_dropped.add(stalled as u64);
         }
-        self.give_parked_push_slots(now);
         self.count_direct_pulls();
         for entry in self.peers.parked.expire(now) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
@@ -65,7 +61,7 @@ impl Shard {
         }
     }
 
-    pub(super) fn disconnected(&mut self, now: Instant, connection: u64) {
+    pub(super) fn disconnected(&mut self, connection: u64) {
         let Some(state) = self.peers.connections.remove(&connection) else {
             return;
         };
@@ -81,19 +77,14 @@ impl Shard {
         let client = self.peers.registry.client_mut(key);
         if client.connection == Some(connection) {
             client.connection = None;
-            self.drop_client_connection(now, connection, key);
+            self.drop_client_connection(connection, key);
         }
     }
 
     /// Drops everything that depends on a client's connection that has ended or was replaced:
     /// incomplete pushes, and parked requests. A token granted to a closed connection would be
     /// lost.
-    pub(super) fn drop_client_connection(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        client: ClientKey,
-    ) {
+    pub(super) fn drop_client_connection(&mut self, connection: u64, client: ClientKey) {
         self.peers.parked.drop_connection(connection);
         if let Some(state) = self.peers.connections.get_mut(&connection) {
             state.expected_body = None;
@@ -101,7 +92,6 @@ impl Shard {
         if let Some(inbox) = &mut self.intake.inbox {
             self.counters.pushes_dropped.add(inbox.discard_incomplete(client) as u64);
         }
-        self.give_parked_push_slots(now);
     }
 
     pub(super) fn leave(
@@ -132,20 +122,17 @@ impl Shard {
             inbox.drop_client(client);
         }
         self.pulls.last_pulls.drop_client(client);
-        self.replica_leaves(now, client, fenced);
+        self.replica_leaves(client, fenced);
         if !fenced && !self.shards_to_ask().is_empty() {
             self.steps.owner.iter_mut().for_each(|owner| owner.leave(client));
             self.recall_tokens(now);
-            self.grant_parked_tokens(now);
-            return self.give_parked_push_slots(now);
+            return;
         }
         let complete = self.whole_tokens();
         if let Some(owner) = &mut self.steps.owner {
             let returned = owner.drop_client(client, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(returned as u64);
         }
-        self.grant_parked_tokens(now);
-        self.give_parked_push_slots(now);
     }
 
     pub(super) fn report_members(&mut self) {

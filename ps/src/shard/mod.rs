@@ -247,18 +247,29 @@ impl Shard {
             }
             ShardInput::Progress { connection } => self.progress(now, connection),
             ShardInput::Body { connection } => self.body(now, connection),
-            ShardInput::Disconnected { connection } => self.disconnected(now, connection),
+            ShardInput::Disconnected { connection } => self.disconnected(connection),
             ShardInput::SaverEvent(news) => self.on_saver_message(now, news),
             ShardInput::ShardSaved { connection, request, result } => {
                 self.shard_saved(connection, request, result);
             }
-            ShardInput::ShardRestored(restored) => self.restored(now, *restored),
+            ShardInput::ShardRestored(restored) => self.restored(*restored),
             ShardInput::Flushed(result) => self.flushed(result),
             ShardInput::OwnerLink { up } => self.owner_link(now, up),
             ShardInput::Owner { header, message } => self.on_owner_message(now, header, message),
             ShardInput::Tick => self.tick(now),
         }
+        self.follow_up(now);
+    }
+
+    /// Makes everything that an input or a job has made possible, and commits it. Push slots and
+    /// tokens that it freed go to the requests that wait for them.
+    fn follow_up(&mut self, now: Instant) {
         self.drop_stale_streaming();
+        self.decide(now);
+        self.begin_requested_save(now);
+        self.give_parked_push_slots(now);
+        self.grant_parked_tokens(now);
+        self.send_parked_values();
         self.report_members();
         self.persist_in_time();
         #[cfg(any(test, fuzzing))]
@@ -427,7 +438,7 @@ impl Shard {
             }
             (Message::FindCheckpoint(_), _) => self.find_checkpoint(connection, request),
             (Message::PassedOverQuery(_), _) => self.answer_passed_over(connection, request),
-            (Message::Restore(restore), _) => self.restore(now, connection, request, restore),
+            (Message::Restore(restore), _) => self.restore(connection, request, restore),
             (Message::Save(_), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
                 self.receive(now, connection, ExpectedBody::User { request, bytes }, header);
@@ -453,7 +464,7 @@ impl Shard {
                 self.token_request(now, entry(WaitReason::Token), token.newest);
             }
             (Message::ReturnToken(token), Some(client)) => {
-                self.return_token(now, connection, client, request, &token);
+                self.return_token(connection, client, request, &token);
             }
             (Message::Reserve(_), Some(_)) => self.reserve(now, entry(WaitReason::PushSlot)),
             (Message::PushPart(part), Some(client)) => {
@@ -486,7 +497,7 @@ impl Shard {
                 self.shard_has_applied(now, connection, applied.shard, header.step.0);
             }
             (Message::Recalled(answer), _) => self.recall_answered(now, connection, &answer),
-            (Message::Finish(_), _) => self.finish(now, connection, request),
+            (Message::Finish(_), _) => self.finish(connection, request),
             (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
             (message, _) => {
                 let detail =
@@ -524,7 +535,6 @@ impl Shard {
                     Some(refusal) => self.refuse(connection, request, refusal),
                     None => {
                         self.declare(connection, request, digest, &bytes);
-                        self.give_parked_push_slots(now);
                     }
                 }
             }

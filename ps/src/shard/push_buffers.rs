@@ -85,12 +85,12 @@ impl Shard {
             next,
             deadline: deadline_of(now, header),
         };
-        if !self.is_part_needed(now, header, &part, &incoming) {
+        if !self.is_part_needed(header, &part, &incoming) {
             return;
         }
         let taken = self.receive_shared(now, header, &part, &incoming, shared.ranges.items());
         if let Err(refusal) = taken {
-            self.refuse_push(now, &incoming, refusal);
+            self.refuse_push(&incoming, refusal);
         }
     }
 

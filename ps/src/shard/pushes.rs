@@ -40,11 +40,11 @@ impl Shard {
             next: part.next,
             deadline: deadline_of(now, header),
         };
-        if !self.is_part_needed(now, header, part, &incoming) {
+        if !self.is_part_needed(header, part, &incoming) {
             return;
         }
         if let Some(refusal) = body_refusal {
-            return self.refuse_push(now, &incoming, refusal);
+            return self.refuse_push(&incoming, refusal);
         }
         let found = self.find_or_begin_push(now, connection, client, header, part, &incoming.range);
         match found {
@@ -56,13 +56,11 @@ impl Shard {
                 self.receive(now, connection, ExpectedBody::Part(incoming), header);
             }
             // There is no memory for parts sent beside a push buffer. Other slots have theirs.
-            Ok(true) => self.refuse_push(
-                now,
-                &incoming,
-                Refusal::PushSlotTaken { push_slot: part.push_slot },
-            ),
+            Ok(true) => {
+                self.refuse_push(&incoming, Refusal::PushSlotTaken { push_slot: part.push_slot })
+            }
             Ok(false) => {}
-            Err(refusal) => self.refuse_push(now, &incoming, refusal),
+            Err(refusal) => self.refuse_push(&incoming, refusal),
         }
     }
 
@@ -70,7 +68,6 @@ impl Shard {
     /// answer.
     pub(super) fn is_part_needed(
         &mut self,
-        now: Instant,
         header: &Header,
         part: &PushPart,
         incoming: &IncomingPart,
@@ -97,7 +94,7 @@ impl Shard {
             PushState::TooOld { oldest } => {
                 let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                 let refusal = Refusal::Window { sequence, oldest, newest };
-                self.refuse_push(now, incoming, refusal);
+                self.refuse_push(incoming, refusal);
                 return false;
             }
             _ => {}
@@ -107,7 +104,7 @@ impl Shard {
             push.is_some_and(|push| push.whole.is_some())
         });
         if !whole_here && self.is_stale_part(client, header.step, part) {
-            self.skip_stale_part(now, client, incoming, part.token);
+            self.skip_stale_part(client, incoming, part.token);
             return false;
         }
         true
@@ -242,7 +239,7 @@ impl Shard {
     /// The body of a part has arrived.
     pub(super) fn part_received(&mut self, now: Instant, part: IncomingPart) {
         if let Err(refusal) = self.receive_part(now, &part) {
-            self.refuse_push(now, &part, refusal);
+            self.refuse_push(&part, refusal);
         }
         if let Some(encoded) = part.encoded {
             self.intake.buffer_pool.put(encoded.bytes);
@@ -317,7 +314,7 @@ impl Shard {
     }
 
     /// Refuses a push and drops it. Its push slot goes to others, and its other parts are skipped.
-    pub(super) fn refuse_push(&mut self, now: Instant, part: &IncomingPart, refusal: Refusal) {
+    pub(super) fn refuse_push(&mut self, part: &IncomingPart, refusal: Refusal) {
         let (push_slot, sequence) = (part.push_slot, part.request.sequence);
         self.counters.pushes_dropped.add(1);
         if let Some(inbox) = &mut self.intake.inbox
@@ -332,12 +329,11 @@ impl Shard {
             state.refused = part.whole.is_none().then_some((sequence, push_slot));
         }
         self.refuse(part.connection, part.request, refusal);
-        self.give_parked_push_slots(now);
     }
 
     /// Refuses a complete push before it counts. A present client keeps the token of the push; the
     /// token of an absent client is returned.
-    pub(super) fn refuse_whole(&mut self, now: Instant, push_slot: u32, refusal: Refusal) {
+    pub(super) fn refuse_whole(&mut self, push_slot: u32, refusal: Refusal) {
         let Some((client, push)) =
             self.intake.inbox.as_mut().and_then(|inbox| inbox.take(push_slot))
         else {
@@ -354,10 +350,7 @@ impl Shard {
         }
         if push.operation == (Operation::Gradient {}) && !present {
             self.return_token_of(&push);
-            self.decide(now);
         }
-        self.give_parked_push_slots(now);
-        self.grant_parked_tokens(now);
     }
 
     /// Returns the token of a gradient whose client is absent, so that others may have it.
@@ -426,7 +419,6 @@ impl Shard {
             (push_slot.filter(|_| !whole), &mut self.intake.inbox)
         {
             inbox.release(push_slot);
-            self.give_parked_push_slots(now);
         }
         self.answer_push(connection, request, outcome, false);
     }

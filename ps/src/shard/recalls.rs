@@ -45,7 +45,7 @@ impl Shard {
             self.steps.shards.recalls_asked_at = Some(now);
         }
         self.ask_for_recalls(&shards, |token| again || new.contains(&token));
-        self.take_back_free_tokens(now, &shards);
+        self.take_back_free_tokens(&shards);
         self.retire_overdue(now);
     }
 
@@ -82,13 +82,12 @@ impl Shard {
             .then(|| format!("the answers of {} about recalled tokens", silent.join(", ")))
     }
 
-    fn take_back_free_tokens(&mut self, now: Instant, shards: &[ShardId]) {
+    fn take_back_free_tokens(&mut self, shards: &[ShardId]) {
         let complete = self.whole_tokens();
         let Some(owner) = &mut self.steps.owner else { return };
         let returned = owner.take_back_free(shards, |token| complete.contains(&token));
         if returned > 0 {
             self.counters.tokens_taken_back.add(returned as u64);
-            self.grant_parked_tokens(now);
         }
     }
 
@@ -113,7 +112,7 @@ impl Shard {
             self.counters.clients_retired.add(1);
             if let Some(connection) = self.peers.registry.retire(client, now) {
                 self.out.queue.push_back(ShardOutput::Close { connection });
-                self.drop_client_connection(now, connection, client);
+                self.drop_client_connection(connection, client);
             }
             if let Some(inbox) = &mut self.intake.inbox {
                 inbox.orphan_whole(client);
@@ -136,12 +135,12 @@ impl Shard {
         let shards = self.shards_to_ask();
         let Some(owner) = &mut self.steps.owner else { return };
         owner.recall_answered(token, shard, applied);
-        self.take_back_free_tokens(now, &shards);
+        self.take_back_free_tokens(&shards);
     }
 
     /// On another shard: answers a recall of the step owner. If the push of the token was not
     /// applied here, the client's connection is closed, so that a push in transit cannot arrive.
-    pub(super) fn recall(&mut self, now: Instant, token: TokenId, epoch: ClientEpoch) {
+    pub(super) fn recall(&mut self, token: TokenId, epoch: ClientEpoch) {
         // On a shard that assigns no epochs, several clients may claim an epoch.
         let holders: SmallVec<[ClientKey; 2]> = self.peers.registry.of_epoch(epoch).collect();
         let has_applied = |&client: &ClientKey| {
@@ -152,7 +151,7 @@ impl Shard {
         for client in holders.into_iter().filter(|_| !applied) {
             if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
                 self.out.queue.push_back(ShardOutput::Close { connection });
-                self.drop_client_connection(now, connection, client);
+                self.drop_client_connection(connection, client);
             }
         }
         self.report_to_owner(message::Recalled { token, shard: self.id, applied }.into());

@@ -265,7 +265,7 @@ impl Shard {
         let waits = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let waits = waits.is_some_and(|push| self.waits_for_step(push));
         match job.refusal {
-            Some(refusal) => self.refuse_whole(now, push_slot, refusal),
+            Some(refusal) => self.refuse_whole(push_slot, refusal),
             None if waits => self.push_held(now, push_slot),
             None => {
                 // Next, so that pushes are applied in the order in which they arrived.

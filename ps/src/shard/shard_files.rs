@@ -124,6 +124,7 @@ impl Shard {
         if let Some(inbox) = &mut shard.intake.inbox {
             inbox.number_from(shard.intake.next_push_slot);
         }
+        shard.decide(now);
         shard.persist();
         Ok(shard)
     }
@@ -381,7 +382,7 @@ impl Shard {
         self.intake.inbox = Some(inbox);
         // These pushes were sent, and scanned on arrival: push buffers end with their process.
         self.applier.jobs.extend(due.into_iter().map(|push_slot| ShardJob::push(push_slot, true)));
-        self.recover_held(now);
+        self.recover_held();
         Ok(())
     }
 

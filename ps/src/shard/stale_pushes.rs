@@ -41,7 +41,6 @@ impl Shard {
     /// Skips a part of a stale gradient. The last part is answered with the outcome.
     pub(super) fn skip_stale_part(
         &mut self,
-        now: Instant,
         client: ClientKey,
         part: &IncomingPart,
         token: TokenId,
@@ -51,7 +50,6 @@ impl Shard {
             && inbox.find(client, sequence) == Some(push_slot)
         {
             inbox.release(push_slot);
-            self.give_parked_push_slots(now);
         }
         if part.whole.is_none() {
             return;
@@ -59,7 +57,6 @@ impl Shard {
         let outcome = self.stale_outcome(token);
         self.peers.registry.client_mut(client).window.settle(sequence, outcome);
         self.answer_push(part.connection, part.request, outcome, false);
-        self.grant_parked_tokens(now);
     }
 
     /// Drops a complete gradient if it has become too old since to be applied. Returns whether it
@@ -75,13 +72,10 @@ impl Shard {
             return false;
         }
         let Some((client, push)) = inbox.take(push_slot) else { return false };
-        self.drop_stale_streaming();
         let outcome = self.stale_outcome(push.token);
-        self.give_parked_push_slots(now);
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }
-        self.grant_parked_tokens(now);
         true
     }
 

@@ -169,13 +169,13 @@ impl Shard {
                 self.begin_step();
             }
             Message::KeepCut(_) => self.keep_cut(now, header.step),
-            Message::Recall(recall) => self.recall(now, recall.token, recall.client),
+            Message::Recall(recall) => self.recall(recall.token, recall.client),
             Message::TokenOver(over) => {
                 let push_slot =
                     self.intake.inbox.as_ref().and_then(|i| i.whole_push_slot_of(over.token.0));
                 if let Some(push_slot) = push_slot {
                     self.answer_scanning(now, push_slot);
-                    self.release(now, push_slot);
+                    self.release(push_slot);
                 }
             }
             _ => {}
@@ -200,7 +200,6 @@ impl Shard {
         if !coordinator.held(index, token.0, squares.into()) {
             self.send_over(connection, token);
         }
-        self.decide(now);
     }
 
     /// On the step owner: a shard has applied `steps` steps.
@@ -226,7 +225,6 @@ impl Shard {
         {
             self.send_committed(connection, &committed);
         }
-        self.decide(now);
     }
 
     /// Announces the committed step to the other shards.

@@ -25,7 +25,6 @@ impl Shard {
             && waited >= timeout
         {
             coordinator.expect_nobody();
-            self.decide(now);
         }
     }
 

@@ -58,7 +58,7 @@ impl Shard {
     }
 
     /// Restores the complete pushes that an earlier process left.
-    pub(super) fn recover_held(&mut self, now: Instant) {
+    pub(super) fn recover_held(&mut self) {
         let tokens: Vec<_> =
             self.intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
         if self.config.clip_by_global_norm.is_some() {
@@ -79,7 +79,6 @@ impl Shard {
                 let _ = coordinator.held(own, token.0, 0.0.into());
             }
         }
-        self.decide(now);
     }
 
     /// A complete push takes part in a step.
@@ -106,7 +105,7 @@ impl Shard {
             };
             self.settle_push(now, push_slot, outcome);
             if passed {
-                self.release(now, push_slot);
+                self.release(push_slot);
             } else {
                 self.report_held(token);
             }
@@ -126,9 +125,8 @@ impl Shard {
         if !(out && held) {
             let current = GlobalStep(self.committed_steps());
             self.settle_push(now, push_slot, Outcome::Stale { current });
-            self.release(now, push_slot);
+            self.release(push_slot);
         }
-        self.decide(now);
     }
 
     /// Returns the number of committed steps, as far as this shard knows.
@@ -147,8 +145,6 @@ impl Shard {
             self.carry_out(now, grant, verdict);
         }
         self.on_committed();
-        self.begin_requested_save(now);
-        self.grant_parked_tokens(now);
     }
 
     fn carry_out(&mut self, now: Instant, grant: Grant, verdict: TokenOutcome) {
@@ -173,7 +169,7 @@ impl Shard {
                     self.counters.gradients_stale.add(1);
                     let current = GlobalStep(self.committed_steps());
                     self.settle_push(now, push_slot, Outcome::Stale { current });
-                    self.release(now, push_slot);
+                    self.release(push_slot);
                 }
             }
         }
@@ -246,8 +242,6 @@ impl Shard {
             self.counters.global_step.set(step);
         }
         self.report_applied();
-        self.give_parked_push_slots(now);
-        self.decide(now);
     }
 
     /// Settles a complete push in its client's window, and answers its client.
@@ -295,11 +289,10 @@ impl Shard {
         }
     }
 
-    pub(super) fn release(&mut self, now: Instant, push_slot: u32) {
+    pub(super) fn release(&mut self, push_slot: u32) {
         if let Some(inbox) = &mut self.intake.inbox {
             inbox.release(push_slot);
         }
-        self.give_parked_push_slots(now);
     }
 
     /// A replica has joined: the step owner counts on its gradients.
@@ -308,18 +301,16 @@ impl Shard {
         if let Some(coordinator) = self.coordinator_mut() {
             coordinator.join(client, rank);
             self.steps.stragglers.first_join.get_or_insert(now);
-            self.decide(now);
         }
     }
 
     /// A replica is absent, or was fenced by a newer incarnation that replaces it.
-    pub(super) fn replica_leaves(&mut self, now: Instant, client: ClientKey, fenced: bool) {
+    pub(super) fn replica_leaves(&mut self, client: ClientKey, fenced: bool) {
         if let Some(coordinator) = self.coordinator_mut() {
             match fenced {
                 true => coordinator.end_old_tokens(client),
                 false => coordinator.lose(client),
             }
-            self.decide(now);
         }
     }
 

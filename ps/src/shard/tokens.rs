@@ -97,7 +97,6 @@ impl Shard {
 
     pub(super) fn return_token(
         &mut self,
-        now: Instant,
         connection: u64,
         client: ClientKey,
         request: Envelope,
@@ -108,20 +107,16 @@ impl Shard {
         let kept = !self.is_synchronous() && self.is_whole(token);
         let owner = self.steps.owner.as_mut().filter(|_| !kept);
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
-            self.decide(now);
-            self.grant_parked_tokens(now);
             self.answer(connection, request, message::Returned {}.into());
         } else {
             self.refuse(connection, request, Refusal::Token { token, generation });
         }
     }
 
-    pub(super) fn finish(&mut self, now: Instant, connection: u64, request: Envelope) {
+    pub(super) fn finish(&mut self, connection: u64, request: Envelope) {
         if let Some(owner) = &mut self.steps.owner {
             owner.finish();
         }
-        self.decide(now);
-        self.grant_parked_tokens(now);
         self.answer(connection, request, message::Finished {}.into());
     }
 

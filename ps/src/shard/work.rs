@@ -170,7 +170,7 @@ impl Shard {
             _ => None,
         };
         if unbegun.is_some_and(|push_slot| self.drop_if_too_old(now, push_slot)) {
-            return self.job_done();
+            return self.job_done(now);
         }
         let result = match &mut job {
             ShardJob::Push(push) => self.work_on_push(push),
@@ -202,7 +202,7 @@ impl Shard {
                 self.growth_succeeded(now);
                 match job {
                     ShardJob::Push(PushJob { push_slot, refusal: Some(refusal), .. }) => {
-                        self.refuse_whole(now, push_slot, refusal);
+                        self.refuse_whole(push_slot, refusal);
                     }
                     ShardJob::Push(push) => self.push_applied(now, push),
                     ShardJob::Step(step) => {
@@ -215,24 +215,20 @@ impl Shard {
                             return self.work(now);
                         }
                     }
-                    ShardJob::Norm(norm) => self.norm_done(now, &norm),
+                    ShardJob::Norm(norm) => self.norm_done(&norm),
                     ShardJob::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)
                     }
                 }
-                return self.job_done();
+                return self.job_done(now);
             }
         }
         Work::More
     }
 
     /// Commits the changes of a job, before its outputs are sent.
-    fn job_done(&mut self) -> Work {
-        self.send_parked_values();
-        self.report_members();
-        self.persist_in_time();
-        #[cfg(any(test, fuzzing))]
-        self.check_invariants();
+    fn job_done(&mut self, now: Instant) -> Work {
+        self.follow_up(now);
         if self.applier.jobs.is_empty() { Work::Idle } else { Work::More }
     }
 
@@ -440,14 +436,11 @@ impl Shard {
         }
         let outcome =
             Outcome::Applied { version: self.variables.version, step: self.step(), staleness };
-        self.give_parked_push_slots(now);
         self.applier.rows.clear();
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }
-        if gradient {
-            self.grant_parked_tokens(now);
-        }
+        if gradient {}
         if self.config.planted.has(Bug::SequenceBeforeFlip) {
             self.persist();
             self.publish();
