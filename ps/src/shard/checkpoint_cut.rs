@@ -155,7 +155,7 @@ impl Shard {
             {
                 let envelope =
                     Envelope { step, restore_epoch: self.variables.epoch, ..Envelope::default() };
-                self.send(connection, envelope, message::KeepCut {}.into());
+                self.out.send(connection, envelope, message::KeepCut {}.into());
             }
         }
         self.keep_cut(now, step);

@@ -302,13 +302,12 @@ impl Shard {
     pub(super) fn find_checkpoint(&mut self, connection: u64, request: Envelope) {
         if self.steps.owner.is_none() {
             let detail = Detail::clipped(format!("{} does not own the step", self.id));
-            return self.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
+            return self.out.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
         }
         match self.config.checkpoints {
-            Some(_) => self
-                .out
-                .queue
-                .push_back(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
+            Some(_) => {
+                self.out.push(ShardOutput::SaverOrder(SaverOrder::Find { connection, request }))
+            }
             None => self.checkpoint_found(connection, request, Ok(None)),
         }
     }
@@ -321,9 +320,13 @@ impl Shard {
     ) {
         match result {
             Ok(checkpoint) => {
-                self.answer(connection, request, message::CheckpointFound { checkpoint }.into());
+                self.out.answer(
+                    connection,
+                    request,
+                    message::CheckpointFound { checkpoint }.into(),
+                );
             }
-            Err(error) => self.refuse_storage(connection, request, &error),
+            Err(error) => self.out.refuse_storage(connection, request, &error),
         }
     }
 
@@ -331,7 +334,7 @@ impl Shard {
     pub(super) fn answer_passed_over(&mut self, connection: u64, request: Envelope) {
         let newest = self.checkpoints.passed_over.iter().take(PASSED_OVER_MAX).cloned();
         let checkpoints = List::of(newest).expect("at most as many as fit");
-        self.answer(connection, request, message::PassedOverAre { checkpoints }.into());
+        self.out.answer(connection, request, message::PassedOverAre { checkpoints }.into());
     }
 
     /// Requests a checkpoint of all shards, or refuses the request.
@@ -353,7 +356,7 @@ impl Shard {
         let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else { return };
         let (epoch, step) = (self.variables.epoch, self.step());
         let order = SaverOrder::Save { requester, user, catalogue, epoch, step };
-        self.out.queue.push_back(ShardOutput::SaverOrder(order));
+        self.out.push(ShardOutput::SaverOrder(order));
     }
 
     /// Reports the result of a save to its requester.
@@ -361,14 +364,12 @@ impl Shard {
         match requester {
             SaveRequester::Connection { connection, request } => match result {
                 Ok(checkpoint) => {
-                    self.answer(connection, request, message::Saved { checkpoint }.into());
+                    self.out.answer(connection, request, message::Saved { checkpoint }.into());
                 }
-                Err(error) => self.refuse_storage(connection, request, &error),
+                Err(error) => self.out.refuse_storage(connection, request, &error),
             },
             SaveRequester::Ticket(ticket) => {
-                self.out
-                    .queue
-                    .push_back(ShardOutput::SaverOrder(SaverOrder::ReportSave { ticket, result }));
+                self.out.push(ShardOutput::SaverOrder(SaverOrder::ReportSave { ticket, result }));
             }
         }
     }
@@ -383,23 +384,23 @@ impl Shard {
     ) {
         let Ok(name) = name.parse::<CheckpointName>() else {
             let error = format!("{name:?} is not the name of a checkpoint");
-            return self.refuse_storage(connection, request, &error);
+            return self.out.refuse_storage(connection, request, &error);
         };
         if self.config.checkpoints.is_none() {
             let error = "no place for checkpoints is configured";
-            return self.refuse_storage(connection, request, error);
+            return self.out.refuse_storage(connection, request, error);
         }
         let store = self.store().filter(|_| self.is_ready());
         let Some(catalogue) = store.map(|store| store.catalogue().clone()) else {
-            return self.refuse(connection, request, Refusal::NotInitialized {});
+            return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         if self.checkpoints.saving.is_some() {
             let what = Detail::clipped("checkpoints being written");
-            return self.refuse(connection, request, Refusal::Busy { what, limit: 1 });
+            return self.out.refuse(connection, request, Refusal::Busy { what, limit: 1 });
         }
         let cut = match self.take_cut(now, name) {
             Ok(cut) => cut,
-            Err(error) => return self.refuse_storage(connection, request, &error),
+            Err(error) => return self.out.refuse_storage(connection, request, &error),
         };
         let (memory_needed, abandon_flag) = (cut.memory_needed.clone(), AbandonFlag::default());
         let save = ShardSave {
@@ -414,7 +415,7 @@ impl Shard {
             planted: self.config.planted,
         };
         self.checkpoints.saving = Some(SaveInProgress { connection, memory_needed, abandon_flag });
-        self.out.queue.push_back(ShardOutput::SaveShard(Box::new(save)));
+        self.out.push(ShardOutput::SaveShard(Box::new(save)));
     }
 
     /// Answers with the result of writing this shard's part.
@@ -427,7 +428,7 @@ impl Shard {
         self.checkpoints.saving = None;
         match result {
             Ok(entry) => {
-                self.answer_with(
+                self.out.answer_with(
                     connection,
                     request,
                     message::ShardSaved {}.into(),
@@ -435,7 +436,7 @@ impl Shard {
                     None,
                 );
             }
-            Err(error) => self.refuse_storage(connection, request, &error),
+            Err(error) => self.out.refuse_storage(connection, request, &error),
         }
     }
 
@@ -490,7 +491,7 @@ impl Shard {
             }
             // An earlier chief has requested it. Its successor begins again once this restore
             // has ended.
-            return self.refuse(connection, request, Refusal::NotInitialized {});
+            return self.out.refuse(connection, request, Refusal::NotInitialized {});
         }
         if self.is_ready()
             && epoch == self.variables.epoch
@@ -500,17 +501,17 @@ impl Shard {
         }
         if epoch <= self.variables.epoch || epoch <= checkpoint.epoch || epoch.0 == u32::MAX {
             let refusal = self.other_epoch(epoch);
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else {
-            return self.refuse(connection, request, Refusal::NotInitialized {});
+            return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         if self.config.checkpoints.is_none() {
             let error = "no place for checkpoints is configured";
-            return self.refuse_storage(connection, request, error);
+            return self.out.refuse_storage(connection, request, error);
         }
         if let Err(error) = self.begin_restore(connection, catalogue) {
-            return self.refuse_storage(connection, request, &error.to_string());
+            return self.out.refuse_storage(connection, request, &error.to_string());
         }
         let VariablesState::Declared(store) =
             std::mem::replace(&mut self.variables.state, VariablesState::Absent)
@@ -527,7 +528,7 @@ impl Shard {
         });
         let training = CheckpointTraining::new(store.catalogue(), &self.variables.rules);
         let restore = ShardRestore { store, shard: self.id, checkpoint, training, abandon_flag };
-        self.out.queue.push_back(ShardOutput::RestoreShard(Box::new(restore)));
+        self.out.push(ShardOutput::RestoreShard(Box::new(restore)));
     }
 
     /// Drops the state of the epoch that ends. Other clients reconnect and learn of the new epoch.
@@ -544,7 +545,7 @@ impl Shard {
             self.peers.connections.keys().copied().filter(|&other| other != connection).collect();
         for other in others {
             self.peers.parked.drop_connection(other);
-            self.out.queue.push_back(ShardOutput::Close { connection: other });
+            self.out.close(other);
         }
         self.drop_cuts();
         self.applier.jobs.clear();
@@ -569,7 +570,7 @@ impl Shard {
         let step = checkpoint.step;
         let ShardRestored { mut store, result } = restored;
         if let Some(refusal) = self.poisoned() {
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         let indexed = |counts| {
             let indexed = store.tables_restored(&mut self.files.journal);
@@ -582,7 +583,7 @@ impl Shard {
                 // The declaration is dropped too, because no partly loaded state may remain.
                 let forgotten = self.forget_variables().map_err(|error| error.to_string());
                 let error = forgotten.err().unwrap_or(error);
-                return self.refuse_storage(connection, request, &error);
+                return self.out.refuse_storage(connection, request, &error);
             }
         };
         if store.has_integrity() {
@@ -599,11 +600,7 @@ impl Shard {
         self.variables.state = VariablesState::Ready(store);
         self.count_tables();
         self.begin_follower(step);
+        self.stamp_answers();
         self.announce_ready(connection, request);
-    }
-
-    fn refuse_storage(&mut self, connection: u64, request: Envelope, error: &str) {
-        let detail = Detail::clipped(error);
-        self.refuse(connection, request, Refusal::Storage { detail });
     }
 }

@@ -41,7 +41,7 @@ impl Shard {
         let reported = self.applier.growth.as_ref().is_some_and(|growth| growth.cause == cause);
         if !reported {
             let event = Event::GrowthFailed { shard: self.id, cause: cause.clone() };
-            self.out.queue.push_back(ShardOutput::Event(event));
+            self.out.push(ShardOutput::Event(event));
         }
         let since = self.applier.growth.as_ref().map_or(now, |growth| growth.since);
         self.applier.growth = Some(AwaitedGrowth { since, tried: now, cause });
@@ -53,9 +53,7 @@ impl Shard {
         let Some(growth) = self.applier.growth.take() else { return };
         self.counters.shards_waiting_to_grow.set(0);
         let waited = now.saturating_duration_since(growth.since);
-        self.out
-            .queue
-            .push_back(ShardOutput::Event(Event::GrowthResumed { shard: self.id, waited }));
+        self.out.push(ShardOutput::Event(Event::GrowthResumed { shard: self.id, waited }));
     }
 
     /// Forgets the awaited memory if no work is left.

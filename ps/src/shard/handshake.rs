@@ -14,7 +14,6 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Refusal, version};
 
 use super::client_registry::AdmittedClient;
-use super::output::ShardOutput;
 use super::{ConnectionState, Shard, VariablesState, answer_to};
 use crate::aggregate::mode::Mode;
 use crate::config::NonFinite;
@@ -46,10 +45,10 @@ impl Shard {
         origin: PeerOrigin,
     ) {
         match self.admit(now, connection, hello, origin) {
-            Ok(welcome) => self.answer(connection, answer_to(header), welcome.into()),
+            Ok(welcome) => self.out.answer(connection, answer_to(header), welcome.into()),
             Err(refusal) => {
-                self.refuse(connection, answer_to(header), refusal);
-                self.out.queue.push_back(ShardOutput::Close { connection });
+                self.out.refuse(connection, answer_to(header), refusal);
+                self.out.close(connection);
             }
         }
     }
@@ -189,7 +188,7 @@ impl Shard {
         let admitted =
             self.peers.registry.admit(&task, incarnation, epoch, mint, connection, now)?;
         if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
-            self.out.queue.push_back(ShardOutput::Close { connection: replaced });
+            self.out.close(replaced);
             self.drop_client_connection(replaced, admitted.key);
         }
         if admitted.fenced {

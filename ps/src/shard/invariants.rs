@@ -1,5 +1,6 @@
 //! The invariants of a shard between two inputs, asserted in tests, the simulator and the fuzzer.
 
+use pushpull_common::protocol::Envelope;
 use std::collections::BTreeSet;
 
 use pushpull_common::ids::TokenId;
@@ -47,6 +48,8 @@ impl Shard {
 
     /// Asserts the invariants.
     pub(crate) fn check_invariants(&self) {
+        let stamp = self.out.stamped(Envelope::default());
+        assert_eq!((stamp.step, stamp.restore_epoch), (self.step(), self.variables.epoch));
         if let Some(store) = self.store() {
             store.check_invariants();
             store.tables().iter().for_each(|table| table.check_invariants(&self.files.journal));

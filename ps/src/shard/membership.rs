@@ -20,7 +20,7 @@ impl Shard {
         for client in lost {
             self.counters.members_lost.add(1);
             if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
-                self.out.queue.push_back(ShardOutput::Close { connection });
+                self.out.close(connection);
                 self.drop_client_connection(connection, client);
             }
             self.drop_client(now, client, false);
@@ -57,7 +57,11 @@ impl Shard {
                 }
             };
             let awaited = Detail::clipped(self.with_growth(awaited));
-            self.refuse(entry.connection, entry.request, Refusal::Deadline { waited_ms, awaited });
+            self.out.refuse(
+                entry.connection,
+                entry.request,
+                Refusal::Deadline { waited_ms, awaited },
+            );
         }
     }
 
@@ -103,7 +107,7 @@ impl Shard {
     ) {
         self.peers.registry.client_mut(client).presence = ClientPresence::Left;
         self.drop_client(now, client, false);
-        self.answer(connection, request, message::Left {}.into());
+        self.out.answer(connection, request, message::Left {}.into());
     }
 
     /// Drops the state of a client that has left, is lost, or is fenced by a newer incarnation. Its
@@ -140,7 +144,7 @@ impl Shard {
         if members != self.peers.members {
             self.peers.members = members;
             let (joined, present) = members;
-            self.out.queue.push_back(ShardOutput::Members { joined, present });
+            self.out.push(ShardOutput::Members { joined, present });
         }
     }
 }

@@ -78,7 +78,7 @@ use client_registry::{ClientKey, ClientPresence};
 use encoded_parts::{EncodedPart, PartEncoding};
 pub(crate) use handshake::PeerOrigin;
 use intake::Intake;
-use output::{AnswerBody, Outputs, ShardOutput};
+use output::{Outputs, ShardOutput};
 use parked_requests::{ParkedRequest, WaitReason};
 use peers::Peers;
 use power::Power;
@@ -343,8 +343,8 @@ impl Shard {
                 // Another connection of the same task has replaced this one: an older incarnation,
                 // or an older connection of this one.
                 let (epoch, current) = (current.epoch, current.epoch);
-                self.refuse(connection, request, Refusal::Fenced { epoch, current });
-                self.out.queue.push_back(ShardOutput::Close { connection });
+                self.out.refuse(connection, request, Refusal::Fenced { epoch, current });
+                self.out.close(connection);
                 return;
             }
             self.peers.registry.renew_lease(client, now);
@@ -360,7 +360,7 @@ impl Shard {
             if joins && self.peers.registry.client(client).presence != ClientPresence::Present {
                 // A client that has left has no lease, so tokens and push slots would never return.
                 let detail = Detail::clipped("this client has left; it may connect again");
-                return self.refuse(connection, request, Refusal::Unsupported { kind, detail });
+                return self.out.refuse(connection, request, Refusal::Unsupported { kind, detail });
             }
         }
         let allowed = match &message {
@@ -402,29 +402,29 @@ impl Shard {
         // Querying the outcome of a push is not a read: the answer could report a push that is not
         // on disk.
         if let Some(refusal) = self.poisoned().filter(|_| !reads) {
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         if !allowed {
             let refusal = Refusal::Role { role: role.code(), kind };
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         if chief::acts_as_chief(&message)
             && let Some(refusal) = self.chief_refusal(connection)
         {
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         // A client that does not know the epoch yet sends 0.
         if header.restore_epoch != RestoreEpoch(0) && header.restore_epoch != self.variables.epoch {
             let refusal = self.other_epoch(header.restore_epoch);
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         let deadline = deadline_of(now, header);
         let entry =
             |wait| ParkedRequest { connection, client, request, since: now, deadline, wait };
         match (message, client) {
             (Message::Heartbeat(_), _) => match self.growth_refusal() {
-                None => self.answer(connection, request, message::HeartbeatAnswer {}.into()),
-                Some(refusal) => self.refuse(connection, request, refusal),
+                None => self.out.answer(connection, request, message::HeartbeatAnswer {}.into()),
+                Some(refusal) => self.out.refuse(connection, request, refusal),
             },
             (Message::ShareValues(asked), _) => self.share(connection, request, kind, asked.wants),
             (Message::Declare(declare), _) => {
@@ -478,7 +478,7 @@ impl Shard {
             (Message::SharePushBuffer(_), Some(client)) => {
                 let shared = self.share_push_buffer(now, connection, client, request, kind);
                 if let Err(refusal) = shared {
-                    self.refuse(connection, request, refusal);
+                    self.out.refuse(connection, request, refusal);
                 }
             }
             (Message::PushShared(shared), Some(client)) => {
@@ -502,7 +502,7 @@ impl Shard {
             (message, _) => {
                 let detail =
                     Detail::clipped(format!("a server does not accept {}", message.name()));
-                self.refuse(connection, request, Refusal::Unsupported { kind, detail });
+                self.out.refuse(connection, request, Refusal::Unsupported { kind, detail });
             }
         }
     }
@@ -532,14 +532,14 @@ impl Shard {
             None => {}
             Some(ExpectedBody::Catalogue { request, digest, bytes }) => {
                 match self.body_refusal(connection) {
-                    Some(refusal) => self.refuse(connection, request, refusal),
+                    Some(refusal) => self.out.refuse(connection, request, refusal),
                     None => {
                         self.declare(connection, request, digest, &bytes);
                     }
                 }
             }
             Some(ExpectedBody::User { request, bytes }) => match self.body_refusal(connection) {
-                Some(refusal) => self.refuse(connection, request, refusal),
+                Some(refusal) => self.out.refuse(connection, request, refusal),
                 None => self.save(now, SaveRequester::Connection { connection, request }, bytes),
             },
             Some(ExpectedBody::Rows(entry)) => self.rows_requested(entry),
@@ -575,50 +575,13 @@ impl Shard {
         if self.peers.parked.park(entry).is_err() {
             let limit = pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX as u64;
             let what = Detail::clipped("requests waiting on one connection");
-            self.refuse(connection, request, Refusal::Busy { what, limit });
+            self.out.refuse(connection, request, Refusal::Busy { what, limit });
         }
     }
 
-    fn answer(&mut self, connection: u64, request: Envelope, message: Message) {
-        self.answer_with(connection, request, message, AnswerBody::EMPTY, None);
-    }
-
-    /// Answers with a body, and its checksum if it has one.
-    fn answer_with(
-        &mut self,
-        connection: u64,
-        request: Envelope,
-        message: Message,
-        body: AnswerBody,
-        crc: Option<u32>,
-    ) {
-        let (envelope, can_wait) = (self.stamped(request), false);
-        let output = ShardOutput::Send { connection, envelope, message, body, crc, can_wait };
-        self.out.queue.push_back(output);
-    }
-
-    /// Answers with a frame that may be corked until the next frame to the same client.
-    fn answer_corked(&mut self, connection: u64, request: Envelope, message: Message) {
-        let (envelope, body) = (self.stamped(request), AnswerBody::EMPTY);
-        let (crc, can_wait) = (None, true);
-        let output = ShardOutput::Send { connection, envelope, message, body, crc, can_wait };
-        self.out.queue.push_back(output);
-    }
-
-    /// Sends a message that is not an answer.
-    fn send(&mut self, connection: u64, envelope: Envelope, message: Message) {
-        let (body, crc, can_wait) = (AnswerBody::EMPTY, None, false);
-        let output = ShardOutput::Send { connection, envelope, message, body, crc, can_wait };
-        self.out.queue.push_back(output);
-    }
-
-    /// Adds the global step and the restore epoch, which every answer has.
-    fn stamped(&self, request: Envelope) -> Envelope {
-        Envelope { step: self.step(), restore_epoch: self.variables.epoch, ..request }
-    }
-
-    fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {
-        self.answer(connection, request, message::Refused { refusal }.into());
+    /// Passes the step and the restore epoch on to the answers, after a change of either.
+    fn stamp_answers(&mut self) {
+        self.out.stamp(self.step(), self.variables.epoch);
     }
 
     /// Returns the refusal of a request that has another restore epoch.

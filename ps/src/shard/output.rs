@@ -1,5 +1,12 @@
 //! The outputs of a shard, such as frames to send and connections to close.
 
+use crate::shard::Detail;
+use pushpull_common::ids::GlobalStep;
+use pushpull_common::ids::RestoreEpoch;
+use pushpull_common::protocol::Outcome;
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message;
+use pushpull_common::protocol::message::PushAnswer;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::{Deref, Range};
@@ -86,9 +93,84 @@ pub(crate) enum ShardOutput {
 }
 
 /// The outputs of a shard, in order.
+///
+/// Invariant: the stamp is the shard's global step and restore epoch.
 #[derive(Debug, Default)]
 pub(super) struct Outputs {
     pub(super) queue: VecDeque<ShardOutput>,
+    stamp: (GlobalStep, RestoreEpoch),
+}
+
+impl Outputs {
+    /// Sets the global step and the restore epoch that every answer carries.
+    pub(super) fn stamp(&mut self, step: GlobalStep, epoch: RestoreEpoch) {
+        self.stamp = (step, epoch);
+    }
+
+    pub(super) fn push(&mut self, output: ShardOutput) {
+        self.queue.push_back(output);
+    }
+
+    pub(super) fn close(&mut self, connection: u64) {
+        self.push(ShardOutput::Close { connection });
+    }
+
+    pub(super) fn answer(&mut self, connection: u64, request: Envelope, message: Message) {
+        self.answer_with(connection, request, message, AnswerBody::EMPTY, None);
+    }
+
+    /// Answers with a body, and its checksum if it has one.
+    pub(super) fn answer_with(
+        &mut self,
+        connection: u64,
+        request: Envelope,
+        message: Message,
+        body: AnswerBody,
+        crc: Option<u32>,
+    ) {
+        let (envelope, can_wait) = (self.stamped(request), false);
+        self.push(ShardOutput::Send { connection, envelope, message, body, crc, can_wait });
+    }
+
+    /// Answers with a frame that may be corked until the next frame to the same client.
+    pub(super) fn answer_corked(&mut self, connection: u64, request: Envelope, message: Message) {
+        let (envelope, body) = (self.stamped(request), AnswerBody::EMPTY);
+        let (crc, can_wait) = (None, true);
+        self.push(ShardOutput::Send { connection, envelope, message, body, crc, can_wait });
+    }
+
+    /// Answers a push with its outcome, and with nothing to continue with.
+    pub(super) fn answer_push(
+        &mut self,
+        connection: u64,
+        request: Envelope,
+        outcome: Outcome,
+        duplicate: bool,
+    ) {
+        let answer = PushAnswer { outcome, duplicate, next: None, ended: None, push_slot: 0 };
+        self.answer(connection, request, answer.into());
+    }
+
+    pub(super) fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {
+        self.answer(connection, request, message::Refused { refusal }.into());
+    }
+
+    pub(super) fn refuse_storage(&mut self, connection: u64, request: Envelope, error: &str) {
+        let detail = Detail::clipped(error);
+        self.refuse(connection, request, Refusal::Storage { detail });
+    }
+
+    /// Sends a message that is not an answer.
+    pub(super) fn send(&mut self, connection: u64, envelope: Envelope, message: Message) {
+        let (body, crc, can_wait) = (AnswerBody::EMPTY, None, false);
+        self.push(ShardOutput::Send { connection, envelope, message, body, crc, can_wait });
+    }
+
+    /// Adds the stamp to the envelope of an answer.
+    pub(super) fn stamped(&self, request: Envelope) -> Envelope {
+        let (step, restore_epoch) = self.stamp;
+        Envelope { step, restore_epoch, ..request }
+    }
 }
 
 /// The body of an answer.

@@ -124,7 +124,7 @@ impl Shard {
             match output {
                 // A flush was not taken yet. It waits for no image, because it writes the one that
                 // the others wait for.
-                ShardOutput::Flush(_) => self.out.queue.push_back(output),
+                ShardOutput::Flush(_) => self.out.push(output),
                 output => power.held.push_back((mark, output)),
             }
         }
@@ -171,7 +171,7 @@ impl Shard {
         {
             store.image_begun();
         }
-        self.out.queue.push_back(ShardOutput::Flush(Box::new(flush)));
+        self.out.push(ShardOutput::Flush(Box::new(flush)));
     }
 
     /// The image is on disk, or the flush has failed, which is final.
@@ -212,7 +212,7 @@ impl Shard {
                 self.stage_poison(&error);
                 let connections: Vec<u64> = self.peers.connections.keys().copied().collect();
                 for connection in connections {
-                    self.out.queue.push_back(ShardOutput::Close { connection });
+                    self.out.close(connection);
                 }
             }
         }

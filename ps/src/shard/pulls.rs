@@ -47,7 +47,7 @@ impl Shard {
     fn refuse_encoding(&mut self, entry: &ParkedRequest, header: &Header, encoding: u8) {
         let detail = Detail::clipped(format!("values are not sent in encoding {encoding}"));
         let refusal = Refusal::Unsupported { kind: header.kind, detail };
-        self.refuse(entry.connection, entry.request, refusal);
+        self.out.refuse(entry.connection, entry.request, refusal);
     }
 
     pub(super) fn pull(
@@ -60,7 +60,7 @@ impl Shard {
         let (connection, request) = (entry.connection, entry.request);
         let mut ranges = Vec::new();
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
-            return self.refuse(connection, request, Refusal::NotInitialized {});
+            return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         match selection {
             Selection::All {} => ranges.push(0..store.layout().bytes()),
@@ -68,7 +68,7 @@ impl Shard {
             Selection::Partitions { partitions } => {
                 if let Err(partition) = store.select(partitions.items(), &mut ranges) {
                     let refusal = Refusal::UnknownPartition { partition };
-                    return self.refuse(connection, request, refusal);
+                    return self.out.refuse(connection, request, refusal);
                 }
             }
         }
@@ -152,10 +152,14 @@ impl Shard {
     ) {
         let (connection, request) = (entry.connection, entry.request);
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
-            return self.refuse(connection, request, Refusal::NotInitialized {});
+            return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         let Some(partition) = store.partition_of_rows(id) else {
-            return self.refuse(connection, request, Refusal::UnknownPartition { partition: id });
+            return self.out.refuse(
+                connection,
+                request,
+                Refusal::UnknownPartition { partition: id },
+            );
         };
         let unfit = |codec: Codec| match partition.own_encoding {
             Some(own) if own != codec.encoding() => {
@@ -168,7 +172,7 @@ impl Shard {
             let (variable, encoding) = (partition.variable, codec.encoding().code());
             let detail = Detail::clipped(detail);
             let refusal = Refusal::Encoding { variable, encoding, detail };
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         // Rows of a sparse partition are not empty, and each fits a part.
         let each = rows::number_bytes(partition);
@@ -176,7 +180,7 @@ impl Shard {
         let rows = header.body_bytes / each;
         if rows > limit || !header.body_bytes.is_multiple_of(each) {
             let refusal = Refusal::Rows { variable: partition.variable, rows, limit };
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         let answer_bytes = rows * partition.row_bytes();
         let mut numbers = self.intake.buffer_pool.take(header.body_bytes as usize);
@@ -190,7 +194,7 @@ impl Shard {
     pub(super) fn rows_requested(&mut self, entry: ParkedRequest) {
         if !self.is_ready() {
             let (connection, request) = (entry.connection, entry.request);
-            return self.refuse(connection, request, Refusal::NotInitialized {});
+            return self.out.refuse(connection, request, Refusal::NotInitialized {});
         }
         match self.can_pull(&entry) {
             true => self.send_rows(entry),
@@ -208,7 +212,7 @@ impl Shard {
         self.intake.buffer_pool.put(numbers);
         if let Err(refusal) = gathered {
             self.intake.buffer_pool.put(rows);
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(rows.len() as u64);
@@ -216,7 +220,7 @@ impl Shard {
             message::Rows { version: self.variables.version, gradients: self.variables.gradients };
         let checked = self.peers.connections.get(&connection).is_some_and(|c| c.crc);
         let crc = checked.then(|| crc32c::crc32c(&rows));
-        self.answer_with(connection, request, message.into(), AnswerBody::Rows(rows), crc);
+        self.out.answer_with(connection, request, message.into(), AnswerBody::Rows(rows), crc);
     }
 
     /// Appends the rows with these numbers, in the order of the numbers.
@@ -282,7 +286,7 @@ impl Shard {
         (envelope.step, envelope.restore_epoch) = (self.step(), self.variables.epoch);
         let counts = (self.variables.version, self.variables.gradients);
         let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (encoder, encoded));
-        self.out.queue.push_back(ShardOutput::Stream { connection: entry.connection, parts });
+        self.out.push(ShardOutput::Stream { connection: entry.connection, parts });
     }
 }
 

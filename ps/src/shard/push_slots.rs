@@ -13,7 +13,7 @@ impl Shard {
     pub(super) fn reserve(&mut self, now: Instant, entry: ParkedRequest) {
         let Some(client) = entry.client else { return };
         let Some(inbox) = &mut self.intake.inbox else {
-            return self.refuse(entry.connection, entry.request, Refusal::NotInitialized {});
+            return self.out.refuse(entry.connection, entry.request, Refusal::NotInitialized {});
         };
         // The client is ready to send, so it gets a slot that was offered to another client and is
         // unused.
@@ -22,7 +22,7 @@ impl Shard {
             .or_else(|| inbox.reclaim_offered().then(|| inbox.reserve(client, now)).flatten());
         match push_slot {
             Some(push_slot) => {
-                self.answer(entry.connection, entry.request, Reserved { push_slot }.into())
+                self.out.answer(entry.connection, entry.request, Reserved { push_slot }.into())
             }
             None => self.park(entry),
         }
@@ -46,7 +46,7 @@ impl Shard {
             && let Some(entry) = self.peers.parked.take_first(waits)
         {
             if let Some(push_slot) = entry.client.and_then(|client| inbox.reserve(client, now)) {
-                self.answer(entry.connection, entry.request, Reserved { push_slot }.into());
+                self.out.answer(entry.connection, entry.request, Reserved { push_slot }.into());
             }
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
-use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart, Role};
+use pushpull_common::protocol::message::{Operation, OutcomeIs, PushPart, Role};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
 use super::client_registry::{ClientKey, ClientPresence};
@@ -87,7 +87,7 @@ impl Shard {
             PushState::Settled { outcome } => {
                 if part.whole.is_some() {
                     self.counters.duplicates.add(1);
-                    self.answer_push(connection, incoming.request, outcome, true);
+                    self.out.answer_push(connection, incoming.request, outcome, true);
                 }
                 return false;
             }
@@ -328,7 +328,7 @@ impl Shard {
         if let Some(state) = self.peers.connections.get_mut(&part.connection) {
             state.refused = part.whole.is_none().then_some((sequence, push_slot));
         }
-        self.refuse(part.connection, part.request, refusal);
+        self.out.refuse(part.connection, part.request, refusal);
     }
 
     /// Refuses a complete push before it counts. A present client keeps the token of the push; the
@@ -346,7 +346,7 @@ impl Shard {
         if let Some(whole) = push.whole.filter(|whole| connection == Some(whole.connection)) {
             let (request, sequence) = (whole.request, push.sequence);
             let request = Envelope { request, sequence, ..Envelope::default() };
-            self.refuse(whole.connection, request, refusal);
+            self.out.refuse(whole.connection, request, refusal);
         }
         if push.operation == (Operation::Gradient {}) && !present {
             self.return_token_of(&push);
@@ -362,17 +362,6 @@ impl Shard {
         {
             self.counters.tokens_taken_back.add(1);
         }
-    }
-
-    pub(super) fn answer_push(
-        &mut self,
-        connection: u64,
-        request: Envelope,
-        outcome: Outcome,
-        duplicate: bool,
-    ) {
-        let answer = PushAnswer { outcome, duplicate, next: None, ended: None, push_slot: 0 };
-        self.answer(connection, request, answer.into());
     }
 
     pub(super) fn withdraw(
@@ -407,7 +396,7 @@ impl Shard {
             PushState::TooOld { oldest } => {
                 let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                 let refusal = Refusal::Window { sequence, oldest, newest };
-                return self.refuse(connection, request, refusal);
+                return self.out.refuse(connection, request, refusal);
             }
             _ => {
                 // The outcome is settled as withdrawn, so that parts in transit are never applied.
@@ -420,7 +409,7 @@ impl Shard {
         {
             inbox.release(push_slot);
         }
-        self.answer_push(connection, request, outcome, false);
+        self.out.answer_push(connection, request, outcome, false);
     }
 
     pub(super) fn outcome_query(&mut self, connection: u64, client: ClientKey, request: Envelope) {
@@ -433,6 +422,6 @@ impl Shard {
             (PushState::Unknown {}, Some(bytes)) => PushState::Receiving { bytes },
             (state, _) => state,
         };
-        self.answer(connection, request, OutcomeIs { state }.into());
+        self.out.answer(connection, request, OutcomeIs { state }.into());
     }
 }

@@ -9,7 +9,6 @@ use smallvec::SmallVec;
 
 use super::Shard;
 use super::client_registry::{ClientKey, ClientPresence};
-use super::output::ShardOutput;
 use crate::planted::Bug;
 
 impl Shard {
@@ -62,7 +61,7 @@ impl Shard {
         }
         for (connection, recall) in due {
             let envelope = Envelope { restore_epoch: self.variables.epoch, ..Envelope::default() };
-            self.send(connection, envelope, recall.into());
+            self.out.send(connection, envelope, recall.into());
         }
     }
 
@@ -111,7 +110,7 @@ impl Shard {
         for client in holders {
             self.counters.clients_retired.add(1);
             if let Some(connection) = self.peers.registry.retire(client, now) {
-                self.out.queue.push_back(ShardOutput::Close { connection });
+                self.out.close(connection);
                 self.drop_client_connection(connection, client);
             }
             if let Some(inbox) = &mut self.intake.inbox {
@@ -150,7 +149,7 @@ impl Shard {
         let applied = self.is_whole(token) || holders.iter().any(has_applied);
         for client in holders.into_iter().filter(|_| !applied) {
             if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
-                self.out.queue.push_back(ShardOutput::Close { connection });
+                self.out.close(connection);
                 self.drop_client_connection(connection, client);
             }
         }

@@ -124,6 +124,7 @@ impl Shard {
         if let Some(inbox) = &mut shard.intake.inbox {
             inbox.number_from(shard.intake.next_push_slot);
         }
+        shard.stamp_answers();
         shard.decide(now);
         shard.persist();
         Ok(shard)

@@ -28,24 +28,24 @@ impl Shard {
     /// Handles a client's request for shared values.
     pub(super) fn share(&mut self, connection: u64, request: Envelope, kind: u16, wants: u64) {
         if let Err(refusal) = self.check_share_request(connection, kind, wants) {
-            return self.refuse(connection, request, refusal);
+            return self.out.refuse(connection, request, refusal);
         }
         let counts = self.counts();
         let VariablesState::Ready(store) = &mut self.variables.state else {
-            return self.refuse(connection, request, Refusal::NotInitialized {});
+            return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         match store.share(connection, counts, &self.files.budget) {
             Ok((shared, descriptors)) => {
                 self.send_shared(connection, request, shared.into(), descriptors);
             }
             Err(StorageError::DoesNotFit { need, limit }) => {
-                self.refuse(connection, request, Refusal::DoesNotFit { need, limit });
+                self.out.refuse(connection, request, Refusal::DoesNotFit { need, limit });
             }
             Err(error) => {
                 // The memory cannot be shared, or no descriptors are left. The client continues
                 // with pulls over its connection.
                 let detail = Detail::clipped(error.to_string());
-                self.refuse(connection, request, Refusal::Unsupported { kind, detail });
+                self.out.refuse(connection, request, Refusal::Unsupported { kind, detail });
             }
         }
     }
@@ -90,12 +90,7 @@ impl Shard {
         }
         let (step, restore_epoch) = (self.step(), self.variables.epoch);
         let envelope = Envelope { step, restore_epoch, ..request };
-        self.out.queue.push_back(ShardOutput::Shared {
-            connection,
-            envelope,
-            message,
-            descriptors,
-        });
+        self.out.push(ShardOutput::Shared { connection, envelope, message, descriptors });
     }
 
     /// Revokes the values shared over a connection that has ended. Its pins no longer count.

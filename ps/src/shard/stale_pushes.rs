@@ -56,7 +56,7 @@ impl Shard {
         }
         let outcome = self.stale_outcome(token);
         self.peers.registry.client_mut(client).window.settle(sequence, outcome);
-        self.answer_push(part.connection, part.request, outcome, false);
+        self.out.answer_push(part.connection, part.request, outcome, false);
     }
 
     /// Drops a complete gradient if it has become too old since to be applied. Returns whether it

@@ -61,7 +61,7 @@ impl Shard {
     }
 
     fn send_chief(&mut self, connection: u64) {
-        self.send(
+        self.out.send(
             connection,
             Envelope::default(),
             message::ChiefIs { client: self.peers.chief.epoch }.into(),
@@ -133,7 +133,7 @@ impl Shard {
         if self.steps.owner.is_none() && self.steps.to_owner.is_up {
             let (step, restore_epoch) = (self.step(), self.variables.epoch);
             let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
-            self.out.queue.push_back(ShardOutput::ToOwner { envelope, message });
+            self.out.push(ShardOutput::ToOwner { envelope, message });
         }
     }
 
@@ -255,12 +255,12 @@ impl Shard {
         let (step, restore_epoch) = (GlobalStep(committed.step), self.variables.epoch);
         let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
         let message = message::Commit { pushes }.into();
-        self.send(connection, envelope, message);
+        self.out.send(connection, envelope, message);
     }
 
     fn send_over(&mut self, connection: u64, token: TokenId) {
         let envelope = Envelope { restore_epoch: self.variables.epoch, ..Envelope::default() };
         let message = message::TokenOver { token }.into();
-        self.send(connection, envelope, message);
+        self.out.send(connection, envelope, message);
     }
 }

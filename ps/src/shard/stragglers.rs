@@ -56,7 +56,7 @@ impl Shard {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = awaited.clone();
             let refusal = Refusal::Deadline { waited_ms, awaited };
-            self.refuse(entry.connection, entry.request, refusal);
+            self.out.refuse(entry.connection, entry.request, refusal);
         }
     }
 
@@ -146,7 +146,7 @@ impl Shard {
             let (request, sequence) = (whole.request, push.sequence);
             let request = Envelope { request, sequence, ..Envelope::default() };
             let refusal = Refusal::Deadline { waited_ms, awaited };
-            self.refuse(whole.connection, request, refusal);
+            self.out.refuse(whole.connection, request, refusal);
         }
     }
 

@@ -216,6 +216,7 @@ impl Shard {
         let Some(follower) = &mut self.steps.follower else { return };
         follower.applied();
         let step = follower.step();
+        self.stamp_answers();
         self.counters.steps_applied.add(1);
         if let Some(inbox) = &mut self.intake.inbox {
             push_slots.iter().for_each(|&push_slot| inbox.release(push_slot));
@@ -274,8 +275,8 @@ impl Shard {
         // take the processor from the update.
         let counts = matches!(outcome, Outcome::Accepted { .. } | Outcome::Held {});
         match counts && self.peers.parked.waits(connection) {
-            true => self.answer_corked(connection, request, answer.into()),
-            false => self.answer(connection, request, answer.into()),
+            true => self.out.answer_corked(connection, request, answer.into()),
+            false => self.out.answer(connection, request, answer.into()),
         }
     }
 

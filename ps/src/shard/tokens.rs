@@ -24,7 +24,7 @@ impl Shard {
             return self.answer_token(now, &entry, TokenResponse::Granted(issued));
         }
         if self.checkpoints.restoring.is_some() {
-            return self.refuse(connection, request, Refusal::NotInitialized {});
+            return self.out.refuse(connection, request, Refusal::NotInitialized {});
         }
         let held = lost.map_or(0, |(client, owner)| owner.tokens_of(client).count());
         // Tokens that the client waits for count as held.
@@ -34,12 +34,12 @@ impl Shard {
         let held = held + self.peers.parked.count(waits);
         if held >= TOKENS_PER_CLIENT_MAX {
             let (what, limit) = (Detail::clipped("tokens of one client"), held as u64);
-            return self.refuse(connection, request, Refusal::Busy { what, limit });
+            return self.out.refuse(connection, request, Refusal::Busy { what, limit });
         }
         match self.ask_owner(now, &entry) {
             None => {
                 let detail = Detail::clipped(format!("{} does not own the step", self.id));
-                self.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
+                self.out.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
             }
             Some(TokenResponse::Wait) => self.park(entry),
             Some(settled) => self.answer_token(now, &entry, settled),
@@ -61,7 +61,7 @@ impl Shard {
             (TokenResponse::Ended(reason), _) => message::Ended { reason }.into(),
             (TokenResponse::Wait | TokenResponse::Granted(_), _) => return,
         };
-        self.answer(entry.connection, entry.request, message);
+        self.out.answer(entry.connection, entry.request, message);
     }
 
     /// Returns the grant for a token, with a push slot if one is free and no request waits for it.
@@ -107,9 +107,9 @@ impl Shard {
         let kept = !self.is_synchronous() && self.is_whole(token);
         let owner = self.steps.owner.as_mut().filter(|_| !kept);
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
-            self.answer(connection, request, message::Returned {}.into());
+            self.out.answer(connection, request, message::Returned {}.into());
         } else {
-            self.refuse(connection, request, Refusal::Token { token, generation });
+            self.out.refuse(connection, request, Refusal::Token { token, generation });
         }
     }
 
@@ -117,7 +117,7 @@ impl Shard {
         if let Some(owner) = &mut self.steps.owner {
             owner.finish();
         }
-        self.answer(connection, request, message::Finished {}.into());
+        self.out.answer(connection, request, message::Finished {}.into());
     }
 
     /// Grants tokens to the parked requests, first come first served, as far as possible.

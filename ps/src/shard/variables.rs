@@ -65,9 +65,9 @@ impl Shard {
                 let restore_epoch = self.variables.epoch;
                 let trained = self.steps.owner.as_ref().is_some_and(StepOwner::has_trained);
                 let declared = Declared { state, restore_epoch, trained };
-                self.answer(connection, request, declared.into());
+                self.out.answer(connection, request, declared.into());
             }
-            Err(refusal) => self.refuse(connection, request, refusal),
+            Err(refusal) => self.out.refuse(connection, request, refusal),
         }
     }
 
@@ -142,7 +142,9 @@ impl Shard {
         epoch: RestoreEpoch,
     ) {
         match &self.variables.state {
-            VariablesState::Absent => self.refuse(connection, request, Refusal::NotInitialized {}),
+            VariablesState::Absent => {
+                self.out.refuse(connection, request, Refusal::NotInitialized {})
+            }
             VariablesState::Ready(_) => self.answer_ready(connection, request),
             VariablesState::Declared(_) => {
                 // A chief that reconnected asks again. The second request waits for the same
@@ -157,7 +159,7 @@ impl Shard {
                 }
                 if epoch <= self.variables.epoch || epoch.0 == u32::MAX {
                     let refusal = self.other_epoch(epoch);
-                    return self.refuse(connection, request, refusal);
+                    return self.out.refuse(connection, request, refusal);
                 }
                 self.applier.jobs.push_back(ShardJob::initialize(connection, request, epoch));
             }
@@ -173,6 +175,7 @@ impl Shard {
                 }
                 fence();
                 (self.variables.epoch, self.variables.restored_step) = (epoch, self.step());
+                self.stamp_answers();
                 self.variables.state = VariablesState::Ready(store);
             }
             other => self.variables.state = other,
@@ -197,17 +200,17 @@ impl Shard {
 
     pub(super) fn answer_ready(&mut self, connection: u64, request: Envelope) {
         let digest = self.store().map_or([0; 32], |store| store.catalogue().digest());
-        self.answer(connection, request, Ready { digest }.into());
+        self.out.answer(connection, request, Ready { digest }.into());
     }
 
     pub(super) fn send_catalogue(&mut self, connection: u64, request: Envelope) {
         let Some(store) = self.store() else {
-            return self.refuse(connection, request, Refusal::NotInitialized {});
+            return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         let digest = store.catalogue().digest();
         let body = Bytes::from_owner(EncodedCatalogue(store.catalogue().clone()));
         let body = AnswerBody::Shared(body);
-        self.answer_with(connection, request, CatalogueIs { digest }.into(), body, None);
+        self.out.answer_with(connection, request, CatalogueIs { digest }.into(), body, None);
     }
 }
 

@@ -424,6 +424,7 @@ impl Shard {
                     "the staleness has changed since the push began"
                 );
                 self.counters.global_step.set(owner.step().0);
+                self.stamp_answers();
             }
         } else {
             self.counters.assigns_applied.add(1);
@@ -486,7 +487,7 @@ impl Shard {
         let answer = PushAnswer { outcome, duplicate: false, next, ended, push_slot };
         let (request, sequence) = (whole.request, push.sequence);
         let request = Envelope { request, sequence, ..Envelope::default() };
-        self.answer(connection, request, answer.into());
+        self.out.answer(connection, request, answer.into());
     }
 }
 
