@@ -518,6 +518,8 @@ impl Shard {
         else {
             return;
         };
+        // Reports of the epoch that ends are ignored.
+        self.set_participants(std::iter::empty());
         let abandon_flag = AbandonFlag::default();
         self.checkpoints.restoring = Some(RestoreInProgress {
             connection,
@@ -597,6 +599,7 @@ impl Shard {
             owner.roll_back(step);
             self.counters.global_step.set(step.0);
         }
+        self.set_participants(store.catalogue().shards());
         self.variables.state = VariablesState::Ready(store);
         self.count_tables();
         self.begin_follower(step);

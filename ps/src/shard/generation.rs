@@ -68,15 +68,16 @@ impl Shard {
         self.files.generation = generation;
         self.intake.inbox = Some(inbox);
         self.variables.fused_ranges = FusedRanges::new(store.layout(), &rules);
+        self.count_participants(store.catalogue().shards());
         self.variables.state = VariablesState::Declared(Box::new(store));
         self.variables.rules = rules;
-        self.count_participants();
         Ok(())
     }
 
     /// Forgets the variables durably, and then removes their files.
     pub(super) fn forget_variables(&mut self) -> Result<(), StorageError> {
         self.variables.state = VariablesState::Absent;
+        self.set_participants(std::iter::empty());
         self.pulls.last_pulls.clear();
         if let Some(inbox) = self.intake.inbox.take() {
             self.intake.next_push_slot = inbox.next_number();

@@ -1,7 +1,9 @@
 //! The peers of a shard: their connections, the clients with their leases, and the requests that
 //! wait.
 
+use crate::config::PsConfig;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use pushpull_common::ids::ClientEpoch;
 
@@ -12,6 +14,7 @@ use super::parked_requests::ParkedRequests;
 /// The peers of a shard.
 #[derive(Debug)]
 pub(super) struct Peers {
+    pub(super) config: Arc<PsConfig>,
     pub(super) connections: HashMap<u64, ConnectionState>,
     pub(super) registry: ClientRegistry,
     pub(super) chief: ChiefFence,
@@ -30,8 +33,9 @@ pub(super) struct ChiefFence {
 }
 
 impl Peers {
-    pub(super) fn new(registry: ClientRegistry) -> Peers {
+    pub(super) fn new(config: Arc<PsConfig>, registry: ClientRegistry) -> Peers {
         Peers {
+            config,
             connections: HashMap::new(),
             registry,
             chief: ChiefFence::default(),

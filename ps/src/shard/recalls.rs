@@ -20,7 +20,7 @@ impl Shard {
         {
             return SmallVec::new();
         }
-        let mut shards = self.participating_shards();
+        let mut shards = self.steps.participants.clone();
         shards.retain(|shard| *shard != self.id);
         shards
     }

@@ -170,20 +170,20 @@ impl Shard {
         let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted);
         let changed = Vec::new();
         Shard {
+            files: ShardFiles { arena, budget, journal, generation: 0, lives: 0, changed },
+            power,
+            variables: Variables::new(id, config.clone(), counters.clone()),
+            peers: Peers::new(config.clone(), registry),
+            intake: Intake::new(config.clone(), counters.clone()),
+            applier: Applier::new(id, config.clone(), counters.clone()),
+            steps: Steps::new(id, config.clone(), counters.clone(), owner, follower),
+            pulls: Pulls::default(),
+            checkpoints: ShardCheckpoints::default(),
+            out: Outputs::default(),
             id,
             config,
             identity,
             counters,
-            files: ShardFiles { arena, budget, journal, generation: 0, lives: 0, changed },
-            power,
-            variables: Variables::default(),
-            peers: Peers::new(registry),
-            intake: Intake::new(),
-            applier: Applier::default(),
-            steps: Steps::new(owner, follower),
-            pulls: Pulls::default(),
-            checkpoints: ShardCheckpoints::default(),
-            out: Outputs::default(),
         }
     }
 
@@ -371,10 +371,10 @@ impl Shard {
             store.verify(&self.files.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
         self.variables.fused_ranges = FusedRanges::new(store.layout(), &rules);
+        self.count_participants(store.catalogue().shards());
         self.variables.state =
             if ready { VariablesState::Ready(store) } else { VariablesState::Declared(store) };
         self.variables.rules = rules;
-        self.count_participants();
         self.return_tokens_of_absent_clients(now, &complete);
         let waits = |push_slot: &u32| {
             inbox.arrival(*push_slot).is_some_and(|push| self.waits_for_step(push))

@@ -14,28 +14,26 @@ use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_coordinator::{CommittedStep, PerPush};
 
 impl Shard {
-    /// Returns the shards that take part in a step: those with variables, and the step owner's, in
-    /// ascending order. The step owner numbers them in this order.
-    pub(super) fn participating_shards(&self) -> SmallVec<[ShardId; 16]> {
-        let mut shards: SmallVec<[ShardId; 16]> =
-            self.store().into_iter().flat_map(|store| store.catalogue().shards()).collect();
-        if self.steps.owner.is_some() && !shards.contains(&self.id) {
-            shards.push(self.id);
-        }
-        shards.sort_unstable();
-        shards
-    }
-
     /// Returns the index of a shard among those that take part.
     pub(super) fn index_of(&self, shard: ShardId) -> Option<usize> {
-        self.participating_shards().iter().position(|&other| other == shard)
+        self.steps.participants.iter().position(|&other| other == shard)
+    }
+
+    /// Sets the shards with variables.
+    pub(super) fn set_participants(&mut self, shards: impl Iterator<Item = ShardId>) {
+        self.steps.participants = shards.collect();
+        if self.steps.owner.is_some() && !self.steps.participants.contains(&self.id) {
+            self.steps.participants.push(self.id);
+        }
+        self.steps.participants.sort_unstable();
     }
 
     /// The variables are laid out: sets the number of shards that take part.
-    pub(super) fn count_participants(&mut self) {
-        let shards = self.participating_shards().len();
+    pub(super) fn count_participants(&mut self, shards: impl Iterator<Item = ShardId>) {
+        self.set_participants(shards);
+        let count = self.steps.participants.len();
         if let Some(coordinator) = self.coordinator_mut() {
-            coordinator.set_shards(shards);
+            coordinator.set_shards(count);
         }
     }
 

@@ -1,6 +1,10 @@
 //! The steps of training, as this shard takes part in them: tokens, held pushes, commits.
 
+use crate::config::PsConfig;
+use crate::metrics::Counters;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, ShardId};
@@ -11,6 +15,12 @@ use crate::aggregate::step_owner::StepOwner;
 /// A shard's part in the steps.
 #[derive(Debug)]
 pub(super) struct Steps {
+    pub(super) id: ShardId,
+    pub(super) config: Arc<PsConfig>,
+    pub(super) counters: Arc<Counters>,
+    /// The shards that take part in a step: those with variables, and the step owner's, in
+    /// ascending order. The step owner numbers them in this order.
+    pub(super) participants: SmallVec<[ShardId; 16]>,
     /// `Some` on the step owner.
     pub(super) owner: Option<StepOwner>,
     /// `Some` in synchronous mode.
@@ -56,8 +66,18 @@ pub(super) struct Stragglers {
 }
 
 impl Steps {
-    pub(super) fn new(owner: Option<StepOwner>, follower: Option<StepFollower>) -> Steps {
+    pub(super) fn new(
+        id: ShardId,
+        config: Arc<PsConfig>,
+        counters: Arc<Counters>,
+        owner: Option<StepOwner>,
+        follower: Option<StepFollower>,
+    ) -> Steps {
         Steps {
+            id,
+            config,
+            counters,
+            participants: owner.iter().map(|_| id).collect(),
             owner,
             follower,
             shards: PeerShards::default(),

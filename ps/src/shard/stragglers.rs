@@ -96,7 +96,7 @@ impl Shard {
     /// On the step owner: describes a shard, by its index among those that take part, and when it
     /// was last heard from.
     fn describe_shard(&self, now: Instant, at: usize) -> Option<String> {
-        let shard = *self.participating_shards().get(at)?;
+        let shard = *self.steps.participants.get(at)?;
         if shard == self.id {
             return Some(self.with_growth(format!("{shard} itself")));
         }

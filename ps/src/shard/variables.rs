@@ -1,7 +1,10 @@
 //! Declares the variables and computes their initial values.
 
 use super::fused_ranges::FusedRanges;
+use crate::config::PsConfig;
+use crate::metrics::Counters;
 use crate::optimizer::VariableRules;
+use pushpull_common::ids::ShardId;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,8 +26,11 @@ use crate::optimizer::Untrainable;
 use crate::store::Store;
 
 /// The variables of a shard.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Variables {
+    pub(super) id: ShardId,
+    pub(super) config: Arc<PsConfig>,
+    pub(super) counters: Arc<Counters>,
     pub(super) state: VariablesState,
     /// The rules that train the variables.
     pub(super) rules: VariableRules,
@@ -40,6 +46,24 @@ pub(super) struct Variables {
     pub(super) version: u64,
     /// The number of gradients applied.
     pub(super) gradients: u64,
+}
+
+impl Variables {
+    pub(super) fn new(id: ShardId, config: Arc<PsConfig>, counters: Arc<Counters>) -> Variables {
+        Variables {
+            id,
+            config,
+            counters,
+            state: VariablesState::Absent,
+            rules: VariableRules::default(),
+            fused_ranges: FusedRanges::default(),
+            assigned: BTreeSet::new(),
+            epoch: RestoreEpoch(0),
+            restored_step: GlobalStep(0),
+            version: 0,
+            gradients: 0,
+        }
+    }
 }
 
 /// How far the declaration of the variables has progressed.
