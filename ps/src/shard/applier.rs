@@ -44,4 +44,14 @@ impl Applier {
             growth: None,
         }
     }
+
+    /// Returns whether the initial values are being computed.
+    pub(super) fn is_initializing(&self) -> bool {
+        self.jobs.iter().any(|job| matches!(job, ShardJob::Initialize(_)))
+    }
+
+    /// Returns whether [`Shard::work`] has a job to do.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.jobs.is_empty()
+    }
 }

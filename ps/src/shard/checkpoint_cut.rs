@@ -8,6 +8,8 @@
 //! applied the next. A shard keeps its cut until its part is requested, and training continues
 //! meanwhile.
 
+use super::checkpoints::ShardCheckpoints;
+use super::output::Outputs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -52,7 +54,7 @@ const CUT_WAIT_MAX: Duration = Duration::from_secs(60);
 impl Shard {
     /// Cuts the current values, for a checkpoint of a global step that the shard need not know.
     fn cut(&mut self, now: Instant, of: GlobalStep) -> Option<CheckpointCut> {
-        let step = self.step();
+        let step = self.steps.step();
         let VariablesState::Ready(store) = &mut self.variables.state else { return None };
         let memory_needed = Arc::new(AtomicBool::new(false));
         Some(CheckpointCut {
@@ -73,11 +75,11 @@ impl Shard {
         name: CheckpointName,
     ) -> Result<CheckpointCut, String> {
         let step = GlobalStep(name.global_step);
-        if self.counts_steps() {
+        if self.steps.counts_steps() {
             let kept = self.checkpoints.kept_cut.take_if(|cut| cut.step == step);
             // At the same step, a new cut also has the values that were assigned since.
-            if self.step() != step {
-                let found = self.step();
+            if self.steps.step() != step {
+                let found = self.steps.step();
                 let none =
                     || format!("it has values of step {found}, and kept none of step {step}");
                 return kept.ok_or_else(none);
@@ -88,15 +90,9 @@ impl Shard {
 
     /// Keeps a cut of the values after this step, by order of the step owner.
     pub(super) fn keep_cut(&mut self, now: Instant, step: GlobalStep) {
-        if self.counts_steps() && self.step() == step {
+        if self.steps.counts_steps() && self.steps.step() == step {
             self.checkpoints.kept_cut = self.cut(now, step);
         }
-    }
-
-    /// Whether this shard knows the step of its values. In asynchronous mode only the step owner
-    /// does.
-    fn counts_steps(&self) -> bool {
-        self.is_synchronous() || self.steps.owner.is_some()
     }
 
     /// Drops a cut and refuses saves that have waited for too long. Nothing expires on the step
@@ -115,7 +111,8 @@ impl Shard {
             && let Some(save_request) = self.checkpoints.requests.pop_front()
         {
             let awaited = self.awaited_step(now).unwrap_or_default();
-            self.saved(
+            self.checkpoints.saved(
+                &mut self.out,
                 save_request.requester,
                 Err(format!("it has waited {CUT_WAIT_MAX:?} for {awaited}")),
             );
@@ -133,7 +130,7 @@ impl Shard {
         }
         if self.checkpoints.requests.len() == SAVE_REQUESTS_MAX {
             let error = format!("cannot save now: {SAVE_REQUESTS_MAX} saves wait already");
-            return self.saved(requester, Err(error));
+            return self.checkpoints.saved(&mut self.out, requester, Err(error));
         }
         self.checkpoints.requests.push_back(SaveRequest { requester, user, since: now });
     }
@@ -141,7 +138,7 @@ impl Shard {
     /// Begins the next requested save if none is running and all shards have applied the same
     /// steps.
     pub(super) fn begin_requested_save(&mut self, now: Instant) {
-        let is_behind = self.coordinator().is_some_and(|coordinator| coordinator.is_behind());
+        let is_behind = self.steps.coordinator().is_some_and(|coordinator| coordinator.is_behind());
         if self.checkpoints.saves_a_cut || is_behind {
             return;
         }
@@ -149,12 +146,11 @@ impl Shard {
         else {
             return;
         };
-        let step = self.step();
-        if self.is_synchronous() {
+        let step = self.steps.step();
+        if self.steps.is_synchronous() {
             for connection in self.steps.shards.connections.values().copied().collect::<Vec<u64>>()
             {
-                let envelope =
-                    Envelope { step, restore_epoch: self.variables.epoch, ..Envelope::default() };
+                let envelope = self.out.stamped(Envelope::default());
                 self.out.send(connection, envelope, message::KeepCut {}.into());
             }
         }
@@ -171,41 +167,48 @@ impl Shard {
         self.checkpoints.requests.iter_mut().for_each(|save_request| save_request.since = now);
     }
 
-    /// Drops all cuts and save requests, because another restore epoch begins.
-    pub(super) fn drop_cuts(&mut self) {
-        self.checkpoints.kept_cut = None;
-        self.drop_save_requests("a checkpoint is restored", |_| true);
-    }
-
-    /// Drops the save requests of an older chief.
-    pub(super) fn drop_save_requests_of_chiefs(&mut self, reason: &str) {
-        self.drop_save_requests(reason, |requester| {
-            matches!(requester, SaveRequester::Connection { .. })
-        });
-    }
-
-    /// Drops the save requests of a connection that has ended. Its chief requests them again over
-    /// another one.
-    pub(super) fn drop_save_requests_of(&mut self, ended: u64) {
-        self.checkpoints.requests.retain(|save_request| {
-            !matches!(save_request.requester, SaveRequester::Connection { connection, .. } if connection == ended)
-        });
-    }
-
-    fn drop_save_requests(&mut self, reason: &str, which: impl Fn(&SaveRequester) -> bool) {
-        for save_request in std::mem::take(&mut self.checkpoints.requests) {
-            match which(&save_request.requester) {
-                // A periodic save is repeated in its next period.
-                true if save_request.requester.is_periodic() => {}
-                true => self.saved(save_request.requester, Err(reason.to_owned())),
-                false => self.checkpoints.requests.push_back(save_request),
-            }
-        }
-    }
-
     /// Keeps a cut of the current values under any step.
     #[cfg(test)]
     pub(super) fn keep_cut_as_of(&mut self, now: Instant, step: GlobalStep) {
         self.checkpoints.kept_cut = self.cut(now, step).map(|cut| CheckpointCut { step, ..cut });
+    }
+}
+
+impl ShardCheckpoints {
+    /// Drops the save requests of a connection that has ended. Its chief requests them again over
+    /// another one.
+    pub(super) fn drop_save_requests_of(&mut self, ended: u64) {
+        self.requests.retain(|save_request| {
+            !matches!(save_request.requester, SaveRequester::Connection { connection, .. } if connection == ended)
+        });
+    }
+
+    fn drop_save_requests(
+        &mut self,
+        out: &mut Outputs,
+        reason: &str,
+        which: impl Fn(&SaveRequester) -> bool,
+    ) {
+        for save_request in std::mem::take(&mut self.requests) {
+            match which(&save_request.requester) {
+                // A periodic save is repeated in its next period.
+                true if save_request.requester.is_periodic() => {}
+                true => self.saved(out, save_request.requester, Err(reason.to_owned())),
+                false => self.requests.push_back(save_request),
+            }
+        }
+    }
+
+    /// Drops all cuts and save requests, because another restore epoch begins.
+    pub(super) fn drop_cuts(&mut self, out: &mut Outputs) {
+        self.kept_cut = None;
+        self.drop_save_requests(out, "a checkpoint is restored", |_| true);
+    }
+
+    /// Drops the save requests of an older chief.
+    pub(super) fn drop_save_requests_of_chiefs(&mut self, out: &mut Outputs, reason: &str) {
+        self.drop_save_requests(out, reason, |requester| {
+            matches!(requester, SaveRequester::Connection { .. })
+        });
     }
 }

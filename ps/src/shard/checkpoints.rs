@@ -3,6 +3,7 @@
 //! The shard decides and pins. Other threads, which may wait for a disk, read and write the files.
 //! Their results return to the shard as inputs.
 
+use super::output::Outputs;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -283,7 +284,7 @@ impl Shard {
         match news {
             SaverEvent::Found { connection, request, result, passed_over } => {
                 self.checkpoints.passed_over = passed_over;
-                self.checkpoint_found(connection, request, result);
+                self.checkpoints.checkpoint_found(&mut self.out, connection, request, result);
             }
             SaverEvent::SaveRequested { ticket, user } => {
                 self.save(now, SaveRequester::Ticket(ticket), user)
@@ -291,7 +292,7 @@ impl Shard {
             SaverEvent::Saved { requester, result } => {
                 // The saver keeps the status of periodic saves.
                 if !requester.is_periodic() {
-                    self.saved(requester, result);
+                    self.checkpoints.saved(&mut self.out, requester, result);
                 }
                 self.end_save_of_cut(now);
             }
@@ -308,33 +309,8 @@ impl Shard {
             Some(_) => {
                 self.out.push(ShardOutput::SaverOrder(SaverOrder::Find { connection, request }))
             }
-            None => self.checkpoint_found(connection, request, Ok(None)),
+            None => self.checkpoints.checkpoint_found(&mut self.out, connection, request, Ok(None)),
         }
-    }
-
-    fn checkpoint_found(
-        &mut self,
-        connection: u64,
-        request: Envelope,
-        result: Result<Option<CheckpointId>, String>,
-    ) {
-        match result {
-            Ok(checkpoint) => {
-                self.out.answer(
-                    connection,
-                    request,
-                    message::CheckpointFound { checkpoint }.into(),
-                );
-            }
-            Err(error) => self.out.refuse_storage(connection, request, &error),
-        }
-    }
-
-    /// Answers with the checkpoints that the last search skipped.
-    pub(super) fn answer_passed_over(&mut self, connection: u64, request: Envelope) {
-        let newest = self.checkpoints.passed_over.iter().take(PASSED_OVER_MAX).cloned();
-        let checkpoints = List::of(newest).expect("at most as many as fit");
-        self.out.answer(connection, request, message::PassedOverAre { checkpoints }.into());
     }
 
     /// Requests a checkpoint of all shards, or refuses the request.
@@ -342,36 +318,23 @@ impl Shard {
         let refusal = match (&self.steps.owner, &self.config.checkpoints) {
             (None, _) => format!("{} does not own the step", self.id),
             (_, None) => "no place for checkpoints is configured".to_owned(),
-            _ if !self.is_ready() => "the variables have no values yet".to_owned(),
+            _ if !self.variables.is_ready() => "the variables have no values yet".to_owned(),
             _ => String::new(),
         };
         if !refusal.is_empty() {
-            return self.saved(requester, Err(refusal));
+            return self.checkpoints.saved(&mut self.out, requester, Err(refusal));
         }
         self.request_save(now, requester, user);
     }
 
     /// Orders the saver to save the cuts of all shards.
     pub(super) fn order_save(&mut self, requester: SaveRequester, user: Vec<u8>) {
-        let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else { return };
-        let (epoch, step) = (self.variables.epoch, self.step());
+        let Some(catalogue) = self.variables.store().map(|store| store.catalogue().clone()) else {
+            return;
+        };
+        let (epoch, step) = (self.variables.epoch, self.steps.step());
         let order = SaverOrder::Save { requester, user, catalogue, epoch, step };
         self.out.push(ShardOutput::SaverOrder(order));
-    }
-
-    /// Reports the result of a save to its requester.
-    pub(super) fn saved(&mut self, requester: SaveRequester, result: Result<CheckpointId, String>) {
-        match requester {
-            SaveRequester::Connection { connection, request } => match result {
-                Ok(checkpoint) => {
-                    self.out.answer(connection, request, message::Saved { checkpoint }.into());
-                }
-                Err(error) => self.out.refuse_storage(connection, request, &error),
-            },
-            SaveRequester::Ticket(ticket) => {
-                self.out.push(ShardOutput::SaverOrder(SaverOrder::ReportSave { ticket, result }));
-            }
-        }
     }
 
     /// Takes a cut of this shard, and starts to write it to a checkpoint.
@@ -390,7 +353,7 @@ impl Shard {
             let error = "no place for checkpoints is configured";
             return self.out.refuse_storage(connection, request, error);
         }
-        let store = self.store().filter(|_| self.is_ready());
+        let store = self.variables.store().filter(|_| self.variables.is_ready());
         let Some(catalogue) = store.map(|store| store.catalogue().clone()) else {
             return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
@@ -418,63 +381,6 @@ impl Shard {
         self.out.push(ShardOutput::SaveShard(Box::new(save)));
     }
 
-    /// Answers with the result of writing this shard's part.
-    pub(super) fn shard_saved(
-        &mut self,
-        connection: u64,
-        request: Envelope,
-        result: Result<Vec<u8>, String>,
-    ) {
-        self.checkpoints.saving = None;
-        match result {
-            Ok(entry) => {
-                self.out.answer_with(
-                    connection,
-                    request,
-                    message::ShardSaved {}.into(),
-                    AnswerBody::Shared(entry.into()),
-                    None,
-                );
-            }
-            Err(error) => self.out.refuse_storage(connection, request, &error),
-        }
-    }
-
-    /// Releases the blocks that a checkpoint pins, because pushes need them. A save that pins
-    /// blocks fails.
-    pub(super) fn release_checkpoint_pins(&mut self) {
-        self.checkpoints.kept_cut = None;
-        if let Some(saving) = &self.checkpoints.saving {
-            saving.memory_needed.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Abandons the save for a requester whose connection has ended.
-    pub(super) fn abandon_save_of(&self, connection: u64) {
-        if let Some(saving) =
-            self.checkpoints.saving.as_ref().filter(|s| s.connection == connection)
-        {
-            saving.abandon_flag.abandon("the requester is gone");
-        }
-    }
-
-    /// Abandons all writing and reading of checkpoints, because the server stops.
-    pub(crate) fn abandon_files(&self) {
-        self.checkpoints
-            .saving
-            .iter()
-            .for_each(|saving| saving.abandon_flag.abandon("the server stops"));
-        self.abandon_restore("the server stops");
-    }
-
-    /// Abandons the running restore.
-    pub(super) fn abandon_restore(&self, reason: &'static str) {
-        self.checkpoints
-            .restoring
-            .iter()
-            .for_each(|restoring| restoring.abandon_flag.abandon(reason));
-    }
-
     /// Starts to restore the values of a checkpoint, and drops the state of older epochs.
     pub(super) fn restore(
         &mut self,
@@ -493,17 +399,17 @@ impl Shard {
             // has ended.
             return self.out.refuse(connection, request, Refusal::NotInitialized {});
         }
-        if self.is_ready()
+        if self.variables.is_ready()
             && epoch == self.variables.epoch
             && checkpoint.step == self.variables.restored_step
         {
             return self.answer_ready(connection, request);
         }
         if epoch <= self.variables.epoch || epoch <= checkpoint.epoch || epoch.0 == u32::MAX {
-            let refusal = self.other_epoch(epoch);
+            let refusal = self.variables.other_epoch(epoch);
             return self.out.refuse(connection, request, refusal);
         }
-        let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else {
+        let Some(catalogue) = self.variables.store().map(|store| store.catalogue().clone()) else {
             return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         if self.config.checkpoints.is_none() {
@@ -519,7 +425,7 @@ impl Shard {
             return;
         };
         // Reports of the epoch that ends are ignored.
-        self.set_participants(std::iter::empty());
+        self.steps.set_participants(std::iter::empty());
         let abandon_flag = AbandonFlag::default();
         self.checkpoints.restoring = Some(RestoreInProgress {
             connection,
@@ -549,10 +455,10 @@ impl Shard {
             self.peers.parked.drop_connection(other);
             self.out.close(other);
         }
-        self.drop_cuts();
+        self.checkpoints.drop_cuts(&mut self.out);
         self.applier.jobs.clear();
         self.applier.streaming = None;
-        self.begin_follower(self.step());
+        self.steps.begin_follower(self.steps.step());
         self.peers.registry.forget_pushes();
         if let Some(owner) = &mut self.steps.owner {
             owner.forget_tokens();
@@ -599,11 +505,110 @@ impl Shard {
             owner.roll_back(step);
             self.counters.global_step.set(step.0);
         }
-        self.set_participants(store.catalogue().shards());
+        self.steps.set_participants(store.catalogue().shards());
         self.variables.state = VariablesState::Ready(store);
-        self.count_tables();
-        self.begin_follower(step);
+        self.variables.count_tables();
+        self.steps.begin_follower(step);
         self.stamp_answers();
         self.announce_ready(connection, request);
+    }
+}
+
+impl ShardCheckpoints {
+    /// Releases the blocks that a checkpoint pins, because pushes need them. A save that pins
+    /// blocks fails.
+    pub(super) fn release_checkpoint_pins(&mut self) {
+        self.kept_cut = None;
+        if let Some(saving) = &self.saving {
+            saving.memory_needed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Abandons the save for a requester whose connection has ended.
+    pub(super) fn abandon_save_of(&self, connection: u64) {
+        if let Some(saving) = self.saving.as_ref().filter(|s| s.connection == connection) {
+            saving.abandon_flag.abandon("the requester is gone");
+        }
+    }
+
+    /// Abandons all writing and reading of checkpoints, because the server stops.
+    pub(crate) fn abandon_files(&self) {
+        self.saving.iter().for_each(|saving| saving.abandon_flag.abandon("the server stops"));
+        self.abandon_restore("the server stops");
+    }
+
+    /// Abandons the running restore.
+    pub(super) fn abandon_restore(&self, reason: &'static str) {
+        self.restoring.iter().for_each(|restoring| restoring.abandon_flag.abandon(reason));
+    }
+
+    /// Reports the result of a save to its requester.
+    pub(super) fn saved(
+        &mut self,
+        out: &mut Outputs,
+        requester: SaveRequester,
+        result: Result<CheckpointId, String>,
+    ) {
+        match requester {
+            SaveRequester::Connection { connection, request } => match result {
+                Ok(checkpoint) => {
+                    out.answer(connection, request, message::Saved { checkpoint }.into());
+                }
+                Err(error) => out.refuse_storage(connection, request, &error),
+            },
+            SaveRequester::Ticket(ticket) => {
+                out.push(ShardOutput::SaverOrder(SaverOrder::ReportSave { ticket, result }));
+            }
+        }
+    }
+
+    /// Answers with the checkpoints that the last search skipped.
+    pub(super) fn answer_passed_over(
+        &mut self,
+        out: &mut Outputs,
+        connection: u64,
+        request: Envelope,
+    ) {
+        let newest = self.passed_over.iter().take(PASSED_OVER_MAX).cloned();
+        let checkpoints = List::of(newest).expect("at most as many as fit");
+        out.answer(connection, request, message::PassedOverAre { checkpoints }.into());
+    }
+
+    /// Answers with the result of writing this shard's part.
+    pub(super) fn shard_saved(
+        &mut self,
+        out: &mut Outputs,
+        connection: u64,
+        request: Envelope,
+        result: Result<Vec<u8>, String>,
+    ) {
+        self.saving = None;
+        match result {
+            Ok(entry) => {
+                out.answer_with(
+                    connection,
+                    request,
+                    message::ShardSaved {}.into(),
+                    AnswerBody::Shared(entry.into()),
+                    None,
+                );
+            }
+            Err(error) => out.refuse_storage(connection, request, &error),
+        }
+    }
+
+    fn checkpoint_found(
+        &mut self,
+        out: &mut Outputs,
+        connection: u64,
+        request: Envelope,
+        result: Result<Option<CheckpointId>, String>,
+    ) {
+        match result {
+            Ok(checkpoint) => {
+                out.answer(connection, request, message::CheckpointFound { checkpoint }.into());
+            }
+            Err(error) => out.refuse_storage(connection, request, &error),
+        }
     }
 }

@@ -15,6 +15,7 @@
 //! with a higher epoch, unless a worker has that epoch. While it is connected to the step owner, it
 //! accepts only the epoch of the last `ChiefIs`.
 
+use super::peers::Peers;
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, TaskId};
@@ -69,7 +70,7 @@ impl Shard {
             client.incarnation == hello.incarnation && epochs.contains(&hello.client_epoch)
         });
         let epoch = match (same, hello.client_epoch) {
-            (Some(key), _) if self.is_chief(key) == as_chief => return Ok(()),
+            (Some(key), _) if self.peers.is_chief(key) == as_chief => return Ok(()),
             (Some(key), _) if as_chief => self.peers.registry.client(key).epoch,
             // An epoch stands for one role, because shards that know it in the other role could not
             // tell.
@@ -78,7 +79,7 @@ impl Shard {
             (None, epoch) => epoch,
         };
         if epoch != ClientEpoch(0) {
-            self.fence(epoch)?;
+            self.peers.fence(epoch)?;
             if same.is_some() {
                 return Err(wrong_role(hello.role));
             }
@@ -88,7 +89,7 @@ impl Shard {
             }
         }
         if self.steps.owner.is_none()
-            && self.steps.to_owner.announced_chief.is_some_and(|announced| epoch > announced)
+            && self.peers.chief.announced.is_some_and(|announced| epoch > announced)
         {
             // The next `ChiefIs` may be on its way.
             let what = format!("chiefs (the step owner has announced none with epoch {epoch})");
@@ -96,51 +97,27 @@ impl Shard {
         }
         // Only the step owner knows whether the current chief's lease has ended.
         let current = self.peers.registry.keys().find(|&key| {
-            self.is_chief(key)
+            self.peers.is_chief(key)
                 && self.peers.registry.client(key).presence == ClientPresence::Present
         });
-        match current.filter(|&key| self.steps.owner.is_some() && self.task_of(key) != task) {
+        match current.filter(|&key| self.steps.owner.is_some() && self.peers.task_of(key) != task) {
             None => Ok(()),
             Some(key) => {
-                let what = format!("chiefs (the chief is {})", self.describe_client(now, key));
+                let what =
+                    format!("chiefs (the chief is {})", self.peers.describe_client(now, key));
                 Err(Refusal::Busy { what: Detail::clipped(what), limit: 1 })
             }
         }
-    }
-
-    /// Whether this client is the newest chief. On a shard that assigns no epochs, other clients
-    /// may have its epoch.
-    fn is_chief(&self, key: ClientKey) -> bool {
-        let is_it = self.peers.chief.client.is_none_or(|chief| chief == key);
-        is_it
-            && self.peers.chief.epoch != ClientEpoch(0)
-            && self.peers.registry.client(key).epoch == self.peers.chief.epoch
     }
 
     /// A chief with this epoch has joined. The work of an older one is abandoned.
     pub(super) fn chief_joined(&mut self, key: ClientKey, epoch: ClientEpoch) {
         if epoch > self.peers.chief.epoch {
             (self.peers.chief.epoch, self.peers.chief.client) = (epoch, Some(key));
-            self.abandon_restore("another chief has joined");
-            self.drop_save_requests_of_chiefs("another chief has joined");
+            self.checkpoints.abandon_restore("another chief has joined");
+            self.checkpoints
+                .drop_save_requests_of_chiefs(&mut self.out, "another chief has joined");
             self.announce_chief();
-        }
-    }
-
-    /// Returns the refusal of a message from a chief that is fenced.
-    pub(super) fn chief_refusal(&self, connection: u64) -> Option<Refusal> {
-        let state = self.peers.connections.get(&connection)?;
-        let client = state.client.filter(|_| state.role == Role::Chief {})?;
-        self.fence(self.peers.registry.client(client).epoch).err()
-    }
-
-    fn fence(&self, epoch: ClientEpoch) -> Result<(), Refusal> {
-        // The chief of the last `ChiefIs` may not have connected to this shard yet.
-        let current =
-            self.peers.chief.epoch.max(self.steps.to_owner.announced_chief.unwrap_or_default());
-        match epoch < current && !self.config.planted.has(Bug::StaleChief) {
-            true => Err(Refusal::Fenced { epoch, current }),
-            false => Ok(()),
         }
     }
 }
@@ -149,4 +126,31 @@ impl Shard {
 fn wrong_role(role: Role) -> Refusal {
     let hello = 1;
     Refusal::Role { role: role.code(), kind: hello }
+}
+
+impl Peers {
+    /// Whether this client is the newest chief. On a shard that assigns no epochs, other clients
+    /// may have its epoch.
+    fn is_chief(&self, key: ClientKey) -> bool {
+        let is_it = self.chief.client.is_none_or(|chief| chief == key);
+        is_it
+            && self.chief.epoch != ClientEpoch(0)
+            && self.registry.client(key).epoch == self.chief.epoch
+    }
+
+    fn fence(&self, epoch: ClientEpoch) -> Result<(), Refusal> {
+        // The chief of the last `ChiefIs` may not have connected to this shard yet.
+        let current = self.chief.epoch.max(self.chief.announced.unwrap_or_default());
+        match epoch < current && !self.config.planted.has(Bug::StaleChief) {
+            true => Err(Refusal::Fenced { epoch, current }),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the refusal of a message from a chief that is fenced.
+    pub(super) fn chief_refusal(&self, connection: u64) -> Option<Refusal> {
+        let state = self.connections.get(&connection)?;
+        let client = state.client.filter(|_| state.role == Role::Chief {})?;
+        self.fence(self.registry.client(client).epoch).err()
+    }
 }

@@ -10,7 +10,8 @@ use pushpull_common::protocol::message::{Operation, PushPart};
 use pushpull_common::protocol::{Header, Refusal};
 use pushpull_common::tensor::DType;
 
-use super::{Detail, Shard};
+use super::Detail;
+use crate::store::Store;
 
 /// The encoding that the message of a part states.
 #[derive(Clone, Copy, Debug)]
@@ -35,29 +36,36 @@ pub(super) struct EncodedPart {
     pub(super) bytes: Vec<u8>,
 }
 
-impl Shard {
-    /// Returns the range of a part's body in the shard's layout, and its encoding if it is encoded.
-    /// Refuses a body that cannot be what its message states.
-    pub(super) fn body_of(
-        &self,
+/// The body of a part: its range in the shard's layout, and its encoding if it is encoded.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PartBody {
+    pub(super) range: Range<u64>,
+    pub(super) encoded: Option<EncodedPart>,
+}
+
+impl PartBody {
+    /// Returns the body that the message of a part announces. Refuses one that cannot be what the
+    /// message states.
+    pub(super) fn of(
+        store: Option<&Store>,
         header: &Header,
         part: &PushPart,
         form: Option<PartEncoding>,
-    ) -> Result<(Range<u64>, Option<EncodedPart>), Refusal> {
+    ) -> Result<PartBody, Refusal> {
         let Some(form) = form else {
             // A part without a body has an empty range at any offset.
             let bytes = header.body_bytes;
             if bytes == 0 {
-                return Ok((0..0, None));
+                return Ok(PartBody::default());
             }
             // With a clamped end, a body would have an empty range.
             let Some(end) = part.offset.checked_add(bytes) else {
-                let limit = self.store().map_or(0, |store| store.layout().push_bytes());
+                let limit = store.map_or(0, |store| store.layout().push_bytes());
                 return Err(Refusal::Range { offset: part.offset, bytes, limit });
             };
-            return Ok((part.offset..end, None));
+            return Ok(PartBody { range: part.offset..end, encoded: None });
         };
-        let store = self.store().ok_or(Refusal::NotInitialized {})?;
+        let store = store.ok_or(Refusal::NotInitialized {})?;
         let layout = store.layout();
         if part.offset >= layout.values_end() {
             let (offset, bytes, limit) = (part.offset, header.body_bytes, layout.values_end());
@@ -104,33 +112,26 @@ impl Shard {
         let end = if ends { end.next_multiple_of(8) } else { end };
         let (decoded, bytes) = (decoded as usize, Vec::default());
         let encoded = EncodedPart { encoding, variable, dtype, blocks, decoded, factor, bytes };
-        Ok((part.offset..end, Some(encoded)))
+        Ok(PartBody { range: part.offset..end, encoded: Some(encoded) })
     }
+}
 
-    /// Decodes the body of a part into its range of the push slot.
-    pub(super) fn decode_part(
-        &mut self,
-        push_slot: u32,
-        range: &Range<u64>,
-        encoded: &EncodedPart,
-    ) -> Result<(), Refusal> {
-        let target =
-            self.intake.inbox.as_mut().and_then(|inbox| inbox.bytes_mut(push_slot, range.clone()));
-        let (elements, padding) = target
-            .and_then(|target| target.split_at_mut_checked(encoded.decoded))
-            .ok_or(Refusal::PushSlotTaken { push_slot })?;
+impl EncodedPart {
+    /// Decodes the body into its range of the push slot.
+    pub(super) fn decode_into(&self, range: &mut [u8]) -> Result<(), Refusal> {
+        let (elements, padding) = range.split_at_mut(self.decoded.min(range.len()));
         padding.fill(0);
-        let EncodedPart { encoding, dtype, blocks, bytes, .. } = encoded;
+        let EncodedPart { encoding, dtype, blocks, bytes, .. } = self;
         let decoded = encoding.decode_into(*blocks, *dtype, bytes, elements);
         decoded.map_err(|error| Refusal::Encoding {
-            variable: encoded.variable,
-            encoding: encoded.encoding.code(),
+            variable: self.variable,
+            encoding: self.encoding.code(),
             detail: Detail::clipped(error.to_string()),
         })?;
-        if encoded.factor != 1.0 {
+        if self.factor != 1.0 {
             // Only f16 and bf16 variables have a factor. Their gradients are stored as f32.
             let elements: &mut [f32] = bytemuck::cast_slice_mut(elements);
-            elements.iter_mut().for_each(|g| *g = (f64::from(*g) * encoded.factor) as f32);
+            elements.iter_mut().for_each(|g| *g = (f64::from(*g) * self.factor) as f32);
         }
         Ok(())
     }

@@ -68,7 +68,7 @@ impl Shard {
         self.files.generation = generation;
         self.intake.inbox = Some(inbox);
         self.variables.fused_ranges = FusedRanges::new(store.layout(), &rules);
-        self.count_participants(store.catalogue().shards());
+        self.steps.count_participants(store.catalogue().shards());
         self.variables.state = VariablesState::Declared(Box::new(store));
         self.variables.rules = rules;
         Ok(())
@@ -77,7 +77,7 @@ impl Shard {
     /// Forgets the variables durably, and then removes their files.
     pub(super) fn forget_variables(&mut self) -> Result<(), StorageError> {
         self.variables.state = VariablesState::Absent;
-        self.set_participants(std::iter::empty());
+        self.steps.set_participants(std::iter::empty());
         self.pulls.last_pulls.clear();
         if let Some(inbox) = self.intake.inbox.take() {
             self.intake.next_push_slot = inbox.next_number();
@@ -100,7 +100,7 @@ impl Shard {
     pub(super) fn remove_unnamed(&self) -> Result<(), StorageError> {
         let named = self.checkpoints.restoring.is_some()
             || !matches!(self.variables.state, VariablesState::Absent);
-        let of_tables = self.store().map(files_of_tables).unwrap_or_default();
+        let of_tables = self.variables.store().map(files_of_tables).unwrap_or_default();
         remove_leftovers(&self.files.arena, named.then_some(self.files.generation), &of_tables)
     }
 
@@ -115,7 +115,8 @@ impl Shard {
             (catalogue.layout(self.id), self.config.rules.of_variables(catalogue));
         let stored = need(&self.geometry(&layout, &rules), &layout, self.config.push_slots());
         // Tables allocate memory as they grow. This counts what each needs at least.
-        let together = if self.is_synchronous() { self.config.push_slots() as u64 } else { 1 };
+        let together =
+            if self.steps.is_synchronous() { self.config.push_slots() as u64 } else { 1 };
         let tables = layout
             .tables()
             .iter()

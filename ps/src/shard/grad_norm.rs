@@ -33,16 +33,6 @@ impl Shard {
         self.applier.jobs.extend(order.map(|order| ShardJob::norm(push_slot, order)));
     }
 
-    /// Returns the squared norm on this shard of the gradient in a push slot. `None` while it is
-    /// being computed or scanned. 0 without clipping.
-    pub(super) fn squares_of(&self, push_slot: u32) -> Option<f64> {
-        let push = self.intake.inbox.as_ref()?.arrival(push_slot)?;
-        match self.config.clip_by_global_norm {
-            None => (!push.scanning).then_some(0.0),
-            Some(_) => push.squares,
-        }
-    }
-
     /// Does one slice of the computation. Returns whether it is done.
     pub(super) fn work_on_norm(&mut self, job: &mut NormJob) -> bool {
         let mut tile = std::mem::take(&mut self.applier.shared_tile);
@@ -52,7 +42,9 @@ impl Shard {
     }
 
     fn norm_slice(&self, job: &mut NormJob, tile: &mut Vec<u64>) -> bool {
-        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else { return true };
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.variables.store()) else {
+            return true;
+        };
         // The push may have been dropped since, and its slot may hold another.
         let push = inbox.arrival(job.push_slot).filter(|push| push.order == job.order);
         let (Some(push), Some(source)) = (push, inbox.source(job.push_slot)) else {
@@ -103,8 +95,8 @@ impl Shard {
             return;
         }
         let Some(token) = inbox.set_squares(job.push_slot, squares) else { return };
-        let own = self.index_of(self.id);
-        match self.coordinator_mut().zip(own) {
+        let own = self.steps.index_of(self.id);
+        match self.steps.coordinator_mut().zip(own) {
             // A push whose token is over has been dropped.
             Some((coordinator, own)) => _ = coordinator.held(own, token.0, squares.into()),
             None => self.report_held(token),

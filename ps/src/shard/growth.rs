@@ -4,12 +4,13 @@
 //! would leave a gradient that counts on some shards only. The push is complete in the inbox. It is
 //! applied once there is space, without a restart, or by the next process that opens the state.
 
+use super::applier::Applier;
+use super::output::Outputs;
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 
-use super::Shard;
 use super::output::ShardOutput;
 use super::work::Work;
 use crate::error::StorageError;
@@ -26,53 +27,58 @@ pub(super) struct AwaitedGrowth {
     cause: String,
 }
 
-impl Shard {
+impl Applier {
     /// Returns whether the current work waits for memory, and the next attempt is not due.
     pub(super) fn awaits_growth(&self, now: Instant) -> bool {
-        let growth = self.applier.growth.as_ref().filter(|_| self.has_work());
+        let growth = self.growth.as_ref().filter(|_| self.has_work());
         growth.is_some_and(|growth| now.saturating_duration_since(growth.tried) < RETRY)
     }
 
     /// The current work needs memory that cannot be reserved. It is repeated later.
-    pub(super) fn growth_failed(&mut self, now: Instant, error: &StorageError) -> Work {
+    pub(super) fn growth_failed(
+        &mut self,
+        out: &mut Outputs,
+        now: Instant,
+        error: &StorageError,
+    ) -> Work {
         self.counters.growths_failed.add(1);
         self.counters.shards_waiting_to_grow.set(1);
         let cause = error.to_string();
-        let reported = self.applier.growth.as_ref().is_some_and(|growth| growth.cause == cause);
+        let reported = self.growth.as_ref().is_some_and(|growth| growth.cause == cause);
         if !reported {
             let event = Event::GrowthFailed { shard: self.id, cause: cause.clone() };
-            self.out.push(ShardOutput::Event(event));
+            out.push(ShardOutput::Event(event));
         }
-        let since = self.applier.growth.as_ref().map_or(now, |growth| growth.since);
-        self.applier.growth = Some(AwaitedGrowth { since, tried: now, cause });
+        let since = self.growth.as_ref().map_or(now, |growth| growth.since);
+        self.growth = Some(AwaitedGrowth { since, tried: now, cause });
         Work::Growing
     }
 
     /// Work has continued, so any awaited memory is there.
-    pub(super) fn growth_succeeded(&mut self, now: Instant) {
-        let Some(growth) = self.applier.growth.take() else { return };
+    pub(super) fn growth_succeeded(&mut self, out: &mut Outputs, now: Instant) {
+        let Some(growth) = self.growth.take() else { return };
         self.counters.shards_waiting_to_grow.set(0);
         let waited = now.saturating_duration_since(growth.since);
-        self.out.push(ShardOutput::Event(Event::GrowthResumed { shard: self.id, waited }));
+        out.push(ShardOutput::Event(Event::GrowthResumed { shard: self.id, waited }));
     }
 
     /// Forgets the awaited memory if no work is left.
-    pub(super) fn forget_growth(&mut self, now: Instant) {
+    pub(super) fn forget_growth(&mut self, out: &mut Outputs, now: Instant) {
         if !self.has_work() {
-            self.growth_succeeded(now);
+            self.growth_succeeded(out, now);
         }
     }
 
     /// Returns the refusal of heartbeats while the shard waits for memory, which tells waiting
     /// clients the reason.
     pub(super) fn growth_refusal(&self) -> Option<Refusal> {
-        let growth = self.applier.growth.as_ref()?;
+        let growth = self.growth.as_ref()?;
         Some(Refusal::Storage { detail: Detail::clipped(&*growth.cause) })
     }
 
     /// Adds to the text of a wait that the shard cannot grow, if so.
     pub(super) fn with_growth(&self, awaited: String) -> String {
-        match &self.applier.growth {
+        match &self.growth {
             None => awaited,
             Some(growth) => format!("{awaited}; {} cannot grow: {}", self.id, growth.cause),
         }

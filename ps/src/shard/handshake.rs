@@ -6,15 +6,13 @@ use pushpull_common::codec::Encodings;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{RestoreEpoch, TaskId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::protocol::message::{
-    BodyCrc, CatalogueState, Hello, ModeIs, NonFinitePolicy, Role, Welcome,
-};
+use pushpull_common::protocol::message::{BodyCrc, Hello, ModeIs, NonFinitePolicy, Role, Welcome};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Refusal, version};
 
 use super::client_registry::AdmittedClient;
-use super::{ConnectionState, Shard, VariablesState, answer_to};
+use super::{ConnectionState, Shard, answer_to};
 use crate::aggregate::mode::Mode;
 use crate::config::NonFinite;
 
@@ -70,7 +68,7 @@ impl Shard {
             return Err(refusal);
         }
         self.check_task(hello)?;
-        if let (Some(client), Some(store)) = (hello.catalogue, self.store())
+        if let (Some(client), Some(store)) = (hello.catalogue, self.variables.store())
             && client != store.catalogue().digest()
         {
             let server = store.catalogue().digest();
@@ -129,7 +127,7 @@ impl Shard {
                 NonFinite::Allow => NonFinitePolicy::Allow {},
             },
             encodings: Encodings::all(),
-            catalogue: self.catalogue_state(),
+            catalogue: self.variables.catalogue_state(),
             restore_epoch: self.variables.epoch,
             restored_step: self.variables.restored_step,
             unix_address: Text::clipped(&self.config.unix_address),
@@ -177,7 +175,7 @@ impl Shard {
         // The client's values are of another restore epoch, or this shard has lost the values that
         // the client knew.
         if hello.seen_epoch != RestoreEpoch(0) && hello.seen_epoch != self.variables.epoch {
-            return Err(self.other_epoch(hello.seen_epoch));
+            return Err(self.variables.other_epoch(hello.seen_epoch));
         }
         let task = TaskId::new(hello.job.as_str(), hello.task);
         self.check_chief(now, hello, &task)?;
@@ -202,17 +200,5 @@ impl Shard {
         }
         self.replica_joins(now, admitted.key);
         Ok(admitted)
-    }
-
-    pub(super) fn catalogue_state(&self) -> CatalogueState {
-        match &self.variables.state {
-            VariablesState::Absent => CatalogueState::Absent {},
-            VariablesState::Declared(store) => {
-                CatalogueState::Declared { digest: store.catalogue().digest() }
-            }
-            VariablesState::Ready(store) => {
-                CatalogueState::Ready { digest: store.catalogue().digest() }
-            }
-        }
     }
 }

@@ -1,9 +1,11 @@
 //! The intake of pushes: push slots, parts on their way into them, and buffers for bodies.
 
 use super::buffer_pool::BufferPool;
+use crate::aggregate::step_coordinator::PerPush;
 use crate::config::PsConfig;
 use crate::inbox::Inbox;
 use crate::metrics::Counters;
+use pushpull_common::ids::TokenId;
 use std::sync::Arc;
 
 /// The pushes that a shard is receiving or holds.
@@ -27,6 +29,34 @@ impl Intake {
             inbox: None,
             next_push_slot: 1,
             buffer_pool: BufferPool::default(),
+        }
+    }
+
+    /// Returns the squared norm on this shard of the gradient in a push slot. `None` while it is
+    /// being computed or scanned. 0 without clipping.
+    pub(super) fn squares_of(&self, push_slot: u32) -> Option<f64> {
+        let push = self.inbox.as_ref()?.arrival(push_slot)?;
+        match self.config.clip_by_global_norm {
+            None => (!push.scanning).then_some(0.0),
+            Some(_) => push.squares,
+        }
+    }
+
+    /// Returns whether the push of a token is complete in the inbox. Then it belongs to the server.
+    pub(super) fn is_whole(&self, token: TokenId) -> bool {
+        self.inbox.as_ref().is_some_and(|inbox| inbox.whole_tokens().any(|other| other == token))
+    }
+
+    /// Returns the tokens whose pushes are complete in the inbox.
+    pub(crate) fn whole_tokens(&self) -> PerPush<TokenId> {
+        self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
+    }
+
+    /// Counts a complete push if parts of it are in a push buffer.
+    pub(super) fn count_direct_push(&self, push_slot: u32) {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        if push.is_some_and(|push| !push.shared.ranges().is_empty()) {
+            self.counters.direct_pushes.add(1);
         }
     }
 }

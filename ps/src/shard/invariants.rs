@@ -1,5 +1,7 @@
 //! The invariants of a shard between two inputs, asserted in tests, the simulator and the fuzzer.
 
+use crate::aggregate::step_coordinator::PerPush;
+use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::Envelope;
 use std::collections::BTreeSet;
 
@@ -38,19 +40,37 @@ impl Shard {
             (client.task.clone(), client.epoch, client.incarnation, client.presence, newest)
         });
         let clients = clients.collect();
-        let store = self.store().filter(|_| self.is_ready());
+        let store = self.variables.store().filter(|_| self.variables.is_ready());
         let pieces = store.into_iter().flat_map(|store| store.before(0..store.layout().bytes()));
         let values = pieces.flatten().copied().collect();
-        let tables = self.store().into_iter().flat_map(|store| store.tables());
+        let tables = self.variables.store().into_iter().flat_map(|store| store.tables());
         let table_rows = tables.map(|table| table.rows()).collect();
         DurableState { record, clients, values, table_rows }
+    }
+
+    /// Returns the global step as this shard knows it.
+    pub(crate) fn step(&self) -> GlobalStep {
+        self.steps.step()
+    }
+
+    /// Returns the number of steps applied here, and the pushes of the committed step that is not
+    /// applied.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
+        self.steps.steps_and_due()
+    }
+
+    /// Returns the tokens whose pushes are complete here.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn whole_tokens(&self) -> PerPush<TokenId> {
+        self.intake.whole_tokens()
     }
 
     /// Asserts the invariants.
     pub(crate) fn check_invariants(&self) {
         let stamp = self.out.stamped(Envelope::default());
-        assert_eq!((stamp.step, stamp.restore_epoch), (self.step(), self.variables.epoch));
-        if let Some(store) = self.store() {
+        assert_eq!((stamp.step, stamp.restore_epoch), (self.steps.step(), self.variables.epoch));
+        if let Some(store) = self.variables.store() {
             store.check_invariants();
             store.tables().iter().for_each(|table| table.check_invariants(&self.files.journal));
         }
@@ -63,7 +83,7 @@ impl Shard {
         );
         let idle = !self.applier.jobs.front().is_some_and(|job| job.has_begun());
         assert!(idle || self.applier.streaming.is_none(), "one dirty update at a time");
-        let dirty = self.store().is_some_and(|store| store.is_dirty());
+        let dirty = self.variables.store().is_some_and(|store| store.is_dirty());
         assert!(
             !dirty || !idle || self.applier.streaming.is_some(),
             "shadows without an update are discarded"
@@ -95,7 +115,7 @@ impl Shard {
         let waits_for_ready =
             self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::Ready));
         assert!(
-            !(waits_for_ready && self.is_ready()),
+            !(waits_for_ready && self.variables.is_ready()),
             "a request waits although the variables are ready"
         );
         let listens = |connection| self.peers.connections.contains_key(&connection);

@@ -5,7 +5,6 @@ use std::time::Instant;
 use pushpull_common::protocol::{Envelope, Refusal, message};
 
 use super::client_registry::{ClientKey, ClientPresence};
-use super::output::ShardOutput;
 use super::parked_requests::WaitReason;
 use super::{Detail, Shard};
 use crate::aggregate::step_coordinator::PerPush;
@@ -30,10 +29,11 @@ impl Shard {
         self.repeat_reports(now);
         self.expire_cuts(now);
         self.recall_tokens(now);
-        self.forget_growth(now);
+        self.applier.forget_growth(&mut self.out, now);
         // In synchronous mode a push that is complete on some shards only never counts.
-        let complete = if self.is_synchronous() { PerPush::new() } else { self.whole_tokens() };
-        let asks = !self.shards_to_ask().is_empty();
+        let complete =
+            if self.steps.is_synchronous() { PerPush::new() } else { self.intake.whole_tokens() };
+        let asks = !self.steps.shards_to_ask().is_empty();
         if let Some(owner) = self.steps.owner.as_mut().filter(|_| !asks) {
             let expired = owner.expire(now, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
@@ -43,7 +43,7 @@ impl Shard {
             let stalled = inbox.reclaim_stalled(now, self.config.lease);
             self.counters.pushes_dropped.add(stalled as u64);
         }
-        self.count_direct_pulls();
+        self.variables.count_direct_pulls();
         for entry in self.peers.parked.expire(now) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = match &entry.wait {
@@ -56,7 +56,7 @@ impl Shard {
                     self.awaited_values(now, *at_least)
                 }
             };
-            let awaited = Detail::clipped(self.with_growth(awaited));
+            let awaited = Detail::clipped(self.applier.with_growth(awaited));
             self.out.refuse(
                 entry.connection,
                 entry.request,
@@ -69,11 +69,11 @@ impl Shard {
         let Some(state) = self.peers.connections.remove(&connection) else {
             return;
         };
-        self.revoke_shared(connection);
+        self.variables.revoke_shared(connection);
         self.peers.parked.drop_connection(connection);
-        self.abandon_save_of(connection);
-        self.forget_peer_connection(connection);
-        self.drop_save_requests_of(connection);
+        self.checkpoints.abandon_save_of(connection);
+        self.steps.forget_peer_connection(connection);
+        self.checkpoints.drop_save_requests_of(connection);
         let Some(key) = state.client else {
             return;
         };
@@ -127,24 +127,15 @@ impl Shard {
         }
         self.pulls.last_pulls.drop_client(client);
         self.replica_leaves(client, fenced);
-        if !fenced && !self.shards_to_ask().is_empty() {
+        if !fenced && !self.steps.shards_to_ask().is_empty() {
             self.steps.owner.iter_mut().for_each(|owner| owner.leave(client));
             self.recall_tokens(now);
             return;
         }
-        let complete = self.whole_tokens();
+        let complete = self.intake.whole_tokens();
         if let Some(owner) = &mut self.steps.owner {
             let returned = owner.drop_client(client, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(returned as u64);
-        }
-    }
-
-    pub(super) fn report_members(&mut self) {
-        let members = self.peers.registry.counts();
-        if members != self.peers.members {
-            self.peers.members = members;
-            let (joined, present) = members;
-            self.out.push(ShardOutput::Members { joined, present });
         }
     }
 }

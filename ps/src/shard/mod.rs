@@ -59,19 +59,18 @@ pub(crate) mod work;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, ShardId, TaskId};
+use pushpull_common::ids::{RestoreEpoch, Sequence, ShardId};
 use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
-use crate::aggregate::step_owner::StepOwner;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
 use crate::planted::Bug;
-use crate::store::Store;
 use applier::Applier;
 use checkpoints::{SaveRequester, SaverEvent, ShardCheckpoints, ShardRestored};
 use client_registry::{ClientKey, ClientPresence};
@@ -250,7 +249,7 @@ impl Shard {
             ShardInput::Disconnected { connection } => self.disconnected(connection),
             ShardInput::SaverEvent(news) => self.on_saver_message(now, news),
             ShardInput::ShardSaved { connection, request, result } => {
-                self.shard_saved(connection, request, result);
+                self.checkpoints.shard_saved(&mut self.out, connection, request, result);
             }
             ShardInput::ShardRestored(restored) => self.restored(*restored),
             ShardInput::Flushed(result) => self.flushed(result),
@@ -270,7 +269,7 @@ impl Shard {
         self.give_parked_push_slots(now);
         self.grant_parked_tokens(now);
         self.send_parked_values();
-        self.report_members();
+        self.peers.report_members(&mut self.out);
         self.persist_in_time();
         #[cfg(any(test, fuzzing))]
         self.check_invariants();
@@ -298,6 +297,38 @@ impl Shard {
     /// Returns the next output.
     pub(crate) fn poll_output(&mut self) -> Option<ShardOutput> {
         self.out.queue.pop_front()
+    }
+
+    /// Returns whether [`Shard::work`] has a job to do.
+    pub(crate) fn has_work(&self) -> bool {
+        self.applier.has_work()
+    }
+
+    /// Returns whether a client reads shared values. Such a reader does not report that it has
+    /// unpinned a block, which work may be waiting for.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.variables.is_shared()
+    }
+
+    /// Revokes the shared values of readers that have been in one pull for `stall_timeout`. Returns
+    /// their connections, which must be closed.
+    pub(crate) fn revoke_stalled_readers(
+        &mut self,
+        now: Instant,
+        stall_timeout: Duration,
+    ) -> Vec<u64> {
+        self.variables.revoke_stalled_readers(now, stall_timeout)
+    }
+
+    /// Revokes the shared values of readers that pin blocks an update needs, because they have read
+    /// for too long. Returns their connections, which must be closed.
+    pub(crate) fn revoke_slow_readers(&mut self) -> Vec<u64> {
+        self.variables.revoke_slow_readers()
+    }
+
+    /// Abandons all work on checkpoint files, because the server ends.
+    pub(crate) fn abandon_files(&self) {
+        self.checkpoints.abandon_files();
     }
 
     /// Returns the memory that receives the body of the connection's last message. The body fills
@@ -409,20 +440,20 @@ impl Shard {
             return self.out.refuse(connection, request, refusal);
         }
         if chief::acts_as_chief(&message)
-            && let Some(refusal) = self.chief_refusal(connection)
+            && let Some(refusal) = self.peers.chief_refusal(connection)
         {
             return self.out.refuse(connection, request, refusal);
         }
         // A client that does not know the epoch yet sends 0.
         if header.restore_epoch != RestoreEpoch(0) && header.restore_epoch != self.variables.epoch {
-            let refusal = self.other_epoch(header.restore_epoch);
+            let refusal = self.variables.other_epoch(header.restore_epoch);
             return self.out.refuse(connection, request, refusal);
         }
         let deadline = deadline_of(now, header);
         let entry =
             |wait| ParkedRequest { connection, client, request, since: now, deadline, wait };
         match (message, client) {
-            (Message::Heartbeat(_), _) => match self.growth_refusal() {
+            (Message::Heartbeat(_), _) => match self.applier.growth_refusal() {
                 None => self.out.answer(connection, request, message::HeartbeatAnswer {}.into()),
                 Some(refusal) => self.out.refuse(connection, request, refusal),
             },
@@ -437,7 +468,9 @@ impl Shard {
                 self.initialize(now, connection, request, asked.epoch);
             }
             (Message::FindCheckpoint(_), _) => self.find_checkpoint(connection, request),
-            (Message::PassedOverQuery(_), _) => self.answer_passed_over(connection, request),
+            (Message::PassedOverQuery(_), _) => {
+                self.checkpoints.answer_passed_over(&mut self.out, connection, request)
+            }
             (Message::Restore(restore), _) => self.restore(connection, request, restore),
             (Message::Save(_), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
@@ -550,7 +583,7 @@ impl Shard {
     /// Returns the refusal of a chief's body if something happened since its message that rejects
     /// it.
     fn body_refusal(&self, connection: u64) -> Option<Refusal> {
-        self.poisoned().or_else(|| self.chief_refusal(connection))
+        self.poisoned().or_else(|| self.peers.chief_refusal(connection))
     }
 
     /// Stores the use of the next body. A message without a body is complete.
@@ -569,52 +602,9 @@ impl Shard {
         }
     }
 
-    /// Parks a request, or refuses it if the connection has too many.
-    fn park(&mut self, entry: ParkedRequest) {
-        let (connection, request) = (entry.connection, entry.request);
-        if self.peers.parked.park(entry).is_err() {
-            let limit = pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX as u64;
-            let what = Detail::clipped("requests waiting on one connection");
-            self.out.refuse(connection, request, Refusal::Busy { what, limit });
-        }
-    }
-
     /// Passes the step and the restore epoch on to the answers, after a change of either.
     fn stamp_answers(&mut self) {
-        self.out.stamp(self.step(), self.variables.epoch);
-    }
-
-    /// Returns the refusal of a request that has another restore epoch.
-    fn other_epoch(&self, found: RestoreEpoch) -> Refusal {
-        Refusal::RestoreEpoch {
-            found,
-            current: self.variables.epoch,
-            step: self.variables.restored_step,
-        }
-    }
-
-    /// Returns the global step as this shard knows it. In synchronous mode this is the number of
-    /// steps it has applied.
-    pub(crate) fn step(&self) -> pushpull_common::ids::GlobalStep {
-        match &self.steps.follower {
-            Some(follower) => GlobalStep(follower.step()),
-            None => self.steps.owner.as_ref().map_or_else(Default::default, StepOwner::step),
-        }
-    }
-
-    fn store(&self) -> Option<&Store> {
-        match &self.variables.state {
-            VariablesState::Absent => None,
-            VariablesState::Declared(store) | VariablesState::Ready(store) => Some(store),
-        }
-    }
-
-    fn is_ready(&self) -> bool {
-        matches!(self.variables.state, VariablesState::Ready(_))
-    }
-
-    fn task_of(&self, client: ClientKey) -> &TaskId {
-        &self.peers.registry.client(client).task
+        self.out.stamp(self.steps.step(), self.variables.epoch);
     }
 }
 

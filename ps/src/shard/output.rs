@@ -1,6 +1,6 @@
 //! The outputs of a shard, such as frames to send and connections to close.
 
-use crate::shard::Detail;
+use super::Detail;
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::Outcome;
@@ -164,6 +164,11 @@ impl Outputs {
     pub(super) fn send(&mut self, connection: u64, envelope: Envelope, message: Message) {
         let (body, crc, can_wait) = (AnswerBody::EMPTY, None, false);
         self.push(ShardOutput::Send { connection, envelope, message, body, crc, can_wait });
+    }
+
+    /// Returns the envelope of a message that is not an answer, with the restore epoch.
+    pub(super) fn epoch_only(&self) -> Envelope {
+        Envelope { restore_epoch: self.stamp.1, ..Envelope::default() }
     }
 
     /// Adds the stamp to the envelope of an answer.

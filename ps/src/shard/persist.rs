@@ -41,7 +41,7 @@ impl Shard {
         changed.dedup();
         // Clients that lost tokens precede clients that received tokens. If only the first of
         // several transactions is committed, no more tokens are granted than ever were before.
-        changed.sort_by_key(|&client| self.tokens_of(client).count());
+        changed.sort_by_key(|&client| self.steps.tokens_of(client).count());
         for &client in &changed {
             // Losing very many members at once takes several transactions. The state after each is
             // consistent.
@@ -85,7 +85,7 @@ impl Shard {
             applied: self.steps.follower.as_ref().map_or(0, StepFollower::step),
             ..ShardRecord::default()
         };
-        if let Some(coordinator) = self.coordinator() {
+        if let Some(coordinator) = self.steps.coordinator() {
             (record.goal, record.applying) = (coordinator.goal(), coordinator.is_applying());
         }
         if let VariablesState::Declared(store) | VariablesState::Ready(store) =
@@ -142,10 +142,6 @@ impl Shard {
         }
     }
 
-    fn tokens_of(&self, client: ClientKey) -> impl Iterator<Item = Issued> {
-        self.steps.owner.iter().flat_map(move |owner| owner.tokens_of(client))
-    }
-
     /// Asserts that the arena has every window word that is marked as saved.
     #[cfg(any(test, fuzzing))]
     pub(super) fn check_windows_are_saved(&self) {
@@ -164,7 +160,7 @@ impl Shard {
             .map(|bounded_staleness| bounded_staleness.of(key))
             .unwrap_or_default();
         let tokens: SmallVec<[Issued; TOKENS_PER_CLIENT_MAX]> =
-            self.tokens_of(key).take(TOKENS_PER_CLIENT_MAX).collect();
+            self.steps.tokens_of(key).take(TOKENS_PER_CLIENT_MAX).collect();
         let first = record::first_of_client(key.0 as usize);
         let (client, journal) = (self.peers.registry.client_to_save(key), &mut self.files.journal);
         record::save_client(client, &tokens, progress, |word, value| {

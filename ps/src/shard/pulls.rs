@@ -59,7 +59,7 @@ impl Shard {
     ) {
         let (connection, request) = (entry.connection, entry.request);
         let mut ranges = Vec::new();
-        let Some(store) = self.store().filter(|_| self.is_ready()) else {
+        let Some(store) = self.variables.store().filter(|_| self.variables.is_ready()) else {
             return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         match selection {
@@ -76,7 +76,7 @@ impl Shard {
         let entry = ParkedRequest { wait, ..entry };
         match self.can_pull(&entry) {
             true => self.send_values(entry),
-            false => self.park(entry),
+            false => self.peers.park(&mut self.out, entry),
         }
     }
 
@@ -98,17 +98,7 @@ impl Shard {
         else {
             return false;
         };
-        self.served_step() >= at_least
-    }
-
-    /// Returns the newest step that pulls may request now.
-    pub(super) fn served_step(&self) -> u64 {
-        match (&self.steps.follower, &self.steps.owner) {
-            (Some(follower), _) => follower.step(),
-            (None, Some(owner)) => owner.step().0,
-            // Only the step owner knows the step. Other shards have versions of their own.
-            (None, None) => u64::MAX,
-        }
+        self.steps.served_step() >= at_least
     }
 
     /// Answers the parked pulls whose step is served.
@@ -151,7 +141,7 @@ impl Shard {
         codec: Option<Codec>,
     ) {
         let (connection, request) = (entry.connection, entry.request);
-        let Some(store) = self.store().filter(|_| self.is_ready()) else {
+        let Some(store) = self.variables.store().filter(|_| self.variables.is_ready()) else {
             return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         let Some(partition) = store.partition_of_rows(id) else {
@@ -192,13 +182,13 @@ impl Shard {
 
     /// The row numbers have arrived.
     pub(super) fn rows_requested(&mut self, entry: ParkedRequest) {
-        if !self.is_ready() {
+        if !self.variables.is_ready() {
             let (connection, request) = (entry.connection, entry.request);
             return self.out.refuse(connection, request, Refusal::NotInitialized {});
         }
         match self.can_pull(&entry) {
             true => self.send_rows(entry),
-            false => self.park(entry),
+            false => self.peers.park(&mut self.out, entry),
         }
     }
 
@@ -266,7 +256,7 @@ impl Shard {
             return;
         };
         let encoded = form.and_then(|_| self.pulls.encode_buffers.pop()).unwrap_or_default();
-        let Some(store) = self.store() else { return };
+        let Some(store) = self.variables.store() else { return };
         let snapshot = store.snapshot(&ranges);
         let bytes = |range: &Range<u64>| match form {
             None => range.end - range.start,
@@ -282,8 +272,7 @@ impl Shard {
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(bytes);
         let crc = self.peers.connections.get(&entry.connection).is_some_and(|c| c.crc);
-        let mut envelope = entry.request;
-        (envelope.step, envelope.restore_epoch) = (self.step(), self.variables.epoch);
+        let envelope = self.out.stamped(entry.request);
         let counts = (self.variables.version, self.variables.gradients);
         let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (encoder, encoded));
         self.out.push(ShardOutput::Stream { connection: entry.connection, parts });

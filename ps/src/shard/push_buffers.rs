@@ -34,12 +34,12 @@ impl Shard {
         request: Envelope,
         kind: u16,
     ) -> Result<(), Refusal> {
-        self.check_shareable(connection, kind)?;
-        if self.is_synchronous() && !self.files.arena.storage.is_shareable() {
+        self.peers.check_shareable(connection, kind)?;
+        if self.steps.is_synchronous() && !self.files.arena.storage.is_shareable() {
             let why = "gradients held for a step survive this process in a directory, and push buffers do not";
             return Err(unsupported(kind, why));
         }
-        let is_ready = self.is_ready();
+        let is_ready = self.variables.is_ready();
         let inbox =
             self.intake.inbox.as_mut().filter(|_| is_ready).ok_or(Refusal::NotInitialized {})?;
         let (bytes, stride) = inbox.push_buffer_bytes();
@@ -58,7 +58,13 @@ impl Shard {
         let push_slots = inbox.share_push_buffer(client, (memory, reservation), now);
         let push_slots = List::new(push_slots).expect("a push buffer has few slots");
         let push_buffer = SharedPushBuffer { bytes, first: 0, stride, push_slots };
-        self.send_shared(connection, request, push_buffer.into(), vec![descriptor]);
+        self.peers.send_shared(
+            &mut self.out,
+            connection,
+            request,
+            push_buffer.into(),
+            vec![descriptor],
+        );
         Ok(())
     }
 
@@ -123,7 +129,7 @@ impl Shard {
         range: Range<u64>,
     ) -> Result<(), Refusal> {
         self.check_range(part, &range)?;
-        let layout = self.store().ok_or(Refusal::NotInitialized {})?.layout();
+        let layout = self.variables.store().ok_or(Refusal::NotInitialized {})?.layout();
         let bytes = range.end - range.start;
         let cut = layout.cut_at(range.start).or_else(|| layout.cut_at(range.end));
         let sparse = self.variables.fused_ranges.first_touched(layout, &range, |sparse, _| sparse);
@@ -149,14 +155,6 @@ impl Shard {
         let inbox = self.intake.inbox.as_mut().filter(|_| !part.range.is_empty());
         inbox
             .is_none_or(|inbox| inbox.ensure_own_memory(part.push_slot, &self.files.budget).is_ok())
-    }
-
-    /// Counts a complete push if parts of it are in a push buffer.
-    pub(super) fn count_direct_push(&self, push_slot: u32) {
-        let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
-        if push.is_some_and(|push| !push.shared.ranges().is_empty()) {
-            self.counters.direct_pushes.add(1);
-        }
     }
 }
 

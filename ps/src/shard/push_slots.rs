@@ -24,7 +24,7 @@ impl Shard {
             Some(push_slot) => {
                 self.out.answer(entry.connection, entry.request, Reserved { push_slot }.into())
             }
-            None => self.park(entry),
+            None => self.peers.park(&mut self.out, entry),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Receives pushes: chooses the memory of each part, and drops pushes that stay incomplete.
 
+use super::encoded_parts::PartBody;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -24,11 +25,11 @@ impl Shard {
         part: &PushPart,
         form: Option<PartEncoding>,
     ) {
-        let (body, body_refusal) = match self.body_of(header, part, form) {
+        let (body, body_refusal) = match PartBody::of(self.variables.store(), header, part, form) {
             Ok(body) => (body, None),
-            Err(refusal) => ((0..0, None), Some(refusal)),
+            Err(refusal) => (PartBody::default(), Some(refusal)),
         };
-        let (range, encoded) = body;
+        let PartBody { range, encoded } = body;
         let mut incoming = IncomingPart {
             connection,
             client,
@@ -125,7 +126,7 @@ impl Shard {
         let assigns = matches!(part.operation, Operation::Assign {});
         match &self.variables.state {
             VariablesState::Ready(_) => {}
-            VariablesState::Declared(_) if assigns && !self.is_initializing() => {
+            VariablesState::Declared(_) if assigns && !self.applier.is_initializing() => {
                 // Only a chief may assign the first values.
                 let role = self.peers.connections.get(&connection).map(|state| state.role);
                 if let Some(role) = role.filter(|&role| role != Role::Chief {}) {
@@ -194,13 +195,13 @@ impl Shard {
 
     /// Checks the range of a part of a push that has begun.
     pub(super) fn check_range(&self, part: &PushPart, range: &Range<u64>) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else {
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.variables.store()) else {
             return Err(Refusal::NotInitialized {});
         };
         let push = inbox
             .arrival(part.push_slot)
             .ok_or(Refusal::PushSlotTaken { push_slot: part.push_slot })?;
-        let (layout, is_ready) = (store.layout(), self.is_ready());
+        let (layout, is_ready) = (store.layout(), self.variables.is_ready());
         push.extents.check(range, layout).map_err(|misplaced| Refusal::Range {
             offset: range.start,
             bytes: range.end.saturating_sub(range.start),
@@ -261,7 +262,9 @@ impl Shard {
             None => self.counters.push_bytes.add(range.end - range.start),
             Some(encoded) => {
                 self.counters.push_bytes.add(encoded.bytes.len() as u64);
-                self.decode_part(push_slot, range, encoded)?;
+                let target = self.intake.inbox.as_mut();
+                let target = target.and_then(|inbox| inbox.bytes_mut(push_slot, range.clone()));
+                encoded.decode_into(target.ok_or(Refusal::PushSlotTaken { push_slot })?)?;
             }
         }
         if let Some(inbox) = &mut self.intake.inbox
@@ -273,7 +276,8 @@ impl Shard {
             // A push with ranges in a push buffer is applied once it is whole, as those ranges are; a small push
             // is applied in place then.
             let bytes = range.end - range.start;
-            let small = part.whole.is_some() && self.store().is_some_and(|s| s.is_small(bytes));
+            let small =
+                part.whole.is_some() && self.variables.store().is_some_and(|s| s.is_small(bytes));
             let may_begin = first && !shared && !small;
             if !self.apply_on_arrival(push_slot, range, may_begin)? {
                 self.scan_part(push_slot, range)?;
@@ -294,9 +298,9 @@ impl Shard {
     ) -> Result<(), Refusal> {
         let (client, push_slot) = (part.client, part.push_slot);
         self.check_whole(client, push_slot, named)?;
-        self.count_direct_push(push_slot);
+        self.intake.count_direct_push(push_slot);
         let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
-        let waits = push.is_some_and(|push| self.waits_for_step(push));
+        let waits = push.is_some_and(|push| self.steps.waits_for_step(push));
         if let Some(inbox) = &mut self.intake.inbox {
             let (connection, request) = (part.connection, part.request.request);
             let (next, deadline) = (part.next, part.deadline);
@@ -349,18 +353,7 @@ impl Shard {
             self.out.refuse(whole.connection, request, refusal);
         }
         if push.operation == (Operation::Gradient {}) && !present {
-            self.return_token_of(&push);
-        }
-    }
-
-    /// Returns the token of a gradient whose client is absent, so that others may have it.
-    fn return_token_of(&mut self, push: &PushArrival) {
-        let Some(owner) = &mut self.steps.owner else { return };
-        let holder = owner.outstanding().find(|(token, _)| *token == push.token);
-        if let Some((token, holder)) = holder
-            && owner.give_back(holder, token, push.generation)
-        {
-            self.counters.tokens_taken_back.add(1);
+            self.steps.return_token_of(&push);
         }
     }
 

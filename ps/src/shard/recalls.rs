@@ -1,10 +1,11 @@
 //! Recalls of tokens in asynchronous mode: the step owner asks the other shards, and they answer.
 //! The reasons are in `aggregate::recall`.
 
+use super::steps::Steps;
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, ShardId, TokenId};
-use pushpull_common::protocol::{Envelope, message};
+use pushpull_common::protocol::message;
 use smallvec::SmallVec;
 
 use super::Shard;
@@ -12,27 +13,14 @@ use super::client_registry::{ClientKey, ClientPresence};
 use crate::planted::Bug;
 
 impl Shard {
-    /// Returns the other shards that may have applied the push of a token, in asynchronous mode.
-    pub(super) fn shards_to_ask(&self) -> SmallVec<[ShardId; 16]> {
-        if self.steps.owner.is_none()
-            || self.is_synchronous()
-            || self.config.planted.has(Bug::TakeBackUnasked)
-        {
-            return SmallVec::new();
-        }
-        let mut shards = self.steps.participants.clone();
-        shards.retain(|shard| *shard != self.id);
-        shards
-    }
-
     /// On the step owner: recalls the tokens that are due, and takes back those that every shard
     /// has reported free.
     pub(super) fn recall_tokens(&mut self, now: Instant) {
-        let shards = self.shards_to_ask();
+        let shards = self.steps.shards_to_ask();
         if shards.is_empty() {
             return;
         }
-        let complete = self.whole_tokens();
+        let complete = self.intake.whole_tokens();
         let registry = &self.peers.registry;
         let absent = |client| registry.client(client).presence != ClientPresence::Present;
         let Some(owner) = &mut self.steps.owner else { return };
@@ -60,29 +48,13 @@ impl Shard {
             due.extend(connections.map(|&connection| (connection, recall.clone())));
         }
         for (connection, recall) in due {
-            let envelope = Envelope { restore_epoch: self.variables.epoch, ..Envelope::default() };
+            let envelope = self.out.epoch_only();
             self.out.send(connection, envelope, recall.into());
         }
     }
 
-    /// Names the shards that have not answered for all recalled tokens, with the time since each
-    /// was last heard from. `None` if all have.
-    pub(super) fn awaited_recalls(&self, now: Instant) -> Option<String> {
-        let recalls = self.steps.owner.as_ref()?.recalls();
-        let shards = self.shards_to_ask();
-        let awaits =
-            |shard: &&ShardId| recalls.tokens().any(|token| recalls.awaits(token, **shard));
-        let silent: Vec<String> = shards
-            .iter()
-            .filter(awaits)
-            .map(|&shard| self.describe_peer_shard(now, shard))
-            .collect();
-        (!silent.is_empty())
-            .then(|| format!("the answers of {} about recalled tokens", silent.join(", ")))
-    }
-
     fn take_back_free_tokens(&mut self, shards: &[ShardId]) {
-        let complete = self.whole_tokens();
+        let complete = self.intake.whole_tokens();
         let Some(owner) = &mut self.steps.owner else { return };
         let returned = owner.take_back_free(shards, |token| complete.contains(&token));
         if returned > 0 {
@@ -131,7 +103,7 @@ impl Shard {
         if self.register_peer(now, connection, shard).is_none() {
             return;
         }
-        let shards = self.shards_to_ask();
+        let shards = self.steps.shards_to_ask();
         let Some(owner) = &mut self.steps.owner else { return };
         owner.recall_answered(token, shard, applied);
         self.take_back_free_tokens(&shards);
@@ -146,13 +118,47 @@ impl Shard {
             let window = &self.peers.registry.client(client).window;
             window.has_applied(token)
         };
-        let applied = self.is_whole(token) || holders.iter().any(has_applied);
+        let applied = self.intake.is_whole(token) || holders.iter().any(has_applied);
         for client in holders.into_iter().filter(|_| !applied) {
             if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
                 self.out.close(connection);
                 self.drop_client_connection(connection, client);
             }
         }
-        self.report_to_owner(message::Recalled { token, shard: self.id, applied }.into());
+        self.steps.report_to_owner(
+            &mut self.out,
+            message::Recalled { token, shard: self.id, applied }.into(),
+        );
+    }
+}
+
+impl Steps {
+    /// Returns the other shards that may have applied the push of a token, in asynchronous mode.
+    pub(super) fn shards_to_ask(&self) -> SmallVec<[ShardId; 16]> {
+        if self.owner.is_none()
+            || self.is_synchronous()
+            || self.config.planted.has(Bug::TakeBackUnasked)
+        {
+            return SmallVec::new();
+        }
+        let mut shards = self.participants.clone();
+        shards.retain(|shard| *shard != self.id);
+        shards
+    }
+
+    /// Names the shards that have not answered for all recalled tokens, with the time since each
+    /// was last heard from. `None` if all have.
+    pub(super) fn awaited_recalls(&self, now: Instant) -> Option<String> {
+        let recalls = self.owner.as_ref()?.recalls();
+        let shards = self.shards_to_ask();
+        let awaits =
+            |shard: &&ShardId| recalls.tokens().any(|token| recalls.awaits(token, **shard));
+        let silent: Vec<String> = shards
+            .iter()
+            .filter(awaits)
+            .map(|&shard| self.describe_peer_shard(now, shard))
+            .collect();
+        (!silent.is_empty())
+            .then(|| format!("the answers of {} about recalled tokens", silent.join(", ")))
     }
 }

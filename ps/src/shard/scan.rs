@@ -167,7 +167,7 @@ impl ScanJob {
 impl Shard {
     /// Scans a part of a push on arrival, while it is in cache.
     pub(super) fn scan_part(&self, push_slot: u32, range: &Range<u64>) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else {
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.variables.store()) else {
             return Ok(());
         };
         let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
@@ -185,7 +185,9 @@ impl Shard {
     /// Whether the ranges that a whole push has in a push buffer are scanned before it is applied,
     /// because the change cannot be discarded.
     pub(super) fn is_scanned_first(&self, push_slot: u32) -> bool {
-        let (Some(store), Some(inbox)) = (self.store(), &self.intake.inbox) else { return false };
+        let (Some(store), Some(inbox)) = (self.variables.store(), &self.intake.inbox) else {
+            return false;
+        };
         let Some(push) = inbox.arrival(push_slot) else { return false };
         if push.shared.ranges().is_empty() || self.config.non_finite == NonFinite::Allow {
             return false;
@@ -193,7 +195,7 @@ impl Shard {
         let by_rows = store.layout().sparse().len() > 0;
         let bytes = push.extents.ranges().iter().map(|range| range.end - range.start);
         let small = store.is_small(bytes.fold(0, u64::saturating_add));
-        by_rows || small || self.waits_for_step(push)
+        by_rows || small || self.steps.waits_for_step(push)
     }
 
     /// Queues the scan of a push that has arrived whole.
@@ -213,7 +215,9 @@ impl Shard {
 
     /// Scans a slice; returns whether the job is done.
     pub(super) fn work_on_scan(&mut self, job: &mut ScanJob) -> bool {
-        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else { return true };
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.variables.store()) else {
+            return true;
+        };
         let (Some(push), Some(source)) =
             (inbox.arrival(job.push_slot), inbox.source(job.push_slot))
         else {
@@ -263,7 +267,7 @@ impl Shard {
             return false;
         }
         let waits = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
-        let waits = waits.is_some_and(|push| self.waits_for_step(push));
+        let waits = waits.is_some_and(|push| self.steps.waits_for_step(push));
         match job.refusal {
             Some(refusal) => self.refuse_whole(push_slot, refusal),
             None if waits => self.push_held(now, push_slot),

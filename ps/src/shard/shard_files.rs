@@ -234,7 +234,7 @@ impl Shard {
         // Leftovers are removed only after every check, so that files which are refused stay
         // unchanged.
         if shard.power.is_none() {
-            let of_tables = shard.store().map(files_of_tables).unwrap_or_default();
+            let of_tables = shard.variables.store().map(files_of_tables).unwrap_or_default();
             remove_leftovers(&shard.files.arena, declared.then_some(generation), &of_tables)?;
         }
         Ok(shard)
@@ -371,13 +371,13 @@ impl Shard {
             store.verify(&self.files.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
         self.variables.fused_ranges = FusedRanges::new(store.layout(), &rules);
-        self.count_participants(store.catalogue().shards());
+        self.steps.count_participants(store.catalogue().shards());
         self.variables.state =
             if ready { VariablesState::Ready(store) } else { VariablesState::Declared(store) };
         self.variables.rules = rules;
         self.return_tokens_of_absent_clients(now, &complete);
         let waits = |push_slot: &u32| {
-            inbox.arrival(*push_slot).is_some_and(|push| self.waits_for_step(push))
+            inbox.arrival(*push_slot).is_some_and(|push| self.steps.waits_for_step(push))
         };
         let due: Vec<u32> = whole.into_iter().filter(|push_slot| !waits(push_slot)).collect();
         self.intake.inbox = Some(inbox);
@@ -389,7 +389,7 @@ impl Shard {
 
     /// Restores the pushes that are admitted to the current synchronous step.
     fn recover_admitted(&mut self, record: &ShardRecord, first: usize) -> Result<(), Fault> {
-        if self.coordinator().is_none() {
+        if self.steps.coordinator().is_none() {
             return Ok(());
         }
         let words = 0..record::admitted_words(record.push_slots);
@@ -404,7 +404,7 @@ impl Shard {
             |key: &ClientKey| self.peers.registry.client(*key).presence == ClientPresence::Present;
         let live = self.peers.registry.keys().filter(present);
         let live = live.map(|key| (key, self.peers.registry.client(key).task.index)).collect();
-        if let Some(coordinator) = self.coordinator_mut() {
+        if let Some(coordinator) = self.steps.coordinator_mut() {
             coordinator.restore_admitted(admitted, record.applying, record.goal);
             coordinator.restore_live(live, joined);
         }
@@ -415,7 +415,7 @@ impl Shard {
     /// complete pushes were in a push buffer, or in slots of an image, and are lost. Other shards
     /// that may have applied their shares are asked first.
     fn return_tokens_of_absent_clients(&mut self, now: Instant, complete: &BTreeSet<TokenId>) {
-        let asks = !self.shards_to_ask().is_empty();
+        let asks = !self.steps.shards_to_ask().is_empty();
         let Some(owner) = &mut self.steps.owner else { return };
         let absent =
             |holder| self.peers.registry.client(holder).presence != ClientPresence::Present;
@@ -441,7 +441,7 @@ impl Shard {
         first: usize,
     ) -> Result<Vec<WholeSlot>, Fault> {
         let mut spent = BTreeSet::new();
-        let coordinator = self.coordinator();
+        let coordinator = self.steps.coordinator();
         let admitted = |token| {
             let admitted = coordinator.map(StepCoordinator::admitted).unwrap_or_default();
             admitted.iter().any(|grant| grant.token == token)

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, TokenId};
-use pushpull_common::protocol::Outcome;
 use pushpull_common::protocol::message::{Operation, PushPart};
 
 use super::client_registry::ClientKey;
@@ -32,7 +31,7 @@ impl Shard {
             (Some(owner), None) => {
                 owner.holds(client, part.token, part.generation)
                     && owner.is_too_old(part.token, step)
-                    && !self.is_whole(part.token)
+                    && !self.intake.is_whole(part.token)
             }
             (None, None) => false,
         }
@@ -54,7 +53,7 @@ impl Shard {
         if part.whole.is_none() {
             return;
         }
-        let outcome = self.stale_outcome(token);
+        let outcome = self.steps.stale_outcome(token);
         self.peers.registry.client_mut(client).window.settle(sequence, outcome);
         self.out.answer_push(part.connection, part.request, outcome, false);
     }
@@ -72,20 +71,10 @@ impl Shard {
             return false;
         }
         let Some((client, push)) = inbox.take(push_slot) else { return false };
-        let outcome = self.stale_outcome(push.token);
+        let outcome = self.steps.stale_outcome(push.token);
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }
         true
-    }
-
-    /// Counts a stale gradient and returns its outcome. In asynchronous mode this uses up its
-    /// token.
-    fn stale_outcome(&mut self, token: TokenId) -> Outcome {
-        self.counters.gradients_stale.add(1);
-        if let Some(owner) = self.steps.owner.as_mut().filter(|_| self.steps.follower.is_none()) {
-            owner.spend_without_step(token);
-        }
-        Outcome::Stale { current: GlobalStep(self.committed_steps()) }
     }
 }

@@ -1,5 +1,6 @@
 //! The staleness of a gradient on this shard, and the adjustment of its update.
 
+use crate::metrics::Counters;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,6 +56,17 @@ impl Default for StalenessAdjustment {
 }
 
 impl StalenessAdjustment {
+    /// Counts a gradient that was applied with this adjustment.
+    pub(super) fn count(&self, counters: &Counters) {
+        match self.staleness {
+            Some(staleness) => counters.staleness.add(staleness),
+            None => counters.staleness_unknown.add(1),
+        }
+        if matches!(self.compensation, Compensation::Lacking) {
+            counters.gradients_uncompensated.add(1);
+        }
+    }
+
     /// Calls `take` for a range of one partition with the push's values, or tile by tile with the
     /// compensated values.
     pub(super) fn each(
@@ -186,21 +198,6 @@ impl Shard {
             Some(owner) => Some(owner.staleness(push.token, push.step)),
             // No client can have read gradients that were not applied.
             None => push.read.map(|read| self.variables.gradients.saturating_sub(read)),
-        }
-    }
-
-    /// Counts a gradient that was applied with this adjustment.
-    pub(super) fn count_staleness(&self, adjustment: &StalenessAdjustment) {
-        debug_assert_eq!(
-            adjustment.at.count, self.variables.gradients,
-            "no gradient was applied in between"
-        );
-        match adjustment.staleness {
-            Some(staleness) => self.counters.staleness.add(staleness),
-            None => self.counters.staleness_unknown.add(1),
-        }
-        if matches!(adjustment.compensation, Compensation::Lacking) {
-            self.counters.gradients_uncompensated.add(1);
         }
     }
 

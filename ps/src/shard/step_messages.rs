@@ -1,6 +1,8 @@
 //! The messages between shards and the step owner about synchronous steps: held pushes, commits,
 //! and applied steps.
 
+use super::output::Outputs;
+use super::steps::Steps;
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
@@ -14,29 +16,6 @@ use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_coordinator::{CommittedStep, PerPush};
 
 impl Shard {
-    /// Returns the index of a shard among those that take part.
-    pub(super) fn index_of(&self, shard: ShardId) -> Option<usize> {
-        self.steps.participants.iter().position(|&other| other == shard)
-    }
-
-    /// Sets the shards with variables.
-    pub(super) fn set_participants(&mut self, shards: impl Iterator<Item = ShardId>) {
-        self.steps.participants = shards.collect();
-        if self.steps.owner.is_some() && !self.steps.participants.contains(&self.id) {
-            self.steps.participants.push(self.id);
-        }
-        self.steps.participants.sort_unstable();
-    }
-
-    /// The variables are laid out: sets the number of shards that take part.
-    pub(super) fn count_participants(&mut self, shards: impl Iterator<Item = ShardId>) {
-        self.set_participants(shards);
-        let count = self.steps.participants.len();
-        if let Some(coordinator) = self.coordinator_mut() {
-            coordinator.set_shards(count);
-        }
-    }
-
     /// Records the connection of another shard that takes part. Returns its index, or `None` if it
     /// takes no part or the connection is another shard's.
     pub(super) fn register_peer(
@@ -45,7 +24,7 @@ impl Shard {
         connection: u64,
         shard: ShardId,
     ) -> Option<usize> {
-        let index = self.index_of(shard).filter(|_| shard != self.id)?;
+        let index = self.steps.index_of(shard).filter(|_| shard != self.id)?;
         let speaks_for =
             self.steps.shards.connections.iter().find(|(_, other)| **other == connection);
         if speaks_for.is_some_and(|(other, _)| *other != shard) {
@@ -73,11 +52,6 @@ impl Shard {
         connections.into_iter().for_each(|connection| self.send_chief(connection));
     }
 
-    /// Forgets a connection of a shard that takes part.
-    pub(super) fn forget_peer_connection(&mut self, connection: u64) {
-        self.steps.shards.connections.retain(|_, other| *other != connection);
-    }
-
     /// Handles a change of the connection to the step owner. A restarted step owner has lost the
     /// reports, and an owner of another restore epoch has refused them. So reports are repeated
     /// once there is a connection, and at intervals.
@@ -87,17 +61,17 @@ impl Shard {
         self.counters.shards_without_owner.set(u64::from(!up));
         self.steps.to_owner.is_up = up;
         self.steps.to_owner.reported_at = None;
-        self.steps.to_owner.announced_chief = None;
+        self.peers.chief.announced = None;
     }
 
     pub(super) fn repeat_reports(&mut self, now: Instant) {
         let due =
             self.steps.to_owner.reported_at.is_none_or(|last| now >= last + self.config.lease / 5);
-        if !due || !self.steps.to_owner.is_up || !self.is_ready() {
+        if !due || !self.steps.to_owner.is_up || !self.variables.is_ready() {
             return;
         }
         self.steps.to_owner.reported_at = Some(now);
-        self.report_applied();
+        self.steps.report_applied(&mut self.out);
         if self.steps.follower.is_none() {
             return;
         }
@@ -112,34 +86,25 @@ impl Shard {
     pub(super) fn report_held(&mut self, token: TokenId) {
         let inbox = self.intake.inbox.as_ref();
         let push_slot = inbox.and_then(|inbox| inbox.whole_push_slot_of(token.0));
-        let Some(squares) = push_slot.and_then(|push_slot| self.squares_of(push_slot)) else {
+        let Some(squares) = push_slot.and_then(|push_slot| self.intake.squares_of(push_slot))
+        else {
             return;
         };
         let holder = inbox.zip(push_slot).and_then(|(inbox, push_slot)| inbox.holder(push_slot));
         // The push of an older incarnation has no client, and spends no token.
         let epoch = |client| self.peers.registry.client(client).epoch;
         let client = holder.map_or(ClientEpoch(0), epoch);
-        self.report_to_owner(message::Held { token, client, shard: self.id, squares }.into());
-    }
-
-    /// Reports to the step owner how many steps are applied here.
-    pub(super) fn report_applied(&mut self) {
-        self.report_to_owner(message::StepApplied { shard: self.id }.into());
-    }
-
-    pub(super) fn report_to_owner(&mut self, message: Message) {
-        if self.steps.owner.is_none() && self.steps.to_owner.is_up {
-            let (step, restore_epoch) = (self.step(), self.variables.epoch);
-            let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
-            self.out.push(ShardOutput::ToOwner { envelope, message });
-        }
+        self.steps.report_to_owner(
+            &mut self.out,
+            message::Held { token, client, shard: self.id, squares }.into(),
+        );
     }
 
     /// Handles a message of the step owner.
     pub(super) fn on_owner_message(&mut self, now: Instant, header: &Header, message: Message) {
         if let Message::ChiefIs(chief) = message {
             // Valid in any restore epoch, because the chief begins the next one.
-            self.steps.to_owner.announced_chief = Some(chief.client);
+            self.peers.chief.announced = Some(chief.client);
             return;
         }
         if header.restore_epoch != self.variables.epoch || self.poisoned().is_some() {
@@ -155,7 +120,7 @@ impl Shard {
                     // others.
                     return;
                 }
-                let all_here = tokens.iter().all(|&token| self.is_whole(TokenId(token)));
+                let all_here = tokens.iter().all(|&token| self.intake.is_whole(TokenId(token)));
                 self.counters.steps_missed.add(u64::from(!all_here));
                 if let Some(follower) = self.steps.follower.as_mut().filter(|_| all_here) {
                     follower.receive_commit(&CommittedStep {
@@ -192,11 +157,11 @@ impl Shard {
             // A client has pushed there under another client's token.
             return;
         }
-        let Some(coordinator) = self.coordinator_mut() else {
+        let Some(coordinator) = self.steps.coordinator_mut() else {
             return;
         };
         if !coordinator.held(index, token.0, squares.into()) {
-            self.send_over(connection, token);
+            self.steps.send_over(&mut self.out, connection, token);
         }
     }
 
@@ -209,7 +174,7 @@ impl Shard {
         steps: u64,
     ) {
         let Some(index) = self.register_peer(now, connection, shard) else { return };
-        let Some(coordinator) = self.coordinator_mut() else {
+        let Some(coordinator) = self.steps.coordinator_mut() else {
             return;
         };
         // No shard can have applied a step that is not committed.
@@ -221,44 +186,62 @@ impl Shard {
         if let Some(committed) = coordinator.committed()
             && steps <= committed.step
         {
-            self.send_committed(connection, &committed);
+            self.steps.send_committed(&mut self.out, connection, &committed);
         }
+    }
+}
+
+impl Steps {
+    /// Forgets a connection of a shard that takes part.
+    pub(super) fn forget_peer_connection(&mut self, connection: u64) {
+        self.shards.connections.retain(|_, other| *other != connection);
     }
 
     /// Announces the committed step to the other shards.
-    pub(super) fn announce_committed(&mut self, committed: &CommittedStep) {
-        if self.steps.shards.announced_step != Some(committed.step) {
-            self.steps.shards.announced_step = Some(committed.step);
+    pub(super) fn announce_committed(&mut self, out: &mut Outputs, committed: &CommittedStep) {
+        if self.shards.announced_step != Some(committed.step) {
+            self.shards.announced_step = Some(committed.step);
             let connections: SmallVec<[u64; 8]> =
-                self.steps.shards.connections.values().copied().collect();
+                self.shards.connections.values().copied().collect();
             for connection in connections {
-                self.send_committed(connection, committed);
+                self.send_committed(out, connection, committed);
             }
         }
     }
 
     /// Announces to the other shards that the push of a token is over.
-    pub(super) fn announce_over(&mut self, token: u64) {
-        let connections: SmallVec<[u64; 8]> =
-            self.steps.shards.connections.values().copied().collect();
+    pub(super) fn announce_over(&mut self, out: &mut Outputs, token: u64) {
+        let connections: SmallVec<[u64; 8]> = self.shards.connections.values().copied().collect();
         for connection in connections {
-            self.send_over(connection, TokenId(token));
+            self.send_over(out, connection, TokenId(token));
         }
     }
 
-    fn send_committed(&mut self, connection: u64, committed: &CommittedStep) {
+    fn send_committed(&mut self, out: &mut Outputs, connection: u64, committed: &CommittedStep) {
         let pushes = committed.tokens.iter().zip(&committed.factors);
         let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get()));
         let Some(pushes) = List::of(pushes) else { return };
-        let (step, restore_epoch) = (GlobalStep(committed.step), self.variables.epoch);
-        let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
+        let step = GlobalStep(committed.step);
+        let envelope = Envelope { step, ..out.epoch_only() };
         let message = message::Commit { pushes }.into();
-        self.out.send(connection, envelope, message);
+        out.send(connection, envelope, message);
     }
 
-    fn send_over(&mut self, connection: u64, token: TokenId) {
-        let envelope = Envelope { restore_epoch: self.variables.epoch, ..Envelope::default() };
+    fn send_over(&mut self, out: &mut Outputs, connection: u64, token: TokenId) {
+        let envelope = out.epoch_only();
         let message = message::TokenOver { token }.into();
-        self.out.send(connection, envelope, message);
+        out.send(connection, envelope, message);
+    }
+
+    pub(super) fn report_to_owner(&mut self, out: &mut Outputs, message: Message) {
+        if self.owner.is_none() && self.to_owner.is_up {
+            let envelope = out.stamped(Envelope::default());
+            out.push(ShardOutput::ToOwner { envelope, message });
+        }
+    }
+
+    /// Reports to the step owner how many steps are applied here.
+    pub(super) fn report_applied(&mut self, out: &mut Outputs) {
+        self.report_to_owner(out, message::StepApplied { shard: self.id }.into());
     }
 }

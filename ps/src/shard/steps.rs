@@ -1,13 +1,21 @@
 //! The steps of training, as this shard takes part in them: tokens, held pushes, commits.
 
+use super::client_registry::ClientKey;
+use crate::aggregate::step_coordinator::StepCoordinator;
+use crate::aggregate::step_owner::Issued;
 use crate::config::PsConfig;
+use crate::inbox::PushArrival;
 use crate::metrics::Counters;
+use pushpull_common::ids::GlobalStep;
+use pushpull_common::ids::TokenId;
+use pushpull_common::protocol::Outcome;
+use pushpull_common::protocol::message::Operation;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::{ClientEpoch, ShardId};
+use pushpull_common::ids::ShardId;
 
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
@@ -52,8 +60,6 @@ pub(super) struct ToOwner {
     pub(super) lost_at: Option<Instant>,
     /// When this shard last reported over it.
     pub(super) reported_at: Option<Instant>,
-    /// The epoch of the last `ChiefIs` on the current connection.
-    pub(super) announced_chief: Option<ClientEpoch>,
 }
 
 /// How long a synchronous step has waited for replicas.
@@ -83,6 +89,124 @@ impl Steps {
             shards: PeerShards::default(),
             to_owner: ToOwner::default(),
             stragglers: Stragglers::default(),
+        }
+    }
+
+    /// Returns the global step as this shard knows it. In synchronous mode this is the number of
+    /// steps it has applied.
+    pub(crate) fn step(&self) -> pushpull_common::ids::GlobalStep {
+        match &self.follower {
+            Some(follower) => GlobalStep(follower.step()),
+            None => self.owner.as_ref().map_or_else(Default::default, StepOwner::step),
+        }
+    }
+
+    /// Returns whether steps are synchronous.
+    pub(super) fn is_synchronous(&self) -> bool {
+        self.follower.is_some()
+    }
+
+    /// Returns whether a push is a gradient that waits for its synchronous step.
+    pub(super) fn waits_for_step(&self, push: &PushArrival) -> bool {
+        self.is_synchronous() && push.operation == (Operation::Gradient {})
+    }
+
+    /// Returns the step coordinator: on the step owner, in synchronous mode.
+    pub(super) fn coordinator(&self) -> Option<&StepCoordinator> {
+        self.owner.as_ref().and_then(StepOwner::coordinator)
+    }
+
+    pub(super) fn coordinator_mut(&mut self) -> Option<&mut StepCoordinator> {
+        self.owner.as_mut().and_then(StepOwner::coordinator_mut)
+    }
+
+    /// Returns the number of steps applied here, and the pushes of the committed step that is not
+    /// applied.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
+        self.follower
+            .as_ref()
+            .map_or((0, None), |follower| (follower.step(), follower.tokens_to_apply()))
+    }
+
+    /// Returns the number of committed steps, as far as this shard knows.
+    pub(super) fn committed_steps(&self) -> u64 {
+        let coordinator = self.coordinator();
+        coordinator.map_or_else(|| self.step().0, |coordinator| coordinator.step())
+    }
+
+    /// Returns the newest step that pulls may request now.
+    pub(super) fn served_step(&self) -> u64 {
+        match (&self.follower, &self.owner) {
+            (Some(follower), _) => follower.step(),
+            (None, Some(owner)) => owner.step().0,
+            // Only the step owner knows the step. Other shards have versions of their own.
+            (None, None) => u64::MAX,
+        }
+    }
+
+    /// Whether this shard knows the step of its values. In asynchronous mode only the step owner
+    /// does.
+    pub(super) fn counts_steps(&self) -> bool {
+        self.is_synchronous() || self.owner.is_some()
+    }
+
+    pub(super) fn tokens_of(&self, client: ClientKey) -> impl Iterator<Item = Issued> {
+        self.owner.iter().flat_map(move |owner| owner.tokens_of(client))
+    }
+
+    /// Returns the index of a shard among those that take part.
+    pub(super) fn index_of(&self, shard: ShardId) -> Option<usize> {
+        self.participants.iter().position(|&other| other == shard)
+    }
+
+    /// Sets the shards with variables.
+    pub(super) fn set_participants(&mut self, shards: impl Iterator<Item = ShardId>) {
+        self.participants = shards.collect();
+        if self.owner.is_some() && !self.participants.contains(&self.id) {
+            self.participants.push(self.id);
+        }
+        self.participants.sort_unstable();
+    }
+
+    /// The variables are laid out: sets the number of shards that take part.
+    pub(super) fn count_participants(&mut self, shards: impl Iterator<Item = ShardId>) {
+        self.set_participants(shards);
+        let count = self.participants.len();
+        if let Some(coordinator) = self.coordinator_mut() {
+            coordinator.set_shards(count);
+        }
+    }
+
+    /// Restarts the step follower after this many steps, without a commit for the next.
+    pub(super) fn begin_follower(&mut self, step: GlobalStep) {
+        if let Some(follower) = &mut self.follower {
+            *follower = StepFollower::new(step.0, self.config.planted);
+        }
+        self.shards.announced_step = None;
+        if let (Some(own), Some(coordinator)) = (self.index_of(self.id), self.coordinator_mut()) {
+            coordinator.applied(own, step.0);
+        }
+    }
+
+    /// Counts a stale gradient and returns its outcome. In asynchronous mode this uses up its
+    /// token.
+    pub(super) fn stale_outcome(&mut self, token: TokenId) -> Outcome {
+        self.counters.gradients_stale.add(1);
+        if let Some(owner) = self.owner.as_mut().filter(|_| self.follower.is_none()) {
+            owner.spend_without_step(token);
+        }
+        Outcome::Stale { current: GlobalStep(self.committed_steps()) }
+    }
+
+    /// Returns the token of a gradient whose client is absent, so that others may have it.
+    pub(super) fn return_token_of(&mut self, push: &PushArrival) {
+        let Some(owner) = &mut self.owner else { return };
+        let holder = owner.outstanding().find(|(token, _)| *token == push.token);
+        if let Some((token, holder)) = holder
+            && owner.give_back(holder, token, push.generation)
+        {
+            self.counters.tokens_taken_back.add(1);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Stragglers: ends waits for absent replicas, and names them to those who wait.
 
+use super::steps::Steps;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::ShardId;
@@ -20,7 +21,7 @@ impl Shard {
             .stragglers
             .first_join
             .map_or(Duration::ZERO, |first| now.duration_since(first));
-        if let Some(coordinator) = self.coordinator_mut()
+        if let Some(coordinator) = self.steps.coordinator_mut()
             && coordinator.expects() > 0
             && waited >= timeout
         {
@@ -32,7 +33,7 @@ impl Shard {
     /// give, if so configured. Also ends the waits of pushes whose deadline has passed. Held pushes
     /// stay without a waiting client.
     pub(super) fn end_straggler_waits(&mut self, now: Instant) {
-        let Some(coordinator) = self.coordinator() else { return };
+        let Some(coordinator) = self.steps.coordinator() else { return };
         let short = coordinator.is_short();
         self.steps.stragglers.short_since =
             self.steps.stragglers.short_since.filter(|_| short).or(short.then_some(now));
@@ -65,7 +66,7 @@ impl Shard {
         let found = match (self.awaited_step(now), &self.steps.follower) {
             (Some(awaited), _) => format!("; {awaited}"),
             (None, Some(follower)) => {
-                let owner = self.owner_outage(now);
+                let owner = self.steps.owner_outage(now);
                 format!("; this shard has applied {}{owner}", follower.step())
             }
             (None, None) => String::new(),
@@ -75,22 +76,7 @@ impl Shard {
 
     /// Describes what a request for a push slot waits for.
     pub(super) fn awaited_push_slot(&self, now: Instant) -> String {
-        format!("a push slot{}", self.owner_outage(now))
-    }
-
-    /// Describes that this shard cannot reach the step owner, so that it makes no steps. Empty if
-    /// it can.
-    fn owner_outage(&self, now: Instant) -> String {
-        let cut_off =
-            self.is_synchronous() && self.steps.owner.is_none() && !self.steps.to_owner.is_up;
-        match self.steps.to_owner.lost_at {
-            _ if !cut_off => String::new(),
-            None => format!("; {} has not reached the step owner yet", self.id),
-            Some(since) => {
-                let away = now.saturating_duration_since(since).as_millis();
-                format!("; {} has had no connection to the step owner for {away} ms", self.id)
-            }
-        }
+        format!("a push slot{}", self.steps.owner_outage(now))
     }
 
     /// On the step owner: describes a shard, by its index among those that take part, and when it
@@ -98,34 +84,9 @@ impl Shard {
     fn describe_shard(&self, now: Instant, at: usize) -> Option<String> {
         let shard = *self.steps.participants.get(at)?;
         if shard == self.id {
-            return Some(self.with_growth(format!("{shard} itself")));
+            return Some(self.applier.with_growth(format!("{shard} itself")));
         }
-        Some(self.describe_peer_shard(now, shard))
-    }
-
-    /// On the step owner: describes another shard, and when it was last heard from.
-    pub(super) fn describe_peer_shard(&self, now: Instant, shard: ShardId) -> String {
-        let link =
-            if self.steps.shards.connections.contains_key(&shard) { "" } else { "not connected, " };
-        match self.steps.shards.heard_at.get(&shard) {
-            None => format!("{shard} ({link}not heard from yet)"),
-            Some(&heard_at) => {
-                let silent = now.saturating_duration_since(heard_at).as_millis();
-                format!("{shard} ({link}heard from {silent} ms ago)")
-            }
-        }
-    }
-
-    /// Describes a replica, and when it was last heard from.
-    pub(super) fn describe_client(&self, now: Instant, client: ClientKey) -> String {
-        let entry = self.peers.registry.client(client);
-        let silent = now.saturating_duration_since(self.peers.registry.last_heard_at(client));
-        let state = match entry.presence {
-            ClientPresence::Lost => "lost, heard from",
-            ClientPresence::Left => "left, heard from",
-            ClientPresence::Present => "heard from",
-        };
-        format!("{} ({state} {} ms ago)", entry.task, silent.as_millis())
+        Some(self.steps.describe_peer_shard(now, shard))
     }
 
     /// Answers the clients of held and undecided pushes whose wait has ended. The pushes stay.
@@ -153,7 +114,7 @@ impl Shard {
     /// Describes what a request for a token waits for. `None` if steps are not synchronous here, or
     /// on another shard.
     pub(crate) fn awaited_step(&self, now: Instant) -> Option<String> {
-        let coordinator = self.coordinator()?;
+        let coordinator = self.steps.coordinator()?;
         if coordinator.is_applying() || coordinator.is_behind() {
             let step = coordinator.step() - 1;
             let behind = coordinator.shards_behind().filter_map(|at| self.describe_shard(now, at));
@@ -174,7 +135,7 @@ impl Shard {
             let shard = self.describe_shard(now, at)?;
             Some(format!("{shard}, which has not reported {lacked} of the pushes that others hold"))
         });
-        let missing = missing.map(|client| self.describe_client(now, client));
+        let missing = missing.map(|client| self.peers.describe_client(now, client));
         let missing: Vec<String> = shards.chain(missing).collect();
         let (step, count, goal) = (coordinator.step(), given.len(), coordinator.goal());
         let joined = u32::try_from(self.peers.registry.keys().count()).unwrap_or(u32::MAX);
@@ -188,5 +149,34 @@ impl Shard {
             (missing, not_joined) => format!("{missing} and {not_joined} not joined yet"),
         };
         Some(format!("step {step}, which has {count} of {goal} gradients; {missing}"))
+    }
+}
+
+impl Steps {
+    /// Describes that this shard cannot reach the step owner, so that it makes no steps. Empty if
+    /// it can.
+    fn owner_outage(&self, now: Instant) -> String {
+        let cut_off = self.is_synchronous() && self.owner.is_none() && !self.to_owner.is_up;
+        match self.to_owner.lost_at {
+            _ if !cut_off => String::new(),
+            None => format!("; {} has not reached the step owner yet", self.id),
+            Some(since) => {
+                let away = now.saturating_duration_since(since).as_millis();
+                format!("; {} has had no connection to the step owner for {away} ms", self.id)
+            }
+        }
+    }
+
+    /// On the step owner: describes another shard, and when it was last heard from.
+    pub(super) fn describe_peer_shard(&self, now: Instant, shard: ShardId) -> String {
+        let link =
+            if self.shards.connections.contains_key(&shard) { "" } else { "not connected, " };
+        match self.shards.heard_at.get(&shard) {
+            None => format!("{shard} ({link}not heard from yet)"),
+            Some(&heard_at) => {
+                let silent = now.saturating_duration_since(heard_at).as_millis();
+                format!("{shard} ({link}heard from {silent} ms ago)")
+            }
+        }
     }
 }

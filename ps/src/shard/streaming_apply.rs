@@ -46,7 +46,7 @@ impl Shard {
             .fused_ranges
             .within(range.clone())
             .any(|fused_range| fused_range.is_deferred);
-        if is_deferred || self.store().is_some_and(has_indexed_rows) {
+        if is_deferred || self.variables.store().is_some_and(has_indexed_rows) {
             // The row ids, or the sums of a two-pass rule, are known only once the push is whole.
             if self
                 .applier
@@ -130,14 +130,7 @@ impl Shard {
 
     pub(super) fn abandon_streaming(&mut self) {
         self.applier.streaming = None;
-        self.discard_change();
-    }
-
-    /// Discards an unfinished change.
-    pub(super) fn discard_change(&mut self) {
-        if let VariablesState::Ready(store) = &mut self.variables.state {
-            store.discard();
-        }
+        self.variables.discard_change();
     }
 
     /// Discards the change of a push that was dropped before it was whole.

@@ -1,62 +1,21 @@
 //! Synchronous steps on a shard: held pushes, the step owner's decisions, and the step's update.
 
+use crate::inbox::PushArrival;
+use pushpull_common::protocol::message::Operation;
 use std::time::Instant;
 
 use pushpull_common::ids::GlobalStep;
-use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::message::PushAnswer;
 use pushpull_common::protocol::{Envelope, Outcome, PushState};
 
 use super::Shard;
 use super::client_registry::{ClientKey, ClientPresence};
 use super::work::ShardJob;
-use crate::aggregate::step_coordinator::{Grant, PerPush, StepCoordinator, TokenOutcome};
-use crate::aggregate::step_follower::StepFollower;
-use crate::aggregate::step_owner::StepOwner;
-use crate::inbox::{PendingAnswer, PushArrival};
+use crate::aggregate::step_coordinator::{Grant, PerPush, TokenOutcome};
+use crate::inbox::PendingAnswer;
 use crate::planted::Bug;
 
 impl Shard {
-    /// Returns whether a push is a gradient that waits for its synchronous step.
-    pub(super) fn waits_for_step(&self, push: &PushArrival) -> bool {
-        self.is_synchronous() && push.operation == (Operation::Gradient {})
-    }
-
-    /// Returns whether steps are synchronous.
-    pub(super) fn is_synchronous(&self) -> bool {
-        self.steps.follower.is_some()
-    }
-
-    /// Returns the step coordinator: on the step owner, in synchronous mode.
-    pub(super) fn coordinator(&self) -> Option<&StepCoordinator> {
-        self.steps.owner.as_ref().and_then(StepOwner::coordinator)
-    }
-
-    pub(super) fn coordinator_mut(&mut self) -> Option<&mut StepCoordinator> {
-        self.steps.owner.as_mut().and_then(StepOwner::coordinator_mut)
-    }
-
-    /// Returns the number of steps applied here, and the pushes of the committed step that is not
-    /// applied.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
-        self.steps
-            .follower
-            .as_ref()
-            .map_or((0, None), |follower| (follower.step(), follower.tokens_to_apply()))
-    }
-
-    /// Restarts the step follower after this many steps, without a commit for the next.
-    pub(super) fn begin_follower(&mut self, step: GlobalStep) {
-        if let Some(follower) = &mut self.steps.follower {
-            *follower = StepFollower::new(step.0, self.config.planted);
-        }
-        self.steps.shards.announced_step = None;
-        if let (Some(own), Some(coordinator)) = (self.index_of(self.id), self.coordinator_mut()) {
-            coordinator.applied(own, step.0);
-        }
-    }
-
     /// Restores the complete pushes that an earlier process left.
     pub(super) fn recover_held(&mut self) {
         let tokens: Vec<_> =
@@ -70,9 +29,9 @@ impl Shard {
             }
         }
         let measured = self.config.clip_by_global_norm.is_none();
-        let own = self.index_of(self.id);
+        let own = self.steps.index_of(self.id);
         let step = self.steps.follower.as_ref().map_or(0, |follower| follower.step());
-        if let (Some(own), Some(coordinator)) = (own, self.coordinator_mut()) {
+        if let (Some(own), Some(coordinator)) = (own, self.steps.coordinator_mut()) {
             coordinator.applied(own, step);
             for token in tokens.into_iter().filter(|_| measured) {
                 // A push that is over is not here, because its decision dropped it.
@@ -92,15 +51,15 @@ impl Shard {
         if let (Some(follower), Some(inbox)) = (&mut self.steps.follower, &self.intake.inbox) {
             follower.report_whole(inbox.whole_tokens().map(|token| token.0));
         }
-        let squares = self.squares_of(push_slot);
+        let squares = self.intake.squares_of(push_slot);
         if squares.is_none() {
             self.begin_norm(push_slot);
         }
-        let own = self.index_of(self.id);
+        let own = self.steps.index_of(self.id);
         let passed = self.steps.follower.as_ref().is_some_and(|follower| step.0 < follower.step());
         let Some(owner) = &mut self.steps.owner else {
             let outcome = match passed {
-                true => Outcome::Stale { current: self.step() },
+                true => Outcome::Stale { current: self.steps.step() },
                 false => Outcome::Held {},
             };
             self.settle_push(now, push_slot, outcome);
@@ -123,16 +82,10 @@ impl Shard {
             None => a.is_of_use(token.0),
         });
         if !(out && held) {
-            let current = GlobalStep(self.committed_steps());
+            let current = GlobalStep(self.steps.committed_steps());
             self.settle_push(now, push_slot, Outcome::Stale { current });
             self.release(push_slot);
         }
-    }
-
-    /// Returns the number of committed steps, as far as this shard knows.
-    pub(super) fn committed_steps(&self) -> u64 {
-        let coordinator = self.coordinator();
-        coordinator.map_or_else(|| self.step().0, |coordinator| coordinator.step())
     }
 
     /// Carries out the decisions of the step owner since the last call.
@@ -161,13 +114,13 @@ impl Shard {
                 }
             }
             TokenOutcome::Over => {
-                self.announce_over(grant.token);
+                self.steps.announce_over(&mut self.out, grant.token);
                 // The push may be complete or in transit.
                 let push_slots =
                     self.intake.inbox.as_ref().map(|inbox| inbox.push_slots_of(grant.token));
                 for push_slot in push_slots.unwrap_or_default() {
                     self.counters.gradients_stale.add(1);
-                    let current = GlobalStep(self.committed_steps());
+                    let current = GlobalStep(self.steps.committed_steps());
                     self.settle_push(now, push_slot, Outcome::Stale { current });
                     self.release(push_slot);
                 }
@@ -177,11 +130,11 @@ impl Shard {
 
     /// Announces and begins a committed step.
     fn on_committed(&mut self) {
-        let coordinator = self.coordinator();
+        let coordinator = self.steps.coordinator();
         let Some(committed) = coordinator.and_then(|coordinator| coordinator.committed()) else {
             return;
         };
-        self.announce_committed(&committed);
+        self.steps.announce_committed(&mut self.out, &committed);
         if let Some(follower) = &mut self.steps.follower {
             follower.receive_commit(&committed);
         }
@@ -209,7 +162,7 @@ impl Shard {
 
     /// A step has been applied: releases its pushes.
     pub(super) fn step_applied(&mut self, now: Instant, push_slots: &[u32]) {
-        self.count_overflow();
+        self.variables.count_overflow();
         self.publish();
         self.variables.version += 1;
         self.variables.gradients += 1;
@@ -235,14 +188,14 @@ impl Shard {
                 inbox.release(push_slot);
             }
         }
-        let own = self.index_of(self.id);
+        let own = self.steps.index_of(self.id);
         if let Some(owner) = &mut self.steps.owner {
             if let Some((coordinator, own)) = owner.coordinator_mut().zip(own) {
                 coordinator.applied(own, step);
             }
             self.counters.global_step.set(step);
         }
-        self.report_applied();
+        self.steps.report_applied(&mut self.out);
     }
 
     /// Settles a complete push in its client's window, and answers its client.
@@ -285,7 +238,7 @@ impl Shard {
     pub(super) fn answer_scanning(&mut self, now: Instant, push_slot: u32) {
         let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         if push.is_some_and(|push| push.scanning) {
-            let current = GlobalStep(self.committed_steps());
+            let current = GlobalStep(self.steps.committed_steps());
             self.settle_push(now, push_slot, Outcome::Stale { current });
         }
     }
@@ -298,8 +251,8 @@ impl Shard {
 
     /// A replica has joined: the step owner counts on its gradients.
     pub(super) fn replica_joins(&mut self, now: Instant, client: ClientKey) {
-        let rank = self.task_of(client).index;
-        if let Some(coordinator) = self.coordinator_mut() {
+        let rank = self.peers.task_of(client).index;
+        if let Some(coordinator) = self.steps.coordinator_mut() {
             coordinator.join(client, rank);
             self.steps.stragglers.first_join.get_or_insert(now);
         }
@@ -307,7 +260,7 @@ impl Shard {
 
     /// A replica is absent, or was fenced by a newer incarnation that replaces it.
     pub(super) fn replica_leaves(&mut self, client: ClientKey, fenced: bool) {
-        if let Some(coordinator) = self.coordinator_mut() {
+        if let Some(coordinator) = self.steps.coordinator_mut() {
             match fenced {
                 true => coordinator.end_old_tokens(client),
                 false => coordinator.lose(client),
@@ -318,7 +271,7 @@ impl Shard {
     /// Asserts the invariants of complete pushes on the step owner.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_held(&self) {
-        let coordinator = self.coordinator();
+        let coordinator = self.steps.coordinator();
         let (Some(coordinator), Some(inbox)) = (coordinator, &self.intake.inbox) else { return };
         for token in inbox.whole_tokens() {
             assert!(coordinator.is_of_use(token.0), "the push of token {token} is over");

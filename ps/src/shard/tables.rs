@@ -4,12 +4,11 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 
-use super::{Shard, VariablesState};
+use super::Shard;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::config::Durability;
 use crate::inbox::PushedRows;
 use crate::optimizer::Untrainable;
-use crate::table::Table;
 
 /// The most tables on a shard. Each has a file for its index, and some for its rows.
 const TABLES_MAX: usize = 1024;
@@ -36,7 +35,9 @@ impl Shard {
     /// Checks that the new rows of a complete push fit into the tables that evict nothing, together
     /// with those of the complete pushes before it. Checks for every table that assigned rows fit.
     pub(super) fn check_tables(&self, push_slot: u32) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.store()) else { return Ok(()) };
+        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.variables.store()) else {
+            return Ok(());
+        };
         let operation = inbox.arrival(push_slot).map(|push| push.operation);
         let assigned = operation.is_some_and(|operation| operation != Operation::Gradient {});
         for table in store.tables() {
@@ -69,27 +70,5 @@ impl Shard {
             }
         }
         Ok(())
-    }
-
-    /// Adds the counts of the tables to the counters.
-    pub(super) fn count_tables(&mut self) {
-        let (VariablesState::Declared(store) | VariablesState::Ready(store)) =
-            &mut self.variables.state
-        else {
-            return;
-        };
-        let tables = store.tables_mut();
-        if tables.is_empty() {
-            return;
-        }
-        for counts in tables.iter_mut().map(Table::take_counts) {
-            self.counters.table_hits.add(counts.hits);
-            self.counters.table_misses.add(counts.misses);
-            self.counters.table_rows_admitted.add(counts.admitted);
-            self.counters.table_rows_turned_away.add(counts.turned_away);
-            self.counters.table_rows_evicted.add(counts.evicted);
-        }
-        self.counters.table_rows.set(tables.iter().map(Table::rows).sum());
-        self.counters.table_bytes.set(tables.iter().map(Table::bytes).sum());
     }
 }

@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 use super::client_registry::ClientKey;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::{Detail, Shard};
-use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::step_owner::{Issued, StepOwner, TokenResponse};
 
 impl Shard {
@@ -19,7 +18,7 @@ impl Shard {
         let (connection, request) = (entry.connection, entry.request);
         let lost = entry.client.zip(self.steps.owner.as_ref());
         if let Some(issued) = lost.and_then(|(client, owner)| {
-            owner.lost_answer(client, newest, |token| self.is_whole(token))
+            owner.lost_answer(client, newest, |token| self.intake.is_whole(token))
         }) {
             return self.answer_token(now, &entry, TokenResponse::Granted(issued));
         }
@@ -41,7 +40,7 @@ impl Shard {
                 let detail = Detail::clipped(format!("{} does not own the step", self.id));
                 self.out.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
             }
-            Some(TokenResponse::Wait) => self.park(entry),
+            Some(TokenResponse::Wait) => self.peers.park(&mut self.out, entry),
             Some(settled) => self.answer_token(now, &entry, settled),
         }
     }
@@ -104,7 +103,7 @@ impl Shard {
     ) {
         let (token, generation) = (returned.token, returned.generation);
         // In synchronous mode a push that is complete here but not on every shard may be dropped.
-        let kept = !self.is_synchronous() && self.is_whole(token);
+        let kept = !self.steps.is_synchronous() && self.intake.is_whole(token);
         let owner = self.steps.owner.as_mut().filter(|_| !kept);
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
             self.out.answer(connection, request, message::Returned {}.into());
@@ -145,19 +144,6 @@ impl Shard {
         }
     }
 
-    /// Returns whether the push of a token is complete in the inbox. Then it belongs to the server.
-    pub(super) fn is_whole(&self, token: TokenId) -> bool {
-        self.intake
-            .inbox
-            .as_ref()
-            .is_some_and(|inbox| inbox.whole_tokens().any(|other| other == token))
-    }
-
-    /// Returns the tokens whose pushes are complete in the inbox.
-    pub(crate) fn whole_tokens(&self) -> PerPush<TokenId> {
-        self.intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
-    }
-
     /// Describes what a request for a token waits for, in asynchronous mode.
     pub(super) fn awaited_tokens(&self, now: Instant, client: Option<ClientKey>) -> String {
         let Some(owner) = &self.steps.owner else {
@@ -166,17 +152,18 @@ impl Shard {
         if client.is_some_and(|client| owner.is_ahead(client))
             && let Some(bounded_staleness) = owner.bounded_staleness()
         {
-            let slowest =
-                bounded_staleness.the_slowest().map(|client| self.describe_client(now, client));
+            let slowest = bounded_staleness
+                .the_slowest()
+                .map(|client| self.peers.describe_client(now, client));
             let slowest: Vec<String> = slowest.collect();
             let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
             return format!("the slowest replicas, which have made {made} gradients: {slowest}");
         }
         let holders: Vec<String> =
-            owner.holders().map(|client| self.task_of(client).to_string()).collect();
+            owner.holders().map(|client| self.peers.task_of(client).to_string()).collect();
         let tokens =
             format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "));
-        match self.awaited_recalls(now) {
+        match self.steps.awaited_recalls(now) {
             Some(awaited) => format!("{awaited}; {tokens}"),
             None => tokens,
         }

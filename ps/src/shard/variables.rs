@@ -1,12 +1,17 @@
 //! Declares the variables and computes their initial values.
 
 use super::fused_ranges::FusedRanges;
+use crate::config::NonFinite;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
+use crate::metrics::Overflowed;
 use crate::optimizer::VariableRules;
+use crate::table::Table;
 use pushpull_common::ids::ShardId;
+use pushpull_common::protocol::message::CatalogueState;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -64,6 +69,131 @@ impl Variables {
             gradients: 0,
         }
     }
+
+    pub(super) fn store(&self) -> Option<&Store> {
+        match &self.state {
+            VariablesState::Absent => None,
+            VariablesState::Declared(store) | VariablesState::Ready(store) => Some(store),
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.state, VariablesState::Ready(_))
+    }
+
+    pub(super) fn catalogue_state(&self) -> CatalogueState {
+        match &self.state {
+            VariablesState::Absent => CatalogueState::Absent {},
+            VariablesState::Declared(store) => {
+                CatalogueState::Declared { digest: store.catalogue().digest() }
+            }
+            VariablesState::Ready(store) => {
+                CatalogueState::Ready { digest: store.catalogue().digest() }
+            }
+        }
+    }
+
+    /// Returns the refusal of a request that has another restore epoch.
+    pub(super) fn other_epoch(&self, found: RestoreEpoch) -> Refusal {
+        Refusal::RestoreEpoch { found, current: self.epoch, step: self.restored_step }
+    }
+
+    /// Counts an update that made values infinite or NaN, and records the first such value.
+    pub(super) fn count_overflow(&mut self) {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.state
+        else {
+            return;
+        };
+        let Some(overflow) = store.take_overflow() else { return };
+        if self.config.non_finite == NonFinite::Allow {
+            return;
+        }
+        self.counters.overflows.add(1);
+        self.counters.first_overflow.get_or_init(|| {
+            let variable = store.catalogue().variables().get(overflow.variable.0 as usize);
+            let variable = variable.map_or_else(String::new, |variable| variable.name().to_owned());
+            let value = overflow.value.to_string();
+            Overflowed { variable, element: overflow.element, value }
+        });
+    }
+
+    /// Adds the counts of the tables to the counters.
+    pub(super) fn count_tables(&mut self) {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.state
+        else {
+            return;
+        };
+        let tables = store.tables_mut();
+        if tables.is_empty() {
+            return;
+        }
+        for counts in tables.iter_mut().map(Table::take_counts) {
+            self.counters.table_hits.add(counts.hits);
+            self.counters.table_misses.add(counts.misses);
+            self.counters.table_rows_admitted.add(counts.admitted);
+            self.counters.table_rows_turned_away.add(counts.turned_away);
+            self.counters.table_rows_evicted.add(counts.evicted);
+        }
+        self.counters.table_rows.set(tables.iter().map(Table::rows).sum());
+        self.counters.table_bytes.set(tables.iter().map(Table::bytes).sum());
+    }
+
+    /// Discards an unfinished change.
+    pub(super) fn discard_change(&mut self) {
+        if let VariablesState::Ready(store) = &mut self.state {
+            store.discard();
+        }
+    }
+
+    /// Revokes the values shared over a connection that has ended. Its pins no longer count.
+    pub(super) fn revoke_shared(&mut self, connection: u64) {
+        if let VariablesState::Ready(store) = &mut self.state
+            && store.is_shared()
+        {
+            let counted = store.revoke_reader(connection);
+            self.count_pulls(counted);
+        }
+    }
+
+    pub(super) fn count_direct_pulls(&mut self) {
+        if let VariablesState::Ready(store) = &mut self.state {
+            let counted = store.direct_pulls();
+            self.count_pulls(counted);
+        }
+    }
+
+    fn count_pulls(&self, (pulls, bytes): (u64, u64)) {
+        self.counters.direct_pulls.add(pulls);
+        self.counters.direct_pull_bytes.add(bytes);
+    }
+
+    /// Returns whether a client reads shared values. Such a reader does not report that it has
+    /// unpinned a block, which work may be waiting for.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.store().is_some_and(|store| store.is_shared())
+    }
+
+    /// Revokes the shared values of readers that have been in one pull for `stall_timeout`. Returns
+    /// their connections, which must be closed.
+    pub(crate) fn revoke_stalled_readers(
+        &mut self,
+        now: Instant,
+        stall_timeout: Duration,
+    ) -> Vec<u64> {
+        let VariablesState::Ready(store) = &mut self.state else { return Vec::new() };
+        let stalled = store.stalled_readers(now, stall_timeout);
+        stalled.iter().for_each(|&connection| self.revoke_shared(connection));
+        stalled
+    }
+
+    /// Revokes the shared values of readers that pin blocks an update needs, because they have read
+    /// for too long. Returns their connections, which must be closed.
+    pub(crate) fn revoke_slow_readers(&mut self) -> Vec<u64> {
+        let VariablesState::Ready(store) = &self.state else { return Vec::new() };
+        let slow = store.readers_of_retired_blocks();
+        slow.iter().for_each(|&connection| self.revoke_shared(connection));
+        slow
+    }
 }
 
 /// How far the declaration of the variables has progressed.
@@ -85,7 +215,7 @@ impl Shard {
     ) {
         match self.try_declare(digest, bytes) {
             Ok(()) => {
-                let state = self.catalogue_state();
+                let state = self.variables.catalogue_state();
                 let restore_epoch = self.variables.epoch;
                 let trained = self.steps.owner.as_ref().is_some_and(StepOwner::has_trained);
                 let declared = Declared { state, restore_epoch, trained };
@@ -100,7 +230,7 @@ impl Shard {
             // A declaration waits until the restore that an older chief requested has ended.
             return Err(Refusal::NotInitialized {});
         }
-        let current = self.store().map(|store| store.catalogue().clone());
+        let current = self.variables.store().map(|store| store.catalogue().clone());
         if current.as_ref().is_some_and(|current| current.digest() == client) {
             return Ok(());
         }
@@ -114,7 +244,7 @@ impl Shard {
             Err(error) => return refuse(server, error.to_string()),
         };
         if let Some(current) = current
-            && (self.is_ready() || !self.applier.jobs.is_empty())
+            && (self.variables.is_ready() || !self.applier.jobs.is_empty())
         {
             let differs = current.difference(&catalogue);
             return refuse(server, differs.unwrap_or_else(|| "their placements differ".into()));
@@ -144,18 +274,13 @@ impl Shard {
         // The check covers everything that the shard needs, so that a refusal names the sum. It
         // comes first, so that a refusal changes nothing.
         let need = self.need(&catalogue);
-        let limit = self.files.budget.left() + self.store().map_or(0, Store::reserved);
+        let limit = self.files.budget.left() + self.variables.store().map_or(0, Store::reserved);
         if need > limit {
             return Err(StorageError::DoesNotFit { need, limit });
         }
         // The memory of an earlier declaration is released first, because both may not fit.
         self.forget_variables()?;
         self.make_variables(catalogue)
-    }
-
-    /// Returns whether the initial values are being computed.
-    pub(super) fn is_initializing(&self) -> bool {
-        self.applier.jobs.iter().any(|job| matches!(job, ShardJob::Initialize(_)))
     }
 
     pub(super) fn initialize(
@@ -173,16 +298,14 @@ impl Shard {
             VariablesState::Declared(_) => {
                 // A chief that reconnected asks again. The second request waits for the same
                 // initialization.
-                if self.is_initializing() {
-                    return self.park(ParkedRequest::plain(
-                        connection,
-                        request,
-                        now,
-                        WaitReason::Ready,
-                    ));
+                if self.applier.is_initializing() {
+                    return self.peers.park(
+                        &mut self.out,
+                        ParkedRequest::plain(connection, request, now, WaitReason::Ready),
+                    );
                 }
                 if epoch <= self.variables.epoch || epoch.0 == u32::MAX {
-                    let refusal = self.other_epoch(epoch);
+                    let refusal = self.variables.other_epoch(epoch);
                     return self.out.refuse(connection, request, refusal);
                 }
                 self.applier.jobs.push_back(ShardJob::initialize(connection, request, epoch));
@@ -198,7 +321,7 @@ impl Shard {
                     store.seal(&mut self.files.journal);
                 }
                 fence();
-                (self.variables.epoch, self.variables.restored_step) = (epoch, self.step());
+                (self.variables.epoch, self.variables.restored_step) = (epoch, self.steps.step());
                 self.stamp_answers();
                 self.variables.state = VariablesState::Ready(store);
             }
@@ -216,19 +339,19 @@ impl Shard {
     }
 
     pub(super) fn await_ready(&mut self, entry: ParkedRequest) {
-        match self.is_ready() {
+        match self.variables.is_ready() {
             true => self.answer_ready(entry.connection, entry.request),
-            false => self.park(entry),
+            false => self.peers.park(&mut self.out, entry),
         }
     }
 
     pub(super) fn answer_ready(&mut self, connection: u64, request: Envelope) {
-        let digest = self.store().map_or([0; 32], |store| store.catalogue().digest());
+        let digest = self.variables.store().map_or([0; 32], |store| store.catalogue().digest());
         self.out.answer(connection, request, Ready { digest }.into());
     }
 
     pub(super) fn send_catalogue(&mut self, connection: u64, request: Envelope) {
-        let Some(store) = self.store() else {
+        let Some(store) = self.variables.store() else {
             return self.out.refuse(connection, request, Refusal::NotInitialized {});
         };
         let digest = store.catalogue().digest();

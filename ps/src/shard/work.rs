@@ -150,15 +150,10 @@ pub(crate) enum Work {
 }
 
 impl Shard {
-    /// Returns whether [`Shard::work`] has a job to do.
-    pub(crate) fn has_work(&self) -> bool {
-        !self.applier.jobs.is_empty()
-    }
-
     /// Does a slice of the front job.
     pub(crate) fn work(&mut self, now: Instant) -> Work {
         self.persist_late();
-        if self.awaits_growth(now) {
+        if self.applier.awaits_growth(now) {
             return Work::Growing;
         }
         let Some(mut job) = self.applier.jobs.pop_front() else {
@@ -182,7 +177,7 @@ impl Shard {
         match result {
             Err(Stalled::Growth(error)) => {
                 self.applier.jobs.push_front(job);
-                return self.growth_failed(now, &error);
+                return self.applier.growth_failed(&mut self.out, now, &error);
             }
             Err(Stalled::NoFreeBlock) => {
                 self.applier.jobs.push_front(job);
@@ -191,15 +186,15 @@ impl Shard {
                     return Work::Flushing;
                 }
                 // Training has priority over a checkpoint that pins more than the pin budget.
-                self.release_checkpoint_pins();
+                self.checkpoints.release_checkpoint_pins();
                 return Work::Blocked;
             }
             Ok(false) => {
                 self.applier.jobs.push_front(job);
-                self.growth_succeeded(now);
+                self.applier.growth_succeeded(&mut self.out, now);
             }
             Ok(true) => {
-                self.growth_succeeded(now);
+                self.applier.growth_succeeded(&mut self.out, now);
                 match job {
                     ShardJob::Push(PushJob { push_slot, refusal: Some(refusal), .. }) => {
                         self.refuse_whole(push_slot, refusal);
@@ -405,7 +400,7 @@ impl Shard {
         let Some((client, push)) = inbox.take(job.push_slot) else {
             return;
         };
-        self.count_overflow();
+        self.variables.count_overflow();
         if !self.config.planted.has(Bug::SequenceBeforeFlip) {
             self.publish();
         }
@@ -415,7 +410,11 @@ impl Shard {
         if gradient {
             self.variables.gradients += 1;
             self.counters.gradients_applied.add(1);
-            self.count_staleness(&job.adjustment);
+            debug_assert_eq!(
+                job.adjustment.at.count, self.variables.gradients,
+                "no gradient was applied in between"
+            );
+            job.adjustment.count(&self.counters);
             if let Some(owner) = &mut self.steps.owner {
                 staleness = owner.spend(push.token, push.step);
                 debug_assert_eq!(
@@ -435,8 +434,11 @@ impl Shard {
                 }
             }
         }
-        let outcome =
-            Outcome::Applied { version: self.variables.version, step: self.step(), staleness };
+        let outcome = Outcome::Applied {
+            version: self.variables.version,
+            step: self.steps.step(),
+            staleness,
+        };
         self.applier.rows.clear();
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
@@ -455,7 +457,7 @@ impl Shard {
         {
             store.publish(&mut self.files.journal);
         }
-        self.count_tables();
+        self.variables.count_tables();
     }
 
     /// Settles a push in its client's window, and only then acknowledges it.

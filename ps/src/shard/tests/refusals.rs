@@ -114,7 +114,7 @@ fn a_part_that_ends_beyond_the_last_address_is_refused_by_every_shard() {
         World::ready(variables(), Sgd::new(1.0), |config| config.shards(2).inbox_pushes(1));
     let mut sequence = 0;
     for &line in &lines {
-        let limit = world.shards[line.shard].store().unwrap().layout().push_bytes();
+        let limit = world.shards[line.shard].variables.store().unwrap().layout().push_bytes();
         for operation in [GRADIENT, ADD, Operation::Assign {}] {
             for offset in [u64::MAX, u64::MAX - 7, 1 << 63] {
                 sequence += 1;
@@ -272,7 +272,8 @@ fn parts_applied_as_they_arrive_are_scanned_once() {
                 if busy {
                     let assign =
                         Push::plain(sequence, Operation::Assign {}, world.push_slot(other));
-                    let offset = world.shards[0].store().unwrap().layout().partitions()[1].offset;
+                    let offset =
+                        world.shards[0].variables.store().unwrap().layout().partitions()[1].offset;
                     world.push(other, &assign, &[(offset, &[0; 16])]);
                 }
                 let body = bytes_of(gradient);

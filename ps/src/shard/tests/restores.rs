@@ -294,7 +294,7 @@ fn a_shard_pins_nothing_while_its_part_is_read_back() {
     let running = std::thread::spawn(move || save.run(gated));
     gate.wait_for_reader();
     // The save pins no memory any more, so it is not given up for memory.
-    world.shards[0].release_checkpoint_pins();
+    world.shards[0].checkpoints.release_checkpoint_pins();
     gate.open_all();
     running.join().unwrap().unwrap();
 }

@@ -313,6 +313,7 @@ fn a_step_from_push_buffers_equals_one_from_sent_parts() {
     let mut shared = SharedBuffers::with(variables(), 1, (2, 2), |config| config);
     let mut sent = SharedBuffers::with(variables(), 1, (2, 2), |config| config);
     let extents: Vec<(u64, u64)> = shared.cluster.world.shards[0]
+        .variables
         .store()
         .unwrap()
         .layout()
