@@ -1,5 +1,10 @@
 //! The applier: the one loop that changes values, one slice at a time.
 
+use super::intake::Intake;
+use super::scan::ScanJob;
+use super::steps::Steps;
+use super::variables::Variables;
+use crate::aggregate::step_coordinator::PerPush;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
 use pushpull_common::ids::ShardId;
@@ -53,5 +58,55 @@ impl Applier {
     /// Returns whether [`Shard::work`] has a job to do.
     pub(crate) fn has_work(&self) -> bool {
         !self.jobs.is_empty()
+    }
+
+    pub(super) fn abandon_streaming(&mut self, variables: &mut Variables) {
+        self.streaming = None;
+        variables.discard_change();
+    }
+
+    /// Discards the change of a push that was dropped before it was whole.
+    pub(super) fn drop_stale_streaming(&mut self, intake: &Intake, variables: &mut Variables) {
+        let Some(push_slot) =
+            self.streaming.as_ref().map(|streaming_apply| streaming_apply.push_slot)
+        else {
+            return;
+        };
+        let stale = intake.inbox.as_ref().is_none_or(|inbox| inbox.arrival(push_slot).is_none());
+        if stale {
+            self.abandon_streaming(variables);
+        }
+    }
+
+    /// Queues the computation of a complete gradient's squared norm.
+    pub(super) fn begin_norm(&mut self, intake: &Intake, push_slot: u32) {
+        let push = intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let order = push.map(|push| push.order);
+        self.jobs.extend(order.map(|order| ShardJob::norm(push_slot, order)));
+    }
+
+    /// Queues the scan of a push that has arrived whole.
+    pub(super) fn begin_scan(&mut self, intake: &mut Intake, push_slot: u32) {
+        let Some(inbox) = &mut intake.inbox else { return };
+        let Some(order) = inbox.arrival(push_slot).map(|push| push.order) else { return };
+        inbox.set_scanning(push_slot, order, true);
+        self.jobs.push_back(ShardJob::Scan(ScanJob::new(push_slot, order)));
+    }
+
+    /// Queues the update of the committed step.
+    pub(super) fn begin_step(&mut self, intake: &Intake, steps: &Steps) {
+        let (Some(follower), Some(inbox)) = (&steps.follower, &intake.inbox) else {
+            return;
+        };
+        let under_way = self.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
+        if let Some(tokens) = follower.tokens_to_apply().filter(|_| !under_way) {
+            let push_slots: PerPush<u32> =
+                tokens.iter().filter_map(|&token| inbox.whole_push_slot_of(token)).collect();
+            // All admitted pushes are complete here. A step without one of them would be a
+            // different step.
+            if push_slots.len() == tokens.len() {
+                self.jobs.push_back(ShardJob::step(push_slots, follower.factors().collect()));
+            }
+        }
     }
 }

@@ -8,8 +8,13 @@
 //! applied the next. A shard keeps its cut until its part is requested, and training continues
 //! meanwhile.
 
+use super::checkpoints::SaverOrder;
 use super::checkpoints::ShardCheckpoints;
 use super::output::Outputs;
+use super::output::ShardOutput;
+use super::peers::Peers;
+use super::steps::Steps;
+use super::variables::Variables;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -52,49 +57,6 @@ const SAVE_REQUESTS_MAX: usize = 16;
 const CUT_WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Shard {
-    /// Cuts the current values, for a checkpoint of a global step that the shard need not know.
-    fn cut(&mut self, now: Instant, of: GlobalStep) -> Option<CheckpointCut> {
-        let step = self.steps.step();
-        let VariablesState::Ready(store) = &mut self.variables.state else { return None };
-        let memory_needed = Arc::new(AtomicBool::new(false));
-        Some(CheckpointCut {
-            step,
-            image: store.image(of.0.max(step.0).min(RESTORED_LIMIT), memory_needed.clone()),
-            memory_needed,
-            version: self.variables.version,
-            gradients: self.variables.gradients,
-            clients: self.peers.registry.windows(),
-            since: now,
-        })
-    }
-
-    /// Returns the cut for this checkpoint, or why there is none.
-    pub(super) fn take_cut(
-        &mut self,
-        now: Instant,
-        name: CheckpointName,
-    ) -> Result<CheckpointCut, String> {
-        let step = GlobalStep(name.global_step);
-        if self.steps.counts_steps() {
-            let kept = self.checkpoints.kept_cut.take_if(|cut| cut.step == step);
-            // At the same step, a new cut also has the values that were assigned since.
-            if self.steps.step() != step {
-                let found = self.steps.step();
-                let none =
-                    || format!("it has values of step {found}, and kept none of step {step}");
-                return kept.ok_or_else(none);
-            }
-        }
-        self.cut(now, step).ok_or_else(|| "the variables have no values".to_owned())
-    }
-
-    /// Keeps a cut of the values after this step, by order of the step owner.
-    pub(super) fn keep_cut(&mut self, now: Instant, step: GlobalStep) {
-        if self.steps.counts_steps() && self.steps.step() == step {
-            self.checkpoints.kept_cut = self.cut(now, step);
-        }
-    }
-
     /// Drops a cut and refuses saves that have waited for too long. Nothing expires on the step
     /// owner while a save is running.
     pub(super) fn expire_cuts(&mut self, now: Instant) {
@@ -117,60 +79,6 @@ impl Shard {
                 Err(format!("it has waited {CUT_WAIT_MAX:?} for {awaited}")),
             );
         }
-    }
-
-    /// Queues a save on the step owner. It begins when the previous save has ended and, in
-    /// synchronous mode, every shard has applied the same steps.
-    pub(super) fn request_save(&mut self, now: Instant, requester: SaveRequester, user: Vec<u8>) {
-        // A periodic save is repeated in its next period.
-        if requester.is_periodic()
-            && (self.checkpoints.saves_a_cut || !self.checkpoints.requests.is_empty())
-        {
-            return;
-        }
-        if self.checkpoints.requests.len() == SAVE_REQUESTS_MAX {
-            let error = format!("cannot save now: {SAVE_REQUESTS_MAX} saves wait already");
-            return self.checkpoints.saved(&mut self.out, requester, Err(error));
-        }
-        self.checkpoints.requests.push_back(SaveRequest { requester, user, since: now });
-    }
-
-    /// Begins the next requested save if none is running and all shards have applied the same
-    /// steps.
-    pub(super) fn begin_requested_save(&mut self, now: Instant) {
-        let is_behind = self.steps.coordinator().is_some_and(|coordinator| coordinator.is_behind());
-        if self.checkpoints.saves_a_cut || is_behind {
-            return;
-        }
-        let Some(SaveRequest { requester, user, .. }) = self.checkpoints.requests.pop_front()
-        else {
-            return;
-        };
-        let step = self.steps.step();
-        if self.steps.is_synchronous() {
-            for connection in self.steps.shards.connections.values().copied().collect::<Vec<u64>>()
-            {
-                let envelope = self.out.stamped(Envelope::default());
-                self.out.send(connection, envelope, message::KeepCut {}.into());
-            }
-        }
-        self.keep_cut(now, step);
-        self.checkpoints.saves_a_cut = true;
-        self.order_save(requester, user);
-    }
-
-    /// Ends the running save and begins the next.
-    pub(super) fn end_save_of_cut(&mut self, now: Instant) {
-        self.checkpoints.saves_a_cut = false;
-        // The saver may not have requested it.
-        self.checkpoints.kept_cut = None;
-        self.checkpoints.requests.iter_mut().for_each(|save_request| save_request.since = now);
-    }
-
-    /// Keeps a cut of the current values under any step.
-    #[cfg(test)]
-    pub(super) fn keep_cut_as_of(&mut self, now: Instant, step: GlobalStep) {
-        self.checkpoints.kept_cut = self.cut(now, step).map(|cut| CheckpointCut { step, ..cut });
     }
 }
 
@@ -210,5 +118,154 @@ impl ShardCheckpoints {
         self.drop_save_requests(out, reason, |requester| {
             matches!(requester, SaveRequester::Connection { .. })
         });
+    }
+
+    /// Queues a save on the step owner. It begins when the previous save has ended and, in
+    /// synchronous mode, every shard has applied the same steps.
+    pub(super) fn request_save(
+        &mut self,
+        out: &mut Outputs,
+        now: Instant,
+        requester: SaveRequester,
+        user: Vec<u8>,
+    ) {
+        // A periodic save is repeated in its next period.
+        if requester.is_periodic() && (self.saves_a_cut || !self.requests.is_empty()) {
+            return;
+        }
+        if self.requests.len() == SAVE_REQUESTS_MAX {
+            let error = format!("cannot save now: {SAVE_REQUESTS_MAX} saves wait already");
+            return self.saved(out, requester, Err(error));
+        }
+        self.requests.push_back(SaveRequest { requester, user, since: now });
+    }
+
+    /// Ends the running save and begins the next.
+    pub(super) fn end_save_of_cut(&mut self, now: Instant) {
+        self.saves_a_cut = false;
+        // The saver may not have requested it.
+        self.kept_cut = None;
+        self.requests.iter_mut().for_each(|save_request| save_request.since = now);
+    }
+
+    /// Cuts the current values, for a checkpoint of a global step that the shard need not know.
+    pub(super) fn cut(
+        &mut self,
+        variables: &mut Variables,
+        peers: &Peers,
+        steps: &Steps,
+        now: Instant,
+        of: GlobalStep,
+    ) -> Option<CheckpointCut> {
+        let step = steps.step();
+        let VariablesState::Ready(store) = &mut variables.state else { return None };
+        let memory_needed = Arc::new(AtomicBool::new(false));
+        Some(CheckpointCut {
+            step,
+            image: store.image(of.0.max(step.0).min(RESTORED_LIMIT), memory_needed.clone()),
+            memory_needed,
+            version: variables.version,
+            gradients: variables.gradients,
+            clients: peers.registry.windows(),
+            since: now,
+        })
+    }
+
+    /// Returns the cut for this checkpoint, or why there is none.
+    pub(super) fn take_cut(
+        &mut self,
+        variables: &mut Variables,
+        peers: &Peers,
+        steps: &Steps,
+        now: Instant,
+        name: CheckpointName,
+    ) -> Result<CheckpointCut, String> {
+        let step = GlobalStep(name.global_step);
+        if steps.counts_steps() {
+            let kept = self.kept_cut.take_if(|cut| cut.step == step);
+            // At the same step, a new cut also has the values that were assigned since.
+            if steps.step() != step {
+                let found = steps.step();
+                let none =
+                    || format!("it has values of step {found}, and kept none of step {step}");
+                return kept.ok_or_else(none);
+            }
+        }
+        self.cut(variables, peers, steps, now, step)
+            .ok_or_else(|| "the variables have no values".to_owned())
+    }
+
+    /// Keeps a cut of the values after this step, by order of the step owner.
+    pub(super) fn keep_cut(
+        &mut self,
+        variables: &mut Variables,
+        peers: &Peers,
+        steps: &Steps,
+        now: Instant,
+        step: GlobalStep,
+    ) {
+        if steps.counts_steps() && steps.step() == step {
+            self.kept_cut = self.cut(variables, peers, steps, now, step);
+        }
+    }
+
+    /// Keeps a cut of the current values under any step.
+    #[cfg(test)]
+    pub(super) fn keep_cut_as_of(
+        &mut self,
+        variables: &mut Variables,
+        peers: &Peers,
+        steps: &Steps,
+        now: Instant,
+        step: GlobalStep,
+    ) {
+        self.kept_cut =
+            self.cut(variables, peers, steps, now, step).map(|cut| CheckpointCut { step, ..cut });
+    }
+
+    /// Begins the next requested save if none is running and all shards have applied the same
+    /// steps.
+    pub(super) fn begin_requested_save(
+        &mut self,
+        variables: &mut Variables,
+        peers: &Peers,
+        steps: &Steps,
+        out: &mut Outputs,
+        now: Instant,
+    ) {
+        let is_behind = steps.coordinator().is_some_and(|coordinator| coordinator.is_behind());
+        if self.saves_a_cut || is_behind {
+            return;
+        }
+        let Some(SaveRequest { requester, user, .. }) = self.requests.pop_front() else {
+            return;
+        };
+        let step = steps.step();
+        if steps.is_synchronous() {
+            for connection in steps.shards.connections.values().copied().collect::<Vec<u64>>() {
+                let envelope = out.stamped(Envelope::default());
+                out.send(connection, envelope, message::KeepCut {}.into());
+            }
+        }
+        self.keep_cut(variables, peers, steps, now, step);
+        self.saves_a_cut = true;
+        self.order_save(variables, steps, out, requester, user);
+    }
+
+    /// Orders the saver to save the cuts of all shards.
+    pub(super) fn order_save(
+        &mut self,
+        variables: &Variables,
+        steps: &Steps,
+        out: &mut Outputs,
+        requester: SaveRequester,
+        user: Vec<u8>,
+    ) {
+        let Some(catalogue) = variables.store().map(|store| store.catalogue().clone()) else {
+            return;
+        };
+        let (epoch, step) = (variables.epoch, steps.step());
+        let order = SaverOrder::Save { requester, user, catalogue, epoch, step };
+        out.push(ShardOutput::SaverOrder(order));
     }
 }

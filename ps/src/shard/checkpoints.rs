@@ -4,6 +4,9 @@
 //! Their results return to the shard as inputs.
 
 use super::output::Outputs;
+use super::steps::Steps;
+use super::variables::Variables;
+use crate::config::PsConfig;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -264,8 +267,10 @@ pub(super) struct RestoreInProgress {
 }
 
 /// The checkpoints that a shard takes part in.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ShardCheckpoints {
+    pub(super) id: ShardId,
+    pub(super) config: Arc<PsConfig>,
     /// This shard's part of a checkpoint while it is written.
     pub(super) saving: Option<SaveInProgress>,
     /// The pinned cut for a checkpoint whose step may have passed. Every shard has one in
@@ -280,63 +285,6 @@ pub(super) struct ShardCheckpoints {
 }
 
 impl Shard {
-    pub(super) fn on_saver_message(&mut self, now: Instant, news: SaverEvent) {
-        match news {
-            SaverEvent::Found { connection, request, result, passed_over } => {
-                self.checkpoints.passed_over = passed_over;
-                self.checkpoints.checkpoint_found(&mut self.out, connection, request, result);
-            }
-            SaverEvent::SaveRequested { ticket, user } => {
-                self.save(now, SaveRequester::Ticket(ticket), user)
-            }
-            SaverEvent::Saved { requester, result } => {
-                // The saver keeps the status of periodic saves.
-                if !requester.is_periodic() {
-                    self.checkpoints.saved(&mut self.out, requester, result);
-                }
-                self.end_save_of_cut(now);
-            }
-        }
-    }
-
-    /// Orders a search for the newest sound checkpoint.
-    pub(super) fn find_checkpoint(&mut self, connection: u64, request: Envelope) {
-        if self.steps.owner.is_none() {
-            let detail = Detail::clipped(format!("{} does not own the step", self.id));
-            return self.out.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
-        }
-        match self.config.checkpoints {
-            Some(_) => {
-                self.out.push(ShardOutput::SaverOrder(SaverOrder::Find { connection, request }))
-            }
-            None => self.checkpoints.checkpoint_found(&mut self.out, connection, request, Ok(None)),
-        }
-    }
-
-    /// Requests a checkpoint of all shards, or refuses the request.
-    pub(super) fn save(&mut self, now: Instant, requester: SaveRequester, user: Vec<u8>) {
-        let refusal = match (&self.steps.owner, &self.config.checkpoints) {
-            (None, _) => format!("{} does not own the step", self.id),
-            (_, None) => "no place for checkpoints is configured".to_owned(),
-            _ if !self.variables.is_ready() => "the variables have no values yet".to_owned(),
-            _ => String::new(),
-        };
-        if !refusal.is_empty() {
-            return self.checkpoints.saved(&mut self.out, requester, Err(refusal));
-        }
-        self.request_save(now, requester, user);
-    }
-
-    /// Orders the saver to save the cuts of all shards.
-    pub(super) fn order_save(&mut self, requester: SaveRequester, user: Vec<u8>) {
-        let Some(catalogue) = self.variables.store().map(|store| store.catalogue().clone()) else {
-            return;
-        };
-        let (epoch, step) = (self.variables.epoch, self.steps.step());
-        let order = SaverOrder::Save { requester, user, catalogue, epoch, step };
-        self.out.push(ShardOutput::SaverOrder(order));
-    }
-
     /// Takes a cut of this shard, and starts to write it to a checkpoint.
     pub(super) fn save_shard(
         &mut self,
@@ -361,7 +309,13 @@ impl Shard {
             let what = Detail::clipped("checkpoints being written");
             return self.out.refuse(connection, request, Refusal::Busy { what, limit: 1 });
         }
-        let cut = match self.take_cut(now, name) {
+        let cut = match self.checkpoints.take_cut(
+            &mut self.variables,
+            &self.peers,
+            &self.steps,
+            now,
+            name,
+        ) {
             Ok(cut) => cut,
             Err(error) => return self.out.refuse_storage(connection, request, &error),
         };
@@ -403,7 +357,7 @@ impl Shard {
             && epoch == self.variables.epoch
             && checkpoint.step == self.variables.restored_step
         {
-            return self.answer_ready(connection, request);
+            return self.variables.answer_ready(&mut self.out, connection, request);
         }
         if epoch <= self.variables.epoch || epoch <= checkpoint.epoch || epoch.0 == u32::MAX {
             let refusal = self.variables.other_epoch(epoch);
@@ -464,8 +418,7 @@ impl Shard {
             owner.forget_tokens();
         }
         self.forget_variables()?;
-        let made = self.make_variables(catalogue);
-        made
+        self.make_variables(catalogue)
     }
 
     /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
@@ -510,11 +463,24 @@ impl Shard {
         self.variables.count_tables();
         self.steps.begin_follower(step);
         self.stamp_answers();
-        self.announce_ready(connection, request);
+        self.peers.announce_ready(&self.variables, &mut self.out, connection, request);
     }
 }
 
 impl ShardCheckpoints {
+    pub(super) fn new(id: ShardId, config: Arc<PsConfig>) -> ShardCheckpoints {
+        ShardCheckpoints {
+            id,
+            config,
+            saving: None,
+            kept_cut: None,
+            saves_a_cut: false,
+            requests: VecDeque::new(),
+            passed_over: Vec::new(),
+            restoring: None,
+        }
+    }
+
     /// Releases the blocks that a checkpoint pins, because pushes need them. A save that pins
     /// blocks fails.
     pub(super) fn release_checkpoint_pins(&mut self) {
@@ -609,6 +575,72 @@ impl ShardCheckpoints {
                 out.answer(connection, request, message::CheckpointFound { checkpoint }.into());
             }
             Err(error) => out.refuse_storage(connection, request, &error),
+        }
+    }
+
+    /// Orders a search for the newest sound checkpoint.
+    pub(super) fn find_checkpoint(
+        &mut self,
+        steps: &Steps,
+        out: &mut Outputs,
+        connection: u64,
+        request: Envelope,
+    ) {
+        if steps.owner.is_none() {
+            let detail = Detail::clipped(format!("{} does not own the step", self.id));
+            return out.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
+        }
+        match self.config.checkpoints {
+            Some(_) => out.push(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
+            None => self.checkpoint_found(out, connection, request, Ok(None)),
+        }
+    }
+
+    /// Requests a checkpoint of all shards, or refuses the request.
+    pub(super) fn save(
+        &mut self,
+        variables: &Variables,
+        steps: &Steps,
+        out: &mut Outputs,
+        now: Instant,
+        requester: SaveRequester,
+        user: Vec<u8>,
+    ) {
+        let refusal = match (&steps.owner, &self.config.checkpoints) {
+            (None, _) => format!("{} does not own the step", self.id),
+            (_, None) => "no place for checkpoints is configured".to_owned(),
+            _ if !variables.is_ready() => "the variables have no values yet".to_owned(),
+            _ => String::new(),
+        };
+        if !refusal.is_empty() {
+            return self.saved(out, requester, Err(refusal));
+        }
+        self.request_save(out, now, requester, user);
+    }
+
+    pub(super) fn on_saver_message(
+        &mut self,
+        variables: &Variables,
+        steps: &Steps,
+        out: &mut Outputs,
+        now: Instant,
+        news: SaverEvent,
+    ) {
+        match news {
+            SaverEvent::Found { connection, request, result, passed_over } => {
+                self.passed_over = passed_over;
+                self.checkpoint_found(out, connection, request, result);
+            }
+            SaverEvent::SaveRequested { ticket, user } => {
+                self.save(variables, steps, out, now, SaveRequester::Ticket(ticket), user)
+            }
+            SaverEvent::Saved { requester, result } => {
+                // The saver keeps the status of periodic saves.
+                if !requester.is_periodic() {
+                    self.saved(out, requester, result);
+                }
+                self.end_save_of_cut(now);
+            }
         }
     }
 }

@@ -15,7 +15,11 @@
 //! with a higher epoch, unless a worker has that epoch. While it is connected to the step owner, it
 //! accepts only the epoch of the last `ChiefIs`.
 
+use super::output::Outputs;
 use super::peers::Peers;
+use super::steps::Steps;
+use pushpull_common::protocol::Envelope;
+use pushpull_common::protocol::message;
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, TaskId};
@@ -52,64 +56,6 @@ pub(super) fn is_chief_only(message: &Message) -> bool {
 }
 
 impl Shard {
-    /// Checks that a client may join in this role. A chief must be the current one, or replace one
-    /// that is absent, under its own epoch.
-    pub(super) fn check_chief(
-        &self,
-        now: Instant,
-        hello: &Hello,
-        task: &TaskId,
-    ) -> Result<(), Refusal> {
-        let as_chief = hello.role == (Role::Chief {});
-        let known = self.peers.registry.find(task);
-        // The same process under the epoch that it was given. If it sends no epoch, its welcome was
-        // lost.
-        let same = known.filter(|&key| {
-            let client = self.peers.registry.client(key);
-            let epochs = [ClientEpoch(0), client.epoch];
-            client.incarnation == hello.incarnation && epochs.contains(&hello.client_epoch)
-        });
-        let epoch = match (same, hello.client_epoch) {
-            (Some(key), _) if self.peers.is_chief(key) == as_chief => return Ok(()),
-            (Some(key), _) if as_chief => self.peers.registry.client(key).epoch,
-            // An epoch stands for one role, because shards that know it in the other role could not
-            // tell.
-            (Some(_), _) => return Err(wrong_role(hello.role)),
-            (None, _) if !as_chief => return Ok(()),
-            (None, epoch) => epoch,
-        };
-        if epoch != ClientEpoch(0) {
-            self.peers.fence(epoch)?;
-            if same.is_some() {
-                return Err(wrong_role(hello.role));
-            }
-            if epoch == self.peers.chief.epoch && !self.config.planted.has(Bug::StaleChief) {
-                // The epoch is another client's.
-                return Err(Refusal::Fenced { epoch, current: self.peers.chief.epoch });
-            }
-        }
-        if self.steps.owner.is_none()
-            && self.peers.chief.announced.is_some_and(|announced| epoch > announced)
-        {
-            // The next `ChiefIs` may be on its way.
-            let what = format!("chiefs (the step owner has announced none with epoch {epoch})");
-            return Err(Refusal::Busy { what: Detail::clipped(what), limit: 1 });
-        }
-        // Only the step owner knows whether the current chief's lease has ended.
-        let current = self.peers.registry.keys().find(|&key| {
-            self.peers.is_chief(key)
-                && self.peers.registry.client(key).presence == ClientPresence::Present
-        });
-        match current.filter(|&key| self.steps.owner.is_some() && self.peers.task_of(key) != task) {
-            None => Ok(()),
-            Some(key) => {
-                let what =
-                    format!("chiefs (the chief is {})", self.peers.describe_client(now, key));
-                Err(Refusal::Busy { what: Detail::clipped(what), limit: 1 })
-            }
-        }
-    }
-
     /// A chief with this epoch has joined. The work of an older one is abandoned.
     pub(super) fn chief_joined(&mut self, key: ClientKey, epoch: ClientEpoch) {
         if epoch > self.peers.chief.epoch {
@@ -117,7 +63,7 @@ impl Shard {
             self.checkpoints.abandon_restore("another chief has joined");
             self.checkpoints
                 .drop_save_requests_of_chiefs(&mut self.out, "another chief has joined");
-            self.announce_chief();
+            self.steps.announce_chief(&self.peers, &mut self.out);
         }
     }
 }
@@ -152,5 +98,69 @@ impl Peers {
         let state = self.connections.get(&connection)?;
         let client = state.client.filter(|_| state.role == Role::Chief {})?;
         self.fence(self.registry.client(client).epoch).err()
+    }
+
+    pub(super) fn send_chief(&self, out: &mut Outputs, connection: u64) {
+        out.send(
+            connection,
+            Envelope::default(),
+            message::ChiefIs { client: self.chief.epoch }.into(),
+        );
+    }
+
+    /// Checks that a client may join in this role. A chief must be the current one, or replace one
+    /// that is absent, under its own epoch.
+    pub(super) fn check_chief(
+        &self,
+        steps: &Steps,
+        now: Instant,
+        hello: &Hello,
+        task: &TaskId,
+    ) -> Result<(), Refusal> {
+        let as_chief = hello.role == (Role::Chief {});
+        let known = self.registry.find(task);
+        // The same process under the epoch that it was given. If it sends no epoch, its welcome was
+        // lost.
+        let same = known.filter(|&key| {
+            let client = self.registry.client(key);
+            let epochs = [ClientEpoch(0), client.epoch];
+            client.incarnation == hello.incarnation && epochs.contains(&hello.client_epoch)
+        });
+        let epoch = match (same, hello.client_epoch) {
+            (Some(key), _) if self.is_chief(key) == as_chief => return Ok(()),
+            (Some(key), _) if as_chief => self.registry.client(key).epoch,
+            // An epoch stands for one role, because shards that know it in the other role could not
+            // tell.
+            (Some(_), _) => return Err(wrong_role(hello.role)),
+            (None, _) if !as_chief => return Ok(()),
+            (None, epoch) => epoch,
+        };
+        if epoch != ClientEpoch(0) {
+            self.fence(epoch)?;
+            if same.is_some() {
+                return Err(wrong_role(hello.role));
+            }
+            if epoch == self.chief.epoch && !self.config.planted.has(Bug::StaleChief) {
+                // The epoch is another client's.
+                return Err(Refusal::Fenced { epoch, current: self.chief.epoch });
+            }
+        }
+        if steps.owner.is_none() && self.chief.announced.is_some_and(|announced| epoch > announced)
+        {
+            // The next `ChiefIs` may be on its way.
+            let what = format!("chiefs (the step owner has announced none with epoch {epoch})");
+            return Err(Refusal::Busy { what: Detail::clipped(what), limit: 1 });
+        }
+        // Only the step owner knows whether the current chief's lease has ended.
+        let current = self.registry.keys().find(|&key| {
+            self.is_chief(key) && self.registry.client(key).presence == ClientPresence::Present
+        });
+        match current.filter(|&key| steps.owner.is_some() && self.task_of(key) != task) {
+            None => Ok(()),
+            Some(key) => {
+                let what = format!("chiefs (the chief is {})", self.describe_client(now, key));
+                Err(Refusal::Busy { what: Detail::clipped(what), limit: 1 })
+            }
+        }
     }
 }

@@ -1,10 +1,13 @@
 //! Computes the squared norm of a gradient before this shard reports it as held, where gradients
 //! are clipped by their global norm.
 
+use super::applier::Applier;
+use super::intake::Intake;
+use super::variables::Variables;
 use pushpull_common::tensor::{DType, Element};
 
 use super::Shard;
-use super::work::{SLICE_BYTES, ShardJob};
+use super::work::SLICE_BYTES;
 use crate::optimizer::Sums;
 
 /// Adds up the squares of a gradient's elements, slice by slice, in the order of the layout.
@@ -26,23 +29,41 @@ impl NormJob {
 }
 
 impl Shard {
-    /// Queues the computation of a complete gradient's squared norm.
-    pub(super) fn begin_norm(&mut self, push_slot: u32) {
-        let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
-        let order = push.map(|push| push.order);
-        self.applier.jobs.extend(order.map(|order| ShardJob::norm(push_slot, order)));
+    /// The squared norm is known: reports the gradient as held.
+    pub(super) fn norm_done(&mut self, job: &NormJob) {
+        let [squares, ..] = job.sums.totals();
+        let Some(inbox) = &mut self.intake.inbox else { return };
+        // The slot may hold another push.
+        if inbox.arrival(job.push_slot).is_none_or(|push| push.order != job.order) {
+            return;
+        }
+        let Some(token) = inbox.set_squares(job.push_slot, squares) else { return };
+        let own = self.steps.index_of(self.id);
+        match self.steps.coordinator_mut().zip(own) {
+            // A push whose token is over has been dropped.
+            Some((coordinator, own)) => _ = coordinator.held(own, token.0, squares.into()),
+            None => self.steps.report_held(&self.intake, &self.peers, &mut self.out, token),
+        }
     }
+}
 
-    /// Does one slice of the computation. Returns whether it is done.
-    pub(super) fn work_on_norm(&mut self, job: &mut NormJob) -> bool {
-        let mut tile = std::mem::take(&mut self.applier.shared_tile);
-        let done = self.norm_slice(job, &mut tile);
-        self.applier.shared_tile = tile;
-        done
-    }
+fn add_squares<T: Element + Into<f64>>(sums: &mut Sums, bytes: &[u8]) {
+    let values: &[T] = bytemuck::cast_slice(bytes);
+    sums.add(values.len(), |at| {
+        let value: f64 = values[at].into();
+        [value * value]
+    });
+}
 
-    fn norm_slice(&self, job: &mut NormJob, tile: &mut Vec<u64>) -> bool {
-        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.variables.store()) else {
+impl Applier {
+    pub(super) fn norm_slice(
+        &self,
+        intake: &Intake,
+        variables: &Variables,
+        job: &mut NormJob,
+        tile: &mut Vec<u64>,
+    ) -> bool {
+        let (Some(inbox), Some(store)) = (&intake.inbox, variables.store()) else {
             return true;
         };
         // The push may have been dropped since, and its slot may hold another.
@@ -86,28 +107,16 @@ impl Shard {
         true
     }
 
-    /// The squared norm is known: reports the gradient as held.
-    pub(super) fn norm_done(&mut self, job: &NormJob) {
-        let [squares, ..] = job.sums.totals();
-        let Some(inbox) = &mut self.intake.inbox else { return };
-        // The slot may hold another push.
-        if inbox.arrival(job.push_slot).is_none_or(|push| push.order != job.order) {
-            return;
-        }
-        let Some(token) = inbox.set_squares(job.push_slot, squares) else { return };
-        let own = self.steps.index_of(self.id);
-        match self.steps.coordinator_mut().zip(own) {
-            // A push whose token is over has been dropped.
-            Some((coordinator, own)) => _ = coordinator.held(own, token.0, squares.into()),
-            None => self.report_held(token),
-        }
+    /// Does one slice of the computation. Returns whether it is done.
+    pub(super) fn work_on_norm(
+        &mut self,
+        intake: &Intake,
+        variables: &Variables,
+        job: &mut NormJob,
+    ) -> bool {
+        let mut tile = std::mem::take(&mut self.shared_tile);
+        let done = self.norm_slice(intake, variables, job, &mut tile);
+        self.shared_tile = tile;
+        done
     }
-}
-
-fn add_squares<T: Element + Into<f64>>(sums: &mut Sums, bytes: &[u8]) {
-    let values: &[T] = bytemuck::cast_slice(bytes);
-    sums.add(values.len(), |at| {
-        let value: f64 = values[at].into();
-        [value * value]
-    });
 }

@@ -178,8 +178,9 @@ impl Shard {
             return Err(self.variables.other_epoch(hello.seen_epoch));
         }
         let task = TaskId::new(hello.job.as_str(), hello.task);
-        self.check_chief(now, hello, &task)?;
-        self.reserve_client()
+        self.peers.check_chief(&self.steps, now, hello, &task)?;
+        self.files
+            .reserve_client(&self.peers)
             .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
         let mint = self.steps.owner.is_some();
         let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
@@ -187,7 +188,7 @@ impl Shard {
             self.peers.registry.admit(&task, incarnation, epoch, mint, connection, now)?;
         if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
             self.out.close(replaced);
-            self.drop_client_connection(replaced, admitted.key);
+            self.intake.drop_client_connection(&mut self.peers, replaced, admitted.key);
         }
         if admitted.fenced {
             if let Some(inbox) = &mut self.intake.inbox {
@@ -198,7 +199,7 @@ impl Shard {
         if hello.role == (Role::Chief {}) {
             self.chief_joined(admitted.key, admitted.epoch);
         }
-        self.replica_joins(now, admitted.key);
+        self.steps.replica_joins(&self.peers, now, admitted.key);
         Ok(admitted)
     }
 }

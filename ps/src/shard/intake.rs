@@ -1,6 +1,8 @@
 //! The intake of pushes: push slots, parts on their way into them, and buffers for bodies.
 
 use super::buffer_pool::BufferPool;
+use super::client_registry::ClientKey;
+use super::peers::Peers;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::config::PsConfig;
 use crate::inbox::Inbox;
@@ -57,6 +59,30 @@ impl Intake {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         if push.is_some_and(|push| !push.shared.ranges().is_empty()) {
             self.counters.direct_pushes.add(1);
+        }
+    }
+
+    pub(super) fn release(&mut self, push_slot: u32) {
+        if let Some(inbox) = &mut self.inbox {
+            inbox.release(push_slot);
+        }
+    }
+
+    /// Drops everything that depends on a client's connection that has ended or was replaced:
+    /// incomplete pushes, and parked requests. A token granted to a closed connection would be
+    /// lost.
+    pub(super) fn drop_client_connection(
+        &mut self,
+        peers: &mut Peers,
+        connection: u64,
+        client: ClientKey,
+    ) {
+        peers.parked.drop_connection(connection);
+        if let Some(state) = peers.connections.get_mut(&connection) {
+            state.expected_body = None;
+        }
+        if let Some(inbox) = &mut self.inbox {
+            self.counters.pushes_dropped.add(inbox.discard_incomplete(client) as u64);
         }
     }
 }

@@ -1,8 +1,11 @@
 //! The invariants of a shard between two inputs, asserted in tests, the simulator and the fuzzer.
 
+use super::work::ShardJob;
 use crate::aggregate::step_coordinator::PerPush;
+use crate::inbox::PushArrival;
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::Envelope;
+use pushpull_common::protocol::message::Operation;
 use std::collections::BTreeSet;
 
 use pushpull_common::ids::TokenId;
@@ -32,7 +35,12 @@ impl Shard {
     pub(crate) fn durable_state(&self) -> DurableState {
         // Each process increments `lives`. The goal of a step follows from the present clients.
         let (lives, goal, applying) = (0, 0, false);
-        let record = ShardRecord { lives, goal, applying, ..self.record() };
+        let record = ShardRecord {
+            lives,
+            goal,
+            applying,
+            ..self.files.record(&self.variables, &self.peers, &self.intake, &self.steps)
+        };
         let clients = self.peers.registry.keys().map(|key| {
             let client = self.peers.registry.client(key);
             // Recovery may settle held gradients.
@@ -92,7 +100,7 @@ impl Shard {
         self.check_held();
         self.check_tokens();
         #[cfg(any(test, fuzzing))]
-        self.check_windows_are_saved();
+        self.files.check_windows_are_saved(&self.peers);
     }
 
     /// Asserts that no request waits for something that is available.
@@ -152,5 +160,29 @@ impl Shard {
         let admitted = owner.coordinator().into_iter().flat_map(|a| a.admitted());
         known.extend(admitted.map(|grant| TokenId(grant.token)));
         assert!(whole.is_subset(&known), "a whole push spends a token that is not out");
+    }
+
+    /// Asserts the invariants of complete pushes on the step owner.
+    fn check_held(&self) {
+        let coordinator = self.steps.coordinator();
+        let (Some(coordinator), Some(inbox)) = (coordinator, &self.intake.inbox) else { return };
+        for token in inbox.whole_tokens() {
+            assert!(coordinator.is_of_use(token.0), "the push of token {token} is over");
+        }
+        let passed = self
+            .steps
+            .follower
+            .as_ref()
+            .is_some_and(|follower| follower.step() == coordinator.step());
+        for grant in coordinator.admitted().iter().filter(|_| !passed) {
+            let whole = inbox.whole_tokens().any(|token| token.0 == grant.token);
+            assert!(whole, "the push of token {} is admitted but not complete here", grant.token);
+        }
+        let due = self.steps.follower.as_ref().and_then(|follower| follower.tokens_to_apply());
+        let job = self.applier.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
+        assert_eq!(due.is_some(), job, "the committed step has a job");
+        let pushes = self.applier.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));
+        let by_itself = |push: &PushArrival| push.operation == Operation::Gradient {};
+        assert!(!pushes.into_iter().any(by_itself), "a gradient is applied outside its step");
     }
 }

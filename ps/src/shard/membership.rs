@@ -20,13 +20,13 @@ impl Shard {
             self.counters.members_lost.add(1);
             if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
                 self.out.close(connection);
-                self.drop_client_connection(connection, client);
+                self.intake.drop_client_connection(&mut self.peers, connection, client);
             }
             self.drop_client(now, client, false);
         }
-        self.stop_expecting(now);
+        self.steps.stop_expecting(now);
         self.end_straggler_waits(now);
-        self.repeat_reports(now);
+        self.steps.repeat_reports(&self.intake, &self.peers, &self.variables, &mut self.out, now);
         self.expire_cuts(now);
         self.recall_tokens(now);
         self.applier.forget_growth(&mut self.out, now);
@@ -48,10 +48,10 @@ impl Shard {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = match &entry.wait {
                 WaitReason::Ready => "the chief to initialize the variables".to_owned(),
-                WaitReason::Token => {
-                    self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens(now, entry.client))
-                }
-                WaitReason::PushSlot => self.awaited_push_slot(now),
+                WaitReason::Token => self
+                    .awaited_step(now)
+                    .unwrap_or_else(|| self.steps.awaited_tokens(&self.peers, now, entry.client)),
+                WaitReason::PushSlot => self.steps.awaited_push_slot(now),
                 WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. } => {
                     self.awaited_values(now, *at_least)
                 }
@@ -81,20 +81,7 @@ impl Shard {
         let client = self.peers.registry.client_mut(key);
         if client.connection == Some(connection) {
             client.connection = None;
-            self.drop_client_connection(connection, key);
-        }
-    }
-
-    /// Drops everything that depends on a client's connection that has ended or was replaced:
-    /// incomplete pushes, and parked requests. A token granted to a closed connection would be
-    /// lost.
-    pub(super) fn drop_client_connection(&mut self, connection: u64, client: ClientKey) {
-        self.peers.parked.drop_connection(connection);
-        if let Some(state) = self.peers.connections.get_mut(&connection) {
-            state.expected_body = None;
-        }
-        if let Some(inbox) = &mut self.intake.inbox {
-            self.counters.pushes_dropped.add(inbox.discard_incomplete(client) as u64);
+            self.intake.drop_client_connection(&mut self.peers, connection, key);
         }
     }
 
@@ -126,7 +113,7 @@ impl Shard {
             inbox.drop_client(client);
         }
         self.pulls.last_pulls.drop_client(client);
-        self.replica_leaves(client, fenced);
+        self.steps.replica_leaves(client, fenced);
         if !fenced && !self.steps.shards_to_ask().is_empty() {
             self.steps.owner.iter_mut().for_each(|owner| owner.leave(client));
             self.recall_tokens(now);

@@ -57,6 +57,11 @@ mod two_pass;
 mod variables;
 pub(crate) mod work;
 
+use crate::shard::output::EncodeBuffers;
+use crate::shard::pulls::wait_for_values;
+use crate::shard::pulls::wrong_encoding;
+use pushpull_common::catalogue::ValueEncoding;
+use pushpull_common::codec::Encoding;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -247,7 +252,13 @@ impl Shard {
             ShardInput::Progress { connection } => self.progress(now, connection),
             ShardInput::Body { connection } => self.body(now, connection),
             ShardInput::Disconnected { connection } => self.disconnected(connection),
-            ShardInput::SaverEvent(news) => self.on_saver_message(now, news),
+            ShardInput::SaverEvent(news) => self.checkpoints.on_saver_message(
+                &self.variables,
+                &self.steps,
+                &mut self.out,
+                now,
+                news,
+            ),
             ShardInput::ShardSaved { connection, request, result } => {
                 self.checkpoints.shard_saved(&mut self.out, connection, request, result);
             }
@@ -263,11 +274,17 @@ impl Shard {
     /// Makes everything that an input or a job has made possible, and commits it. Push slots and
     /// tokens that it freed go to the requests that wait for them.
     fn follow_up(&mut self, now: Instant) {
-        self.drop_stale_streaming();
+        self.applier.drop_stale_streaming(&self.intake, &mut self.variables);
         self.decide(now);
-        self.begin_requested_save(now);
-        self.give_parked_push_slots(now);
-        self.grant_parked_tokens(now);
+        self.checkpoints.begin_requested_save(
+            &mut self.variables,
+            &self.peers,
+            &self.steps,
+            &mut self.out,
+            now,
+        );
+        self.intake.give_parked_push_slots(&mut self.peers, &mut self.out, now);
+        self.steps.grant_parked_tokens(&mut self.intake, &mut self.peers, &mut self.out, now);
         self.send_parked_values();
         self.peers.report_members(&mut self.out);
         self.persist_in_time();
@@ -324,6 +341,16 @@ impl Shard {
     /// for too long. Returns their connections, which must be closed.
     pub(crate) fn revoke_slow_readers(&mut self) -> Vec<u64> {
         self.variables.revoke_slow_readers()
+    }
+
+    /// The answer to a pull has been sent. Its buffers return to the pool.
+    pub(crate) fn pull_sent(&mut self, buffers: EncodeBuffers) {
+        self.pulls.values_sent(buffers);
+    }
+
+    /// The answer to a pull of rows has been sent. Its buffer returns to the pool.
+    pub(crate) fn rows_sent(&mut self, rows: Vec<u8>) {
+        self.pulls.rows_sent(rows);
     }
 
     /// Abandons all work on checkpoint files, because the server ends.
@@ -457,7 +484,18 @@ impl Shard {
                 None => self.out.answer(connection, request, message::HeartbeatAnswer {}.into()),
                 Some(refusal) => self.out.refuse(connection, request, refusal),
             },
-            (Message::ShareValues(asked), _) => self.share(connection, request, kind, asked.wants),
+            (Message::ShareValues(asked), _) => {
+                let Shard { variables, files, peers, steps, out, .. } = self;
+                let shared = peers
+                    .check_share_request(connection, kind, asked.wants)
+                    .and_then(|()| variables.share(&files.budget, steps, connection, kind));
+                match shared {
+                    Ok((answer, descriptors)) => {
+                        peers.send_shared(out, connection, request, answer, descriptors);
+                    }
+                    Err(refusal) => out.refuse(connection, request, refusal),
+                }
+            }
             (Message::Declare(declare), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
                 let digest = declare.digest;
@@ -467,7 +505,9 @@ impl Shard {
             (Message::Initialize(asked), _) => {
                 self.initialize(now, connection, request, asked.epoch);
             }
-            (Message::FindCheckpoint(_), _) => self.find_checkpoint(connection, request),
+            (Message::FindCheckpoint(_), _) => {
+                self.checkpoints.find_checkpoint(&self.steps, &mut self.out, connection, request)
+            }
             (Message::PassedOverQuery(_), _) => {
                 self.checkpoints.answer_passed_over(&mut self.out, connection, request)
             }
@@ -479,27 +519,57 @@ impl Shard {
             (Message::SaveShard(save), _) => {
                 self.save_shard(now, connection, request, save.name.as_str());
             }
-            (Message::AwaitReady(_), _) => self.await_ready(entry(WaitReason::Ready)),
-            (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
+            (Message::AwaitReady(_), _) => {
+                self.peers.await_ready(&self.variables, &mut self.out, entry(WaitReason::Ready))
+            }
+            (Message::FetchCatalogue(_), _) => {
+                self.variables.send_catalogue(&mut self.out, connection, request)
+            }
             (Message::Pull(pull), _) => {
-                self.pull(entry(WaitReason::Ready), header, &pull.selection, None);
+                let wait = wait_for_values(&self.variables, header, &pull.selection, None);
+                self.pull(entry(WaitReason::Ready), wait);
             }
             (Message::PullEncoded(asked), _) => {
-                self.pull_encoded(entry(WaitReason::Ready), header, &asked);
+                let form = ValueEncoding::from_code(asked.encoding)
+                    .ok_or_else(|| wrong_encoding(header, asked.encoding));
+                let wait = form.and_then(|form| {
+                    wait_for_values(&self.variables, header, &asked.pull.selection, Some(form))
+                });
+                self.pull(entry(WaitReason::Ready), wait);
             }
             (Message::PullRows(pull), _) => {
-                self.pull_rows(now, entry(WaitReason::Ready), header, pull.partition, None);
+                let wait = self.pulls.wait_for_rows(&self.variables, header, pull.partition, None);
+                self.receive_row_numbers(now, entry(WaitReason::Ready), header, wait);
             }
             (Message::PullRowsEncoded(asked), _) => {
-                self.pull_rows_encoded(now, entry(WaitReason::Ready), header, &asked);
+                let codec = Encoding::from_code(asked.encoding)
+                    .and_then(Encoding::codec_of_values)
+                    .ok_or_else(|| wrong_encoding(header, asked.encoding));
+                let wait = codec.and_then(|codec| {
+                    let partition = asked.pull.partition;
+                    self.pulls.wait_for_rows(&self.variables, header, partition, Some(codec))
+                });
+                self.receive_row_numbers(now, entry(WaitReason::Ready), header, wait);
             }
             (Message::TokenRequest(token), Some(_)) => {
                 self.token_request(now, entry(WaitReason::Token), token.newest);
             }
             (Message::ReturnToken(token), Some(client)) => {
-                self.return_token(connection, client, request, &token);
+                self.steps.return_token(
+                    &self.intake,
+                    &mut self.out,
+                    connection,
+                    client,
+                    request,
+                    &token,
+                );
             }
-            (Message::Reserve(_), Some(_)) => self.reserve(now, entry(WaitReason::PushSlot)),
+            (Message::Reserve(_), Some(_)) => self.intake.reserve(
+                &mut self.peers,
+                &mut self.out,
+                now,
+                entry(WaitReason::PushSlot),
+            ),
             (Message::PushPart(part), Some(client)) => {
                 self.part(now, connection, client, header, &part, None);
             }
@@ -518,25 +588,98 @@ impl Shard {
                 self.push_shared(now, connection, client, header, &shared);
             }
             (Message::Withdraw(_), Some(client)) => {
-                self.withdraw(now, connection, client, request);
+                self.intake.withdraw(
+                    &mut self.peers,
+                    &mut self.out,
+                    now,
+                    connection,
+                    client,
+                    request,
+                );
             }
             (Message::OutcomeQuery(_), Some(client)) => {
-                self.outcome_query(connection, client, request);
+                self.intake.outcome_query(&self.peers, &mut self.out, connection, client, request);
             }
             (Message::Held(held), _) => {
-                self.shard_holds(now, connection, &held);
+                self.steps.shard_holds(&self.peers, &mut self.out, now, connection, &held);
             }
             (Message::StepApplied(applied), _) => {
-                self.shard_has_applied(now, connection, applied.shard, header.step.0);
+                self.steps.shard_has_applied(
+                    &self.peers,
+                    &mut self.out,
+                    now,
+                    connection,
+                    applied.shard,
+                    header.step.0,
+                );
             }
-            (Message::Recalled(answer), _) => self.recall_answered(now, connection, &answer),
-            (Message::Finish(_), _) => self.finish(connection, request),
+            (Message::Recalled(answer), _) => self.steps.recall_answered(
+                &self.intake,
+                &self.peers,
+                &mut self.out,
+                now,
+                connection,
+                &answer,
+            ),
+            (Message::Finish(_), _) => self.steps.finish(&mut self.out, connection, request),
             (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
             (message, _) => {
                 let detail =
                     Detail::clipped(format!("a server does not accept {}", message.name()));
                 self.out.refuse(connection, request, Refusal::Unsupported { kind, detail });
             }
+        }
+    }
+
+    /// Handles a pull that waits for this, or refuses it.
+    fn pull(&mut self, entry: ParkedRequest, wait: Result<WaitReason, Refusal>) {
+        match wait {
+            Ok(wait) => self.serve(ParkedRequest { wait, ..entry }),
+            Err(refusal) => self.out.refuse(entry.connection, entry.request, refusal),
+        }
+    }
+
+    /// Receives the row numbers of a pull, or refuses it.
+    fn receive_row_numbers(
+        &mut self,
+        now: Instant,
+        entry: ParkedRequest,
+        header: &Header,
+        wait: Result<WaitReason, Refusal>,
+    ) {
+        match wait {
+            Ok(wait) => {
+                let entry = ParkedRequest { wait, ..entry };
+                self.receive(now, entry.connection, ExpectedBody::Rows(entry), header);
+            }
+            Err(refusal) => self.out.refuse(entry.connection, entry.request, refusal),
+        }
+    }
+
+    /// Answers a pull, or parks it until its step is served.
+    fn serve(&mut self, entry: ParkedRequest) {
+        if entry.wait.is_served(self.steps.served_step()) {
+            self.send_pulled(entry);
+        } else {
+            self.peers.park(&mut self.out, entry);
+        }
+    }
+
+    fn send_pulled(&mut self, entry: ParkedRequest) {
+        let Shard { variables, files, peers, out, .. } = self;
+        match entry.wait {
+            WaitReason::Rows { .. } => {
+                self.pulls.send_rows(variables, &files.journal, peers, out, entry);
+            }
+            _ => self.pulls.send_values(variables, peers, &files.budget, out, entry),
+        }
+    }
+
+    /// Answers the parked pulls whose step is served.
+    fn send_parked_values(&mut self) {
+        let served = self.steps.served_step();
+        for entry in self.peers.parked.take(|entry| entry.wait.is_served(served)) {
+            self.send_pulled(entry);
         }
     }
 
@@ -573,9 +716,19 @@ impl Shard {
             }
             Some(ExpectedBody::User { request, bytes }) => match self.body_refusal(connection) {
                 Some(refusal) => self.out.refuse(connection, request, refusal),
-                None => self.save(now, SaveRequester::Connection { connection, request }, bytes),
+                None => self.checkpoints.save(
+                    &self.variables,
+                    &self.steps,
+                    &mut self.out,
+                    now,
+                    SaveRequester::Connection { connection, request },
+                    bytes,
+                ),
             },
-            Some(ExpectedBody::Rows(entry)) => self.rows_requested(entry),
+            Some(ExpectedBody::Rows(entry)) if self.variables.is_ready() => self.serve(entry),
+            Some(ExpectedBody::Rows(entry)) => {
+                self.out.refuse(entry.connection, entry.request, Refusal::NotInitialized {});
+            }
             Some(ExpectedBody::Part(part)) => self.part_received(now, part),
         }
     }

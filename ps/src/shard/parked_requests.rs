@@ -46,6 +46,18 @@ pub(crate) enum WaitReason {
     },
 }
 
+impl WaitReason {
+    /// Returns whether this is a pull whose step is served, given the newest step that is.
+    pub(crate) fn is_served(&self, newest: u64) -> bool {
+        match self {
+            WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. } => {
+                newest >= *at_least
+            }
+            _ => false,
+        }
+    }
+}
+
 /// A request that waits.
 #[derive(Debug)]
 pub(crate) struct ParkedRequest {

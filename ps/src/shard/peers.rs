@@ -7,10 +7,13 @@ use super::client_registry::ClientPresence;
 use super::output::Outputs;
 use super::output::ShardOutput;
 use super::parked_requests::ParkedRequest;
+use super::parked_requests::WaitReason;
 use super::shared_values::unsupported;
+use super::variables::Variables;
 use crate::aggregate::step_owner::TOKEN_LIMIT;
 use crate::aggregate::step_owner::generation_of;
 use crate::config::PsConfig;
+use crate::store::VALUES;
 use pushpull_common::ids::TaskId;
 use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::Envelope;
@@ -146,5 +149,44 @@ impl Peers {
         token.0 < TOKEN_LIMIT
             && generation == generation_of(token, client.epoch)
             && !client.window.has_applied(token)
+    }
+
+    pub(super) fn check_share_request(
+        &self,
+        connection: u64,
+        kind: u16,
+        wants: u64,
+    ) -> Result<(), Refusal> {
+        self.check_shareable(connection, kind)?;
+        match wants & VALUES {
+            0 => Err(unsupported(kind, "none of the requested memory is shared")),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn await_ready(
+        &mut self,
+        variables: &Variables,
+        out: &mut Outputs,
+        entry: ParkedRequest,
+    ) {
+        match variables.is_ready() {
+            true => variables.answer_ready(out, entry.connection, entry.request),
+            false => self.park(out, entry),
+        }
+    }
+
+    /// Answers the requests that wait for values of all variables.
+    pub(super) fn announce_ready(
+        &mut self,
+        variables: &Variables,
+        out: &mut Outputs,
+        connection: u64,
+        request: Envelope,
+    ) {
+        variables.answer_ready(out, connection, request);
+        for entry in self.parked.take(|entry| matches!(entry.wait, WaitReason::Ready)) {
+            variables.answer_ready(out, entry.connection, entry.request);
+        }
     }
 }

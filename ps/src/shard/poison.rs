@@ -6,9 +6,9 @@
 //! other change. They are mapped, so this needs no disk, no space and no descriptor. No durable
 //! image includes the record: after a reboot, the content of the disk decides.
 
+use super::shard_files::ShardFiles;
 use pushpull_common::protocol::wire::Text;
 
-use super::Shard;
 use super::record::ShardRecord;
 use crate::commit::{Address, FIRST_WORDS, offset_of};
 use crate::layout::Fault;
@@ -21,15 +21,6 @@ const REASON_BYTES_MAX: usize = 256;
 
 const WORDS: usize = 1 + REASON_BYTES_MAX / 8;
 const _: () = assert!(ShardRecord::WORDS <= POISON && POISON + WORDS <= FIRST_WORDS);
-
-impl Shard {
-    /// Stages the reason of a failed flush for the next transaction.
-    pub(super) fn stage_poison(&mut self, reason: &str) {
-        for (index, word) in encode(reason).into_iter().enumerate() {
-            self.files.journal.stage(Address::Control(POISON + index), word);
-        }
-    }
-}
 
 fn encode(reason: &str) -> [u64; WORDS] {
     let reason = Text::<REASON_BYTES_MAX>::clipped(reason);
@@ -55,6 +46,15 @@ pub(crate) fn decode(cell: &[u64]) -> Result<Option<String>, Fault> {
         None => {
             let what = format!("the reason of a failed flush, at most {REASON_BYTES_MAX} bytes");
             Err(Fault::at(offset_of(Address::Control(POISON)), what))
+        }
+    }
+}
+
+impl ShardFiles {
+    /// Stages the reason of a failed flush for the next transaction.
+    pub(super) fn stage_poison(&mut self, reason: &str) {
+        for (index, word) in encode(reason).into_iter().enumerate() {
+            self.journal.stage(Address::Control(POISON + index), word);
         }
     }
 }

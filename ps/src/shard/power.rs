@@ -209,7 +209,7 @@ impl Shard {
                 };
                 let held = power.held.drain(..).map(|(_, output)| output);
                 self.out.queue.extend(held.filter(within));
-                self.stage_poison(&error);
+                self.files.stage_poison(&error);
                 let connections: Vec<u64> = self.peers.connections.keys().copied().collect();
                 for connection in connections {
                     self.out.close(connection);

@@ -10,6 +10,9 @@
 //! push again. A shard that reports gradients as held and keeps its state in a directory shares no
 //! push buffers.
 
+use super::intake::Intake;
+use super::shard_files::ShardFiles;
+use super::variables::Variables;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -91,12 +94,19 @@ impl Shard {
             next,
             deadline: deadline_of(now, header),
         };
-        if !self.is_part_needed(header, &part, &incoming) {
+        if !self.intake.is_part_needed(
+            &mut self.peers,
+            &mut self.steps,
+            &mut self.out,
+            header,
+            &part,
+            &incoming,
+        ) {
             return;
         }
         let taken = self.receive_shared(now, header, &part, &incoming, shared.ranges.items());
         if let Err(refusal) = taken {
-            self.refuse_push(&incoming, refusal);
+            self.intake.refuse_push(&mut self.peers, &mut self.out, &incoming, refusal);
         }
     }
 
@@ -113,26 +123,43 @@ impl Shard {
             return Ok(());
         }
         for &SharedRange { start, end } in ranges {
-            self.add_shared_range(now, part, start..end)?;
+            self.intake.add_shared_range(&self.variables, now, part, start..end)?;
         }
         match part.whole {
             None => Ok(()),
             Some(named) => self.push_complete(now, incoming, named),
         }
     }
+}
+
+fn does_not_fit(error: StorageError) -> Refusal {
+    match error {
+        StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
+        error => Refusal::Storage { detail: super::Detail::clipped(error.to_string()) },
+    }
+}
+
+impl Intake {
+    /// Returns whether there is memory for a part's body that arrives over the connection. The
+    /// first body of a slot allocates it.
+    pub(super) fn has_memory_for(&mut self, files: &ShardFiles, part: &IncomingPart) -> bool {
+        let inbox = self.inbox.as_mut().filter(|_| !part.range.is_empty());
+        inbox.is_none_or(|inbox| inbox.ensure_own_memory(part.push_slot, &files.budget).is_ok())
+    }
 
     /// Adds one range that is in a push buffer. It covers whole dense partitions.
-    fn add_shared_range(
+    pub(super) fn add_shared_range(
         &mut self,
+        variables: &Variables,
         now: Instant,
         part: &PushPart,
         range: Range<u64>,
     ) -> Result<(), Refusal> {
-        self.check_range(part, &range)?;
-        let layout = self.variables.store().ok_or(Refusal::NotInitialized {})?.layout();
+        self.check_range(variables, part, &range)?;
+        let layout = variables.store().ok_or(Refusal::NotInitialized {})?.layout();
         let bytes = range.end - range.start;
         let cut = layout.cut_at(range.start).or_else(|| layout.cut_at(range.end));
-        let sparse = self.variables.fused_ranges.first_touched(layout, &range, |sparse, _| sparse);
+        let sparse = variables.fused_ranges.first_touched(layout, &range, |sparse, _| sparse);
         let limit = match (cut, sparse) {
             _ if range.end > layout.bytes() => Some(layout.bytes()),
             (Some(cut), _) => Some(cut.end()),
@@ -142,25 +169,10 @@ impl Shard {
             return Err(Refusal::Range { offset: range.start, bytes, limit });
         }
         let push_slot = part.push_slot;
-        let inbox = self.intake.inbox.as_mut().filter(|inbox| inbox.is_shared(push_slot));
+        let inbox = self.inbox.as_mut().filter(|inbox| inbox.is_shared(push_slot));
         let inbox = inbox.ok_or(Refusal::PushSlotTaken { push_slot })?;
         self.counters.push_bytes.add(bytes);
         inbox.add_shared(push_slot, range, now);
         Ok(())
-    }
-
-    /// Returns whether there is memory for a part's body that arrives over the connection. The
-    /// first body of a slot allocates it.
-    pub(super) fn has_memory_for(&mut self, part: &IncomingPart) -> bool {
-        let inbox = self.intake.inbox.as_mut().filter(|_| !part.range.is_empty());
-        inbox
-            .is_none_or(|inbox| inbox.ensure_own_memory(part.push_slot, &self.files.budget).is_ok())
-    }
-}
-
-fn does_not_fit(error: StorageError) -> Refusal {
-    match error {
-        StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
-        error => Refusal::Storage { detail: super::Detail::clipped(error.to_string()) },
     }
 }

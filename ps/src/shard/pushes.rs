@@ -1,6 +1,11 @@
 //! Receives pushes: chooses the memory of each part, and drops pushes that stay incomplete.
 
 use super::encoded_parts::PartBody;
+use super::intake::Intake;
+use super::output::Outputs;
+use super::peers::Peers;
+use super::steps::Steps;
+use super::variables::Variables;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -41,15 +46,22 @@ impl Shard {
             next: part.next,
             deadline: deadline_of(now, header),
         };
-        if !self.is_part_needed(header, part, &incoming) {
+        if !self.intake.is_part_needed(
+            &mut self.peers,
+            &mut self.steps,
+            &mut self.out,
+            header,
+            part,
+            &incoming,
+        ) {
             return;
         }
         if let Some(refusal) = body_refusal {
-            return self.refuse_push(&incoming, refusal);
+            return self.intake.refuse_push(&mut self.peers, &mut self.out, &incoming, refusal);
         }
         let found = self.find_or_begin_push(now, connection, client, header, part, &incoming.range);
         match found {
-            Ok(true) if self.has_memory_for(&incoming) => {
+            Ok(true) if self.intake.has_memory_for(&self.files, &incoming) => {
                 if let Some(encoded) = &mut incoming.encoded {
                     encoded.bytes = self.intake.buffer_pool.take(header.body_bytes as usize);
                     encoded.bytes.resize(header.body_bytes as usize, 0);
@@ -57,58 +69,17 @@ impl Shard {
                 self.receive(now, connection, ExpectedBody::Part(incoming), header);
             }
             // There is no memory for parts sent beside a push buffer. Other slots have theirs.
-            Ok(true) => {
-                self.refuse_push(&incoming, Refusal::PushSlotTaken { push_slot: part.push_slot })
-            }
+            Ok(true) => self.intake.refuse_push(
+                &mut self.peers,
+                &mut self.out,
+                &incoming,
+                Refusal::PushSlotTaken { push_slot: part.push_slot },
+            ),
             Ok(false) => {}
-            Err(refusal) => self.refuse_push(&incoming, refusal),
-        }
-    }
-
-    /// Returns whether a part must be received. Otherwise the part is answered, if it needs an
-    /// answer.
-    pub(super) fn is_part_needed(
-        &mut self,
-        header: &Header,
-        part: &PushPart,
-        incoming: &IncomingPart,
-    ) -> bool {
-        let (connection, client, sequence) =
-            (incoming.connection, incoming.client, header.sequence);
-        let Some(state) = self.peers.connections.get_mut(&connection) else {
-            return false;
-        };
-        if state.refused == Some((sequence, part.push_slot)) {
-            if part.whole.is_some() {
-                state.refused = None;
+            Err(refusal) => {
+                self.intake.refuse_push(&mut self.peers, &mut self.out, &incoming, refusal)
             }
-            return false;
         }
-        match self.peers.registry.client(client).window.state(sequence) {
-            PushState::Settled { outcome } => {
-                if part.whole.is_some() {
-                    self.counters.duplicates.add(1);
-                    self.out.answer_push(connection, incoming.request, outcome, true);
-                }
-                return false;
-            }
-            PushState::TooOld { oldest } => {
-                let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
-                let refusal = Refusal::Window { sequence, oldest, newest };
-                self.refuse_push(incoming, refusal);
-                return false;
-            }
-            _ => {}
-        }
-        let whole_here = self.intake.inbox.as_ref().is_some_and(|inbox| {
-            let push = inbox.find(client, sequence).and_then(|push_slot| inbox.arrival(push_slot));
-            push.is_some_and(|push| push.whole.is_some())
-        });
-        if !whole_here && self.is_stale_part(client, header.step, part) {
-            self.skip_stale_part(client, incoming, part.token);
-            return false;
-        }
-        true
     }
 
     /// Finds the push that a part belongs to, or begins it, and checks the part's range. Returns
@@ -189,58 +160,14 @@ impl Shard {
         }
         match range.is_empty() {
             true => Ok(true),
-            false => self.check_range(part, range).map(|()| true),
+            false => self.intake.check_range(&self.variables, part, range).map(|()| true),
         }
-    }
-
-    /// Checks the range of a part of a push that has begun.
-    pub(super) fn check_range(&self, part: &PushPart, range: &Range<u64>) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.variables.store()) else {
-            return Err(Refusal::NotInitialized {});
-        };
-        let push = inbox
-            .arrival(part.push_slot)
-            .ok_or(Refusal::PushSlotTaken { push_slot: part.push_slot })?;
-        let (layout, is_ready) = (store.layout(), self.variables.is_ready());
-        push.extents.check(range, layout).map_err(|misplaced| Refusal::Range {
-            offset: range.start,
-            bytes: range.end.saturating_sub(range.start),
-            limit: misplaced.limit,
-        })?;
-        let trainable = is_for_trainable(push.operation);
-        let wrong = self
-            .variables
-            .fused_ranges
-            .first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
-        if push.operation != part.operation {
-            let tried = Detail::clipped("an operation other than that of its first part");
-            // The range may be the index of a sparse partition, which is behind all values.
-            let variable = layout.touched(range.clone()).next();
-            let variable = variable.map_or(VariableId(0), |partition| partition.variable);
-            return Err(Refusal::Operation { variable, tried });
-        }
-        let first = self
-            .variables
-            .fused_ranges
-            .first_touched(layout, range, |sparse, _| sparse && !is_ready);
-        if let Some(partition) = first {
-            let tried = Detail::clipped("first values by rows: its initializer makes them");
-            return Err(Refusal::Operation { variable: partition.variable, tried });
-        }
-        if let Some(partition) = wrong {
-            let tried = Detail::clipped(match push.operation {
-                Operation::Gradient {} => "gradients: it is a plain variable",
-                _ => "assign_add: it is trained by the optimizer",
-            });
-            return Err(Refusal::Operation { variable: partition.variable, tried });
-        }
-        Ok(())
     }
 
     /// The body of a part has arrived.
     pub(super) fn part_received(&mut self, now: Instant, part: IncomingPart) {
         if let Err(refusal) = self.receive_part(now, &part) {
-            self.refuse_push(&part, refusal);
+            self.intake.refuse_push(&mut self.peers, &mut self.out, &part, refusal);
         }
         if let Some(encoded) = part.encoded {
             self.intake.buffer_pool.put(encoded.bytes);
@@ -280,7 +207,7 @@ impl Shard {
                 part.whole.is_some() && self.variables.store().is_some_and(|s| s.is_small(bytes));
             let may_begin = first && !shared && !small;
             if !self.apply_on_arrival(push_slot, range, may_begin)? {
-                self.scan_part(push_slot, range)?;
+                self.intake.scan_part(&self.variables, push_slot, range)?;
             }
         }
         match part.whole {
@@ -297,7 +224,13 @@ impl Shard {
         named: u64,
     ) -> Result<(), Refusal> {
         let (client, push_slot) = (part.client, part.push_slot);
-        self.check_whole(client, push_slot, named)?;
+        self.intake.check_whole(
+            &self.files,
+            &self.peers,
+            &self.steps,
+            &self.variables,
+            (client, push_slot, named),
+        )?;
         self.intake.count_direct_push(push_slot);
         let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let waits = push.is_some_and(|push| self.steps.waits_for_step(push));
@@ -310,29 +243,13 @@ impl Shard {
             );
         }
         match waits {
-            _ if self.is_scanned_first(push_slot) => self.begin_scan(push_slot),
+            _ if self.intake.is_scanned_first(&self.variables, &self.steps, push_slot) => {
+                self.applier.begin_scan(&mut self.intake, push_slot)
+            }
             true => self.push_held(now, push_slot),
             false => self.applier.jobs.push_back(ShardJob::push(push_slot, false)),
         }
         Ok(())
-    }
-
-    /// Refuses a push and drops it. Its push slot goes to others, and its other parts are skipped.
-    pub(super) fn refuse_push(&mut self, part: &IncomingPart, refusal: Refusal) {
-        let (push_slot, sequence) = (part.push_slot, part.request.sequence);
-        self.counters.pushes_dropped.add(1);
-        if let Some(inbox) = &mut self.intake.inbox
-            && inbox.holds(part.client, push_slot)
-            && inbox
-                .arrival(push_slot)
-                .is_none_or(|push| push.sequence == sequence && push.whole.is_none())
-        {
-            inbox.release(push_slot);
-        }
-        if let Some(state) = self.peers.connections.get_mut(&part.connection) {
-            state.refused = part.whole.is_none().then_some((sequence, push_slot));
-        }
-        self.out.refuse(part.connection, part.request, refusal);
     }
 
     /// Refuses a complete push before it counts. A present client keeps the token of the push; the
@@ -356,24 +273,52 @@ impl Shard {
             self.steps.return_token_of(&push);
         }
     }
+}
+
+impl Intake {
+    /// Refuses a push and drops it. Its push slot goes to others, and its other parts are skipped.
+    pub(super) fn refuse_push(
+        &mut self,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        part: &IncomingPart,
+        refusal: Refusal,
+    ) {
+        let (push_slot, sequence) = (part.push_slot, part.request.sequence);
+        self.counters.pushes_dropped.add(1);
+        if let Some(inbox) = &mut self.inbox
+            && inbox.holds(part.client, push_slot)
+            && inbox
+                .arrival(push_slot)
+                .is_none_or(|push| push.sequence == sequence && push.whole.is_none())
+        {
+            inbox.release(push_slot);
+        }
+        if let Some(state) = peers.connections.get_mut(&part.connection) {
+            state.refused = part.whole.is_none().then_some((sequence, push_slot));
+        }
+        out.refuse(part.connection, part.request, refusal);
+    }
 
     pub(super) fn withdraw(
         &mut self,
+        peers: &mut Peers,
+        out: &mut Outputs,
         now: Instant,
         connection: u64,
         client: ClientKey,
         request: Envelope,
     ) {
         let sequence = request.sequence;
-        let push_slot = self.intake.inbox.as_ref().and_then(|inbox| inbox.find(client, sequence));
+        let push_slot = self.inbox.as_ref().and_then(|inbox| inbox.find(client, sequence));
         let whole = push_slot.is_some_and(|push_slot| {
-            let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+            let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
             push.is_some_and(|push| push.whole.is_some())
         });
-        let settled = self.peers.registry.client(client).window.state(sequence);
+        let settled = peers.registry.client(client).window.state(sequence);
         if whole && !matches!(settled, PushState::Settled { .. }) {
             // The push is the server's already, and its outcome answers this request.
-            if let (Some(push_slot), Some(inbox)) = (push_slot, &mut self.intake.inbox) {
+            if let (Some(push_slot), Some(inbox)) = (push_slot, &mut self.inbox) {
                 let request = request.request;
                 let (next, deadline) = (false, None);
                 inbox.set_whole(
@@ -383,13 +328,13 @@ impl Shard {
             }
             return;
         }
-        let window = &mut self.peers.registry.client_mut(client).window;
+        let window = &mut peers.registry.client_mut(client).window;
         let outcome = match window.state(sequence) {
             PushState::Settled { outcome } => outcome,
             PushState::TooOld { oldest } => {
                 let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                 let refusal = Refusal::Window { sequence, oldest, newest };
-                return self.out.refuse(connection, request, refusal);
+                return out.refuse(connection, request, refusal);
             }
             _ => {
                 // The outcome is settled as withdrawn, so that parts in transit are never applied.
@@ -397,24 +342,124 @@ impl Shard {
                 Outcome::Withdrawn {}
             }
         };
-        if let (Some(push_slot), Some(inbox)) =
-            (push_slot.filter(|_| !whole), &mut self.intake.inbox)
-        {
+        if let (Some(push_slot), Some(inbox)) = (push_slot.filter(|_| !whole), &mut self.inbox) {
             inbox.release(push_slot);
         }
-        self.out.answer_push(connection, request, outcome, false);
+        out.answer_push(connection, request, outcome, false);
     }
 
-    pub(super) fn outcome_query(&mut self, connection: u64, client: ClientKey, request: Envelope) {
+    pub(super) fn outcome_query(
+        &mut self,
+        peers: &Peers,
+        out: &mut Outputs,
+        connection: u64,
+        client: ClientKey,
+        request: Envelope,
+    ) {
         let sequence = request.sequence;
-        let arrival =
-            self.intake.inbox.as_ref().and_then(|inbox| {
-                inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes)
-            });
-        let state = match (self.peers.registry.client(client).window.state(sequence), arrival) {
+        let arrival = self
+            .inbox
+            .as_ref()
+            .and_then(|inbox| inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes));
+        let state = match (peers.registry.client(client).window.state(sequence), arrival) {
             (PushState::Unknown {}, Some(bytes)) => PushState::Receiving { bytes },
             (state, _) => state,
         };
-        self.out.answer(connection, request, OutcomeIs { state }.into());
+        out.answer(connection, request, OutcomeIs { state }.into());
+    }
+
+    /// Checks the range of a part of a push that has begun.
+    pub(super) fn check_range(
+        &self,
+        variables: &Variables,
+        part: &PushPart,
+        range: &Range<u64>,
+    ) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&self.inbox, variables.store()) else {
+            return Err(Refusal::NotInitialized {});
+        };
+        let push = inbox
+            .arrival(part.push_slot)
+            .ok_or(Refusal::PushSlotTaken { push_slot: part.push_slot })?;
+        let (layout, is_ready) = (store.layout(), variables.is_ready());
+        push.extents.check(range, layout).map_err(|misplaced| Refusal::Range {
+            offset: range.start,
+            bytes: range.end.saturating_sub(range.start),
+            limit: misplaced.limit,
+        })?;
+        let trainable = is_for_trainable(push.operation);
+        let wrong = variables
+            .fused_ranges
+            .first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
+        if push.operation != part.operation {
+            let tried = Detail::clipped("an operation other than that of its first part");
+            // The range may be the index of a sparse partition, which is behind all values.
+            let variable = layout.touched(range.clone()).next();
+            let variable = variable.map_or(VariableId(0), |partition| partition.variable);
+            return Err(Refusal::Operation { variable, tried });
+        }
+        let first =
+            variables.fused_ranges.first_touched(layout, range, |sparse, _| sparse && !is_ready);
+        if let Some(partition) = first {
+            let tried = Detail::clipped("first values by rows: its initializer makes them");
+            return Err(Refusal::Operation { variable: partition.variable, tried });
+        }
+        if let Some(partition) = wrong {
+            let tried = Detail::clipped(match push.operation {
+                Operation::Gradient {} => "gradients: it is a plain variable",
+                _ => "assign_add: it is trained by the optimizer",
+            });
+            return Err(Refusal::Operation { variable: partition.variable, tried });
+        }
+        Ok(())
+    }
+
+    /// Returns whether a part must be received. Otherwise the part is answered, if it needs an
+    /// answer.
+    pub(super) fn is_part_needed(
+        &mut self,
+        peers: &mut Peers,
+        steps: &mut Steps,
+        out: &mut Outputs,
+        header: &Header,
+        part: &PushPart,
+        incoming: &IncomingPart,
+    ) -> bool {
+        let (connection, client, sequence) =
+            (incoming.connection, incoming.client, header.sequence);
+        let Some(state) = peers.connections.get_mut(&connection) else {
+            return false;
+        };
+        if state.refused == Some((sequence, part.push_slot)) {
+            if part.whole.is_some() {
+                state.refused = None;
+            }
+            return false;
+        }
+        match peers.registry.client(client).window.state(sequence) {
+            PushState::Settled { outcome } => {
+                if part.whole.is_some() {
+                    self.counters.duplicates.add(1);
+                    out.answer_push(connection, incoming.request, outcome, true);
+                }
+                return false;
+            }
+            PushState::TooOld { oldest } => {
+                let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
+                let refusal = Refusal::Window { sequence, oldest, newest };
+                self.refuse_push(peers, out, incoming, refusal);
+                return false;
+            }
+            _ => {}
+        }
+        let whole_here = self.inbox.as_ref().is_some_and(|inbox| {
+            let push = inbox.find(client, sequence).and_then(|push_slot| inbox.arrival(push_slot));
+            push.is_some_and(|push| push.whole.is_some())
+        });
+        if !whole_here && self.is_stale_part(steps, client, header.step, part) {
+            self.skip_stale_part(peers, steps, out, client, incoming, part.token);
+            return false;
+        }
+        true
     }
 }

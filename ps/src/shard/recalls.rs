@@ -1,6 +1,9 @@
 //! Recalls of tokens in asynchronous mode: the step owner asks the other shards, and they answer.
 //! The reasons are in `aggregate::recall`.
 
+use super::intake::Intake;
+use super::output::Outputs;
+use super::peers::Peers;
 use super::steps::Steps;
 use std::time::Instant;
 
@@ -31,35 +34,11 @@ impl Shard {
         if again {
             self.steps.shards.recalls_asked_at = Some(now);
         }
-        self.ask_for_recalls(&shards, |token| again || new.contains(&token));
-        self.take_back_free_tokens(&shards);
+        self.steps.ask_for_recalls(&self.peers, &mut self.out, &shards, |token| {
+            again || new.contains(&token)
+        });
+        self.steps.take_back_free_tokens(&self.intake, &shards);
         self.retire_overdue(now);
-    }
-
-    fn ask_for_recalls(&mut self, shards: &[ShardId], asks: impl Fn(TokenId) -> bool) {
-        let Some(owner) = &self.steps.owner else { return };
-        let mut due: Vec<(u64, message::Recall)> = Vec::new();
-        for token in owner.recalls().tokens().filter(|&token| asks(token)) {
-            let Some(holder) = owner.holder_of(token) else { continue };
-            let recall =
-                message::Recall { token, client: self.peers.registry.client(holder).epoch };
-            let silent = shards.iter().filter(|&&shard| owner.recalls().awaits(token, shard));
-            let connections = silent.filter_map(|shard| self.steps.shards.connections.get(shard));
-            due.extend(connections.map(|&connection| (connection, recall.clone())));
-        }
-        for (connection, recall) in due {
-            let envelope = self.out.epoch_only();
-            self.out.send(connection, envelope, recall.into());
-        }
-    }
-
-    fn take_back_free_tokens(&mut self, shards: &[ShardId]) {
-        let complete = self.intake.whole_tokens();
-        let Some(owner) = &mut self.steps.owner else { return };
-        let returned = owner.take_back_free(shards, |token| complete.contains(&token));
-        if returned > 0 {
-            self.counters.tokens_taken_back.add(returned as u64);
-        }
     }
 
     /// Retires absent clients whose push a shard has applied, after two leases. A retired client
@@ -83,30 +62,13 @@ impl Shard {
             self.counters.clients_retired.add(1);
             if let Some(connection) = self.peers.registry.retire(client, now) {
                 self.out.close(connection);
-                self.drop_client_connection(connection, client);
+                self.intake.drop_client_connection(&mut self.peers, connection, client);
             }
             if let Some(inbox) = &mut self.intake.inbox {
                 inbox.orphan_whole(client);
             }
             self.drop_client(now, client, true);
         }
-    }
-
-    /// On the step owner: handles a shard's answer.
-    pub(super) fn recall_answered(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        answer: &message::Recalled,
-    ) {
-        let message::Recalled { token, shard, applied } = *answer;
-        if self.register_peer(now, connection, shard).is_none() {
-            return;
-        }
-        let shards = self.steps.shards_to_ask();
-        let Some(owner) = &mut self.steps.owner else { return };
-        owner.recall_answered(token, shard, applied);
-        self.take_back_free_tokens(&shards);
     }
 
     /// On another shard: answers a recall of the step owner. If the push of the token was not
@@ -122,7 +84,7 @@ impl Shard {
         for client in holders.into_iter().filter(|_| !applied) {
             if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
                 self.out.close(connection);
-                self.drop_client_connection(connection, client);
+                self.intake.drop_client_connection(&mut self.peers, connection, client);
             }
         }
         self.steps.report_to_owner(
@@ -160,5 +122,56 @@ impl Steps {
             .collect();
         (!silent.is_empty())
             .then(|| format!("the answers of {} about recalled tokens", silent.join(", ")))
+    }
+
+    pub(super) fn take_back_free_tokens(&mut self, intake: &Intake, shards: &[ShardId]) {
+        let complete = intake.whole_tokens();
+        let Some(owner) = &mut self.owner else { return };
+        let returned = owner.take_back_free(shards, |token| complete.contains(&token));
+        if returned > 0 {
+            self.counters.tokens_taken_back.add(returned as u64);
+        }
+    }
+
+    pub(super) fn ask_for_recalls(
+        &mut self,
+        peers: &Peers,
+        out: &mut Outputs,
+        shards: &[ShardId],
+        asks: impl Fn(TokenId) -> bool,
+    ) {
+        let Some(owner) = &self.owner else { return };
+        let mut due: Vec<(u64, message::Recall)> = Vec::new();
+        for token in owner.recalls().tokens().filter(|&token| asks(token)) {
+            let Some(holder) = owner.holder_of(token) else { continue };
+            let recall = message::Recall { token, client: peers.registry.client(holder).epoch };
+            let silent = shards.iter().filter(|&&shard| owner.recalls().awaits(token, shard));
+            let connections = silent.filter_map(|shard| self.shards.connections.get(shard));
+            due.extend(connections.map(|&connection| (connection, recall.clone())));
+        }
+        for (connection, recall) in due {
+            let envelope = out.epoch_only();
+            out.send(connection, envelope, recall.into());
+        }
+    }
+
+    /// On the step owner: handles a shard's answer.
+    pub(super) fn recall_answered(
+        &mut self,
+        intake: &Intake,
+        peers: &Peers,
+        out: &mut Outputs,
+        now: Instant,
+        connection: u64,
+        answer: &message::Recalled,
+    ) {
+        let message::Recalled { token, shard, applied } = *answer;
+        if self.register_peer(peers, out, now, connection, shard).is_none() {
+            return;
+        }
+        let shards = self.shards_to_ask();
+        let Some(owner) = &mut self.owner else { return };
+        owner.recall_answered(token, shard, applied);
+        self.take_back_free_tokens(intake, &shards);
     }
 }

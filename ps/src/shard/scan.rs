@@ -6,6 +6,10 @@
 //! before that where a change cannot be discarded: a gradient of a synchronous step counts once it
 //! is held, and rows and small pushes are changed in place.
 
+use super::applier::Applier;
+use super::intake::Intake;
+use super::steps::Steps;
+use super::variables::Variables;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -158,6 +162,10 @@ pub(super) struct ScanJob {
 }
 
 impl ScanJob {
+    pub(super) fn new(push_slot: u32, order: u64) -> ScanJob {
+        ScanJob { push_slot, order, range: 0, done_to: 0, refusal: None }
+    }
+
     /// Returns the slot of its push if the scan has not begun.
     pub(super) fn unbegun(&self) -> Option<u32> {
         ((self.range, self.done_to) == (0, 0)).then_some(self.push_slot)
@@ -165,98 +173,6 @@ impl ScanJob {
 }
 
 impl Shard {
-    /// Scans a part of a push on arrival, while it is in cache.
-    pub(super) fn scan_part(&self, push_slot: u32, range: &Range<u64>) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.variables.store()) else {
-            return Ok(());
-        };
-        let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
-        for fused_range in self.variables.fused_ranges.within(range.clone()) {
-            let part = fused_range.part_of(range);
-            if let Some(bytes) = inbox.bytes(push_slot, part.clone())
-                && let Some(found) = scan.find(fused_range.dtype, part.start, bytes)
-            {
-                return Err(found.refusal(store.layout()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the ranges that a whole push has in a push buffer are scanned before it is applied,
-    /// because the change cannot be discarded.
-    pub(super) fn is_scanned_first(&self, push_slot: u32) -> bool {
-        let (Some(store), Some(inbox)) = (self.variables.store(), &self.intake.inbox) else {
-            return false;
-        };
-        let Some(push) = inbox.arrival(push_slot) else { return false };
-        if push.shared.ranges().is_empty() || self.config.non_finite == NonFinite::Allow {
-            return false;
-        }
-        let by_rows = store.layout().sparse().len() > 0;
-        let bytes = push.extents.ranges().iter().map(|range| range.end - range.start);
-        let small = store.is_small(bytes.fold(0, u64::saturating_add));
-        by_rows || small || self.steps.waits_for_step(push)
-    }
-
-    /// Queues the scan of a push that has arrived whole.
-    pub(super) fn begin_scan(&mut self, push_slot: u32) {
-        let Some(inbox) = &mut self.intake.inbox else { return };
-        let Some(order) = inbox.arrival(push_slot).map(|push| push.order) else { return };
-        inbox.set_scanning(push_slot, order, true);
-        let (range, done_to, refusal) = (0, 0, None);
-        self.applier.jobs.push_back(ShardJob::Scan(ScanJob {
-            push_slot,
-            order,
-            range,
-            done_to,
-            refusal,
-        }));
-    }
-
-    /// Scans a slice; returns whether the job is done.
-    pub(super) fn work_on_scan(&mut self, job: &mut ScanJob) -> bool {
-        let (Some(inbox), Some(store)) = (&self.intake.inbox, self.variables.store()) else {
-            return true;
-        };
-        let (Some(push), Some(source)) =
-            (inbox.arrival(job.push_slot), inbox.source(job.push_slot))
-        else {
-            return true;
-        };
-        if push.order != job.order {
-            // The push was dropped, and its slot holds another.
-            return true;
-        }
-        let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
-        let mut budget = SLICE_BYTES;
-        while let Some(range) = push.shared.ranges().get(job.range) {
-            if budget == 0 {
-                return false;
-            }
-            let left = job.done_to.max(range.start)..range.end;
-            let Some(fused_range) = self.variables.fused_ranges.within(left.clone()).next() else {
-                job.range += 1;
-                continue;
-            };
-            let mut part = fused_range.part_of(&left);
-            part.end = part.end.min(part.start.saturating_add(budget));
-            let bytes = part.end - part.start;
-            if let Some((PushValues::Shared(values), _)) = source.values(part.clone()) {
-                let dtype = fused_range.dtype;
-                let mut input = ScanningInput::new(values, part.start, dtype, Some(scan));
-                ChangeInput::Source(&mut input).each(0..bytes as usize, |_, _| {});
-                if let Some(found) = input.found() {
-                    job.refusal = Some(found.refusal(store.layout()));
-                    return true;
-                }
-            }
-            // Rounded to words, so that the next slice starts with an element of any type.
-            budget = budget.saturating_sub(bytes.next_multiple_of(8).max(RANGE_COST));
-            job.done_to = part.end;
-        }
-        true
-    }
-
     /// A scan has ended: the push is held for its step, refused, or applied next. Returns whether
     /// it is to be applied.
     pub(super) fn scan_done(&mut self, now: Instant, job: ScanJob) -> bool {
@@ -278,5 +194,101 @@ impl Shard {
             }
         }
         false
+    }
+}
+
+impl Intake {
+    /// Scans a part of a push on arrival, while it is in cache.
+    pub(super) fn scan_part(
+        &self,
+        variables: &Variables,
+        push_slot: u32,
+        range: &Range<u64>,
+    ) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&self.inbox, variables.store()) else {
+            return Ok(());
+        };
+        let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
+        for fused_range in variables.fused_ranges.within(range.clone()) {
+            let part = fused_range.part_of(range);
+            if let Some(bytes) = inbox.bytes(push_slot, part.clone())
+                && let Some(found) = scan.find(fused_range.dtype, part.start, bytes)
+            {
+                return Err(found.refusal(store.layout()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the ranges that a whole push has in a push buffer are scanned before it is applied,
+    /// because the change cannot be discarded.
+    pub(super) fn is_scanned_first(
+        &self,
+        variables: &Variables,
+        steps: &Steps,
+        push_slot: u32,
+    ) -> bool {
+        let (Some(store), Some(inbox)) = (variables.store(), &self.inbox) else {
+            return false;
+        };
+        let Some(push) = inbox.arrival(push_slot) else { return false };
+        if push.shared.ranges().is_empty() || self.config.non_finite == NonFinite::Allow {
+            return false;
+        }
+        let by_rows = store.layout().sparse().len() > 0;
+        let bytes = push.extents.ranges().iter().map(|range| range.end - range.start);
+        let small = store.is_small(bytes.fold(0, u64::saturating_add));
+        by_rows || small || steps.waits_for_step(push)
+    }
+}
+
+impl Applier {
+    /// Scans a slice; returns whether the job is done.
+    pub(super) fn work_on_scan(
+        &mut self,
+        intake: &Intake,
+        variables: &Variables,
+        job: &mut ScanJob,
+    ) -> bool {
+        let (Some(inbox), Some(store)) = (&intake.inbox, variables.store()) else {
+            return true;
+        };
+        let (Some(push), Some(source)) =
+            (inbox.arrival(job.push_slot), inbox.source(job.push_slot))
+        else {
+            return true;
+        };
+        if push.order != job.order {
+            // The push was dropped, and its slot holds another.
+            return true;
+        }
+        let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
+        let mut budget = SLICE_BYTES;
+        while let Some(range) = push.shared.ranges().get(job.range) {
+            if budget == 0 {
+                return false;
+            }
+            let left = job.done_to.max(range.start)..range.end;
+            let Some(fused_range) = variables.fused_ranges.within(left.clone()).next() else {
+                job.range += 1;
+                continue;
+            };
+            let mut part = fused_range.part_of(&left);
+            part.end = part.end.min(part.start.saturating_add(budget));
+            let bytes = part.end - part.start;
+            if let Some((PushValues::Shared(values), _)) = source.values(part.clone()) {
+                let dtype = fused_range.dtype;
+                let mut input = ScanningInput::new(values, part.start, dtype, Some(scan));
+                ChangeInput::Source(&mut input).each(0..bytes as usize, |_, _| {});
+                if let Some(found) = input.found() {
+                    job.refusal = Some(found.refusal(store.layout()));
+                    return true;
+                }
+            }
+            // Rounded to words, so that the next slice starts with an element of any type.
+            budget = budget.saturating_sub(bytes.next_multiple_of(8).max(RANGE_COST));
+            job.done_to = part.end;
+        }
+        true
     }
 }

@@ -1,5 +1,9 @@
 //! Stale gradients: skips their parts, or drops them before they are applied.
 
+use super::intake::Intake;
+use super::output::Outputs;
+use super::peers::Peers;
+use super::steps::Steps;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, TokenId};
@@ -10,54 +14,6 @@ use super::{IncomingPart, Shard};
 use crate::planted::Bug;
 
 impl Shard {
-    /// Returns whether a part belongs to a gradient that is stale as far as this shard knows, and
-    /// is not worth receiving.
-    pub(super) fn is_stale_part(
-        &self,
-        client: ClientKey,
-        step: GlobalStep,
-        part: &PushPart,
-    ) -> bool {
-        if part.operation != (Operation::Gradient {}) {
-            return false;
-        }
-        match (&self.steps.owner, &self.steps.follower) {
-            (Some(owner), Some(_)) if self.config.planted.has(Bug::KeyByReplica) => {
-                !owner.has_out(client)
-            }
-            (Some(owner), Some(_)) => !owner.holds(client, part.token, part.generation),
-            (None, Some(follower)) => step.0 < follower.step(),
-            // A complete push owns its token, even if other parts are sent under it.
-            (Some(owner), None) => {
-                owner.holds(client, part.token, part.generation)
-                    && owner.is_too_old(part.token, step)
-                    && !self.intake.is_whole(part.token)
-            }
-            (None, None) => false,
-        }
-    }
-
-    /// Skips a part of a stale gradient. The last part is answered with the outcome.
-    pub(super) fn skip_stale_part(
-        &mut self,
-        client: ClientKey,
-        part: &IncomingPart,
-        token: TokenId,
-    ) {
-        let (sequence, push_slot) = (part.request.sequence, part.push_slot);
-        if let Some(inbox) = &mut self.intake.inbox
-            && inbox.find(client, sequence) == Some(push_slot)
-        {
-            inbox.release(push_slot);
-        }
-        if part.whole.is_none() {
-            return;
-        }
-        let outcome = self.steps.stale_outcome(token);
-        self.peers.registry.client_mut(client).window.settle(sequence, outcome);
-        self.out.answer_push(part.connection, part.request, outcome, false);
-    }
-
     /// Drops a complete gradient if it has become too old since to be applied. Returns whether it
     /// was dropped.
     pub(super) fn drop_if_too_old(&mut self, now: Instant, push_slot: u32) -> bool {
@@ -76,5 +32,59 @@ impl Shard {
             self.settle_and_answer(now, client, &push, outcome);
         }
         true
+    }
+}
+
+impl Intake {
+    /// Returns whether a part belongs to a gradient that is stale as far as this shard knows, and
+    /// is not worth receiving.
+    pub(super) fn is_stale_part(
+        &self,
+        steps: &Steps,
+        client: ClientKey,
+        step: GlobalStep,
+        part: &PushPart,
+    ) -> bool {
+        if part.operation != (Operation::Gradient {}) {
+            return false;
+        }
+        match (&steps.owner, &steps.follower) {
+            (Some(owner), Some(_)) if self.config.planted.has(Bug::KeyByReplica) => {
+                !owner.has_out(client)
+            }
+            (Some(owner), Some(_)) => !owner.holds(client, part.token, part.generation),
+            (None, Some(follower)) => step.0 < follower.step(),
+            // A complete push owns its token, even if other parts are sent under it.
+            (Some(owner), None) => {
+                owner.holds(client, part.token, part.generation)
+                    && owner.is_too_old(part.token, step)
+                    && !self.is_whole(part.token)
+            }
+            (None, None) => false,
+        }
+    }
+
+    /// Skips a part of a stale gradient. The last part is answered with the outcome.
+    pub(super) fn skip_stale_part(
+        &mut self,
+        peers: &mut Peers,
+        steps: &mut Steps,
+        out: &mut Outputs,
+        client: ClientKey,
+        part: &IncomingPart,
+        token: TokenId,
+    ) {
+        let (sequence, push_slot) = (part.request.sequence, part.push_slot);
+        if let Some(inbox) = &mut self.inbox
+            && inbox.find(client, sequence) == Some(push_slot)
+        {
+            inbox.release(push_slot);
+        }
+        if part.whole.is_none() {
+            return;
+        }
+        let outcome = steps.stale_outcome(token);
+        peers.registry.client_mut(client).window.settle(sequence, outcome);
+        out.answer_push(part.connection, part.request, outcome, false);
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
 
-use super::client_registry::{ClientKey, ClientPresence};
-use super::{Shard, VariablesState};
+use super::Shard;
+use super::client_registry::ClientKey;
 use crate::aggregate::staleness::{StalenessPolicy, compensate};
 use crate::arena::{Budget, Reservation};
 use crate::inbox::PushArrival;
@@ -135,7 +135,13 @@ pub(super) struct LastPulls(BTreeMap<ClientKey, Arc<PulledValues>>);
 impl LastPulls {
     /// Stores the current values for a client, in place of its earlier ones. Stores nothing if
     /// there is no memory.
-    fn keep(&mut self, client: ClientKey, store: &Store, gradients: u64, budget: &Budget) {
+    pub(super) fn keep(
+        &mut self,
+        client: ClientKey,
+        store: &Store,
+        gradients: u64,
+        budget: &Budget,
+    ) {
         let previous = self.0.remove(&client);
         // Values that the current update uses are not overwritten.
         let values = previous.and_then(Arc::into_inner).or_else(|| {
@@ -198,22 +204,6 @@ impl Shard {
             Some(owner) => Some(owner.staleness(push.token, push.step)),
             // No client can have read gradients that were not applied.
             None => push.read.map(|read| self.variables.gradients.saturating_sub(read)),
-        }
-    }
-
-    /// A client pulls all values: stores them if its next gradient may need compensation.
-    pub(super) fn keep_last_pull(&mut self, client: ClientKey) {
-        let compensates =
-            matches!(self.config.staleness, StalenessPolicy::DelayCompensation { .. });
-        // Values of a client that has left would never be dropped.
-        let present = self.peers.registry.client(client).presence == ClientPresence::Present;
-        // Rows are read by other pulls, and a copy of all of them would be too large.
-        if let VariablesState::Ready(store) = &self.variables.state
-            && compensates
-            && present
-            && store.layout().sparse().len() == 0
-        {
-            self.pulls.last_pulls.keep(client, store, self.variables.gradients, &self.files.budget);
         }
     }
 }

@@ -1,8 +1,11 @@
 //! The messages between shards and the step owner about synchronous steps: held pushes, commits,
 //! and applied steps.
 
+use super::intake::Intake;
 use super::output::Outputs;
+use super::peers::Peers;
 use super::steps::Steps;
+use super::variables::Variables;
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
@@ -16,42 +19,6 @@ use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_coordinator::{CommittedStep, PerPush};
 
 impl Shard {
-    /// Records the connection of another shard that takes part. Returns its index, or `None` if it
-    /// takes no part or the connection is another shard's.
-    pub(super) fn register_peer(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        shard: ShardId,
-    ) -> Option<usize> {
-        let index = self.steps.index_of(shard).filter(|_| shard != self.id)?;
-        let speaks_for =
-            self.steps.shards.connections.iter().find(|(_, other)| **other == connection);
-        if speaks_for.is_some_and(|(other, _)| *other != shard) {
-            return None;
-        }
-        self.steps.shards.heard_at.insert(shard, now);
-        if self.steps.shards.connections.insert(shard, connection) != Some(connection) {
-            self.send_chief(connection);
-        }
-        Some(index)
-    }
-
-    fn send_chief(&mut self, connection: u64) {
-        self.out.send(
-            connection,
-            Envelope::default(),
-            message::ChiefIs { client: self.peers.chief.epoch }.into(),
-        );
-    }
-
-    /// Announces a new chief to the other shards.
-    pub(super) fn announce_chief(&mut self) {
-        let connections: SmallVec<[u64; 8]> =
-            self.steps.shards.connections.values().copied().collect();
-        connections.into_iter().for_each(|connection| self.send_chief(connection));
-    }
-
     /// Handles a change of the connection to the step owner. A restarted step owner has lost the
     /// reports, and an owner of another restore epoch has refused them. So reports are repeated
     /// once there is a connection, and at intervals.
@@ -62,42 +29,6 @@ impl Shard {
         self.steps.to_owner.is_up = up;
         self.steps.to_owner.reported_at = None;
         self.peers.chief.announced = None;
-    }
-
-    pub(super) fn repeat_reports(&mut self, now: Instant) {
-        let due =
-            self.steps.to_owner.reported_at.is_none_or(|last| now >= last + self.config.lease / 5);
-        if !due || !self.steps.to_owner.is_up || !self.variables.is_ready() {
-            return;
-        }
-        self.steps.to_owner.reported_at = Some(now);
-        self.steps.report_applied(&mut self.out);
-        if self.steps.follower.is_none() {
-            return;
-        }
-        let tokens: Vec<TokenId> =
-            self.intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
-        for token in tokens {
-            self.report_held(token);
-        }
-    }
-
-    /// Reports to the step owner that a push is held here, once its squared norm is known.
-    pub(super) fn report_held(&mut self, token: TokenId) {
-        let inbox = self.intake.inbox.as_ref();
-        let push_slot = inbox.and_then(|inbox| inbox.whole_push_slot_of(token.0));
-        let Some(squares) = push_slot.and_then(|push_slot| self.intake.squares_of(push_slot))
-        else {
-            return;
-        };
-        let holder = inbox.zip(push_slot).and_then(|(inbox, push_slot)| inbox.holder(push_slot));
-        // The push of an older incarnation has no client, and spends no token.
-        let epoch = |client| self.peers.registry.client(client).epoch;
-        let client = holder.map_or(ClientEpoch(0), epoch);
-        self.steps.report_to_owner(
-            &mut self.out,
-            message::Held { token, client, shard: self.id, squares }.into(),
-        );
     }
 
     /// Handles a message of the step owner.
@@ -129,64 +60,31 @@ impl Shard {
                         factors,
                     });
                 }
-                self.begin_step();
+                self.applier.begin_step(&self.intake, &self.steps);
             }
-            Message::KeepCut(_) => self.keep_cut(now, header.step),
+            Message::KeepCut(_) => self.checkpoints.keep_cut(
+                &mut self.variables,
+                &self.peers,
+                &self.steps,
+                now,
+                header.step,
+            ),
             Message::Recall(recall) => self.recall(recall.token, recall.client),
             Message::TokenOver(over) => {
                 let push_slot =
                     self.intake.inbox.as_ref().and_then(|i| i.whole_push_slot_of(over.token.0));
                 if let Some(push_slot) = push_slot {
-                    self.answer_scanning(now, push_slot);
-                    self.release(push_slot);
+                    self.steps.answer_scanning(
+                        &mut self.intake,
+                        &mut self.peers,
+                        &mut self.out,
+                        now,
+                        push_slot,
+                    );
+                    self.intake.release(push_slot);
                 }
             }
             _ => {}
-        }
-    }
-
-    /// On the step owner: a shard holds a complete push.
-    pub(super) fn shard_holds(&mut self, now: Instant, connection: u64, held: &message::Held) {
-        let message::Held { token, client, shard, squares } = *held;
-        if squares < 0.0 {
-            return;
-        }
-        let Some(index) = self.register_peer(now, connection, shard) else { return };
-        let holder = self.steps.owner.as_ref().and_then(|owner| owner.holder_of(token));
-        if holder.is_some_and(|holder| self.peers.registry.client(holder).epoch != client) {
-            // A client has pushed there under another client's token.
-            return;
-        }
-        let Some(coordinator) = self.steps.coordinator_mut() else {
-            return;
-        };
-        if !coordinator.held(index, token.0, squares.into()) {
-            self.steps.send_over(&mut self.out, connection, token);
-        }
-    }
-
-    /// On the step owner: a shard has applied `steps` steps.
-    pub(super) fn shard_has_applied(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        shard: ShardId,
-        steps: u64,
-    ) {
-        let Some(index) = self.register_peer(now, connection, shard) else { return };
-        let Some(coordinator) = self.steps.coordinator_mut() else {
-            return;
-        };
-        // No shard can have applied a step that is not committed.
-        if steps > coordinator.step() {
-            return;
-        }
-        coordinator.applied(index, steps);
-        // The shard may have been disconnected when the commit was announced.
-        if let Some(committed) = coordinator.committed()
-            && steps <= committed.step
-        {
-            self.steps.send_committed(&mut self.out, connection, &committed);
         }
     }
 }
@@ -243,5 +141,131 @@ impl Steps {
     /// Reports to the step owner how many steps are applied here.
     pub(super) fn report_applied(&mut self, out: &mut Outputs) {
         self.report_to_owner(out, message::StepApplied { shard: self.id }.into());
+    }
+
+    /// Records the connection of another shard that takes part. Returns its index, or `None` if it
+    /// takes no part or the connection is another shard's.
+    pub(super) fn register_peer(
+        &mut self,
+        peers: &Peers,
+        out: &mut Outputs,
+        now: Instant,
+        connection: u64,
+        shard: ShardId,
+    ) -> Option<usize> {
+        let index = self.index_of(shard).filter(|_| shard != self.id)?;
+        let speaks_for = self.shards.connections.iter().find(|(_, other)| **other == connection);
+        if speaks_for.is_some_and(|(other, _)| *other != shard) {
+            return None;
+        }
+        self.shards.heard_at.insert(shard, now);
+        if self.shards.connections.insert(shard, connection) != Some(connection) {
+            peers.send_chief(out, connection);
+        }
+        Some(index)
+    }
+
+    /// Announces a new chief to the other shards.
+    pub(super) fn announce_chief(&mut self, peers: &Peers, out: &mut Outputs) {
+        let connections: SmallVec<[u64; 8]> = self.shards.connections.values().copied().collect();
+        connections.into_iter().for_each(|connection| peers.send_chief(out, connection));
+    }
+
+    /// On the step owner: a shard holds a complete push.
+    pub(super) fn shard_holds(
+        &mut self,
+        peers: &Peers,
+        out: &mut Outputs,
+        now: Instant,
+        connection: u64,
+        held: &message::Held,
+    ) {
+        let message::Held { token, client, shard, squares } = *held;
+        if squares < 0.0 {
+            return;
+        }
+        let Some(index) = self.register_peer(peers, out, now, connection, shard) else { return };
+        let holder = self.owner.as_ref().and_then(|owner| owner.holder_of(token));
+        if holder.is_some_and(|holder| peers.registry.client(holder).epoch != client) {
+            // A client has pushed there under another client's token.
+            return;
+        }
+        let Some(coordinator) = self.coordinator_mut() else {
+            return;
+        };
+        if !coordinator.held(index, token.0, squares.into()) {
+            self.send_over(out, connection, token);
+        }
+    }
+
+    /// On the step owner: a shard has applied `steps` steps.
+    pub(super) fn shard_has_applied(
+        &mut self,
+        peers: &Peers,
+        out: &mut Outputs,
+        now: Instant,
+        connection: u64,
+        shard: ShardId,
+        steps: u64,
+    ) {
+        let Some(index) = self.register_peer(peers, out, now, connection, shard) else { return };
+        let Some(coordinator) = self.coordinator_mut() else {
+            return;
+        };
+        // No shard can have applied a step that is not committed.
+        if steps > coordinator.step() {
+            return;
+        }
+        coordinator.applied(index, steps);
+        // The shard may have been disconnected when the commit was announced.
+        if let Some(committed) = coordinator.committed()
+            && steps <= committed.step
+        {
+            self.send_committed(out, connection, &committed);
+        }
+    }
+
+    /// Reports to the step owner that a push is held here, once its squared norm is known.
+    pub(super) fn report_held(
+        &mut self,
+        intake: &Intake,
+        peers: &Peers,
+        out: &mut Outputs,
+        token: TokenId,
+    ) {
+        let inbox = intake.inbox.as_ref();
+        let push_slot = inbox.and_then(|inbox| inbox.whole_push_slot_of(token.0));
+        let Some(squares) = push_slot.and_then(|push_slot| intake.squares_of(push_slot)) else {
+            return;
+        };
+        let holder = inbox.zip(push_slot).and_then(|(inbox, push_slot)| inbox.holder(push_slot));
+        // The push of an older incarnation has no client, and spends no token.
+        let epoch = |client| peers.registry.client(client).epoch;
+        let client = holder.map_or(ClientEpoch(0), epoch);
+        self.report_to_owner(out, message::Held { token, client, shard: self.id, squares }.into());
+    }
+
+    pub(super) fn repeat_reports(
+        &mut self,
+        intake: &Intake,
+        peers: &Peers,
+        variables: &Variables,
+        out: &mut Outputs,
+        now: Instant,
+    ) {
+        let due = self.to_owner.reported_at.is_none_or(|last| now >= last + self.config.lease / 5);
+        if !due || !self.to_owner.is_up || !variables.is_ready() {
+            return;
+        }
+        self.to_owner.reported_at = Some(now);
+        self.report_applied(out);
+        if self.follower.is_none() {
+            return;
+        }
+        let tokens: Vec<TokenId> =
+            intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
+        for token in tokens {
+            self.report_held(intake, peers, out, token);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The steps of training, as this shard takes part in them: tokens, held pushes, commits.
 
 use super::client_registry::ClientKey;
+use super::peers::Peers;
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_owner::Issued;
 use crate::config::PsConfig;
@@ -207,6 +208,25 @@ impl Steps {
             && owner.give_back(holder, token, push.generation)
         {
             self.counters.tokens_taken_back.add(1);
+        }
+    }
+
+    /// A replica is absent, or was fenced by a newer incarnation that replaces it.
+    pub(super) fn replica_leaves(&mut self, client: ClientKey, fenced: bool) {
+        if let Some(coordinator) = self.coordinator_mut() {
+            match fenced {
+                true => coordinator.end_old_tokens(client),
+                false => coordinator.lose(client),
+            }
+        }
+    }
+
+    /// A replica has joined: the step owner counts on its gradients.
+    pub(super) fn replica_joins(&mut self, peers: &Peers, now: Instant, client: ClientKey) {
+        let rank = peers.task_of(client).index;
+        if let Some(coordinator) = self.coordinator_mut() {
+            coordinator.join(client, rank);
+            self.stragglers.first_join.get_or_insert(now);
         }
     }
 }

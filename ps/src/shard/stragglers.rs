@@ -13,22 +13,6 @@ use super::parked_requests::WaitReason;
 use crate::aggregate::mode::OnLoss;
 
 impl Shard {
-    /// Stops expecting replicas that have not joined within the join timeout.
-    pub(super) fn stop_expecting(&mut self, now: Instant) {
-        let timeout = self.config.join_timeout;
-        let waited = self
-            .steps
-            .stragglers
-            .first_join
-            .map_or(Duration::ZERO, |first| now.duration_since(first));
-        if let Some(coordinator) = self.steps.coordinator_mut()
-            && coordinator.expects() > 0
-            && waited >= timeout
-        {
-            coordinator.expect_nobody();
-        }
-    }
-
     /// Ends the waits of clients for a step that needs more gradients than the present replicas can
     /// give, if so configured. Also ends the waits of pushes whose deadline has passed. Held pushes
     /// stay without a waiting client.
@@ -72,11 +56,6 @@ impl Shard {
             (None, None) => String::new(),
         };
         format!("global step {step}{found}")
-    }
-
-    /// Describes what a request for a push slot waits for.
-    pub(super) fn awaited_push_slot(&self, now: Instant) -> String {
-        format!("a push slot{}", self.steps.owner_outage(now))
     }
 
     /// On the step owner: describes a shard, by its index among those that take part, and when it
@@ -178,5 +157,23 @@ impl Steps {
                 format!("{shard} ({link}heard from {silent} ms ago)")
             }
         }
+    }
+
+    /// Stops expecting replicas that have not joined within the join timeout.
+    pub(super) fn stop_expecting(&mut self, now: Instant) {
+        let timeout = self.config.join_timeout;
+        let waited =
+            self.stragglers.first_join.map_or(Duration::ZERO, |first| now.duration_since(first));
+        if let Some(coordinator) = self.coordinator_mut()
+            && coordinator.expects() > 0
+            && waited >= timeout
+        {
+            coordinator.expect_nobody();
+        }
+    }
+
+    /// Describes what a request for a push slot waits for.
+    pub(super) fn awaited_push_slot(&self, now: Instant) -> String {
+        format!("a push slot{}", self.owner_outage(now))
     }
 }

@@ -54,7 +54,7 @@ impl Shard {
                 .as_ref()
                 .is_some_and(|streaming_apply| streaming_apply.push_slot == push_slot)
             {
-                self.abandon_streaming();
+                self.applier.abandon_streaming(&mut self.variables);
             }
             return Ok(false);
         }
@@ -118,32 +118,13 @@ impl Shard {
         match apply() {
             Ok(None) => Ok(true),
             Ok(Some(refusal)) => {
-                self.abandon_streaming();
+                self.applier.abandon_streaming(&mut self.variables);
                 Err(refusal)
             }
             Err(NoFreeBlock) => {
-                self.abandon_streaming();
+                self.applier.abandon_streaming(&mut self.variables);
                 Ok(false)
             }
-        }
-    }
-
-    pub(super) fn abandon_streaming(&mut self) {
-        self.applier.streaming = None;
-        self.variables.discard_change();
-    }
-
-    /// Discards the change of a push that was dropped before it was whole.
-    pub(super) fn drop_stale_streaming(&mut self) {
-        let Some(push_slot) =
-            self.applier.streaming.as_ref().map(|streaming_apply| streaming_apply.push_slot)
-        else {
-            return;
-        };
-        let stale =
-            self.intake.inbox.as_ref().is_none_or(|inbox| inbox.arrival(push_slot).is_none());
-        if stale {
-            self.abandon_streaming();
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Synchronous steps on a shard: held pushes, the step owner's decisions, and the step's update.
 
-use crate::inbox::PushArrival;
-use pushpull_common::protocol::message::Operation;
+use super::intake::Intake;
+use super::output::Outputs;
+use super::peers::Peers;
+use super::steps::Steps;
 use std::time::Instant;
 
 use pushpull_common::ids::GlobalStep;
@@ -9,9 +11,8 @@ use pushpull_common::protocol::message::PushAnswer;
 use pushpull_common::protocol::{Envelope, Outcome, PushState};
 
 use super::Shard;
-use super::client_registry::{ClientKey, ClientPresence};
-use super::work::ShardJob;
-use crate::aggregate::step_coordinator::{Grant, PerPush, TokenOutcome};
+use super::client_registry::ClientPresence;
+use crate::aggregate::step_coordinator::{Grant, TokenOutcome};
 use crate::inbox::PendingAnswer;
 use crate::planted::Bug;
 
@@ -25,7 +26,7 @@ impl Shard {
                 tokens.iter().filter_map(|token| inbox.whole_push_slot_of(token.0))
             });
             for push_slot in push_slots.collect::<Vec<u32>>() {
-                self.begin_norm(push_slot);
+                self.applier.begin_norm(&self.intake, push_slot);
             }
         }
         let measured = self.config.clip_by_global_norm.is_none();
@@ -53,7 +54,7 @@ impl Shard {
         }
         let squares = self.intake.squares_of(push_slot);
         if squares.is_none() {
-            self.begin_norm(push_slot);
+            self.applier.begin_norm(&self.intake, push_slot);
         }
         let own = self.steps.index_of(self.id);
         let passed = self.steps.follower.as_ref().is_some_and(|follower| step.0 < follower.step());
@@ -62,11 +63,11 @@ impl Shard {
                 true => Outcome::Stale { current: self.steps.step() },
                 false => Outcome::Held {},
             };
-            self.settle_push(now, push_slot, outcome);
+            self.intake.settle_push(&mut self.peers, &mut self.out, now, push_slot, outcome);
             if passed {
-                self.release(push_slot);
+                self.intake.release(push_slot);
             } else {
-                self.report_held(token);
+                self.steps.report_held(&self.intake, &self.peers, &mut self.out, token);
             }
             return;
         };
@@ -83,8 +84,14 @@ impl Shard {
         });
         if !(out && held) {
             let current = GlobalStep(self.steps.committed_steps());
-            self.settle_push(now, push_slot, Outcome::Stale { current });
-            self.release(push_slot);
+            self.intake.settle_push(
+                &mut self.peers,
+                &mut self.out,
+                now,
+                push_slot,
+                Outcome::Stale { current },
+            );
+            self.intake.release(push_slot);
         }
     }
 
@@ -95,37 +102,16 @@ impl Shard {
             return;
         }
         for (grant, verdict) in owner.apply_verdicts() {
-            self.carry_out(now, grant, verdict);
+            self.steps.carry_out(
+                &mut self.intake,
+                &mut self.peers,
+                &mut self.out,
+                now,
+                grant,
+                verdict,
+            );
         }
         self.on_committed();
-    }
-
-    fn carry_out(&mut self, now: Instant, grant: Grant, verdict: TokenOutcome) {
-        match verdict {
-            TokenOutcome::Admitted { step } => {
-                self.counters.gradients_admitted.add(1);
-                let push_slot = self
-                    .intake
-                    .inbox
-                    .as_ref()
-                    .and_then(|inbox| inbox.whole_push_slot_of(grant.token));
-                if let Some(push_slot) = push_slot {
-                    self.settle_push(now, push_slot, Outcome::Accepted { step: GlobalStep(step) });
-                }
-            }
-            TokenOutcome::Over => {
-                self.steps.announce_over(&mut self.out, grant.token);
-                // The push may be complete or in transit.
-                let push_slots =
-                    self.intake.inbox.as_ref().map(|inbox| inbox.push_slots_of(grant.token));
-                for push_slot in push_slots.unwrap_or_default() {
-                    self.counters.gradients_stale.add(1);
-                    let current = GlobalStep(self.steps.committed_steps());
-                    self.settle_push(now, push_slot, Outcome::Stale { current });
-                    self.release(push_slot);
-                }
-            }
-        }
     }
 
     /// Announces and begins a committed step.
@@ -138,32 +124,13 @@ impl Shard {
         if let Some(follower) = &mut self.steps.follower {
             follower.receive_commit(&committed);
         }
-        self.begin_step();
-    }
-
-    /// Queues the update of the committed step.
-    pub(super) fn begin_step(&mut self) {
-        let (Some(follower), Some(inbox)) = (&self.steps.follower, &self.intake.inbox) else {
-            return;
-        };
-        let under_way = self.applier.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
-        if let Some(tokens) = follower.tokens_to_apply().filter(|_| !under_way) {
-            let push_slots: PerPush<u32> =
-                tokens.iter().filter_map(|&token| inbox.whole_push_slot_of(token)).collect();
-            // All admitted pushes are complete here. A step without one of them would be a
-            // different step.
-            if push_slots.len() == tokens.len() {
-                self.applier
-                    .jobs
-                    .push_back(ShardJob::step(push_slots, follower.factors().collect()));
-            }
-        }
+        self.applier.begin_step(&self.intake, &self.steps);
     }
 
     /// A step has been applied: releases its pushes.
     pub(super) fn step_applied(&mut self, now: Instant, push_slots: &[u32]) {
         self.variables.count_overflow();
-        self.publish();
+        self.variables.publish(&mut self.files);
         self.variables.version += 1;
         self.variables.gradients += 1;
         let Some(follower) = &mut self.steps.follower else { return };
@@ -183,7 +150,13 @@ impl Shard {
             if whole.is_none() {
                 self.counters.pushes_dropped.add(1);
             }
-            self.answer_scanning(now, push_slot);
+            self.steps.answer_scanning(
+                &mut self.intake,
+                &mut self.peers,
+                &mut self.out,
+                now,
+                push_slot,
+            );
             if let Some(inbox) = &mut self.intake.inbox {
                 inbox.release(push_slot);
             }
@@ -197,99 +170,105 @@ impl Shard {
         }
         self.steps.report_applied(&mut self.out);
     }
+}
 
+impl Steps {
+    pub(super) fn carry_out(
+        &mut self,
+        intake: &mut Intake,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        now: Instant,
+        grant: Grant,
+        verdict: TokenOutcome,
+    ) {
+        match verdict {
+            TokenOutcome::Admitted { step } => {
+                self.counters.gradients_admitted.add(1);
+                let push_slot =
+                    intake.inbox.as_ref().and_then(|inbox| inbox.whole_push_slot_of(grant.token));
+                if let Some(push_slot) = push_slot {
+                    intake.settle_push(
+                        peers,
+                        out,
+                        now,
+                        push_slot,
+                        Outcome::Accepted { step: GlobalStep(step) },
+                    );
+                }
+            }
+            TokenOutcome::Over => {
+                self.announce_over(out, grant.token);
+                // The push may be complete or in transit.
+                let push_slots =
+                    intake.inbox.as_ref().map(|inbox| inbox.push_slots_of(grant.token));
+                for push_slot in push_slots.unwrap_or_default() {
+                    self.counters.gradients_stale.add(1);
+                    let current = GlobalStep(self.committed_steps());
+                    intake.settle_push(peers, out, now, push_slot, Outcome::Stale { current });
+                    intake.release(push_slot);
+                }
+            }
+        }
+    }
+
+    /// Answers a complete push that is dropped before its scan, and so before it was reported as
+    /// held, because its step is over.
+    pub(super) fn answer_scanning(
+        &mut self,
+        intake: &mut Intake,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        now: Instant,
+        push_slot: u32,
+    ) {
+        let push = intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        if push.is_some_and(|push| push.scanning) {
+            let current = GlobalStep(self.committed_steps());
+            intake.settle_push(peers, out, now, push_slot, Outcome::Stale { current });
+        }
+    }
+}
+
+impl Intake {
     /// Settles a complete push in its client's window, and answers its client.
-    fn settle_push(&mut self, now: Instant, push_slot: u32, outcome: Outcome) {
-        let Some(inbox) = &self.intake.inbox else { return };
+    pub(super) fn settle_push(
+        &mut self,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        now: Instant,
+        push_slot: u32,
+        outcome: Outcome,
+    ) {
+        let Some(inbox) = &self.inbox else { return };
         let (Some(push), Some(client)) = (inbox.arrival(push_slot), inbox.holder(push_slot)) else {
             return;
         };
         let (sequence, Some(whole)) = (push.sequence, push.whole) else { return };
-        let entry = self.peers.registry.client_mut(client);
+        let entry = peers.registry.client_mut(client);
         if matches!(entry.window.state(sequence), PushState::Unknown {}) {
             entry.window.settle(sequence, outcome);
         }
         let present = entry.presence == ClientPresence::Present;
         let PendingAnswer { connection, request, .. } = whole;
         // The push is answered once.
-        self.intake
-            .inbox
+        self.inbox
             .iter_mut()
             .for_each(|inbox| inbox.set_whole(push_slot, PendingAnswer::unawaited()));
         if entry.connection != Some(connection) {
             // The connection of the request has ended. A client that asks again is answered.
             return;
         }
-        let push_slot = if present { self.free_push_slot(now, client) } else { 0 };
+        let push_slot = if present { self.free_push_slot(peers, now, client) } else { 0 };
         let answer = PushAnswer { outcome, duplicate: false, next: None, ended: None, push_slot };
         let request = Envelope { request, sequence, ..Envelope::default() };
         // A client that already waits for the next token or for the step's values can do nothing
         // before them. Answering it during the update would cost two context switches, and could
         // take the processor from the update.
         let counts = matches!(outcome, Outcome::Accepted { .. } | Outcome::Held {});
-        match counts && self.peers.parked.waits(connection) {
-            true => self.out.answer_corked(connection, request, answer.into()),
-            false => self.out.answer(connection, request, answer.into()),
+        match counts && peers.parked.waits(connection) {
+            true => out.answer_corked(connection, request, answer.into()),
+            false => out.answer(connection, request, answer.into()),
         }
-    }
-
-    /// Answers a complete push that is dropped before its scan, and so before it was reported as
-    /// held, because its step is over.
-    pub(super) fn answer_scanning(&mut self, now: Instant, push_slot: u32) {
-        let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
-        if push.is_some_and(|push| push.scanning) {
-            let current = GlobalStep(self.steps.committed_steps());
-            self.settle_push(now, push_slot, Outcome::Stale { current });
-        }
-    }
-
-    pub(super) fn release(&mut self, push_slot: u32) {
-        if let Some(inbox) = &mut self.intake.inbox {
-            inbox.release(push_slot);
-        }
-    }
-
-    /// A replica has joined: the step owner counts on its gradients.
-    pub(super) fn replica_joins(&mut self, now: Instant, client: ClientKey) {
-        let rank = self.peers.task_of(client).index;
-        if let Some(coordinator) = self.steps.coordinator_mut() {
-            coordinator.join(client, rank);
-            self.steps.stragglers.first_join.get_or_insert(now);
-        }
-    }
-
-    /// A replica is absent, or was fenced by a newer incarnation that replaces it.
-    pub(super) fn replica_leaves(&mut self, client: ClientKey, fenced: bool) {
-        if let Some(coordinator) = self.steps.coordinator_mut() {
-            match fenced {
-                true => coordinator.end_old_tokens(client),
-                false => coordinator.lose(client),
-            }
-        }
-    }
-
-    /// Asserts the invariants of complete pushes on the step owner.
-    #[cfg(any(test, fuzzing, feature = "simulation"))]
-    pub(super) fn check_held(&self) {
-        let coordinator = self.steps.coordinator();
-        let (Some(coordinator), Some(inbox)) = (coordinator, &self.intake.inbox) else { return };
-        for token in inbox.whole_tokens() {
-            assert!(coordinator.is_of_use(token.0), "the push of token {token} is over");
-        }
-        let passed = self
-            .steps
-            .follower
-            .as_ref()
-            .is_some_and(|follower| follower.step() == coordinator.step());
-        for grant in coordinator.admitted().iter().filter(|_| !passed) {
-            let whole = inbox.whole_tokens().any(|token| token.0 == grant.token);
-            assert!(whole, "the push of token {} is admitted but not complete here", grant.token);
-        }
-        let due = self.steps.follower.as_ref().and_then(|follower| follower.tokens_to_apply());
-        let job = self.applier.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
-        assert_eq!(due.is_some(), job, "the committed step has a job");
-        let pushes = self.applier.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));
-        let by_itself = |push: &PushArrival| push.operation == Operation::Gradient {};
-        assert!(!pushes.into_iter().any(by_itself), "a gradient is applied outside its step");
     }
 }

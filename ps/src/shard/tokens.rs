@@ -1,5 +1,9 @@
 //! Handles tokens on the step owner's shard.
 
+use super::intake::Intake;
+use super::output::Outputs;
+use super::peers::Peers;
+use super::steps::Steps;
 use std::time::Instant;
 
 use pushpull_common::ids::TokenId;
@@ -20,7 +24,14 @@ impl Shard {
         if let Some(issued) = lost.and_then(|(client, owner)| {
             owner.lost_answer(client, newest, |token| self.intake.is_whole(token))
         }) {
-            return self.answer_token(now, &entry, TokenResponse::Granted(issued));
+            return self.steps.answer_token(
+                &mut self.intake,
+                &self.peers,
+                &mut self.out,
+                now,
+                &entry,
+                TokenResponse::Granted(issued),
+            );
         }
         if self.checkpoints.restoring.is_some() {
             return self.out.refuse(connection, request, Refusal::NotInitialized {});
@@ -35,55 +46,79 @@ impl Shard {
             let (what, limit) = (Detail::clipped("tokens of one client"), held as u64);
             return self.out.refuse(connection, request, Refusal::Busy { what, limit });
         }
-        match self.ask_owner(now, &entry) {
+        match self.steps.ask_owner(&self.peers, now, &entry) {
             None => {
                 let detail = Detail::clipped(format!("{} does not own the step", self.id));
                 self.out.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
             }
             Some(TokenResponse::Wait) => self.peers.park(&mut self.out, entry),
-            Some(settled) => self.answer_token(now, &entry, settled),
+            Some(settled) => self.steps.answer_token(
+                &mut self.intake,
+                &self.peers,
+                &mut self.out,
+                now,
+                &entry,
+                settled,
+            ),
+        }
+    }
+}
+
+impl Steps {
+    pub(super) fn finish(&mut self, out: &mut Outputs, connection: u64, request: Envelope) {
+        if let Some(owner) = &mut self.owner {
+            owner.finish();
+        }
+        out.answer(connection, request, message::Finished {}.into());
+    }
+
+    pub(super) fn return_token(
+        &mut self,
+        intake: &Intake,
+        out: &mut Outputs,
+        connection: u64,
+        client: ClientKey,
+        request: Envelope,
+        returned: &ReturnToken,
+    ) {
+        let (token, generation) = (returned.token, returned.generation);
+        // In synchronous mode a push that is complete here but not on every shard may be dropped.
+        let kept = !self.is_synchronous() && intake.is_whole(token);
+        let owner = self.owner.as_mut().filter(|_| !kept);
+        if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
+            out.answer(connection, request, message::Returned {}.into());
+        } else {
+            out.refuse(connection, request, Refusal::Token { token, generation });
         }
     }
 
-    fn ask_owner(&mut self, now: Instant, entry: &ParkedRequest) -> Option<TokenResponse> {
+    pub(super) fn ask_owner(
+        &mut self,
+        peers: &Peers,
+        now: Instant,
+        entry: &ParkedRequest,
+    ) -> Option<TokenResponse> {
         let client = entry.client?;
-        let epoch = self.peers.registry.client(client).epoch;
-        Some(self.steps.owner.as_mut()?.request(client, epoch, now))
-    }
-
-    fn answer_token(&mut self, now: Instant, entry: &ParkedRequest, request: TokenResponse) {
-        let message: Message = match (request, entry.client) {
-            (TokenResponse::Granted(issued), Some(client)) => {
-                let grant = self.grant(now, client, issued);
-                message::Granted { grant }.into()
-            }
-            (TokenResponse::Ended(reason), _) => message::Ended { reason }.into(),
-            (TokenResponse::Wait | TokenResponse::Granted(_), _) => return,
-        };
-        self.out.answer(entry.connection, entry.request, message);
-    }
-
-    /// Returns the grant for a token, with a push slot if one is free and no request waits for it.
-    pub(super) fn grant(&mut self, now: Instant, client: ClientKey, issued: Issued) -> Grant {
-        let Issued { token, generation, step } = issued;
-        Grant { token, generation, step, push_slot: self.free_push_slot(now, client) }
+        let epoch = peers.registry.client(client).epoch;
+        Some(self.owner.as_mut()?.request(client, epoch, now))
     }
 
     /// Returns a token for a client whose push has just been applied, or why there are no more.
     pub(super) fn next_token(
         &mut self,
+        peers: &Peers,
         now: Instant,
         client: ClientKey,
     ) -> (Option<Grant>, Option<EndReason>) {
-        let in_turn = self.steps.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
+        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
         // Parked requests come first.
-        if in_turn && self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::Token)) {
+        if in_turn && peers.parked.any(|entry| matches!(entry.wait, WaitReason::Token)) {
             return (None, None);
         }
         // The answer with another token of this client may have been lost. The client notices by
         // naming the newest token it knows, which a newer one from here would hide.
-        let owner = self.steps.owner.as_mut().filter(|owner| !owner.has_out(client));
-        let epoch = self.peers.registry.client(client).epoch;
+        let owner = self.owner.as_mut().filter(|owner| !owner.has_out(client));
+        let epoch = peers.registry.client(client).epoch;
         match owner.map(|owner| owner.request(client, epoch, now)) {
             Some(TokenResponse::Granted(issued)) => {
                 let Issued { token, generation, step } = issued;
@@ -94,78 +129,83 @@ impl Shard {
         }
     }
 
-    pub(super) fn return_token(
-        &mut self,
-        connection: u64,
-        client: ClientKey,
-        request: Envelope,
-        returned: &ReturnToken,
-    ) {
-        let (token, generation) = (returned.token, returned.generation);
-        // In synchronous mode a push that is complete here but not on every shard may be dropped.
-        let kept = !self.steps.is_synchronous() && self.intake.is_whole(token);
-        let owner = self.steps.owner.as_mut().filter(|_| !kept);
-        if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
-            self.out.answer(connection, request, message::Returned {}.into());
-        } else {
-            self.out.refuse(connection, request, Refusal::Token { token, generation });
+    /// Describes what a request for a token waits for, in asynchronous mode.
+    pub(super) fn awaited_tokens(
+        &self,
+        peers: &Peers,
+        now: Instant,
+        client: Option<ClientKey>,
+    ) -> String {
+        let Some(owner) = &self.owner else {
+            return "a token".into();
+        };
+        if client.is_some_and(|client| owner.is_ahead(client))
+            && let Some(bounded_staleness) = owner.bounded_staleness()
+        {
+            let slowest =
+                bounded_staleness.the_slowest().map(|client| peers.describe_client(now, client));
+            let slowest: Vec<String> = slowest.collect();
+            let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
+            return format!("the slowest replicas, which have made {made} gradients: {slowest}");
+        }
+        let holders: Vec<String> =
+            owner.holders().map(|client| peers.task_of(client).to_string()).collect();
+        let tokens =
+            format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "));
+        match self.awaited_recalls(now) {
+            Some(awaited) => format!("{awaited}; {tokens}"),
+            None => tokens,
         }
     }
 
-    pub(super) fn finish(&mut self, connection: u64, request: Envelope) {
-        if let Some(owner) = &mut self.steps.owner {
-            owner.finish();
-        }
-        self.out.answer(connection, request, message::Finished {}.into());
+    pub(super) fn answer_token(
+        &mut self,
+        intake: &mut Intake,
+        peers: &Peers,
+        out: &mut Outputs,
+        now: Instant,
+        entry: &ParkedRequest,
+        request: TokenResponse,
+    ) {
+        let message: Message = match (request, entry.client) {
+            (TokenResponse::Granted(issued), Some(client)) => {
+                let grant = intake.grant(peers, now, client, issued);
+                message::Granted { grant }.into()
+            }
+            (TokenResponse::Ended(reason), _) => message::Ended { reason }.into(),
+            (TokenResponse::Wait | TokenResponse::Granted(_), _) => return,
+        };
+        out.answer(entry.connection, entry.request, message);
     }
 
     /// Grants tokens to the parked requests, first come first served, as far as possible.
-    pub(super) fn grant_parked_tokens(&mut self, now: Instant) {
+    pub(super) fn grant_parked_tokens(
+        &mut self,
+        intake: &mut Intake,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        now: Instant,
+    ) {
         // A client may have to wait because it has given its share of a step, or is too far ahead,
         // while the next one need not.
-        let in_turn = self.steps.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
+        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
         let mut waiting: SmallVec<[ParkedRequest; 2]> = SmallVec::new();
         while let Some(entry) =
-            self.peers.parked.take_first(|entry| matches!(entry.wait, WaitReason::Token))
+            peers.parked.take_first(|entry| matches!(entry.wait, WaitReason::Token))
         {
-            match self.ask_owner(now, &entry) {
+            match self.ask_owner(peers, now, &entry) {
                 Some(TokenResponse::Wait) | None => {
                     waiting.push(entry);
                     if in_turn {
                         break;
                     }
                 }
-                Some(settled) => self.answer_token(now, &entry, settled),
+                Some(settled) => self.answer_token(intake, peers, out, now, &entry, settled),
             }
         }
         // The requests return to the front, because none can have been parked in between.
         for entry in waiting.into_iter().rev() {
-            self.peers.parked.put_back(entry);
-        }
-    }
-
-    /// Describes what a request for a token waits for, in asynchronous mode.
-    pub(super) fn awaited_tokens(&self, now: Instant, client: Option<ClientKey>) -> String {
-        let Some(owner) = &self.steps.owner else {
-            return "a token".into();
-        };
-        if client.is_some_and(|client| owner.is_ahead(client))
-            && let Some(bounded_staleness) = owner.bounded_staleness()
-        {
-            let slowest = bounded_staleness
-                .the_slowest()
-                .map(|client| self.peers.describe_client(now, client));
-            let slowest: Vec<String> = slowest.collect();
-            let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
-            return format!("the slowest replicas, which have made {made} gradients: {slowest}");
-        }
-        let holders: Vec<String> =
-            owner.holders().map(|client| self.peers.task_of(client).to_string()).collect();
-        let tokens =
-            format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "));
-        match self.steps.awaited_recalls(now) {
-            Some(awaited) => format!("{awaited}; {tokens}"),
-            None => tokens,
+            peers.parked.put_back(entry);
         }
     }
 }

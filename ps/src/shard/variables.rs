@@ -1,6 +1,8 @@
 //! Declares the variables and computes their initial values.
 
 use super::fused_ranges::FusedRanges;
+use super::output::Outputs;
+use super::shard_files::ShardFiles;
 use crate::config::NonFinite;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
@@ -74,6 +76,14 @@ impl Variables {
         match &self.state {
             VariablesState::Absent => None,
             VariablesState::Declared(store) | VariablesState::Ready(store) => Some(store),
+        }
+    }
+
+    /// Returns the store once all variables have values.
+    pub(super) fn ready(&self) -> Option<&Store> {
+        match &self.state {
+            VariablesState::Ready(store) => Some(store),
+            _ => None,
         }
     }
 
@@ -194,6 +204,29 @@ impl Variables {
         slow.iter().for_each(|&connection| self.revoke_shared(connection));
         slow
     }
+
+    pub(super) fn answer_ready(&self, out: &mut Outputs, connection: u64, request: Envelope) {
+        let digest = self.store().map_or([0; 32], |store| store.catalogue().digest());
+        out.answer(connection, request, Ready { digest }.into());
+    }
+
+    pub(super) fn send_catalogue(&self, out: &mut Outputs, connection: u64, request: Envelope) {
+        let Some(store) = self.store() else {
+            return out.refuse(connection, request, Refusal::NotInitialized {});
+        };
+        let digest = store.catalogue().digest();
+        let body = Bytes::from_owner(EncodedCatalogue(store.catalogue().clone()));
+        let body = AnswerBody::Shared(body);
+        out.answer_with(connection, request, CatalogueIs { digest }.into(), body, None);
+    }
+
+    /// Adds the changed blocks to the transaction that commits this push.
+    pub(super) fn publish(&mut self, files: &mut ShardFiles) {
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.state {
+            store.publish(&mut files.journal);
+        }
+        self.count_tables();
+    }
 }
 
 /// How far the declaration of the variables has progressed.
@@ -294,7 +327,9 @@ impl Shard {
             VariablesState::Absent => {
                 self.out.refuse(connection, request, Refusal::NotInitialized {})
             }
-            VariablesState::Ready(_) => self.answer_ready(connection, request),
+            VariablesState::Ready(_) => {
+                self.variables.answer_ready(&mut self.out, connection, request)
+            }
             VariablesState::Declared(_) => {
                 // A chief that reconnected asks again. The second request waits for the same
                 // initialization.
@@ -327,37 +362,7 @@ impl Shard {
             }
             other => self.variables.state = other,
         }
-        self.announce_ready(connection, request);
-    }
-
-    /// Answers the requests that wait for values of all variables.
-    pub(super) fn announce_ready(&mut self, connection: u64, request: Envelope) {
-        self.answer_ready(connection, request);
-        for entry in self.peers.parked.take(|entry| matches!(entry.wait, WaitReason::Ready)) {
-            self.answer_ready(entry.connection, entry.request);
-        }
-    }
-
-    pub(super) fn await_ready(&mut self, entry: ParkedRequest) {
-        match self.variables.is_ready() {
-            true => self.answer_ready(entry.connection, entry.request),
-            false => self.peers.park(&mut self.out, entry),
-        }
-    }
-
-    pub(super) fn answer_ready(&mut self, connection: u64, request: Envelope) {
-        let digest = self.variables.store().map_or([0; 32], |store| store.catalogue().digest());
-        self.out.answer(connection, request, Ready { digest }.into());
-    }
-
-    pub(super) fn send_catalogue(&mut self, connection: u64, request: Envelope) {
-        let Some(store) = self.variables.store() else {
-            return self.out.refuse(connection, request, Refusal::NotInitialized {});
-        };
-        let digest = store.catalogue().digest();
-        let body = Bytes::from_owner(EncodedCatalogue(store.catalogue().clone()));
-        let body = AnswerBody::Shared(body);
-        self.out.answer_with(connection, request, CatalogueIs { digest }.into(), body, None);
+        self.peers.announce_ready(&self.variables, &mut self.out, connection, request);
     }
 }
 

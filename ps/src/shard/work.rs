@@ -1,5 +1,7 @@
 //! Does long work in slices: applies pushes and computes initial values.
 
+use super::applier::Applier;
+use super::variables::Variables;
 use std::time::Instant;
 
 use pushpull_common::catalogue::Partition;
@@ -170,9 +172,15 @@ impl Shard {
         let result = match &mut job {
             ShardJob::Push(push) => self.work_on_push(push),
             ShardJob::Step(step) => self.work_on_step(step),
-            ShardJob::Scan(scan) => Ok(self.work_on_scan(scan)),
-            ShardJob::Norm(norm) => Ok(self.work_on_norm(norm)),
-            ShardJob::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
+            ShardJob::Scan(scan) => {
+                Ok(self.applier.work_on_scan(&self.intake, &self.variables, scan))
+            }
+            ShardJob::Norm(norm) => {
+                Ok(self.applier.work_on_norm(&self.intake, &self.variables, norm))
+            }
+            ShardJob::Initialize(initialize) => {
+                Ok(self.applier.work_on_initialize(&mut self.variables, initialize))
+            }
         };
         match result {
             Err(Stalled::Growth(error)) => {
@@ -367,33 +375,6 @@ impl Shard {
         Ok(done)
     }
 
-    fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {
-        let VariablesState::Declared(store) = &mut self.variables.state else {
-            return true;
-        };
-        job.begun = true;
-        let mut budget = SLICE_BYTES;
-        while budget > 0 {
-            let Some(partition) = store.layout().partitions().get(job.partition) else {
-                return true;
-            };
-            let (elements, size) = (&partition.elements, partition.dtype.size() as u64);
-            // A partition has a cost even if it needs no work.
-            let mut spent = PARTITION_COST;
-            if self.variables.assigned.contains(&partition.id)
-                || job.done >= elements.end - elements.start
-            {
-                (job.partition, job.done) = (job.partition + 1, 0);
-            } else {
-                let done = store.initialize(job.partition, job.done);
-                spent = spent.max(done.saturating_sub(job.done) * size);
-                job.done = done;
-            }
-            budget = budget.saturating_sub(spent);
-        }
-        false
-    }
-
     /// Settles a push that has been applied, frees its slot, and answers.
     fn push_applied(&mut self, now: Instant, job: PushJob) {
         let Some(inbox) = &mut self.intake.inbox else { return };
@@ -402,7 +383,7 @@ impl Shard {
         };
         self.variables.count_overflow();
         if !self.config.planted.has(Bug::SequenceBeforeFlip) {
-            self.publish();
+            self.variables.publish(&mut self.files);
         }
         self.variables.version += 1;
         let gradient = push.operation == Operation::Gradient {};
@@ -443,21 +424,10 @@ impl Shard {
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }
-        if gradient {}
         if self.config.planted.has(Bug::SequenceBeforeFlip) {
             self.persist();
-            self.publish();
+            self.variables.publish(&mut self.files);
         }
-    }
-
-    /// Adds the changed blocks to the transaction that commits this push.
-    pub(super) fn publish(&mut self) {
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) =
-            &mut self.variables.state
-        {
-            store.publish(&mut self.files.journal);
-        }
-        self.variables.count_tables();
     }
 
     /// Settles a push in its client's window, and only then acknowledges it.
@@ -482,10 +452,11 @@ impl Shard {
         }
         let present = entry.presence == ClientPresence::Present;
         let (next, ended) = match whole.next && present {
-            true => self.next_token(now, client),
+            true => self.steps.next_token(&self.peers, now, client),
             false => (None, None),
         };
-        let push_slot = if present { self.free_push_slot(now, client) } else { 0 };
+        let push_slot =
+            if present { self.intake.free_push_slot(&self.peers, now, client) } else { 0 };
         let answer = PushAnswer { outcome, duplicate: false, next, ended, push_slot };
         let (request, sequence) = (whole.request, push.sequence);
         let request = Envelope { request, sequence, ..Envelope::default() };
@@ -513,5 +484,38 @@ pub(super) fn change_of<'a>(
         }
         Operation::AssignAdd {} => Change::Add { dtype },
         Operation::Assign {} => Change::Assign,
+    }
+}
+
+impl Applier {
+    pub(super) fn work_on_initialize(
+        &mut self,
+        variables: &mut Variables,
+        job: &mut InitializeJob,
+    ) -> bool {
+        let VariablesState::Declared(store) = &mut variables.state else {
+            return true;
+        };
+        job.begun = true;
+        let mut budget = SLICE_BYTES;
+        while budget > 0 {
+            let Some(partition) = store.layout().partitions().get(job.partition) else {
+                return true;
+            };
+            let (elements, size) = (&partition.elements, partition.dtype.size() as u64);
+            // A partition has a cost even if it needs no work.
+            let mut spent = PARTITION_COST;
+            if variables.assigned.contains(&partition.id)
+                || job.done >= elements.end - elements.start
+            {
+                (job.partition, job.done) = (job.partition + 1, 0);
+            } else {
+                let done = store.initialize(job.partition, job.done);
+                spent = spent.max(done.saturating_sub(job.done) * size);
+                job.done = done;
+            }
+            budget = budget.saturating_sub(spent);
+        }
+        false
     }
 }

@@ -94,7 +94,10 @@ fn a_token_is_not_taken_back_while_a_shard_cannot_be_asked() {
     cluster.world.disconnect(link);
     cluster.pass(LEASE * 4, &[0, 2]);
     assert_eq!((taken_back(&cluster), cluster.world.metrics().clients_retired), (0, 0));
-    let awaited = cluster.world.shards[0].awaited_tokens(cluster.world.now, None);
+    let awaited = {
+        let shard = &cluster.world.shards[0];
+        shard.steps.awaited_tokens(&shard.peers, cluster.world.now, None)
+    };
     assert!(
         awaited.starts_with("the answers of /job:ps/task:0/shard:1 (not connected"),
         "{awaited}"

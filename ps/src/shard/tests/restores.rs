@@ -1,5 +1,6 @@
 //! Restores of a checkpoint: no request, token or connection from before outlives one.
 
+use crate::shard::Shard;
 use std::sync::Arc;
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, TokenId};
@@ -62,7 +63,8 @@ fn save_forged(
     let name = Text::clipped(save.name().to_string());
     let line = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
     let now = world.now;
-    world.shards[0].keep_cut_as_of(now, step);
+    let Shard { checkpoints, variables, peers, steps, .. } = &mut world.shards[0];
+    checkpoints.keep_cut_as_of(variables, peers, steps, now, step);
     let request = world.say(line, message::SaveShard { name: name.clone() }.into());
     let entry = world.answer_body(line, request);
     let entry: ShardEntry = serde_json::from_slice(&entry).unwrap();
