@@ -18,12 +18,13 @@ use pushpull_common::tensor::Element;
 
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
-use crate::params::{AlignedBuffer, Params};
-use crate::row_requests::RowPulls;
-use crate::rows;
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::params::Params;
+use crate::gradients::row_ids;
+use crate::gradients::row_requests::RowPulls;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::runtime::{Call, Caller, MappedPullOutcome, SessionThread};
 use crate::session::{ReadPoint, Reply, ServerSettings, SessionCommand, SessionConfig};
-use crate::sharding_plan::ShardingPlan;
 
 /// The session of a worker or a reader with the servers of a cluster.
 #[derive(Debug)]
@@ -241,7 +242,7 @@ impl SessionClient {
         out: &mut [T],
         token: Option<GlobalStep>,
     ) -> Result<Option<ReadPoint>, Error> {
-        let variable = rows::check::<T>(plan, name, ids, out.len())?;
+        let variable = row_ids::check::<T>(plan, name, ids, out.len())?;
         let (row_requests, buffer) = self.row_pulls.prepare(plan, variable, ids, size_of_val(out));
         let (plan, rows) = (plan.clone(), row_requests.clone());
         let command = SessionCommand::PullRows { plan, buffer, rows, token };

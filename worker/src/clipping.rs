@@ -4,7 +4,7 @@ use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::{DType, Element, bf16, f16};
 
 use crate::error::ClipError;
-use crate::params::Gradients;
+use crate::gradients::params::Gradients;
 
 /// Clipping, of all gradients in the push and of every type. Each call is one pass over them;
 /// clipping by norm is one more. Norms are summed in `f64`, in an order that depends on the shapes
@@ -171,7 +171,7 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::params::tests::{gradients_for, gradients_of};
+    use crate::gradients::params::tests::{gradients_for, gradients_of};
 
     /// A gradient of norm 5, one of norm 12, and one that is not in the push.
     fn gradients() -> Gradients {

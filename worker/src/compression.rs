@@ -14,9 +14,9 @@ use pushpull_common::tensor::{DType, Element, bf16, f16};
 use pushpull_common::variable::VariableSpec;
 
 use crate::error::{Error, JoinError};
-use crate::rows::VariableRows;
-use crate::sharding_plan::{ShardingPlan, part_elements};
-use crate::staging::PartBuffer;
+use crate::gradients::part_buffer::PartBuffer;
+use crate::gradients::rows::VariableRows;
+use crate::gradients::sharding_plan::{ShardingPlan, part_elements};
 use rows::RowResiduals;
 pub use saved::ResidualsError;
 

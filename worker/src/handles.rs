@@ -10,11 +10,11 @@ use pushpull_common::protocol::Refusal;
 
 use crate::client::PullCall;
 use crate::error::Error;
+use crate::gradients::params::Params;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::outcome::{Pulled, Push};
-use crate::params::Params;
 use crate::runtime::Call;
 use crate::session::Reply;
-use crate::sharding_plan::ShardingPlan;
 use crate::token::Token;
 
 /// A push under way, from [`crate::Worker::push`]: a future of its outcome.

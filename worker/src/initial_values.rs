@@ -7,8 +7,7 @@ use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::Element;
 
 use crate::error::ViewError;
-use crate::params::locate;
-use crate::sharding_plan::ShardingPlan;
+use crate::gradients::sharding_plan::ShardingPlan;
 
 /// The first values of variables, set by the closure that the chief passes to
 /// [`crate::Worker::join`].
@@ -56,7 +55,7 @@ pub(crate) fn check_whole<T: Element>(
     name: &str,
     values: &[T],
 ) -> Result<VariableId, ViewError> {
-    let (id, range) = locate::<T>(plan, name)?;
+    let (id, range) = plan.locate::<T>(name)?;
     if size_of_val(values) != range.len() {
         let shape = plan.catalogue().variable(id).shape().to_string();
         let (name, elements) = (name.to_owned(), values.len());

@@ -13,15 +13,16 @@ use pushpull_common::tensor::DType;
 use crate::client::SessionClient;
 use crate::compression::{Compression, find_in_f32};
 use crate::error::Error;
+use crate::gradients::gradient_buffer::BufferRun;
+use crate::gradients::params::Gradients;
+use crate::gradients::part_buffer::PartBuffer;
+use crate::gradients::rows::{RowPartOptions, VariableRows};
+use crate::gradients::scatter::Scatter;
+use crate::gradients::sharding_plan::ShardingPlan;
+use crate::gradients::staged_parts::StagedParts;
 use crate::handles::PushHandle;
-use crate::params::Gradients;
-use crate::parts::Scatter;
-use crate::push_buffers::BufferRun;
-use crate::rows::{RowPartOptions, VariableRows};
 use crate::runtime::Caller;
 use crate::session::SessionCommand;
-use crate::sharding_plan::ShardingPlan;
-use crate::staging::{PartBuffer, StagedParts};
 
 /// What a joined worker shares with its pushes.
 #[derive(Debug)]
@@ -131,7 +132,7 @@ impl JoinedModel {
     /// Plans the parts of the unencoded dense gradients.
     pub(crate) fn scatter(&self, gradients: &Gradients) -> Scatter {
         let compression = self.compression();
-        self.plan.scatter(gradients.present().filter(|&id| !compression.covers(id)))
+        Scatter::new(&self.plan, gradients.present().filter(|&id| !compression.covers(id)))
     }
 
     /// Checks the gradient of a variable of a streamed push, and adds its parts to `copies`,

@@ -12,9 +12,9 @@ use pushpull_common::protocol::{Message, message};
 
 use crate::client::{Deadline, SessionClient, is_outdated, join_all};
 use crate::error::{Error, JoinError};
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
-use crate::sharding_plan::ShardingPlan;
 use crate::start::{self, DeclaredShard, StartDecision};
 use crate::worker::Worker;
 

@@ -28,7 +28,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The decisions are in pure state machines (`session`, `sharding_plan`). `runtime` drives them
+//! The decisions are in pure state machines (`session`, `gradients`). `runtime` drives them
 //! with a thread, sockets and a clock. This crate does not depend on the server's.
 
 #![deny(unsafe_code)]
@@ -39,6 +39,7 @@ mod clipping;
 mod compression;
 mod config;
 mod error;
+mod gradients;
 mod handles;
 mod initial_values;
 mod joined_model;
@@ -46,22 +47,13 @@ mod joining;
 mod loss_scale;
 mod mapped_values;
 mod outcome;
-mod params;
-mod parts;
-mod push_buffers;
 mod reader;
-mod row_requests;
-mod rows;
 mod runtime;
-mod selection;
 mod session;
-mod sharding_plan;
-#[cfg(feature = "simulation")]
-#[doc(hidden)]
-pub mod simulation;
-mod staging;
 mod start;
 mod streaming_push;
+#[cfg(feature = "simulation")]
+mod testing;
 mod token;
 mod worker;
 
@@ -71,12 +63,15 @@ pub use error::{
     ClipError, ConnectError, Error, JoinError, LossScaleError, UnresponsiveShard,
     UnresponsiveShards, ViewError,
 };
+pub use gradients::params::{Gradients, Params};
 pub use handles::{PullHandle, PushHandle, VariableHandle};
 pub use initial_values::InitialValues;
 pub use loss_scale::LossScale;
 pub use outcome::{PassedOver, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
-pub use params::{Gradients, Params};
 pub use reader::{Reader, ReaderError};
 pub use streaming_push::StreamingPush;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub use testing::simulation;
 pub use token::Token;
 pub use worker::Worker;

@@ -1,7 +1,7 @@
 //! Loss scaling, so that small gradients are not lost in half precision.
 
 use crate::error::LossScaleError;
-use crate::params::Gradients;
+use crate::gradients::params::Gradients;
 
 /// A factor for the loss that grows while gradients are finite and shrinks when they are not
 /// (Micikevicius and others, 2018, "Mixed precision training", section 3.2; the dynamic form is
@@ -96,7 +96,7 @@ mod tests {
     use pushpull_common::tensor::DType;
 
     use super::*;
-    use crate::params::tests::gradients_of;
+    use crate::gradients::params::tests::gradients_of;
 
     /// Whether a gradient is to be pushed, the gradient after `unscale`, and the scale.
     fn unscaled(scale: &mut LossScale, gradient: f32) -> (bool, f32, f64) {

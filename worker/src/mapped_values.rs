@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::shared_values::{Geometry, ValueCounts};
 
-use crate::sharding_plan::{LayoutSpan, ShardingPlan};
+use crate::gradients::sharding_plan::{LayoutSpan, ShardingPlan};
 
 /// A range of one block, and its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

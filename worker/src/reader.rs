@@ -9,9 +9,9 @@ use pushpull_common::tensor::Element;
 use crate::client::SessionClient;
 use crate::config::WorkerConfig;
 use crate::error::{Error, JoinError};
-use crate::params::Params;
+use crate::gradients::params::Params;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::runtime::SessionRunner;
-use crate::sharding_plan::ShardingPlan;
 
 /// Pulls values without a token. A reader holds no lease, does not count as a replica, and fetches
 /// the catalogue from the servers.

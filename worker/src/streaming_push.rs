@@ -7,14 +7,14 @@ use pushpull_common::tensor::Element;
 use smallvec::SmallVec;
 
 use crate::error::{Error, ViewError};
+
+use crate::gradients::row_ids;
+use crate::gradients::staged_parts::StagedParts;
 use crate::initial_values::check_whole;
 use crate::joined_model::JoinedModel;
 use crate::outcome::Push;
-use crate::params::find;
-use crate::rows;
 use crate::runtime::OpenOperation;
 use crate::session::SessionCommand;
-use crate::staging::StagedParts;
 use crate::token::DroppedItem;
 
 /// A push whose gradients are sent as they become ready, from [`crate::Worker::begin`]. It has one
@@ -84,7 +84,7 @@ impl StreamingPush {
         let id = self.not_twice(name)?;
         self.send(id, |streaming_push, staged| {
             let plan = &streaming_push.model.plan;
-            rows::check::<T>(plan, name, ids, rows.len())?;
+            row_ids::check::<T>(plan, name, ids, rows.len())?;
             streaming_push.trained(name, id)?;
             staged.rows.set(plan, id, ids, rows)?;
             streaming_push.model.rows_parts(staged, id)
@@ -118,7 +118,7 @@ impl StreamingPush {
 
     /// Returns the id of this variable, if it is not in the push yet.
     fn not_twice(&self, name: &str) -> Result<VariableId, ViewError> {
-        let id = find(&self.model.plan, name)?;
+        let id = self.model.plan.find(name)?;
         match self.sent.contains(&id) {
             true => Err(ViewError::Twice { name: name.to_owned() }),
             false => Ok(id),

@@ -21,16 +21,16 @@ use crate::client::{SessionClient, join_all};
 use crate::compression::Compression;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
+use crate::gradients::gradient_buffer::BufferRun;
+use crate::gradients::params::{GradientMemory, Gradients, Params};
+use crate::gradients::scatter::Scatter;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::joined_model::JoinedModel;
 use crate::joining::ChiefJoin;
 use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
-use crate::params::{GradientMemory, Gradients, Params};
-use crate::parts::Scatter;
-use crate::push_buffers::BufferRun;
 use crate::runtime::{Caller, SessionRunner};
 use crate::session::{Reply, SessionCommand};
-use crate::sharding_plan::ShardingPlan;
 use crate::token::Token;
 
 /// One task of the job `worker`, in a session with the parameter servers.

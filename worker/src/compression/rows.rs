@@ -6,7 +6,7 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::{Codec, EncodeError, Real, Residual};
 
 use super::add_encoded_parts;
-use crate::staging::PartBuffer;
+use crate::gradients::part_buffer::PartBuffer;
 
 /// The residuals of one variable's rows.
 ///
@@ -180,8 +180,8 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::sharding_plan::ShardingPlan;
-    use crate::staging::StagedParts;
+    use crate::gradients::sharding_plan::ShardingPlan;
+    use crate::gradients::staged_parts::StagedParts;
 
     proptest! {
         /// For each row, the arrived values and the residual sum up to the given values, and the

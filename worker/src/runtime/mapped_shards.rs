@@ -7,10 +7,10 @@ use pushpull_common::shared_values::{PinError, Reader, ValueCounts};
 
 use super::per_link::PerLink;
 use super::shared_memory::MappedFile;
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::mapped_values::{CopyPlan, MappedShard, PullConsistency, PullVerdict};
-use crate::params::AlignedBuffer;
 use crate::session::ReadPoint;
-use crate::sharding_plan::ShardingPlan;
 
 /// How often a pin is retried while the shard changes the values in place.
 const PIN_TRIES: usize = 16;

@@ -10,7 +10,7 @@ use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use pushpull_net::Stream;
 use tokio::sync::Notify;
 
-use crate::parts::FrameBody;
+use crate::gradients::parts::FrameBody;
 
 /// The most slices in one vectored write: parts of one large frame, or several small frames.
 const SLICES_MAX: usize = 64;

@@ -6,7 +6,7 @@ use pushpull_common::ids::ShardId;
 
 use super::per_link::PerLink;
 use super::shared_memory::MappedPushBuffer;
-use crate::push_buffers::{GradientSlot, PushBufferId};
+use crate::gradients::gradient_buffer::{GradientSlot, PushBufferId};
 
 /// The push buffers that shards share, each for as long as its connection lasts. The session adds
 /// and removes them; callers take buffer slots.

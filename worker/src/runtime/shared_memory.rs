@@ -16,7 +16,7 @@ use pushpull_common::shared_values::{
     AtomicWords, Geometry, READER_SLOT_WORDS, Reader, block_table_words,
 };
 
-use crate::push_buffers::SlotMemory;
+use crate::gradients::gradient_buffer::SlotMemory;
 
 /// A mapped file that another process shares.
 #[derive(Debug)]

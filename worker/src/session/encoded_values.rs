@@ -12,7 +12,7 @@ use pushpull_common::tensor::DType;
 
 use super::pulls::PendingPull;
 use super::{OpId, OpKind, Session};
-use crate::sharding_plan::{LayoutSpan, ShardingPlan};
+use crate::gradients::sharding_plan::{LayoutSpan, ShardingPlan};
 
 /// The values in an encoded body that is being received.
 #[derive(Debug)]

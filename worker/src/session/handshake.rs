@@ -13,7 +13,7 @@ use super::link::{LinkStatus, PendingRequest};
 use super::{ServerSettings, Session};
 use crate::config::Checksums;
 use crate::error::Error;
-use crate::parts::FrameBody;
+use crate::gradients::parts::FrameBody;
 
 impl Session {
     /// Sends the hello once the transport is connected.

@@ -16,13 +16,14 @@ use smallvec::SmallVec;
 
 use crate::config::Checksums;
 use crate::error::{Error, UnresponsiveShards};
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::gradient_buffer::PushBufferId;
+use crate::gradients::parts::{FrameBody, OutgoingPart};
+use crate::gradients::row_requests::RowRequests;
+use crate::gradients::scatter::ScatteredGradients;
+use crate::gradients::sharding_plan::ShardingPlan;
+use crate::gradients::staged_parts::StagedParts;
 use crate::mapped_values::MappedShard;
-use crate::params::AlignedBuffer;
-use crate::parts::{FrameBody, OutgoingPart, ScatteredGradients};
-use crate::push_buffers::PushBufferId;
-use crate::row_requests::RowRequests;
-use crate::sharding_plan::ShardingPlan;
-use crate::staging::StagedParts;
 
 /// The number of an operation, chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,9 +12,9 @@ use super::encoded_values::EncodedValuesPart;
 use super::receiving::has_more_parts;
 use super::{OpId, Session, SessionOutput};
 use crate::error::Error;
-use crate::parts::FrameBody;
-use crate::push_buffers::PushBufferId;
-use crate::sharding_plan::LayoutSpan;
+use crate::gradients::gradient_buffer::PushBufferId;
+use crate::gradients::parts::FrameBody;
+use crate::gradients::sharding_plan::LayoutSpan;
 
 /// The status of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

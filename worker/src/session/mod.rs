@@ -31,9 +31,9 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, Sequence};
 use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
-use crate::push_buffers::GradientBuffer;
-use crate::selection::PartitionSelection;
-use crate::sharding_plan::ShardingPlan;
+use crate::gradients::gradient_buffer::GradientBuffer;
+use crate::gradients::selection::PartitionSelection;
+use crate::gradients::sharding_plan::ShardingPlan;
 pub(crate) use io::{
     GradientCounts, OpId, PushOrder, ReadPoint, Reply, ServerSettings, SessionCommand,
     SessionConfig, SessionInput, SessionOutput,

@@ -15,11 +15,11 @@ use super::link::{LinkStatus, PendingRequest};
 use super::requests::deadline_ms;
 use super::{GradientCounts, OpId, OpKind, ReadPoint, Reply, Session};
 use crate::error::Error;
-use crate::params::AlignedBuffer;
-use crate::parts::FrameBody;
-use crate::row_requests;
-use crate::selection::PartitionSelection;
-use crate::sharding_plan::{LayoutSpan, ShardingPlan};
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::parts::FrameBody;
+use crate::gradients::row_requests;
+use crate::gradients::selection::PartitionSelection;
+use crate::gradients::sharding_plan::{LayoutSpan, ShardingPlan};
 
 /// The most unanswered row requests per shard: enough to keep the shard busy and fewer than it
 /// refuses. A request of the largest size counts for nine of the shard's 128.

@@ -12,7 +12,8 @@ use pushpull_common::protocol::{Envelope, Message};
 use super::Session;
 use super::link::PendingRequest;
 use super::pushes::{PendingPush, PushShare, SharePhase};
-use crate::parts::{EncodedRange, FrameBody, OutgoingPart, PushBufferParts};
+use crate::gradients::parts::{EncodedRange, FrameBody, OutgoingPart};
+use crate::gradients::scatter::PushBufferParts;
 
 /// The most small frames that reference the parts of one push.
 const SMALL_FRAMES_MAX: usize = 8;

@@ -11,8 +11,9 @@ use pushpull_common::protocol::{Envelope, Grant, Outcome, Refusal};
 use super::link::{LinkStatus, PendingRequest};
 use super::{PushOrder, ReadPoint, Session};
 use crate::error::Error;
-use crate::parts::{FrameBody, OutgoingPart, PushBufferParts, ScatteredGradients};
-use crate::staging::StagedParts;
+use crate::gradients::parts::{FrameBody, OutgoingPart};
+use crate::gradients::scatter::{PushBufferParts, ScatteredGradients};
+use crate::gradients::staged_parts::StagedParts;
 
 /// The state of a push on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]

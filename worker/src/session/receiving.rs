@@ -10,7 +10,7 @@ use super::encoded_values::EncodedValuesPart;
 use super::link::BodyTarget;
 use super::pulls::{PullProgress, PullRequest};
 use super::{OpId, OpKind, Session};
-use crate::sharding_plan::LayoutSpan;
+use crate::gradients::sharding_plan::LayoutSpan;
 
 impl Session {
     pub(super) fn pull_answered(

@@ -11,10 +11,10 @@ use pushpull_common::protocol::{Envelope, Message};
 
 use super::link::{LinkStatus, PendingRequest};
 use super::{Session, SessionOutput};
+use crate::gradients::gradient_buffer::PushBufferId;
+use crate::gradients::parts::FrameBody;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::mapped_values::MappedShard;
-use crate::parts::FrameBody;
-use crate::push_buffers::PushBufferId;
-use crate::sharding_plan::ShardingPlan;
 
 /// The bit for values in the sets `wants` and `shares`.
 const VALUES: u64 = 1;

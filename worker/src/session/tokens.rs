@@ -11,7 +11,7 @@ use pushpull_common::protocol::{Envelope, Grant, Message};
 use super::link::{LinkStatus, PendingRequest, ShardLink};
 use super::requests::deadline_ms;
 use super::{OpId, Reply, Session};
-use crate::parts::FrameBody;
+use crate::gradients::parts::FrameBody;
 
 /// How long a prefetched token waits for a caller before it is returned.
 const UNCLAIMED_MAX: Duration = Duration::from_millis(500);

@@ -10,13 +10,15 @@ use pushpull_common::tensor::Element;
 use super::Worker;
 use crate::client::SessionClient;
 use crate::error::{Error, ViewError};
+use crate::gradients::row_ids;
+use crate::gradients::rows::RowPartOptions;
+use crate::gradients::scatter::Scatter;
+use crate::gradients::sharding_plan::ShardingPlan;
+use crate::gradients::staged_parts::StagedParts;
 use crate::handles::PushHandle;
 use crate::initial_values::padded_bytes;
 use crate::joined_model::{check_finite, check_rows_finite};
-use crate::rows::{self, RowPartOptions};
 use crate::session::{PushOrder, ReadPoint, SessionCommand};
-use crate::sharding_plan::ShardingPlan;
-use crate::staging::StagedParts;
 
 impl Worker {
     /// Overwrites a dense variable, trained or plain, exactly once. `values` has all its elements,
@@ -64,8 +66,8 @@ impl Worker {
         rows: &[T],
     ) -> Result<(), Error> {
         let plan = self.model("assign rows")?.plan.clone();
-        let variable = rows::check::<T>(&plan, name, ids, rows.len())?;
-        if let Some((row, place)) = rows::first_duplicate(ids) {
+        let variable = row_ids::check::<T>(&plan, name, ids, rows.len())?;
+        if let Some((row, place)) = row_ids::first_duplicate(ids) {
             return Err(ViewError::RowTwice { name: name.to_owned(), row, place }.into());
         }
         let mut staged = StagedParts::default();
@@ -99,7 +101,7 @@ impl Worker {
         let start = plan.range(id).start;
         let body =
             |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
-        let mut parts = plan.parts([id].into_iter(), body);
+        let mut parts = Scatter::new(&plan, [id].into_iter()).parts(body);
         parts.retain(|(shard, _)| shards.contains(shard));
         if parts.is_empty() {
             // The variable has no elements, or none on these shards.

@@ -5,9 +5,9 @@ use pushpull_common::tensor::Element;
 
 use super::Worker;
 use crate::error::{Error, ViewError};
+use crate::gradients::params::Params;
 use crate::handles::{PullHandle, VariableHandle};
 use crate::outcome::Pulled;
-use crate::params::{Params, locate};
 use crate::token::Token;
 
 impl Worker {
@@ -61,7 +61,7 @@ impl Worker {
         let elements = values.len();
         let values: &mut [u8] = bytemuck::cast_slice_mut(values);
         let found = self.model("pull").and_then(|model| {
-            let (id, range) = locate::<T>(&model.plan, name)?;
+            let (id, range) = model.plan.locate::<T>(name)?;
             if range.len() == values.len() {
                 return Ok((&model.plan, id));
             }

@@ -9,9 +9,9 @@ use pushpull_common::ids::GlobalStep;
 use super::{Worker, token_of};
 use crate::client::PullCall;
 use crate::error::Error;
+use crate::gradients::params::{Gradients, Params};
 use crate::handles::PushHandle;
 use crate::outcome::{Push, StepOutcome};
-use crate::params::{Gradients, Params};
 use crate::runtime::{Call, Caller};
 use crate::session::{ReadPoint, SessionCommand};
 use crate::token::Token;
@@ -198,8 +198,8 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
+    use crate::gradients::sharding_plan::ShardingPlan;
     use crate::session::Reply;
-    use crate::sharding_plan::ShardingPlan;
 
     #[derive(Default)]
     struct Wakes(AtomicUsize);

@@ -15,11 +15,11 @@ use super::world::{
     welcome,
 };
 use crate::compression::{CodecRule, Compression};
-use crate::params::AlignedBuffer;
-use crate::row_requests::RowRequests;
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::row_requests::RowRequests;
+use crate::gradients::sharding_plan::ShardingPlan;
+use crate::gradients::staged_parts::StagedParts;
 use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand};
-use crate::sharding_plan::ShardingPlan;
-use crate::staging::StagedParts;
 
 /// Starts a session that pulls bf16, and its pull of 6 floats.
 fn pulling() -> (SessionWorld, OpId, SentFrame) {

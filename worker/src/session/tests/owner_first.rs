@@ -12,8 +12,8 @@ use super::world::{
     OWNER, SentFrame, SessionWorld, applied, grant, order, plan, push_answer, refused,
 };
 use crate::error::Error;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{OpId, Reply, SessionCommand};
-use crate::sharding_plan::ShardingPlan;
 
 const STALE: Outcome = Outcome::Stale { current: GlobalStep(6) };
 

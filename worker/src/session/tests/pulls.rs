@@ -9,9 +9,9 @@ use pushpull_common::protocol::{Message, Refusal};
 
 use super::world::{OWNER, SentFrame, SessionWorld, plan, refused, shard, split_plan};
 use crate::error::Error;
-use crate::params::AlignedBuffer;
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{OpId, ReadPoint, Reply, SessionCommand};
-use crate::sharding_plan::ShardingPlan;
 
 fn part(offset: u64, last: bool) -> Pulled {
     Pulled { version: 1, gradients: 1, offset, last }
@@ -98,7 +98,7 @@ fn the_step_of_a_pull_is_that_of_its_values() {
 fn an_asynchronous_pull_for_a_token_accepts_shards_at_any_step() {
     let plan = plan(2, 2);
     let mut world = SessionWorld::joined(&plan);
-    let (to, buffer) = (plan.clone(), AlignedBuffer::new(&plan));
+    let (to, buffer) = (plan.clone(), AlignedBuffer::of_bytes(plan.bytes()));
     let op = world.call(SessionCommand::Pull { plan: to, buffer, token: Some(GlobalStep(5)) });
     for (link, step) in [(1, 0), (0, 7)] {
         let frame = world.next_frame(link, "Pull");

@@ -13,11 +13,12 @@ use pushpull_common::protocol::{Message, Outcome, PushState, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::world::*;
-use crate::params::AlignedBuffer;
-use crate::parts::ScatteredGradients;
-use crate::push_buffers::{GradientBuffer, GradientSlot, PushBufferId};
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::gradient_buffer::{GradientBuffer, GradientSlot, PushBufferId};
+use crate::gradients::scatter::Scatter;
+use crate::gradients::scatter::ScatteredGradients;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand};
-use crate::sharding_plan::ShardingPlan;
 
 /// Starts a session with a push buffer from each shard that has a variable that can use one.
 fn world(plan: &Arc<ShardingPlan>, mode: ModeIs) -> SessionWorld {
@@ -60,7 +61,7 @@ fn gradients(
     ids: &[u32],
     fill: u8,
 ) -> Arc<GradientBuffer> {
-    let mut buffer = GradientBuffer::new(plan, plan.runs(|_| true).into());
+    let mut buffer = GradientBuffer::new(plan.bytes(), plan.runs(|_| true).into());
     let push_buffers: BTreeMap<usize, PushBufferId> = world.push_buffers.iter().copied().collect();
     let push_slot = |of| {
         let link = plan.shards().iter().position(|&shard| shard == of)?;
@@ -82,7 +83,7 @@ fn push(
     ids: &[u32],
     buffer: Arc<GradientBuffer>,
 ) -> OpId {
-    let scatter = Arc::new(plan.scatter(ids.iter().copied().map(VariableId)));
+    let scatter = Arc::new(Scatter::new(&plan, ids.iter().copied().map(VariableId)));
     let factors = BTreeMap::new();
     let scattered = Some(ScatteredGradients { scatter, buffer, factors });
     let (operation, grant) = (Operation::Gradient {}, Some(grant(1, 0)));

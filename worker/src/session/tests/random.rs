@@ -22,11 +22,12 @@ use pushpull_common::protocol::{Grant, Message, Outcome};
 use super::model::{FillByte, RESTORED_STEP, ShardModel};
 use super::world::{OWNER, SentFrame, SessionWorld, header, ms, order, plan, shard};
 use crate::error::Error;
-use crate::params::AlignedBuffer;
-use crate::parts::ScatteredGradients;
-use crate::push_buffers::{GradientBuffer, GradientSlot, PushBufferId, SlotMemory};
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::gradient_buffer::{GradientBuffer, GradientSlot, PushBufferId, SlotMemory};
+use crate::gradients::scatter::Scatter;
+use crate::gradients::scatter::ScatteredGradients;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{OpId, PushOrder, Reply, SessionCommand, SessionInput, SessionOutput};
-use crate::sharding_plan::ShardingPlan;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 struct SeededRandom(u64);
@@ -267,7 +268,8 @@ impl RandomTest {
             }
             (0 | 1, _, _) => self.call(SessionCommand::Token, AwaitedResult::Token, timeout),
             (2, _, _) => {
-                let (plan, buffer) = (self.plan.clone(), AlignedBuffer::new(&self.plan));
+                let (plan, buffer) =
+                    (self.plan.clone(), AlignedBuffer::of_bytes(self.plan.bytes()));
                 self.call(
                     SessionCommand::Pull { plan, buffer, token: None },
                     AwaitedResult::Pull,
@@ -318,7 +320,7 @@ impl RandomTest {
     /// Pushes all variables, from push slots where they are available.
     fn push_written(&mut self, timeout: u64) {
         let (grant, fill) = (self.tokens.pop(), self.fill());
-        let mut buffer = GradientBuffer::new(&self.plan, self.plan.runs(|_| true).into());
+        let mut buffer = GradientBuffer::new(self.plan.bytes(), self.plan.runs(|_| true).into());
         let bytes = self.plan.bytes();
         let take = |of| {
             let link = self.plan.shards().iter().position(|&shard| shard == of)?;
@@ -343,7 +345,7 @@ impl RandomTest {
             buffer.slice_mut(range.start..range.end.next_multiple_of(8)).fill(fill);
         }
         let all = (0..self.shards.len() as u32).map(VariableId);
-        let scatter = Arc::new(self.plan.scatter(all));
+        let scatter = Arc::new(Scatter::new(&self.plan, all));
         let factors = BTreeMap::new();
         let scattered = ScatteredGradients { scatter, buffer: Arc::new(buffer), factors };
         let order = order(&self.plan, grant, fill);
@@ -356,8 +358,8 @@ impl RandomTest {
     fn push_scattered(&mut self, timeout: u64) {
         let (grant, fill) = (self.tokens.pop(), self.fill());
         let all = (0..self.shards.len() as u32).map(VariableId);
-        let scatter = Arc::new(self.plan.scatter(all));
-        let mut buffer = GradientBuffer::new(&self.plan, Arc::default());
+        let scatter = Arc::new(Scatter::new(&self.plan, all));
+        let mut buffer = GradientBuffer::new(self.plan.bytes(), Arc::default());
         buffer.slice_mut(0..self.plan.bytes()).fill(fill);
         let scattered =
             ScatteredGradients { scatter, buffer: Arc::new(buffer), factors: BTreeMap::new() };
@@ -380,7 +382,7 @@ impl RandomTest {
             }
             _ if (sent as usize) < self.shards.len() => {
                 let body = |range: std::ops::Range<usize>| Bytes::from(vec![fill; range.len()]);
-                let parts = self.plan.parts([VariableId(sent)].into_iter(), body);
+                let parts = Scatter::new(&self.plan, [VariableId(sent)].into_iter()).parts(body);
                 self.begun = Some((sequence, fill, sent + 1));
                 self.shards_with_bytes.insert(fill, sent as usize + 1);
                 self.call(

@@ -7,8 +7,8 @@ use pushpull_common::protocol::{Outcome, PushState, Refusal};
 
 use super::world::{OWNER, SentFrame, SessionWorld, applied, plan, push_answer};
 use crate::error::Error;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{OpId, Reply};
-use crate::sharding_plan::ShardingPlan;
 
 /// Starts a push of three parts whose connection is lost after the parts were sent, up to the
 /// outcome query.

@@ -20,8 +20,9 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Grant, Header, Message, Outcome, Refusal, version};
 use pushpull_common::variable::VariableSpec;
 
+use crate::gradients::scatter::Scatter;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{PushOrder, ReadPoint};
-use crate::sharding_plan::ShardingPlan;
 
 pub(super) const LEASE: Duration = Duration::from_secs(5);
 
@@ -75,7 +76,7 @@ pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32) -> Arc<ShardingPla
 /// Returns a push of all variables; every byte is `fill`.
 pub(super) fn order(plan: &ShardingPlan, grant: Option<Grant>, fill: u8) -> PushOrder {
     let all = (0..plan.catalogue().variables().len() as u32).map(VariableId);
-    let parts = plan.parts(all, |range| Bytes::from(vec![fill; range.len()]));
+    let parts = Scatter::new(&plan, all).parts(|range| Bytes::from(vec![fill; range.len()]));
     let operation = match grant {
         Some(_) => Operation::Gradient {},
         None => Operation::Assign {},

@@ -10,8 +10,9 @@ use pushpull_common::protocol::{Outcome, PushState, Refusal};
 
 use super::world::{OWNER, SessionWorld, applied, grant, order, plan, push_answer, refused};
 use crate::error::Error;
+use crate::gradients::scatter::Scatter;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{OpId, Reply, SessionCommand, SessionInput};
-use crate::sharding_plan::ShardingPlan;
 
 fn begin(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) -> Sequence {
     let mut order = order(plan, Some(grant(token, 0)), 1);
@@ -23,7 +24,7 @@ fn begin(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) -> Sequence 
 
 fn more(world: &mut SessionWorld, plan: &ShardingPlan, sequence: Sequence, variable: u32) {
     let body = |range: std::ops::Range<usize>| Bytes::from(vec![variable as u8; range.len()]);
-    let parts = plan.parts([VariableId(variable)].into_iter(), body);
+    let parts = Scatter::new(&plan, [VariableId(variable)].into_iter()).parts(body);
     let op = world.call(SessionCommand::AddParts { sequence, staged: None, parts });
     assert!(matches!(world.reply(op), Ok(Reply::Done)));
 }

@@ -15,9 +15,10 @@ use super::world::{
     OWNER, SentFrame, SessionWorld, applied, grant, ms, order, plan, push_answer, refused, shard,
 };
 use crate::error::Error;
-use crate::params::AlignedBuffer;
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::scatter::Scatter;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand, SessionInput};
-use crate::sharding_plan::ShardingPlan;
 
 const HELD: Outcome = Outcome::Held {};
 const ACCEPTED: Outcome = Outcome::Accepted { step: GlobalStep(5) };
@@ -52,7 +53,8 @@ fn answer_push(world: &mut SessionWorld, frame: &SentFrame, outcome: Outcome) {
 
 /// Pushes the first variable alone, under this token.
 fn push_one(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) -> OpId {
-    let parts = plan.parts([VariableId(0)].into_iter(), |range| vec![1; range.len()].into());
+    let parts =
+        Scatter::new(&plan, [VariableId(0)].into_iter()).parts(|range| vec![1; range.len()].into());
     let (operation, grant) = (Operation::Gradient {}, Some(grant(token, 0)));
     world.call(SessionCommand::Push {
         order: PushOrder::of_parts(operation, grant, ReadPoint::default(), parts),
@@ -60,7 +62,7 @@ fn push_one(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) -> OpId {
 }
 
 fn pull_for(world: &mut SessionWorld, plan: &Arc<ShardingPlan>, step: u64) -> OpId {
-    let (plan, buffer) = (plan.clone(), AlignedBuffer::new(plan));
+    let (plan, buffer) = (plan.clone(), AlignedBuffer::of_bytes(plan.bytes()));
     world.call(SessionCommand::Pull { plan, buffer, token: Some(GlobalStep(step)) })
 }
 
@@ -603,7 +605,8 @@ fn a_streamed_push_sends_an_empty_last_part_to_the_other_shards() {
     order.parts.clear();
     let begin = world.call(SessionCommand::Begin { order });
     let Ok(Reply::Begun { sequence }) = world.reply(begin) else { panic!() };
-    let parts = plan.parts([VariableId(2)].into_iter(), |range| Bytes::from(vec![7; range.len()]));
+    let parts = Scatter::new(&plan, [VariableId(2)].into_iter())
+        .parts(|range| Bytes::from(vec![7; range.len()]));
     let more = world.call(SessionCommand::AddParts { sequence, staged: None, parts });
     world.reply(more).unwrap();
     assert_eq!(last_part(&mut world, 2).part().whole, None);

@@ -13,13 +13,13 @@ use pushpull_common::protocol::{Envelope, Message};
 pub(super) use super::samples::*;
 use crate::config::Checksums;
 use crate::error::{Error, UnresponsiveShards};
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::gradient_buffer::PushBufferId;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::mapped_values::MappedShard;
-use crate::params::AlignedBuffer;
-use crate::push_buffers::PushBufferId;
 use crate::session::{
     OpId, Reply, Session, SessionCommand, SessionConfig, SessionInput, SessionOutput,
 };
-use crate::sharding_plan::ShardingPlan;
 
 /// A frame that the session has sent.
 #[derive(Clone, Debug)]
@@ -144,7 +144,7 @@ impl SessionWorld {
     }
 
     pub(super) fn pull(&mut self, plan: &Arc<ShardingPlan>) -> OpId {
-        let (plan, buffer) = (plan.clone(), AlignedBuffer::new(plan));
+        let (plan, buffer) = (plan.clone(), AlignedBuffer::of_bytes(plan.bytes()));
         self.call(SessionCommand::Pull { plan, buffer, token: None })
     }
 

@@ -1,4 +1,4 @@
-//! The memory of gradients: the heap, and slots of push buffers that shards share.
+//! The memory of values and gradients: the heap, and slots of push buffers that shards share.
 //!
 //! An unpartitioned variable has the same layout in a slot as on its shard. So it need not be sent:
 //! the session only names its range. A variable is either on the heap or in one slot.
@@ -9,8 +9,33 @@ use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
 
-use crate::params::AlignedBuffer;
-use crate::sharding_plan::ShardingPlan;
+/// Memory for values, aligned for every element type; zeroed when allocated.
+#[derive(Clone, Debug)]
+pub(crate) struct AlignedBuffer(Vec<u64>);
+
+impl AlignedBuffer {
+    pub(crate) fn of_bytes(bytes: usize) -> AlignedBuffer {
+        AlignedBuffer(vec![0; bytes.div_ceil(8)])
+    }
+
+    /// Whether its length is that of a buffer of this many bytes.
+    pub(crate) fn is_of(&self, bytes: usize) -> bool {
+        self.0.len() == bytes.div_ceil(8)
+    }
+
+    /// Sets its length to that of a buffer of this many bytes. The content is arbitrary.
+    pub(crate) fn resize(&mut self, bytes: usize) {
+        self.0.resize(bytes.div_ceil(8), 0);
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0[..])
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.0[..])
+    }
+}
 
 /// The id of a push buffer, unique within the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,10 +82,10 @@ pub(crate) struct GradientBuffer {
 }
 
 impl GradientBuffer {
-    /// Allocates the heap memory of a plan. `runs` may be in slots.
-    pub(crate) fn new(plan: &ShardingPlan, runs: Arc<[BufferRun]>) -> GradientBuffer {
+    /// Allocates heap memory of this many bytes. `runs` may be in slots.
+    pub(crate) fn new(bytes: usize, runs: Arc<[BufferRun]>) -> GradientBuffer {
         // The operating system backs only pages that are touched.
-        GradientBuffer { heap: AlignedBuffer::new(plan), runs, slots: Vec::new() }
+        GradientBuffer { heap: AlignedBuffer::of_bytes(bytes), runs, slots: Vec::new() }
     }
 
     /// Whether it was made for these runs. Each worker has its own.
@@ -178,8 +203,10 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::params::tests::plan_of;
-    use crate::params::{GradientMemory, Gradients};
+    use crate::gradients::params::tests::plan_of;
+    use crate::gradients::params::{GradientMemory, Gradients};
+    use crate::gradients::scatter::{Scatter, ScatteredGradients};
+    use crate::gradients::sharding_plan::ShardingPlan;
 
     impl SlotMemory for AlignedBuffer {
         fn bytes(&self) -> &[u8] {
@@ -280,12 +307,11 @@ mod tests {
     fn a_push_names_the_ranges_in_slots_and_has_parts_for_the_rest() {
         use std::collections::BTreeMap;
 
-        use crate::parts::ScatteredGradients;
         let plan = plan();
         let gradients = gradients(&plan, true);
         let ids = (0..plan.catalogue().variables().len() as u32).map(VariableId);
         let dense = ids.filter(|&id| !plan.catalogue().variable(id).is_sparse());
-        let scatter = Arc::new(plan.scatter(dense));
+        let scatter = Arc::new(Scatter::new(&plan, dense));
         let (buffer, factors) = (gradients.memory.buffer.clone(), BTreeMap::new());
         let scattered = ScatteredGradients { scatter, buffer, factors };
         for (index, shard) in scattered.shards().enumerate() {
@@ -316,7 +342,7 @@ mod tests {
     fn useless_slots_are_returned_and_others_taken() {
         let plan = plan();
         let [first, second] = [plan.shards()[0], plan.shards()[1]];
-        let mut buffer = GradientBuffer::new(&plan, plan.runs(|_| true).into());
+        let mut buffer = GradientBuffer::new(plan.bytes(), plan.runs(|_| true).into());
         buffer.renew(|_| true, |_| None);
         assert_eq!(buffer.slot_count(), 0);
         buffer.renew(|_| true, |shard| Some(slot(shard, if shard == first { 8 } else { 1 << 10 })));

@@ -1,6 +1,5 @@
 //! The parts of a push: the range that each covers on its shard, and its bytes on this side.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,9 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::Encoding;
-use pushpull_common::ids::{ShardId, VariableId};
 
-use crate::push_buffers::{GradientBuffer, PushBufferId};
+use super::gradient_buffer::GradientBuffer;
 
 /// The body of a frame: slices of memory that is owned elsewhere. A clone does not allocate.
 #[derive(Clone, Debug, Default)]
@@ -48,11 +46,11 @@ pub(crate) enum BodyPiece {
     Padding(usize),
 }
 
-static PADDING: [u8; 8] = [0; 8];
+const PADDING: &[u8] = &[0; 8];
 
 /// Returns this many zeros, at most eight.
 pub(crate) fn padding(bytes: usize) -> Bytes {
-    Bytes::from_static(&PADDING).slice(..bytes)
+    Bytes::from_static(PADDING).slice(..bytes)
 }
 
 impl FrameBody {
@@ -163,118 +161,4 @@ impl OutgoingPart {
             None => self.body.bytes(),
         }
     }
-}
-
-/// The plan of a push: the parts for each shard, and the pieces of the buffer that they consist of.
-/// Computed once for pushes of the same variables.
-#[derive(Debug)]
-pub(crate) struct Scatter {
-    pub(super) shards: Vec<ShardParts>,
-    pub(super) pieces: Arc<[BodyPiece]>,
-}
-
-/// The parts for one shard.
-#[derive(Debug)]
-pub(super) struct ShardParts {
-    pub(super) shard: ShardId,
-    pub(super) planned: Vec<PlannedPart>,
-    /// The number of parts, from the first, that contain unpartitioned variables in the type that
-    /// the shard keeps.
-    pub(super) unsplit_parts: usize,
-    /// The ranges of the shard's layout that these parts cover.
-    pub(super) unsplit_ranges: Arc<[Range<u64>]>,
-}
-
-/// A part as it is in every push of the plan.
-#[derive(Debug)]
-pub(super) struct PlannedPart {
-    pub(super) offset: u64,
-    pub(super) pieces: Range<usize>,
-    /// The length of its body.
-    pub(super) bytes: u64,
-    /// Its variable and its elements, if it is encoded.
-    pub(super) encoded: Option<(VariableId, EncodedRange)>,
-}
-
-impl PlannedPart {
-    fn part(&self, body: FrameBody, factors: &BTreeMap<VariableId, f64>) -> OutgoingPart {
-        let encoded = self.encoded.map(|(variable, range)| EncodedRange {
-            factor: factors.get(&variable).copied().unwrap_or(1.0),
-            ..range
-        });
-        OutgoingPart { offset: self.offset, body, encoded }
-    }
-}
-
-impl Scatter {
-    /// Returns the parts of a push, by shard. `body` returns the bytes of a range of the buffer.
-    pub(crate) fn parts(
-        &self,
-        body: impl Fn(Range<usize>) -> Bytes,
-    ) -> Vec<(ShardId, Vec<OutgoingPart>)> {
-        let bytes = |piece: &BodyPiece| match piece {
-            BodyPiece::Buffer(range) => body(range.clone()),
-            BodyPiece::Padding(bytes) => padding(*bytes),
-        };
-        let part = |part: &PlannedPart| {
-            let body = self.pieces[part.pieces.clone()].iter().map(bytes).collect();
-            part.part(body, &BTreeMap::new())
-        };
-        let parts = |of: &ShardParts| (of.shard, of.planned.iter().map(part).collect());
-        self.shards.iter().map(parts).collect()
-    }
-}
-
-/// Dense gradients in a buffer, with their plan.
-#[derive(Clone, Debug)]
-pub(crate) struct ScatteredGradients {
-    pub(crate) scatter: Arc<Scatter>,
-    pub(crate) buffer: Arc<GradientBuffer>,
-    /// The factors by which the servers multiply gradients of half types, where that is not 1.
-    pub(crate) factors: BTreeMap<VariableId, f64>,
-}
-
-impl ScatteredGradients {
-    /// Returns the shards that have a part.
-    pub(crate) fn shards(&self) -> impl Iterator<Item = ShardId> + '_ {
-        self.scatter.shards.iter().map(|of| of.shard)
-    }
-
-    /// Returns the parts for a shard, by its index in [`ScatteredGradients::shards`].
-    pub(crate) fn parts(&self, shard: usize) -> impl Iterator<Item = OutgoingPart> + '_ {
-        self.scatter.shards[shard].planned.iter().map(|part| {
-            let (pieces, buffer) = (self.scatter.pieces.clone(), self.buffer.clone());
-            let (range, bytes) = (part.pieces.clone(), part.bytes);
-            part.part(FrameBody::Pieces { buffer, pieces, range, bytes }, &self.factors)
-        })
-    }
-
-    /// Returns what of the parts for a shard is in a slot of its push buffer. `behind` is the
-    /// number of other parts that precede these parts.
-    pub(crate) fn in_push_buffer(&self, shard: usize, behind: usize) -> Option<PushBufferParts> {
-        let ShardParts { shard, unsplit_parts, unsplit_ranges, .. } = &self.scatter.shards[shard];
-        let slot = self.buffer.slot_of(*shard)?;
-        (*unsplit_parts > 0).then(|| PushBufferParts {
-            push_buffer: slot.push_buffer,
-            push_slot: slot.number,
-            ranges: unsplit_ranges.clone(),
-            parts: behind..behind + unsplit_parts,
-            buffer: self.buffer.clone(),
-        })
-    }
-}
-
-/// The parts of a push that are in a slot of the shard's push buffer, so the session names them
-/// instead of sending them.
-#[derive(Clone, Debug)]
-pub(crate) struct PushBufferParts {
-    pub(crate) push_buffer: PushBufferId,
-    pub(crate) push_slot: u32,
-    /// Their ranges of the shard's layout.
-    pub(crate) ranges: Arc<[Range<u64>]>,
-    /// Their indices among the parts of the push; these are sent instead if the slot cannot be
-    /// named.
-    pub(crate) parts: Range<usize>,
-    /// Owns the slot.
-    pub(crate) buffer: Arc<GradientBuffer>,
 }

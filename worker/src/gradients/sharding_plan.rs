@@ -8,15 +8,14 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::codec::{Encoding, ScaleBlocks};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::tensor::DType;
+use pushpull_common::tensor::{DType, Element};
 
-use crate::parts::{BodyPiece, EncodedRange, OutgoingPart, PlannedPart, Scatter, ShardParts};
-use crate::push_buffers::BufferRun;
+use super::gradient_buffer::BufferRun;
+use crate::error::ViewError;
 
 /// What a range of a shard's layout corresponds to in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +138,27 @@ impl ShardingPlan {
         self.with_halves.contains(&shard)
     }
 
+    /// Returns the id of a variable.
+    pub(crate) fn find(&self, name: &str) -> Result<VariableId, ViewError> {
+        self.catalogue.find(name).ok_or_else(|| ViewError::Unknown { name: name.to_owned() })
+    }
+
+    /// Returns a dense variable's id and its range of a buffer, if its elements are of this type.
+    pub(crate) fn locate<T: Element>(
+        &self,
+        name: &str,
+    ) -> Result<(VariableId, Range<usize>), ViewError> {
+        let id = self.find(name)?;
+        let dtype = self.catalogue.variable(id).dtype();
+        if dtype != T::DTYPE {
+            return Err(ViewError::Type { name: name.to_owned(), asked: T::DTYPE, dtype });
+        }
+        if self.catalogue.variable(id).is_sparse() {
+            return Err(ViewError::Sparse { name: name.to_owned() });
+        }
+        Ok((id, self.range(id)))
+    }
+
     /// Returns a variable's range of a buffer, in bytes; empty if it is sparse.
     pub(crate) fn range(&self, id: VariableId) -> Range<usize> {
         if self.catalogue.variable(id).is_sparse() {
@@ -192,7 +212,7 @@ impl ShardingPlan {
     }
 
     /// Whether a partition is all of its variable, in the type of the buffer.
-    fn is_whole(&self, partition: &Partition) -> bool {
+    pub(super) fn is_whole(&self, partition: &Partition) -> bool {
         let one = self.catalogue.partitions_of(partition.variable).len() == 1;
         one && partition.own_encoding.is_none() && !partition.is_sparse()
     }
@@ -237,110 +257,10 @@ impl ShardingPlan {
         (at >= range.end).then_some(())
     }
 
-    /// Plans the parts of a push of these variables. Variables of `f16` and `bf16` have separate
-    /// parts.
-    pub(crate) fn scatter(&self, variables: impl Iterator<Item = VariableId>) -> Scatter {
-        let none: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
-        let (mut unsplit, mut others) = (none.clone(), none);
-        let mut halves: Vec<Vec<&Partition>> = vec![Vec::new(); self.shards.len()];
-        for partition in variables.flat_map(|id| self.catalogue.partitions_of(id)) {
-            let shard = self.shards.binary_search(&partition.shard).expect("it holds a partition");
-            match partition.own_encoding {
-                None if self.is_whole(partition) => {
-                    unsplit[shard].push(partition.offset..partition.end());
-                }
-                None => others[shard].push(partition.offset..partition.end()),
-                Some(_) => halves[shard].push(partition),
-            }
-        }
-        let (mut shards, mut pieces) = (Vec::new(), Vec::new());
-        let ranges = unsplit.into_iter().zip(others);
-        for ((&shard, (unsplit, others)), halves) in self.shards.iter().zip(ranges).zip(halves) {
-            let mut planned = Vec::new();
-            let unsplit = merge(unsplit);
-            self.plan_ranges(shard, &unsplit, &mut pieces, &mut planned);
-            let unsplit_parts = planned.len();
-            self.plan_ranges(shard, &merge(others), &mut pieces, &mut planned);
-            for partition in halves {
-                self.plan_halves(partition, &mut pieces, &mut planned);
-            }
-            if !planned.is_empty() {
-                let unsplit_ranges = unsplit.into();
-                shards.push(ShardParts { shard, planned, unsplit_parts, unsplit_ranges });
-            }
-        }
-        Scatter { shards, pieces: pieces.into() }
-    }
-
-    /// Adds the parts of ranges of a shard's layout that are sent unencoded.
-    fn plan_ranges(
-        &self,
-        shard: ShardId,
-        ranges: &[Range<u64>],
-        pieces: &mut Vec<BodyPiece>,
-        planned: &mut Vec<PlannedPart>,
-    ) {
-        let ranges = ranges.iter().flat_map(|range| cut(range.clone(), self.part_bytes));
-        planned.extend(ranges.map(|range| self.plan_range(shard, range, pieces)));
-    }
-
-    /// Plans a part for one range of a shard's layout.
-    fn plan_range(
-        &self,
-        shard: ShardId,
-        range: Range<u64>,
-        pieces: &mut Vec<BodyPiece>,
-    ) -> PlannedPart {
-        let first = pieces.len();
-        let mut spans = Vec::new();
-        // Dense variables are within the segments.
-        let _ = self.spans(shard, range.clone(), &mut spans);
-        pieces.extend(spans.into_iter().filter_map(|(span, bytes)| match span {
-            LayoutSpan::Buffer(start) => Some(BodyPiece::Buffer(start..start + bytes)),
-            // Only values in the type of the shard are sent by ranges.
-            LayoutSpan::Halves(_) => None,
-            LayoutSpan::Padding => Some(BodyPiece::Padding(bytes)),
-        }));
-        let (offset, bytes) = (range.start, range.end - range.start);
-        PlannedPart { offset, pieces: first..pieces.len(), bytes, encoded: None }
-    }
-
-    /// Adds the parts of a partition of `f16` or `bf16`.
-    fn plan_halves(
-        &self,
-        partition: &Partition,
-        pieces: &mut Vec<BodyPiece>,
-        planned: &mut Vec<PlannedPart>,
-    ) {
-        let Some(encoding) = partition.own_encoding else { return };
-        let (id, elements) = (partition.variable, &partition.elements);
-        let count = (elements.end - elements.start) as usize;
-        let first = self.starts[id.0 as usize] + 2 * elements.start as usize;
-        for half in self.half_parts(partition, encoding, count) {
-            let (place, values) =
-                (pieces.len(), first + half.values.start..first + half.values.end);
-            pieces.push(BodyPiece::Buffer(values));
-            pieces.extend(Some(BodyPiece::Padding(half.padding)).filter(|_| half.padding > 0));
-            let encoded = Some((id, EncodedRange::of(partition, half.values.len() / 2, encoding)));
-            let bytes = (half.values.len() + half.padding) as u64;
-            let offset = partition.offset + half.before;
-            planned.push(PlannedPart { offset, pieces: place..pieces.len(), bytes, encoded });
-        }
-    }
-
-    /// Returns the parts of a push of these variables, by shard. `body` returns the bytes of a
-    /// range of the buffer.
-    pub(crate) fn parts(
-        &self,
-        variables: impl Iterator<Item = VariableId>,
-        body: impl Fn(Range<usize>) -> Bytes,
-    ) -> Vec<(ShardId, Vec<OutgoingPart>)> {
-        self.scatter(variables).parts(body)
-    }
-
-    /// Cuts this many bytes into parts.
-    pub(crate) fn cut(&self, bytes: u64) -> impl Iterator<Item = Range<u64>> + use<> {
-        cut(0..bytes, self.part_bytes)
+    /// Cuts a range of a shard's layout into parts.
+    pub(super) fn cut(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+        let (end, bytes) = (range.end, self.part_bytes);
+        range.step_by(bytes as usize).map(move |start| start..end.min(start + bytes))
     }
 
     /// Cuts this many elements of a half type into parts.
@@ -370,20 +290,6 @@ pub(crate) struct HalfPart {
     pub(crate) padding: usize,
 }
 
-/// Sorts ranges, and merges those that touch.
-fn merge(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|range| range.start);
-    ranges.retain(|range| !range.is_empty());
-    ranges.dedup_by(|next, range| {
-        let touches = range.end == next.start;
-        if touches {
-            range.end = next.end;
-        }
-        touches
-    });
-    ranges
-}
-
 /// Returns how many elements fit into one part, neither encoded nor plain longer than the limit.
 /// Even, because parts start at multiples of 8 bytes.
 pub(crate) fn part_elements(
@@ -397,12 +303,6 @@ pub(crate) fn part_elements(
         elements /= 2;
     }
     (elements / 2 * 2).max(2)
-}
-
-/// Cuts a range into parts of at most this many bytes.
-fn cut(range: Range<u64>, bytes: u64) -> impl Iterator<Item = Range<u64>> {
-    let end = range.end;
-    range.step_by(bytes as usize).map(move |start| start..end.min(start + bytes))
 }
 
 fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segment> {
@@ -452,15 +352,17 @@ fn joins(last: &Segment, next: &Segment) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use pushpull_common::partition::Partitioner;
+pub(super) mod tests {
     use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
 
-    fn plan(variables: Vec<VariableSpec>, tasks: u32, shards: u16) -> ShardingPlan {
+    pub(in super::super) fn plan(
+        variables: Vec<VariableSpec>,
+        tasks: u32,
+        shards: u16,
+    ) -> ShardingPlan {
         let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), shards).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
@@ -477,88 +379,6 @@ mod tests {
             plan.spans(shard, 0..bytes, &mut spans).unwrap();
             assert_eq!(spans.len(), 1);
             assert_eq!(plan.spans(shard, 0..bytes + 8, &mut spans), None);
-        }
-    }
-
-    #[test]
-    fn large_variables_are_sent_in_parts() {
-        let plan = plan(vec![VariableSpec::f32("w", [700_001]).unwrap()], 1, 1);
-        let buffer = Bytes::from(vec![0; plan.bytes()]);
-        let parts = plan.parts([VariableId(0)].into_iter(), |range| buffer.slice(range));
-        let sizes: Vec<u64> = parts[0].1.iter().map(OutgoingPart::bytes).collect();
-        assert_eq!(sizes, [1 << 20, 1 << 20, 2_800_008 - (2 << 20)]);
-    }
-
-    #[test]
-    fn halves_take_half_the_bytes_and_are_sent_unchanged() {
-        let halves = VariableSpec::bf16("h", [700_001]).unwrap();
-        let plan = plan(vec![VariableSpec::f32("w", [1]).unwrap(), halves], 1, 1);
-        assert_eq!(
-            (plan.bytes(), plan.catalogue().layout(plan.shards()[0]).bytes()),
-            (1_400_016, 2_800_016)
-        );
-        let buffer = Bytes::from(vec![0; plan.bytes()]);
-        let parts = plan.parts([VariableId(1), VariableId(0)].into_iter(), |r| buffer.slice(r));
-        let sizes: Vec<(u64, usize)> =
-            parts[0].1.iter().map(|p| (p.bytes(), p.body.bytes() as usize)).collect();
-        let last = 2_800_008 - (2 << 20);
-        assert_eq!(sizes, [(8, 8), (1 << 20, 1 << 19), (1 << 20, 1 << 19), (last, 351_432)]);
-        assert!(plan.has_halves(plan.shards()[0]));
-    }
-
-    proptest! {
-        /// A buffer that is sent in parts and received by ranges is unchanged.
-        #[test]
-        fn parts_and_spans_are_inverse(
-            variables in prop::collection::vec((1u64..9, 1u64..5, 1u32..5, 0..3), 1..12),
-            tasks in 1u32..4,
-            shards in 1u16..3,
-        ) {
-            let variables: Vec<VariableSpec> = variables
-                .into_iter()
-                .enumerate()
-                .map(|(i, (rows, width, parts, kind))| {
-                    let (name, extents) = (format!("v{i}"), [rows, width]);
-                    let spec = match kind {
-                        0 => VariableSpec::f16(name, extents).unwrap(),
-                        1 => VariableSpec::bf16(name, extents).unwrap(),
-                        _ => VariableSpec::f32(name, extents).unwrap(),
-                    };
-                    spec.partitioner(Partitioner::Fixed { shards: parts })
-                })
-                .collect();
-            let ids: Vec<VariableId> = (0..variables.len() as u32).map(VariableId).collect();
-            let plan = plan(variables, tasks, shards);
-            let sent = Bytes::from((0..plan.bytes()).map(|i| i as u8).collect::<Vec<u8>>());
-            let mut received = vec![0; plan.bytes()];
-            for (shard, parts) in plan.parts(ids.iter().copied(), |range| sent.slice(range)) {
-                for part in parts {
-                    let body = part.body.concat();
-                    let range = part.offset..part.offset + part.bytes();
-                    let mut rest = &body[..];
-                    let mut spans = Vec::new();
-                    plan.spans(shard, range, &mut spans).unwrap();
-                    for (span, bytes) in spans {
-                        let taken = match span {
-                            LayoutSpan::Halves(_) => bytes / 2,
-                            // The padding of halves differs between the shard's layout and the
-                            // frame.
-                            LayoutSpan::Padding if part.encoded.is_some() => rest.len(),
-                            _ => bytes,
-                        };
-                        let (head, tail) = rest.split_at(taken);
-                        if let LayoutSpan::Buffer(start) | LayoutSpan::Halves(start) = span {
-                            received[start..start + taken].copy_from_slice(head);
-                        }
-                        rest = tail;
-                    }
-                    prop_assert!(rest.iter().all(|&byte| byte == 0) && rest.len() < 8);
-                    prop_assert!(rest.is_empty() || part.encoded.is_some());
-                }
-            }
-            for id in ids {
-                prop_assert_eq!(&received[plan.range(id)], &sent[plan.range(id)]);
-            }
         }
     }
 }

@@ -8,10 +8,10 @@ use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::rows;
 
-use crate::params::AlignedBuffer;
-use crate::parts::{BodySource, FrameBody};
-use crate::rows::{number_of, part_of};
-use crate::sharding_plan::ShardingPlan;
+use super::gradient_buffer::AlignedBuffer;
+use super::parts::{BodySource, FrameBody};
+use super::row_ids::{number_of, part_of};
+use super::sharding_plan::ShardingPlan;
 
 /// A request for rows of one partition.
 #[derive(Clone, Debug)]

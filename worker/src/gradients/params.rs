@@ -8,43 +8,12 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, VariableId};
 use pushpull_common::tensor::Element;
 
+use super::gradient_buffer::{AlignedBuffer, BufferRun, GradientBuffer};
+use super::row_ids;
+use super::rows::RowGradients;
+use super::sharding_plan::ShardingPlan;
+use super::staged_parts::StagedParts;
 use crate::error::ViewError;
-use crate::push_buffers::{BufferRun, GradientBuffer};
-use crate::rows::{self, RowGradients};
-use crate::sharding_plan::ShardingPlan;
-use crate::staging::StagedParts;
-
-/// Memory for values, aligned for every element type; zeroed when allocated.
-#[derive(Clone, Debug)]
-pub(crate) struct AlignedBuffer(Vec<u64>);
-
-impl AlignedBuffer {
-    pub(crate) fn new(plan: &ShardingPlan) -> AlignedBuffer {
-        AlignedBuffer::of_bytes(plan.bytes())
-    }
-
-    pub(crate) fn of_bytes(bytes: usize) -> AlignedBuffer {
-        AlignedBuffer(vec![0; bytes.div_ceil(8)])
-    }
-
-    /// Whether its length is that of a buffer of this many bytes.
-    pub(crate) fn is_of(&self, bytes: usize) -> bool {
-        self.0.len() == bytes.div_ceil(8)
-    }
-
-    /// Sets its length to that of a buffer of this many bytes. The content is arbitrary.
-    pub(crate) fn resize(&mut self, bytes: usize) {
-        self.0.resize(bytes.div_ceil(8), 0);
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0[..])
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.0[..])
-    }
-}
 
 /// A local copy of all dense variables.
 ///
@@ -60,7 +29,7 @@ pub struct Params {
 
 impl Params {
     pub(crate) fn new(plan: Arc<ShardingPlan>) -> Params {
-        Params { buffer: AlignedBuffer::new(&plan), plan, step: GlobalStep(0) }
+        Params { buffer: AlignedBuffer::of_bytes(plan.bytes()), plan, step: GlobalStep(0) }
     }
 
     /// The variables with their partitions, offsets and digest.
@@ -78,7 +47,7 @@ impl Params {
     /// # Errors
     /// [`ViewError::Unknown`], [`ViewError::Type`] or [`ViewError::Sparse`].
     pub fn view<T: Element>(&self, name: &str) -> Result<&[T], ViewError> {
-        let range = locate::<T>(&self.plan, name)?.1;
+        let range = self.plan.locate::<T>(name)?.1;
         Ok(bytemuck::cast_slice(&self.buffer.bytes()[range]))
     }
 
@@ -96,7 +65,7 @@ impl Params {
 
     /// Returns the elements of a variable, to be changed. Errors as for [`Params::view`].
     pub fn view_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T], ViewError> {
-        let range = locate::<T>(&self.plan, name)?.1;
+        let range = self.plan.locate::<T>(name)?.1;
         Ok(bytemuck::cast_slice_mut(&mut self.buffer.bytes_mut()[range]))
     }
 }
@@ -156,7 +125,7 @@ impl Gradients {
         let mut ranges: [Range<usize>; N] = std::array::from_fn(|_| 0..0);
         let mut ids = [VariableId(0); N];
         for ((range, id), name) in ranges.iter_mut().zip(&mut ids).zip(names) {
-            (*id, *range) = locate::<T>(&self.plan, name)?;
+            (*id, *range) = self.plan.locate::<T>(name)?;
             if !self.plan.catalogue().variable(*id).is_trainable() {
                 return Err(ViewError::Plain { name: name.to_owned() });
             }
@@ -193,7 +162,7 @@ impl Gradients {
         ids: &[u64],
         rows: &[T],
     ) -> Result<(), ViewError> {
-        let id = rows::check::<T>(&self.plan, name, ids, rows.len())?;
+        let id = row_ids::check::<T>(&self.plan, name, ids, rows.len())?;
         if !self.plan.catalogue().variable(id).is_trainable() {
             return Err(ViewError::Plain { name: name.to_owned() });
         }
@@ -207,7 +176,7 @@ impl Gradients {
     /// # Errors
     /// [`ViewError::Unknown`].
     pub fn omit(&mut self, name: &str) -> Result<(), ViewError> {
-        let id = find(&self.plan, name)?;
+        let id = self.plan.find(name)?;
         self.memory.rows_mut().remove(id);
         self.factors.remove(&id);
         self.memory.present[id.0 as usize] = false;
@@ -235,7 +204,7 @@ impl GradientMemory {
     /// Allocates memory for a plan. `runs` are the ranges that may be in push buffers.
     pub(crate) fn new(plan: &ShardingPlan, runs: Arc<[BufferRun]>) -> GradientMemory {
         let present = vec![false; plan.catalogue().variables().len()];
-        let buffer = Arc::new(GradientBuffer::new(plan, runs));
+        let buffer = Arc::new(GradientBuffer::new(plan.bytes(), runs));
         GradientMemory { buffer, present, staged: Arc::default() }
     }
 
@@ -266,26 +235,6 @@ impl GradientMemory {
         let present = self.present.iter().enumerate().filter(|(_, present)| **present);
         present.map(|(index, _)| VariableId(index as u32))
     }
-}
-
-pub(crate) fn find(plan: &ShardingPlan, name: &str) -> Result<VariableId, ViewError> {
-    plan.catalogue().find(name).ok_or_else(|| ViewError::Unknown { name: name.to_owned() })
-}
-
-/// Returns a dense variable's id and its range of a buffer, if its elements are of this type.
-pub(crate) fn locate<T: Element>(
-    plan: &ShardingPlan,
-    name: &str,
-) -> Result<(VariableId, Range<usize>), ViewError> {
-    let id = find(plan, name)?;
-    let dtype = plan.catalogue().variable(id).dtype();
-    if dtype != T::DTYPE {
-        return Err(ViewError::Type { name: name.to_owned(), asked: T::DTYPE, dtype });
-    }
-    if plan.catalogue().variable(id).is_sparse() {
-        return Err(ViewError::Sparse { name: name.to_owned() });
-    }
-    Ok((id, plan.range(id)))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use pushpull_common::protocol::limits::SELECTION_MAX;
 use pushpull_common::protocol::message::Selection;
 use pushpull_common::protocol::wire::List;
 
-use crate::sharding_plan::ShardingPlan;
+use super::sharding_plan::ShardingPlan;
 
 /// Partitions of one variable on one shard, in one request.
 #[derive(Clone, Debug)]

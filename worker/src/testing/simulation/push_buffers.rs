@@ -10,11 +10,12 @@ use std::sync::Arc;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::message::SharedPushBuffer;
 
-use crate::params::GradientMemory;
-use crate::parts::ScatteredGradients;
-use crate::push_buffers::{BufferRun, PushBufferId};
+use crate::gradients::gradient_buffer::{BufferRun, PushBufferId};
+use crate::gradients::params::GradientMemory;
+use crate::gradients::scatter::Scatter;
+use crate::gradients::scatter::ScatteredGradients;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::runtime::{PushBuffers, map_push_buffer};
-use crate::sharding_plan::ShardingPlan;
 
 /// The content of slots that are not being pushed: no gradient of any test.
 const JUNK: u8 = 0x6d;
@@ -87,7 +88,7 @@ impl SimulatedPushBuffers {
             let range = self.plan.range(id);
             buffer.slice_mut(range.clone()).copy_from_slice(&bytes[range]);
         }
-        let scatter = Arc::new(self.plan.scatter(variables.iter().copied()));
+        let scatter = Arc::new(Scatter::new(&self.plan, variables.iter().copied()));
         let factors = BTreeMap::new();
         let buffer = memory.buffer.clone();
         self.pool.push(memory);

@@ -14,11 +14,11 @@ use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::SharedValues;
 use pushpull_common::shared_values::{PinError, Reader, ValueCounts};
 
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::mapped_values::{CopyPlan, MappedShard, PullConsistency, PullVerdict};
-use crate::params::AlignedBuffer;
 use crate::runtime::{MappedFile, map};
 use crate::session::{OpId, ReadPoint};
-use crate::sharding_plan::ShardingPlan;
 
 /// How often a pull tries again while a commit is in progress.
 const TRIES: usize = 4;
@@ -118,7 +118,7 @@ impl MappedPull {
             token,
             deadline,
             consistency: PullConsistency::new(token),
-            buffer: AlignedBuffer::new(plan),
+            buffer: AlignedBuffer::of_bytes(plan.bytes()),
             read: ReadPoint::default(),
             next: 0,
             tries: 0,

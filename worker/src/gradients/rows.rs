@@ -2,66 +2,17 @@
 //! that are sent.
 
 use std::borrow::Cow;
-use std::ops::{AddAssign, Range};
+use std::ops::Range;
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::VariableId;
-use pushpull_common::table;
-use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
+use pushpull_common::tensor::{Element, elements_of};
 
+use super::part_buffer::PartBuffer;
+use super::row_ids::{number_of, part_of};
+use super::row_sums::RowSums;
+use super::sharding_plan::ShardingPlan;
 use crate::error::{Error, ViewError};
-use crate::params::find;
-use crate::sharding_plan::ShardingPlan;
-use crate::staging::PartBuffer;
-
-/// Checks that a variable has these rows, and that they have this many elements of a type.
-pub(crate) fn check<T: Element>(
-    plan: &ShardingPlan,
-    name: &str,
-    ids: &[u64],
-    elements: usize,
-) -> Result<VariableId, ViewError> {
-    let id = find(plan, name)?;
-    let name = || name.to_owned();
-    let variable = plan.catalogue().variable(id);
-    let (dtype, asked) = (variable.dtype(), T::DTYPE);
-    if dtype != asked {
-        return Err(ViewError::Type { name: name(), asked, dtype });
-    }
-    if !variable.is_sparse() {
-        return Err(ViewError::Dense { name: name() });
-    }
-    let width = variable.shape().row_elements();
-    if ids.len() as u64 * width != elements as u64 {
-        return Err(ViewError::Width { name: name(), rows: ids.len(), elements, width });
-    }
-    if variable.as_table().is_some() {
-        return Ok(id);
-    }
-    let rows = variable.shape().rows();
-    match ids.iter().position(|&id| id >= rows) {
-        Some(place) => Err(ViewError::Row { name: name(), row: ids[place], place, rows }),
-        None => Ok(id),
-    }
-}
-
-/// Returns the lowest repeated id, if there is one, and the index of its second occurrence.
-pub(crate) fn first_duplicate(ids: &[u64]) -> Option<(u64, usize)> {
-    let mut sorted: Vec<(u64, usize)> = ids.iter().copied().zip(0..).collect();
-    sorted.sort_unstable();
-    sorted.windows(2).find(|pair| pair[0].0 == pair[1].0).map(|pair| pair[1])
-}
-
-/// Returns the index of the partition that holds a row of a variable.
-pub(crate) fn part_of(partitions: &[Partition], id: u64) -> usize {
-    let row = if partitions[0].is_table() { table::bucket(id) } else { id };
-    partitions.partition_point(|partition| partition.rows.end <= row)
-}
-
-/// Returns the number of a row in a partition: its index there, or its id in a table.
-pub(crate) fn number_of(partition: &Partition, id: u64) -> u64 {
-    if partition.is_table() { id } else { id - partition.rows.start }
-}
 
 /// The rows of sparse variables in one push, in reusable memory.
 ///
@@ -76,10 +27,9 @@ pub(crate) struct RowGradients {
     pub(crate) buffer: PartBuffer,
     /// The rows of each partition of the variable that was cut last.
     by_partition: Vec<PartitionRows>,
-    /// Row ids or partition indices, each with the index of its row.
-    order: Vec<(u64, u32)>,
-    /// Memory for the sum of the rows of one id.
-    sums: Vec<u64>,
+    sums: RowSums,
+    /// Partition indices, each with the index of a row.
+    order: Vec<(u32, u32)>,
     counts: Vec<usize>,
 }
 
@@ -156,7 +106,7 @@ impl RowGradients {
         values: &[T],
     ) -> Result<(), ViewError> {
         let (first_id, first_byte) = (self.ids.len(), self.buffer.bytes.len());
-        self.add_up(ids, values);
+        self.sums.add_up(ids, values, &mut self.ids, &mut self.buffer.bytes);
         if let Err(error) = self.check_count(plan, variable, first_id) {
             self.ids.truncate(first_id);
             self.buffer.bytes.truncate(first_byte);
@@ -171,32 +121,6 @@ impl RowGradients {
         let place = self.sets.partition_point(|set| set.variable < variable);
         self.sets.insert(place, set);
         Ok(())
-    }
-
-    /// Appends rows with unique ascending ids: sorts them, and sums those of one id.
-    fn add_up<T: Element>(&mut self, ids: &[u64], values: &[T]) {
-        if ids.is_sorted_by(|a, b| a < b) {
-            self.ids.extend_from_slice(ids);
-            self.buffer.bytes.extend_from_slice(bytemuck::cast_slice(values));
-            return;
-        }
-        // Sorted by id, then by index.
-        self.order.clear();
-        let keys = ids.iter().enumerate().map(|(place, &id)| (id, place as u32));
-        self.order.extend(keys);
-        self.order.sort_unstable();
-        self.ids.extend(self.order.chunk_by(|a, b| a.0 == b.0).map(|of| of[0].0));
-        let width = values.len().checked_div(ids.len()).unwrap_or(0);
-        let (order, sums, out) = (&self.order[..], &mut self.sums, &mut self.buffer.bytes);
-        match T::DTYPE {
-            DType::F32 => sum::<f32, f32>(order, width, values, sums, out, |v| v, |v| v),
-            DType::F64 => sum::<f64, f64>(order, width, values, sums, out, |v| v, |v| v),
-            DType::I64 => sum::<i64, i64>(order, width, values, sums, out, |v| v, |v| v),
-            DType::F16 => sum(order, width, values, sums, out, f16::to_f32, f16::from_f32),
-            DType::Bf16 => sum(order, width, values, sums, out, bf16::to_f32, bf16::from_f32),
-            _ => unreachable!("an element is of a known type"),
-        }
-        self.sums.clear();
     }
 
     /// Checks that the ids from `first` on are no more than the table accepts in one push, if the
@@ -362,13 +286,13 @@ impl RowGradients {
     ) {
         self.order.clear();
         let places = self.ids[ids.clone()].iter().enumerate();
-        let parts = places.map(|(place, &id)| (part_of(partitions, id) as u64, place as u32));
+        let parts = places.map(|(place, &id)| (part_of(partitions, id) as u32, place as u32));
         self.order.extend(parts);
         self.order.sort_unstable();
         let mut next = 0;
         for (index, partition) in partitions.iter().enumerate() {
             let (first_id, first_byte) = (self.ids.len(), self.buffer.bytes.len());
-            while let Some(&(_, place)) = self.order.get(next).filter(|of| of.0 == index as u64) {
+            while let Some(&(_, place)) = self.order.get(next).filter(|of| of.0 == index as u32) {
                 let id = self.ids[ids.start + place as usize];
                 self.ids.push(id);
                 let start = values.start + place as usize * row_bytes;
@@ -394,68 +318,37 @@ impl RowSet {
     }
 }
 
-/// Appends the rows in this order of ids and indices, and sums rows of one id in type `S`. `sums`
-/// is memory for one row.
-fn sum<T: Element, S: Element + AddAssign>(
-    order: &[(u64, u32)],
-    width: usize,
-    values: &[impl Element],
-    sums: &mut Vec<u64>,
-    out: &mut Vec<u8>,
-    widen: impl Fn(T) -> S,
-    narrow: impl Fn(S) -> T,
-) {
-    let values: &[T] = bytemuck::cast_slice(values);
-    let row = |place: u32| &values[place as usize * width..(place as usize + 1) * width];
-    for of in order.chunk_by(|a, b| a.0 == b.0) {
-        if let [(_, place)] = of {
-            out.extend_from_slice(bytemuck::cast_slice(row(*place)));
-            continue;
-        }
-        sums.resize((width * size_of::<S>()).div_ceil(8), 0);
-        let sums: &mut [S] = &mut bytemuck::cast_slice_mut(sums)[..width];
-        for (nth, (_, place)) in of.iter().enumerate() {
-            for (sum, &value) in sums.iter_mut().zip(row(*place)) {
-                // Adding the first row to zeros would lose a negative zero.
-                if nth == 0 {
-                    *sum = widen(value);
-                } else {
-                    *sum += widen(value);
-                }
-            }
-        }
-        let rounded = sums.iter().map(|&sum| narrow(sum));
-        rounded.for_each(|value| out.extend_from_slice(bytemuck::bytes_of(&value)));
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use proptest::prelude::*;
     use pushpull_common::catalogue::Catalogue;
     use pushpull_common::partition::Partitioner;
     use pushpull_common::placement::{Placement, PlacementStrategy as Placing, ShardMap};
-    use pushpull_common::rows;
-    use pushpull_common::table::TableSpec;
+    use pushpull_common::table::{self, TableSpec};
+    use pushpull_common::tensor::DType;
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::staging::StagedParts;
+    use crate::gradients::row_ids::check;
 
     /// The rows of one variable.
-    fn rows_of(plan: &ShardingPlan, variable: u32, ids: &[u64], values: &[f32]) -> RowGradients {
+    pub(in super::super) fn rows_of(
+        plan: &ShardingPlan,
+        variable: u32,
+        ids: &[u64],
+        values: &[f32],
+    ) -> RowGradients {
         let mut rows = RowGradients::default();
         rows.set(plan, VariableId(variable), ids, values).unwrap();
         rows
     }
 
-    const ALL: RowPartOptions =
+    pub(in super::super) const ALL: RowPartOptions =
         RowPartOptions { include_empty: true, include_values: true, factor: 1.0 };
 
-    fn plan(rows: u64, width: u64, parts: u32) -> ShardingPlan {
+    pub(in super::super) fn plan(rows: u64, width: u64, parts: u32) -> ShardingPlan {
         let cut = Partitioner::Fixed { shards: parts };
         let variables = vec![
             VariableSpec::f32("dense", [3]).unwrap(),
@@ -464,21 +357,6 @@ mod tests {
         let map = ShardMap::new([0, 1], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
         ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
-    }
-
-    #[test]
-    fn invalid_rows_are_reported_with_their_index() {
-        let (plan, name) = (plan(5, 2, 2), || "rows".to_owned());
-        let check = |name: &str, ids: &[u64], elements| check::<f32>(&plan, name, ids, elements);
-        assert_eq!(check("rows", &[4, 0, 4], 6), Ok(VariableId(1)));
-        let row = ViewError::Row { name: name(), row: 5, place: 1, rows: 5 };
-        assert_eq!(check("rows", &[0, 5], 4), Err(row));
-        let width = ViewError::Width { name: name(), rows: 2, elements: 5, width: 2 };
-        assert_eq!(check("rows", &[0, 1], 5), Err(width));
-        assert_eq!(check("dense", &[0], 1), Err(ViewError::Dense { name: "dense".to_owned() }));
-        let asked = super::check::<f64>(&plan, "rows", &[0], 2);
-        let (asked, dtype) = (asked.unwrap_err(), DType::F32);
-        assert_eq!(asked, ViewError::Type { name: name(), asked: DType::F64, dtype });
     }
 
     #[test]
@@ -530,52 +408,6 @@ mod tests {
             other => panic!("{other}"),
         };
         assert_eq!((of(1), of(2)), (3, 6));
-        assert_eq!((first_duplicate(&[3, 1, 3]), first_duplicate(&[3, 1])), (Some((3, 2)), None));
-    }
-
-    proptest! {
-        /// Every partition receives its own rows, each once.
-        #[test]
-        fn partitions_receive_their_rows(
-            ids in prop::collection::vec(0u64..12, 0..30),
-            parts in 1u32..5,
-            width in 1u64..4,
-        ) {
-            let plan = plan(12, width, parts);
-            let values: Vec<f32> = (0..ids.len() * width as usize).map(|i| i as f32).collect();
-            let mut set = rows_of(&plan, 1, &ids, &values);
-            let mut received = std::collections::BTreeMap::new();
-            set.cut(&plan, VariableId(1), ALL);
-            let set = Arc::new(StagedParts { rows: set, ..StagedParts::default() });
-            for partition in plan.catalogue().partitions_of(VariableId(1)) {
-                let bytes = |start: u64, end: u64| -> Vec<u8> {
-                    let parts = set.parts().filter(|(shard, part)| {
-                        *shard == partition.shard && (start..end).contains(&part.offset)
-                    });
-                    parts.flat_map(|(_, part)| part.body.concat()).collect()
-                };
-                let index = partition.index.unwrap();
-                let all = rows::index_bytes(partition, partition.row_count());
-                let index = bytes(index, index + all);
-                let count = rows::count(&index, partition).unwrap();
-                prop_assert_eq!(index.len() as u64, rows::index_bytes(partition, count));
-                let numbers = rows::numbers(&index, partition, count);
-                prop_assert_eq!(rows::check(numbers.clone(), partition), Ok(()));
-                let values = bytes(partition.offset, partition.end());
-                prop_assert_eq!(values.len() as u64, rows::values_bytes(partition, count));
-                let values = values.chunks(4).map(|v| f32::from_le_bytes(v.try_into().unwrap()));
-                let values: Vec<f32> = values.collect();
-                for (number, row) in numbers.zip(values.chunks(width as usize)) {
-                    received.insert(partition.rows.start + number, row.to_vec());
-                }
-            }
-            let mut sums = std::collections::BTreeMap::new();
-            for (id, row) in ids.iter().zip(values.chunks(width as usize)) {
-                let sum = sums.entry(*id).or_insert_with(|| vec![0.0; width as usize]);
-                sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-            }
-            prop_assert_eq!(received, sums);
-        }
     }
 
     /// Several variables share the memory; each can be replaced and removed.

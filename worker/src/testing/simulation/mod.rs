@@ -4,6 +4,7 @@
 //! a clock: the caller passes it bytes, frames and the time. Its operations are those that a
 //! training loop is made of.
 
+mod operations;
 mod push_buffers;
 mod stepwise_reader;
 
@@ -18,132 +19,24 @@ use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{
-    GlobalStep, Incarnation, RestoreEpoch, Sequence, ShardId, TaskId, VariableId,
-};
+use pushpull_common::ids::{Incarnation, RestoreEpoch, Sequence, ShardId, TaskId, VariableId};
 use pushpull_common::protocol::message::{self, Declared, Operation, Role};
-use pushpull_common::protocol::{
-    BodyPoll, BodyStamp, FrameReader, Grant, Message, Outcome, Poll, encode,
-};
+use pushpull_common::protocol::{BodyPoll, BodyStamp, FrameReader, Grant, Message, Poll, encode};
 
 use crate::client::is_outdated;
 use crate::config::Checksums;
 use crate::error::Error;
-use crate::params::AlignedBuffer;
+use crate::gradients::gradient_buffer::AlignedBuffer;
+use crate::gradients::scatter::Scatter;
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{
     GradientCounts, OpId, PushOrder, ReadPoint, Reply, Session, SessionCommand, SessionConfig,
     SessionInput, SessionOutput,
 };
-use crate::sharding_plan::ShardingPlan;
 use crate::start::{self, DeclaredShard, StartDecision};
+pub use operations::{EndpointEvent, WorkerAnswer, WorkerOperation};
 use push_buffers::SimulatedPushBuffers;
 use stepwise_reader::{MappedPull, ReadProgress, StepwiseReaders};
-
-/// An operation of a training loop.
-#[derive(Clone, Debug)]
-pub enum WorkerOperation {
-    /// Connect to every shard with variables, and to the step owner's.
-    Open,
-    /// Declare the variables on a shard, as the chief.
-    Declare(ShardId),
-    /// Initialize the variables of a shard in this restore epoch.
-    Initialize(ShardId, RestoreEpoch),
-    /// Wait until a shard's variables have values.
-    AwaitReady(ShardId),
-    /// Join the variables.
-    Join,
-    /// Take a token.
-    Token,
-    /// Pull all values: for the step of a token, or without one of any step.
-    Pull(Option<GlobalStep>),
-    /// Pull the values of one variable: for the step of a token, or without one of any step.
-    PullVariable(VariableId, Option<GlobalStep>),
-    /// Push, spending a token.
-    Push {
-        /// The token.
-        grant: Grant,
-        /// The step at which the values were read.
-        read: GlobalStep,
-        /// The variables that have a gradient.
-        variables: Vec<VariableId>,
-        /// The gradients, as long as all variables.
-        bytes: Vec<u8>,
-    },
-    /// Begin a push whose gradients come one by one, spending a token.
-    Begin {
-        /// The token.
-        grant: Grant,
-        /// The step at which the values were read.
-        read: GlobalStep,
-    },
-    /// Add gradients to a push.
-    AddGradients {
-        /// The push.
-        sequence: Sequence,
-        /// The variables that these gradients are for.
-        variables: Vec<VariableId>,
-        /// The gradients, as long as all variables.
-        bytes: Vec<u8>,
-    },
-    /// Complete a push, and wait for its outcome.
-    End(Sequence),
-    /// Continue to wait for the push that ended with this timeout.
-    Resume(Error),
-    /// Tell a shard that this worker leaves.
-    Leave(ShardId),
-}
-
-/// The result of an operation.
-#[derive(Clone, Debug)]
-pub enum WorkerAnswer {
-    /// The operation is done.
-    Done,
-    /// The state in which the chief has found a shard.
-    Found(Declared),
-    /// A token; `None` if there are no more.
-    Token(Option<Grant>),
-    /// All values, or those of one variable and their padding, and their step.
-    Pulled(Vec<u8>, GlobalStep),
-    /// The step of the token has passed.
-    Stale,
-    /// A push is begun.
-    Begun(Sequence),
-    /// A push was settled.
-    Pushed(Outcome),
-}
-
-/// An action that the session requests.
-#[derive(Debug)]
-pub enum EndpointEvent {
-    /// Connect a link.
-    Connect {
-        /// The link.
-        link: usize,
-        /// The shard to connect to.
-        shard: ShardId,
-    },
-    /// Close a link and drop its unsent frames.
-    Disconnect {
-        /// The link.
-        link: usize,
-    },
-    /// Send a frame.
-    Send {
-        /// The link.
-        link: usize,
-        /// The bytes of the frame.
-        frame: Vec<u8>,
-    },
-    /// Call [`SessionEndpoint::continue_read`] after a while: a pull reads shared memory in steps.
-    ContinueRead,
-    /// Answer an operation.
-    Reply {
-        /// The number of the operation.
-        op: u64,
-        /// The result.
-        reply: Result<WorkerAnswer, Error>,
-    },
-}
 
 /// A worker's session and the links it uses.
 #[derive(Debug)]
@@ -298,7 +191,7 @@ impl SessionEndpoint {
                 return op.0;
             }
             WorkerOperation::Pull(token) => {
-                let buffer = AlignedBuffer::new(&plan);
+                let buffer = AlignedBuffer::of_bytes(plan.bytes());
                 SessionCommand::Pull { plan, buffer, token }
             }
             WorkerOperation::PullVariable(variable, token) => {
@@ -312,7 +205,9 @@ impl SessionEndpoint {
                 let bytes = Bytes::from(bytes);
                 let parts = match scattered {
                     Some(_) => Vec::new(),
-                    None => plan.parts(variables.into_iter(), |range| bytes.slice(range)),
+                    None => {
+                        Scatter::new(&plan, variables.into_iter()).parts(|range| bytes.slice(range))
+                    }
                 };
                 let order = PushOrder::of_parts(operation, grant, read, parts);
                 SessionCommand::Push { order: PushOrder { scattered, ..order } }
@@ -326,7 +221,8 @@ impl SessionEndpoint {
             }
             WorkerOperation::AddGradients { sequence, variables, bytes } => {
                 let bytes = Bytes::from(bytes);
-                let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
+                let parts =
+                    Scatter::new(&plan, variables.into_iter()).parts(|range| bytes.slice(range));
                 SessionCommand::AddParts { sequence, staged: None, parts }
             }
             WorkerOperation::End(sequence) => SessionCommand::End { sequence },
@@ -384,7 +280,7 @@ impl SessionEndpoint {
                 return self.events.push_back(EndpointEvent::ContinueRead);
             }
             ReadProgress::SendRequests => {
-                let buffer = AlignedBuffer::new(&self.plan);
+                let buffer = AlignedBuffer::of_bytes(self.plan.bytes());
                 let command = SessionCommand::Pull { plan: self.plan.clone(), buffer, token };
                 return self.handle(now, SessionInput::Command { op, command, deadline });
             }

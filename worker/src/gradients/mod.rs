@@ -1,0 +1,16 @@
+//! Which bytes go to which shard, and how: params and gradients, from memory to the parts of a push.
+//!
+//! Each module uses only lower ones; `tests/layers.rs` lists their order.
+
+pub(crate) mod gradient_buffer;
+pub(crate) mod params;
+pub(crate) mod part_buffer;
+pub(crate) mod parts;
+pub(crate) mod row_ids;
+pub(crate) mod row_requests;
+pub(crate) mod row_sums;
+pub(crate) mod rows;
+pub(crate) mod scatter;
+pub(crate) mod selection;
+pub(crate) mod sharding_plan;
+pub(crate) mod staged_parts;

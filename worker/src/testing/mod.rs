@@ -1,0 +1,3 @@
+//! Code for tests only.
+
+pub mod simulation;
