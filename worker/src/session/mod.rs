@@ -1,174 +1,130 @@
 //! The worker's side of the protocol with all shards, as a pure state machine.
 //!
-//! Inputs are events, outputs are actions. The session has no socket, thread or clock.
-//!
 //! A session turns operations (a pull, a push, a token) into requests to shards. It keeps each
 //! unanswered request and sends it again after a reconnect. A push keeps its sequence number, and a
 //! shard gets again only what it has not acknowledged, so every push counts once.
+//!
+//! [`Session`] is made of owners of state, one in each module. An owner takes inputs, borrows the
+//! other owners it needs, adds outputs to the queue, and returns what has changed. The dispatch in
+//! this file decides what follows from that.
 
-mod encoded_values;
-mod epochs;
-mod handshake;
 mod io;
-mod link;
+mod links;
+mod membership;
+mod operations;
 mod progress;
 mod pulls;
-mod push_answers;
-mod push_parts;
 mod pushes;
-mod receiving;
 mod requests;
-mod settled;
-mod shared_values;
-mod synchronous;
+mod sharing;
 mod tokens;
+mod work;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{ClientEpoch, GlobalStep, Sequence};
-use pushpull_common::protocol::{Outcome, Refusal};
+use pushpull_common::ids::{RequestId, Sequence};
+use pushpull_common::protocol::{Header, Message, Refusal};
 
-use crate::error::Error;
-use crate::gradients::gradient_buffer::GradientBuffer;
-use crate::gradients::selection::PartitionSelection;
-use crate::gradients::sharding_plan::ShardingPlan;
+use crate::error::{Error, UnresponsiveShard};
 pub(crate) use io::{
     GradientCounts, OpId, PushOrder, ReadPoint, Reply, ServerSettings, SessionCommand,
     SessionConfig, SessionInput, SessionOutput,
 };
-use link::{LinkStatus, ShardLink};
-use pulls::{PullRequest, PullScope};
-use pushes::PendingPush;
-use tokens::Tokens;
+use links::{BodyTarget, LinkFault, LinkStatus, OutgoingFrame, PendingRequest, ShardLinks};
+use membership::Membership;
+use progress::ProgressReports;
+use pulls::{PullEvent, has_more_parts};
+use pushes::PushEvent;
+use sharing::MemorySharing;
+use tokens::TokenAnswer;
 pub(crate) use tokens::UnclaimedTokens;
-
-/// An unanswered operation.
-#[derive(Debug)]
-struct Op {
-    kind: OpKind,
-    doing: &'static str,
-    since: Instant,
-    deadline: Instant,
-}
-
-#[derive(Debug)]
-enum OpKind {
-    Open {
-        shards: Vec<usize>,
-    },
-    /// Waits until all shards of a plan are in one restore epoch.
-    Join {
-        plan: Arc<ShardingPlan>,
-        links: Vec<usize>,
-    },
-    Request(requests::ShardRequest),
-    Token,
-    Pull(pulls::PendingPull),
-    /// Waits for a push. If `owns`, cancelling the wait cancels the push.
-    Push {
-        sequence: Sequence,
-        owns: bool,
-    },
-}
+use work::SessionWork;
 
 /// A worker's session with all shards of a cluster.
 ///
-/// [`Session::handle`] takes an event. [`Session::poll_output`] returns the next action; call it
-/// until it returns `None`, after every event and at [`Session::wake_at`] at the latest.
-/// [`Session::with_targets`] gives out the memory to receive a body into.
+/// **What goes in.** [`Session::handle`] takes every event: a command of a caller, the end of a
+/// caller's interest, a change of a transport, a message, a received body, the passage of time. A
+/// message with a body is followed by its body and by no other message of the same link; the body
+/// is received into the memory that [`Session::with_targets`] gives out. Links have indices, which
+/// the session chooses in [`SessionOutput::Connect`] and never changes.
 ///
-/// Invariants:
+/// **What comes out.** [`Session::poll_output`] returns the actions in the order in which they must
+/// be carried out. Call it until it returns `None` after every event. The frames of a link are sent
+/// in this order, and dropped when the link is closed. Every command gets one reply.
 ///
-/// - An operation is answered exactly once, by its deadline.
-/// - A pending push keeps its number and its bytes until it is settled: by every shard it touches,
-///   or in synchronous mode by the step owner.
-/// - At most one token request is unanswered.
-/// - A request is pending on at most one link.
-/// - Once a member has joined, all shards it uses are in one restore epoch, or the session has
-///   failed.
+/// **What time does.** The session has no clock: each event comes with the time, which never falls.
+/// A [`SessionInput::Tick`] is due at [`Session::wake_at`] at the latest. It fails operations at
+/// their deadlines, connects and keeps links alive, returns tokens that nobody takes, and reports
+/// progress. A late tick delays these, and breaks nothing.
+///
+/// **What may never happen.** No message of a server makes the session panic; one that breaks the
+/// protocol resets its link. No operation is answered twice, or after its cancellation. No request
+/// is pending on two links. No push counts twice: it keeps its number and its bytes until every
+/// shard, or in synchronous mode the step owner, has settled it. No two token requests are under
+/// way. No values of two restore epochs are mixed. After a failure of the session nothing is sent.
+/// Each owner's type states its own invariants.
 #[derive(Debug)]
 pub(crate) struct Session {
-    config: SessionConfig,
-    epoch: ClientEpoch,
-    links: Vec<ShardLink>,
-    ops: BTreeMap<OpId, Op>,
-    pushes: BTreeMap<Sequence, PendingPush>,
-    /// The outcomes of the last pushes, oldest first.
-    settled: VecDeque<(Sequence, Result<Outcome, Error>)>,
-    next_sequence: u64,
-    tokens: Tokens,
-    plan: Option<Arc<ShardingPlan>>,
-    server_settings: Option<ServerSettings>,
-    step: GlobalStep,
-    /// Whether the step owner's last welcome announced synchronous steps.
-    synchronous: bool,
-    /// Whether the step owner may reject gradients as stale, from the same welcome. Asynchronous
-    /// mode only.
-    owner_first: bool,
-    /// How many push buffers shards have shared, over all connections.
-    push_buffers: u64,
-    /// Gradients in push slots that shards may still read: pushes accepted for these steps.
-    applying: Vec<(GlobalStep, Arc<GradientBuffer>)>,
+    membership: Membership,
+    links: ShardLinks,
+    work: SessionWork,
+    sharing: MemorySharing,
+    reports: ProgressReports,
     failed: Option<Error>,
-    last_report: Option<Instant>,
-    /// State of the generator for reconnect jitter, seeded with the incarnation: workers differ,
-    /// runs do not.
-    random: u64,
     outputs: VecDeque<SessionOutput>,
 }
 
 impl Session {
     pub(crate) fn new(config: SessionConfig) -> Session {
         Session {
-            epoch: ClientEpoch(0),
-            links: Vec::new(),
-            ops: BTreeMap::new(),
-            pushes: BTreeMap::new(),
-            settled: VecDeque::new(),
-            next_sequence: 1,
-            tokens: Tokens::default(),
-            plan: None,
-            server_settings: None,
-            step: GlobalStep(0),
-            synchronous: false,
-            owner_first: false,
-            push_buffers: 0,
-            applying: Vec::new(),
+            links: ShardLinks::new(config.owner, config.incarnation.0 | 1),
+            work: SessionWork::new(),
+            sharing: MemorySharing::new(config.shared_memory, config.values.is_none()),
+            reports: ProgressReports::new(config.progress_interval, config.addresses.clone()),
+            membership: Membership::new(config),
             failed: None,
-            last_report: None,
-            random: config.incarnation.0 | 1,
-            config,
             outputs: VecDeque::new(),
         }
     }
 
     /// The received tokens that no caller has taken. Callers take one without asking the session.
     pub(crate) fn unclaimed(&self) -> &Arc<UnclaimedTokens> {
-        self.tokens.unclaimed()
+        self.work.tokens.unclaimed()
     }
 
     /// Processes one event.
     pub(crate) fn handle(&mut self, now: Instant, input: SessionInput) {
+        let Session { links, work, outputs, .. } = self;
         match input {
             SessionInput::Command { op, command, deadline } => {
                 self.command(now, op, command, deadline)
             }
-            SessionInput::Cancelled { op } => self.cancelled(now, op),
-            SessionInput::Abandoned { sequence } => self.withdraw(now, sequence),
-            SessionInput::TokenDropped { grant } => self.return_token(now, grant),
+            SessionInput::Cancelled { op } => work.cancel(now, op, links, outputs),
+            SessionInput::Abandoned { sequence } => work.withdraw(now, sequence, links, outputs),
+            SessionInput::TokenDropped { grant } => {
+                if self.failed.is_none() {
+                    work.return_token(now, grant, links, outputs);
+                }
+            }
             SessionInput::Connected { link, same_host } => self.connected(now, link, same_host),
             SessionInput::Disconnected { link, error } => self.disconnected(now, link, error),
             // Either event proves that the peer is alive. During a large push the peer has nothing
             // to send, and a heartbeat queues behind the parts.
             SessionInput::BytesReceived { link } | SessionInput::BytesSent { link } => {
-                self.links[link].last_received = now;
+                links[link].last_received = now;
             }
             SessionInput::Message { link, header, message } => {
-                self.message(now, link, header, message)
+                if let Err(fault) = self.message(now, link, &header, message) {
+                    self.link_failed(now, link, fault);
+                }
             }
-            SessionInput::Body { link } => self.body(now, link),
+            SessionInput::Body { link } => {
+                if let Err(fault) = self.body(now, link) {
+                    self.link_failed(now, link, fault);
+                }
+            }
             SessionInput::Tick => self.tick(now),
         }
     }
@@ -180,96 +136,48 @@ impl Session {
 
     /// Returns when the next [`SessionInput::Tick`] is due at the latest.
     pub(crate) fn wake_at(&self, now: Instant) -> Instant {
-        let reports = self.config.progress_interval.filter(|_| !self.ops.is_empty());
-        let report =
-            reports.and_then(|interval| self.last_report.unwrap_or(now).checked_add(interval));
-        let links = self.links.iter().filter_map(ShardLink::wake_at);
-        let deadlines = self.ops.values().map(|op| op.deadline);
-        let tokens = self.tokens.wake_at().filter(|_| self.owner_is_up());
-        let wakes = links.chain(deadlines).chain(report).chain(tokens);
-        wakes.min().unwrap_or(now + Duration::from_secs(3600))
+        let is_waiting = !self.work.operations.is_empty();
+        let report = is_waiting.then(|| self.reports.wake_at(now)).flatten();
+        let tokens = self.work.tokens.wake_at().filter(|_| self.links.connected_owner().is_some());
+        let wakes = [self.links.wake_at(), self.work.operations.wake_at(), report, tokens];
+        wakes.into_iter().flatten().min().unwrap_or(now + Duration::from_secs(3600))
     }
 
-    fn command(&mut self, now: Instant, op: OpId, command: SessionCommand, deadline: Instant) {
+    /// Calls `receive` with the memory for the body of the link's last message, in order, or with
+    /// `None` if the body is to be discarded.
+    pub(crate) fn with_targets<R>(
+        &mut self,
+        link: usize,
+        receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
+    ) -> R {
+        self.work.pulls.with_targets(link, &mut self.links, receive)
+    }
+
+    /// Treats every token as granted while all connections were up. Planted bug of the simulator.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn trust_connections(&mut self) {
+        self.links.trust_connections();
+    }
+
+    fn command(&mut self, now: Instant, id: OpId, command: SessionCommand, deadline: Instant) {
         if let Some(error) = self.failed.clone() {
-            return self.reply(op, Err(error));
+            return self.outputs.push_back(SessionOutput::Reply { op: id, reply: Err(error) });
         }
-        self.query_undecided();
-        let (doing, kind) = match command {
-            SessionCommand::Begin { order } => {
-                let begun = self.begin_push(now, order, false);
-                return self.reply(op, begun.map(|sequence| Reply::Begun { sequence }));
-            }
-            SessionCommand::AddParts { sequence, staged, parts } => {
-                self.more_parts(now, sequence, staged, parts);
-                return self.reply(op, Ok(Reply::Done));
-            }
-            SessionCommand::Outcome { sequence } => {
-                self.outcome(op, sequence);
-                return self.drive(now);
-            }
-            SessionCommand::Open { shards } => {
-                let shards = shards.into_iter().map(|shard| self.link_to(now, shard)).collect();
-                ("connect", OpKind::Open { shards })
-            }
-            SessionCommand::Join { plan } => {
-                // The owner counts the steps, even if it holds no variables.
-                let owner = [self.config.owner];
-                let shards = plan.shards().iter().chain(owner.iter()).copied();
-                let links = shards.map(|shard| self.link_to(now, shard)).collect();
-                ("join", OpKind::Join { plan, links })
-            }
-            SessionCommand::Request { shard, message, body } => {
-                let link = self.link_to(now, shard);
-                let request = requests::ShardRequest::new(link, message, body);
-                (request.doing(), OpKind::Request(request))
-            }
-            SessionCommand::Token => ("take a token", OpKind::Token),
-            SessionCommand::Pull { plan, buffer, token } => {
-                let mut requests = Vec::new();
-                let links = plan.shards().iter().map(|&shard| self.link_to(now, shard));
-                requests.extend(links.map(PullRequest::values));
-                (
-                    "pull",
-                    OpKind::Pull(pulls::PendingPull::new(plan, buffer, token, self.step, requests)),
-                )
-            }
-            SessionCommand::PullVariable { plan, variable, buffer, token } => {
-                let mut requests = Vec::new();
-                let selected = PartitionSelection::of(&plan, variable).into_iter();
-                let of = |one: PartitionSelection| {
-                    PullRequest::new(self.link_to(now, one.shard), PullScope::Selected(one))
-                };
-                requests.extend(selected.map(of));
-                let base = plan.range(variable).start;
-                let pull = pulls::PendingPull::new(plan, buffer, token, self.step, requests);
-                ("pull", OpKind::Pull(pulls::PendingPull { base, ..pull }))
-            }
-            SessionCommand::PullRows { plan, buffer, rows, token } => {
-                let mut requests = Vec::new();
-                for (index, request) in rows.requests().iter().enumerate() {
-                    let link = self.link_to(now, request.shard);
-                    requests.push(PullRequest::new(link, PullScope::Rows(rows.clone(), index)));
+        let was_idle = self.work.operations.is_empty();
+        // The question about an undecided push is sent now: no wait follows that would send it.
+        let asks = matches!(command, SessionCommand::Outcome { .. });
+        let command = (command, deadline);
+        let Session { work, membership, links, outputs, .. } = self;
+        match work.begin(now, id, command, membership, links, outputs) {
+            Some(reply) => {
+                outputs.push_back(SessionOutput::Reply { op: id, reply });
+                if !asks {
+                    return;
                 }
-                (
-                    "pull rows",
-                    OpKind::Pull(pulls::PendingPull::new(plan, buffer, token, self.step, requests)),
-                )
             }
-            SessionCommand::Push { order } => match self.begin_push(now, order, true) {
-                Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),
-                Err(error) => return self.reply(op, Err(error)),
-            },
-            SessionCommand::End { sequence } => {
-                self.end_push(sequence);
-                ("push", OpKind::Push { sequence, owns: true })
-            }
-            SessionCommand::Await { sequence } => ("push", OpKind::Push { sequence, owns: false }),
-        };
-        if self.ops.is_empty() {
-            self.last_report = Some(now);
+            None if was_idle => self.reports.restart(now),
+            None => {}
         }
-        self.ops.insert(op, Op { kind, doing, since: now, deadline });
         self.drive(now);
     }
 
@@ -278,120 +186,274 @@ impl Session {
         for index in 0..self.links.len() {
             self.connect_if_due(now, index);
         }
-        // Looked up by number each time: driving one push may end it and others.
-        let mut next = self.pushes.first_key_value().map(|(&sequence, _)| sequence);
-        while let Some(sequence) = next {
-            self.drive_push(now, sequence);
-            next = self.pushes.range(Sequence(sequence.0 + 1)..).next().map(|(&next, _)| next);
-        }
-        // After the pushes: a `Leave` request waits for them.
-        let mut next = self.ops.first_key_value().map(|(&id, _)| id);
-        while let Some(id) = next {
-            self.drive_op(now, id);
-            next = self.ops.range(OpId(id.0 + 1)..).next().map(|(&next, _)| next);
-        }
-        self.drive_returns(now);
-        self.drive_sharing(now);
+        let Session { work, membership, links, sharing, reports, outputs, .. } = self;
+        work.drive(now, membership, links, reports, outputs);
+        sharing.send(now, membership, links, outputs);
     }
 
-    fn drive_op(&mut self, now: Instant, id: OpId) {
-        let Some(op) = self.ops.get(&id) else { return };
-        match &op.kind {
-            OpKind::Open { shards } => {
-                let open = shards.iter().all(|&link| self.links[link].status == LinkStatus::Up);
-                if let Some(settings) = self.server_settings.clone().filter(|_| open) {
-                    self.finish(id, Ok(Reply::Opened(settings)));
+    fn connect_if_due(&mut self, now: Instant, index: usize) {
+        let has_epoch = self.membership.has_epoch();
+        self.links.connect_if_due(now, index, has_epoch, &mut self.outputs);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn check_invariants(&self) {
+        self.links.check_invariants();
+        self.work.check_invariants(&self.links);
+    }
+
+    /// Sends the hello once the transport is connected.
+    fn connected(&mut self, now: Instant, index: usize, same_host: bool) {
+        let link = &mut self.links[index];
+        if link.status != LinkStatus::Connecting {
+            return;
+        }
+        link.connected(same_host);
+        let hello = OutgoingFrame::of(self.membership.hello(link));
+        self.links.send(now, index, PendingRequest::Hello, hello, &mut self.outputs);
+    }
+
+    /// Handles a message: the answer to a pending request of its link.
+    fn message(
+        &mut self,
+        now: Instant,
+        index: usize,
+        header: &Header,
+        message: Message,
+    ) -> Result<(), LinkFault> {
+        let link = &mut self.links[index];
+        link.last_received = now;
+        let Some(pending) = link.pending.get(&header.request).copied() else {
+            return Err(LinkFault::Reset(format!("unexpected {}", message.name())));
+        };
+        if pending == PendingRequest::Hello {
+            link.pending.remove(&header.request);
+            return self.hello_answered(now, index, header, message);
+        }
+        self.membership.check_epoch(link, pending, header, &message, &self.work.requests)?;
+        link.answered(header.request, has_more_parts(&message));
+        if self.links.is_owner(index) {
+            self.membership.step = self.membership.step.max(header.step);
+        }
+        if let Message::Refused(refused) = &message
+            && matches!(refused.refusal, Refusal::Fenced { .. })
+        {
+            return Err(LinkFault::Session(Error::Fenced));
+        }
+        let Session { membership, links, work, sharing, outputs, .. } = self;
+        match pending {
+            PendingRequest::Hello => Err(LinkFault::unexpected(&message)),
+            PendingRequest::Heartbeat => links[index].heartbeat_answered(&message),
+            PendingRequest::Request(id) => {
+                let answer = work.requests.answered(id, &mut links[index], header, message)?;
+                if let Some(answer) = answer {
+                    self.request_answered(now, id, index, (answer, Vec::new()));
+                }
+                Ok(())
+            }
+            PendingRequest::ShareValues => {
+                sharing.values_answered(index, message, membership, links, outputs)?;
+                sharing.send(now, membership, links, outputs);
+                Ok(())
+            }
+            PendingRequest::SharePushBuffer => {
+                sharing.push_buffer_answered(index, message, links, outputs)
+            }
+            PendingRequest::Token => self.token_answered(now, index, header.request, message),
+            PendingRequest::Return(token) => work.tokens.return_answered(token, &message),
+            PendingRequest::Pull(id, request) => {
+                let (of, synchronous) = ((id, request), membership.synchronous);
+                let event = work.pulls.answered(of, index, header, message, synchronous, links)?;
+                self.pull_advanced(now, id, index, event);
+                Ok(())
+            }
+            PendingRequest::Reserve(sequence) | PendingRequest::Push(sequence) => {
+                self.push_answered(now, sequence, index, header.request, message)
+            }
+            PendingRequest::PushState(sequence) => {
+                let event = work.pushes.state_answered(sequence, index, message, links)?;
+                self.push_advanced(now, sequence, index, event);
+                Ok(())
+            }
+            PendingRequest::Withdraw(parts) => links[index].withdrawal_answered(parts, &message),
+        }
+    }
+
+    fn hello_answered(
+        &mut self,
+        now: Instant,
+        index: usize,
+        header: &Header,
+        message: Message,
+    ) -> Result<(), LinkFault> {
+        match message {
+            Message::Welcome(welcome) => {
+                self.membership.welcomed(index, header, &welcome, &mut self.links)?;
+                self.links.welcomed(index, self.work.tokens.was_ever_requested());
+                self.drive(now);
+                Ok(())
+            }
+            Message::Refused(refused) => {
+                Err(self.membership.hello_refused(&self.links[index], refused.refusal))
+            }
+            message => Err(LinkFault::unexpected(&message)),
+        }
+    }
+
+    fn request_answered(
+        &mut self,
+        now: Instant,
+        id: OpId,
+        index: usize,
+        answer: (Message, Vec<u8>),
+    ) {
+        self.work.request_answered(id, &self.links[index], answer, &mut self.outputs);
+        self.drive(now);
+    }
+
+    /// Handles the answer to a token request. A token of a synchronous step says that every shard
+    /// has applied the steps before.
+    fn token_answered(
+        &mut self,
+        now: Instant,
+        index: usize,
+        request: RequestId,
+        message: Message,
+    ) -> Result<(), LinkFault> {
+        let Session { links, work, reports, outputs, .. } = self;
+        match work.tokens.answered(now, index, request, message, links)? {
+            TokenAnswer::Granted { step } => work.pushes.step_begins(step),
+            TokenAnswer::Ended | TokenAnswer::Refused(None, _) => {}
+            TokenAnswer::Refused(Some(id), refusal) => {
+                match work.tokens.record_partial_wait(&refusal) {
+                    // The next drive asks again.
+                    Some(awaited) => {
+                        let silent = reports.report_wait(now, index, awaited, links);
+                        outputs.push_back(SessionOutput::Progress { silent });
+                    }
+                    None => work.token_refused(now, id, &links[index], refusal, outputs),
                 }
             }
-            OpKind::Join { .. } => self.drive_join(id),
-            OpKind::Request(_) => self.drive_request(now, id),
-            OpKind::Token => self.drive_token(now, id),
-            OpKind::Pull(_) => self.drive_pull(now, id),
-            OpKind::Push { sequence, .. } => {
-                let sequence = *sequence;
-                if let Some(result) = self.settled_result(sequence) {
-                    self.finish(id, result.map(|outcome| Reply::Pushed { outcome }));
+        }
+        self.drive(now);
+        Ok(())
+    }
+
+    /// Handles the answer to a reservation or to the parts of a push. With the outcome come the
+    /// next push slot of the shard and, from the step owner, the next token.
+    fn push_answered(
+        &mut self,
+        now: Instant,
+        sequence: Sequence,
+        index: usize,
+        request: RequestId,
+        message: Message,
+    ) -> Result<(), LinkFault> {
+        let Session { links, work, .. } = self;
+        if let Message::PushAnswer(answer) = &message {
+            if answer.push_slot != 0 {
+                links[index].push_slot = answer.push_slot;
+            }
+            work.tokens.push_answered(now, request, answer, links);
+        }
+        let event = work.pushes.answered(sequence, index, message, links)?;
+        self.push_advanced(now, sequence, index, event);
+        Ok(())
+    }
+
+    fn push_advanced(&mut self, now: Instant, sequence: Sequence, index: usize, event: PushEvent) {
+        match event {
+            PushEvent::Ignored => return,
+            PushEvent::Advanced => {}
+            PushEvent::Undecided { completed_at, awaited } => {
+                let owner = self.reports.describe(now, index, &self.links);
+                let stragglers = UnresponsiveShard { last: awaited.to_string(), ..owner };
+                let outputs = &mut self.outputs;
+                self.work.push_undecided(now, sequence, completed_at, &stragglers, outputs);
+            }
+        }
+        self.drive(now);
+    }
+
+    fn pull_advanced(&mut self, now: Instant, id: OpId, index: usize, event: PullEvent) {
+        let Session { links, work, reports, outputs, .. } = self;
+        match event {
+            PullEvent::Received => {}
+            PullEvent::Advanced => self.drive(now),
+            PullEvent::Stale => {
+                if let Some(pull) = work.pulls.remove(id) {
+                    work.finish(id, Ok(Reply::Stale { buffer: pull.buffer }), outputs);
                 }
+                self.drive(now);
+            }
+            PullEvent::Refused(refusal) => {
+                work.pull_refused(now, id, index, refusal, (links, reports), outputs);
             }
         }
     }
 
-    /// Answers an operation and removes it.
-    fn finish(&mut self, id: OpId, reply: Result<Reply, Error>) -> Option<Op> {
-        let op = self.ops.remove(&id)?;
-        self.reply(id, reply);
-        Some(op)
+    /// Handles a completely received body.
+    fn body(&mut self, now: Instant, index: usize) -> Result<(), LinkFault> {
+        let Session { links, work, membership, .. } = self;
+        links[index].last_received = now;
+        let synchronous = membership.synchronous;
+        let (id, event) = match links[index].receiving.take() {
+            None => return Ok(()),
+            Some(BodyTarget::Answer { op, message, body }) => {
+                self.request_answered(now, op, index, (message, body));
+                return Ok(());
+            }
+            Some(BodyTarget::Values { op, request, last }) => {
+                (op, work.pulls.received((op, request), index, last, synchronous, links))
+            }
+            Some(BodyTarget::EncodedValues { op, request, part, last }) => {
+                let (of, part) = ((op, request), (&part, last));
+                (op, work.pulls.received_encoded(of, index, part, synchronous, links)?)
+            }
+        };
+        self.pull_advanced(now, id, index, event);
+        Ok(())
     }
 
-    fn reply(&mut self, op: OpId, reply: Result<Reply, Error>) {
-        self.outputs.push_back(SessionOutput::Reply { op, reply });
+    /// Handles a link or a session that cannot continue. A link is closed and connected again.
+    fn link_failed(&mut self, now: Instant, index: usize, fault: LinkFault) {
+        match fault {
+            LinkFault::Reset(error) => {
+                self.outputs.push_back(SessionOutput::Disconnect { link: index });
+                self.disconnected(now, index, error);
+            }
+            LinkFault::Session(error) => self.fail(error),
+        }
+    }
+
+    /// Takes a link down, and marks as unsent what was unanswered.
+    fn disconnected(&mut self, now: Instant, index: usize, error: String) {
+        let Some(lost) = self.links.lose(now, index, error) else { return };
+        let grants_with_pushes = self.links.is_owner(index) && !self.membership.synchronous;
+        self.work.lost(index, lost, grants_with_pushes);
+    }
+
+    fn tick(&mut self, now: Instant) {
+        let Session { links, work, reports, outputs, .. } = self;
+        work.time_out(now, links, reports, outputs);
+        work.return_due_tokens(now, links, outputs);
+        for index in 0..self.links.len() {
+            if let Err(fault) = self.links.keep_alive(now, index, &mut self.outputs) {
+                self.link_failed(now, index, fault);
+            }
+            self.connect_if_due(now, index);
+        }
+        let is_waiting = !self.work.operations.is_empty();
+        if let Some(silent) = self.reports.take_due(now, is_waiting, &self.links) {
+            self.outputs.push_back(SessionOutput::Progress { silent });
+        }
     }
 
     /// Ends the session: every operation fails with this error, now and later.
     fn fail(&mut self, error: Error) {
-        while let Some((&id, _)) = self.ops.first_key_value() {
-            self.finish(id, Err(error.clone()));
-        }
-        // Never reuse the push slots of pending pushes: a shard may still read them, and callers
-        // may still hold the push buffers.
-        for push in std::mem::take(&mut self.pushes).into_values() {
-            let in_push_buffers = push.shares.into_iter().filter_map(|share| share.in_push_buffer);
-            self.applying
-                .extend(in_push_buffers.map(|in_buffer| (GlobalStep(u64::MAX), in_buffer.buffer)));
-        }
-        self.tokens.forget();
-        for (index, link) in self.links.iter_mut().enumerate() {
-            link.give_up(&error);
-            self.outputs.push_back(SessionOutput::Disconnect { link: index });
-        }
+        self.work.give_up(&error, &mut self.outputs);
+        self.links.give_up(&error, &mut self.outputs);
         self.failed = Some(error);
-    }
-
-    fn cancelled(&mut self, now: Instant, id: OpId) {
-        if let Some(OpKind::Push { sequence, owns: true }) = self.ops.remove(&id).map(|op| op.kind)
-        {
-            self.withdraw(now, sequence);
-        }
-    }
-
-    fn tick(&mut self, now: Instant) {
-        let due: Vec<OpId> =
-            self.ops.iter().filter(|(_, op)| op.deadline <= now).map(|(&id, _)| id).collect();
-        for id in due {
-            let Some(op) = self.ops.get(&id) else { continue };
-            let error = Error::Timeout {
-                doing: op.doing,
-                waited: now.saturating_duration_since(op.since),
-                awaited: self.awaited(now, op),
-                sequence: match op.kind {
-                    OpKind::Push { sequence, .. } => Some(sequence),
-                    _ => None,
-                },
-            };
-            self.finish(id, Err(error));
-        }
-        self.return_unclaimed_tokens(now);
-        for index in 0..self.links.len() {
-            self.keep_alive(now, index);
-            self.connect_if_due(now, index);
-        }
-        self.report_progress(now);
-    }
-
-    /// Returns the index of the link to the step owner.
-    fn owner_link(&self) -> Option<usize> {
-        self.links.iter().position(|link| link.shard == self.config.owner)
-    }
-
-    fn owner_is_up(&self) -> bool {
-        self.owner_link().is_some_and(|link| self.links[link].status == LinkStatus::Up)
-    }
-
-    fn refused(&self, doing: &'static str, link: usize, refusal: Refusal) -> Error {
-        match refusal {
-            Refusal::Fenced { .. } => Error::Fenced,
-            refusal => Error::Refused { doing, shard: self.links[link].shard, refusal },
-        }
     }
 }
 

@@ -1,170 +1,216 @@
-//! Reports the shards and replicas that operations wait for.
+//! Reports about the shards and replicas that operations wait for.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use pushpull_common::protocol::Refusal;
-
-use super::link::{LinkStatus, ShardLink};
-use super::requests::deadline_ms;
-use super::{Op, OpId, OpKind, Session, SessionOutput};
+use super::OpId;
+use super::links::ShardLinks;
+use super::operations::{Operation, OperationKind};
+use super::work::SessionWork;
 use crate::error::{UnresponsiveShard, UnresponsiveShards};
+
+/// When the next report is due, and the addresses that reports name.
+///
+/// Invariant: there is at most one report in an interval, and none while no operation waits.
+#[derive(Debug)]
+pub(super) struct ProgressReports {
+    interval: Option<Duration>,
+    last: Option<Instant>,
+    addresses: BTreeMap<u32, String>,
+}
+
+impl ProgressReports {
+    pub(super) fn new(
+        interval: Option<Duration>,
+        addresses: BTreeMap<u32, String>,
+    ) -> ProgressReports {
+        ProgressReports { interval, last: None, addresses }
+    }
+
+    /// Starts the interval: an operation begins to wait.
+    pub(super) fn restart(&mut self, now: Instant) {
+        self.last = Some(now);
+    }
+
+    /// Returns when a report is due while operations wait.
+    pub(super) fn wake_at(&self, now: Instant) -> Option<Instant> {
+        self.last.unwrap_or(now).checked_add(self.interval?)
+    }
+
+    /// Returns a report about the shards that hold operations up, if one is due.
+    pub(super) fn take_due(
+        &mut self,
+        now: Instant,
+        is_waiting: bool,
+        links: &ShardLinks,
+    ) -> Option<UnresponsiveShards> {
+        let interval = self.interval?;
+        if !is_waiting {
+            self.last = None;
+            return None;
+        }
+        let since = self.last.map(|last| now.saturating_duration_since(last));
+        if since.is_some_and(|since| since < interval) {
+            return None;
+        }
+        self.last = Some(now);
+        Some(UnresponsiveShards(self.unresponsive_shards(now, None, links)))
+            .filter(|silent| !silent.0.is_empty())
+    }
+
+    /// Returns a report of what a token waits for, as the step owner says, and of the shards that
+    /// block operations.
+    pub(super) fn report_wait(
+        &mut self,
+        now: Instant,
+        owner: usize,
+        awaited: &str,
+        links: &ShardLinks,
+    ) -> UnresponsiveShards {
+        self.last = Some(now);
+        let mut silent = self.unresponsive_shards(now, Some(owner), links);
+        let of_owner = silent.iter_mut().filter(|silent| silent.shard == links[owner].shard);
+        of_owner.for_each(|owner| owner.last = format!("{}; {awaited}", owner.last));
+        UnresponsiveShards(silent)
+    }
+
+    /// Returns the shards that an operation waits for, with the state of each.
+    pub(super) fn awaited(
+        &self,
+        now: Instant,
+        id: OpId,
+        work: &SessionWork,
+        links: &ShardLinks,
+    ) -> UnresponsiveShards {
+        let Some(Operation { kind, .. }) = work.operations.get(id) else {
+            return UnresponsiveShards::default();
+        };
+        let is_down = |&link: &usize| !links[link].is_up();
+        let awaited: Vec<usize> = match kind {
+            OperationKind::Open { links } => links.iter().copied().filter(is_down).collect(),
+            OperationKind::Join { links: of, .. } => {
+                let down: Vec<usize> = of.iter().copied().filter(is_down).collect();
+                match down.is_empty() {
+                    true => links.outdated(of.iter().copied()).collect(),
+                    false => down,
+                }
+            }
+            OperationKind::Request => work.requests.link_of(id).into_iter().collect(),
+            OperationKind::Token => links.owner().into_iter().collect(),
+            OperationKind::Pull => work.pulls.awaited(id).into_iter().collect(),
+            OperationKind::Push { sequence, .. } => {
+                let awaited = work.pushes.awaited(*sequence, links);
+                awaited.unwrap_or_else(|| (0..links.len()).collect())
+            }
+        };
+        let describe = |link| {
+            let mut shard = self.describe(now, link, links);
+            if let (OperationKind::Token, Some(awaited)) = (kind, work.tokens.awaited()) {
+                shard.last = format!("{}; {awaited}", shard.last);
+            }
+            if let Some((older, newest)) = work.pulls.disagreement(id, link) {
+                let values = format!("has the values of step {older}, others have step {newest}");
+                shard.last = format!("{}; {values}", shard.last);
+            }
+            shard
+        };
+        UnresponsiveShards(awaited.into_iter().map(describe).collect())
+    }
+
+    /// Returns the shards that block operations, and the shard of link `also`.
+    fn unresponsive_shards(
+        &self,
+        now: Instant,
+        also: Option<usize>,
+        links: &ShardLinks,
+    ) -> Vec<UnresponsiveShard> {
+        let all = links.iter().enumerate();
+        let silent = all.filter(|(index, link)| Some(*index) == also || link.holds_up(now));
+        silent.map(|(index, _)| self.describe(now, index, links)).collect()
+    }
+
+    /// Returns a shard with its address and the state of its link.
+    pub(super) fn describe(
+        &self,
+        now: Instant,
+        index: usize,
+        links: &ShardLinks,
+    ) -> UnresponsiveShard {
+        let link = &links[index];
+        let silence = now.saturating_duration_since(link.last_received);
+        let last = if link.is_up() {
+            if awaits_restore(index, links) {
+                "connected, has not been restored yet".to_owned()
+            } else if link.is_unresponsive(now) {
+                format!("connected, and unresponsive: no answer to a heartbeat for {silence:?}")
+            } else if !link.blocked_reason.is_empty() {
+                format!("connected, waits: {}", link.blocked_reason)
+            } else {
+                format!("connected, silent for {silence:?}")
+            }
+        } else if link.last_error.is_empty() {
+            "not connected yet".to_owned()
+        } else {
+            link.last_error.clone()
+        };
+        let address = self.addresses.get(&link.shard.task).cloned().unwrap_or_default();
+        UnresponsiveShard { shard: link.shard, address, last }
+    }
+
+    /// Returns how long the step owner may hold a token request before it answers with a refusal.
+    /// In synchronous mode a token waits for other replicas, which only the owner knows, so the
+    /// session asks once per interval. In asynchronous mode a repeated request would lose its place
+    /// in the queue.
+    pub(super) fn token_wait_ms(&self, deadline_ms: u32, synchronous: bool) -> u32 {
+        match self.interval.filter(|_| synchronous) {
+            None => deadline_ms,
+            Some(interval) => {
+                let report = interval.max(TOKEN_WAIT_MIN).as_millis();
+                deadline_ms.min(u32::try_from(report).unwrap_or(u32::MAX))
+            }
+        }
+    }
+}
+
+/// Returns whether a shard is in an older restore epoch than others.
+fn awaits_restore(index: usize, links: &ShardLinks) -> bool {
+    let ready = (0..links.len()).filter(|&link| links[link].ready);
+    links.outdated(ready).any(|outdated| outdated == index)
+}
 
 /// The shortest wait that is asked of the step owner for a token. The owner checks its waits every
 /// 50 ms.
 const TOKEN_WAIT_MIN: Duration = Duration::from_millis(100);
 
-impl Session {
-    /// Returns the shards that an operation waits for, with the state of each.
-    pub(super) fn awaited(&self, now: Instant, op: &Op) -> UnresponsiveShards {
-        let all_links = || (0..self.links.len()).collect();
-        let links: Vec<usize> = match &op.kind {
-            OpKind::Open { shards } => {
-                let down = |&&link: &&usize| self.links[link].status != LinkStatus::Up;
-                shards.iter().filter(down).copied().collect()
-            }
-            OpKind::Join { links, .. } => {
-                let down = |&link: &usize| self.links[link].status != LinkStatus::Up;
-                let down: Vec<usize> = links.iter().copied().filter(down).collect();
-                match down.is_empty() {
-                    true => self.outdated(links.iter().copied()).collect(),
-                    false => down,
-                }
-            }
-            OpKind::Request(request) => vec![request.link],
-            OpKind::Token => self.owner_link().into_iter().collect(),
-            OpKind::Pull(pull) => BTreeSet::from_iter(pull.unanswered()).into_iter().collect(),
-            OpKind::Push { sequence, .. } => match self.pushes.get(sequence) {
-                Some(push) => self.awaited_by(push),
-                None => all_links(),
-            },
-        };
-        let mut silent: Vec<UnresponsiveShard> =
-            links.iter().map(|&link| self.silent(now, link)).collect();
-        if let (OpKind::Token, Some(awaited)) = (&op.kind, self.tokens.awaited()) {
-            silent.iter_mut().for_each(|owner| owner.last = format!("{}; {awaited}", owner.last));
-        }
-        if let OpKind::Pull(pull) = &op.kind {
-            for (link, silent) in links.into_iter().zip(&mut silent) {
-                if let Some((older, newest)) = pull.disagreement(link) {
-                    let values =
-                        format!("has the values of step {older}, others have step {newest}");
-                    silent.last = format!("{}; {values}", silent.last);
-                }
-            }
-        }
-        UnresponsiveShards(silent)
+#[cfg(test)]
+mod tests {
+    use pushpull_common::ids::ShardId;
+
+    use super::*;
+
+    #[test]
+    fn there_is_one_report_in_an_interval_and_none_without_a_wait() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut links = ShardLinks::new(ShardId { task: 0, shard: 0 }, 1);
+        links.to(start, ShardId { task: 3, shard: 0 });
+        let addresses = [(3, "host3:1".to_owned())].into();
+        let mut reports = ProgressReports::new(Some(second), addresses);
+        reports.restart(start);
+        assert_eq!(reports.wake_at(start), Some(start + second));
+        assert!(reports.take_due(start, true, &links).is_none(), "not due");
+        let due = reports.take_due(start + second, true, &links).unwrap();
+        assert_eq!((due.0.len(), &*due.0[0].address), (1, "host3:1"));
+        assert!(reports.take_due(start + second, true, &links).is_none(), "reported already");
+        assert!(reports.take_due(start + 2 * second, false, &links).is_none(), "nobody waits");
+        assert!(ProgressReports::new(None, BTreeMap::new()).wake_at(start).is_none());
     }
 
-    pub(super) fn silent(&self, now: Instant, index: usize) -> UnresponsiveShard {
-        let link = &self.links[index];
-        let last = match link.status {
-            LinkStatus::Up if self.awaits_restore(index) => {
-                "connected, has not been restored yet".to_owned()
-            }
-            LinkStatus::Up if link.is_unresponsive(now) => {
-                let silence = now.saturating_duration_since(link.last_received);
-                format!("connected, and unresponsive: no answer to a heartbeat for {silence:?}")
-            }
-            LinkStatus::Up if !link.blocked_reason.is_empty() => {
-                format!("connected, waits: {}", link.blocked_reason)
-            }
-            LinkStatus::Up => {
-                let silence = now.saturating_duration_since(link.last_received);
-                format!("connected, silent for {silence:?}")
-            }
-            _ if link.last_error.is_empty() => "not connected yet".to_owned(),
-            _ => link.last_error.clone(),
-        };
-        let address = self.config.addresses.get(&link.shard.task).cloned().unwrap_or_default();
-        UnresponsiveShard { shard: link.shard, address, last }
-    }
-
-    /// Returns whether a shard is in an older restore epoch than others.
-    fn awaits_restore(&self, index: usize) -> bool {
-        let ready = (0..self.links.len()).filter(|&link| self.links[link].ready);
-        self.outdated(ready).any(|outdated| outdated == index)
-    }
-
-    pub(super) fn report_progress(&mut self, now: Instant) {
-        let Some(interval) = self.config.progress_interval else {
-            return;
-        };
-        if self.ops.is_empty() {
-            self.last_report = None;
-            return;
-        }
-        let since = self.last_report.map(|reported| now.saturating_duration_since(reported));
-        if since.is_some_and(|since| since < interval) {
-            return;
-        }
-        self.last_report = Some(now);
-        let silent = UnresponsiveShards(self.unresponsive_shards(now, None));
-        if !silent.0.is_empty() {
-            self.outputs.push_back(SessionOutput::Progress { silent });
-        }
-    }
-
-    /// Returns the shards that block operations, and the shard of link `also`.
-    fn unresponsive_shards(&self, now: Instant, also: Option<usize>) -> Vec<UnresponsiveShard> {
-        let holds_up = |link: &ShardLink| {
-            link.is_silent() || link.is_unresponsive(now) || !link.blocked_reason.is_empty()
-        };
-        let links = self.links.iter().enumerate();
-        let silent = links.filter(|(index, link)| Some(*index) == also || holds_up(link));
-        silent.map(|(index, _)| self.silent(now, index)).collect()
-    }
-
-    /// Returns how long the step owner may hold a token request before it answers with a refusal.
-    /// In synchronous mode a token waits for other replicas, which only the owner knows, so the
-    /// session asks once per progress interval. In asynchronous mode a repeated request would lose
-    /// its place in the queue.
-    pub(super) fn token_wait_ms(&self, now: Instant, deadline: Instant) -> u32 {
-        let all = deadline_ms(now, deadline);
-        match self.config.progress_interval.filter(|_| self.synchronous) {
-            None => all,
-            Some(interval) => {
-                let report = interval.max(TOKEN_WAIT_MIN).as_millis();
-                all.min(u32::try_from(report).unwrap_or(u32::MAX))
-            }
-        }
-    }
-
-    /// Handles a refused token request that asked for only a part of the caller's time. Reports the
-    /// replicas it waits for and returns true if the session is to ask again.
-    pub(super) fn continue_token_wait(
-        &mut self,
-        now: Instant,
-        link: usize,
-        refusal: &Refusal,
-    ) -> bool {
-        let asked_ms = self.tokens.partial_wait_ms();
-        let (Refusal::Deadline { waited_ms, awaited }, Some(asked_ms)) = (refusal, asked_ms) else {
-            return false;
-        };
-        // An earlier refusal is final: the servers' policy does not allow the wait.
-        if *waited_ms < u64::from(asked_ms) {
-            return false;
-        }
-        self.tokens.set_awaited(awaited.to_string());
-        self.last_report = Some(now);
-        let mut silent = self.unresponsive_shards(now, Some(link));
-        let shard = self.links[link].shard;
-        let owner = silent.iter_mut().filter(|silent| silent.shard == shard);
-        owner.for_each(|owner| owner.last = format!("{}; {awaited}", owner.last));
-        self.outputs.push_back(SessionOutput::Progress { silent: UnresponsiveShards(silent) });
-        true
-    }
-
-    /// Replaces the wait time in the last of several refusals by that of the whole operation.
-    pub(super) fn with_total_wait(&self, now: Instant, op: OpId, refusal: Refusal) -> Refusal {
-        match (refusal, self.tokens.awaited(), self.ops.get(&op)) {
-            (Refusal::Deadline { awaited, .. }, Some(_), Some(op)) => {
-                let waited = now.saturating_duration_since(op.since).as_millis();
-                let waited_ms = u64::try_from(waited).unwrap_or(u64::MAX);
-                Refusal::Deadline { waited_ms, awaited }
-            }
-            (refusal, ..) => refusal,
-        }
+    #[test]
+    fn a_synchronous_token_request_is_repeated_for_each_report() {
+        let reports = |ms| ProgressReports::new(Some(Duration::from_millis(ms)), BTreeMap::new());
+        assert_eq!(reports(5_000).token_wait_ms(60_000, true), 5_000);
+        assert_eq!(reports(5_000).token_wait_ms(60_000, false), 60_000);
+        assert_eq!(reports(5_000).token_wait_ms(700, true), 700);
+        assert_eq!(reports(1).token_wait_ms(60_000, true), 100, "the owner checks every 50 ms");
     }
 }

@@ -1,19 +1,19 @@
-//! Idempotent requests, answered once.
+//! Idempotent requests to one shard, answered once.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::protocol::message::CatalogueState;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
-use super::link::{BodyTarget, LinkStatus, PendingRequest};
-use super::pushes::PendingPush;
-use super::{OpId, OpKind, Reply, Session};
+use super::links::{BodyTarget, LinkFault, OutgoingFrame, PendingRequest, ShardLink, ShardLinks};
+use super::{OpId, SessionOutput};
 
 /// An idempotent request, sent again after each reconnect until it is answered.
 #[derive(Debug)]
 pub(super) struct ShardRequest {
-    pub(super) link: usize,
+    link: usize,
     message: Message,
     body: Bytes,
     sent: bool,
@@ -40,17 +40,6 @@ impl ShardRequest {
         }
     }
 
-    /// Returns whether to hold the request back until the shard has settled every push that another
-    /// shard may have applied.
-    fn must_follow_pushes(&self) -> bool {
-        matches!(self.message, Message::Leave(_))
-    }
-
-    /// Returns whether the request names a new epoch, and may be refused because of that epoch.
-    pub(super) fn begins_an_epoch(&self) -> bool {
-        matches!(self.message, Message::Initialize(_) | Message::Restore(_))
-    }
-
     fn is_answered_by(&self, answer: &Message) -> bool {
         matches!(
             (&self.message, answer),
@@ -70,91 +59,97 @@ impl ShardRequest {
     }
 }
 
-/// How long before a request's deadline the server stops waiting, so that its answer, which names
-/// what it waited for, still arrives in time.
-const ANSWER_MARGIN_MS: u128 = 50;
+/// The requests that are not answered yet, by their operations.
+///
+/// Invariant: a request is marked as sent exactly while the link's current connection has it.
+#[derive(Debug, Default)]
+pub(super) struct ShardRequests(BTreeMap<OpId, ShardRequest>);
 
-/// Returns the time left until a deadline, for the header of a request that waits on the server.
-pub(super) fn deadline_ms(now: Instant, deadline: Instant) -> u32 {
-    let left = deadline.saturating_duration_since(now).as_millis();
-    u32::try_from(left.saturating_sub(ANSWER_MARGIN_MS).max(1)).unwrap_or(u32::MAX)
-}
+impl ShardRequests {
+    pub(super) fn add(&mut self, id: OpId, request: ShardRequest) {
+        self.0.insert(id, request);
+    }
 
-impl Session {
-    pub(super) fn drive_request(&mut self, now: Instant, id: OpId) {
-        let Some(op) = self.ops.get_mut(&id) else {
-            return;
-        };
-        let OpKind::Request(request) = &mut op.kind else {
-            return;
-        };
-        let link = request.link;
-        let blocks_leaving =
-            |push: &PendingPush| push.must_complete() && push.unsettled().any(|l| l == link);
-        if request.must_follow_pushes() && self.pushes.values().any(blocks_leaving) {
-            return;
-        }
-        if request.sent || self.links[request.link].status != LinkStatus::Up {
+    pub(super) fn remove(&mut self, id: OpId) {
+        self.0.remove(&id);
+    }
+
+    pub(super) fn link_of(&self, id: OpId) -> Option<usize> {
+        self.0.get(&id).map(|request| request.link)
+    }
+
+    /// Returns the link of a request that must wait until its shard has settled every push that
+    /// another shard may have applied.
+    pub(super) fn must_follow_pushes_on(&self, id: OpId) -> Option<usize> {
+        let leaves = self.0.get(&id).filter(|of| matches!(of.message, Message::Leave(_)));
+        leaves.map(|request| request.link)
+    }
+
+    /// Returns whether a request names a new epoch, and may be refused because of that epoch.
+    pub(super) fn begins_an_epoch(&self, id: OpId) -> bool {
+        self.0.get(&id).is_some_and(|request| {
+            matches!(request.message, Message::Initialize(_) | Message::Restore(_))
+        })
+    }
+
+    /// Sends a request that is not sent and whose link is up.
+    pub(super) fn send(
+        &mut self,
+        now: Instant,
+        id: OpId,
+        deadline_ms: u32,
+        links: &mut ShardLinks,
+        outputs: &mut VecDeque<SessionOutput>,
+    ) {
+        let Some(request) = self.0.get_mut(&id) else { return };
+        if request.sent || !links[request.link].is_up() {
             return;
         }
         request.sent = true;
-        let (link, message, body) = (request.link, request.message.clone(), request.body.clone());
-        let envelope =
-            Envelope { deadline_ms: deadline_ms(now, op.deadline), ..Envelope::default() };
-        self.send(now, link, PendingRequest::Request(id), envelope, message, body.into());
+        let envelope = Envelope { deadline_ms, ..Envelope::default() };
+        let (message, body) = (request.message.clone(), request.body.clone().into());
+        let frame = OutgoingFrame { envelope, message, body };
+        links.send(now, request.link, PendingRequest::Request(id), frame, outputs);
     }
 
-    pub(super) fn request_lost(&mut self, id: OpId) {
-        if let Some(OpKind::Request(request)) = self.ops.get_mut(&id).map(|op| &mut op.kind) {
+    /// Marks a request as unsent after the loss of its connection.
+    pub(super) fn lost(&mut self, id: OpId) {
+        if let Some(request) = self.0.get_mut(&id) {
             request.sent = false;
         }
     }
 
-    pub(super) fn request_answered(
+    /// Takes an answer. Returns it if it is complete, or else prepares the link for its body.
+    pub(super) fn answered(
         &mut self,
-        now: Instant,
-        op: OpId,
-        link: usize,
+        id: OpId,
+        link: &mut ShardLink,
         header: &Header,
         message: Message,
-    ) {
-        let Some(OpKind::Request(request)) = self.ops.get(&op).map(|op| &op.kind) else {
-            return;
-        };
+    ) -> Result<Option<Message>, LinkFault> {
+        let Some(request) = self.0.get_mut(&id) else { return Ok(None) };
         if !request.is_answered_by(&message) {
-            self.request_lost(op);
-            return self.unexpected(now, link, &message);
+            request.sent = false;
+            return Err(LinkFault::unexpected(&message));
         }
         match &message {
-            Message::Ready(_) => self.links[link].ready = true,
+            Message::Ready(_) => link.ready = true,
             Message::Declared(declared) => {
-                self.links[link].ready = matches!(declared.state, CatalogueState::Ready { .. });
+                link.ready = matches!(declared.state, CatalogueState::Ready { .. });
             }
             _ => {}
         }
         if header.body_bytes > 0 {
             // The length is already checked against the limit of the message kind.
             let body = vec![0; header.body_bytes as usize];
-            self.links[link].receiving = Some(BodyTarget::Answer { op, message, body });
-            return;
+            link.receiving = Some(BodyTarget::Answer { op: id, message, body });
+            return Ok(None);
         }
-        self.finish_request(now, op, link, message, Vec::new());
+        Ok(Some(message))
     }
 
-    pub(super) fn finish_request(
-        &mut self,
-        now: Instant,
-        id: OpId,
-        link: usize,
-        message: Message,
-        body: Vec<u8>,
-    ) {
-        let Some(op) = self.ops.get(&id) else { return };
-        let reply = match message {
-            Message::Refused(refused) => Err(self.refused(op.doing, link, refused.refusal)),
-            message => Ok(Reply::Answer { message, body }),
-        };
-        self.finish(id, reply);
-        self.drive(now);
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 }

@@ -4,17 +4,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{RequestId, TokenId};
-use pushpull_common::protocol::message::{ReturnToken, TokenRequest};
-use pushpull_common::protocol::{Envelope, Grant, Message};
+use pushpull_common::ids::{GlobalStep, RequestId, TokenId};
+use pushpull_common::protocol::message::{PushAnswer, ReturnToken, TokenRequest};
+use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
-use super::link::{LinkStatus, PendingRequest, ShardLink};
-use super::requests::deadline_ms;
-use super::{OpId, Reply, Session};
-use crate::gradients::parts::FrameBody;
-
-/// How long a prefetched token waits for a caller before it is returned.
-const UNCLAIMED_MAX: Duration = Duration::from_millis(500);
+use super::links::{LinkFault, OutgoingFrame, PendingRequest, ShardLinks};
+use super::{OpId, SessionOutput};
 
 /// The received tokens that no caller has taken, with their times of arrival.
 ///
@@ -57,6 +52,9 @@ impl UnclaimedTokens {
 }
 
 /// The session's token state.
+///
+/// Invariants: at most one token request is unanswered. A token that is to be returned is kept
+/// until the step owner has answered its return, because the owner counts on it until then.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     unclaimed: Arc<UnclaimedTokens>,
@@ -68,8 +66,7 @@ pub(super) struct Tokens {
     partial_wait_ms: Option<u32>,
     /// What the last such request has waited for.
     awaited: Option<String>,
-    /// Tokens to return, and whether the return was sent over the current connection. The owner
-    /// counts on a token until it is returned, so the return is repeated until it is answered.
+    /// Tokens to return, and whether the return was sent over the current connection.
     returning: Vec<(Grant, bool)>,
     /// Requests lost with their connections; each may have been granted a token. The owner grants
     /// the oldest such token to the next request, which names the newest token received. A token
@@ -81,18 +78,139 @@ pub(super) struct Tokens {
     ever_requested: bool,
 }
 
+/// The answer to a token request.
+#[derive(Debug)]
+pub(super) enum TokenAnswer {
+    /// A token of this step has arrived.
+    Granted { step: GlobalStep },
+    /// No more tokens will be granted.
+    Ended,
+    /// The owner has refused the request of this operation.
+    Refused(Option<OpId>, Refusal),
+}
+
 impl Tokens {
-    /// Records the loss of a token request, whether alone or with a push.
-    pub(super) fn record_lost_request(&mut self) {
-        self.lost_requests += 1;
+    /// Returns the tokens that no caller has taken.
+    pub(super) fn unclaimed(&self) -> &Arc<UnclaimedTokens> {
+        &self.unclaimed
     }
 
-    pub(super) fn partial_wait_ms(&self) -> Option<u32> {
-        self.partial_wait_ms
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        self.unclaimed.due()
     }
 
-    pub(super) fn set_awaited(&mut self, awaited: String) {
-        self.awaited = Some(awaited);
+    /// Takes a token, or `Some(None)` if there will be none.
+    pub(super) fn take(&mut self) -> Option<Option<Grant>> {
+        self.unclaimed.claim().map(Some).or(self.ended.then_some(None))
+    }
+
+    /// Takes an unclaimed token that is due to be returned.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<Grant> {
+        self.unclaimed.take_due(now)
+    }
+
+    /// Returns whether a push may request the next token.
+    pub(super) fn may_prefetch(&self) -> bool {
+        !self.ended && self.lost_requests == 0
+    }
+
+    /// Records that a token is requested with a push.
+    pub(super) fn record_request(&mut self) {
+        self.ever_requested = true;
+    }
+
+    pub(super) fn was_ever_requested(&self) -> bool {
+        self.ever_requested
+    }
+
+    /// Requests a token for an operation that can wait `deadline_ms`, if no request is under way.
+    /// The owner refuses after `wait_ms`, which may be less.
+    pub(super) fn request(
+        &mut self,
+        now: Instant,
+        id: OpId,
+        (wait_ms, deadline_ms): (u32, u32),
+        links: &mut ShardLinks,
+        outputs: &mut VecDeque<SessionOutput>,
+    ) {
+        let Some(owner) = links.connected_owner() else { return };
+        if self.requested.is_some() {
+            return;
+        }
+        self.requested = Some(id);
+        self.record_request();
+        self.partial_wait_ms = (wait_ms < deadline_ms).then_some(wait_ms);
+        let envelope = Envelope { deadline_ms: wait_ms, ..Envelope::default() };
+        let frame = OutgoingFrame::new(envelope, TokenRequest { newest: self.newest });
+        links.send(now, owner, PendingRequest::Token, frame, outputs);
+    }
+
+    /// Handles the answer to a token request.
+    pub(super) fn answered(
+        &mut self,
+        now: Instant,
+        link: usize,
+        request: RequestId,
+        message: Message,
+        links: &mut ShardLinks,
+    ) -> Result<TokenAnswer, LinkFault> {
+        let asked = self.requested.take();
+        match message {
+            Message::Granted(granted) => {
+                self.awaited = None;
+                if granted.grant.push_slot != 0 {
+                    links[link].push_slot = granted.grant.push_slot;
+                }
+                self.lost_requests = self.lost_requests.saturating_sub(1);
+                self.granted(now, request, granted.grant, links);
+                Ok(TokenAnswer::Granted { step: granted.grant.step })
+            }
+            Message::Ended(_) => {
+                self.ended = true;
+                Ok(TokenAnswer::Ended)
+            }
+            Message::Refused(refused) => Ok(TokenAnswer::Refused(asked, refused.refusal)),
+            message => Err(LinkFault::unexpected(&message)),
+        }
+    }
+
+    /// Records the next token, which comes with the answer to a push.
+    pub(super) fn push_answered(
+        &mut self,
+        now: Instant,
+        request: RequestId,
+        answer: &PushAnswer,
+        links: &mut ShardLinks,
+    ) {
+        if let Some(grant) = answer.next {
+            self.granted(now, request, grant, links);
+        }
+        self.ended |= answer.ended.is_some();
+    }
+
+    /// Records a token granted in answer to this request of the step owner. A repetition is
+    /// ignored.
+    fn granted(&mut self, now: Instant, request: RequestId, grant: Grant, links: &mut ShardLinks) {
+        if grant.token > self.newest {
+            self.newest = grant.token;
+            self.unclaimed.add(grant, now);
+        }
+        links.granted(request, grant.token);
+    }
+
+    /// Records what the owner waited for, if it refused a request that asked for only a part of the
+    /// caller's time, and returns it. `None` if the refusal is final: the servers' policy does not
+    /// allow the wait.
+    pub(super) fn record_partial_wait(&mut self, refusal: &Refusal) -> Option<&str> {
+        let (Refusal::Deadline { waited_ms, awaited }, Some(asked_ms)) =
+            (refusal, self.partial_wait_ms)
+        else {
+            return None;
+        };
+        if *waited_ms < u64::from(asked_ms) {
+            return None;
+        }
+        Some(self.awaited.insert(awaited.to_string()))
     }
 
     /// Returns what a token waits for, as last reported by the step owner.
@@ -100,28 +218,56 @@ impl Tokens {
         self.awaited.as_deref()
     }
 
-    /// Handles the loss of a `TokenRequest`.
+    /// Handles the loss of a token request with its connection.
     pub(super) fn request_lost(&mut self) {
         self.requested = None;
-        self.record_lost_request();
+        self.prefetch_lost();
     }
 
+    /// Handles the loss of a push that requested a token.
+    pub(super) fn prefetch_lost(&mut self) {
+        self.lost_requests += 1;
+    }
+
+    /// Adds a token to return.
+    pub(super) fn give_back(&mut self, grant: Grant) {
+        self.returning.push((grant, false));
+    }
+
+    /// Sends the returns that the owner has not been sent over its current connection.
+    pub(super) fn send_returns(
+        &mut self,
+        now: Instant,
+        links: &mut ShardLinks,
+        outputs: &mut VecDeque<SessionOutput>,
+    ) {
+        let Some(owner) = links.connected_owner() else { return };
+        for (grant, sent) in self.returning.iter_mut().filter(|(_, sent)| !sent) {
+            *sent = true;
+            let Grant { token, generation, .. } = *grant;
+            let frame = OutgoingFrame::of(ReturnToken { token, generation });
+            links.send(now, owner, PendingRequest::Return(token), frame, outputs);
+        }
+    }
+
+    /// Handles the answer to the return of a token. A refused token is gone as well.
+    pub(super) fn return_answered(
+        &mut self,
+        token: TokenId,
+        message: &Message,
+    ) -> Result<(), LinkFault> {
+        if !matches!(message, Message::Returned(_) | Message::Refused(_)) {
+            self.return_lost(token);
+            return Err(LinkFault::unexpected(message));
+        }
+        self.returning.retain(|(grant, _)| grant.token != token);
+        Ok(())
+    }
+
+    /// Handles the loss of a return with its connection.
     pub(super) fn return_lost(&mut self, token: TokenId) {
         let lost = self.returning.iter_mut().filter(|(grant, _)| grant.token == token);
         lost.for_each(|(_, sent)| *sent = false);
-    }
-
-    pub(super) fn remove_returned(&mut self, token: TokenId) {
-        self.returning.retain(|(grant, _)| grant.token != token);
-    }
-
-    pub(super) fn wake_at(&self) -> Option<Instant> {
-        self.unclaimed.due()
-    }
-
-    /// Returns the tokens that no caller has taken.
-    pub(super) fn unclaimed(&self) -> &Arc<UnclaimedTokens> {
-        &self.unclaimed
     }
 
     /// Discards all tokens: the session has failed.
@@ -129,155 +275,72 @@ impl Tokens {
         self.unclaimed.clear();
         *self = Tokens { unclaimed: self.unclaimed.clone(), ..Tokens::default() };
     }
-
-    /// Adds a received token. Returns false if it is a repetition.
-    pub(super) fn add(&mut self, grant: Grant, now: Instant) -> bool {
-        let new = grant.token > self.newest;
-        if new {
-            self.newest = grant.token;
-            self.unclaimed.add(grant, now);
-        }
-        new
-    }
-
-    /// Records that a token is requested, alone or with a push.
-    pub(super) fn record_request(&mut self) {
-        self.ever_requested = true;
-    }
-
-    pub(super) fn end(&mut self) {
-        self.ended = true;
-    }
-
-    /// Returns whether a push may request the next token.
-    pub(super) fn may_prefetch(&self) -> bool {
-        !self.ended && self.lost_requests == 0
-    }
 }
 
-impl Session {
-    pub(super) fn drive_token(&mut self, now: Instant, id: OpId) {
-        if let Some(grant) = self.tokens.unclaimed.claim() {
-            self.finish(id, Ok(Reply::Token(Some(grant))));
-            return;
-        }
-        if self.tokens.ended {
-            self.finish(id, Ok(Reply::Token(None)));
-            return;
-        }
-        let Some(link) = self.owner_link() else {
-            return;
-        };
-        if self.tokens.requested.is_some() || self.links[link].status != LinkStatus::Up {
-            return;
-        }
-        let Some(op) = self.ops.get(&id) else { return };
-        self.tokens.requested = Some(id);
-        self.tokens.record_request();
-        let wait_ms = self.token_wait_ms(now, op.deadline);
-        let is_part = wait_ms < deadline_ms(now, op.deadline);
-        self.tokens.partial_wait_ms = is_part.then_some(wait_ms);
-        let envelope = Envelope { deadline_ms: wait_ms, ..Envelope::default() };
-        let request = TokenRequest { newest: self.tokens.newest };
-        self.send(now, link, PendingRequest::Token, envelope, request, FrameBody::Empty);
+/// How long a prefetched token waits for a caller before it is returned.
+const UNCLAIMED_MAX: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::ids::ShardId;
+    use pushpull_common::protocol::message::{Granted, Returned};
+
+    use super::*;
+
+    fn grant(token: u64) -> Grant {
+        Grant { token: TokenId(token), generation: 1, step: GlobalStep(token), push_slot: 0 }
     }
 
-    pub(super) fn token_answered(
-        &mut self,
-        now: Instant,
-        link: usize,
-        request: RequestId,
-        message: Message,
-    ) {
-        let asked = self.tokens.requested.take();
-        match message {
-            Message::Granted(granted) => {
-                self.tokens.awaited = None;
-                if granted.grant.push_slot != 0 {
-                    self.links[link].push_slot = granted.grant.push_slot;
-                }
-                self.tokens.lost_requests = self.tokens.lost_requests.saturating_sub(1);
-                self.granted(now, request, granted.grant);
-                // A synchronous step begins only after every shard has applied the previous ones.
-                let under_way = granted.grant.step;
-                self.applying.retain(|(step, _)| *step >= under_way);
-            }
-            Message::Ended(_) => self.tokens.end(),
-            Message::Refused(refused) => {
-                // The request carried the deadline of this operation. Other operations send their
-                // own.
-                if let Some(id) =
-                    asked.filter(|_| !self.continue_token_wait(now, link, &refused.refusal))
-                {
-                    let refusal = self.with_total_wait(now, id, refused.refusal);
-                    let error = self.refused("take a token", link, refusal);
-                    self.finish(id, Err(error));
-                }
-            }
-            message => return self.unexpected(now, link, &message),
+    /// Links with a connected step owner.
+    fn connected() -> (ShardLinks, usize) {
+        let owner = ShardId { task: 0, shard: 0 };
+        let mut links = ShardLinks::new(owner, 1);
+        let link = links.to(Instant::now(), owner);
+        links.welcomed(link, false);
+        (links, link)
+    }
+
+    #[test]
+    fn one_request_at_a_time_and_no_prefetch_after_a_lost_one() {
+        let (now, mut tokens, mut outputs) = (Instant::now(), Tokens::default(), VecDeque::new());
+        let (mut links, owner) = connected();
+        tokens.request(now, OpId(1), (50, 50), &mut links, &mut outputs);
+        tokens.request(now, OpId(2), (50, 50), &mut links, &mut outputs);
+        assert_eq!(outputs.len(), 1);
+        tokens.request_lost();
+        assert!(!tokens.may_prefetch(), "it would hide the token of the lost request");
+        tokens.request(now, OpId(2), (50, 50), &mut links, &mut outputs);
+        assert_eq!(outputs.len(), 2);
+        let granted = Granted { grant: grant(3) }.into();
+        tokens.answered(now, owner, RequestId(2), granted, &mut links).unwrap();
+        assert!(tokens.may_prefetch());
+        assert_eq!((tokens.take(), tokens.take()), (Some(Some(grant(3))), None));
+    }
+
+    #[test]
+    fn a_repeated_grant_is_ignored() {
+        let (now, mut tokens) = (Instant::now(), Tokens::default());
+        let (mut links, owner) = connected();
+        for token in [3, 3, 2] {
+            let granted = Granted { grant: grant(token) }.into();
+            tokens.answered(now, owner, RequestId(1), granted, &mut links).unwrap();
         }
-        self.drive(now);
+        assert_eq!((tokens.take(), tokens.take()), (Some(Some(grant(3))), None));
     }
 
-    /// Records a token granted in answer to this request of the step owner.
-    pub(super) fn granted(&mut self, now: Instant, request: RequestId, grant: Grant) {
-        self.tokens.add(grant, now);
-        let unknown =
-            |link: &&mut ShardLink| link.granted_since.is_none() && link.status == LinkStatus::Up;
-        for link in self.links.iter_mut().filter(unknown) {
-            // Tokens are numbered in the order of their grants.
-            link.granted_since = (request >= link.welcomed_before).then_some(grant.token);
-        }
-    }
-
-    /// Marks a shard as welcomed: tokens requested from now on are granted after its welcome.
-    pub(super) fn welcomed_at(&mut self, index: usize) {
-        let next = self.owner_link().map(|owner| self.links[owner].next_request());
-        let link = &mut self.links[index];
-        link.welcomed_before = next.unwrap_or_default();
-        link.granted_since = (!self.tokens.ever_requested).then_some(TokenId(0));
-    }
-
-    /// Treats every token as granted while all connections were up. Planted bug of the simulator.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn trust_connections(&mut self) {
-        self.links.iter_mut().for_each(|link| link.granted_since = Some(TokenId(0)));
-    }
-
-    /// Returns a token, now or as soon as the owner is connected.
-    pub(super) fn return_token(&mut self, now: Instant, grant: Grant) {
-        if self.failed.is_none() {
-            self.tokens.returning.push((grant, false));
-            self.drive_returns(now);
-        }
-    }
-
-    pub(super) fn drive_returns(&mut self, now: Instant) {
-        let Some(link) = self.owner_link().filter(|_| self.owner_is_up()) else {
-            return;
-        };
-        let unsent = self.tokens.returning.iter_mut().filter(|(_, sent)| !sent);
-        let due: Vec<Grant> = unsent.map(|(grant, sent)| (*sent = true, *grant).1).collect();
-        for Grant { token, generation, .. } in due {
-            let returned = ReturnToken { token, generation };
-            self.send(
-                now,
-                link,
-                PendingRequest::Return(token),
-                Envelope::default(),
-                returned,
-                FrameBody::Empty,
-            );
-        }
-    }
-
-    /// Returns the unclaimed tokens that are due. While the owner is disconnected, callers may
-    /// still claim them.
-    pub(super) fn return_unclaimed_tokens(&mut self, now: Instant) {
-        while self.owner_is_up()
-            && let Some(grant) = self.tokens.unclaimed.take_due(now)
-        {
-            self.return_token(now, grant);
-        }
+    #[test]
+    fn a_return_is_repeated_until_it_is_answered() {
+        let (now, mut tokens, mut outputs) = (Instant::now(), Tokens::default(), VecDeque::new());
+        let (mut links, _) = connected();
+        tokens.give_back(grant(3));
+        (0..2).for_each(|_| tokens.send_returns(now, &mut links, &mut outputs));
+        assert_eq!(outputs.len(), 1);
+        tokens.return_lost(TokenId(3));
+        tokens.send_returns(now, &mut links, &mut outputs);
+        assert_eq!(outputs.len(), 2);
+        tokens.return_answered(TokenId(3), &Returned {}.into()).unwrap();
+        tokens.return_lost(TokenId(3));
+        tokens.send_returns(now, &mut links, &mut outputs);
+        assert_eq!(outputs.len(), 2);
     }
 }

@@ -101,7 +101,7 @@ impl Worker {
         let start = plan.range(id).start;
         let body =
             |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
-        let mut parts = Scatter::new(&plan, [id].into_iter()).parts(body);
+        let mut parts = Scatter::new(plan, [id].into_iter()).parts(body);
         parts.retain(|(shard, _)| shards.contains(shard));
         if parts.is_empty() {
             // The variable has no elements, or none on these shards.

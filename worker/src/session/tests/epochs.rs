@@ -199,7 +199,7 @@ fn a_session_that_has_not_joined_follows_and_repeats_its_requests() {
 #[test]
 fn the_step_falls_when_the_owner_begins_a_new_epoch() {
     let mut world = opened(Role::Chief {}, &[3, 3]);
-    let steps = |world: &SessionWorld| world.session.step.0;
+    let steps = |world: &SessionWorld| world.session.membership.step.0;
     let ask = request(&mut world, 0, message::FetchCatalogue {});
     let asked = world.next_frame(OWNER, "FetchCatalogue");
     world.answer_body(&asked, GlobalStep(40), message::CatalogueIs { digest: [0; 32] }, b"bytes");

@@ -83,7 +83,7 @@ fn push(
     ids: &[u32],
     buffer: Arc<GradientBuffer>,
 ) -> OpId {
-    let scatter = Arc::new(Scatter::new(&plan, ids.iter().copied().map(VariableId)));
+    let scatter = Arc::new(Scatter::new(plan, ids.iter().copied().map(VariableId)));
     let factors = BTreeMap::new();
     let scattered = Some(ScatteredGradients { scatter, buffer, factors });
     let (operation, grant) = (Operation::Gradient {}, Some(grant(1, 0)));

@@ -181,6 +181,7 @@ impl RandomTest {
     fn input(&mut self, input: SessionInput) {
         let now = self.world.now;
         self.world.session.handle(now, input);
+        self.world.session.check_invariants();
         while let Some(output) = self.world.session.poll_output() {
             match output {
                 SessionOutput::Connect { link, .. } => {

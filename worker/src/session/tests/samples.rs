@@ -76,7 +76,7 @@ pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32) -> Arc<ShardingPla
 /// Returns a push of all variables; every byte is `fill`.
 pub(super) fn order(plan: &ShardingPlan, grant: Option<Grant>, fill: u8) -> PushOrder {
     let all = (0..plan.catalogue().variables().len() as u32).map(VariableId);
-    let parts = Scatter::new(&plan, all).parts(|range| Bytes::from(vec![fill; range.len()]));
+    let parts = Scatter::new(plan, all).parts(|range| Bytes::from(vec![fill; range.len()]));
     let operation = match grant {
         Some(_) => Operation::Gradient {},
         None => Operation::Assign {},

@@ -24,7 +24,7 @@ fn begin(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) -> Sequence 
 
 fn more(world: &mut SessionWorld, plan: &ShardingPlan, sequence: Sequence, variable: u32) {
     let body = |range: std::ops::Range<usize>| Bytes::from(vec![variable as u8; range.len()]);
-    let parts = Scatter::new(&plan, [VariableId(variable)].into_iter()).parts(body);
+    let parts = Scatter::new(plan, [VariableId(variable)].into_iter()).parts(body);
     let op = world.call(SessionCommand::AddParts { sequence, staged: None, parts });
     assert!(matches!(world.reply(op), Ok(Reply::Done)));
 }

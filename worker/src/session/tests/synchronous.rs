@@ -54,7 +54,7 @@ fn answer_push(world: &mut SessionWorld, frame: &SentFrame, outcome: Outcome) {
 /// Pushes the first variable alone, under this token.
 fn push_one(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) -> OpId {
     let parts =
-        Scatter::new(&plan, [VariableId(0)].into_iter()).parts(|range| vec![1; range.len()].into());
+        Scatter::new(plan, [VariableId(0)].into_iter()).parts(|range| vec![1; range.len()].into());
     let (operation, grant) = (Operation::Gradient {}, Some(grant(token, 0)));
     world.call(SessionCommand::Push {
         order: PushOrder::of_parts(operation, grant, ReadPoint::default(), parts),

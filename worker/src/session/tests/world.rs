@@ -167,6 +167,7 @@ impl SessionWorld {
 
     pub(super) fn input(&mut self, input: SessionInput) {
         self.session.handle(self.now, input);
+        self.session.check_invariants();
         self.collect();
     }
 

@@ -1,107 +1,23 @@
 //! Encoded values in the answers to pulls.
 
 use std::ops::Range;
-use std::time::Instant;
 
 use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::{Encoding, ScaleBlocks};
-use pushpull_common::ids::{PartitionId, ShardId};
-use pushpull_common::protocol::message::{PullEncoded, PullRows, PullRowsEncoded, Selection};
-use pushpull_common::protocol::{Message, message};
+use pushpull_common::ids::ShardId;
 use pushpull_common::tensor::DType;
 
-use super::pulls::PendingPull;
-use super::{OpId, OpKind, Session};
 use crate::gradients::sharding_plan::{LayoutSpan, ShardingPlan};
 
 /// The values in an encoded body that is being received.
 #[derive(Debug)]
-pub(super) enum EncodedValuesPart {
+pub(in crate::session) enum EncodedValuesPart {
     /// A range of the shard's layout.
     Layout(ValueEncoding, Range<u64>),
     /// Rows of this type, and their range in the buffer.
     Rows(Encoding, DType, Range<usize>),
     /// Rows of half-precision variables, sent in this encoding, and their range in the buffer.
     Halves(Encoding, Range<usize>),
-}
-
-impl Session {
-    /// Builds the request for values of a shard, with an encoding if one applies.
-    pub(super) fn request_for_values(
-        &self,
-        link: usize,
-        plan: &ShardingPlan,
-        selection: Selection,
-    ) -> Message {
-        let pull = message::Pull { selection };
-        match self.form_of_values(link, plan) {
-            None => pull.into(),
-            Some(form) => PullEncoded { pull, encoding: form.code() }.into(),
-        }
-    }
-
-    /// Builds the request for rows of a partition, with an encoding if one applies.
-    pub(super) fn request_for_rows(
-        &self,
-        pull: &PendingPull,
-        request: usize,
-        partition: PartitionId,
-    ) -> Message {
-        let encoding = self.encoding_of_rows(pull, request);
-        let pull = PullRows { partition };
-        match encoding {
-            None => pull.into(),
-            Some(encoding) => PullRowsEncoded { pull, encoding: encoding.code() }.into(),
-        }
-    }
-
-    /// Returns the encoding of a request's rows, if any. Rows of half-precision variables always
-    /// come in their own type; other rows in the chosen encoding if they are trainable.
-    pub(super) fn encoding_of_rows(&self, pull: &PendingPull, request: usize) -> Option<Encoding> {
-        let partition = pull.partition_of(request)?;
-        let link = pull.requests.get(request)?.link;
-        let chosen = || self.chosen_encoding(link).filter(|_| partition.trainable);
-        partition.own_encoding.or_else(chosen)
-    }
-
-    /// Returns the encoding of a shard's values, if any: the chosen one if the shard supports it,
-    /// or [`ValueEncoding::Own`] if the shard has half-precision variables.
-    pub(super) fn form_of_values(&self, link: usize, plan: &ShardingPlan) -> Option<ValueEncoding> {
-        let own = || plan.has_halves(self.links[link].shard).then_some(ValueEncoding::Own);
-        self.chosen_encoding(link).and_then(ValueEncoding::of).or_else(own)
-    }
-
-    /// Returns the chosen encoding of values, if the shard supports it.
-    fn chosen_encoding(&self, link: usize) -> Option<Encoding> {
-        let encoding = self.config.values?;
-        let known = self.server_settings.as_ref()?.encodings.get(&self.links[link].shard)?;
-        known.contains(encoding).then_some(encoding)
-    }
-
-    /// Decodes a completely received body into the buffer of its pull.
-    pub(super) fn encoded_values_received(
-        &mut self,
-        now: Instant,
-        (id, request): (OpId, usize),
-        link: usize,
-        part: &EncodedValuesPart,
-        last: bool,
-    ) {
-        let from = &mut self.links[link];
-        let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
-            return;
-        };
-        let plan = &pull.plan;
-        let spans = &mut from.spans;
-        let to = (pull.base, pull.buffer.bytes_mut());
-        match part.decode(plan, from.shard, &from.encoded_body, spans, to) {
-            Some(()) => self.values_received(now, (id, request), link, last),
-            None => {
-                self.pull_lost(id, link);
-                self.reset_link(now, link, "malformed encoded values".to_owned());
-            }
-        }
-    }
 }
 
 impl EncodedValuesPart {
@@ -142,7 +58,7 @@ impl EncodedValuesPart {
 
     /// Decodes a body into a buffer that starts at offset `base` in a buffer of all variables.
     /// `None` if the body is malformed.
-    fn decode(
+    pub(super) fn decode(
         &self,
         plan: &ShardingPlan,
         shard: ShardId,

@@ -1,0 +1,310 @@
+//! What the session and the servers have agreed on: identity, client epoch, variables, restore
+//! epochs, steps.
+//!
+//! Before it joins, a session follows every shard into a new restore epoch. After it has joined,
+//! its tokens, its pending pushes and the values its caller computes with belong to one epoch. A
+//! member that meets a newer epoch has been rolled back; an older one means that the shard has lost
+//! its variables. A reader keeps no such state and follows.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::protocol::message::{BodyCrc, CatalogueState, Hello, ModeIs, Welcome};
+use pushpull_common::protocol::refusal::short_hash;
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{Header, Message, Refusal, limits, version};
+
+use super::links::{LinkFault, PendingRequest, ShardLink, ShardLinks};
+use super::requests::ShardRequests;
+use super::{ServerSettings, SessionConfig};
+use crate::config::Checksums;
+use crate::error::Error;
+use crate::gradients::sharding_plan::ShardingPlan;
+
+/// The session's standing with the servers.
+///
+/// Invariant: once a member has joined, all shards it uses are in one restore epoch, or the session
+/// has failed.
+#[derive(Debug)]
+pub(super) struct Membership {
+    config: SessionConfig,
+    /// The epoch of this client, which the step owner gives; 0 before its welcome.
+    epoch: ClientEpoch,
+    /// The variables, once the session has joined.
+    plan: Option<Arc<ShardingPlan>>,
+    settings: Option<ServerSettings>,
+    /// The newest global step that the step owner has named.
+    pub(super) step: GlobalStep,
+    /// Whether the step owner's last welcome announced synchronous steps.
+    pub(super) synchronous: bool,
+}
+
+impl Membership {
+    pub(super) fn new(config: SessionConfig) -> Membership {
+        Membership {
+            config,
+            epoch: ClientEpoch(0),
+            plan: None,
+            settings: None,
+            step: GlobalStep(0),
+            synchronous: false,
+        }
+    }
+
+    pub(super) fn owner(&self) -> ShardId {
+        self.config.owner
+    }
+
+    /// Returns whether the session may say hello to shards other than the step owner's.
+    pub(super) fn has_epoch(&self) -> bool {
+        self.epoch.0 != 0 || !self.is_member()
+    }
+
+    pub(super) fn is_member(&self) -> bool {
+        self.config.role.is_member()
+    }
+
+    pub(super) fn settings(&self) -> Option<&ServerSettings> {
+        self.settings.as_ref()
+    }
+
+    pub(super) fn plan(&self) -> Option<&Arc<ShardingPlan>> {
+        self.plan.as_ref()
+    }
+
+    /// Joins with a plan once the shards of all these links are connected and in one epoch; `None`
+    /// until then. The chief is about to restore a shard in an older epoch. The restore closes its
+    /// connections, and the next welcome tells the new epoch.
+    pub(super) fn join(
+        &mut self,
+        plan: &Arc<ShardingPlan>,
+        all: &[usize],
+        links: &ShardLinks,
+    ) -> Option<Result<(), Error>> {
+        if all.iter().any(|&link| !links[link].is_up()) {
+            return None;
+        }
+        if let Some(&link) = all.iter().find(|&&link| !links[link].ready) {
+            let refusal = Refusal::NotInitialized {};
+            return Some(Err(refused("join", links[link].shard, refusal)));
+        }
+        if links.outdated(all.iter().copied()).next().is_some() {
+            return None;
+        }
+        self.plan = Some(plan.clone());
+        Some(Ok(()))
+    }
+
+    /// Returns the hello for a shard.
+    pub(super) fn hello(&self, link: &ShardLink) -> Hello {
+        Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role: self.config.role,
+            job: Text::clipped(&*self.config.task.job),
+            task: self.config.task.index,
+            shard: link.shard,
+            incarnation: self.config.incarnation,
+            client_epoch: self.epoch,
+            seen_epoch: self.seen_epoch(link),
+            seen_step: self.step,
+            catalogue: self.plan.as_ref().map(|plan| plan.catalogue().digest()),
+            body_crc: match self.config.checksums {
+                Checksums::Remote => BodyCrc::Auto {},
+                Checksums::Always => BodyCrc::On {},
+                Checksums::Never => BodyCrc::Off {},
+            },
+            identity: self.config.identity.to_wire(),
+            auth: List::default(),
+        }
+    }
+
+    /// Records a welcome.
+    pub(super) fn welcomed(
+        &mut self,
+        index: usize,
+        header: &Header,
+        welcome: &Welcome,
+        links: &mut ShardLinks,
+    ) -> Result<(), LinkFault> {
+        let identity = Identity::from_wire(&welcome.identity);
+        if let Some(error) = disagreement(links, index, &identity) {
+            return Err(LinkFault::Session(error));
+        }
+        self.welcome_epoch(&mut links[index], welcome)?;
+        if links.is_owner(index) {
+            self.step = self.step.max(header.step);
+            self.synchronous = matches!(welcome.mode, ModeIs::Synchronous { .. });
+            links.owner_first = welcome.mode == (ModeIs::Asynchronous { owner_first: true });
+        }
+        if self.is_member() {
+            self.epoch = self.epoch.max(welcome.client_epoch);
+        }
+        let link = &mut links[index];
+        link.crc = welcome.body_crc == BodyCrc::On {};
+        link.identity = identity;
+        link.lease = Duration::from_millis(welcome.lease_ms.max(100).into());
+        link.values = self.config.values.filter(|&values| welcome.encodings.contains(values));
+        let (shards_per_task, non_finite) = (welcome.shards, welcome.non_finite);
+        let mut encodings =
+            self.settings.take().map_or_else(Default::default, |settings| settings.encodings);
+        encodings.insert(link.shard, welcome.encodings);
+        let synchronous = self.synchronous;
+        self.settings =
+            Some(ServerSettings { shards_per_task, non_finite, synchronous, encodings });
+        Ok(())
+    }
+
+    /// Returns what a refused hello means for the link.
+    pub(super) fn hello_refused(&mut self, link: &ShardLink, refusal: Refusal) -> LinkFault {
+        match refusal {
+            // Temporary refusals: retry until the operations reach their deadlines.
+            Refusal::Stopping {} | Refusal::Busy { .. } => LinkFault::Reset(refusal.to_string()),
+            Refusal::RestoreEpoch { current, step, .. } => {
+                match self.epoch_error(link, current, step) {
+                    Some(error) => LinkFault::Session(error),
+                    None => LinkFault::Reset(refusal.to_string()),
+                }
+            }
+            refusal => LinkFault::Session(refused("connect", link.shard, refusal)),
+        }
+    }
+
+    /// Records the epoch of an answer before its content is used.
+    pub(super) fn check_epoch(
+        &mut self,
+        link: &mut ShardLink,
+        pending: PendingRequest,
+        header: &Header,
+        message: &Message,
+        requests: &ShardRequests,
+    ) -> Result<(), LinkFault> {
+        if let Message::Refused(refused) = message
+            && let Refusal::RestoreEpoch { current, step, .. } = refused.refusal
+        {
+            if let Some(error) = self.epoch_error(link, current, step) {
+                return Err(LinkFault::Session(error));
+            }
+            // The first was refused for the epoch it names. The heartbeat was in flight when the
+            // epoch began.
+            let may_follow = match pending {
+                PendingRequest::Request(id) => requests.begins_an_epoch(id),
+                PendingRequest::Heartbeat => current == link.restore_epoch,
+                _ => false,
+            };
+            if may_follow {
+                self.follow_epoch(link, current, header.step);
+                return Ok(());
+            }
+            // The next welcome tells the epoch in which to repeat the pending requests.
+            return Err(LinkFault::Reset(refused.refusal.to_string()));
+        }
+        if header.restore_epoch == link.restore_epoch {
+            return Ok(());
+        }
+        if self.uses(link.shard) {
+            // Pending pulls and pushes may be split between the epochs. The next welcome tells the
+            // step at which the new epoch began.
+            let error = format!("the shard has begun restore epoch {}", header.restore_epoch);
+            return Err(LinkFault::Reset(error));
+        }
+        self.follow_epoch(link, header.restore_epoch, header.step);
+        Ok(())
+    }
+
+    /// Returns whether this session has joined and needs the shard: for its variables or as the
+    /// step owner.
+    fn uses(&self, shard: ShardId) -> bool {
+        let plan = self.plan.as_ref();
+        plan.is_some_and(|plan| plan.shards().contains(&shard) || shard == self.config.owner)
+    }
+
+    /// Returns the epoch that a hello demands of the shard; 0 for any.
+    fn seen_epoch(&self, link: &ShardLink) -> RestoreEpoch {
+        match self.is_member() && self.uses(link.shard) {
+            true => link.restore_epoch,
+            false => RestoreEpoch(0),
+        }
+    }
+
+    /// Records a new epoch of a shard. The owner began it at this step.
+    fn follow_epoch(&mut self, link: &mut ShardLink, epoch: RestoreEpoch, step: GlobalStep) {
+        if link.restore_epoch != epoch {
+            link.restore_epoch = epoch;
+            if link.shard == self.config.owner {
+                // The step falls if the previous epoch was ahead.
+                self.step = step;
+            }
+        }
+    }
+
+    /// Returns the error that ends a joined member when a shard it uses is in another epoch.
+    fn epoch_error(
+        &self,
+        link: &ShardLink,
+        current: RestoreEpoch,
+        step: GlobalStep,
+    ) -> Option<Error> {
+        let joined = self.is_member() && self.uses(link.shard);
+        match current.cmp(&link.restore_epoch) {
+            _ if !joined => None,
+            Ordering::Equal => None,
+            Ordering::Greater => {
+                Some(Error::RolledBack { from_step: self.step.0, to_step: step.0 })
+            }
+            Ordering::Less => Some(Error::StateLost { shard: link.shard }),
+        }
+    }
+
+    /// Records the epoch of a welcome.
+    fn welcome_epoch(&mut self, link: &mut ShardLink, welcome: &Welcome) -> Result<(), LinkFault> {
+        let shard = link.shard;
+        let ready = matches!(welcome.catalogue, CatalogueState::Ready { .. });
+        let uses = self.uses(shard);
+        if uses && !ready && !self.is_member() {
+            // The chief may still restore it. The next hello lets it compare the variables.
+            return Err(LinkFault::Reset("its variables have no values".to_owned()));
+        }
+        let (epoch, step) = (welcome.restore_epoch, welcome.restored_step);
+        let epoch_error = self.epoch_error(link, epoch, step);
+        if let Some(error) = epoch_error.or((uses && !ready).then_some(Error::StateLost { shard }))
+        {
+            return Err(LinkFault::Session(error));
+        }
+        self.follow_epoch(link, epoch, step);
+        link.ready = ready;
+        Ok(())
+    }
+}
+
+/// Returns the error for a refusal of this operation by a shard.
+pub(super) fn refused(doing: &'static str, shard: ShardId, refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Fenced { .. } => Error::Fenced,
+        refusal => Error::Refused { doing, shard, refusal },
+    }
+}
+
+/// Returns the first difference between a server's identity and that of another shard in use.
+fn disagreement(links: &ShardLinks, index: usize, identity: &Identity) -> Option<Error> {
+    let others = links.iter().enumerate().filter(|&(other, _)| other != index);
+    others.into_iter().find_map(|(_, other)| {
+        let (field, left_value, right_value) = other.identity.difference(identity)?;
+        Some(Error::Identity {
+            left: other.shard,
+            right: links[index].shard,
+            field: field.to_owned(),
+            left_value: left_value.to_owned(),
+            right_value: right_value.to_owned(),
+            left_hash: short_hash(&other.identity.hash()),
+            right_hash: short_hash(&identity.hash()),
+        })
+    })
+}
+
+// A hello can carry every valid job name.
+const _: () = assert!(ClusterSpec::JOB_NAME_BYTES_MAX == limits::JOB_BYTES_MAX);
