@@ -20,7 +20,7 @@ use crate::gradients::rows::{RowPartOptions, VariableRows};
 use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::gradients::staged_parts::StagedParts;
-use crate::handles::PushHandle;
+use crate::outcome::PushHandle;
 use crate::runtime::Caller;
 use crate::session::SessionCommand;
 

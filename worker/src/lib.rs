@@ -40,7 +40,6 @@ mod compression;
 mod config;
 mod error;
 mod gradients;
-mod handles;
 mod initial_values;
 mod joined_model;
 mod joining;
@@ -64,10 +63,12 @@ pub use error::{
     UnresponsiveShards, ViewError,
 };
 pub use gradients::params::{Gradients, Params};
-pub use handles::{PullHandle, PushHandle, VariableHandle};
 pub use initial_values::InitialValues;
 pub use loss_scale::LossScale;
-pub use outcome::{PassedOver, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
+pub use outcome::{
+    PassedOver, PullHandle, Pulled, Push, PushHandle, RestoredCheckpoint, SavedCheckpoint,
+    StepOutcome, VariableHandle,
+};
 pub use reader::{Reader, ReaderError};
 pub use streaming_push::StreamingPush;
 #[cfg(feature = "simulation")]

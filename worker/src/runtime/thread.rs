@@ -11,12 +11,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
+use super::caller::{Answer, QueuedCommand};
 use super::caller::{COMMANDS_MAX, Caller};
 use super::connection;
-use super::mapped_shards::MappedShards;
-use super::outbox::LinkOutbox;
-use super::push_buffers::PushBuffers;
-use super::reply::{Answer, QueuedCommand};
+use super::connection::LinkOutbox;
+use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::Progress;

@@ -35,7 +35,7 @@ pub(crate) use io::{
 use links::{BodyTarget, LinkFault, LinkStatus, OutgoingFrame, PendingRequest, ShardLinks};
 use membership::Membership;
 use progress::ProgressReports;
-use pulls::{PullEvent, has_more_parts};
+use pulls::PullEvent;
 use pushes::PushEvent;
 use sharing::MemorySharing;
 use tokens::TokenAnswer;
@@ -231,7 +231,7 @@ impl Session {
             return self.hello_answered(now, index, header, message);
         }
         self.membership.check_epoch(link, pending, header, &message, &self.work.requests)?;
-        link.answered(header.request, has_more_parts(&message));
+        link.answered(header.request, &message);
         if self.links.is_owner(index) {
             self.membership.step = self.membership.step.max(header.step);
         }

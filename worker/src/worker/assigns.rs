@@ -15,9 +15,9 @@ use crate::gradients::rows::RowPartOptions;
 use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::gradients::staged_parts::StagedParts;
-use crate::handles::PushHandle;
 use crate::initial_values::padded_bytes;
 use crate::joined_model::{check_finite, check_rows_finite};
+use crate::outcome::PushHandle;
 use crate::session::{PushOrder, ReadPoint, SessionCommand};
 
 impl Worker {

@@ -6,8 +6,7 @@ use pushpull_common::tensor::Element;
 use super::Worker;
 use crate::error::{Error, ViewError};
 use crate::gradients::params::Params;
-use crate::handles::{PullHandle, VariableHandle};
-use crate::outcome::Pulled;
+use crate::outcome::{PullHandle, Pulled, VariableHandle};
 use crate::token::Token;
 
 impl Worker {

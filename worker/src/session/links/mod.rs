@@ -14,7 +14,9 @@ use super::SessionOutput;
 use crate::error::Error;
 use crate::gradients::parts::FrameBody;
 use shard_link::WELCOME_TIMEOUT;
-pub(super) use shard_link::{BodyTarget, LinkFault, LinkStatus, PendingRequest, ShardLink};
+pub(super) use shard_link::{
+    BodyTarget, LinkFault, LinkStatus, PendingRequest, ShardLink, has_more_parts,
+};
 
 /// A frame to send: the fields of its header that the request decides, its meta and its body.
 #[derive(Debug)]

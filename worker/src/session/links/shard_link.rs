@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::codec::Encoding;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{RequestId, RestoreEpoch, Sequence, ShardId, TokenId};
-use pushpull_common::protocol::message::HeartbeatAnswer;
+use pushpull_common::protocol::message::{HeartbeatAnswer, PulledEncoded};
 use pushpull_common::protocol::{Message, Refusal};
 
 use crate::error::Error;
@@ -199,11 +199,11 @@ impl ShardLink {
         self.pending.values().any(|pending| *pending == request)
     }
 
-    /// Takes the purpose of an answered request; keeps it if more parts of the answer follow.
-    pub(in crate::session) fn answered(&mut self, request: RequestId, has_more_parts: bool) {
+    /// Removes an answered request, unless more parts of the answer follow.
+    pub(in crate::session) fn answered(&mut self, request: RequestId, message: &Message) {
         // An answer resets the back-off. A welcome alone does not.
         self.attempts = 0;
-        if !has_more_parts {
+        if !has_more_parts(message) {
             self.pending.remove(&request);
         }
     }
@@ -252,6 +252,14 @@ impl ShardLink {
             LinkStatus::AwaitingWelcome => Some(self.last_sent + WELCOME_TIMEOUT),
             LinkStatus::Up => Some(self.last_sent + self.heartbeat_interval()),
         }
+    }
+}
+
+/// Returns whether more parts of the same answer follow this one.
+pub(in crate::session) fn has_more_parts(message: &Message) -> bool {
+    match message {
+        Message::Pulled(part) | Message::PulledEncoded(PulledEncoded { part, .. }) => !part.last,
+        _ => false,
     }
 }
 

@@ -7,10 +7,9 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use pushpull_common::ids::GlobalStep;
-use pushpull_common::protocol::message::PulledEncoded;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
-use super::links::{BodyTarget, LinkFault, PendingRequest, ShardLinks};
+use super::links::{self, BodyTarget, LinkFault, PendingRequest, ShardLinks};
 use super::{GradientCounts, OpId, ReadPoint, Reply, SessionOutput};
 use encoded_values::EncodedValuesPart;
 pub(super) use pull::PendingPull;
@@ -217,7 +216,7 @@ impl PendingPulls {
                 return Err(LinkFault::Reset(error.to_owned()));
             }
         }
-        let last = !has_more_parts(message);
+        let last = !links::has_more_parts(message);
         if bytes == 0 {
             return Ok(self.received((id, request), index, last, synchronous, links));
         }
@@ -317,13 +316,5 @@ impl PendingPulls {
                 assert_eq!(is_sent, is_pending, "request {index} of {id:?}: {request:?}");
             }
         }
-    }
-}
-
-/// Returns whether more parts of the same answer follow this one.
-pub(super) fn has_more_parts(message: &Message) -> bool {
-    match message {
-        Message::Pulled(part) | Message::PulledEncoded(PulledEncoded { part, .. }) => !part.last,
-        _ => false,
     }
 }

@@ -1,13 +1,13 @@
-//! The shards whose values are mapped: callers pull from shared memory without a request.
+//! The memory that shards share with this process: values to read, and push buffers to write
+//! gradients into. The session adds and removes it; callers use it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::shared_values::{PinError, Reader, ValueCounts};
 
-use super::per_link::PerLink;
-use super::shared_memory::MappedFile;
-use crate::gradients::gradient_buffer::AlignedBuffer;
+use super::shared_memory::{MappedFile, MappedPushBuffer};
+use crate::gradients::gradient_buffer::{AlignedBuffer, GradientSlot, PushBufferId};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::mapped_values::{CopyPlan, MappedShard, PullConsistency, PullVerdict};
 use crate::session::ReadPoint;
@@ -132,4 +132,129 @@ fn pin(
         }
     }
     None
+}
+
+/// The push buffers that shards share, each for as long as its connection lasts. The session adds
+/// and removes them; callers take buffer slots.
+#[derive(Debug, Default)]
+pub(crate) struct PushBuffers(PerLink<LinkBuffer>);
+
+#[derive(Debug)]
+struct LinkBuffer {
+    id: PushBufferId,
+    push_buffer: Arc<MappedPushBuffer>,
+}
+
+impl PushBuffers {
+    /// Adds the push buffer that the shard of a link shares.
+    pub(crate) fn add(
+        &self,
+        link: usize,
+        shard: ShardId,
+        id: PushBufferId,
+        push_buffer: MappedPushBuffer,
+    ) {
+        self.0.add(link, shard, LinkBuffer { id, push_buffer: Arc::new(push_buffer) });
+    }
+
+    /// Removes the push buffer of a link whose connection has ended. A caller that holds a buffer
+    /// slot may still write to it; no more slots are taken.
+    pub(crate) fn remove(&self, link: usize) {
+        self.0.remove(link);
+    }
+
+    /// Returns whether this push buffer is still shared.
+    pub(crate) fn has(&self, push_buffer: PushBufferId) -> bool {
+        self.0.any(|shared| shared.id == push_buffer)
+    }
+
+    /// Takes a free buffer slot of a shard's push buffer.
+    pub(crate) fn take(&self, shard: ShardId) -> Option<GradientSlot> {
+        let shared = self.0.of(shard)?;
+        let (memory, number) = shared.push_buffer.take()?;
+        Some(GradientSlot { shard, push_buffer: shared.id, number, memory: Box::new(memory) })
+    }
+}
+
+/// At most one shared value per link, for as long as the connection lasts.
+#[derive(Debug)]
+struct PerLink<T> {
+    all: Mutex<Vec<LinkEntry<T>>>,
+    /// The owning process. A forked child inherits the mappings but must not use them: only one
+    /// process may write.
+    process: u32,
+}
+
+#[derive(Debug)]
+struct LinkEntry<T> {
+    link: usize,
+    shard: ShardId,
+    shared: Arc<T>,
+}
+
+impl<T> Default for PerLink<T> {
+    fn default() -> PerLink<T> {
+        PerLink { all: Mutex::default(), process: std::process::id() }
+    }
+}
+
+impl<T> PerLink<T> {
+    /// Adds the value that the shard of a link shares. Replaces an earlier one of the same link.
+    fn add(&self, link: usize, shard: ShardId, shared: T) {
+        let mut all = self.all();
+        all.retain(|other| other.link != link);
+        all.push(LinkEntry { link, shard, shared: Arc::new(shared) });
+    }
+
+    /// Removes the value of a link whose connection has ended. A caller that holds it may finish.
+    fn remove(&self, link: usize) {
+        self.all().retain(|other| other.link != link);
+    }
+
+    /// Returns the value that a shard shares; `None` in a forked child.
+    fn of(&self, shard: ShardId) -> Option<Arc<T>> {
+        self.find(|other| (other.shard == shard).then(|| other.shared.clone()))
+    }
+
+    /// Returns whether a shared value satisfies the predicate; `false` in a forked child.
+    fn any(&self, is_it: impl Fn(&T) -> bool) -> bool {
+        self.find(|other| is_it(&other.shared).then_some(())).is_some()
+    }
+
+    fn find<R>(&self, of: impl Fn(&LinkEntry<T>) -> Option<R>) -> Option<R> {
+        if std::process::id() != self.process {
+            return None;
+        }
+        self.all().iter().find_map(of)
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<LinkEntry<T>>> {
+        // Each change is one call, so a panic elsewhere leaves the list valid.
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_value_is_found_until_it_is_removed_or_replaced() {
+        let (links, shard) = (PerLink::default(), |task| ShardId { task, shard: 0 });
+        links.add(0, shard(7), "first");
+        links.add(1, shard(8), "second");
+        let held = links.of(shard(7)).unwrap();
+        assert_eq!((*held, links.of(shard(9)).is_none()), ("first", true));
+        links.add(0, shard(7), "third");
+        assert_eq!(*links.of(shard(7)).unwrap(), "third");
+        assert!(links.any(|shared| *shared == "second") && !links.any(|shared| *shared == "first"));
+        links.remove(0);
+        assert!(links.of(shard(7)).is_none() && links.of(shard(8)).is_some());
+        assert_eq!(*held, "first", "a holder keeps its value");
+        let links = PerLink { process: links.process + 1, ..links };
+        assert!(
+            links.of(shard(8)).is_none() && !links.any(|_| true),
+            "a forked child finds no value"
+        );
+    }
 }
