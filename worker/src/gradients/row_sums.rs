@@ -6,14 +6,14 @@ use pushpull_common::tensor::{DType, Element, bf16, f16};
 
 /// The memory for sums of rows, reused from push to push.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RowSums {
+pub(super) struct DuplicateSums {
     /// Row ids, each with the index of its row, sorted.
     order: Vec<(u64, u32)>,
     /// The sum of the rows of one id.
     sum: Vec<u64>,
 }
 
-impl RowSums {
+impl DuplicateSums {
     /// Appends rows to `unique` and `out` with unique ascending ids. Rows of one id are summed in
     /// their order; halves are summed in `f32` and rounded once.
     pub(super) fn add_up<T: Element>(
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn halves_are_summed_in_f32_and_rounded_once() {
-        let (mut sums, mut ids, mut bytes) = (RowSums::default(), Vec::new(), Vec::new());
+        let (mut sums, mut ids, mut bytes) = (DuplicateSums::default(), Vec::new(), Vec::new());
         let [one, tiny] = [bf16::ONE, bf16::from_f32(1.0 / 256.0)];
         // Each tiny row alone would be rounded away.
         sums.add_up(&[7, 5, 7, 7], &[one, -bf16::ZERO, tiny, tiny], &mut ids, &mut bytes);

@@ -10,7 +10,7 @@ use pushpull_common::tensor::{Element, elements_of};
 
 use super::part_buffer::PartBuffer;
 use super::row_ids::{number_of, part_of};
-use super::row_sums::RowSums;
+use super::row_sums::DuplicateSums;
 use super::sharding_plan::ShardingPlan;
 use crate::error::{Error, ViewError};
 
@@ -27,7 +27,7 @@ pub(crate) struct RowGradients {
     pub(crate) buffer: PartBuffer,
     /// The rows of each partition of the variable that was cut last.
     by_partition: Vec<PartitionRows>,
-    sums: RowSums,
+    sums: DuplicateSums,
     /// Partition indices, each with the index of a row.
     order: Vec<(u32, u32)>,
     counts: Vec<usize>,

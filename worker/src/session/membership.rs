@@ -18,7 +18,7 @@ use pushpull_common::protocol::refusal::short_hash;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Message, Refusal, limits, version};
 
-use super::links::{LinkFault, PendingRequest, ShardLink, ShardLinks};
+use super::links::{LinkFault, PendingRequest, SessionLinks, ShardLink};
 use super::requests::ShardRequests;
 use super::{ServerSettings, SessionConfig};
 use crate::config::Checksums;
@@ -83,7 +83,7 @@ impl Membership {
         &mut self,
         plan: &Arc<ShardingPlan>,
         all: &[usize],
-        links: &ShardLinks,
+        links: &SessionLinks,
     ) -> Option<Result<(), Error>> {
         if all.iter().any(|&link| !links[link].is_up()) {
             return None;
@@ -129,7 +129,7 @@ impl Membership {
         index: usize,
         header: &Header,
         welcome: &Welcome,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) -> Result<(), LinkFault> {
         let identity = Identity::from_wire(&welcome.identity);
         if let Some(error) = disagreement(links, index, &identity) {
@@ -290,7 +290,7 @@ pub(super) fn refused(doing: &'static str, shard: ShardId, refusal: Refusal) -> 
 }
 
 /// Returns the first difference between a server's identity and that of another shard in use.
-fn disagreement(links: &ShardLinks, index: usize, identity: &Identity) -> Option<Error> {
+fn disagreement(links: &SessionLinks, index: usize, identity: &Identity) -> Option<Error> {
     let others = links.iter().enumerate().filter(|&(other, _)| other != index);
     others.into_iter().find_map(|(_, other)| {
         let (field, left_value, right_value) = other.identity.difference(identity)?;

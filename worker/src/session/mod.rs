@@ -32,7 +32,7 @@ pub(crate) use io::{
     GradientCounts, OpId, PushOrder, ReadPoint, Reply, ServerSettings, SessionCommand,
     SessionConfig, SessionInput, SessionOutput,
 };
-use links::{BodyTarget, LinkFault, LinkStatus, OutgoingFrame, PendingRequest, ShardLinks};
+use links::{BodyTarget, LinkFault, LinkStatus, OutgoingFrame, PendingRequest, SessionLinks};
 use membership::Membership;
 use progress::ProgressReports;
 use pulls::PullEvent;
@@ -68,7 +68,7 @@ use work::SessionWork;
 #[derive(Debug)]
 pub(crate) struct Session {
     membership: Membership,
-    links: ShardLinks,
+    links: SessionLinks,
     work: SessionWork,
     sharing: MemorySharing,
     reports: ProgressReports,
@@ -79,7 +79,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(config: SessionConfig) -> Session {
         Session {
-            links: ShardLinks::new(config.owner, config.incarnation.0 | 1),
+            links: SessionLinks::new(config.owner, config.incarnation.0 | 1),
             work: SessionWork::new(),
             sharing: MemorySharing::new(config.shared_memory, config.values.is_none()),
             reports: ProgressReports::new(config.progress_interval, config.addresses.clone()),

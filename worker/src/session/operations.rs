@@ -12,7 +12,7 @@ use crate::gradients::sharding_plan::ShardingPlan;
 
 /// An unanswered operation.
 #[derive(Debug)]
-pub(super) struct Operation {
+pub(super) struct PendingOperation {
     pub(super) kind: OperationKind,
     pub(super) doing: &'static str,
     pub(super) since: Instant,
@@ -40,7 +40,7 @@ pub(super) enum OperationKind {
     },
 }
 
-impl Operation {
+impl PendingOperation {
     /// Returns the time left until the deadline, for the header of a request that waits on the
     /// server.
     pub(super) fn deadline_ms(&self, now: Instant) -> u32 {
@@ -67,18 +67,18 @@ impl Operation {
 ///
 /// Invariant: an operation is here from its command until its answer or its cancellation.
 #[derive(Debug, Default)]
-pub(super) struct Operations(BTreeMap<OpId, Operation>);
+pub(super) struct PendingOperations(BTreeMap<OpId, PendingOperation>);
 
-impl Operations {
-    pub(super) fn add(&mut self, id: OpId, operation: Operation) {
+impl PendingOperations {
+    pub(super) fn add(&mut self, id: OpId, operation: PendingOperation) {
         self.0.insert(id, operation);
     }
 
-    pub(super) fn remove(&mut self, id: OpId) -> Option<Operation> {
+    pub(super) fn remove(&mut self, id: OpId) -> Option<PendingOperation> {
         self.0.remove(&id)
     }
 
-    pub(super) fn get(&self, id: OpId) -> Option<&Operation> {
+    pub(super) fn get(&self, id: OpId) -> Option<&PendingOperation> {
         self.0.get(&id)
     }
 
@@ -129,14 +129,14 @@ mod tests {
 
     use super::*;
 
-    fn operation(kind: OperationKind, since: Instant, seconds: u64) -> Operation {
+    fn operation(kind: OperationKind, since: Instant, seconds: u64) -> PendingOperation {
         let deadline = since + Duration::from_secs(seconds);
-        Operation { kind, doing: "test", since, deadline }
+        PendingOperation { kind, doing: "test", since, deadline }
     }
 
     #[test]
     fn the_last_part_of_a_push_has_the_deadline_of_its_most_patient_waiter() {
-        let (now, mut operations) = (Instant::now(), Operations::default());
+        let (now, mut operations) = (Instant::now(), PendingOperations::default());
         let push = |sequence| OperationKind::Push { sequence: Sequence(sequence), owns: false };
         for (id, kind, seconds) in
             [(1, push(7), 2), (2, push(7), 3), (3, push(8), 9), (4, OperationKind::Token, 1)]
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn operations_can_end_while_they_are_visited() {
-        let (now, mut operations) = (Instant::now(), Operations::default());
+        let (now, mut operations) = (Instant::now(), PendingOperations::default());
         (1..=4).for_each(|id| operations.add(OpId(id), operation(OperationKind::Pull, now, 1)));
         let (mut visited, mut next) = (Vec::new(), operations.first());
         while let Some(id) = next {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::OpId;
-use super::links::ShardLinks;
-use super::operations::{Operation, OperationKind};
+use super::links::SessionLinks;
+use super::operations::{OperationKind, PendingOperation};
 use super::work::SessionWork;
 use crate::error::{UnresponsiveShard, UnresponsiveShards};
 
@@ -42,7 +42,7 @@ impl ProgressReports {
         &mut self,
         now: Instant,
         is_waiting: bool,
-        links: &ShardLinks,
+        links: &SessionLinks,
     ) -> Option<UnresponsiveShards> {
         let interval = self.interval?;
         if !is_waiting {
@@ -65,7 +65,7 @@ impl ProgressReports {
         now: Instant,
         owner: usize,
         awaited: &str,
-        links: &ShardLinks,
+        links: &SessionLinks,
     ) -> UnresponsiveShards {
         self.last = Some(now);
         let mut silent = self.unresponsive_shards(now, Some(owner), links);
@@ -80,9 +80,9 @@ impl ProgressReports {
         now: Instant,
         id: OpId,
         work: &SessionWork,
-        links: &ShardLinks,
+        links: &SessionLinks,
     ) -> UnresponsiveShards {
-        let Some(Operation { kind, .. }) = work.operations.get(id) else {
+        let Some(PendingOperation { kind, .. }) = work.operations.get(id) else {
             return UnresponsiveShards::default();
         };
         let is_down = |&link: &usize| !links[link].is_up();
@@ -122,7 +122,7 @@ impl ProgressReports {
         &self,
         now: Instant,
         also: Option<usize>,
-        links: &ShardLinks,
+        links: &SessionLinks,
     ) -> Vec<UnresponsiveShard> {
         let all = links.iter().enumerate();
         let silent = all.filter(|(index, link)| Some(*index) == also || link.holds_up(now));
@@ -134,7 +134,7 @@ impl ProgressReports {
         &self,
         now: Instant,
         index: usize,
-        links: &ShardLinks,
+        links: &SessionLinks,
     ) -> UnresponsiveShard {
         let link = &links[index];
         let silence = now.saturating_duration_since(link.last_received);
@@ -173,7 +173,7 @@ impl ProgressReports {
 }
 
 /// Returns whether a shard is in an older restore epoch than others.
-fn awaits_restore(index: usize, links: &ShardLinks) -> bool {
+fn awaits_restore(index: usize, links: &SessionLinks) -> bool {
     let ready = (0..links.len()).filter(|&link| links[link].ready);
     links.outdated(ready).any(|outdated| outdated == index)
 }
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn there_is_one_report_in_an_interval_and_none_without_a_wait() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut links = ShardLinks::new(ShardId { task: 0, shard: 0 }, 1);
+        let mut links = SessionLinks::new(ShardId { task: 0, shard: 0 }, 1);
         links.to(start, ShardId { task: 3, shard: 0 });
         let addresses = [(3, "host3:1".to_owned())].into();
         let mut reports = ProgressReports::new(Some(second), addresses);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use pushpull_common::protocol::message::CatalogueState;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
-use super::links::{BodyTarget, LinkFault, OutgoingFrame, PendingRequest, ShardLink, ShardLinks};
+use super::links::{BodyTarget, LinkFault, OutgoingFrame, PendingRequest, SessionLinks, ShardLink};
 use super::{OpId, SessionOutput};
 
 /// An idempotent request, sent again after each reconnect until it is answered.
@@ -98,7 +98,7 @@ impl ShardRequests {
         now: Instant,
         id: OpId,
         deadline_ms: u32,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let Some(request) = self.0.get_mut(&id) else { return };

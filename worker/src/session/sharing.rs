@@ -9,7 +9,7 @@ use pushpull_common::protocol::Message;
 use pushpull_common::protocol::message::{SharePushBuffer, ShareValues};
 
 use super::SessionOutput;
-use super::links::{LinkFault, OutgoingFrame, PendingRequest, ShardLinks};
+use super::links::{LinkFault, OutgoingFrame, PendingRequest, SessionLinks};
 use super::membership::Membership;
 use crate::gradients::gradient_buffer::PushBufferId;
 use crate::gradients::sharding_plan::ShardingPlan;
@@ -42,7 +42,7 @@ impl MemorySharing {
         &self,
         now: Instant,
         membership: &Membership,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         for index in (0..links.len()).filter(|_| self.enabled) {
@@ -74,7 +74,7 @@ impl MemorySharing {
         index: usize,
         message: Message,
         membership: &Membership,
-        links: &ShardLinks,
+        links: &SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) -> Result<(), LinkFault> {
         let shared = match message {
@@ -99,7 +99,7 @@ impl MemorySharing {
         &mut self,
         index: usize,
         message: Message,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) -> Result<(), LinkFault> {
         let shared = match message {

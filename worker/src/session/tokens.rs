@@ -8,7 +8,7 @@ use pushpull_common::ids::{GlobalStep, RequestId, TokenId};
 use pushpull_common::protocol::message::{PushAnswer, ReturnToken, TokenRequest};
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
-use super::links::{LinkFault, OutgoingFrame, PendingRequest, ShardLinks};
+use super::links::{LinkFault, OutgoingFrame, PendingRequest, SessionLinks};
 use super::{OpId, SessionOutput};
 
 /// The received tokens that no caller has taken, with their times of arrival.
@@ -130,7 +130,7 @@ impl Tokens {
         now: Instant,
         id: OpId,
         (wait_ms, deadline_ms): (u32, u32),
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let Some(owner) = links.connected_owner() else { return };
@@ -152,7 +152,7 @@ impl Tokens {
         link: usize,
         request: RequestId,
         message: Message,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) -> Result<TokenAnswer, LinkFault> {
         let asked = self.requested.take();
         match message {
@@ -180,7 +180,7 @@ impl Tokens {
         now: Instant,
         request: RequestId,
         answer: &PushAnswer,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) {
         if let Some(grant) = answer.next {
             self.granted(now, request, grant, links);
@@ -190,7 +190,13 @@ impl Tokens {
 
     /// Records a token granted in answer to this request of the step owner. A repetition is
     /// ignored.
-    fn granted(&mut self, now: Instant, request: RequestId, grant: Grant, links: &mut ShardLinks) {
+    fn granted(
+        &mut self,
+        now: Instant,
+        request: RequestId,
+        grant: Grant,
+        links: &mut SessionLinks,
+    ) {
         if grant.token > self.newest {
             self.newest = grant.token;
             self.unclaimed.add(grant, now);
@@ -238,7 +244,7 @@ impl Tokens {
     pub(super) fn send_returns(
         &mut self,
         now: Instant,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let Some(owner) = links.connected_owner() else { return };
@@ -292,9 +298,9 @@ mod tests {
     }
 
     /// Links with a connected step owner.
-    fn connected() -> (ShardLinks, usize) {
+    fn connected() -> (SessionLinks, usize) {
         let owner = ShardId { task: 0, shard: 0 };
-        let mut links = ShardLinks::new(owner, 1);
+        let mut links = SessionLinks::new(owner, 1);
         let link = links.to(Instant::now(), owner);
         links.welcomed(link, false);
         (links, link)

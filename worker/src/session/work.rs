@@ -7,9 +7,9 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
-use super::links::{BodyTarget, LostRequests, PendingRequest, ShardLink, ShardLinks};
+use super::links::{BodyTarget, LostRequests, PendingRequest, SessionLinks, ShardLink};
 use super::membership::{Membership, refused};
-use super::operations::{Operation, OperationKind, Operations};
+use super::operations::{OperationKind, PendingOperation, PendingOperations};
 use super::progress::ProgressReports;
 use super::pulls::{PendingPull, PendingPulls};
 use super::pushes::PendingPushes;
@@ -28,7 +28,7 @@ use crate::error::{Error, UnresponsiveShard, UnresponsiveShards};
 /// - A granted token is with a caller, in a pending push, unclaimed, or on its way back.
 #[derive(Debug)]
 pub(super) struct SessionWork {
-    pub(super) operations: Operations,
+    pub(super) operations: PendingOperations,
     pub(super) requests: ShardRequests,
     pub(super) pushes: PendingPushes,
     pub(super) pulls: PendingPulls,
@@ -38,7 +38,7 @@ pub(super) struct SessionWork {
 impl SessionWork {
     pub(super) fn new() -> SessionWork {
         SessionWork {
-            operations: Operations::default(),
+            operations: PendingOperations::default(),
             requests: ShardRequests::default(),
             pushes: PendingPushes::new(),
             pulls: PendingPulls::default(),
@@ -53,7 +53,7 @@ impl SessionWork {
         id: OpId,
         (command, deadline): (SessionCommand, Instant),
         membership: &Membership,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) -> Option<Result<Reply, Error>> {
         self.pushes.query_undecided();
@@ -119,7 +119,7 @@ impl SessionWork {
                 ("push", OperationKind::Push { sequence, owns: false })
             }
         };
-        self.operations.add(id, Operation { kind, doing, since: now, deadline });
+        self.operations.add(id, PendingOperation { kind, doing, since: now, deadline });
         None
     }
 
@@ -128,7 +128,7 @@ impl SessionWork {
         now: Instant,
         (order, complete): (PushOrder, bool),
         membership: &Membership,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) -> Result<Sequence, Error> {
         if self.pushes.window_is_full() {
@@ -145,7 +145,7 @@ impl SessionWork {
         &mut self,
         now: Instant,
         membership: &mut Membership,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         reports: &ProgressReports,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
@@ -171,7 +171,7 @@ impl SessionWork {
         &mut self,
         now: Instant,
         sequence: Sequence,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         self.pushes.send(now, sequence, links, &mut self.tokens, &self.operations, outputs);
@@ -195,7 +195,7 @@ impl SessionWork {
         now: Instant,
         id: OpId,
         membership: &mut Membership,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         reports: &ProgressReports,
         outputs: &mut VecDeque<SessionOutput>,
     ) -> Option<Result<Reply, Error>> {
@@ -252,7 +252,7 @@ impl SessionWork {
         }
     }
 
-    fn remove(&mut self, id: OpId) -> Option<Operation> {
+    fn remove(&mut self, id: OpId) -> Option<PendingOperation> {
         let operation = self.operations.remove(id)?;
         match operation.kind {
             OperationKind::Request => self.requests.remove(id),
@@ -267,7 +267,7 @@ impl SessionWork {
         &mut self,
         now: Instant,
         id: OpId,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let kind = self.remove(id).map(|operation| operation.kind);
@@ -281,7 +281,7 @@ impl SessionWork {
         &mut self,
         now: Instant,
         sequence: Sequence,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         if let Some(grant) = self.pushes.withdraw(now, sequence, links, outputs) {
@@ -294,7 +294,7 @@ impl SessionWork {
         &mut self,
         now: Instant,
         grant: Grant,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         self.tokens.give_back(grant);
@@ -306,7 +306,7 @@ impl SessionWork {
     pub(super) fn return_due_tokens(
         &mut self,
         now: Instant,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         while links.connected_owner().is_some()
@@ -361,7 +361,7 @@ impl SessionWork {
         id: OpId,
         index: usize,
         refusal: Refusal,
-        (links, reports): (&ShardLinks, &ProgressReports),
+        (links, reports): (&SessionLinks, &ProgressReports),
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let Some(operation) = self.operations.get(id) else { return };
@@ -375,7 +375,7 @@ impl SessionWork {
         self.finish(id, Err(error), outputs);
     }
 
-    /// Handles a step owner that did not decide about a push in time. Operations that began before
+    /// Handles a step owner that did not decide about a push in time. PendingOperations that began before
     /// `completed_at` fail with the list of stragglers. The push stays pending, and the owner is
     /// asked again for the later ones.
     pub(super) fn push_undecided(
@@ -402,7 +402,7 @@ impl SessionWork {
     pub(super) fn time_out(
         &mut self,
         now: Instant,
-        links: &ShardLinks,
+        links: &SessionLinks,
         reports: &ProgressReports,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
@@ -455,7 +455,7 @@ impl SessionWork {
     }
 
     #[cfg(test)]
-    pub(super) fn check_invariants(&self, links: &ShardLinks) {
+    pub(super) fn check_invariants(&self, links: &SessionLinks) {
         let (mut requests, mut pulls) = (0, 0);
         let mut next = self.operations.first();
         while let Some(id) = next {

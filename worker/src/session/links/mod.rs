@@ -51,7 +51,7 @@ pub(super) struct LostRequests {
 /// Invariants: there is one link for each shard, and its index never changes. A request is pending
 /// on the link that it was sent over, until its last answer or the end of the connection.
 #[derive(Debug)]
-pub(super) struct ShardLinks {
+pub(super) struct SessionLinks {
     links: Vec<ShardLink>,
     /// The shard of the step owner.
     owner: ShardId,
@@ -63,9 +63,9 @@ pub(super) struct ShardLinks {
     random: u64,
 }
 
-impl ShardLinks {
-    pub(super) fn new(owner: ShardId, seed: u64) -> ShardLinks {
-        ShardLinks { links: Vec::new(), owner, owner_first: false, random: seed }
+impl SessionLinks {
+    pub(super) fn new(owner: ShardId, seed: u64) -> SessionLinks {
+        SessionLinks { links: Vec::new(), owner, owner_first: false, random: seed }
     }
 
     /// Returns the link to a shard, which is created on the first call.
@@ -286,7 +286,7 @@ impl ShardLinks {
     }
 }
 
-impl Index<usize> for ShardLinks {
+impl Index<usize> for SessionLinks {
     type Output = ShardLink;
 
     fn index(&self, index: usize) -> &ShardLink {
@@ -294,7 +294,7 @@ impl Index<usize> for ShardLinks {
     }
 }
 
-impl IndexMut<usize> for ShardLinks {
+impl IndexMut<usize> for SessionLinks {
     fn index_mut(&mut self, index: usize) -> &mut ShardLink {
         &mut self.links[index]
     }
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn a_member_connects_to_the_step_owner_first() {
         let (now, mut outputs) = (Instant::now(), VecDeque::new());
-        let mut links = ShardLinks::new(OWNER, 1);
+        let mut links = SessionLinks::new(OWNER, 1);
         let [other, owner] = [OTHER, OWNER].map(|shard| links.to(now, shard));
         assert_eq!((links.to(now, OTHER), links.owner()), (other, Some(owner)));
         (0..2).for_each(|link| links.connect_if_due(now, link, false, &mut outputs));
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn pauses_between_attempts_are_random_and_bounded() {
         let (now, mut outputs) = (Instant::now(), VecDeque::new());
-        let mut links = ShardLinks::new(OWNER, 7);
+        let mut links = SessionLinks::new(OWNER, 7);
         let link = links.to(now, OWNER);
         let mut pauses = BTreeSet::new();
         for attempt in 0..100 {
@@ -352,11 +352,11 @@ mod tests {
     #[test]
     fn only_tokens_requested_after_a_welcome_were_granted_over_its_connection() {
         let (now, mut outputs) = (Instant::now(), VecDeque::new());
-        let mut links = ShardLinks::new(OWNER, 1);
+        let mut links = SessionLinks::new(OWNER, 1);
         let [owner, other] = [OWNER, OTHER].map(|shard| links.to(now, shard));
         links.welcomed(owner, false);
         assert_eq!(links[owner].granted_since, Some(TokenId(0)), "no token was requested before");
-        let mut ask = |links: &mut ShardLinks| {
+        let mut ask = |links: &mut SessionLinks| {
             let frame = OutgoingFrame::of(Heartbeat {});
             links.send(now, owner, PendingRequest::Token, frame, &mut outputs)
         };

@@ -9,7 +9,7 @@ use std::time::Instant;
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
-use super::links::{self, BodyTarget, LinkFault, PendingRequest, ShardLinks};
+use super::links::{self, BodyTarget, LinkFault, PendingRequest, SessionLinks};
 use super::{GradientCounts, OpId, ReadPoint, Reply, SessionOutput};
 use encoded_values::EncodedValuesPart;
 pub(super) use pull::PendingPull;
@@ -81,7 +81,7 @@ impl PendingPulls {
         id: OpId,
         envelope: Envelope,
         (known, synchronous): (GlobalStep, bool),
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) -> bool {
         let Some(pull) = self.get_mut(id) else { return false };
@@ -147,7 +147,7 @@ impl PendingPulls {
         &mut self,
         id: OpId,
         synchronous: bool,
-        links: &ShardLinks,
+        links: &SessionLinks,
     ) -> Option<Reply> {
         let pull = self.remove(id)?;
         let step = if synchronous { pull.oldest() } else { pull.step };
@@ -167,7 +167,7 @@ impl PendingPulls {
         header: &Header,
         message: Message,
         synchronous: bool,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) -> Result<PullEvent, LinkFault> {
         if let Message::Refused(refused) = message {
             return Ok(PullEvent::Refused(refused.refusal));
@@ -186,7 +186,7 @@ impl PendingPulls {
         header: &Header,
         message: &Message,
         synchronous: bool,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) -> Result<PullEvent, LinkFault> {
         if !matches!(message, Message::Pulled(_) | Message::Rows(_) | Message::PulledEncoded(_)) {
             return Err(LinkFault::unexpected(message));
@@ -237,7 +237,7 @@ impl PendingPulls {
         index: usize,
         last: bool,
         synchronous: bool,
-        links: &ShardLinks,
+        links: &SessionLinks,
     ) -> PullEvent {
         let epoch = links[index].restore_epoch;
         let Some(pull) = self.get_mut(id) else { return PullEvent::Received };
@@ -263,7 +263,7 @@ impl PendingPulls {
         index: usize,
         (part, last): (&EncodedValuesPart, bool),
         synchronous: bool,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) -> Result<PullEvent, LinkFault> {
         let Some(pull) = self.get_mut(id) else { return Ok(PullEvent::Received) };
         if pull.decode(part, &mut links[index]).is_none() {
@@ -278,7 +278,7 @@ impl PendingPulls {
     pub(super) fn with_targets<R>(
         &mut self,
         index: usize,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
     ) -> R {
         let link = &mut links[index];
@@ -306,7 +306,7 @@ impl PendingPulls {
     }
 
     #[cfg(test)]
-    pub(super) fn check_invariants(&self, links: &ShardLinks) {
+    pub(super) fn check_invariants(&self, links: &SessionLinks) {
         for (id, pull) in &self.0 {
             for (index, request) in pull.requests.iter().enumerate() {
                 let link = &links[request.link];

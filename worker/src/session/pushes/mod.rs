@@ -14,9 +14,9 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
 
-use super::links::{LinkFault, ShardLinks};
+use super::links::{LinkFault, SessionLinks};
 use super::membership::{Membership, refused};
-use super::operations::Operations;
+use super::operations::PendingOperations;
 use super::tokens::Tokens;
 use super::{PushOrder, SessionOutput};
 use crate::error::Error;
@@ -60,7 +60,7 @@ pub(super) enum PushEvent {
 
 /// A push that has been settled.
 #[derive(Debug)]
-pub(super) struct SettledPush {
+pub(super) struct PushSettlement {
     pub(super) result: Result<Outcome, Error>,
     /// The token that the push did not spend.
     pub(super) unspent: Option<Grant>,
@@ -97,7 +97,7 @@ impl PendingPushes {
         order: PushOrder,
         complete: bool,
         membership: &Membership,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) -> Sequence {
         let sequence = Sequence(self.next_sequence);
         self.next_sequence += 1;
@@ -138,7 +138,7 @@ impl PendingPushes {
         sequence: Sequence,
         staged: Option<&Arc<StagedParts>>,
         parts: Vec<(ShardId, Vec<OutgoingPart>)>,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) {
         if let Some(push) = self.pending.get_mut(&sequence) {
             push.add_parts(now, staged, parts, links);
@@ -157,9 +157,9 @@ impl PendingPushes {
         &mut self,
         now: Instant,
         sequence: Sequence,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         tokens: &mut Tokens,
-        operations: &Operations,
+        operations: &PendingOperations,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let Some(push) = self.pending.get_mut(&sequence) else { return };
@@ -174,7 +174,7 @@ impl PendingPushes {
         sequence: Sequence,
         link: usize,
         message: Message,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) -> Result<PushEvent, LinkFault> {
         let is_owner = links.is_owner(link);
         let Some(push) = self.pending.get_mut(&sequence) else {
@@ -230,7 +230,7 @@ impl PendingPushes {
         sequence: Sequence,
         link: usize,
         message: Message,
-        links: &ShardLinks,
+        links: &SessionLinks,
     ) -> Result<PushEvent, LinkFault> {
         let is_owner = links.is_owner(link);
         let Some(push) = self.pending.get_mut(&sequence) else { return Ok(PushEvent::Ignored) };
@@ -279,9 +279,9 @@ impl PendingPushes {
         &mut self,
         now: Instant,
         sequence: Sequence,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
-    ) -> Option<SettledPush> {
+    ) -> Option<PushSettlement> {
         if !self.pending.get(&sequence)?.is_decided(links.owner()) {
             return None;
         }
@@ -317,7 +317,7 @@ impl PendingPushes {
         &mut self,
         now: Instant,
         sequence: Sequence,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) -> Option<Grant> {
         if self.pending.get(&sequence)?.may_be_whole() {
@@ -329,7 +329,7 @@ impl PendingPushes {
     }
 
     /// Returns the shards whose answers a push waits for now; `None` if it is not pending.
-    pub(super) fn awaited(&self, sequence: Sequence, links: &ShardLinks) -> Option<Vec<usize>> {
+    pub(super) fn awaited(&self, sequence: Sequence, links: &SessionLinks) -> Option<Vec<usize>> {
         let push = self.pending.get(&sequence)?;
         Some(push.unsettled().filter(|&link| push.may_complete_on(link, links)).collect())
     }
@@ -385,7 +385,7 @@ impl PendingPushes {
 
 /// Merges the answers of all shards: the first refusal, or the owner's outcome, which has the step.
 /// Without a share of the owner, the first outcome.
-fn result_of(push: &PendingPush, links: &ShardLinks) -> SettledPush {
+fn result_of(push: &PendingPush, links: &SessionLinks) -> PushSettlement {
     let owner = links.owner();
     let mut result = None;
     for share in &push.shares {
@@ -397,7 +397,7 @@ fn result_of(push: &PendingPush, links: &ShardLinks) -> SettledPush {
                 });
                 let unspent = push.grant.filter(|_| !token_is_gone && !owner_spent_it);
                 let error = refused("push", links[share.link].shard, refusal.clone());
-                return SettledPush { result: Err(error), unspent };
+                return PushSettlement { result: Err(error), unspent };
             }
             SharePhase::Settled(Ok(outcome)) if result.is_none() || Some(share.link) == owner => {
                 result = Some(*outcome);
@@ -405,7 +405,7 @@ fn result_of(push: &PendingPush, links: &ShardLinks) -> SettledPush {
             _ => {}
         }
     }
-    SettledPush { result: result.ok_or(Error::EmptyPush), unspent: None }
+    PushSettlement { result: result.ok_or(Error::EmptyPush), unspent: None }
 }
 
 /// Returns whether a shard may send this outcome. In synchronous mode the step owner decides and
@@ -418,3 +418,6 @@ fn is_allowed_outcome(outcome: Outcome, synchronous: bool, is_owner: bool) -> bo
         Outcome::Stale { .. } | Outcome::Withdrawn {} => true,
     }
 }
+
+#[cfg(test)]
+mod tests;

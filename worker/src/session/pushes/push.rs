@@ -16,8 +16,8 @@ use pushpull_common::protocol::{Envelope, Grant, Outcome, Refusal};
 use crate::gradients::parts::{EncodedRange, FrameBody, OutgoingPart};
 use crate::gradients::scatter::{PushBufferParts, ScatteredGradients};
 use crate::gradients::staged_parts::StagedParts;
-use crate::session::links::{OutgoingFrame, PendingRequest, ShardLinks};
-use crate::session::operations::Operations;
+use crate::session::links::{OutgoingFrame, PendingRequest, SessionLinks};
+use crate::session::operations::PendingOperations;
 use crate::session::tokens::Tokens;
 use crate::session::{ReadPoint, SessionOutput};
 
@@ -106,7 +106,7 @@ impl PushShare {
 
     /// Chooses the push slot: the one of the push buffer that contains the parts, or the one that
     /// is reserved on the link. Returns false if there is none.
-    fn take_push_slot(&mut self, links: &mut ShardLinks) -> bool {
+    fn take_push_slot(&mut self, links: &mut SessionLinks) -> bool {
         let link = &mut links[self.link];
         let in_buffer = self.in_push_buffer.as_ref();
         let in_buffer = in_buffer.filter(|of| Some(of.push_buffer) == link.push_buffer);
@@ -132,7 +132,7 @@ impl PushShare {
         envelope: Envelope,
         part: PushPart,
         in_buffer: &PushBufferParts,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let PushPart { operation, token, generation, push_slot, read, .. } = part;
@@ -160,7 +160,7 @@ impl PushShare {
         &mut self,
         now: Instant,
         frame: OutgoingFrame,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         if let Some(request) = self.request {
@@ -197,7 +197,7 @@ impl PendingPush {
         now: Instant,
         staged: Option<&Arc<StagedParts>>,
         parts: Vec<(ShardId, Vec<OutgoingPart>)>,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) {
         for (shard, part) in staged.into_iter().flat_map(StagedParts::parts) {
             self.share(links.to(now, shard)).parts.push(part);
@@ -212,7 +212,7 @@ impl PendingPush {
         &mut self,
         now: Instant,
         scattered: &ScatteredGradients,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
     ) {
         for (index, shard) in scattered.shards().enumerate() {
             let share = self.share(links.to(now, shard));
@@ -298,7 +298,7 @@ impl PendingPush {
     /// Before the owner takes such a token back, it makes the shard close the connection. Over a
     /// connection newer than the token, the owner's outcome comes first. It always comes first if
     /// the owner may reject gradients as stale.
-    pub(super) fn may_complete_on(&self, link: usize, links: &ShardLinks) -> bool {
+    pub(super) fn may_complete_on(&self, link: usize, links: &SessionLinks) -> bool {
         let owner = links.owner();
         if !self.follows_owner || Some(link) == owner {
             return true;
@@ -318,9 +318,9 @@ impl PendingPush {
         &mut self,
         now: Instant,
         index: usize,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         tokens: &mut Tokens,
-        operations: &Operations,
+        operations: &PendingOperations,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let share = &self.shares[index];
@@ -365,9 +365,9 @@ impl PendingPush {
         &mut self,
         now: Instant,
         index: usize,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         tokens: &mut Tokens,
-        operations: &Operations,
+        operations: &PendingOperations,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let (operation, grant, synchronous) = (self.operation, self.grant, self.synchronous);
@@ -430,7 +430,7 @@ impl PendingPush {
     pub(super) fn withdraw_shares(
         &self,
         now: Instant,
-        links: &mut ShardLinks,
+        links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         for share in self.shares.iter().filter(|share| share.sent > 0 && !share.whole) {
