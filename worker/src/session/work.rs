@@ -227,11 +227,10 @@ impl SessionWork {
                 token.map(|token| Ok(Reply::Token(token)))
             }
             OperationKind::Pull => {
-                let (step, synchronous) = (membership.step, membership.synchronous);
                 let envelope = Envelope { deadline_ms, ..Envelope::default() };
-                let known = (step, synchronous);
-                let complete = self.pulls.send(now, id, envelope, known, links, outputs);
-                complete.then(|| self.pulls.finish(id, synchronous, links))?.map(Ok)
+                let complete = self.pulls.send(now, id, envelope, membership, links, outputs);
+                let finish = || self.pulls.finish(id, membership.synchronous, links);
+                complete.then(finish)?.map(Ok)
             }
             OperationKind::Push { sequence, .. } => {
                 let result = self.pushes.result(*sequence)?;

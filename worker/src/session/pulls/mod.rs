@@ -10,6 +10,7 @@ use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
 use super::links::{self, BodyTarget, LinkFault, PendingRequest, SessionLinks};
+use super::membership::Membership;
 use super::{GradientCounts, OpId, ReadPoint, Reply, SessionOutput};
 use encoded_values::EncodedValuesPart;
 pub(super) use pull::PendingPull;
@@ -73,14 +74,13 @@ impl PendingPulls {
 
     /// Sends the requests of a pull that can be sent now. Returns whether the pull is complete.
     ///
-    /// `known` is the session's step. Synchronous values must all be of one step: answers of older
-    /// steps are requested again.
+    /// Synchronous values must all be of one step: answers of older steps are requested again.
     pub(super) fn send(
         &mut self,
         now: Instant,
         id: OpId,
         envelope: Envelope,
-        (known, synchronous): (GlobalStep, bool),
+        membership: &Membership,
         links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) -> bool {
@@ -103,7 +103,7 @@ impl PendingPulls {
         if restored {
             pull.requests.iter_mut().for_each(|request| request.older = None);
         }
-        if synchronous {
+        if membership.synchronous {
             // A shard that has applied fewer steps answers once it has caught up.
             envelope.step = pull.newest();
         }
@@ -111,7 +111,7 @@ impl PendingPulls {
             // Rows without a token share a step within one request only. Otherwise a pull of many
             // requests would never end while steps are made.
             if let PullProgress::Done(_, step) = request.progress
-                && synchronous
+                && membership.synchronous
                 && step < envelope.step
                 && !matches!(request.scope, PullScope::Rows(..))
             {
@@ -120,7 +120,7 @@ impl PendingPulls {
             }
         }
         // The step may have been higher in an older epoch.
-        pull.step = pull.step.min(known.max(pull.token.unwrap_or_default()));
+        pull.step = pull.step.min(membership.step.max(pull.token.unwrap_or_default()));
         let done = outdated.is_empty() && pull.is_complete();
         // Unanswered requests per link.
         let mut under_way = vec![0; links.len()];
