@@ -128,7 +128,7 @@ const ORDERS: &[(&str, &[&str])] = &[(
         "scatter",
         "row_ids",
         "row_requests",
-        "row_sums",
+        "duplicate_sums",
         "part_buffer",
         "rows",
         "staged_parts",

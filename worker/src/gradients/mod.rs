@@ -2,13 +2,13 @@
 //!
 //! Each module uses only lower ones; `tests/layers.rs` lists their order.
 
+pub(crate) mod duplicate_sums;
 pub(crate) mod gradient_buffer;
 pub(crate) mod params;
 pub(crate) mod part_buffer;
 pub(crate) mod parts;
 pub(crate) mod row_ids;
 pub(crate) mod row_requests;
-pub(crate) mod row_sums;
 pub(crate) mod rows;
 pub(crate) mod scatter;
 pub(crate) mod selection;

@@ -8,9 +8,9 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::{Element, elements_of};
 
+use super::duplicate_sums::DuplicateSums;
 use super::part_buffer::PartBuffer;
 use super::row_ids::{number_of, part_of};
-use super::row_sums::DuplicateSums;
 use super::sharding_plan::ShardingPlan;
 use crate::error::{Error, ViewError};
 

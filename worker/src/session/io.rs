@@ -206,7 +206,8 @@ pub(crate) enum SessionInput {
     BytesSent { link: usize },
     /// A message has arrived. If it has a body, [`SessionInput::Body`] follows.
     Message { link: usize, header: Header, message: Message },
-    /// The whole body of the last message has been received into [`Session::with_targets`].
+    /// The whole body of the last message has been received into the memory of
+    /// [`Session::with_targets`](super::Session::with_targets).
     Body { link: usize },
     /// Time has passed.
     Tick,
