@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use pushpull_common::ids::TaskId;
+use pushpull_optim::optimizer::Untrainable;
 use thiserror::Error;
 
 /// An error that prevents a server from listening.
@@ -185,6 +186,12 @@ pub enum StorageError {
         /// The error.
         source: io::Error,
     },
+}
+
+impl From<Untrainable> for StorageError {
+    fn from(Untrainable { variable, reason }: Untrainable) -> StorageError {
+        StorageError::Untrainable { variable, reason }
+    }
 }
 
 /// The error of a failed checkpoint save. Earlier checkpoints are unaffected.

@@ -38,7 +38,6 @@ mod layout;
 #[doc(hidden)]
 pub mod measure;
 mod metrics;
-pub mod optimizer;
 mod peer_hello;
 mod permissions;
 mod planted;
@@ -50,7 +49,21 @@ mod shard;
 pub mod simulation;
 mod store;
 mod table;
-mod volatile;
+
+/// Optimizers: one trait, and one type for each rule. They can be used without a server.
+pub mod optimizer {
+    pub use pushpull_optim::optimizer::{
+        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Run,
+        Runs, Schedule, Sgd, SlotSpec, SumRun, Sums,
+    };
+    pub(crate) use pushpull_optim::optimizer::{
+        GradientRun, MEAN_GRADIENTS_MAX, OptimizerRules, SharedRun, Untrainable, VariableRules,
+    };
+    #[doc(hidden)]
+    pub use pushpull_optim::optimizer::{StreamRun, StreamRuns};
+}
+
+pub(crate) use pushpull_optim::volatile;
 
 pub use aggregate::mode::{Mode, OnLoss};
 pub use aggregate::staleness::StalenessPolicy;

@@ -1,9 +1,30 @@
-//! Gradient accumulation without a server: the building blocks of classic synchronous training.
+//! The mathematics of training with a parameter server, usable without one: update rules, learning-rate schedules and
+//! gradient accumulators.
 //!
-//! [`Accumulator`] and [`SparseAccumulator`] are TensorFlow's conditional accumulators, [`TokenQueue`] is the
-//! queue of its `SyncReplicasOptimizer`. They are plain
-//! values without threads, clocks or sockets. A program can use them to average the gradients of
-//! its own replicas, as in-graph replication does. Calls never block: results are fetched with
+//! An [`Optimizer`] updates the values of a variable and its slots from a gradient, in place:
+//!
+//! ```
+//! use pushpull_optim::{Adam, ApplyAt, Optimizer, Run, Schedule};
+//!
+//! // Minimize the squared distance of w from (1, 2).
+//! let rule = Adam::new(Schedule::cosine(0.1, 0.0, 500));
+//! let mut w = [0.0_f32; 2];
+//! let mut slots = Vec::new();
+//! for slot in rule.slots() {
+//!     slots.push([slot.initial as f32; 2]);
+//! }
+//! for step in 0..500 {
+//!     let gradient = [2.0 * (w[0] - 1.0), 2.0 * (w[1] - 2.0)];
+//!     let mut slots: Vec<&mut [f32]> = slots.iter_mut().map(|slot| &mut slot[..]).collect();
+//!     let run = Run { values: &mut w, slots: &mut slots, gradient: &gradient };
+//!     rule.apply_f32(ApplyAt::new(step + 1, step), run);
+//! }
+//! assert!((w[0] - 1.0).abs() < 1e-3 && (w[1] - 2.0).abs() < 1e-3, "{w:?}");
+//! ```
+//!
+//! [`Accumulator`] and [`SparseAccumulator`] are TensorFlow's conditional accumulators, and [`TokenQueue`] is the queue
+//! of its `SyncReplicasOptimizer`. They are plain values without threads, clocks or sockets. A program can use them to
+//! average the gradients of its own replicas, as in-graph replication does. Calls never block: results are fetched with
 //! `poll_taken`.
 //!
 //! One step of two replicas:
@@ -30,6 +51,7 @@
 //! ```
 
 mod accumulator;
+pub mod optimizer;
 mod real;
 mod sparse_accumulator;
 mod synchronous_tokens;
@@ -37,8 +59,13 @@ mod takers;
 #[cfg(test)]
 mod tests;
 mod token_queue;
+pub mod volatile;
 
 pub use accumulator::{Accumulator, ApplyError, Reduction};
+pub use optimizer::{
+    Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Run,
+    Schedule, Sgd, SlotSpec,
+};
 pub use real::Real;
 pub use sparse_accumulator::{
     SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction,

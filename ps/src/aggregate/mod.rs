@@ -15,4 +15,8 @@ pub(crate) mod step_coordinator;
 pub(crate) mod step_follower;
 pub(crate) mod step_owner;
 
-pub use pushpull_optim::*;
+pub use pushpull_optim::{
+    Accumulator, Applied, ApplyError, Dequeued, PushTokensError, Real, Reduction,
+    SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction, SynchronousTokens,
+    SynchronousTokensError, TakeError, Taken, Ticket, TokenQueue, WAITERS_MAX, WaitError, WaiterId,
+};

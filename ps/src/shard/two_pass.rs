@@ -57,7 +57,7 @@ impl TwoPass {
     ) -> Result<(), NoFreeBlock> {
         // The sums are complete, and passed on, only after the summing pass.
         let at = match self.sums.get(&partition.variable).filter(|_| !self.is_summing) {
-            Some(sums) => ApplyAt { sums: sums.totals(), ..at },
+            Some(sums) => at.with_sums(sums.totals()),
             None => at,
         };
         let change = change_of(rules, operation, at, partition);

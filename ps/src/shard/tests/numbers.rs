@@ -87,7 +87,7 @@ fn two_clients_with_a_thousand_pushes_each_lose_none() {
     assert_eq!((metrics.global_step, metrics.gradients_applied), (2000, 2000));
 }
 
-/// `adam_lr0.1` of ps/src/optimizer/vectors.json, through the shard.
+/// `adam_lr0.1` of common/optim/src/optimizer/vectors.json, through the shard.
 #[test]
 fn adam_counts_the_gradients_of_the_shard_and_not_its_assignments() {
     let w = VariableSpec::new("w", DType::F64, Shape::new([3]).unwrap()).unwrap();

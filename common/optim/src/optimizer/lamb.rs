@@ -1,6 +1,7 @@
 //! LAMB with corrected moments, as TensorFlow Addons computes it.
 
-use super::kernel::{OptimizerFloat, RuleRun, UpdateRule, add_up, line};
+use super::float::OptimizerFloat;
+use super::kernel::{RuleRun, UpdateRule, add_up, line};
 use super::sums::{SumRun, Sums, Terms};
 use super::{
     ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, adam, fraction,
@@ -32,7 +33,7 @@ use super::{
 /// The norms need the whole variable. A partitioned or sparse variable is rejected when it is
 /// declared, in both update modes. A push is applied when it is whole, in two passes: the first
 /// reads all that the second changes. Biases and similar variables train better with another rule:
-/// see [`crate::PsConfig::optimizer_for`].
+/// the server assigns one with `PsConfig::optimizer_for`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lamb {
     learning_rate: Schedule,

@@ -1,6 +1,7 @@
 //! Adadelta, as TensorFlow computes it.
 
-use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::float::OptimizerFloat;
+use super::kernel::{RuleRun, UpdateRule};
 use super::{
     ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops,
     positive,

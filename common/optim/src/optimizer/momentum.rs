@@ -1,6 +1,7 @@
 //! Momentum and Nesterov momentum, as TensorFlow computes them.
 
-use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::float::OptimizerFloat;
+use super::kernel::{RuleRun, UpdateRule};
 use super::{
     ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops,
     not_negative,

@@ -7,12 +7,11 @@ use pushpull_common::ids::VariableId;
 use pushpull_common::names::NamePattern;
 
 use super::{Optimizer, not_negative};
-use crate::error::StorageError;
 
 /// An optimizer for all variables, and optimizers and learning-rate factors for some. The last
 /// match applies.
 #[derive(Clone, Debug)]
-pub(crate) struct OptimizerRules {
+pub struct OptimizerRules {
     /// The first is for all variables.
     optimizers: Vec<(NamePattern, Arc<dyn Optimizer>)>,
     rates: Vec<(NamePattern, f64)>,
@@ -20,38 +19,37 @@ pub(crate) struct OptimizerRules {
 
 /// A variable that cannot be trained, or a pattern that matches none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Untrainable {
-    pub(crate) variable: String,
-    pub(crate) reason: String,
-}
-
-impl From<Untrainable> for StorageError {
-    fn from(Untrainable { variable, reason }: Untrainable) -> StorageError {
-        StorageError::Untrainable { variable, reason }
-    }
+pub struct Untrainable {
+    /// The variable, or the pattern that matches none.
+    pub variable: String,
+    /// The reason.
+    pub reason: String,
 }
 
 impl OptimizerRules {
-    pub(crate) fn new(optimizer: Arc<dyn Optimizer>) -> OptimizerRules {
+    /// Assigns an optimizer to all variables.
+    pub fn new(optimizer: Arc<dyn Optimizer>) -> OptimizerRules {
         OptimizerRules { optimizers: vec![("*".into(), optimizer)], rates: Vec::new() }
     }
 
-    pub(crate) fn optimizer_for(&mut self, names: NamePattern, optimizer: Arc<dyn Optimizer>) {
+    /// Assigns an optimizer to the variables whose names match.
+    pub fn optimizer_for(&mut self, names: NamePattern, optimizer: Arc<dyn Optimizer>) {
         self.optimizers.push((names, optimizer));
     }
 
-    pub(crate) fn rate_for(&mut self, names: NamePattern, factor: f64) {
+    /// Multiplies the learning rate of the variables whose names match by a factor.
+    pub fn rate_for(&mut self, names: NamePattern, factor: f64) {
         self.rates.push((names, factor));
     }
 
     /// Returns the optimizer of all variables that no other pattern matches.
-    pub(crate) fn default(&self) -> &Arc<dyn Optimizer> {
+    pub fn default(&self) -> &Arc<dyn Optimizer> {
         &self.optimizers[0].1
     }
 
     /// Returns the patterns with their own optimizers and the kinds of these, in a form that can be
     /// compared.
-    pub(crate) fn exceptions(&self) -> String {
+    pub fn exceptions(&self) -> String {
         let exception = |(names, rule): &(NamePattern, Arc<dyn Optimizer>)| {
             // Quoted, because a name may contain any character.
             format!("{:?}: {}", names.as_str(), rule.kind())
@@ -60,13 +58,13 @@ impl OptimizerRules {
     }
 
     /// Yields all optimizers, including those that match no variable.
-    pub(crate) fn optimizers(&self) -> impl Iterator<Item = &dyn Optimizer> {
+    pub fn optimizers(&self) -> impl Iterator<Item = &dyn Optimizer> {
         self.optimizers.iter().map(|(_, optimizer)| &**optimizer)
     }
 
     /// Returns the first invalid hyperparameter or factor: its name, its value with the pattern,
     /// and the reason.
-    pub(crate) fn fault(&self) -> Option<(&'static str, String, &'static str)> {
+    pub fn fault(&self) -> Option<(&'static str, String, &'static str)> {
         let rules = self.optimizers.iter().map(|(names, rule)| (names, rule.fault()));
         let rates = self.rates.iter();
         let rates = rates.map(|(names, factor)| (names, not_negative("rate_for", *factor)));
@@ -82,7 +80,7 @@ impl OptimizerRules {
     /// Checks that the variables of a catalogue can be trained with these rules. A pattern that
     /// matches no trained variable is rejected too: it is probably mistyped, and another model
     /// would be trained.
-    pub(crate) fn check(&self, catalogue: &Catalogue) -> Result<(), Untrainable> {
+    pub fn check(&self, catalogue: &Catalogue) -> Result<(), Untrainable> {
         let trained = || catalogue.variables().iter().filter(|variable| variable.is_trainable());
         let names = self.optimizers[1..].iter().map(|(names, _)| names);
         for names in names.chain(self.rates.iter().map(|(names, _)| names)) {
@@ -125,7 +123,7 @@ impl OptimizerRules {
     }
 
     /// Resolves the rules for the variables of a catalogue.
-    pub(crate) fn of_variables(&self, catalogue: &Catalogue) -> VariableRules {
+    pub fn of_variables(&self, catalogue: &Catalogue) -> VariableRules {
         let optimizers = self.optimizers.iter().map(|(_, rule)| rule.clone()).collect();
         let of = catalogue.variables().iter().map(|variable| self.of(variable.name())).collect();
         VariableRules { optimizers, of }
@@ -134,7 +132,7 @@ impl OptimizerRules {
 
 /// The optimizer of each variable of a catalogue.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct VariableRules {
+pub struct VariableRules {
     optimizers: Vec<Arc<dyn Optimizer>>,
     /// For each variable, the index of its optimizer and its learning-rate factor.
     of: Vec<(usize, f64)>,
@@ -142,39 +140,45 @@ pub(crate) struct VariableRules {
 
 impl VariableRules {
     /// Returns the optimizer of a variable, whether the variable is trained or not.
-    pub(crate) fn optimizer(&self, variable: VariableId) -> &dyn Optimizer {
+    #[inline]
+    pub fn optimizer(&self, variable: VariableId) -> &dyn Optimizer {
         &*self.optimizers[self.rule_index(variable)]
     }
 
     /// Returns the learning-rate factor of a variable.
-    pub(crate) fn rate(&self, variable: VariableId) -> f64 {
+    #[inline]
+    pub fn rate(&self, variable: VariableId) -> f64 {
         self.of[variable.0 as usize].1
     }
 
     /// Returns all optimizers, including those of no variable.
-    pub(crate) fn optimizers(&self) -> &[Arc<dyn Optimizer>] {
+    #[inline]
+    pub fn optimizers(&self) -> &[Arc<dyn Optimizer>] {
         &self.optimizers
     }
 
     /// Returns the index of a variable's optimizer.
-    pub(crate) fn rule_index(&self, variable: VariableId) -> usize {
+    #[inline]
+    pub fn rule_index(&self, variable: VariableId) -> usize {
         self.of[variable.0 as usize].0
     }
 
     /// Returns whether updates of a partition need sums over its variable. The partition is then
     /// the whole variable.
-    pub(crate) fn sums(&self, partition: &Partition) -> bool {
+    #[inline]
+    pub fn sums(&self, partition: &Partition) -> bool {
         partition.trainable && self.optimizer(partition.variable).sums_whole_variables()
     }
 
     /// Returns whether any partition of a layout needs sums.
-    pub(crate) fn sum_any(&self, layout: &ShardLayout) -> bool {
+    pub fn sum_any(&self, layout: &ShardLayout) -> bool {
         self.optimizers.iter().any(|rule| rule.sums_whole_variables())
             && layout.partitions().iter().any(|partition| self.sums(partition))
     }
 
     /// Returns the number of slots of a partition.
-    pub(crate) fn slots(&self, partition: &Partition) -> usize {
+    #[inline]
+    pub fn slots(&self, partition: &Partition) -> usize {
         match partition.trainable {
             true => self.optimizer(partition.variable).slots().len(),
             false => 0,
@@ -182,7 +186,7 @@ impl VariableRules {
     }
 
     /// Returns the number of slots of the partition that has most.
-    pub(crate) fn most_slots(&self, layout: &ShardLayout) -> usize {
+    pub fn most_slots(&self, layout: &ShardLayout) -> usize {
         layout.partitions().iter().map(|partition| self.slots(partition)).max().unwrap_or(0)
     }
 }

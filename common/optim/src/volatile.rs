@@ -9,11 +9,11 @@ use bytemuck::Pod;
 use pushpull_common::finite::Exponents;
 
 /// The size of a cache line.
-pub(crate) const LINE_BYTES: usize = 64;
+pub const LINE_BYTES: usize = 64;
 
 /// A range of such bytes. Bytes that change while they are loaded have any value.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Volatile<'a> {
+pub struct Volatile<'a> {
     start: *const u8,
     bytes: usize,
     memory: PhantomData<&'a [u8]>,
@@ -27,12 +27,14 @@ impl<'a> Volatile<'a> {
     /// borrow them if any process writes them. Another process may write them concurrently. Any
     /// content is a valid value of the loaded types, which are `u8` and [`Pod`] words, so soundness
     /// does not depend on it.
-    pub(crate) unsafe fn new(start: *const u8, bytes: usize) -> Self {
+    #[inline]
+    pub unsafe fn new(start: *const u8, bytes: usize) -> Self {
         Volatile { start, bytes, memory: PhantomData }
     }
 
     /// Creates a range over bytes of this process, which nothing changes.
-    pub(crate) fn of(bytes: &'a [u8]) -> Self {
+    #[inline]
+    pub fn of(bytes: &'a [u8]) -> Self {
         // SAFETY: the borrow lasts as long as the result, so nothing writes the bytes.
         unsafe { Volatile::new(bytes.as_ptr(), bytes.len()) }
     }
@@ -41,13 +43,15 @@ impl<'a> Volatile<'a> {
     ///
     /// # Panics
     /// If there are fewer.
-    pub(crate) fn skip(self, first: usize) -> Volatile<'a> {
+    #[inline]
+    pub fn skip(self, first: usize) -> Volatile<'a> {
         assert!(first <= self.bytes, "cannot skip {first} of {} bytes", self.bytes);
         Volatile { start: self.start.wrapping_add(first), bytes: self.bytes - first, ..self }
     }
 
     /// Returns the offset of the first byte from a multiple of `bytes`.
-    pub(crate) fn offset_in(self, bytes: usize) -> usize {
+    #[inline]
+    pub fn offset_in(self, bytes: usize) -> usize {
         self.start.addr() % bytes
     }
 
@@ -57,7 +61,7 @@ impl<'a> Volatile<'a> {
     /// # Panics
     /// If the word is out of bounds or unaligned.
     #[inline(always)]
-    pub(crate) fn load<W: Pod>(self, at: usize) -> W {
+    pub fn load<W: Pod>(self, at: usize) -> W {
         let inside = at <= self.bytes && size_of::<W>() <= self.bytes - at;
         let word = self.start.wrapping_add(at).cast::<W>();
         assert!(inside && word.is_aligned(), "a word at {at} of {}", self.bytes);
@@ -85,7 +89,7 @@ impl<'a> Volatile<'a> {
     ///
     /// # Panics
     /// If there are fewer bytes than `to` takes.
-    pub(crate) fn copy(self, to: &mut [u8], exponents: Exponents) -> bool {
+    pub fn copy(self, to: &mut [u8], exponents: Exponents) -> bool {
         assert!(to.len() <= self.bytes, "{} of {} bytes", to.len(), self.bytes);
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {

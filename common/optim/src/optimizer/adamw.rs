@@ -1,7 +1,8 @@
 //! Adam with decoupled weight decay, as Keras computes it.
 
 use super::adam::{self, Adam};
-use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::float::OptimizerFloat;
+use super::kernel::{RuleRun, UpdateRule};
 use super::{
     ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops,
     not_negative,

@@ -1,6 +1,7 @@
 //! FTRL-Proximal, as TensorFlow computes it.
 
-use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::float::OptimizerFloat;
+use super::kernel::{RuleRun, UpdateRule};
 use super::{
     ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fault_unless,
     impl_loops, not_negative,

@@ -47,6 +47,7 @@ impl Sums {
     }
 
     /// Returns the sums.
+    #[inline]
     pub fn totals(&self) -> [f64; ApplyAt::SUMS_MAX] {
         self.parts.map(|parts| parts.iter().sum())
     }

@@ -11,6 +11,7 @@ mod adadelta;
 mod adagrad;
 mod adam;
 mod adamw;
+mod float;
 mod ftrl;
 #[cfg(test)]
 mod golden;
@@ -29,18 +30,20 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-use kernel::{OptimizerFloat, RuleRun};
+use float::OptimizerFloat;
+use kernel::RuleRun;
 
 pub use adadelta::Adadelta;
 pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use adamw::AdamW;
 pub use ftrl::Ftrl;
-pub(crate) use gradient::{GradientRun, MEAN_GRADIENTS_MAX, SharedRun};
+#[doc(hidden)]
+pub use gradient::{GradientRun, MEAN_GRADIENTS_MAX, SharedRun};
 pub use lamb::Lamb;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
-pub(crate) use rules::{OptimizerRules, Untrainable, VariableRules};
+pub use rules::{OptimizerRules, Untrainable, VariableRules};
 pub use schedule::Schedule;
 pub use sgd::Sgd;
 pub use sums::{SumRun, Sums};
@@ -57,6 +60,7 @@ pub struct SlotSpec {
 
 impl SlotSpec {
     /// Creates a slot that has the value `initial` everywhere at first.
+    #[inline]
     pub const fn new(name: &'static str, initial: f64) -> Self {
         SlotSpec { name, initial }
     }
@@ -84,16 +88,19 @@ impl ApplyAt {
 
     /// Describes the `count`-th gradient of a shard, whose token has global step `step`, at the
     /// rule's own learning rate.
+    #[inline]
     pub const fn new(count: u64, step: u64) -> Self {
         ApplyAt { count, step, rate: 1.0, sums: [0.0; ApplyAt::SUMS_MAX] }
     }
 
     /// Sets the factor of the learning rate.
+    #[inline]
     pub const fn at_rate(self, rate: f64) -> Self {
         ApplyAt { rate, ..self }
     }
 
     /// Sets the sums over the whole variable.
+    #[inline]
     pub const fn with_sums(self, sums: [f64; ApplyAt::SUMS_MAX]) -> Self {
         ApplyAt { sums, ..self }
     }
@@ -126,11 +133,12 @@ pub struct StreamRun<'a, T> {
     /// The destinations of the new slots.
     pub slots_out: &'a mut [&'a mut [T]],
     /// The gradient.
-    pub(crate) gradient: GradientRun<'a, T>,
-    /// Whether the result is written with non-temporal stores, because nothing reads it soon.
+    pub gradient: GradientRun<'a, T>,
+    /// Whether the result is written with non-temporal stores, because nothing reads it soon. The
+    /// caller then orders these stores before it publishes the result.
     pub past_cache: bool,
     /// Set if a new value is not finite.
-    pub(crate) overflowed: &'a mut bool,
+    pub overflowed: &'a mut bool,
 }
 
 /// An internal iterator over runs. It is called once, with a function that updates one run.
@@ -207,7 +215,7 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     fn sum_f64(&self, _at: ApplyAt, _run: SumRun<'_, f64>, _sums: &mut Sums) {}
 
     /// Returns whether the rule multiplies its learning rate by [`ApplyAt::rate`].
-    /// [`crate::StalenessPolicy::Damp`] requires that. A smaller gradient is no substitute: a rule
+    /// The server's `StalenessPolicy::Damp` requires that. A smaller gradient is no substitute: a rule
     /// that divides by the size of gradients would make a step of the same size.
     fn scales_rate(&self) -> bool {
         false

@@ -1,6 +1,7 @@
 //! Adagrad, as TensorFlow 1 computes it.
 
-use super::kernel::{OptimizerFloat, RuleRun, UpdateRule};
+use super::float::OptimizerFloat;
+use super::kernel::{RuleRun, UpdateRule};
 use super::{
     ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops, positive,
 };

@@ -2,12 +2,12 @@
 
 use pushpull_common::finite::Exponents;
 
-use super::kernel::OptimizerFloat;
+use super::float::OptimizerFloat;
 use crate::volatile::{LINE_BYTES, Volatile, VolatileLines};
 
 /// The gradient of a run.
 #[derive(Debug)]
-pub(crate) enum GradientRun<'a, T> {
+pub enum GradientRun<'a, T> {
     /// In a slice.
     Local(&'a [T]),
     /// In shared memory.
@@ -18,22 +18,22 @@ pub(crate) enum GradientRun<'a, T> {
 /// Each cache line is loaded once and scanned. All gradients have the same offset within a cache
 /// line as the destination.
 #[derive(Debug)]
-pub(crate) struct SharedRun<'a> {
+pub struct SharedRun<'a> {
     /// At least one gradient and at most [`MEAN_GRADIENTS_MAX`], in the order of summation.
-    pub(crate) gradients: &'a [Volatile<'a>],
+    pub gradients: &'a [Volatile<'a>],
     /// The byte of each gradient at which the run begins.
-    pub(crate) at: usize,
+    pub at: usize,
     /// The divisor of their sum.
-    pub(crate) divisor: u32,
+    pub divisor: u32,
     /// The exponents to scan.
-    pub(crate) exponents: Exponents,
+    pub exponents: Exponents,
     /// Set if any of them is full.
-    pub(crate) full: &'a mut bool,
+    pub full: &'a mut bool,
 }
 
 /// The maximum number of gradients whose mean is computed by the loop that applies it. The loop
 /// reads all of them together.
-pub(crate) const MEAN_GRADIENTS_MAX: usize = 4;
+pub const MEAN_GRADIENTS_MAX: usize = 4;
 
 /// A source of a gradient in lines of `N` elements. Each element is read once.
 pub(super) trait GradientSource<F, const N: usize> {

@@ -10,7 +10,7 @@ use super::{ApplyAt, HyperparameterFault, fault_unless, not_negative};
 /// digit may differ between machines.
 ///
 /// ```
-/// use pushpull_ps::optimizer::{Momentum, Schedule};
+/// use pushpull_optim::optimizer::{Momentum, Schedule};
 ///
 /// // Up to 0.4 in 500 steps, and down to a tenth of it 10,000 steps later.
 /// let rate = Schedule::steps(0.4, [(10_000, 0.04)]).warm_up(500);
