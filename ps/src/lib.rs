@@ -16,17 +16,15 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Decisions are made by pure state machines (`shard`, `inbox`, `store`, `aggregate`,
-//! `push_window`). `runtime` drives them with sockets, threads and clocks. This crate does not
-//! depend on the worker.
+//! Decisions are made by pure state machines (`shard`, `inbox`, `aggregate`, `push_window`) over the
+//! memory of `pushpull-store`. `runtime` drives them with sockets, threads and clocks. This crate
+//! does not depend on the worker.
 
 #[cfg(any(test, all(fuzzing, feature = "simulation")))]
 pub mod adversary;
 pub mod aggregate;
-mod arena;
-mod cache;
 pub mod checkpoint;
-mod commit;
+mod checkpoint_source;
 mod config;
 mod error;
 mod event;
@@ -34,21 +32,14 @@ mod event;
 pub mod fuzzing;
 mod inbox;
 pub mod inspect;
-mod layout;
-#[doc(hidden)]
-pub mod measure;
 mod metrics;
 mod peer_hello;
-mod permissions;
-mod planted;
 mod push_window;
 mod runtime;
 mod shard;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
-mod store;
-mod table;
 
 /// Optimizers: one trait, and one type for each rule. They can be used without a server.
 pub mod optimizer {
@@ -57,13 +48,35 @@ pub mod optimizer {
         Runs, Schedule, Sgd, SlotSpec, SumRun, Sums,
     };
     pub(crate) use pushpull_optim::optimizer::{
-        GradientRun, MEAN_GRADIENTS_MAX, OptimizerRules, SharedRun, Untrainable, VariableRules,
+        MEAN_GRADIENTS_MAX, OptimizerRules, Untrainable, VariableRules,
     };
     #[doc(hidden)]
     pub use pushpull_optim::optimizer::{StreamRun, StreamRuns};
 }
 
 pub(crate) use pushpull_optim::volatile;
+#[doc(hidden)]
+pub use pushpull_store::testing::measure;
+pub(crate) use pushpull_store::testing::planted;
+pub(crate) use pushpull_store::{commit, layout, permissions, table};
+
+/// The memory of a shard.
+pub(crate) mod arena {
+    pub(crate) use pushpull_store::arena::*;
+    #[cfg(test)]
+    pub(crate) use pushpull_store::testing::store_trace;
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) use pushpull_store::testing::test_files;
+}
+
+/// The variables and slots of a shard, and the changes to them.
+pub(crate) mod store {
+    pub(crate) use pushpull_store::change::*;
+    pub(crate) use pushpull_store::store::*;
+    pub(crate) use pushpull_store::undo::UndoRow;
+    #[cfg(test)]
+    pub(crate) use pushpull_store::undo::reseal as reseal_undo;
+}
 
 pub use aggregate::mode::{Mode, OnLoss};
 pub use aggregate::staleness::StalenessPolicy;

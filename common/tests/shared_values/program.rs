@@ -60,7 +60,7 @@ fn word(block: u32) -> usize {
     (GEOMETRY.start(block) / 8) as usize
 }
 
-/// The blocks of a shard, kept as the server's `ps/src/store/pool.rs` keeps them.
+/// The blocks of a shard, kept as the server's `ps/store/src/store/pool.rs` keeps them.
 struct Shard<'a, W: AtomicWords> {
     block_table: BlockTable<W>,
     reader_slot: Option<ReaderSlot<W>>,

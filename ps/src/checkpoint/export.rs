@@ -7,13 +7,13 @@ use std::sync::Arc;
 use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::DType;
+use pushpull_store::StoredStream;
 
 use super::error::CheckpointError;
 use super::files::HashedFile;
 use super::header::{METADATA, Tensor, head};
 use super::local::ReplacingFile;
 use super::restore::{Opened, newest_good};
-use super::shard_file::CheckpointStream;
 use super::storage::CheckpointStorage;
 
 /// Writes a checkpoint as one safetensors file.
@@ -87,20 +87,20 @@ pub fn export_since(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TensorKind {
     /// All elements of the values or of a slot.
-    Whole(CheckpointStream),
+    Whole(StoredStream),
     /// The ids of a table's rows.
     Ids,
     /// The rows of a table's values or slot, in the order of the ids.
-    Rows(CheckpointStream),
+    Rows(StoredStream),
 }
 
 type TensorOrder = Vec<(VariableId, TensorKind)>;
 
 /// Returns the codec that rounds the values of a half type; `None` for tensors that are written
 /// unchanged.
-fn rounding(opened: &Opened, variable: VariableId, stream: CheckpointStream) -> Option<Codec> {
+fn rounding(opened: &Opened, variable: VariableId, stream: StoredStream) -> Option<Codec> {
     let own = Encoding::of_type(opened.catalogue().variable(variable).dtype());
-    own.filter(|_| stream == CheckpointStream::Values).and_then(Encoding::codec_of_values)
+    own.filter(|_| stream == StoredStream::Values).and_then(Encoding::codec_of_values)
 }
 
 /// Rounds master values to halves.
@@ -168,8 +168,8 @@ fn tensors(
         let id = VariableId(index as u32);
         let slots = if slots { opened.manifest().training.slots(id) } else { &[] };
         let named = slots.iter().map(|slot| format!("{}:{slot}", variable.name()));
-        let streams = std::iter::once((CheckpointStream::Values, variable.name().to_owned()))
-            .chain(named.enumerate().map(|(slot, name)| (CheckpointStream::Slot(slot), name)));
+        let streams = std::iter::once((StoredStream::Values, variable.name().to_owned()))
+            .chain(named.enumerate().map(|(slot, name)| (StoredStream::Slot(slot), name)));
         let (id, mut extents) = (VariableId(index as u32), variable.shape().extents().to_vec());
         let is_table = variable.as_table().is_some();
         if is_table {
@@ -180,8 +180,8 @@ fn tensors(
         }
         for (stream, name) in streams {
             let dtype = match stream {
-                CheckpointStream::Values => variable.dtype(),
-                CheckpointStream::Slot(_) => variable.dtype().master(),
+                StoredStream::Values => variable.dtype(),
+                StoredStream::Slot(_) => variable.dtype().master(),
             };
             let tensor = Tensor { name, dtype, extents: extents.clone() };
             let kind = if is_table { TensorKind::Rows(stream) } else { TensorKind::Whole(stream) };

@@ -37,11 +37,12 @@ pub(crate) use abandon::AbandonFlag;
 pub(crate) use manifest::{ClientWindow, Contents, ShardEntry};
 pub(crate) use name::CheckpointName;
 pub(crate) use publish::Save;
+pub(crate) use pushpull_store::RowHead;
 pub(crate) use reshard::{CheckpointPiece, RestoredShard};
 pub(crate) use restore::{Opened, newest_good};
 pub(crate) use retain::retain;
-pub(crate) use shard_file::{CheckpointSource, CheckpointStream, write_shard};
-pub(crate) use table_file::{RowHead, TableEntry, TableSource, write_table};
+pub(crate) use shard_file::{CheckpointSource, write_shard};
+pub(crate) use table_file::{TableEntry, TableSource, write_table};
 pub(crate) use training::CheckpointTraining;
 
 #[cfg(test)]

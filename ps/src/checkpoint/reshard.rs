@@ -5,12 +5,11 @@ use std::ops::Range;
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::table::bucket;
+use pushpull_store::{RowHead, StoredStream};
 
 use super::error::CheckpointError;
 use super::manifest::ClientWindow;
 use super::restore::Opened;
-use super::shard_file::CheckpointStream;
-use super::table_file::RowHead;
 use super::training::CheckpointTraining;
 
 /// The state of a restored shard besides its values and slots.
@@ -28,7 +27,7 @@ pub(crate) struct RestoredShard {
 #[derive(Debug)]
 pub(crate) enum CheckpointPiece<'a> {
     /// The bytes of a range of its layout, in the values or a slot.
-    Range(CheckpointStream, Range<u64>, &'a [u8]),
+    Range(StoredStream, Range<u64>, &'a [u8]),
     /// A row of a table, by the table's index among those of the shard: the row's head, its values,
     /// and its slots in order.
     Row(usize, RowHead, &'a [&'a [u8]]),
@@ -54,11 +53,11 @@ impl Opened {
     ) -> Result<RestoredShard, CheckpointError> {
         let layout = target.layout(shard);
         let parts = layout.partitions();
-        let plan: Vec<Vec<(VariableId, CheckpointStream, CheckpointStream)>> = parts
+        let plan: Vec<Vec<(VariableId, StoredStream, StoredStream)>> = parts
             .iter()
             .map(|part| self.streams_for(target, part, training))
             .collect::<Result<_, CheckpointError>>()?;
-        let of_tables: Vec<Vec<(VariableId, CheckpointStream, CheckpointStream)>> = layout
+        let of_tables: Vec<Vec<(VariableId, StoredStream, StoredStream)>> = layout
             .tables()
             .iter()
             .map(|part| self.streams_for(target, part, training))
@@ -85,7 +84,7 @@ impl Opened {
         &self,
         table: usize,
         part: &Partition,
-        streams: &[(VariableId, CheckpointStream, CheckpointStream)],
+        streams: &[(VariableId, StoredStream, StoredStream)],
         sink: &mut Sink<'_>,
     ) -> Result<(), CheckpointError> {
         let from: Vec<usize> = streams.iter().map(|(_, from, _)| from.number()).collect();
@@ -117,7 +116,7 @@ impl Opened {
         target: &Catalogue,
         part: &Partition,
         training: &CheckpointTraining,
-    ) -> Result<Vec<(VariableId, CheckpointStream, CheckpointStream)>, CheckpointError> {
+    ) -> Result<Vec<(VariableId, StoredStream, StoredStream)>, CheckpointError> {
         let wanted = target.variable(part.variable);
         let variable = wanted.name().to_owned();
         let Some(id) = self.catalogue().find(&variable) else {
@@ -146,14 +145,14 @@ impl Opened {
             let (found, expected) = (saved_by.kind.clone(), trained_by.kind.clone());
             return Err(CheckpointError::OptimizerMismatch { variable, found, expected });
         }
-        let mut streams = vec![(id, CheckpointStream::Values, CheckpointStream::Values)];
+        let mut streams = vec![(id, StoredStream::Values, StoredStream::Values)];
         let held = self.manifest().training.slots(id);
         for (index, slot) in training.slots_of(part).iter().enumerate() {
             let Some(from) = held.iter().position(|held| held == slot) else {
                 let (found, expected) = (held.to_vec(), slot.to_owned());
                 return Err(CheckpointError::SlotMissing { variable, found, expected });
             };
-            streams.push((id, CheckpointStream::Slot(from), CheckpointStream::Slot(index)));
+            streams.push((id, StoredStream::Slot(from), StoredStream::Slot(index)));
         }
         Ok(streams)
     }

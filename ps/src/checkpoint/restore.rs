@@ -7,12 +7,13 @@ use std::sync::Arc;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
+use pushpull_store::StoredStream;
 
 use super::error::{CheckpointError, Refused, corrupt};
 use super::files::{FileEntry, read_pieces, verify};
 use super::manifest::{CATALOGUE, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
 use super::name::CheckpointName;
-use super::shard_file::{CheckpointStream, ShardFile};
+use super::shard_file::ShardFile;
 use super::storage::{CheckpointStorage, ReadFile};
 use super::table_file::{TableFile, TakeRows};
 
@@ -189,7 +190,7 @@ impl Opened {
     pub(super) fn read(
         &mut self,
         variable: VariableId,
-        stream: CheckpointStream,
+        stream: StoredStream,
         elements: Range<u64>,
         take: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
@@ -209,7 +210,7 @@ impl Opened {
         Ok(())
     }
 
-    fn start(&self, shard: ShardId, stream: CheckpointStream, partition: PartitionId) -> u64 {
+    fn start(&self, shard: ShardId, stream: StoredStream, partition: PartitionId) -> u64 {
         let start = self.plans[&shard].start(stream, partition);
         start.expect("the variable has the stream")
     }

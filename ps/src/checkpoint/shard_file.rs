@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{PartitionId, ShardId};
+use pushpull_store::StoredStream;
 
 use super::error::CheckpointError;
 use super::files::{FileEntry, HashedFile, verify_written};
@@ -16,32 +17,13 @@ use super::storage::{CheckpointStorage, ReadFile};
 use super::training::CheckpointTraining;
 use crate::planted::{Bug, PlantedBugs};
 
-/// One of a shard's arrays of equal layout: the values, or a slot by its index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum CheckpointStream {
-    /// The values.
-    Values,
-    /// The slot with this index among those of the variable's optimizer.
-    Slot(usize),
-}
-
-impl CheckpointStream {
-    /// Returns 0 for the values, and from 1 on for slots.
-    pub(super) fn number(self) -> usize {
-        match self {
-            CheckpointStream::Values => 0,
-            CheckpointStream::Slot(index) => 1 + index,
-        }
-    }
-}
-
 /// The memory of a shard at one version.
 pub(crate) trait CheckpointSource: fmt::Debug {
     /// Calls `out` with the bytes of a range of the shard's layout, in order, in pieces of any
     /// size. The range is within one partition, which is trainable if the stream is a slot.
     fn read(
         &mut self,
-        stream: CheckpointStream,
+        stream: StoredStream,
         range: Range<u64>,
         out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError>;
@@ -96,9 +78,9 @@ pub(super) struct ShardFile {
     pub(super) name: String,
     head: Vec<u8>,
     /// The stream and the range of each tensor, in the order of the file.
-    ranges: Vec<(CheckpointStream, Range<u64>)>,
+    ranges: Vec<(StoredStream, Range<u64>)>,
     /// The offset of each tensor in the file.
-    starts: BTreeMap<(CheckpointStream, PartitionId), u64>,
+    starts: BTreeMap<(StoredStream, PartitionId), u64>,
     pub(super) bytes: u64,
 }
 
@@ -113,17 +95,16 @@ impl ShardFile {
             return Err(CheckpointError::SlotName { name: name.to_owned() });
         }
         let layout = catalogue.layout(shard);
-        let slots = (0..training.most_slots()).map(CheckpointStream::Slot);
-        let has = |stream: CheckpointStream, part: &Partition| match stream {
-            CheckpointStream::Values => true,
-            CheckpointStream::Slot(slot) => slot < training.slots_of(part).len(),
+        let slots = (0..training.most_slots()).map(StoredStream::Slot);
+        let has = |stream: StoredStream, part: &Partition| match stream {
+            StoredStream::Values => true,
+            StoredStream::Slot(slot) => slot < training.slots_of(part).len(),
         };
-        let mut order: Vec<(CheckpointStream, &Partition)> =
-            std::iter::once(CheckpointStream::Values)
-                .chain(slots)
-                .flat_map(|stream| layout.partitions().iter().map(move |part| (stream, part)))
-                .filter(|(stream, part)| has(*stream, part))
-                .collect();
+        let mut order: Vec<(StoredStream, &Partition)> = std::iter::once(StoredStream::Values)
+            .chain(slots)
+            .flat_map(|stream| layout.partitions().iter().map(move |part| (stream, part)))
+            .filter(|(stream, part)| has(*stream, part))
+            .collect();
         // The sort is stable. Wider elements come first, so that all are aligned without gaps.
         order.sort_by_key(|(_, part)| std::cmp::Reverse(part.dtype.size()));
         let tensor = |&(stream, part)| tensor_of(catalogue, stream, part, training.slots_of(part));
@@ -147,7 +128,7 @@ impl ShardFile {
     }
 
     /// Returns the offset of a partition's tensor; `None` if the file has no such tensor.
-    pub(super) fn start(&self, stream: CheckpointStream, partition: PartitionId) -> Option<u64> {
+    pub(super) fn start(&self, stream: StoredStream, partition: PartitionId) -> Option<u64> {
         self.starts.get(&(stream, partition)).copied()
     }
 
@@ -182,12 +163,12 @@ pub(super) fn tensor_name(catalogue: &Catalogue, part: &Partition) -> String {
 /// `/part_` and a number. So no two tensors have the same name, however variables are named.
 fn tensor_of(
     catalogue: &Catalogue,
-    stream: CheckpointStream,
+    stream: StoredStream,
     part: &Partition,
     slots: &[String],
 ) -> Tensor {
     let mut name = tensor_name(catalogue, part);
-    if let CheckpointStream::Slot(index) = stream {
+    if let StoredStream::Slot(index) = stream {
         name = format!("{name}:{}", slots[index]);
     }
     let mut extents = catalogue.variable(part.variable).shape().extents().to_vec();

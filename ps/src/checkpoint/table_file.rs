@@ -8,6 +8,7 @@ use std::fmt;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::tensor::DType;
+use pushpull_store::RowHead;
 use serde::{Deserialize, Serialize};
 
 use super::error::CheckpointError;
@@ -35,17 +36,6 @@ pub(crate) struct TableEntry {
 /// stream.
 pub(super) type TakeRows<'a> =
     dyn FnMut(&[RowHead], &[Vec<u8>]) -> Result<(), CheckpointError> + 'a;
-
-/// The head of a row: everything except its values and slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RowHead {
-    /// The row's id.
-    pub(crate) id: u64,
-    /// The newest global step that was known at the row's last push.
-    pub(crate) step: u64,
-    /// The number of pushes that contained the row.
-    pub(crate) pushes: u32,
-}
 
 /// The rows of a partition of a table at one version. Each method visits all rows, in the same
 /// order.

@@ -9,14 +9,15 @@ use pushpull_common::partition::Partitioner;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_store::StoredStream;
 
 use super::memory::MemoryStorage;
 use crate::checkpoint::CheckpointPiece;
 use crate::checkpoint::manifest::Settled;
 use crate::checkpoint::publish::PublishedCheckpoint;
 use crate::checkpoint::{
-    CheckpointError, CheckpointSource, CheckpointStorage, CheckpointStream, CheckpointTraining,
-    ClientWindow, Contents, Opened, RestoredShard, Save, ShardEntry, write_shard,
+    CheckpointError, CheckpointSource, CheckpointStorage, CheckpointTraining, ClientWindow,
+    Contents, Opened, RestoredShard, Save, ShardEntry, write_shard,
 };
 use crate::planted::PlantedBugs;
 
@@ -56,10 +57,10 @@ pub(super) fn element(name: &str, stream: &str, index: u64, step: u64, size: usi
     hash.to_le_bytes()[..size].to_vec()
 }
 
-fn stream_name(stream: CheckpointStream, slots: &[&str]) -> String {
+fn stream_name(stream: StoredStream, slots: &[&str]) -> String {
     match stream {
-        CheckpointStream::Values => "values".into(),
-        CheckpointStream::Slot(index) => slots[index].into(),
+        StoredStream::Values => "values".into(),
+        StoredStream::Slot(index) => slots[index].into(),
     }
 }
 
@@ -88,7 +89,7 @@ struct SampleMemory<'a> {
 impl CheckpointSource for SampleMemory<'_> {
     fn read(
         &mut self,
-        stream: CheckpointStream,
+        stream: StoredStream,
         range: Range<u64>,
         out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {

@@ -1,0 +1,366 @@
+//! The variables and optimizer slots of a shard: read at one version, changed by commits.
+//!
+//! Values and slots are stored in blocks. A change either writes shadow blocks, or records the old
+//! bytes of a few ranges in an undo file and updates them in place. It becomes visible with the
+//! commit and has no effect before. A pull pins the blocks it sends, so it has one version and
+//! delays no change.
+
+#[cfg(any(test, feature = "testing"))]
+mod contents;
+mod fill;
+mod geometry;
+mod image;
+mod input;
+mod open;
+mod overflow;
+mod pool;
+mod readers;
+mod rows;
+mod snapshot;
+mod sums;
+mod tables;
+mod write;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
+use pushpull_common::shared_values::ValueCounts;
+
+use crate::arena::Reservation;
+use crate::change::{Change, NoFreeBlock};
+use crate::commit::{Address, Journal};
+use crate::layout::{Fault, Kind};
+use crate::table::Table;
+use crate::testing::planted::{Bug, PlantedBugs};
+use crate::undo::{Undo, UndoRow};
+pub use geometry::{BLOCK_BYTES, StoreGeometry};
+use geometry::{logical_blocks_of, pieces_of};
+pub use image::{MemoryNeeded, StoreImage, StoreTableImage};
+pub use input::{ByteSource, ChangeInput, SharedInput};
+pub use open::{StorePlan, count_undo_rows, idle_undo};
+pub use overflow::Overflow;
+use pool::Pool;
+pub use readers::VALUES;
+use rows::RowTile;
+use rows::range_of;
+pub use snapshot::Snapshot;
+
+/// The maximum size of values and slots, in bytes, for which shadows are written through the cache.
+/// Such a model stays in cache with its shadows; non-temporal stores would evict what the next push
+/// reads.
+pub const CACHED_BYTES_MAX: u64 = 16 << 20;
+
+/// The variables and optimizer slots of one shard.
+///
+/// A change has these steps: [`Store::begin`], then [`Store::change`] for each range of the push,
+/// then [`Store::publish`] into a transaction, and [`Store::committed`] after the commit.
+/// [`Store::discard`] abandons the change.
+///
+/// Invariant: a block that the committed tables name is changed only while its old bytes are in the
+/// undo file.
+#[derive(Debug)]
+pub struct Store {
+    catalogue: Arc<Catalogue>,
+    layout: ShardLayout,
+    geometry: StoreGeometry,
+    values: Pool,
+    slots: Option<Pool>,
+    undo: Undo,
+    /// The growing tables of the shard, in the order of the layout.
+    tables: Vec<Table>,
+    /// Whether the current change updates values in place.
+    in_place: bool,
+    /// The first non-finite value that the current change has made.
+    overflow: Option<Overflow>,
+    /// The logical blocks that a change in place touches, each once.
+    touched_blocks: Vec<usize>,
+    /// Scratch memory for the shadow writes of a range.
+    shadow_writes: Vec<write::ShadowWrite>,
+    /// Scratch memory for the logical blocks that a change moves: whether of slots, and the index.
+    moved_blocks: Vec<(bool, usize)>,
+    /// Whether the current change updates rows of tables in place.
+    tables_in_place: bool,
+    /// The old contents of table rows that an earlier process changed without a commit; kept until
+    /// the tables are opened.
+    undo_rows: Vec<UndoRow>,
+    /// Scratch memory for the locations of rows that are changed in place.
+    tile: RowTile,
+    /// Whether shadows are written with non-temporal stores.
+    past_cache: bool,
+    /// Whether the tables hold a checksum of every block.
+    integrity: bool,
+    /// Whether the state survives a power loss. Then blocks that an image names are never changed
+    /// in place.
+    power: bool,
+    reservation: Reservation,
+    planted: PlantedBugs,
+}
+
+impl Store {
+    /// Returns the catalogue of all variables.
+    pub fn catalogue(&self) -> &Arc<Catalogue> {
+        &self.catalogue
+    }
+
+    /// Returns whether the tables hold a checksum of every block.
+    pub fn has_integrity(&self) -> bool {
+        self.integrity
+    }
+
+    /// Returns the number and the sizes of the blocks.
+    pub fn geometry(&self) -> StoreGeometry {
+        self.geometry
+    }
+
+    /// Returns the bytes reserved for the shard.
+    pub fn reserved(&self) -> u64 {
+        self.reservation.bytes()
+    }
+
+    /// Returns the layout of the variables on this shard.
+    pub fn layout(&self) -> &ShardLayout {
+        &self.layout
+    }
+
+    /// Pins the current values and slots for a checkpoint of a global step. Reading the image fails
+    /// once `memory_needed` is set.
+    pub fn image(&mut self, step: u64, memory_needed: Arc<AtomicBool>) -> StoreImage {
+        let tables = self.tables.iter_mut().map(|table| {
+            let (image, memory_needed) = (table.image(step), memory_needed.clone());
+            StoreTableImage { image, memory_needed }
+        });
+        let tables = tables.collect();
+        let logical_blocks = 0..self.geometry.logical_blocks as u32;
+        let slots = self.slots.as_ref().map(|slots| slots.pin(logical_blocks.clone()));
+        let values = self.values.pin(logical_blocks);
+        StoreImage { tables, geometry: self.geometry, values, slots, memory_needed }
+    }
+
+    /// Prepares a change that makes `version`: of these ranges, by [`Store::change`], and of these
+    /// rows, by [`Store::change_rows`]. Discards the shadows of an earlier change, but not a change
+    /// of tables that was begun.
+    pub fn begin<'a>(
+        &mut self,
+        ranges: &[Range<u64>],
+        rows: impl Iterator<Item = (&'a Partition, &'a [u32])> + Clone,
+        version: u64,
+    ) -> Result<(), NoFreeBlock> {
+        self.discard_blocks();
+        if self.begin_in_place(ranges, rows.clone(), version) {
+            return Ok(());
+        }
+        let rows =
+            rows.flat_map(|(partition, rows)| rows.iter().map(|&row| range_of(partition, row)));
+        self.can_change(ranges.iter().cloned().chain(rows))
+    }
+
+    /// Checks that enough blocks are free to change all these ranges. They stay free, because only
+    /// changes allocate blocks.
+    pub fn can_change(
+        &mut self,
+        ranges: impl Iterator<Item = Range<u64>> + Clone,
+    ) -> Result<(), NoFreeBlock> {
+        let block_bytes = self.geometry.block_bytes;
+        // Adjacent ranges may share a block, which is then counted twice. That is harmless: the
+        // count is bounded by the number of logical blocks.
+        let logical_blocks = || {
+            let ranges = ranges.clone().filter(|range| !range.is_empty());
+            write::distinct(ranges.flat_map(move |range| logical_blocks_of(&range, block_bytes)))
+        };
+        let enough = |pool: &mut Pool| {
+            let need = pool.count_clean(logical_blocks()).min(pool.logical_blocks());
+            need <= pool.free_count()
+        };
+        let slots = self.slots.as_mut().is_none_or(enough);
+        if enough(&mut self.values) && slots { Ok(()) } else { Err(NoFreeBlock) }
+    }
+
+    /// Applies the push's input to a range, which is within one partition.
+    pub fn change(
+        &mut self,
+        change: Change<'_>,
+        range: Range<u64>,
+        mut input: ChangeInput<'_>,
+    ) -> Result<(), NoFreeBlock> {
+        if !self.in_place {
+            return self.change_shadows(change, &range, input);
+        }
+        for (logical, within) in self.pieces_of(&range) {
+            self.write_committed_block(change, logical, within, &mut input);
+        }
+        Ok(())
+    }
+
+    /// Applies consecutive rows of input to these rows of a partition.
+    pub fn change_rows(
+        &mut self,
+        change: Change<'_>,
+        partition: &Partition,
+        rows: &[u32],
+        input: &[u8],
+    ) -> Result<(), NoFreeBlock> {
+        if self.in_place {
+            self.change_rows_in_place(change, partition, rows, input);
+            return Ok(());
+        }
+        let row_bytes = partition.row_bytes() as usize;
+        for (&row, input) in rows.iter().zip(input.chunks_exact(row_bytes)) {
+            self.change(change, range_of(partition, row), input.into())?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the current change is made in place. Such a change cannot be interrupted.
+    pub fn is_in_place(&self) -> bool {
+        self.in_place || self.tables_in_place
+    }
+
+    /// Returns the old contents of table rows that are still to be restored.
+    pub fn undo_rows(&self) -> &[UndoRow] {
+        &self.undo_rows
+    }
+
+    /// Stages the change in the journal and makes it readable inside the shard. Data that is read
+    /// before the commit must not leave the shard.
+    pub fn publish(&mut self, journal: &mut Journal) {
+        if self.in_place && self.integrity {
+            for &logical in &self.touched_blocks {
+                self.stage(journal, false, logical);
+                if self.slots.is_some() {
+                    self.stage(journal, true, logical);
+                }
+            }
+        }
+        let mut moved_blocks = std::mem::take(&mut self.moved_blocks);
+        for (pool, slots) in
+            [Some(&self.values), self.slots.as_ref()].into_iter().zip([false, true])
+        {
+            moved_blocks.extend(
+                pool.into_iter().flat_map(Pool::dirty).map(|(logical, _)| (slots, logical)),
+            );
+        }
+        self.values.publish();
+        self.slots.iter_mut().for_each(Pool::publish);
+        for (slots, logical) in moved_blocks.drain(..) {
+            self.stage(journal, slots, logical);
+        }
+        self.moved_blocks = moved_blocks;
+        self.tables.iter_mut().for_each(|table| table.publish(journal));
+        if self.planted.has(Bug::ReuseBeforeCommit) {
+            self.release_replaced();
+        }
+    }
+
+    /// Completes a change after its commit. Readers of other processes see it with these counts;
+    /// replaced blocks are freed.
+    pub fn committed(&mut self, counts: ValueCounts) {
+        self.values.publish_to_readers(counts);
+        self.release_replaced();
+    }
+
+    fn release_replaced(&mut self) {
+        self.values.committed(self.power);
+        self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
+        self.tables.iter_mut().for_each(Table::committed);
+        if self.is_in_place() {
+            (self.in_place, self.tables_in_place) = (false, false);
+            self.undo.clear();
+        }
+    }
+
+    /// Records that a write of an image of the tables has begun. The blocks that it names stay
+    /// unchanged until the next image is written.
+    pub fn image_begun(&mut self) {
+        self.values.image_begun();
+        self.slots.iter_mut().for_each(Pool::image_begun);
+    }
+
+    /// Records that the image is on disk. Blocks that only older images named are freed.
+    pub fn image_written(&mut self) {
+        self.values.image_written();
+        self.slots.iter_mut().for_each(Pool::image_written);
+    }
+
+    /// Discards the current change.
+    ///
+    /// # Panics
+    /// If the change is made in place. Such a change runs to its end.
+    pub fn discard(&mut self) {
+        self.discard_blocks();
+        self.tables.iter_mut().for_each(Table::discard);
+    }
+
+    fn discard_blocks(&mut self) {
+        assert!(!self.is_in_place(), "cannot discard a change that is made in place");
+        self.overflow = None;
+        self.values.discard();
+        self.slots.iter_mut().for_each(Pool::discard);
+    }
+
+    /// Stages the table word of a logical block: its block number, and the block's checksum.
+    fn stage(&self, journal: &mut Journal, slots: bool, logical: usize) {
+        let (pool, first) = match (&self.slots, slots) {
+            (Some(pool), true) => (pool, self.geometry.logical_blocks),
+            _ => (&self.values, 0),
+        };
+        let committed = pool.committed_block(logical);
+        let crc = if self.integrity { pool.checksum(committed) } else { 0 };
+        journal
+            .stage(Address::Tables(first + logical), u64::from(committed) | u64::from(crc) << 32);
+    }
+
+    /// Stages the checksums of all blocks, after they received their initial values.
+    pub fn seal(&self, journal: &mut Journal) {
+        for slots in [false, true].into_iter().filter(|&slots| !slots || self.slots.is_some()) {
+            (0..self.geometry.logical_blocks)
+                .for_each(|logical| self.stage(journal, slots, logical));
+        }
+    }
+
+    /// Compares every block with its checksum in the tables.
+    pub fn verify(&self, journal: &Journal) -> Result<(), (Kind, Fault)> {
+        let pools = [(Kind::Values, Some(&self.values)), (Kind::Slots, self.slots.as_ref())];
+        for (index, (kind, pool)) in pools.into_iter().enumerate() {
+            let Some(pool) = pool else { continue };
+            for logical in 0..pool.logical_blocks() {
+                let word =
+                    journal.load(Address::Tables(index * self.geometry.logical_blocks + logical));
+                let expected = (word >> 32) as u32;
+                let found = pool.checksum(pool.committed_block(logical));
+                if expected != found {
+                    let offset = pool.blocks.offset(pool.committed_block(logical));
+                    let what = format!("a block of checksum {expected:#x}, not {found:#x}");
+                    return Err((kind, Fault::at(offset, what)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn logical_blocks_of(&self, range: &Range<u64>) -> Range<usize> {
+        logical_blocks_of(range, self.geometry.block_bytes)
+    }
+
+    fn pieces_of(&self, range: &Range<u64>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        pieces_of(range, self.geometry.block_bytes)
+    }
+
+    /// Returns whether the current change has shadows.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub fn is_dirty(&self) -> bool {
+        let mut pools = std::iter::once(&self.values).chain(&self.slots);
+        pools.any(|pool| pool.dirty().next().is_some())
+    }
+
+    /// Asserts the invariants; for tests and the simulator.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub fn check_invariants(&self) {
+        self.values.check_invariants();
+        self.slots.iter().for_each(Pool::check_invariants);
+    }
+}
+
+#[cfg(test)]
+mod tests;

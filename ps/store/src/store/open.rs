@@ -1,0 +1,292 @@
+//! Creating a store's files, and opening the files that an earlier process left.
+
+use std::sync::Arc;
+
+use pushpull_common::catalogue::{Catalogue, ShardLayout};
+use pushpull_optim::optimizer::VariableRules;
+
+use super::pool::Pool;
+use super::rows::RowTile;
+use super::{Store, StoreGeometry};
+use crate::arena::{Arena, Blocks, Grid, Memory, Reservation, fence, file_name};
+use crate::commit::{Address, Journal, offset_of};
+use crate::error::StorageError;
+use crate::layout::{Fault, Kind, PAGE_BYTES};
+use crate::testing::planted::PlantedBugs;
+use crate::undo::{UNDO_BYTES, Undo, UndoRow};
+
+/// The arguments for creating or opening a store.
+#[derive(Debug)]
+pub struct StorePlan {
+    /// The shard's files.
+    pub arena: Arena,
+    /// The generation of the files.
+    pub generation: u64,
+    /// The catalogue of all variables.
+    pub catalogue: Arc<Catalogue>,
+    /// The layout of the variables on this shard.
+    pub layout: ShardLayout,
+    /// The number and the sizes of the blocks.
+    pub geometry: StoreGeometry,
+    /// Whether the tables hold a checksum of every block.
+    pub integrity: bool,
+    /// The maximum size of values and slots, in bytes, for which shadows are written through the
+    /// cache.
+    pub cached_bytes_max: u64,
+    /// Whether replaced blocks stay unused until an image of the tables no longer names them.
+    pub power: bool,
+    /// The planted bug, if any.
+    pub planted: PlantedBugs,
+}
+
+impl StorePlan {
+    fn corrupt(&self, kind: Kind, fault: Fault) -> StorageError {
+        self.arena.storage.corrupt(&file_name(kind, self.generation), fault)
+    }
+
+    /// Creates a pool over a file that `file` creates or opens.
+    fn pool(
+        &self,
+        kind: Kind,
+        grid: Grid,
+        committed: Vec<u32>,
+        file: impl FnOnce(Kind, u64) -> Result<Memory, StorageError>,
+    ) -> Result<Pool, StorageError> {
+        let memory = file(kind, grid.need() - PAGE_BYTES as u64)?;
+        Ok(Pool::new(Blocks::new(memory, grid), grid.count as u32, committed))
+    }
+}
+
+impl Store {
+    /// Creates the memory for a shard's variables and slots. Variables are zeros; slots have the
+    /// initial values of their rules. `reservation` covers all memory of the shard.
+    pub fn create(
+        plan: StorePlan,
+        reservation: Reservation,
+        rules: &VariableRules,
+    ) -> Result<Store, StorageError> {
+        let make = |kind, bytes| plan.arena.create(kind, plan.generation, bytes);
+        let committed = || (0..plan.geometry.logical_blocks as u32).collect();
+        let values = plan.pool(Kind::Values, plan.geometry.values(), committed(), make)?;
+        let slots = match plan.geometry.slots {
+            0 => None,
+            _ => Some(plan.pool(Kind::Slots, plan.geometry.slots(), committed(), make)?),
+        };
+        let undo = Undo::create(make(Kind::Undo, plan.geometry.undo_file_bytes())?);
+        let mut store = Store::new(plan, reservation, values, slots, undo);
+        store.fill_slots(rules);
+        fence();
+        Ok(store)
+    }
+
+    /// Opens the files that an earlier process left. The caller has verified the tables.
+    ///
+    /// Rolls back an uncommitted change in place, except for rows of tables, which
+    /// [`Store::attach_tables`] restores. `version` is the version of the last commit.
+    pub fn open(
+        plan: StorePlan,
+        reservation: Reservation,
+        journal: &Journal,
+        version: u64,
+    ) -> Result<Store, StorageError> {
+        let find = |kind, bytes| plan.arena.open(kind, plan.generation, Some(bytes));
+        let committed = |first: usize, grid: Grid| {
+            committed_blocks_of(journal, first, plan.geometry.logical_blocks, grid.count)
+                .map_err(|fault| plan.corrupt(Kind::Tables, fault))
+        };
+        let grid = plan.geometry.values();
+        let take_over = |kind, bytes| find(kind, bytes).map(raise_owner_generation(grid));
+        let values = plan.pool(Kind::Values, grid, committed(0, grid)?, take_over)?;
+        let slots = match plan.geometry.slots {
+            0 => None,
+            _ => {
+                let grid = plan.geometry.slots();
+                let committed = committed(plan.geometry.logical_blocks, grid)?;
+                Some(plan.pool(Kind::Slots, grid, committed, find)?)
+            }
+        };
+        let undo = open_undo(&plan.arena, plan.generation)?;
+        let tables = plan.layout.tables().len();
+        let rows = undo.rows(version).and_then(|rows| check_rows(rows, &plan.geometry, tables));
+        let rows = rows.map_err(|fault| plan.corrupt(Kind::Undo, fault))?;
+        let mut store = Store::new(plan, reservation, values, slots, undo);
+        store.apply_undo(rows);
+        if store.power {
+            store.values.hold_free();
+            store.slots.iter_mut().for_each(Pool::hold_free);
+        }
+        Ok(store)
+    }
+
+    fn new(
+        plan: StorePlan,
+        reservation: Reservation,
+        values: Pool,
+        slots: Option<Pool>,
+        undo: Undo,
+    ) -> Store {
+        let StorePlan {
+            catalogue,
+            layout,
+            geometry,
+            integrity,
+            cached_bytes_max,
+            power,
+            planted,
+            ..
+        } = plan;
+        let streams = 1 + geometry.slots;
+        let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
+        let (tables, undo_rows) = (Vec::new(), Vec::new());
+        let (in_place, tables_in_place, tile) = (false, false, RowTile::default());
+        Store {
+            catalogue,
+            layout,
+            geometry,
+            values,
+            slots,
+            undo,
+            tables,
+            in_place,
+            overflow: None,
+            touched_blocks: Vec::new(),
+            shadow_writes: Vec::new(),
+            moved_blocks: Vec::new(),
+            tables_in_place,
+            undo_rows,
+            tile,
+            past_cache,
+            integrity,
+            power,
+            reservation,
+            planted,
+        }
+    }
+
+    /// Rolls back the current change in place, as the next process would after a kill at this
+    /// point. Returns false if the undo rows cannot be read.
+    pub(super) fn roll_back_in_place(&mut self) -> bool {
+        let Ok(rows) = self.undo.uncommitted_rows() else { return false };
+        self.apply_undo(rows);
+        self.values.readers.cancel_in_place();
+        true
+    }
+
+    /// Restores the old contents of rows that were decoded from a valid undo of this store.
+    fn apply_undo(&mut self, rows: Vec<UndoRow>) {
+        let (of_tables, rows): (_, Vec<UndoRow>) =
+            rows.into_iter().partition(|row| row.table.is_some());
+        // If bytes were recorded twice, the first record has the oldest contents, so it is applied
+        // last.
+        for row in rows.iter().rev() {
+            let (pool, part) = match (row.stream, &mut self.slots) {
+                (0, _) | (_, None) => (&mut self.values, 0),
+                (stream, Some(slots)) => (slots, stream - 1),
+            };
+            pool.blocks.write_part(row.block, part)[row.start..row.start + row.bytes.len()]
+                .copy_from_slice(&row.bytes);
+        }
+        self.undo_rows = of_tables;
+        // Rows of tables are still to be restored.
+        if self.undo_rows.is_empty() {
+            self.undo.clear();
+        }
+    }
+}
+
+/// Returns the number of rows recorded for a change that was not committed, or `None` if the undo
+/// is idle. `version` is the version of the last commit.
+pub fn count_undo_rows(
+    arena: &Arena,
+    generation: u64,
+    version: u64,
+    geometry: &StoreGeometry,
+    tables: usize,
+) -> Result<Option<usize>, StorageError> {
+    let undo = open_undo(arena, generation)?;
+    let rows = undo.rows(version).and_then(|rows| check_rows(rows, geometry, tables));
+    let found = rows.and_then(|rows| Ok((undo.is_prepared()?, rows.len())));
+    match found {
+        Ok((prepared, rows)) => Ok(prepared.then_some(rows)),
+        Err(fault) => Err(arena.storage.corrupt(&file_name(Kind::Undo, generation), fault)),
+    }
+}
+
+/// Creates an idle undo file.
+pub fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageError> {
+    let memory = arena.create(Kind::Undo, generation, Undo::bytes(UNDO_BYTES));
+    memory.map(|memory| drop(Undo::create(memory)))
+}
+
+/// Returns a function that raises the owner generation in the memory. Readers that mapped the
+/// values of an earlier process notice it; from then on the values are written regardless of their
+/// pins.
+fn raise_owner_generation(grid: Grid) -> impl Fn(Memory) -> Memory {
+    move |mut memory| {
+        let word = grid.geometry(0).owner_generation_word();
+        memory.store(word, memory.load(word).wrapping_add(1));
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        memory
+    }
+}
+
+/// Opens the undo file of an earlier process. It is at least as long as a new idle one, and longer
+/// if that process created it so.
+fn open_undo(arena: &Arena, generation: u64) -> Result<Undo, StorageError> {
+    let memory = arena.open(Kind::Undo, generation, None)?;
+    let least = Undo::bytes(UNDO_BYTES) as usize + PAGE_BYTES;
+    match memory.len() >= least {
+        true => Ok(Undo::open(memory)),
+        false => {
+            let what = format!("a file of at least {least} bytes, not of {}", memory.len());
+            let fault = Fault::at(memory.len(), what);
+            Err(arena.storage.corrupt(&file_name(Kind::Undo, generation), fault))
+        }
+    }
+}
+
+/// Checks that every row is inside the block that it names. Rows of tables are checked by their
+/// tables.
+fn check_rows(
+    rows: Vec<UndoRow>,
+    geometry: &StoreGeometry,
+    tables: usize,
+) -> Result<Vec<UndoRow>, Fault> {
+    let is_inside = |row: &UndoRow| {
+        if let Some(table) = row.table {
+            return usize::from(table) < tables;
+        }
+        let grid = if row.stream == 0 { geometry.values() } else { geometry.slots() };
+        let end = row.start + row.bytes.len();
+        row.stream <= geometry.slots
+            && (row.block as usize) < grid.count
+            && end <= geometry.block_bytes
+    };
+    match rows.iter().all(is_inside) {
+        true => Ok(rows),
+        false => Err(Fault::at(PAGE_BYTES, "rows inside their blocks")),
+    }
+}
+
+/// Returns the committed block of each logical block, as the tables name it. No block may be named
+/// twice.
+fn committed_blocks_of(
+    journal: &Journal,
+    first: usize,
+    logical_blocks: usize,
+    blocks: usize,
+) -> Result<Vec<u32>, Fault> {
+    let mut used = vec![false; blocks];
+    let committed = (first..first + logical_blocks).map(|index| {
+        let committed = journal.load(Address::Tables(index)) as u32;
+        let taken = used.get_mut(committed as usize).map(|used| std::mem::replace(used, true));
+        match taken {
+            Some(false) => Ok(committed),
+            _ => {
+                let what = format!("one of {blocks} blocks that is named once, not {committed}");
+                Err(Fault::at(offset_of(Address::Tables(index)), what))
+            }
+        }
+    });
+    committed.collect()
+}
