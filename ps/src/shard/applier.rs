@@ -1,20 +1,21 @@
 //! The applier: the one loop that changes values, one slice at a time.
 
-use super::intake::Intake;
-use super::scan::ScanJob;
-use super::steps::Steps;
-use super::variables::Variables;
-use crate::aggregate::step_coordinator::PerPush;
-use crate::config::PsConfig;
-use crate::metrics::Counters;
-use pushpull_common::ids::ShardId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use pushpull_common::ids::ShardId;
+
 use super::growth::AwaitedGrowth;
+use super::intake::Intake;
 use super::rows::RowWork;
+use super::scan::ScanJob;
+use super::steps::Steps;
 use super::streaming_apply::StreamingApply;
+use super::variables::Variables;
 use super::work::ShardJob;
+use crate::aggregate::step_coordinator::PerPush;
+use crate::config::PsConfig;
+use crate::metrics::Counters;
 
 /// The updates of a shard: those that are due, and the one under way.
 #[derive(Debug)]

@@ -8,13 +8,6 @@
 //! applied the next. A shard keeps its cut until its part is requested, and training continues
 //! meanwhile.
 
-use super::checkpoints::SaverOrder;
-use super::checkpoints::ShardCheckpoints;
-use super::output::Outputs;
-use super::output::ShardOutput;
-use super::peers::Peers;
-use super::steps::Steps;
-use super::variables::Variables;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -22,8 +15,12 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, message};
 
-use super::checkpoints::SaveRequester;
+use super::checkpoints::{SaveRequester, SaverOrder, ShardCheckpoints};
+use super::output::{Outputs, ShardOutput};
+use super::peers::Peers;
 use super::record::RESTORED_LIMIT;
+use super::steps::Steps;
+use super::variables::Variables;
 use super::{Shard, VariablesState};
 use crate::checkpoint::{CheckpointName, ClientWindow};
 use crate::store::StoreImage;

@@ -3,10 +3,6 @@
 //! The shard decides and pins. Other threads, which may wait for a disk, read and write the files.
 //! Their results return to the shard as inputs.
 
-use super::output::Outputs;
-use super::steps::Steps;
-use super::variables::Variables;
-use crate::config::PsConfig;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +11,15 @@ use std::time::Instant;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::PASSED_OVER_MAX;
-use pushpull_common::protocol::message::{self, CheckpointId, PassedOver};
+use pushpull_common::protocol::message::{CheckpointId, PassedOver};
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{Envelope, Refusal};
+use pushpull_common::protocol::{Envelope, Refusal, message};
 
 use super::checkpoint_cut::{CheckpointCut, SaveRequest};
-use super::output::AnswerBody;
-use super::output::ShardOutput;
+use super::output::{AnswerBody, Outputs, ShardOutput};
 use super::record::RESTORED_LIMIT;
+use super::steps::Steps;
+use super::variables::Variables;
 use super::{Detail, Shard, VariablesState};
 use crate::arena::fence;
 use crate::checkpoint::{
@@ -30,6 +27,7 @@ use crate::checkpoint::{
     CheckpointTraining, Opened, RestoredShard, RowHead, ShardEntry, TableEntry, write_shard,
     write_table,
 };
+use crate::config::PsConfig;
 use crate::planted::PlantedBugs;
 use crate::store::Store;
 

@@ -1,5 +1,9 @@
 //! Checks of a complete push, and of the values that an update has produced.
 
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::Operation;
+
+use super::client_registry::ClientKey;
 use super::intake::Intake;
 use super::peers::Peers;
 use super::shard_files::ShardFiles;
@@ -7,10 +11,6 @@ use super::steps::Steps;
 use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::inbox::PushedRows;
-use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::message::Operation;
-
-use super::client_registry::ClientKey;
 use crate::store::Overflow;
 
 /// Returns the refusal of a push that would make a value infinite or NaN.

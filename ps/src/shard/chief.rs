@@ -15,18 +15,16 @@
 //! with a higher epoch, unless a worker has that epoch. While it is connected to the step owner, it
 //! accepts only the epoch of the last `ChiefIs`.
 
-use super::output::Outputs;
-use super::peers::Peers;
-use super::steps::Steps;
-use pushpull_common::protocol::Envelope;
-use pushpull_common::protocol::message;
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, TaskId};
 use pushpull_common::protocol::message::{Hello, Operation, Role};
-use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 
 use super::client_registry::{ClientKey, ClientPresence};
+use super::output::Outputs;
+use super::peers::Peers;
+use super::steps::Steps;
 use super::{Detail, Shard};
 use crate::planted::Bug;
 

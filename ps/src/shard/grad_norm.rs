@@ -1,12 +1,12 @@
 //! Computes the squared norm of a gradient before this shard reports it as held, where gradients
 //! are clipped by their global norm.
 
-use super::applier::Applier;
-use super::intake::Intake;
-use super::variables::Variables;
 use pushpull_common::tensor::{DType, Element};
 
 use super::Shard;
+use super::applier::Applier;
+use super::intake::Intake;
+use super::variables::Variables;
 use super::work::SLICE_BYTES;
 use crate::optimizer::Sums;
 

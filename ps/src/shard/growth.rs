@@ -4,14 +4,13 @@
 //! would leave a gradient that counts on some shards only. The push is complete in the inbox. It is
 //! applied once there is space, without a restart, or by the next process that opens the state.
 
-use super::applier::Applier;
-use super::output::Outputs;
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 
-use super::output::ShardOutput;
+use super::applier::Applier;
+use super::output::{Outputs, ShardOutput};
 use super::work::Work;
 use crate::error::StorageError;
 use crate::event::Event;

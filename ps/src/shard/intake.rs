@@ -1,5 +1,9 @@
 //! The intake of pushes: push slots, parts on their way into them, and buffers for bodies.
 
+use std::sync::Arc;
+
+use pushpull_common::ids::TokenId;
+
 use super::buffer_pool::BufferPool;
 use super::client_registry::ClientKey;
 use super::peers::Peers;
@@ -7,8 +11,6 @@ use crate::aggregate::step_coordinator::PerPush;
 use crate::config::PsConfig;
 use crate::inbox::Inbox;
 use crate::metrics::Counters;
-use pushpull_common::ids::TokenId;
-use std::sync::Arc;
 
 /// The pushes that a shard is receiving or holds.
 #[derive(Debug)]

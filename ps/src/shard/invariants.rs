@@ -1,20 +1,21 @@
 //! The invariants of a shard between two inputs, asserted in tests, the simulator and the fuzzer.
 
-use super::work::ShardJob;
-use crate::aggregate::step_coordinator::PerPush;
-use crate::inbox::PushArrival;
-use pushpull_common::ids::GlobalStep;
-use pushpull_common::protocol::Envelope;
-use pushpull_common::protocol::message::Operation;
 use std::collections::BTreeSet;
 
-use pushpull_common::ids::TokenId;
-#[cfg(any(test, fuzzing))]
-use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
+use pushpull_common::ids::{GlobalStep, TokenId};
+use pushpull_common::protocol::Envelope;
+use pushpull_common::protocol::message::Operation;
 
 use super::Shard;
 use super::client_registry::ClientPresence;
 use super::parked_requests::WaitReason;
+use super::work::ShardJob;
+use crate::aggregate::step_coordinator::PerPush;
+use crate::inbox::PushArrival;
+
+#[cfg(any(test, fuzzing))]
+use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
+
 #[cfg(any(test, fuzzing))]
 use super::record::ShardRecord;
 

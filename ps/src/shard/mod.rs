@@ -57,16 +57,12 @@ mod two_pass;
 mod variables;
 pub(crate) mod work;
 
-use crate::shard::output::EncodeBuffers;
-use crate::shard::pulls::wait_for_values;
-use crate::shard::pulls::wrong_encoding;
-use pushpull_common::catalogue::ValueEncoding;
-use pushpull_common::codec::Encoding;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use pushpull_common::catalogue::ValueEncoding;
+use pushpull_common::codec::Encoding;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{RestoreEpoch, Sequence, ShardId};
 use pushpull_common::protocol::message::{Hello, Role};
@@ -76,11 +72,12 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 use crate::config::PsConfig;
 use crate::metrics::Counters;
 use crate::planted::Bug;
+use crate::shard::output::EncodeBuffers;
+use crate::shard::pulls::{wait_for_values, wrong_encoding};
 use applier::Applier;
 use checkpoints::{SaveRequester, SaverEvent, ShardCheckpoints, ShardRestored};
 use client_registry::{ClientKey, ClientPresence};
 use encoded_parts::{EncodedPart, PartEncoding};
-pub(crate) use handshake::PeerOrigin;
 use intake::Intake;
 use output::{Outputs, ShardOutput};
 use parked_requests::{ParkedRequest, WaitReason};
@@ -90,6 +87,8 @@ use pulls::Pulls;
 use shard_files::ShardFiles;
 use steps::Steps;
 use variables::{Variables, VariablesState};
+
+pub(crate) use handshake::PeerOrigin;
 
 /// An input of a shard.
 #[derive(Debug)]

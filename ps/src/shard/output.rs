@@ -1,12 +1,5 @@
 //! The outputs of a shard, such as frames to send and connections to close.
 
-use super::Detail;
-use pushpull_common::ids::GlobalStep;
-use pushpull_common::ids::RestoreEpoch;
-use pushpull_common::protocol::Outcome;
-use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::message;
-use pushpull_common::protocol::message::PushAnswer;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::{Deref, Range};
@@ -15,11 +8,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, ValueEncoding};
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::protocol::message::{Pulled, PulledEncoded};
-use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
+use pushpull_common::protocol::message::{Pulled, PulledEncoded, PushAnswer};
+use pushpull_common::protocol::{BodyStamp, Envelope, Message, Outcome, Refusal, encode, message};
 
+use super::Detail;
 use super::checkpoints::{SaverOrder, ShardRestore, ShardSave};
 use super::power::Flush;
 use crate::event::Event;

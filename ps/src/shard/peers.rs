@@ -1,35 +1,24 @@
 //! The peers of a shard: their connections, the clients with their leases, and the requests that
 //! wait.
 
-use super::Detail;
-use super::PeerOrigin;
-use super::client_registry::ClientPresence;
-use super::output::Outputs;
-use super::output::ShardOutput;
-use super::parked_requests::ParkedRequest;
-use super::parked_requests::WaitReason;
-use super::shared_values::unsupported;
-use super::variables::Variables;
-use crate::aggregate::step_owner::TOKEN_LIMIT;
-use crate::aggregate::step_owner::generation_of;
-use crate::config::PsConfig;
-use crate::store::VALUES;
-use pushpull_common::ids::TaskId;
-use pushpull_common::ids::TokenId;
-use pushpull_common::protocol::Envelope;
-use pushpull_common::protocol::Message;
-use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::ClientEpoch;
+use pushpull_common::ids::{ClientEpoch, TaskId, TokenId};
+use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
+use pushpull_common::protocol::{Envelope, Message, Refusal};
 
-use super::ConnectionState;
-use super::client_registry::{ClientKey, ClientRegistry};
-use super::parked_requests::ParkedRequests;
+use super::client_registry::{ClientKey, ClientPresence, ClientRegistry};
+use super::output::{Outputs, ShardOutput};
+use super::parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
+use super::shared_values::unsupported;
+use super::variables::Variables;
+use super::{ConnectionState, Detail, PeerOrigin};
+use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
+use crate::config::PsConfig;
+use crate::store::VALUES;
 
 /// The peers of a shard.
 #[derive(Debug)]

@@ -6,18 +6,17 @@
 //! answer promises is durable, and no code has to track its changes. The exceptions are clients and
 //! the entries of their push windows, which are tracked.
 
-use super::intake::Intake;
-use super::peers::Peers;
-use super::shard_files::ShardFiles;
-use super::steps::Steps;
-use super::variables::Variables;
 use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
 use smallvec::SmallVec;
 
 use super::client_registry::ClientKey;
-use super::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
-use super::shard_files::GROWTH;
-use super::{Shard, VariablesState};
+use super::intake::Intake;
+use super::peers::Peers;
+use super::record::{CLIENT_WORDS, ShardRecord, ShardStage};
+use super::shard_files::{GROWTH, ShardFiles};
+use super::steps::Steps;
+use super::variables::Variables;
+use super::{Shard, VariablesState, record};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::{Issued, StepOwner};
 use crate::commit::{Address, CELL_WORDS};

@@ -6,10 +6,10 @@
 //! other change. They are mapped, so this needs no disk, no space and no descriptor. No durable
 //! image includes the record: after a reboot, the content of the disk decides.
 
-use super::shard_files::ShardFiles;
 use pushpull_common::protocol::wire::Text;
 
 use super::record::ShardRecord;
+use super::shard_files::ShardFiles;
 use crate::commit::{Address, FIRST_WORDS, offset_of};
 use crate::layout::Fault;
 

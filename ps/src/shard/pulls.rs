@@ -1,16 +1,5 @@
 //! Answers pulls.
 
-use super::buffer_pool::BufferPool;
-use super::client_registry::ClientKey;
-use super::client_registry::ClientPresence;
-use super::output::Outputs;
-use super::peers::Peers;
-use super::variables::Variables;
-use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::Budget;
-use crate::commit::Journal;
-use crate::config::PsConfig;
-use crate::metrics::Counters;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,13 +10,23 @@ use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::Selection;
 use pushpull_common::protocol::{Header, Refusal, message};
-use pushpull_common::rows::{self, Numbers};
+use pushpull_common::rows;
+use pushpull_common::rows::Numbers;
 use pushpull_common::tensor::{DType, Element, elements_of};
 
 use super::Detail;
-use super::output::{AnswerBody, EncodeBuffers, PullEncoder, PulledParts, ShardOutput};
+use super::buffer_pool::BufferPool;
+use super::client_registry::{ClientKey, ClientPresence};
+use super::output::{AnswerBody, EncodeBuffers, Outputs, PullEncoder, PulledParts, ShardOutput};
 use super::parked_requests::{ParkedRequest, WaitReason};
+use super::peers::Peers;
 use super::staleness::LastPulls;
+use super::variables::Variables;
+use crate::aggregate::staleness::StalenessPolicy;
+use crate::arena::Budget;
+use crate::commit::Journal;
+use crate::config::PsConfig;
+use crate::metrics::Counters;
 
 /// The most [`EncodeBuffers`](super::output::EncodeBuffers) that are kept for later pulls.
 const ENCODE_BUFFERS_MAX: usize = 8;

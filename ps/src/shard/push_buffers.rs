@@ -10,9 +10,6 @@
 //! push again. A shard that reports gradients as held and keeps its state in a directory shares no
 //! push buffers.
 
-use super::intake::Intake;
-use super::shard_files::ShardFiles;
-use super::variables::Variables;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -22,7 +19,10 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Refusal};
 
 use super::client_registry::ClientKey;
+use super::intake::Intake;
+use super::shard_files::ShardFiles;
 use super::shared_values::unsupported;
+use super::variables::Variables;
 use super::{IncomingPart, Shard, answer_to, deadline_of};
 use crate::arena::SharedBytes;
 use crate::error::StorageError;

@@ -1,17 +1,16 @@
 //! Push slots: reserves them on request, offers them with answers, and passes them on.
 
-use super::intake::Intake;
-use super::output::Outputs;
-use super::peers::Peers;
-use crate::aggregate::step_owner::Issued;
-use pushpull_common::protocol::Grant;
 use std::time::Instant;
 
-use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Reserved;
+use pushpull_common::protocol::{Grant, Refusal};
 
 use super::client_registry::ClientKey;
+use super::intake::Intake;
+use super::output::Outputs;
 use super::parked_requests::{ParkedRequest, WaitReason};
+use super::peers::Peers;
+use crate::aggregate::step_owner::Issued;
 
 impl Intake {
     pub(super) fn reserve(

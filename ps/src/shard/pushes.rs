@@ -1,11 +1,5 @@
 //! Receives pushes: chooses the memory of each part, and drops pushes that stay incomplete.
 
-use super::encoded_parts::PartBody;
-use super::intake::Intake;
-use super::output::Outputs;
-use super::peers::Peers;
-use super::steps::Steps;
-use super::variables::Variables;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -14,7 +8,12 @@ use pushpull_common::protocol::message::{Operation, OutcomeIs, PushPart, Role};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
 use super::client_registry::{ClientKey, ClientPresence};
-use super::encoded_parts::PartEncoding;
+use super::encoded_parts::{PartBody, PartEncoding};
+use super::intake::Intake;
+use super::output::Outputs;
+use super::peers::Peers;
+use super::steps::Steps;
+use super::variables::Variables;
 use super::work::ShardJob;
 use super::{Detail, ExpectedBody, IncomingPart, Shard, VariablesState, answer_to, deadline_of};
 use crate::inbox::{Extents, Inbox, PendingAnswer, PushArrival, is_for_trainable};

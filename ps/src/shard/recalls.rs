@@ -1,10 +1,6 @@
 //! Recalls of tokens in asynchronous mode: the step owner asks the other shards, and they answer.
 //! The reasons are in `aggregate::recall`.
 
-use super::intake::Intake;
-use super::output::Outputs;
-use super::peers::Peers;
-use super::steps::Steps;
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, ShardId, TokenId};
@@ -13,6 +9,10 @@ use smallvec::SmallVec;
 
 use super::Shard;
 use super::client_registry::{ClientKey, ClientPresence};
+use super::intake::Intake;
+use super::output::Outputs;
+use super::peers::Peers;
+use super::steps::Steps;
 use crate::planted::Bug;
 
 impl Shard {

@@ -6,10 +6,6 @@
 //! before that where a change cannot be discarded: a gradient of a synchronous step counts once it
 //! is held, and rows and small pushes are changed in place.
 
-use super::applier::Applier;
-use super::intake::Intake;
-use super::steps::Steps;
-use super::variables::Variables;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -19,6 +15,10 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::DType;
 
 use super::Shard;
+use super::applier::Applier;
+use super::intake::Intake;
+use super::steps::Steps;
+use super::variables::Variables;
 use super::work::{SLICE_BYTES, ShardJob};
 use crate::config::NonFinite;
 use crate::inbox::PushValues;

@@ -3,14 +3,6 @@
 //! Every value from a file is verified before it is used. No memory is reserved for a count until
 //! the files are known to be as long as it requires.
 
-use super::Applier;
-use super::Intake;
-use super::Outputs;
-use super::Peers;
-use super::Pulls;
-use super::ShardCheckpoints;
-use super::Steps;
-use super::Variables;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,9 +17,12 @@ use super::control_file::{OpenedControl, control_text, open_control};
 use super::fused_ranges::FusedRanges;
 use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
 use super::power::Power;
-use super::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
+use super::record::{CLIENT_WORDS, ShardRecord, ShardStage};
 use super::work::ShardJob;
-use super::{Shard, VariablesState, poison};
+use super::{
+    Applier, Intake, Outputs, Peers, Pulls, Shard, ShardCheckpoints, Steps, Variables,
+    VariablesState, poison, record,
+};
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;

@@ -1,14 +1,14 @@
 //! Shares values with clients of the same host and user, which read them without requests.
 
-use super::steps::Steps;
-use super::variables::Variables;
-use crate::arena::Budget;
-use pushpull_common::protocol::Message;
-use pushpull_common::protocol::Refusal;
-use pushpull_common::shared_values::ValueCounts;
 use std::os::fd::OwnedFd;
 
+use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::shared_values::ValueCounts;
+
+use super::steps::Steps;
+use super::variables::Variables;
 use super::{Detail, VariablesState};
+use crate::arena::Budget;
 use crate::error::StorageError;
 
 /// Returns the refusal of shared memory. The client continues over its connection.

@@ -1,15 +1,15 @@
 //! Stale gradients: skips their parts, or drops them before they are applied.
 
-use super::intake::Intake;
-use super::output::Outputs;
-use super::peers::Peers;
-use super::steps::Steps;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::message::{Operation, PushPart};
 
 use super::client_registry::ClientKey;
+use super::intake::Intake;
+use super::output::Outputs;
+use super::peers::Peers;
+use super::steps::Steps;
 use super::{IncomingPart, Shard};
 use crate::planted::Bug;
 

@@ -1,6 +1,5 @@
 //! The staleness of a gradient on this shard, and the adjustment of its update.
 
-use crate::metrics::Counters;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use super::client_registry::ClientKey;
 use crate::aggregate::staleness::{StalenessPolicy, compensate};
 use crate::arena::{Budget, Reservation};
 use crate::inbox::PushArrival;
+use crate::metrics::Counters;
 use crate::optimizer::ApplyAt;
 use crate::store::{ChangeInput, NoFreeBlock, Store};
 

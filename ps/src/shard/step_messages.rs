@@ -1,11 +1,6 @@
 //! The messages between shards and the step owner about synchronous steps: held pushes, commits,
 //! and applied steps.
 
-use super::intake::Intake;
-use super::output::Outputs;
-use super::peers::Peers;
-use super::steps::Steps;
-use super::variables::Variables;
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
@@ -14,7 +9,11 @@ use pushpull_common::protocol::{Envelope, Header, Message, message};
 use smallvec::SmallVec;
 
 use super::Shard;
-use super::output::ShardOutput;
+use super::intake::Intake;
+use super::output::{Outputs, ShardOutput};
+use super::peers::Peers;
+use super::steps::Steps;
+use super::variables::Variables;
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_coordinator::{CommittedStep, PerPush};
 

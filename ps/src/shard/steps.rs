@@ -1,25 +1,22 @@
 //! The steps of training, as this shard takes part in them: tokens, held pushes, commits.
 
-use super::client_registry::ClientKey;
-use super::peers::Peers;
-use crate::aggregate::step_coordinator::StepCoordinator;
-use crate::aggregate::step_owner::Issued;
-use crate::config::PsConfig;
-use crate::inbox::PushArrival;
-use crate::metrics::Counters;
-use pushpull_common::ids::GlobalStep;
-use pushpull_common::ids::TokenId;
-use pushpull_common::protocol::Outcome;
-use pushpull_common::protocol::message::Operation;
-use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
+use pushpull_common::protocol::Outcome;
+use pushpull_common::protocol::message::Operation;
+use smallvec::SmallVec;
 
+use super::client_registry::ClientKey;
+use super::peers::Peers;
+use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
-use crate::aggregate::step_owner::StepOwner;
+use crate::aggregate::step_owner::{Issued, StepOwner};
+use crate::config::PsConfig;
+use crate::inbox::PushArrival;
+use crate::metrics::Counters;
 
 /// A shard's part in the steps.
 #[derive(Debug)]

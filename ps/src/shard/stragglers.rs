@@ -1,6 +1,5 @@
 //! Stragglers: ends waits for absent replicas, and names them to those who wait.
 
-use super::steps::Steps;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::ShardId;
@@ -10,6 +9,7 @@ use pushpull_common::protocol::{Envelope, Refusal};
 use super::Shard;
 use super::client_registry::{ClientKey, ClientPresence};
 use super::parked_requests::WaitReason;
+use super::steps::Steps;
 use crate::aggregate::mode::OnLoss;
 
 impl Shard {

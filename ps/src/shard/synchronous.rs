@@ -1,9 +1,5 @@
 //! Synchronous steps on a shard: held pushes, the step owner's decisions, and the step's update.
 
-use super::intake::Intake;
-use super::output::Outputs;
-use super::peers::Peers;
-use super::steps::Steps;
 use std::time::Instant;
 
 use pushpull_common::ids::GlobalStep;
@@ -12,6 +8,10 @@ use pushpull_common::protocol::{Envelope, Outcome, PushState};
 
 use super::Shard;
 use super::client_registry::ClientPresence;
+use super::intake::Intake;
+use super::output::Outputs;
+use super::peers::Peers;
+use super::steps::Steps;
 use crate::aggregate::step_coordinator::{Grant, TokenOutcome};
 use crate::inbox::PendingAnswer;
 use crate::planted::Bug;

@@ -1,9 +1,5 @@
 //! Handles tokens on the step owner's shard.
 
-use super::intake::Intake;
-use super::output::Outputs;
-use super::peers::Peers;
-use super::steps::Steps;
 use std::time::Instant;
 
 use pushpull_common::ids::TokenId;
@@ -13,7 +9,11 @@ use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
 use smallvec::SmallVec;
 
 use super::client_registry::ClientKey;
+use super::intake::Intake;
+use super::output::Outputs;
 use super::parked_requests::{ParkedRequest, WaitReason};
+use super::peers::Peers;
+use super::steps::Steps;
 use super::{Detail, Shard};
 use crate::aggregate::step_owner::{Issued, StepOwner, TokenResponse};
 

@@ -1,36 +1,29 @@
 //! Declares the variables and computes their initial values.
 
-use super::fused_ranges::FusedRanges;
-use super::output::Outputs;
-use super::shard_files::ShardFiles;
-use crate::config::NonFinite;
-use crate::config::PsConfig;
-use crate::metrics::Counters;
-use crate::metrics::Overflowed;
-use crate::optimizer::VariableRules;
-use crate::table::Table;
-use pushpull_common::ids::ShardId;
-use pushpull_common::protocol::message::CatalogueState;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch};
-use pushpull_common::protocol::message::{CatalogueIs, Declared, Ready};
+use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
+use pushpull_common::protocol::message::{CatalogueIs, CatalogueState, Declared, Ready};
 use pushpull_common::protocol::{Envelope, Refusal};
 
-use super::output::AnswerBody;
+use super::fused_ranges::FusedRanges;
+use super::output::{AnswerBody, Outputs};
 use super::parked_requests::{ParkedRequest, WaitReason};
+use super::shard_files::ShardFiles;
 use super::work::ShardJob;
 use super::{Detail, Shard};
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::fence;
+use crate::config::{NonFinite, PsConfig};
 use crate::error::StorageError;
-use crate::optimizer::Untrainable;
+use crate::metrics::{Counters, Overflowed};
+use crate::optimizer::{Untrainable, VariableRules};
 use crate::store::Store;
+use crate::table::Table;
 
 /// The variables of a shard.
 #[derive(Debug)]

@@ -1,7 +1,5 @@
 //! Does long work in slices: applies pushes and computes initial values.
 
-use super::applier::Applier;
-use super::variables::Variables;
 use std::time::Instant;
 
 use pushpull_common::catalogue::Partition;
@@ -9,6 +7,7 @@ use pushpull_common::ids::{RestoreEpoch, TokenId};
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, Refusal};
 
+use super::applier::Applier;
 use super::checks::overflow_refusal;
 use super::client_registry::{ClientKey, ClientPresence};
 use super::grad_norm::NormJob;
@@ -18,6 +17,7 @@ use super::scan::{NonFiniteScan, ScanJob, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::step_work::StepJob;
 use super::two_pass::TwoPass;
+use super::variables::Variables;
 use super::{Shard, VariablesState};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::config::NonFinite;

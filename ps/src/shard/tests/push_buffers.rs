@@ -10,10 +10,10 @@ use pushpull_common::protocol::limits::{
     PUSH_BUFFERS_MAX, PUSH_SHARED_RANGES_MAX, SHARE_REQUESTS_MAX,
 };
 use pushpull_common::protocol::message::{
-    self, Operation, PushShared, Role, SharePushBuffer, ShareValues, SharedPushBuffer, SharedRange,
+    Operation, PushShared, Role, SharePushBuffer, ShareValues, SharedPushBuffer, SharedRange,
 };
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{Envelope, Message, PushState, Refusal};
+use pushpull_common::protocol::{Envelope, Message, PushState, Refusal, message};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;

@@ -2,8 +2,8 @@
 //! step is applied.
 
 use pushpull_common::ids::{RestoreEpoch, VariableId};
-use pushpull_common::protocol::message::{self, Operation};
-use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
+use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal, message};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, index_of, pack, variables};

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use pushpull_common::protocol::message::{self, EndReason};
-use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
+use pushpull_common::protocol::message::EndReason;
+use pushpull_common::protocol::{Grant, Message, Outcome, Refusal, message};
 
 use super::synchronous::Cluster;
 use crate::aggregate::mode::Mode;

@@ -2,8 +2,8 @@
 
 use pushpull_common::ids::{PartitionId, Sequence, VariableId};
 use pushpull_common::partition::Partitioner;
-use pushpull_common::protocol::message::{self, Operation};
-use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::{Message, Refusal, message};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, variables, worker};

@@ -1,12 +1,11 @@
 //! Restores of a checkpoint: no request, token or connection from before outlives one.
 
-use crate::shard::Shard;
 use std::sync::Arc;
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, TokenId};
-use pushpull_common::protocol::message::{self, CheckpointId, Role};
+use pushpull_common::protocol::message::{CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::protocol::{Message, Refusal, message};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
@@ -17,6 +16,7 @@ use crate::checkpoint::{
 };
 use crate::config::Checkpoints;
 use crate::optimizer::Sgd;
+use crate::shard::Shard;
 use crate::shard::record::RESTORED_LIMIT;
 
 const ELEMENTS: u64 = 4;

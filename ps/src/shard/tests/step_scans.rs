@@ -2,8 +2,8 @@
 //! during the scan.
 
 use pushpull_common::ids::{RequestId, VariableId};
-use pushpull_common::protocol::message::{self, Operation};
-use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
+use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::{Grant, Message, Outcome, Refusal, message};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
