@@ -181,7 +181,8 @@ impl Shard {
         }
         let due = self.steps.follower.as_ref().and_then(|follower| follower.tokens_to_apply());
         let job = self.applier.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
-        assert_eq!(due.is_some(), job, "the committed step has a job");
+        let trains = self.poisoned().is_none();
+        assert_eq!(due.is_some() && trains, job, "the committed step has a job");
         let pushes = self.applier.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));
         let by_itself = |push: &PushArrival| push.operation == Operation::Gradient {};
         assert!(!pushes.into_iter().any(by_itself), "a gradient is applied outside its step");

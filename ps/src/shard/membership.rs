@@ -37,7 +37,6 @@ impl Shard {
         if let Some(owner) = self.steps.owner.as_mut().filter(|_| !asks) {
             let expired = owner.expire(now, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
-            if expired > 0 {}
         }
         if let Some(inbox) = &mut self.intake.inbox {
             let stalled = inbox.reclaim_stalled(now, self.config.lease);
@@ -117,10 +116,8 @@ impl Shard {
         if !fenced && !self.steps.shards_to_ask().is_empty() {
             self.steps.owner.iter_mut().for_each(|owner| owner.leave(client));
             self.recall_tokens(now);
-            return;
-        }
-        let complete = self.intake.whole_tokens();
-        if let Some(owner) = &mut self.steps.owner {
+        } else if let Some(owner) = &mut self.steps.owner {
+            let complete = self.intake.whole_tokens();
             let returned = owner.drop_client(client, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(returned as u64);
         }

@@ -274,16 +274,17 @@ impl Shard {
     /// tokens that it freed go to the requests that wait for them.
     fn follow_up(&mut self, now: Instant) {
         self.applier.drop_stale_streaming(&self.intake, &mut self.variables);
-        self.decide(now);
-        self.checkpoints.begin_requested_save(
-            &mut self.variables,
-            &self.peers,
-            &self.steps,
-            &mut self.out,
-            now,
-        );
-        self.intake.give_parked_push_slots(&mut self.peers, &mut self.out, now);
-        self.steps.grant_parked_tokens(&mut self.intake, &mut self.peers, &mut self.out, now);
+        // A shard that has failed to flush trains no more. Its saves still report their failure.
+        let trains = self.poisoned().is_none();
+        if trains {
+            self.decide(now);
+        }
+        let Shard { variables, peers, intake, steps, checkpoints, out, .. } = self;
+        checkpoints.begin_requested_save(variables, peers, steps, out, now);
+        if trains {
+            intake.give_parked_push_slots(peers, out, now);
+            steps.grant_parked_tokens(intake, peers, out, now);
+        }
         self.send_parked_values();
         self.peers.report_members(&mut self.out);
         self.persist_in_time();

@@ -10,6 +10,7 @@ use pushpull_common::variable::VariableSpec;
 use super::kept::Files;
 use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
+use super::synchronous::synchronous;
 use super::world::{ConnectionId, LIFE, World};
 use crate::arena::test_files::{Content, TestFiles};
 use crate::arena::{Arena, ArenaStorage};
@@ -265,6 +266,23 @@ fn a_failed_flush_ends_pushes_for_good() {
         assert!(detail.as_str().contains("the disk is gone"), "{detail}");
     }
     assert_eq!(f32s(&world.values(line)).len(), ELEMENTS as usize, "the values can be read");
+}
+
+#[test]
+fn a_failed_flush_ends_synchronous_steps_for_good() {
+    let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
+    let (mut world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
+        config.durability(Durability::Power).mode(synchronous(1, 1))
+    });
+    let grant = world.token(lines[0]);
+    let push_slot = world.push_slot(lines[0]);
+    world.holds_flushes = true;
+    let body = bytes_of(&vec![-1_f32; ELEMENTS as usize]);
+    world.push(lines[0], &Push::gradient(1, grant, push_slot), &[(0, &body)]);
+    assert!(world.shards[0].has_work(), "the step is committed, and is to be applied");
+    world.fail_flush("the disk is gone");
+    world.tick();
+    assert!(!world.shards[0].has_work(), "a step whose commit is not on the disk is not applied");
 }
 
 #[test]
