@@ -1,4 +1,4 @@
-//! The applier: the one loop that changes values, one slice at a time.
+//! The updates of a shard: pushes, steps and initial values that are due or under way.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,14 +14,12 @@ use super::streaming_apply::StreamingApply;
 use super::variables::Variables;
 use super::work::ShardJob;
 use crate::aggregate::step_coordinator::PerPush;
-use crate::config::PsConfig;
 use crate::metrics::Counters;
 
-/// The updates of a shard: those that are due, and the one under way.
+/// The updates of a shard.
 #[derive(Debug)]
 pub(super) struct Applier {
     pub(super) id: ShardId,
-    pub(super) config: Arc<PsConfig>,
     pub(super) counters: Arc<Counters>,
     pub(super) jobs: VecDeque<ShardJob>,
     /// The push that is applied as its parts arrive, into shadow blocks.
@@ -37,10 +35,9 @@ pub(super) struct Applier {
 }
 
 impl Applier {
-    pub(super) fn new(id: ShardId, config: Arc<PsConfig>, counters: Arc<Counters>) -> Applier {
+    pub(super) fn new(id: ShardId, counters: Arc<Counters>) -> Applier {
         Applier {
             id,
-            config,
             counters,
             jobs: VecDeque::new(),
             streaming: None,
@@ -57,7 +54,7 @@ impl Applier {
     }
 
     /// Returns whether [`Shard::work`] has a job to do.
-    pub(crate) fn has_work(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         !self.jobs.is_empty()
     }
 

@@ -39,6 +39,30 @@ pub(crate) struct CheckpointCut {
     since: Instant,
 }
 
+impl CheckpointCut {
+    /// Cuts the current values, for a checkpoint of a global step that the shard need not know.
+    fn take(
+        variables: &mut Variables,
+        peers: &Peers,
+        steps: &Steps,
+        now: Instant,
+        of: GlobalStep,
+    ) -> Option<CheckpointCut> {
+        let step = steps.step();
+        let VariablesState::Ready(store) = &mut variables.state else { return None };
+        let memory_needed = Arc::new(AtomicBool::new(false));
+        Some(CheckpointCut {
+            step,
+            image: store.image(of.0.max(step.0).min(RESTORED_LIMIT), memory_needed.clone()),
+            memory_needed,
+            version: variables.version,
+            gradients: variables.gradients,
+            clients: peers.registry.windows(),
+            since: now,
+        })
+    }
+}
+
 /// A queued request to save a checkpoint.
 #[derive(Debug)]
 pub(super) struct SaveRequest {
@@ -137,35 +161,12 @@ impl ShardCheckpoints {
         self.requests.push_back(SaveRequest { requester, user, since: now });
     }
 
-    /// Ends the running save and begins the next.
+    /// Ends the running save. The next may begin.
     pub(super) fn end_save_of_cut(&mut self, now: Instant) {
         self.saves_a_cut = false;
         // The saver may not have requested it.
         self.kept_cut = None;
         self.requests.iter_mut().for_each(|save_request| save_request.since = now);
-    }
-
-    /// Cuts the current values, for a checkpoint of a global step that the shard need not know.
-    pub(super) fn cut(
-        &mut self,
-        variables: &mut Variables,
-        peers: &Peers,
-        steps: &Steps,
-        now: Instant,
-        of: GlobalStep,
-    ) -> Option<CheckpointCut> {
-        let step = steps.step();
-        let VariablesState::Ready(store) = &mut variables.state else { return None };
-        let memory_needed = Arc::new(AtomicBool::new(false));
-        Some(CheckpointCut {
-            step,
-            image: store.image(of.0.max(step.0).min(RESTORED_LIMIT), memory_needed.clone()),
-            memory_needed,
-            version: variables.version,
-            gradients: variables.gradients,
-            clients: peers.registry.windows(),
-            since: now,
-        })
     }
 
     /// Returns the cut for this checkpoint, or why there is none.
@@ -188,7 +189,7 @@ impl ShardCheckpoints {
                 return kept.ok_or_else(none);
             }
         }
-        self.cut(variables, peers, steps, now, step)
+        CheckpointCut::take(variables, peers, steps, now, step)
             .ok_or_else(|| "the variables have no values".to_owned())
     }
 
@@ -202,7 +203,7 @@ impl ShardCheckpoints {
         step: GlobalStep,
     ) {
         if steps.counts_steps() && steps.step() == step {
-            self.kept_cut = self.cut(variables, peers, steps, now, step);
+            self.kept_cut = CheckpointCut::take(variables, peers, steps, now, step);
         }
     }
 
@@ -216,8 +217,8 @@ impl ShardCheckpoints {
         now: Instant,
         step: GlobalStep,
     ) {
-        self.kept_cut =
-            self.cut(variables, peers, steps, now, step).map(|cut| CheckpointCut { step, ..cut });
+        self.kept_cut = CheckpointCut::take(variables, peers, steps, now, step)
+            .map(|cut| CheckpointCut { step, ..cut });
     }
 
     /// Begins the next requested save if none is running and all shards have applied the same
@@ -246,23 +247,10 @@ impl ShardCheckpoints {
         }
         self.keep_cut(variables, peers, steps, now, step);
         self.saves_a_cut = true;
-        self.order_save(variables, steps, out, requester, user);
-    }
-
-    /// Orders the saver to save the cuts of all shards.
-    pub(super) fn order_save(
-        &mut self,
-        variables: &Variables,
-        steps: &Steps,
-        out: &mut Outputs,
-        requester: SaveRequester,
-        user: Vec<u8>,
-    ) {
-        let Some(catalogue) = variables.store().map(|store| store.catalogue().clone()) else {
-            return;
-        };
-        let (epoch, step) = (variables.epoch, steps.step());
-        let order = SaverOrder::Save { requester, user, catalogue, epoch, step };
-        out.push(ShardOutput::SaverOrder(order));
+        if let Some(catalogue) = variables.store().map(|store| store.catalogue().clone()) {
+            let epoch = variables.epoch;
+            let order = SaverOrder::Save { requester, user, catalogue, epoch, step };
+            out.push(ShardOutput::SaverOrder(order));
+        }
     }
 }

@@ -496,7 +496,7 @@ impl ShardCheckpoints {
     }
 
     /// Abandons all writing and reading of checkpoints, because the server stops.
-    pub(crate) fn abandon_files(&self) {
+    pub(super) fn abandon_files(&self) {
         self.saving.iter().for_each(|saving| saving.abandon_flag.abandon("the server stops"));
         self.abandon_restore("the server stops");
     }
@@ -508,7 +508,7 @@ impl ShardCheckpoints {
 
     /// Reports the result of a save to its requester.
     pub(super) fn saved(
-        &mut self,
+        &self,
         out: &mut Outputs,
         requester: SaveRequester,
         result: Result<CheckpointId, String>,
@@ -527,12 +527,7 @@ impl ShardCheckpoints {
     }
 
     /// Answers with the checkpoints that the last search skipped.
-    pub(super) fn answer_passed_over(
-        &mut self,
-        out: &mut Outputs,
-        connection: u64,
-        request: Envelope,
-    ) {
+    pub(super) fn answer_passed_over(&self, out: &mut Outputs, connection: u64, request: Envelope) {
         let newest = self.passed_over.iter().take(PASSED_OVER_MAX).cloned();
         let checkpoints = List::of(newest).expect("at most as many as fit");
         out.answer(connection, request, message::PassedOverAre { checkpoints }.into());
@@ -561,24 +556,9 @@ impl ShardCheckpoints {
         }
     }
 
-    fn checkpoint_found(
-        &mut self,
-        out: &mut Outputs,
-        connection: u64,
-        request: Envelope,
-        result: Result<Option<CheckpointId>, String>,
-    ) {
-        match result {
-            Ok(checkpoint) => {
-                out.answer(connection, request, message::CheckpointFound { checkpoint }.into());
-            }
-            Err(error) => out.refuse_storage(connection, request, &error),
-        }
-    }
-
     /// Orders a search for the newest sound checkpoint.
     pub(super) fn find_checkpoint(
-        &mut self,
+        &self,
         steps: &Steps,
         out: &mut Outputs,
         connection: u64,
@@ -590,7 +570,7 @@ impl ShardCheckpoints {
         }
         match self.config.checkpoints {
             Some(_) => out.push(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
-            None => self.checkpoint_found(out, connection, request, Ok(None)),
+            None => checkpoint_found(out, connection, request, Ok(None)),
         }
     }
 
@@ -627,7 +607,7 @@ impl ShardCheckpoints {
         match news {
             SaverEvent::Found { connection, request, result, passed_over } => {
                 self.passed_over = passed_over;
-                self.checkpoint_found(out, connection, request, result);
+                checkpoint_found(out, connection, request, result);
             }
             SaverEvent::SaveRequested { ticket, user } => {
                 self.save(variables, steps, out, now, SaveRequester::Ticket(ticket), user)
@@ -640,5 +620,20 @@ impl ShardCheckpoints {
                 self.end_save_of_cut(now);
             }
         }
+    }
+}
+
+/// Answers with the checkpoint that was found.
+fn checkpoint_found(
+    out: &mut Outputs,
+    connection: u64,
+    request: Envelope,
+    result: Result<Option<CheckpointId>, String>,
+) {
+    match result {
+        Ok(checkpoint) => {
+            out.answer(connection, request, message::CheckpointFound { checkpoint }.into());
+        }
+        Err(error) => out.refuse_storage(connection, request, &error),
     }
 }

@@ -65,7 +65,8 @@ impl Intake {
         Ok(())
     }
 
-    /// Checks a push of a client whose last part has arrived, which named so many bytes.
+    /// Checks a push whose last part has arrived: of this client, in this slot, with the number of
+    /// bytes that the last part has named.
     pub(super) fn check_whole(
         &self,
         files: &ShardFiles,

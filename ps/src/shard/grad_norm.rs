@@ -4,7 +4,6 @@
 use pushpull_common::tensor::{DType, Element};
 
 use super::Shard;
-use super::applier::Applier;
 use super::intake::Intake;
 use super::variables::Variables;
 use super::work::SLICE_BYTES;
@@ -25,6 +24,57 @@ pub(super) struct NormJob {
 impl NormJob {
     pub(super) fn new(push_slot: u32, order: u64) -> NormJob {
         NormJob { push_slot, order, partition: 0, done: 0, sums: Sums::default() }
+    }
+
+    /// Adds up a slice; returns whether the sum is complete. `tile` is scratch memory.
+    pub(super) fn slice(
+        &mut self,
+        intake: &Intake,
+        variables: &Variables,
+        tile: &mut Vec<u64>,
+    ) -> bool {
+        let (Some(inbox), Some(store)) = (&intake.inbox, variables.store()) else {
+            return true;
+        };
+        // The push may have been dropped since, and its slot may hold another.
+        let push = inbox.arrival(self.push_slot).filter(|push| push.order == self.order);
+        let (Some(push), Some(source)) = (push, inbox.source(self.push_slot)) else {
+            return true;
+        };
+        let mut budget = SLICE_BYTES as usize;
+        while let Some(partition) = store.layout().all().get(self.partition) {
+            let range = partition.offset..partition.offset + partition.bytes;
+            let bytes = match partition.is_sparse() {
+                true => inbox.rows(self.push_slot, partition).map(|rows| rows.values.len()),
+                false => {
+                    let has = push.extents.bytes_within(range.clone()) > 0;
+                    has.then_some(partition.bytes as usize)
+                }
+            };
+            if let Some(bytes) = bytes {
+                if budget == 0 {
+                    return false;
+                }
+                let part = range.start + self.done as u64
+                    ..range.start + bytes.min(self.done + budget) as u64;
+                // Rows are at the start of their partition's range, and never in a push buffer.
+                if let Some(piece) = source.piece(part, tile) {
+                    match partition.dtype {
+                        DType::F32 => add_squares::<f32>(&mut self.sums, piece.bytes),
+                        DType::F64 => add_squares::<f64>(&mut self.sums, piece.bytes),
+                        _ => {}
+                    }
+                    self.done += piece.bytes.len();
+                    // Whole words, so that the next slice ends between two elements of any type.
+                    budget = budget.saturating_sub(piece.bytes.len().next_multiple_of(8));
+                    if self.done < bytes {
+                        continue;
+                    }
+                }
+            }
+            (self.partition, self.done) = (self.partition + 1, 0);
+        }
+        true
     }
 }
 
@@ -53,70 +103,4 @@ fn add_squares<T: Element + Into<f64>>(sums: &mut Sums, bytes: &[u8]) {
         let value: f64 = values[at].into();
         [value * value]
     });
-}
-
-impl Applier {
-    pub(super) fn norm_slice(
-        &self,
-        intake: &Intake,
-        variables: &Variables,
-        job: &mut NormJob,
-        tile: &mut Vec<u64>,
-    ) -> bool {
-        let (Some(inbox), Some(store)) = (&intake.inbox, variables.store()) else {
-            return true;
-        };
-        // The push may have been dropped since, and its slot may hold another.
-        let push = inbox.arrival(job.push_slot).filter(|push| push.order == job.order);
-        let (Some(push), Some(source)) = (push, inbox.source(job.push_slot)) else {
-            return true;
-        };
-        let mut budget = SLICE_BYTES as usize;
-        while let Some(partition) = store.layout().all().get(job.partition) {
-            let range = partition.offset..partition.offset + partition.bytes;
-            let bytes = match partition.is_sparse() {
-                true => inbox.rows(job.push_slot, partition).map(|rows| rows.values.len()),
-                false => {
-                    let has = push.extents.bytes_within(range.clone()) > 0;
-                    has.then_some(partition.bytes as usize)
-                }
-            };
-            if let Some(bytes) = bytes {
-                if budget == 0 {
-                    return false;
-                }
-                let part = range.start + job.done as u64
-                    ..range.start + bytes.min(job.done + budget) as u64;
-                // Rows are at the start of their partition's range, and never in a push buffer.
-                if let Some(piece) = source.piece(part, tile) {
-                    match partition.dtype {
-                        DType::F32 => add_squares::<f32>(&mut job.sums, piece.bytes),
-                        DType::F64 => add_squares::<f64>(&mut job.sums, piece.bytes),
-                        _ => {}
-                    }
-                    job.done += piece.bytes.len();
-                    // Whole words, so that the next slice ends between two elements of any type.
-                    budget = budget.saturating_sub(piece.bytes.len().next_multiple_of(8));
-                    if job.done < bytes {
-                        continue;
-                    }
-                }
-            }
-            (job.partition, job.done) = (job.partition + 1, 0);
-        }
-        true
-    }
-
-    /// Does one slice of the computation. Returns whether it is done.
-    pub(super) fn work_on_norm(
-        &mut self,
-        intake: &Intake,
-        variables: &Variables,
-        job: &mut NormJob,
-    ) -> bool {
-        let mut tile = std::mem::take(&mut self.shared_tile);
-        let done = self.norm_slice(intake, variables, job, &mut tile);
-        self.shared_tile = tile;
-        done
-    }
 }

@@ -52,7 +52,7 @@ impl Intake {
     }
 
     /// Returns the tokens whose pushes are complete in the inbox.
-    pub(crate) fn whole_tokens(&self) -> PerPush<TokenId> {
+    pub(super) fn whole_tokens(&self) -> PerPush<TokenId> {
         self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
     }
 

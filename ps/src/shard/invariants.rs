@@ -1,5 +1,6 @@
 //! The invariants of a shard between two inputs, asserted in tests, the simulator and the fuzzer.
 
+use pushpull_common::ids::ShardId;
 use std::collections::BTreeSet;
 
 use pushpull_common::ids::{GlobalStep, TokenId};
@@ -78,6 +79,14 @@ impl Shard {
     /// Asserts the invariants.
     pub(crate) fn check_invariants(&self) {
         let stamp = self.out.stamped(Envelope::default());
+        let mut participants: BTreeSet<ShardId> = self
+            .variables
+            .store()
+            .into_iter()
+            .flat_map(|store| store.catalogue().shards())
+            .collect();
+        participants.extend(self.steps.owner.iter().map(|_| self.id));
+        assert!(participants.iter().eq(&self.steps.participants), "{:?}", self.steps.participants);
         assert_eq!((stamp.step, stamp.restore_epoch), (self.steps.step(), self.variables.epoch));
         if let Some(store) = self.variables.store() {
             store.check_invariants();

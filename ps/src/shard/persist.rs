@@ -27,7 +27,7 @@ impl Shard {
     /// Commits all changes in one transaction. Answers sent after it are durable.
     pub(super) fn persist(&mut self) {
         self.files.stage_shard(&self.variables, &self.peers, &self.intake, &self.steps);
-        let mut changed = std::mem::take(&mut self.files.changed);
+        let mut changed = Vec::new();
         self.peers.registry.append_changed(&mut changed);
         if let Some(owner) = &mut self.steps.owner {
             owner.append_changed(&mut changed);
@@ -37,7 +37,7 @@ impl Shard {
         // Clients that lost tokens precede clients that received tokens. If only the first of
         // several transactions is committed, no more tokens are granted than ever were before.
         changed.sort_by_key(|&client| self.steps.tokens_of(client).count());
-        for &client in &changed {
+        for client in changed {
             // Losing very many members at once takes several transactions. The state after each is
             // consistent.
             if self.files.journal.free_words() < CLIENT_WORDS {
@@ -46,8 +46,6 @@ impl Shard {
             }
             self.files.stage_client(&mut self.peers, &self.steps, client);
         }
-        changed.clear();
-        self.files.changed = changed;
         let made = self.files.journal.commit();
         self.count_commit(made);
         let counts = self.variables.counts(&self.steps);

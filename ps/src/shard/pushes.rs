@@ -348,7 +348,7 @@ impl Intake {
     }
 
     pub(super) fn outcome_query(
-        &mut self,
+        &self,
         peers: &Peers,
         out: &mut Outputs,
         connection: u64,

@@ -134,7 +134,7 @@ impl Steps {
     }
 
     pub(super) fn ask_for_recalls(
-        &mut self,
+        &self,
         peers: &Peers,
         out: &mut Outputs,
         shards: &[ShardId],

@@ -15,7 +15,6 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::DType;
 
 use super::Shard;
-use super::applier::Applier;
 use super::intake::Intake;
 use super::steps::Steps;
 use super::variables::Variables;
@@ -170,6 +169,51 @@ impl ScanJob {
     pub(super) fn unbegun(&self) -> Option<u32> {
         ((self.range, self.done_to) == (0, 0)).then_some(self.push_slot)
     }
+
+    /// Scans a slice; returns whether the job is done.
+    pub(super) fn slice(&mut self, intake: &Intake, variables: &Variables) -> bool {
+        let (Some(inbox), Some(store)) = (&intake.inbox, variables.store()) else {
+            return true;
+        };
+        let (Some(push), Some(source)) =
+            (inbox.arrival(self.push_slot), inbox.source(self.push_slot))
+        else {
+            return true;
+        };
+        if push.order != self.order {
+            // The push was dropped, and its slot holds another.
+            return true;
+        }
+        let scan =
+            NonFiniteScan { policy: variables.config.non_finite, counters: &variables.counters };
+        let mut budget = SLICE_BYTES;
+        while let Some(range) = push.shared.ranges().get(self.range) {
+            if budget == 0 {
+                return false;
+            }
+            let left = self.done_to.max(range.start)..range.end;
+            let Some(fused_range) = variables.fused_ranges.within(left.clone()).next() else {
+                self.range += 1;
+                continue;
+            };
+            let mut part = fused_range.part_of(&left);
+            part.end = part.end.min(part.start.saturating_add(budget));
+            let bytes = part.end - part.start;
+            if let Some((PushValues::Shared(values), _)) = source.values(part.clone()) {
+                let dtype = fused_range.dtype;
+                let mut input = ScanningInput::new(values, part.start, dtype, Some(scan));
+                ChangeInput::Source(&mut input).each(0..bytes as usize, |_, _| {});
+                if let Some(found) = input.found() {
+                    self.refusal = Some(found.refusal(store.layout()));
+                    return true;
+                }
+            }
+            // Rounded to words, so that the next slice starts with an element of any type.
+            budget = budget.saturating_sub(bytes.next_multiple_of(8).max(RANGE_COST));
+            self.done_to = part.end;
+        }
+        true
+    }
 }
 
 impl Shard {
@@ -239,56 +283,5 @@ impl Intake {
         let bytes = push.extents.ranges().iter().map(|range| range.end - range.start);
         let small = store.is_small(bytes.fold(0, u64::saturating_add));
         by_rows || small || steps.waits_for_step(push)
-    }
-}
-
-impl Applier {
-    /// Scans a slice; returns whether the job is done.
-    pub(super) fn work_on_scan(
-        &mut self,
-        intake: &Intake,
-        variables: &Variables,
-        job: &mut ScanJob,
-    ) -> bool {
-        let (Some(inbox), Some(store)) = (&intake.inbox, variables.store()) else {
-            return true;
-        };
-        let (Some(push), Some(source)) =
-            (inbox.arrival(job.push_slot), inbox.source(job.push_slot))
-        else {
-            return true;
-        };
-        if push.order != job.order {
-            // The push was dropped, and its slot holds another.
-            return true;
-        }
-        let scan = NonFiniteScan { policy: self.config.non_finite, counters: &self.counters };
-        let mut budget = SLICE_BYTES;
-        while let Some(range) = push.shared.ranges().get(job.range) {
-            if budget == 0 {
-                return false;
-            }
-            let left = job.done_to.max(range.start)..range.end;
-            let Some(fused_range) = variables.fused_ranges.within(left.clone()).next() else {
-                job.range += 1;
-                continue;
-            };
-            let mut part = fused_range.part_of(&left);
-            part.end = part.end.min(part.start.saturating_add(budget));
-            let bytes = part.end - part.start;
-            if let Some((PushValues::Shared(values), _)) = source.values(part.clone()) {
-                let dtype = fused_range.dtype;
-                let mut input = ScanningInput::new(values, part.start, dtype, Some(scan));
-                ChangeInput::Source(&mut input).each(0..bytes as usize, |_, _| {});
-                if let Some(found) = input.found() {
-                    job.refusal = Some(found.refusal(store.layout()));
-                    return true;
-                }
-            }
-            // Rounded to words, so that the next slice starts with an element of any type.
-            budget = budget.saturating_sub(bytes.next_multiple_of(8).max(RANGE_COST));
-            job.done_to = part.end;
-        }
-        true
     }
 }

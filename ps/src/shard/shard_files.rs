@@ -85,8 +85,6 @@ pub(super) struct ShardFiles {
     pub(super) generation: u64,
     /// How many processes have opened the arena.
     pub(super) lives: u64,
-    /// Scratch memory for lists of changed clients.
-    pub(super) changed: Vec<ClientKey>,
 }
 
 impl Shard {
@@ -163,14 +161,13 @@ impl Shard {
         });
         let power = (config.durability == Durability::Power).then(Power::default);
         let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted);
-        let changed = Vec::new();
         Shard {
-            files: ShardFiles { arena, budget, journal, generation: 0, lives: 0, changed },
+            files: ShardFiles { arena, budget, journal, generation: 0, lives: 0 },
             power,
             variables: Variables::new(id, config.clone(), counters.clone()),
             peers: Peers::new(config.clone(), registry),
             intake: Intake::new(config.clone(), counters.clone()),
-            applier: Applier::new(id, config.clone(), counters.clone()),
+            applier: Applier::new(id, counters.clone()),
             steps: Steps::new(id, config.clone(), counters.clone(), owner, follower),
             pulls: Pulls::new(config.clone(), counters.clone()),
             checkpoints: ShardCheckpoints::new(id, config.clone()),

@@ -101,36 +101,20 @@ impl Steps {
             let connections: SmallVec<[u64; 8]> =
                 self.shards.connections.values().copied().collect();
             for connection in connections {
-                self.send_committed(out, connection, committed);
+                send_committed(out, connection, committed);
             }
         }
     }
 
     /// Announces to the other shards that the push of a token is over.
-    pub(super) fn announce_over(&mut self, out: &mut Outputs, token: u64) {
+    pub(super) fn announce_over(&self, out: &mut Outputs, token: u64) {
         let connections: SmallVec<[u64; 8]> = self.shards.connections.values().copied().collect();
         for connection in connections {
-            self.send_over(out, connection, TokenId(token));
+            send_over(out, connection, TokenId(token));
         }
     }
 
-    fn send_committed(&mut self, out: &mut Outputs, connection: u64, committed: &CommittedStep) {
-        let pushes = committed.tokens.iter().zip(&committed.factors);
-        let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get()));
-        let Some(pushes) = List::of(pushes) else { return };
-        let step = GlobalStep(committed.step);
-        let envelope = Envelope { step, ..out.epoch_only() };
-        let message = message::Commit { pushes }.into();
-        out.send(connection, envelope, message);
-    }
-
-    fn send_over(&mut self, out: &mut Outputs, connection: u64, token: TokenId) {
-        let envelope = out.epoch_only();
-        let message = message::TokenOver { token }.into();
-        out.send(connection, envelope, message);
-    }
-
-    pub(super) fn report_to_owner(&mut self, out: &mut Outputs, message: Message) {
+    pub(super) fn report_to_owner(&self, out: &mut Outputs, message: Message) {
         if self.owner.is_none() && self.to_owner.is_up {
             let envelope = out.stamped(Envelope::default());
             out.push(ShardOutput::ToOwner { envelope, message });
@@ -138,7 +122,7 @@ impl Steps {
     }
 
     /// Reports to the step owner how many steps are applied here.
-    pub(super) fn report_applied(&mut self, out: &mut Outputs) {
+    pub(super) fn report_applied(&self, out: &mut Outputs) {
         self.report_to_owner(out, message::StepApplied { shard: self.id }.into());
     }
 
@@ -165,7 +149,7 @@ impl Steps {
     }
 
     /// Announces a new chief to the other shards.
-    pub(super) fn announce_chief(&mut self, peers: &Peers, out: &mut Outputs) {
+    pub(super) fn announce_chief(&self, peers: &Peers, out: &mut Outputs) {
         let connections: SmallVec<[u64; 8]> = self.shards.connections.values().copied().collect();
         connections.into_iter().for_each(|connection| peers.send_chief(out, connection));
     }
@@ -193,7 +177,7 @@ impl Steps {
             return;
         };
         if !coordinator.held(index, token.0, squares.into()) {
-            self.send_over(out, connection, token);
+            send_over(out, connection, token);
         }
     }
 
@@ -220,13 +204,13 @@ impl Steps {
         if let Some(committed) = coordinator.committed()
             && steps <= committed.step
         {
-            self.send_committed(out, connection, &committed);
+            send_committed(out, connection, &committed);
         }
     }
 
     /// Reports to the step owner that a push is held here, once its squared norm is known.
     pub(super) fn report_held(
-        &mut self,
+        &self,
         intake: &Intake,
         peers: &Peers,
         out: &mut Outputs,
@@ -267,4 +251,20 @@ impl Steps {
             self.report_held(intake, peers, out, token);
         }
     }
+}
+
+fn send_committed(out: &mut Outputs, connection: u64, committed: &CommittedStep) {
+    let pushes = committed.tokens.iter().zip(&committed.factors);
+    let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get()));
+    let Some(pushes) = List::of(pushes) else { return };
+    let step = GlobalStep(committed.step);
+    let envelope = Envelope { step, ..out.epoch_only() };
+    let message = message::Commit { pushes }.into();
+    out.send(connection, envelope, message);
+}
+
+fn send_over(out: &mut Outputs, connection: u64, token: TokenId) {
+    let envelope = out.epoch_only();
+    let message = message::TokenOver { token }.into();
+    out.send(connection, envelope, message);
 }

@@ -92,7 +92,7 @@ impl Steps {
 
     /// Returns the global step as this shard knows it. In synchronous mode this is the number of
     /// steps it has applied.
-    pub(crate) fn step(&self) -> pushpull_common::ids::GlobalStep {
+    pub(super) fn step(&self) -> GlobalStep {
         match &self.follower {
             Some(follower) => GlobalStep(follower.step()),
             None => self.owner.as_ref().map_or_else(Default::default, StepOwner::step),
@@ -121,7 +121,7 @@ impl Steps {
     /// Returns the number of steps applied here, and the pushes of the committed step that is not
     /// applied.
     #[cfg(feature = "simulation")]
-    pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
+    pub(super) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
         self.follower
             .as_ref()
             .map_or((0, None), |follower| (follower.step(), follower.tokens_to_apply()))

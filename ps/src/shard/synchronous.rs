@@ -215,7 +215,7 @@ impl Steps {
     /// Answers a complete push that is dropped before its scan, and so before it was reported as
     /// held, because its step is over.
     pub(super) fn answer_scanning(
-        &mut self,
+        &self,
         intake: &mut Intake,
         peers: &mut Peers,
         out: &mut Outputs,

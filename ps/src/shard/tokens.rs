@@ -24,8 +24,7 @@ impl Shard {
         if let Some(issued) = lost.and_then(|(client, owner)| {
             owner.lost_answer(client, newest, |token| self.intake.is_whole(token))
         }) {
-            return self.steps.answer_token(
-                &mut self.intake,
+            return self.intake.answer_token(
                 &self.peers,
                 &mut self.out,
                 now,
@@ -52,14 +51,9 @@ impl Shard {
                 self.out.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
             }
             Some(TokenResponse::Wait) => self.peers.park(&mut self.out, entry),
-            Some(settled) => self.steps.answer_token(
-                &mut self.intake,
-                &self.peers,
-                &mut self.out,
-                now,
-                &entry,
-                settled,
-            ),
+            Some(settled) => {
+                self.intake.answer_token(&self.peers, &mut self.out, now, &entry, settled)
+            }
         }
     }
 }
@@ -158,26 +152,6 @@ impl Steps {
         }
     }
 
-    pub(super) fn answer_token(
-        &mut self,
-        intake: &mut Intake,
-        peers: &Peers,
-        out: &mut Outputs,
-        now: Instant,
-        entry: &ParkedRequest,
-        request: TokenResponse,
-    ) {
-        let message: Message = match (request, entry.client) {
-            (TokenResponse::Granted(issued), Some(client)) => {
-                let grant = intake.grant(peers, now, client, issued);
-                message::Granted { grant }.into()
-            }
-            (TokenResponse::Ended(reason), _) => message::Ended { reason }.into(),
-            (TokenResponse::Wait | TokenResponse::Granted(_), _) => return,
-        };
-        out.answer(entry.connection, entry.request, message);
-    }
-
     /// Grants tokens to the parked requests, first come first served, as far as possible.
     pub(super) fn grant_parked_tokens(
         &mut self,
@@ -200,12 +174,34 @@ impl Steps {
                         break;
                     }
                 }
-                Some(settled) => self.answer_token(intake, peers, out, now, &entry, settled),
+                Some(settled) => intake.answer_token(peers, out, now, &entry, settled),
             }
         }
         // The requests return to the front, because none can have been parked in between.
         for entry in waiting.into_iter().rev() {
             peers.parked.put_back(entry);
         }
+    }
+}
+
+impl Intake {
+    /// Answers a request for a token, with a push slot if one is free.
+    pub(super) fn answer_token(
+        &mut self,
+        peers: &Peers,
+        out: &mut Outputs,
+        now: Instant,
+        entry: &ParkedRequest,
+        response: TokenResponse,
+    ) {
+        let message: Message = match (response, entry.client) {
+            (TokenResponse::Granted(issued), Some(client)) => {
+                let grant = self.grant(peers, now, client, issued);
+                message::Granted { grant }.into()
+            }
+            (TokenResponse::Ended(reason), _) => message::Ended { reason }.into(),
+            (TokenResponse::Wait | TokenResponse::Granted(_), _) => return,
+        };
+        out.answer(entry.connection, entry.request, message);
     }
 }

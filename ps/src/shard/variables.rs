@@ -172,13 +172,13 @@ impl Variables {
 
     /// Returns whether a client reads shared values. Such a reader does not report that it has
     /// unpinned a block, which work may be waiting for.
-    pub(crate) fn is_shared(&self) -> bool {
+    pub(super) fn is_shared(&self) -> bool {
         self.store().is_some_and(|store| store.is_shared())
     }
 
     /// Revokes the shared values of readers that have been in one pull for `stall_timeout`. Returns
     /// their connections, which must be closed.
-    pub(crate) fn revoke_stalled_readers(
+    pub(super) fn revoke_stalled_readers(
         &mut self,
         now: Instant,
         stall_timeout: Duration,
@@ -191,7 +191,7 @@ impl Variables {
 
     /// Revokes the shared values of readers that pin blocks an update needs, because they have read
     /// for too long. Returns their connections, which must be closed.
-    pub(crate) fn revoke_slow_readers(&mut self) -> Vec<u64> {
+    pub(super) fn revoke_slow_readers(&mut self) -> Vec<u64> {
         let VariablesState::Ready(store) = &self.state else { return Vec::new() };
         let slow = store.readers_of_retired_blocks();
         slow.iter().for_each(|&connection| self.revoke_shared(connection));

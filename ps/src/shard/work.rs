@@ -7,7 +7,6 @@ use pushpull_common::ids::{RestoreEpoch, TokenId};
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, Refusal};
 
-use super::applier::Applier;
 use super::checks::overflow_refusal;
 use super::client_registry::{ClientKey, ClientPresence};
 use super::grad_norm::NormJob;
@@ -79,6 +78,36 @@ pub(super) struct InitializeJob {
     begun: bool,
     partition: usize,
     done: u64,
+}
+
+impl InitializeJob {
+    /// Computes a slice of the initial values; returns whether they are complete.
+    fn slice(&mut self, variables: &mut Variables) -> bool {
+        let VariablesState::Declared(store) = &mut variables.state else {
+            return true;
+        };
+        self.begun = true;
+        let mut budget = SLICE_BYTES;
+        while budget > 0 {
+            let Some(partition) = store.layout().partitions().get(self.partition) else {
+                return true;
+            };
+            let (elements, size) = (&partition.elements, partition.dtype.size() as u64);
+            // A partition has a cost even if it needs no work.
+            let mut spent = PARTITION_COST;
+            if variables.assigned.contains(&partition.id)
+                || self.done >= elements.end - elements.start
+            {
+                (self.partition, self.done) = (self.partition + 1, 0);
+            } else {
+                let done = store.initialize(self.partition, self.done);
+                spent = spent.max(done.saturating_sub(self.done) * size);
+                self.done = done;
+            }
+            budget = budget.saturating_sub(spent);
+        }
+        false
+    }
 }
 
 impl ShardJob {
@@ -172,15 +201,11 @@ impl Shard {
         let result = match &mut job {
             ShardJob::Push(push) => self.work_on_push(push),
             ShardJob::Step(step) => self.work_on_step(step),
-            ShardJob::Scan(scan) => {
-                Ok(self.applier.work_on_scan(&self.intake, &self.variables, scan))
-            }
+            ShardJob::Scan(scan) => Ok(scan.slice(&self.intake, &self.variables)),
             ShardJob::Norm(norm) => {
-                Ok(self.applier.work_on_norm(&self.intake, &self.variables, norm))
+                Ok(norm.slice(&self.intake, &self.variables, &mut self.applier.shared_tile))
             }
-            ShardJob::Initialize(initialize) => {
-                Ok(self.applier.work_on_initialize(&mut self.variables, initialize))
-            }
+            ShardJob::Initialize(initialize) => Ok(initialize.slice(&mut self.variables)),
         };
         match result {
             Err(Stalled::Growth(error)) => {
@@ -484,38 +509,5 @@ pub(super) fn change_of<'a>(
         }
         Operation::AssignAdd {} => Change::Add { dtype },
         Operation::Assign {} => Change::Assign,
-    }
-}
-
-impl Applier {
-    pub(super) fn work_on_initialize(
-        &mut self,
-        variables: &mut Variables,
-        job: &mut InitializeJob,
-    ) -> bool {
-        let VariablesState::Declared(store) = &mut variables.state else {
-            return true;
-        };
-        job.begun = true;
-        let mut budget = SLICE_BYTES;
-        while budget > 0 {
-            let Some(partition) = store.layout().partitions().get(job.partition) else {
-                return true;
-            };
-            let (elements, size) = (&partition.elements, partition.dtype.size() as u64);
-            // A partition has a cost even if it needs no work.
-            let mut spent = PARTITION_COST;
-            if variables.assigned.contains(&partition.id)
-                || job.done >= elements.end - elements.start
-            {
-                (job.partition, job.done) = (job.partition + 1, 0);
-            } else {
-                let done = store.initialize(job.partition, job.done);
-                spent = spent.max(done.saturating_sub(job.done) * size);
-                job.done = done;
-            }
-            budget = budget.saturating_sub(spent);
-        }
-        false
     }
 }

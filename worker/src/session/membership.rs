@@ -160,7 +160,7 @@ impl Membership {
     }
 
     /// Returns what a refused hello means for the link.
-    pub(super) fn hello_refused(&mut self, link: &ShardLink, refusal: Refusal) -> LinkFault {
+    pub(super) fn hello_refused(&self, link: &ShardLink, refusal: Refusal) -> LinkFault {
         match refusal {
             // Temporary refusals: retry until the operations reach their deadlines.
             Refusal::Stopping {} | Refusal::Busy { .. } => LinkFault::Reset(refusal.to_string()),

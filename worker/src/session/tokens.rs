@@ -100,12 +100,12 @@ impl Tokens {
     }
 
     /// Takes a token, or `Some(None)` if there will be none.
-    pub(super) fn take(&mut self) -> Option<Option<Grant>> {
+    pub(super) fn take(&self) -> Option<Option<Grant>> {
         self.unclaimed.claim().map(Some).or(self.ended.then_some(None))
     }
 
     /// Takes an unclaimed token that is due to be returned.
-    pub(super) fn take_due(&mut self, now: Instant) -> Option<Grant> {
+    pub(super) fn take_due(&self, now: Instant) -> Option<Grant> {
         self.unclaimed.take_due(now)
     }
 
