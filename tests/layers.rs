@@ -137,8 +137,6 @@ const MODULES: &[(&str, &[&str])] = &[
         "ps/src/checkpoint",
         &[
             "crate::shard",
-            "crate::store",
-            "crate::arena",
             "crate::inbox",
             "crate::runtime",
             "pushpull_store::store",
@@ -148,7 +146,11 @@ const MODULES: &[(&str, &[&str])] = &[
     ),
     ("ps/src/checkpoint_source.rs", &["crate::shard", "crate::inbox", "crate::runtime"]),
     ("ps/src/shard", &["crate::runtime"]),
-    ("ps/src/aggregate", &["crate::runtime", "crate::store", "pushpull_store::store"]),
+    ("ps/src/aggregate", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
+    ("ps/src/inbox", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
+    ("ps/src/inbox.rs", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
+    ("ps/src/push_window.rs", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
+    ("ps/src/client_key.rs", &["crate::runtime", "crate::shard"]),
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
     ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     (

@@ -29,15 +29,15 @@ use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_common::{rows, table};
+use pushpull_optim::optimizer::{Adam, Sgd};
+use pushpull_store::arena::{ArenaStorage, Budget};
+use pushpull_store::testing::test_files::TestFiles;
 
 use crate::aggregate::mode::Mode;
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::aggregate::step_owner::generation_of;
-use crate::arena::test_files::TestFiles;
-use crate::arena::{ArenaStorage, Budget};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::Counters;
-use crate::optimizer::{Adam, Sgd};
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::{ServerRun, ShardSetup};
 use crate::shard::work::Work;

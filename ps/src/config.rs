@@ -11,6 +11,9 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::TaskId;
 use pushpull_common::names::NamePattern;
 use pushpull_common::protocol::limits;
+use pushpull_optim::optimizer::{Optimizer, OptimizerRules};
+use pushpull_store::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
+use pushpull_store::testing::planted::PlantedBugs;
 
 use crate::aggregate::SparseReduction;
 use crate::aggregate::clipping::BitwiseF64;
@@ -19,9 +22,6 @@ use crate::aggregate::staleness::StalenessPolicy;
 use crate::aggregate::step_coordinator::StepRule;
 use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::event::{Event, EventSink};
-use crate::optimizer::{Optimizer, OptimizerRules};
-use crate::planted::PlantedBugs;
-use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
 
 /// The memory in which a server keeps its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -568,8 +568,9 @@ impl PsConfig {
 
 #[cfg(test)]
 mod tests {
+    use pushpull_optim::optimizer::{Adam, Sgd};
+
     use super::*;
-    use crate::optimizer::{Adam, Sgd};
 
     #[test]
     fn the_lowest_ps_task_owns_the_step() {

@@ -14,11 +14,11 @@ use pushpull_common::ids::{ShardId, TaskId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{Envelope, Header, Message};
+use pushpull_optim::optimizer::Optimizer;
+use pushpull_store::arena::{ArenaStorage, Budget};
 
-use crate::arena::{ArenaStorage, Budget};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::{Counters, Metrics};
-use crate::optimizer::Optimizer;
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::{ServerRun, ShardSetup};
 use crate::shard::work::Work;

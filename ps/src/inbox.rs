@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
+use pushpull_store::arena::Memory;
+use pushpull_store::layout::PAGE_BYTES;
 
-use crate::arena::Memory;
-use crate::layout::PAGE_BYTES;
-use crate::shard::client_registry::ClientKey;
+use crate::client_key::ClientKey;
 pub(crate) use extents::Extents;
 use push_buffers::PushBuffer;
 pub(crate) use push_buffers::{PushSource, PushValues};

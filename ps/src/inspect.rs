@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pushpull_store::arena::{ArenaStorage, Folder, SaveNote, file_name, is_locked};
+use pushpull_store::layout::Kind;
 use thiserror::Error;
 
-use crate::arena::{ArenaStorage, Folder, SaveNote, file_name, is_locked};
 use crate::error::StorageError;
-use crate::layout::Kind;
 use reader::ShardReader;
 pub use report::{
     ArenaReport, ClientReport, CompletePush, FileReport, Inspection, Presence, SavesFailing,
@@ -86,7 +86,7 @@ fn inspect_shard(folder: &Path, live: bool) -> Result<ShardInspection, InspectEr
         let found = ShardReader::read(&storage, folder)?;
         let after = storage.open(&file_name(Kind::Control, 0))?;
         let bytes = |control: &Option<_>| {
-            control.as_ref().map(|control: &crate::arena::Memory| control.bytes().to_vec())
+            control.as_ref().map(|control: &pushpull_store::arena::Memory| control.bytes().to_vec())
         };
         let unchanged = bytes(&before) == bytes(&after);
         if !live

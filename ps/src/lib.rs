@@ -25,6 +25,7 @@ pub mod adversary;
 pub mod aggregate;
 pub mod checkpoint;
 mod checkpoint_source;
+mod client_key;
 mod config;
 mod error;
 mod event;
@@ -47,36 +48,14 @@ pub mod optimizer {
         Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Run,
         Runs, Schedule, Sgd, SlotSpec, SumRun, Sums,
     };
-    pub(crate) use pushpull_optim::optimizer::{
-        MEAN_GRADIENTS_MAX, OptimizerRules, Untrainable, VariableRules,
-    };
     #[doc(hidden)]
     pub use pushpull_optim::optimizer::{StreamRun, StreamRuns};
 }
 
-pub(crate) use pushpull_optim::volatile;
 #[doc(hidden)]
 pub use pushpull_store::testing::measure;
-pub(crate) use pushpull_store::testing::planted;
-pub(crate) use pushpull_store::{commit, layout, permissions, table};
-
-/// The memory of a shard.
-pub(crate) mod arena {
-    pub(crate) use pushpull_store::arena::*;
-    #[cfg(test)]
-    pub(crate) use pushpull_store::testing::store_trace;
-    #[cfg(any(test, feature = "simulation"))]
-    pub(crate) use pushpull_store::testing::test_files;
-}
-
-/// The variables and slots of a shard, and the changes to them.
-pub(crate) mod store {
-    pub(crate) use pushpull_store::change::*;
-    pub(crate) use pushpull_store::store::*;
-    pub(crate) use pushpull_store::undo::UndoRow;
-    #[cfg(test)]
-    pub(crate) use pushpull_store::undo::reseal as reseal_undo;
-}
+#[cfg(feature = "planted")]
+pub use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 pub use aggregate::mode::{Mode, OnLoss};
 pub use aggregate::staleness::StalenessPolicy;
@@ -90,6 +69,4 @@ pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optimizer::{
     Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };
-#[cfg(feature = "planted")]
-pub use planted::{Bug, PlantedBugs};
 pub use runtime::{Listener, Ps, PsHandle};

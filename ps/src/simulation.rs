@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::{RequestId, ShardId};
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode};
+use pushpull_store::arena::{ArenaStorage, Budget};
+use pushpull_store::testing::test_files::TestFiles;
 
-use crate::arena::test_files::TestFiles;
-use crate::arena::{ArenaStorage, Budget};
 use crate::config::PsConfig;
 use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;

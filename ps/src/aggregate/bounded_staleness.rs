@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::shard::client_registry::ClientKey;
+use crate::client_key::ClientKey;
 
 /// The progress of one replica; durable across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,10 +13,11 @@
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use pushpull_store::testing::planted::PlantedBugs;
+
 use super::step_coordinator::{Grant, GrantOutcome, StepCoordinator, StepRule, TokenOutcome};
 use super::step_follower::StepFollower;
-use crate::planted::PlantedBugs;
-use crate::shard::client_registry::ClientKey;
+use crate::client_key::ClientKey;
 
 /// The remaining number of each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -14,11 +14,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use pushpull_store::testing::planted::{Bug, PlantedBugs};
 use smallvec::{SmallVec, smallvec};
 
 use super::clipping::{self, BitwiseF64};
-use crate::planted::{Bug, PlantedBugs};
-use crate::shard::client_registry::ClientKey;
+use crate::client_key::ClientKey;
 
 /// The parameters of synchronous steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,9 +3,10 @@
 //! A shard applies exactly what the step owner has committed, once. It decides nothing by counting
 //! its own pushes.
 
+use pushpull_store::testing::planted::{Bug, PlantedBugs};
+
 use super::clipping::BitwiseF64;
 use super::step_coordinator::{CommittedStep, PerPush};
-use crate::planted::{Bug, PlantedBugs};
 
 /// A shard's view of the current step. Only the number of applied steps is durable, and it is
 /// stored elsewhere.

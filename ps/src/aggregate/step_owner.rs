@@ -16,8 +16,8 @@ use smallvec::SmallVec;
 use super::bounded_staleness::{BoundedStaleness, ReplicaProgress};
 use super::recall::Recalls;
 use super::step_coordinator::{Grant, GrantOutcome, PerPush, StepCoordinator, TokenOutcome};
-use crate::shard::changed_clients::ChangedClients;
-use crate::shard::client_registry::ClientKey;
+use crate::client_key::ChangedClients;
+use crate::client_key::ClientKey;
 
 /// The exclusive upper bound of token numbers: durable words pack a token beside other bits.
 pub(crate) const TOKEN_LIMIT: u64 = 1 << 56;

@@ -7,10 +7,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use pushpull_store::permissions;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile, is_valid_name};
-use crate::permissions;
 
 /// A directory that holds checkpoints.
 ///

@@ -7,6 +7,7 @@ use std::ops::Range;
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_store::StoredStream;
+use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 use super::error::CheckpointError;
 use super::files::{FileEntry, HashedFile, verify_written};
@@ -15,7 +16,6 @@ use super::hex;
 use super::name::CheckpointName;
 use super::storage::{CheckpointStorage, ReadFile};
 use super::training::CheckpointTraining;
-use crate::planted::{Bug, PlantedBugs};
 
 /// The memory of a shard at one version.
 pub(crate) trait CheckpointSource: fmt::Debug {

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::VariableId;
+use pushpull_optim::optimizer::VariableRules;
 use serde::{Deserialize, Serialize};
-
-use crate::optimizer::VariableRules;
 
 /// The optimizers of a catalogue's variables, in a checkpoint or on a shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

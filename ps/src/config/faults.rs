@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use pushpull_store::change::SLOTS_MAX;
+
 use super::{Durability, PsConfig, Storage};
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::error::StartError;
-use crate::store::SLOTS_MAX;
 
 impl PsConfig {
     /// Returns an error for the first invalid setting.
@@ -149,9 +150,9 @@ impl PsConfig {
 mod tests {
     use pushpull_common::cluster::ClusterSpec;
     use pushpull_common::ids::TaskId;
+    use pushpull_optim::optimizer::{ApplyAt, Optimizer, Run, Sgd, SlotSpec};
 
     use super::*;
-    use crate::optimizer::{ApplyAt, Optimizer, Run, Sgd, SlotSpec};
 
     const DAMP: StalenessPolicy = StalenessPolicy::Damp;
 

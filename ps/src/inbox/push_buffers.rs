@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::limits::BUFFER_SLOTS_MAX;
+use pushpull_optim::volatile::Volatile;
+use pushpull_store::arena::{Budget, Memory, Reservation, SharedBytes};
 
 use super::{Inbox, PushSlot};
-use crate::arena::{Budget, Memory, Reservation, SharedBytes};
+use crate::client_key::ClientKey;
 use crate::error::StorageError;
-use crate::shard::client_registry::ClientKey;
-use crate::volatile::Volatile;
 
 /// The maximum size of a piece that is copied out for a scan, in bytes. It stays in the first-level
 /// cache meanwhile.

@@ -9,13 +9,13 @@ use std::time::Instant;
 use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::ids::{GlobalStep, Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
+use pushpull_store::commit::{Address, Journal, offset_of};
+use pushpull_store::layout::{Fault, PAGE_BYTES};
 use smallvec::{SmallVec, smallvec};
 
 use super::extents::Extents;
 use super::{Inbox, PendingAnswer, PushArrival, PushSlot, is_for_trainable};
-use crate::commit::{Address, Journal, offset_of};
-use crate::layout::{Fault, PAGE_BYTES};
-use crate::shard::client_registry::ClientKey;
+use crate::client_key::ClientKey;
 
 /// The number of table words of a slot, without the map of its partitions and the row counts.
 const SLOT_WORDS: usize = 10;

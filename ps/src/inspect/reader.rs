@@ -8,18 +8,22 @@ use std::sync::Arc;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::Operation;
+use pushpull_optim::optimizer::SlotSpec;
+use pushpull_store::arena::{Arena, ArenaStorage, Budget, file_name};
+use pushpull_store::change::SLOTS_MAX;
+use pushpull_store::commit::{Address, CELL_WORDS, Journal, table_bytes};
+use pushpull_store::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
+use pushpull_store::store::{Store, StoreGeometry, StorePlan, count_undo_rows};
+use pushpull_store::table::{Table, TableFiles, TableInputs};
+use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::undo::UndoRow;
 
 use super::report::{
     ArenaReport, ClientReport, CompletePush, FileReport, Presence, ShardInspection, ShardState,
     VariableReport, VariablesStage, Verdict,
 };
-use crate::arena::{Arena, ArenaStorage, Budget, file_name};
-use crate::commit::{Address, CELL_WORDS, Journal, table_bytes};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
-use crate::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
-use crate::optimizer::SlotSpec;
-use crate::planted::PlantedBugs;
 use crate::runtime::boot;
 use crate::shard::client_registry::ClientPresence;
 use crate::shard::control_file::control_fields;
@@ -27,8 +31,6 @@ use crate::shard::generation::{open_catalogue, table_words};
 use crate::shard::poison;
 use crate::shard::power::{image_name, read_image};
 use crate::shard::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
-use crate::store::{SLOTS_MAX, Store, StoreGeometry, StorePlan, UndoRow, count_undo_rows};
-use crate::table::{Table, TableFiles, TableInputs};
 
 /// Reads a shard's folder and collects the findings.
 pub(super) struct ShardReader<'a> {

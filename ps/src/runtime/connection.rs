@@ -171,10 +171,10 @@ mod tests {
     use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
     use pushpull_common::protocol::wire::{List, Text};
     use pushpull_common::protocol::{BodyStamp, Envelope, Message, Refusal, encode, version};
+    use pushpull_optim::optimizer::Sgd;
 
     use super::*;
     use crate::config::PsConfig;
-    use crate::optimizer::Sgd;
     use crate::runtime::Ps;
 
     /// A connection of this job panics once it is registered with the shard.

@@ -9,6 +9,7 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::CheckpointId;
 use pushpull_common::protocol::wire::Text;
+use pushpull_optim::optimizer::OptimizerRules;
 use tokio::task::JoinSet;
 
 use super::peer::save_shard;
@@ -16,7 +17,6 @@ use crate::checkpoint::{
     CheckpointError, CheckpointName, CheckpointStorage, CheckpointTraining, Contents, Refused,
     Retention, Save, ShardEntry, newest_good, retain,
 };
-use crate::optimizer::OptimizerRules;
 use crate::peer_hello::PeerHello;
 
 /// What a save of all shards needs.

@@ -13,12 +13,12 @@ use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PASSED_OVER_MAX;
 use pushpull_common::protocol::message::{CheckpointId, PassedOver};
 use pushpull_common::protocol::wire::Text;
+use pushpull_store::arena::SaveNote;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::publisher::{CheckpointSearch, FailedSave, PublishedSave, Publisher};
-use crate::arena::SaveNote;
 use crate::checkpoint::{AbandonFlag, CheckpointName};
 use crate::event::{Event, EventSink};
 use crate::metrics::{Counters, SaveRecord};

@@ -11,6 +11,7 @@ use std::time::{Instant, SystemTime};
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::ShardId;
+use pushpull_store::arena::{ArenaStorage, Budget, StateDirectory};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +22,6 @@ use super::owner_link::OwnerAddress;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, ShardLinks};
-use crate::arena::{ArenaStorage, Budget, StateDirectory};
 use crate::checkpoint::AbandonFlag;
 use crate::config::{Durability, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
@@ -330,11 +330,11 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 mod tests {
     use pushpull_common::cluster::ClusterSpec;
     use pushpull_common::ids::TaskId;
+    use pushpull_optim::optimizer::Sgd;
 
     use super::*;
     use crate::checkpoint::LocalDirectory;
     use crate::config::Checkpoints;
-    use crate::optimizer::Sgd;
     use crate::shard::ShardInput;
     use crate::shard::output::ShardOutput;
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, message};
+use pushpull_store::store::StoreImage;
 
 use super::checkpoints::{SaveRequester, SaverOrder, ShardCheckpoints};
 use super::output::{Outputs, ShardOutput};
@@ -23,7 +24,6 @@ use super::steps::Steps;
 use super::variables::Variables;
 use super::{Shard, VariablesState};
 use crate::checkpoint::{CheckpointName, ClientWindow};
-use crate::store::StoreImage;
 
 /// The values of a shard at one moment, pinned, with its counts.
 #[derive(Debug)]

@@ -14,6 +14,9 @@ use pushpull_common::protocol::limits::PASSED_OVER_MAX;
 use pushpull_common::protocol::message::{CheckpointId, PassedOver};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Refusal, message};
+use pushpull_store::arena::fence;
+use pushpull_store::store::Store;
+use pushpull_store::testing::planted::PlantedBugs;
 
 use super::checkpoint_cut::{CheckpointCut, SaveRequest};
 use super::output::{AnswerBody, Outputs, ShardOutput};
@@ -21,15 +24,12 @@ use super::record::RESTORED_LIMIT;
 use super::steps::Steps;
 use super::variables::Variables;
 use super::{Detail, Shard, VariablesState};
-use crate::arena::fence;
 use crate::checkpoint::{
     AbandonFlag, CheckpointError, CheckpointName, CheckpointPiece, CheckpointStorage,
     CheckpointTraining, Opened, RestoredShard, RowHead, ShardEntry, TableEntry, write_shard,
     write_table,
 };
 use crate::config::PsConfig;
-use crate::planted::PlantedBugs;
-use crate::store::Store;
 
 /// The requester of a checkpoint, which receives the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,16 +2,16 @@
 
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
+use pushpull_store::store::Overflow;
 
-use super::client_registry::ClientKey;
 use super::intake::Intake;
 use super::peers::Peers;
 use super::shard_files::ShardFiles;
 use super::steps::Steps;
 use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
+use crate::client_key::ClientKey;
 use crate::inbox::PushedRows;
-use crate::store::Overflow;
 
 /// Returns the refusal of a push that would make a value infinite or NaN.
 pub(super) fn overflow_refusal(overflow: Overflow) -> Refusal {

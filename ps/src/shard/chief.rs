@@ -20,13 +20,14 @@ use std::time::Instant;
 use pushpull_common::ids::{ClientEpoch, TaskId};
 use pushpull_common::protocol::message::{Hello, Operation, Role};
 use pushpull_common::protocol::{Envelope, Message, Refusal, message};
+use pushpull_store::testing::planted::Bug;
 
-use super::client_registry::{ClientKey, ClientPresence};
+use super::client_registry::ClientPresence;
 use super::output::Outputs;
 use super::peers::Peers;
 use super::steps::Steps;
 use super::{Detail, Shard};
-use crate::planted::Bug;
+use crate::client_key::ClientKey;
 
 /// Whether a chief sends this message as a chief: the chief-only messages, and the first values.
 pub(super) fn acts_as_chief(message: &Message) -> bool {

@@ -6,15 +6,11 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
+use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
-use super::changed_clients::ChangedClients;
 use crate::checkpoint::ClientWindow;
-use crate::planted::{Bug, PlantedBugs};
+use crate::client_key::{ChangedClients, ClientKey};
 use crate::push_window::PushWindow;
-
-/// The index of a client's entry, which stays the same in all its epochs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ClientKey(pub(crate) u32);
 
 /// Whether a client is a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,14 +4,14 @@
 use pushpull_common::identity::Identity;
 use pushpull_common::protocol::message::IdentityFields;
 use pushpull_common::protocol::wire::{FieldReader, Wire};
+use pushpull_store::arena::{Arena, ArenaStorage, Memory, file_name};
+use pushpull_store::commit::Journal;
+use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 
 use super::power::newest_image;
 use super::shard_files::{CONTROL_NEW, ServerRun, ShardSetup, transaction_words};
-use crate::arena::{Arena, ArenaStorage, Memory, file_name};
-use crate::commit::Journal;
 use crate::config::Durability;
 use crate::error::StorageError;
-use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 
 /// A control file of the current boot.
 pub(super) struct OpenedControl {
@@ -60,7 +60,7 @@ pub(super) fn open_control(
         storage.create(&tables, split.tables.len() as u64)?.write(0, split.tables);
         storage.sync(&tables)?;
         storage.remove(&file_name(Kind::Undo, split.generation))?;
-        crate::store::idle_undo(&arena, split.generation)?;
+        pushpull_store::store::idle_undo(&arena, split.generation)?;
         storage.sync(&file_name(Kind::Undo, split.generation))?;
     }
     storage.sync(&file_name(Kind::Intent, 0))?;

@@ -9,9 +9,9 @@ use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Operation, PushPart};
 use pushpull_common::protocol::{Header, Refusal};
 use pushpull_common::tensor::DType;
+use pushpull_store::store::Store;
 
 use super::Detail;
-use crate::store::Store;
 
 /// The encoding that the message of a part states.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,7 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::{Partition, ShardLayout};
 use pushpull_common::tensor::DType;
-
-use crate::optimizer::VariableRules;
+use pushpull_optim::optimizer::VariableRules;
 
 /// The fused ranges of a shard. Each is as long as possible.
 ///
@@ -115,9 +114,9 @@ mod tests {
     use pushpull_common::table::TableSpec;
     use pushpull_common::tensor::Shape;
     use pushpull_common::variable::VariableSpec;
+    use pushpull_optim::optimizer::{Lamb, Momentum, OptimizerRules, Sgd};
 
     use super::*;
-    use crate::optimizer::{Lamb, Momentum, OptimizerRules, Sgd};
 
     fn ends(variables: Vec<VariableSpec>, rules: &OptimizerRules) -> Vec<(u64, u64, bool)> {
         let map = ShardMap::new([0], 1).unwrap();

@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
+use pushpull_optim::optimizer::VariableRules;
+use pushpull_store::arena::{Arena, file_name};
+use pushpull_store::commit::table_bytes;
+use pushpull_store::layout::{Fault, Kind, PAGE_BYTES};
+use pushpull_store::store::{Store, StoreGeometry, StorePlan};
+use pushpull_store::table::Table;
 
 use super::fused_ranges::FusedRanges;
 use super::record::{ShardRecord, admitted_words};
 use super::shard_files::transaction_words;
 use super::{Shard, VariablesState};
-use crate::arena::{Arena, file_name};
-use crate::commit::table_bytes;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
-use crate::layout::{Fault, Kind, PAGE_BYTES};
-use crate::optimizer::VariableRules;
-use crate::store::{Store, StoreGeometry, StorePlan};
-use crate::table::Table;
 
 impl Shard {
     /// Creates the files of a new generation of variables, and switches to them. The next

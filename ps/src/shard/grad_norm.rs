@@ -2,12 +2,12 @@
 //! are clipped by their global norm.
 
 use pushpull_common::tensor::{DType, Element};
+use pushpull_optim::optimizer::Sums;
 
 use super::Shard;
 use super::intake::Intake;
 use super::variables::Variables;
 use super::work::SLICE_BYTES;
-use crate::optimizer::Sums;
 
 /// Adds up the squares of a gradient's elements, slice by slice, in the order of the layout.
 #[derive(Debug)]

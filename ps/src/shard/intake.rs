@@ -5,9 +5,9 @@ use std::sync::Arc;
 use pushpull_common::ids::TokenId;
 
 use super::buffer_pool::BufferPool;
-use super::client_registry::ClientKey;
 use super::peers::Peers;
 use crate::aggregate::step_coordinator::PerPush;
+use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::inbox::Inbox;
 use crate::metrics::Counters;

@@ -4,10 +4,11 @@ use std::time::Instant;
 
 use pushpull_common::protocol::{Envelope, Refusal, message};
 
-use super::client_registry::{ClientKey, ClientPresence};
+use super::client_registry::ClientPresence;
 use super::parked_requests::WaitReason;
 use super::{Detail, Shard};
 use crate::aggregate::step_coordinator::PerPush;
+use crate::client_key::ClientKey;
 
 impl Shard {
     pub(super) fn tick(&mut self, now: Instant) {

@@ -8,7 +8,6 @@
 
 mod applier;
 mod buffer_pool;
-pub(crate) mod changed_clients;
 mod checkpoint_cut;
 pub(crate) mod checkpoints;
 mod checks;
@@ -68,15 +67,16 @@ use pushpull_common::ids::{RestoreEpoch, Sequence, ShardId};
 use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
+use pushpull_store::testing::planted::Bug;
 
+use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
-use crate::planted::Bug;
 use crate::shard::output::EncodeBuffers;
 use crate::shard::pulls::{wait_for_values, wrong_encoding};
 use applier::Applier;
 use checkpoints::{SaveRequester, SaverEvent, ShardCheckpoints, ShardRestored};
-use client_registry::{ClientKey, ClientPresence};
+use client_registry::ClientPresence;
 use encoded_parts::{EncodedPart, PartEncoding};
 use intake::Intake;
 use output::{Outputs, ShardOutput};

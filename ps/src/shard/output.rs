@@ -12,12 +12,12 @@ use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Pulled, PulledEncoded, PushAnswer};
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, Outcome, Refusal, encode, message};
+use pushpull_store::store::Snapshot;
 
 use super::Detail;
 use super::checkpoints::{SaverOrder, ShardRestore, ShardSave};
 use super::power::Flush;
 use crate::event::Event;
-use crate::store::Snapshot;
 
 /// An output of a shard.
 #[derive(Debug)]

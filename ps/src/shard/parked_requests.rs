@@ -11,7 +11,7 @@ use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
 use smallvec::SmallVec;
 
-use super::client_registry::ClientKey;
+use crate::client_key::ClientKey;
 
 /// The event that a parked request waits for.
 #[derive(Debug)]

@@ -9,16 +9,17 @@ use std::time::Instant;
 use pushpull_common::ids::{ClientEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
 use pushpull_common::protocol::{Envelope, Message, Refusal};
+use pushpull_store::store::VALUES;
 
-use super::client_registry::{ClientKey, ClientPresence, ClientRegistry};
+use super::client_registry::{ClientPresence, ClientRegistry};
 use super::output::{Outputs, ShardOutput};
 use super::parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
 use super::shared_values::unsupported;
 use super::variables::Variables;
 use super::{ConnectionState, Detail, PeerOrigin};
 use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
+use crate::client_key::ClientKey;
 use crate::config::PsConfig;
-use crate::store::VALUES;
 
 /// The peers of a shard.
 #[derive(Debug)]

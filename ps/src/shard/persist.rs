@@ -7,9 +7,9 @@
 //! the entries of their push windows, which are tracked.
 
 use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
+use pushpull_store::commit::{Address, CELL_WORDS};
 use smallvec::SmallVec;
 
-use super::client_registry::ClientKey;
 use super::intake::Intake;
 use super::peers::Peers;
 use super::record::{CLIENT_WORDS, ShardRecord, ShardStage};
@@ -19,7 +19,7 @@ use super::variables::Variables;
 use super::{Shard, VariablesState, record};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::{Issued, StepOwner};
-use crate::commit::{Address, CELL_WORDS};
+use crate::client_key::ClientKey;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
 

@@ -7,11 +7,11 @@
 //! image includes the record: after a reboot, the content of the disk decides.
 
 use pushpull_common::protocol::wire::Text;
+use pushpull_store::commit::{Address, FIRST_WORDS, offset_of};
+use pushpull_store::layout::Fault;
 
 use super::record::ShardRecord;
 use super::shard_files::ShardFiles;
-use crate::commit::{Address, FIRST_WORDS, offset_of};
-use crate::layout::Fault;
 
 /// The control word of the record: 0, or 1 + the bytes of the reason that follows.
 const POISON: usize = 64;

@@ -9,14 +9,14 @@
 use std::collections::VecDeque;
 
 use pushpull_common::protocol::Refusal;
+use pushpull_store::arena::{ArenaStorage, file_name};
+use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
+use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 use super::output::ShardOutput;
 use super::record::FROM_IMAGE;
 use super::{Detail, Shard, VariablesState};
-use crate::arena::{ArenaStorage, file_name};
 use crate::error::StorageError;
-use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
-use crate::planted::{Bug, PlantedBugs};
 
 /// The state of the durable images of a shard.
 #[derive(Debug, Default)]

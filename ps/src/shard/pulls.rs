@@ -13,18 +13,19 @@ use pushpull_common::protocol::{Header, Refusal, message};
 use pushpull_common::rows;
 use pushpull_common::rows::Numbers;
 use pushpull_common::tensor::{DType, Element, elements_of};
+use pushpull_store::arena::Budget;
+use pushpull_store::commit::Journal;
 
 use super::Detail;
 use super::buffer_pool::BufferPool;
-use super::client_registry::{ClientKey, ClientPresence};
+use super::client_registry::ClientPresence;
 use super::output::{AnswerBody, EncodeBuffers, Outputs, PullEncoder, PulledParts, ShardOutput};
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
 use super::staleness::LastPulls;
 use super::variables::Variables;
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::Budget;
-use crate::commit::Journal;
+use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
 

@@ -17,14 +17,14 @@ use pushpull_common::protocol::limits::PUSH_BUFFERS_MAX;
 use pushpull_common::protocol::message::{PushPart, PushShared, SharedPushBuffer, SharedRange};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Refusal};
+use pushpull_store::arena::SharedBytes;
 
-use super::client_registry::ClientKey;
 use super::intake::Intake;
 use super::shard_files::ShardFiles;
 use super::shared_values::unsupported;
 use super::variables::Variables;
 use super::{IncomingPart, Shard, answer_to, deadline_of};
-use crate::arena::SharedBytes;
+use crate::client_key::ClientKey;
 use crate::error::StorageError;
 
 impl Shard {

@@ -5,12 +5,12 @@ use std::time::Instant;
 use pushpull_common::protocol::message::Reserved;
 use pushpull_common::protocol::{Grant, Refusal};
 
-use super::client_registry::ClientKey;
 use super::intake::Intake;
 use super::output::Outputs;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
 use crate::aggregate::step_owner::Issued;
+use crate::client_key::ClientKey;
 
 impl Intake {
     pub(super) fn reserve(

@@ -7,7 +7,7 @@ use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushPart, Role};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
-use super::client_registry::{ClientKey, ClientPresence};
+use super::client_registry::ClientPresence;
 use super::encoded_parts::{PartBody, PartEncoding};
 use super::intake::Intake;
 use super::output::Outputs;
@@ -16,6 +16,7 @@ use super::steps::Steps;
 use super::variables::Variables;
 use super::work::ShardJob;
 use super::{Detail, ExpectedBody, IncomingPart, Shard, VariablesState, answer_to, deadline_of};
+use crate::client_key::ClientKey;
 use crate::inbox::{Extents, Inbox, PendingAnswer, PushArrival, is_for_trainable};
 
 impl Shard {

@@ -5,15 +5,16 @@ use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, ShardId, TokenId};
 use pushpull_common::protocol::message;
+use pushpull_store::testing::planted::Bug;
 use smallvec::SmallVec;
 
 use super::Shard;
-use super::client_registry::{ClientKey, ClientPresence};
+use super::client_registry::ClientPresence;
 use super::intake::Intake;
 use super::output::Outputs;
 use super::peers::Peers;
 use super::steps::Steps;
-use crate::planted::Bug;
+use crate::client_key::ClientKey;
 
 impl Shard {
     /// On the step owner: recalls the tokens that are due, and takes back those that every shard

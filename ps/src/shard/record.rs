@@ -20,18 +20,19 @@
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
+use pushpull_store::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
+use pushpull_store::layout::Fault;
+use pushpull_store::testing::planted::PlantedBugs;
 
 use super::client_registry::{
-    CLIENTS_MAX, ClientEntry, ClientKey, ClientPresence, DurableClient, EPOCH_LIMIT,
+    CLIENTS_MAX, ClientEntry, ClientPresence, DurableClient, EPOCH_LIMIT,
 };
 use crate::aggregate::bounded_staleness::ReplicaProgress;
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_coordinator::AdmittedPush;
 use crate::aggregate::step_owner::{Issued, StepState};
-use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
+use crate::client_key::ClientKey;
 use crate::config::PsConfig;
-use crate::layout::Fault;
-use crate::planted::PlantedBugs;
 use crate::push_window::PushWindow;
 
 /// How far the declaration of a shard's variables has progressed.
@@ -627,7 +628,11 @@ mod tests {
             let mut words = ShardRecord::default().encode();
             words[word] = u64::MAX;
             let fault = ShardRecord::decode(&words).unwrap_err();
-            assert_eq!(fault.offset as usize, crate::layout::PAGE_BYTES + 8 * word, "{fault:?}");
+            assert_eq!(
+                fault.offset as usize,
+                pushpull_store::layout::PAGE_BYTES + 8 * word,
+                "{fault:?}"
+            );
         }
     }
 }

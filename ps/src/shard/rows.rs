@@ -5,17 +5,18 @@ use std::ops::Range;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
+use pushpull_optim::optimizer::{ApplyAt, VariableRules};
+use pushpull_store::change::{NoFreeBlock, Stalled};
+use pushpull_store::commit::Journal;
+use pushpull_store::store::Store;
+use pushpull_store::table::Table;
 
 use super::mean::{self, MeanElement};
 use super::staleness::TILE_BYTES;
 use super::work::{budget_of, change_of};
 use crate::aggregate::SparseReduction;
 use crate::aggregate::step_coordinator::PerPush;
-use crate::commit::Journal;
 use crate::inbox::{Inbox, PushedRows};
-use crate::optimizer::{ApplyAt, VariableRules};
-use crate::store::{NoFreeBlock, Stalled, Store};
-use crate::table::Table;
 
 /// The rows that the current push or step changes, and the progress with them. A shard has one,
 /// because one update is under way at a time. Its memory is reused.

@@ -13,6 +13,8 @@ use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::finite::{Exponents, count_non_finite, first_non_finite};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::DType;
+use pushpull_optim::volatile::Volatile;
+use pushpull_store::store::{ByteSource, ChangeInput, SharedInput};
 
 use super::Shard;
 use super::intake::Intake;
@@ -22,8 +24,6 @@ use super::work::{SLICE_BYTES, ShardJob};
 use crate::config::NonFinite;
 use crate::inbox::PushValues;
 use crate::metrics::Counters;
-use crate::store::{ByteSource, ChangeInput, SharedInput};
-use crate::volatile::Volatile;
 
 /// The least cost of a fused range in the budget of a slice, in bytes.
 const RANGE_COST: u64 = 256;

@@ -11,8 +11,15 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ShardId, TokenId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Outcome, PushState};
+use pushpull_store::arena::{Arena, ArenaStorage, Budget, file_name};
+use pushpull_store::commit::{
+    Address, CELL_WORDS, Journal, is_unused_intent, offset_of, table_bytes,
+};
+use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
+use pushpull_store::store::{Store, StoreGeometry, StorePlan};
+use pushpull_store::table::Table;
 
-use super::client_registry::{CLIENTS_MAX, ClientKey, ClientPresence, ClientRegistry};
+use super::client_registry::{CLIENTS_MAX, ClientPresence, ClientRegistry};
 use super::control_file::{OpenedControl, control_text, open_control};
 use super::fused_ranges::FusedRanges;
 use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
@@ -26,15 +33,11 @@ use super::{
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
-use crate::arena::{Arena, ArenaStorage, Budget, file_name};
-use crate::commit::{Address, CELL_WORDS, Journal, is_unused_intent, offset_of, table_bytes};
+use crate::client_key::ClientKey;
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
-use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::metrics::Counters;
-use crate::store::{Store, StoreGeometry, StorePlan};
-use crate::table::Table;
 
 /// The identity of one run of the server, for the arenas that it opens.
 #[derive(Clone, Copy, Debug)]

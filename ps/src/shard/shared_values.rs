@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 
 use pushpull_common::protocol::{Message, Refusal};
 use pushpull_common::shared_values::ValueCounts;
+use pushpull_store::arena::Budget;
 
 use super::steps::Steps;
 use super::variables::Variables;
 use super::{Detail, VariablesState};
-use crate::arena::Budget;
 use crate::error::StorageError;
 
 /// Returns the refusal of shared memory. The client continues over its connection.

@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::message::{Operation, PushPart};
+use pushpull_store::testing::planted::Bug;
 
-use super::client_registry::ClientKey;
 use super::intake::Intake;
 use super::output::Outputs;
 use super::peers::Peers;
 use super::steps::Steps;
 use super::{IncomingPart, Shard};
-use crate::planted::Bug;
+use crate::client_key::ClientKey;
 
 impl Shard {
     /// Drops a complete gradient if it has become too old since to be applied. Returns whether it

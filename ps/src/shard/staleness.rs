@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
+use pushpull_optim::optimizer::ApplyAt;
+use pushpull_store::arena::{Budget, Reservation};
+use pushpull_store::change::NoFreeBlock;
+use pushpull_store::store::{ChangeInput, Store};
 
 use super::Shard;
-use super::client_registry::ClientKey;
 use crate::aggregate::staleness::{StalenessPolicy, compensate};
-use crate::arena::{Budget, Reservation};
+use crate::client_key::ClientKey;
 use crate::inbox::PushArrival;
 use crate::metrics::Counters;
-use crate::optimizer::ApplyAt;
-use crate::store::{ChangeInput, NoFreeBlock, Store};
 
 /// The bytes of a gradient that are computed at a time. They stay in the fastest cache until they
 /// are applied. A multiple of every element size.

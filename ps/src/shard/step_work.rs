@@ -5,6 +5,11 @@ use std::ops::Range;
 use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
+use pushpull_optim::optimizer::{ApplyAt, MEAN_GRADIENTS_MAX};
+use pushpull_optim::volatile::Volatile;
+use pushpull_store::change::Stalled;
+use pushpull_store::store::{ByteSource, ChangeInput, SharedInput};
+use pushpull_store::testing::planted::Bug;
 use smallvec::SmallVec;
 
 use super::mean::Sum;
@@ -16,10 +21,6 @@ use super::{Shard, VariablesState};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::step_follower::StepFollower;
 use crate::inbox::{Extents, PushSource, PushValues};
-use crate::optimizer::{ApplyAt, MEAN_GRADIENTS_MAX};
-use crate::planted::Bug;
-use crate::store::{ByteSource, ChangeInput, SharedInput, Stalled};
-use crate::volatile::Volatile;
 
 /// The most gradients for which a slice extends to the end of a block, regardless of its budget.
 const WHOLE_BLOCK_GRADIENTS_MAX: usize = 16;

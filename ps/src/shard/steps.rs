@@ -9,11 +9,11 @@ use pushpull_common::protocol::Outcome;
 use pushpull_common::protocol::message::Operation;
 use smallvec::SmallVec;
 
-use super::client_registry::ClientKey;
 use super::peers::Peers;
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::{Issued, StepOwner};
+use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::inbox::PushArrival;
 use crate::metrics::Counters;

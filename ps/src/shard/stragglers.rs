@@ -7,10 +7,11 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::Shard;
-use super::client_registry::{ClientKey, ClientPresence};
+use super::client_registry::ClientPresence;
 use super::parked_requests::WaitReason;
 use super::steps::Steps;
 use crate::aggregate::mode::OnLoss;
+use crate::client_key::ClientKey;
 
 impl Shard {
     /// Ends the waits of clients for a step that needs more gradients than the present replicas can

@@ -3,14 +3,15 @@
 use std::ops::Range;
 
 use pushpull_common::protocol::Refusal;
+use pushpull_optim::volatile::Volatile;
+use pushpull_store::change::NoFreeBlock;
+use pushpull_store::store::{ChangeInput, Store};
 
 use super::checks::overflow_refusal;
 use super::scan::{NonFiniteScan, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::work::change_of;
 use super::{Shard, VariablesState};
-use crate::store::{ChangeInput, NoFreeBlock, Store};
-use crate::volatile::Volatile;
 
 /// A push that is applied as its parts arrive.
 #[derive(Debug)]

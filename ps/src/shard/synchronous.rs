@@ -5,6 +5,7 @@ use std::time::Instant;
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::message::PushAnswer;
 use pushpull_common::protocol::{Envelope, Outcome, PushState};
+use pushpull_store::testing::planted::Bug;
 
 use super::Shard;
 use super::client_registry::ClientPresence;
@@ -14,7 +15,6 @@ use super::peers::Peers;
 use super::steps::Steps;
 use crate::aggregate::step_coordinator::{Grant, TokenOutcome};
 use crate::inbox::PendingAnswer;
-use crate::planted::Bug;
 
 impl Shard {
     /// Restores the complete pushes that an earlier process left.

@@ -1,10 +1,10 @@
 //! Checks of tables: catalogues that this shard cannot train, and pushes that exceed a full table.
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_optim::optimizer::Untrainable;
 
 use super::Shard;
 use crate::config::Durability;
-use crate::optimizer::Untrainable;
 
 /// The most tables on a shard. Each has a file for its index, and some for its rows.
 const TABLES_MAX: usize = 1024;

@@ -8,7 +8,6 @@ use pushpull_common::protocol::message::{EndReason, ReturnToken};
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
 use smallvec::SmallVec;
 
-use super::client_registry::ClientKey;
 use super::intake::Intake;
 use super::output::Outputs;
 use super::parked_requests::{ParkedRequest, WaitReason};
@@ -16,6 +15,7 @@ use super::peers::Peers;
 use super::steps::Steps;
 use super::{Detail, Shard};
 use crate::aggregate::step_owner::{Issued, StepOwner, TokenResponse};
+use crate::client_key::ClientKey;
 
 impl Shard {
     pub(super) fn token_request(&mut self, now: Instant, entry: ParkedRequest, newest: TokenId) {

@@ -6,10 +6,11 @@ use std::ops::Range;
 use pushpull_common::catalogue::{Partition, ShardLayout};
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::message::Operation;
+use pushpull_optim::optimizer::{ApplyAt, Sums, VariableRules};
+use pushpull_store::change::NoFreeBlock;
+use pushpull_store::store::{ChangeInput, Store};
 
 use super::work::change_of;
-use crate::optimizer::{ApplyAt, Sums, VariableRules};
-use crate::store::{ChangeInput, NoFreeBlock, Store};
 
 /// The passes over the values of a shard: one, or two if an optimizer needs sums over whole
 /// variables first.

@@ -9,6 +9,10 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{CatalogueIs, CatalogueState, Declared, Ready};
 use pushpull_common::protocol::{Envelope, Refusal};
+use pushpull_optim::optimizer::{Untrainable, VariableRules};
+use pushpull_store::arena::fence;
+use pushpull_store::store::Store;
+use pushpull_store::table::Table;
 
 use super::fused_ranges::FusedRanges;
 use super::output::{AnswerBody, Outputs};
@@ -17,13 +21,9 @@ use super::shard_files::ShardFiles;
 use super::work::ShardJob;
 use super::{Detail, Shard};
 use crate::aggregate::step_owner::StepOwner;
-use crate::arena::fence;
 use crate::config::{NonFinite, PsConfig};
 use crate::error::StorageError;
 use crate::metrics::{Counters, Overflowed};
-use crate::optimizer::{Untrainable, VariableRules};
-use crate::store::Store;
-use crate::table::Table;
 
 /// The variables of a shard.
 #[derive(Debug)]

@@ -6,9 +6,13 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::{RestoreEpoch, TokenId};
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, Refusal};
+use pushpull_optim::optimizer::{ApplyAt, VariableRules};
+use pushpull_store::change::{Change, Stalled};
+use pushpull_store::store::{ChangeInput, Store};
+use pushpull_store::testing::planted::Bug;
 
 use super::checks::overflow_refusal;
-use super::client_registry::{ClientKey, ClientPresence};
+use super::client_registry::ClientPresence;
 use super::grad_norm::NormJob;
 use super::record::RESTORED_LIMIT;
 use super::rows::RowChange;
@@ -19,11 +23,9 @@ use super::two_pass::TwoPass;
 use super::variables::Variables;
 use super::{Shard, VariablesState};
 use crate::aggregate::step_coordinator::PerPush;
+use crate::client_key::ClientKey;
 use crate::config::NonFinite;
 use crate::inbox::{Extents, PushArrival, PushValues};
-use crate::optimizer::{ApplyAt, VariableRules};
-use crate::planted::Bug;
-use crate::store::{Change, ChangeInput, Stalled, Store};
 
 /// The bytes of values that one slice of work changes. Large enough that slicing costs nothing;
 /// small enough that a concurrent small request waits about 100 us.

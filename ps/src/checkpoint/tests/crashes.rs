@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use pushpull_store::testing::planted::PlantedBugs;
+
 use super::memory::Crash;
 use super::samples::{SLOTS, check_restored, place, save, save_with, saved, variables};
 use crate::checkpoint::{CheckpointError, CheckpointStorage, Retention, newest_good, retain};
-use crate::planted::PlantedBugs;
 
 fn save_and_retain(
     storage: &Arc<dyn CheckpointStorage>,

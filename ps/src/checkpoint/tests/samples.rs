@@ -10,6 +10,7 @@ use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_store::StoredStream;
+use pushpull_store::testing::planted::PlantedBugs;
 
 use super::memory::MemoryStorage;
 use crate::checkpoint::CheckpointPiece;
@@ -19,7 +20,6 @@ use crate::checkpoint::{
     CheckpointError, CheckpointSource, CheckpointStorage, CheckpointTraining, ClientWindow,
     Contents, Opened, RestoredShard, Save, ShardEntry, write_shard,
 };
-use crate::planted::PlantedBugs;
 
 pub(super) const SLOTS: [&str; 2] = ["m", "v"];
 

@@ -3,12 +3,12 @@
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ShardId, TaskId};
 use pushpull_common::protocol::wire::Text;
+use pushpull_optim::optimizer::{OptimizerRules, Sgd};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::checkpoint::Retention;
 use crate::checkpoint::tests::gate::Gate;
-use crate::optimizer::{OptimizerRules, Sgd};
 use crate::peer_hello::PeerHello;
 
 /// Limit on every wait, so that a hang fails the test.

@@ -9,16 +9,16 @@ use pushpull_common::protocol::Message;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Adam;
+use pushpull_store::arena::ArenaStorage;
+use pushpull_store::commit::{Address, CELL_WORDS, COMMITTED};
+use pushpull_store::layout::PAGE_BYTES;
+use pushpull_store::testing::test_files::TestFiles;
 
 use super::peers::{Push, bytes_of, worker};
 use super::world::{ConnectionId, LIFE, World};
-use crate::arena::ArenaStorage;
-use crate::arena::test_files::TestFiles;
-use crate::commit::{Address, CELL_WORDS, COMMITTED};
 use crate::config::PsConfig;
 use crate::error::StorageError;
-use crate::layout::PAGE_BYTES;
-use crate::optimizer::Adam;
 use crate::shard::shard_files::ServerRun;
 use crate::shard::{Shard, VariablesState};
 

@@ -7,11 +7,11 @@ use pushpull_common::ids::{RequestId, TokenId};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal, message};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Peer, Push, bytes_of, f64s, worker};
 use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
-use crate::optimizer::Sgd;
 use crate::shard::TICK;
 
 /// Workers that train one variable of two elements, at a learning rate of 1.

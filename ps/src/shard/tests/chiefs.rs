@@ -5,14 +5,14 @@ use std::time::Duration;
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{self, Operation, Role};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
+use pushpull_optim::optimizer::Sgd;
+use pushpull_store::testing::planted::PlantedBugs;
 
 use super::peers::{Peer, Push, bytes_of, chief, variables, worker};
 use super::synchronous::Cluster;
 use super::world::{ConnectionId, World};
 use crate::aggregate::mode::Mode;
 use crate::config::PsConfig;
-use crate::optimizer::Sgd;
-use crate::planted::PlantedBugs;
 use crate::shard::{ShardInput, TICK};
 
 const LEASE: Duration = Duration::from_secs(5);

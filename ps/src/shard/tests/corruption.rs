@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use pushpull_store::arena::{GAP_BYTES, SKEW_BYTES};
+use pushpull_store::layout::PAGE_BYTES;
+
 use super::arenas::{Decoded, Files, files_of, images, train, world};
 use super::random::{PrintSeedOnPanic, Random, is_thorough};
 use super::world::{LIFE, World};
-use crate::arena::{GAP_BYTES, SKEW_BYTES};
 use crate::error::StorageError;
-use crate::layout::PAGE_BYTES;
 use crate::shard::shard_files::ServerRun;
 
 /// The results of all cases of one kind of file.

@@ -9,13 +9,13 @@ use pushpull_common::protocol::{Envelope, Grant, Message};
 use pushpull_common::table::{Eviction, TableSpec};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::{Adagrad, Lamb, Optimizer, OptimizerRules, Sgd};
+use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::testing::test_files::TestFiles;
 
 use super::peers::{Push, bytes_of, chief, index_of, place, variables, worker};
 use super::world::{ConnectionId, Observer, World};
-use crate::arena::test_files::TestFiles;
 use crate::config::PsConfig;
-use crate::optimizer::{Adagrad, Lamb, Optimizer, OptimizerRules, Sgd};
-use crate::planted::PlantedBugs;
 
 /// The size of a block: the variables before `table` fill three blocks.
 pub(super) const BLOCK_BYTES: usize = 256;

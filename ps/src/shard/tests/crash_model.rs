@@ -10,16 +10,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pushpull_optim::optimizer::{Adam, Optimizer, Sgd};
+use pushpull_store::layout::PAGE_BYTES;
+use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::testing::store_trace::{self, StoreEvent};
+use pushpull_store::testing::test_files::TestFiles;
+
 use super::crash_life::{self, CrashScenario};
 use super::images::Images;
 use super::kept::{Files, PersistentState, open_on};
 use super::random::{Random, is_thorough};
-use crate::arena::store_trace::{self, StoreEvent};
-use crate::arena::test_files::TestFiles;
 use crate::config::PsConfig;
-use crate::layout::PAGE_BYTES;
-use crate::optimizer::{Adam, Optimizer, Sgd};
-use crate::planted::PlantedBugs;
 
 /// One image in `NESTED` has its recovery crashed as well, or one in `NESTED_AT_WORK` if that
 /// recovery has work to do. Thorough runs, and runs with the feature `planted`, take four times as

@@ -6,11 +6,11 @@ use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Message, Outcome, Refusal};
 use pushpull_common::tensor::f16;
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, f32s, f64s, unpack, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::config::NonFinite;
-use crate::optimizer::Sgd;
 
 fn ready(policy: NonFinite) -> (World, ConnectionId) {
     let configure = |config: crate::PsConfig| config.non_finite(policy).inbox_pushes(1);

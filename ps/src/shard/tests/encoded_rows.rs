@@ -7,10 +7,10 @@ use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, f32s, index_of, worker};
 use super::world::{ConnectionId, World};
-use crate::optimizer::Sgd;
 
 /// `rows` (5 of 3 f32, at 0; its index at 152), `plain` (4 of 1 f32, at 64) and `users` (3 f32, 6
 /// rows at once, at 80; its index at 208).

@@ -5,14 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use pushpull_common::protocol::{Message, message};
+use pushpull_store::commit::reseal;
+use pushpull_store::layout::{Kind, PAGE_BYTES};
+use pushpull_store::undo;
 
 use super::arenas::{Files, file_mut, images, train, world};
 use super::peers::{Push, bytes_of, worker};
 use super::random::{PrintSeedOnPanic, Random, is_thorough};
 use super::world::{LIFE, World};
-use crate::commit::reseal;
-use crate::layout::{Kind, PAGE_BYTES};
-use crate::store::reseal_undo;
 
 /// The number of forged arenas, normally and in a thorough run. `PUSHPULL_LIARS` overrides it.
 const FORGED_ARENAS: u64 = 1_000;
@@ -104,7 +104,7 @@ fn forge(files: &mut Files, random: &mut Random) -> Vec<String> {
             "control" => reseal(file, LIFE.arena, Kind::Control, 0),
             "tables-1" => reseal(file, LIFE.arena, Kind::Tables, 1),
             "intent" => reseal(file, LIFE.arena, Kind::Intent, 0),
-            "undo-1" => reseal_undo(file),
+            "undo-1" => undo::reseal(file),
             _ => {}
         }
     }

@@ -8,11 +8,11 @@ use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, index_of, worker};
 use super::world::{ConnectionId, World};
 use crate::event::Event;
-use crate::optimizer::Sgd;
 use crate::shard::work::Work;
 use crate::shard::{ShardInput, TICK};
 

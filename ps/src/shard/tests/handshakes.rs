@@ -5,12 +5,12 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{self, BodyCrc, CatalogueState, Role};
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Message, Refusal, version};
+use pushpull_optim::optimizer::Sgd;
+use pushpull_store::testing::planted::PlantedBugs;
 
 use super::peers::{Peer, identity, variables, worker};
 use super::world::World;
 use crate::config::PsConfig;
-use crate::optimizer::Sgd;
-use crate::planted::PlantedBugs;
 
 fn bare() -> World {
     World::bare(variables(), Sgd::new(1.0), |config| config.connections_max(3))

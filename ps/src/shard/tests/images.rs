@@ -5,8 +5,8 @@
 //! piece. Streaming stores, which bypass the cache, are certain to be in memory only after a fence.
 //! An image may hold any part of these.
 
-use crate::arena::store_trace::StoreEvent;
-use crate::arena::test_files::TestFiles;
+use pushpull_store::testing::store_trace::StoreEvent;
+use pushpull_store::testing::test_files::TestFiles;
 
 use super::kept::Files;
 use super::random::Random;

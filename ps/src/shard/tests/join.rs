@@ -9,11 +9,11 @@ use pushpull_common::protocol::message::{self, CatalogueState, Operation};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::{Adam, Sgd};
 
 use super::peers::{Push, bytes_of, chief, f32s, f64s, place, variables, worker};
 use super::world::{Received, World};
 use crate::config::Storage;
-use crate::optimizer::{Adam, Sgd};
 
 fn bare() -> World {
     World::bare(variables(), Sgd::new(1.0), |config| config.connections_max(3))

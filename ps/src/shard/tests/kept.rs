@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::ids::ShardId;
+use pushpull_store::arena::{ArenaStorage, Budget};
+use pushpull_store::table::Table;
+use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::testing::test_files::{Content, TestFiles};
 
 use super::peers::identity;
 use super::world::LIFE;
-use crate::arena::test_files::{Content, TestFiles};
-use crate::arena::{ArenaStorage, Budget};
+use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::Counters;
-use crate::planted::PlantedBugs;
 use crate::push_window::PushWindow;
-use crate::shard::client_registry::ClientKey;
 use crate::shard::shard_files::ShardSetup;
 use crate::shard::{Shard, VariablesState};
-use crate::table::Table;
 
 /// The files of a shard, by name.
 pub(super) type Files = BTreeMap<String, Content>;

@@ -7,10 +7,10 @@ use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::message::{self, Role, Selection};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encode};
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, variables, worker};
 use super::world::{ConnectionId, World};
-use crate::optimizer::Sgd;
 use crate::shard::ShardInput;
 use crate::shard::frames::{FrameProgress, FrameReceiver, FrameSink};
 

@@ -11,14 +11,14 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
+use pushpull_store::testing::planted::PlantedBugs;
 
 use super::actors::{Actor, DENSE, LEDGER, Pending, actor, check_whole, random_parts};
 use super::peers::{Peer, Push, unpack};
 use super::random::Random;
 use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
-use crate::optimizer::Sgd;
-use crate::planted::PlantedBugs;
 
 const SEEDS: u64 = 300;
 const STEPS: usize = 600;

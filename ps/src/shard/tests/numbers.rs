@@ -6,10 +6,10 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Message, Outcome};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::{Adam, Sgd};
 
 use super::peers::{Push, bytes_of, f32s, f64s, worker};
 use super::world::World;
-use crate::optimizer::{Adam, Sgd};
 
 /// `async_sgd` of common/tests/vectors/semantics.json.
 #[test]

@@ -7,13 +7,13 @@ use pushpull_common::protocol::{Message, Outcome, Refusal};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::{ApplyAt, Momentum, Optimizer, Run, Sgd, SlotSpec};
 
 use super::peers::{Push, bytes_of, f32s, index_of, worker};
 use super::synchronous::{Cluster, synchronous};
 use super::world::{ConnectionId, World};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::Overflowed;
-use crate::optimizer::{ApplyAt, Momentum, Optimizer, Run, Sgd, SlotSpec};
 
 /// The learning rate, with which a gradient of [`LARGE`] overflows f32.
 const RATE: f64 = 1e30;

@@ -13,12 +13,12 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, pack, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::checkpoint::LocalDirectory;
 use crate::config::{Checkpoints, PsConfig};
-use crate::optimizer::Sgd;
 use crate::shard::client_registry::CLIENTS_MAX;
 use crate::shard::{PeerOrigin, ShardInput};
 

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use crate::planted::{Bug, PlantedBugs};
+use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 /// A suite, which runs without planted bugs, too.
 struct Layer {

@@ -5,6 +5,7 @@ use pushpull_common::initializer::Initializer;
 use pushpull_common::protocol::message;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::{Adam, Optimizer, Sgd};
 
 use super::peers::{Push, bytes_of, f32s, f64s};
 use super::random::Random;
@@ -12,7 +13,6 @@ use super::staleness::{Client, Step, metrics, ones};
 use super::world::World;
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::config::{PsConfig, Storage};
-use crate::optimizer::{Adam, Optimizer, Sgd};
 
 const DAMP: StalenessPolicy = StalenessPolicy::Damp;
 const HALF: StalenessPolicy = StalenessPolicy::DelayCompensation { lambda: 0.5 };

@@ -6,20 +6,20 @@ use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::{Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
+use pushpull_store::arena::{Arena, ArenaStorage};
+use pushpull_store::commit::{COMMITTED, Journal};
+use pushpull_store::layout::{Kind, PAGE_BYTES, Stamp};
+use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::testing::test_files::{Content, TestFiles};
 
 use super::kept::Files;
 use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
 use super::synchronous::synchronous;
 use super::world::{ConnectionId, LIFE, World};
-use crate::arena::test_files::{Content, TestFiles};
-use crate::arena::{Arena, ArenaStorage};
-use crate::commit::{COMMITTED, Journal};
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
-use crate::layout::{Kind, PAGE_BYTES, Stamp};
-use crate::optimizer::Sgd;
-use crate::planted::PlantedBugs;
 use crate::shard::checkpoints::{SaverEvent, SaverOrder};
 use crate::shard::{Shard, ShardInput};
 

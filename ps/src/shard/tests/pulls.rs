@@ -4,10 +4,10 @@ use pushpull_common::ids::{GlobalStep, PartitionId};
 use pushpull_common::protocol::message::{self, Selection};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, f32s, unpack, variables, worker};
 use super::world::{ConnectionId, World};
-use crate::optimizer::Sgd;
 use crate::shard::work::Work;
 
 /// Five slices of values.

@@ -17,6 +17,9 @@ use pushpull_common::protocol::{Envelope, Message, PushState, Refusal, message};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::{Lamb, Sgd};
+use pushpull_store::arena::{ArenaStorage, SharedBytes};
+use pushpull_store::store::ByteSource;
 
 use super::peers::{Peer, Push, bytes_of, f32s, f64s, index_of, variables, worker};
 use super::pushes::applied;
@@ -25,13 +28,10 @@ use super::staleness::Client;
 use super::synchronous::synchronous;
 use super::world::{ConnectionId, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::{ArenaStorage, SharedBytes};
 use crate::config::{NonFinite, PsConfig, Storage};
 use crate::metrics::Counters;
-use crate::optimizer::{Lamb, Sgd};
 use crate::shard::PeerOrigin;
 use crate::shard::scan::{NonFiniteScan, ScanningInput};
-use crate::store::ByteSource;
 
 /// The push buffer of a client.
 pub(super) struct MappedBuffer {

@@ -5,10 +5,10 @@ use std::time::Duration;
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Message, Refusal};
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, chief, f32s, place, variables, worker};
 use super::world::{ConnectionId, World};
-use crate::optimizer::Sgd;
 
 const LEASE: Duration = Duration::from_secs(5);
 

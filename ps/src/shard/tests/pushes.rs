@@ -7,10 +7,10 @@ use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, PushState, Refusal};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, f32s, f64s, variables, worker};
 use super::world::{ConnectionId, World};
-use crate::optimizer::Sgd;
 use crate::shard::work::Work;
 
 fn ready() -> (World, ConnectionId) {

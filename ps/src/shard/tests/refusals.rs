@@ -5,11 +5,11 @@ use pushpull_common::partition::Partitioner;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Message, Refusal, message};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, f32s, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::config::{Durability, NonFinite};
-use crate::optimizer::Sgd;
 
 const ADD: Operation = Operation::AssignAdd {};
 const GRADIENT: Operation = Operation::Gradient {};

@@ -3,12 +3,12 @@
 use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, PushState};
+use pushpull_optim::optimizer::Sgd;
+use pushpull_store::testing::planted::PlantedBugs;
 
 use super::peers::{Peer, Push, bytes_of, f32s, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
-use crate::optimizer::Sgd;
-use crate::planted::PlantedBugs;
 
 fn ready() -> (World, Peer, ConnectionId) {
     ready_with(PlantedBugs::default())

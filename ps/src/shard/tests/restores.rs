@@ -7,6 +7,7 @@ use pushpull_common::protocol::message::{CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Message, Refusal, message};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
 use super::world::{ConnectionId, World};
@@ -15,7 +16,6 @@ use crate::checkpoint::{
     CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save, ShardEntry,
 };
 use crate::config::Checkpoints;
-use crate::optimizer::Sgd;
 use crate::shard::Shard;
 use crate::shard::record::RESTORED_LIMIT;
 

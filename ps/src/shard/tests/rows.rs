@@ -10,13 +10,13 @@ use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::{
+    Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, OptimizerRules, RmsProp, Sgd,
+};
 
 use super::peers::{Push, bytes_of, chief, f32s, index_of, worker};
 use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
-use crate::optimizer::{
-    Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, OptimizerRules, RmsProp, Sgd,
-};
 
 /// `dense` (6 f32, at 0) and `table` (5 rows of 3 f32, at 24; its index at 88).
 fn variables() -> Vec<VariableSpec> {

@@ -9,13 +9,13 @@ use pushpull_common::protocol::message::{self, Role, ShareValues, SharedValues};
 use pushpull_common::protocol::{Message, Refusal};
 use pushpull_common::shared_values::{AtomicWords, Geometry, PinError, Reader, ValueCounts};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
+use pushpull_store::arena::{ArenaStorage, Memory, SharedWords, StateDirectory};
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
 use super::world::{ConnectionId, LIFE, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::{ArenaStorage, Memory, SharedWords, StateDirectory};
 use crate::config::{Durability, PsConfig, Storage};
-use crate::optimizer::Sgd;
 use crate::shard::shard_files::ServerRun;
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard};

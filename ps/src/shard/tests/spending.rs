@@ -3,11 +3,11 @@
 use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Grant, Message, Refusal};
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
-use crate::optimizer::Sgd;
 
 fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, ConnectionId, ConnectionId) {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);

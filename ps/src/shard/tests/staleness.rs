@@ -5,12 +5,12 @@ use pushpull_common::initializer::Initializer;
 use pushpull_common::protocol::{Grant, Message, Outcome};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Peer, Push, bytes_of, unpack, worker};
 use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
 use crate::metrics::Metrics;
-use crate::optimizer::Sgd;
 
 /// A vector of `f64` that is initialized to ones.
 pub(super) fn ones(name: &str, elements: u64) -> VariableSpec {

@@ -6,13 +6,13 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Grant, Message, Outcome, Refusal, message};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::{ApplyAt, Optimizer, Run, SlotSpec};
 
 use super::peers::{Push, bytes_of, f32s};
 use super::push_buffers_synchronous::SharedBuffers;
 use super::shared_values::LARGE;
 use super::synchronous::{ACCEPTED, STALE};
 use crate::config::{NonFinite, PsConfig};
-use crate::optimizer::{ApplyAt, Optimizer, Run, SlotSpec};
 use crate::shard::work::{SLICE_BYTES, Work};
 
 const BYTES: u64 = 4 * LARGE as u64;

@@ -19,17 +19,17 @@ use nix::sys::ptrace;
 use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, gettid};
+use pushpull_optim::optimizer::{Adam, Optimizer, Sgd};
+use pushpull_store::arena::{ArenaStorage, Memory, StateDirectory};
+use pushpull_store::commit::COMMITTED;
+use pushpull_store::layout::PAGE_BYTES;
+use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::testing::store_trace::{self, StoreEvent};
+use pushpull_store::testing::test_files::{Content, TestFiles};
 
 use super::crash_life::{CrashScenario, begin_training, numbers};
 use super::kept::{Files, PersistentState, open_at, open_on};
-use crate::arena::store_trace::{self, StoreEvent};
-use crate::arena::test_files::{Content, TestFiles};
-use crate::arena::{ArenaStorage, Memory, StateDirectory};
-use crate::commit::COMMITTED;
 use crate::config::PsConfig;
-use crate::layout::PAGE_BYTES;
-use crate::optimizer::{Adam, Optimizer, Sgd};
-use crate::planted::PlantedBugs;
 use crate::shard::Shard;
 
 /// The environment variable that gives the child its case, bug and directory.
@@ -207,7 +207,8 @@ fn traced_child() {
 
 #[cfg(feature = "planted")]
 fn planted_named(name: &str) -> PlantedBugs {
-    let bug = crate::planted::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
+    let bug =
+        pushpull_store::testing::planted::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
     bug.map_or_else(PlantedBugs::default, |&bug| PlantedBugs::with(bug))
 }
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::message::{self, Role};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, f64s, pack, variables, worker};
 use super::world::{ConnectionId, Received, World};
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::config::PsConfig;
-use crate::optimizer::Sgd;
 use crate::shard::{ShardInput, TICK};
 
 const LEASE: Duration = Duration::from_secs(5);

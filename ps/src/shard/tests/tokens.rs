@@ -5,11 +5,11 @@ use std::time::Duration;
 use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::message::{self, EndReason};
 use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
+use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::config::PsConfig;
-use crate::optimizer::Sgd;
 
 const LEASE: Duration = Duration::from_secs(5);
 

@@ -12,15 +12,15 @@ use pushpull_common::ids::{RequestId, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::protocol::message::{self, Hello, Welcome};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Optimizer;
+use pushpull_store::arena::{ArenaStorage, Budget};
+use pushpull_store::testing::test_files::{Content, TestFiles};
 
 use super::peers::{Peer, chief, identity, pack, place};
-use crate::arena::test_files::{Content, TestFiles};
-use crate::arena::{ArenaStorage, Budget};
 use crate::checkpoint::CheckpointStorage;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
-use crate::optimizer::Optimizer;
 use crate::shard::checkpoints::{SaverOrder, ShardRestore, ShardSave};
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::power::Flush;
@@ -277,7 +277,7 @@ impl World {
     }
 
     /// Takes all free memory until the returned value is dropped.
-    pub(super) fn fill(&self) -> crate::arena::Reservation {
+    pub(super) fn fill(&self) -> pushpull_store::arena::Reservation {
         self.budget.reserve(self.budget.left()).expect("the budget has this many bytes left")
     }
 

@@ -1,8 +1,10 @@
-//! The clients that have changed since the last commit.
+//! The key of a client, and sets of clients.
 
-use super::client_registry::ClientKey;
+/// The index of a client's entry, which stays the same in all its epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ClientKey(pub(crate) u32);
 
-/// A set of clients. It allocates no more once every client has been in it.
+/// The set of the clients that have changed since the last commit. It allocates no more once every client has been in it.
 #[derive(Debug, Default)]
 pub(crate) struct ChangedClients {
     /// Whether a client is in `listed`, indexed by its key.
