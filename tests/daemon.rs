@@ -20,9 +20,9 @@ const LONG: Duration = Duration::from_secs(120);
 const DAEMON: &str = env!("CARGO_BIN_EXE_pushpull-ps");
 
 /// A process that is killed when the test ends, and its command line.
-struct Process(Child, String);
+struct DaemonProcess(Child, String);
 
-impl Drop for Process {
+impl Drop for DaemonProcess {
     fn drop(&mut self) {
         // The process has already exited unless the test has failed.
         let _ = self.0.kill();
@@ -30,10 +30,10 @@ impl Drop for Process {
     }
 }
 
-impl Process {
-    fn start(command: &mut Command) -> Process {
+impl DaemonProcess {
+    fn start(command: &mut Command) -> DaemonProcess {
         let line = format!("{command:?}");
-        Process(command.stdin(Stdio::null()).spawn().unwrap(), line)
+        DaemonProcess(command.stdin(Stdio::null()).spawn().unwrap(), line)
     }
 
     fn signal(&self, signal: Signal) {
@@ -169,7 +169,7 @@ fn a_bad_value_is_reported_with_its_flag_as_typed() {
             arguments.extend((argument == "--checkpoint-dir").then_some(checkpoints));
         }
         command.args(&arguments).args([flag, value]).stderr(Stdio::piped());
-        let (status, _, said) = Process::start(&mut command).finish();
+        let (status, _, said) = DaemonProcess::start(&mut command).finish();
         assert_eq!(status.code(), Some(2), "{flag} {value}: {said}");
         let first = said.lines().next().unwrap_or_default();
         let by_us = first.strip_prefix("pushpull-ps: ");
@@ -238,7 +238,7 @@ fn unwritable() -> [Stdio; 2] {
 fn a_daemon_serves_to_the_end_though_its_output_cannot_be_written() {
     for (out, error) in unwritable().into_iter().zip(unwritable()) {
         let address = free_address();
-        let mut daemon = Process::start(daemon(&address).stdout(out).stderr(error));
+        let mut daemon = DaemonProcess::start(daemon(&address).stdout(out).stderr(error));
         train(&address);
         daemon.signal(Signal::TERM);
         let (status, ..) = daemon.finish();
@@ -259,7 +259,7 @@ fn a_server_of_the_example_serves_though_its_output_cannot_be_written() {
         let mut command = Command::new(&path);
         command.args(["--ps-hosts", &address, "--worker-hosts", "127.0.0.1:1"]);
         command.args(["--job-name", "ps", "--steps", "5"]);
-        let mut server = Process::start(command.stdout(out).stderr(error));
+        let mut server = DaemonProcess::start(command.stdout(out).stderr(error));
         train(&address);
         server.signal(Signal::INT);
         let (status, ..) = server.finish();
@@ -275,7 +275,7 @@ fn the_tool_reports_that_its_output_cannot_be_written() {
     let address = free_address();
     let mut running = daemon(&address);
     running.args(["--state-dir", state.to_str().unwrap(), "--bytes-max", "16777216"]);
-    let mut running = Process::start(running.stdout(Stdio::null()));
+    let mut running = DaemonProcess::start(running.stdout(Stdio::null()));
     train(&address);
     running.signal(Signal::TERM);
     assert!(running.finish().0.success());
@@ -284,12 +284,12 @@ fn the_tool_reports_that_its_output_cannot_be_written() {
         let [full, closed] = unwritable();
         let mut command = Command::new(tool);
         command.args(arguments).stdout(full).stderr(Stdio::piped());
-        let (status, _, said) = Process::start(&mut command).finish();
+        let (status, _, said) = DaemonProcess::start(&mut command).finish();
         assert_eq!(status.code(), Some(1), "{arguments:?}: {said}");
         assert!(said.starts_with("pushpull: cannot write"), "{arguments:?}: {said}");
         // A closed pipe is no error: its reader has read enough.
         command.stdout(closed);
-        let (status, _, said) = Process::start(&mut command).finish();
+        let (status, _, said) = DaemonProcess::start(&mut command).finish();
         assert!(status.success() && said.is_empty(), "{arguments:?}: {status}, {said}");
     }
 }
@@ -298,7 +298,7 @@ fn the_tool_reports_that_its_output_cannot_be_written() {
 fn the_daemon_exits_cleanly_on_each_of_its_signals() {
     for signal in [Signal::HUP, Signal::INT, Signal::TERM] {
         let address = free_address();
-        let mut daemon = Process::start(daemon(&address).stdout(Stdio::piped()));
+        let mut daemon = DaemonProcess::start(daemon(&address).stdout(Stdio::piped()));
         train(&address);
         daemon.signal(signal);
         let (status, output, _) = daemon.finish();
@@ -314,7 +314,7 @@ fn a_hangup_signal_ignored_at_start_stays_ignored() {
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", DAEMON]);
     command.args(["--ps-hosts", &address, "--worker-hosts", "127.0.0.1:1", "--last-step", "5"]);
-    let mut daemon = Process::start(command.stdout(Stdio::piped()));
+    let mut daemon = DaemonProcess::start(command.stdout(Stdio::piped()));
     let mut lines = BufReader::new(daemon.0.stdout.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().contains("serves on"));
     daemon.signal(Signal::HUP);
@@ -330,7 +330,7 @@ fn the_last_line_of_synchronous_training_counts_applied_steps() {
     let address = free_address();
     let mut daemon = daemon(&address);
     daemon.args(["--synchronous", "1/1", "--shards", "2"]);
-    let mut daemon = Process::start(daemon.stdout(Stdio::piped()));
+    let mut daemon = DaemonProcess::start(daemon.stdout(Stdio::piped()));
     train(&address);
     daemon.signal(Signal::TERM);
     let (status, output, _) = daemon.finish();
@@ -353,7 +353,7 @@ fn the_daemon_waits_for_an_address_in_use() {
     ];
     for (address, holder) in holders {
         let mut daemon =
-            Process::start(daemon(&address).stdout(Stdio::piped()).stderr(Stdio::piped()));
+            DaemonProcess::start(daemon(&address).stdout(Stdio::piped()).stderr(Stdio::piped()));
         let mut errors = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
         let waits = errors.next().unwrap().unwrap();
         assert!(waits.contains("waits") && waits.contains(&address), "{waits}");
@@ -370,7 +370,7 @@ fn the_daemon_waits_for_an_address_in_use() {
 fn an_address_that_stays_in_use_is_reported_after_a_while() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let mut daemon = Process::start(daemon(&address).stderr(Stdio::piped()));
+    let mut daemon = DaemonProcess::start(daemon(&address).stderr(Stdio::piped()));
     let (status, _, said) = daemon.finish();
     assert_eq!(status.code(), Some(2), "{said}");
     let last = said.lines().last().unwrap_or_default();
@@ -383,7 +383,7 @@ fn an_address_that_stays_in_use_is_reported_after_a_while() {
 fn a_signal_ends_the_wait_for_an_address() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let mut daemon = Process::start(daemon(&address).stderr(Stdio::piped()));
+    let mut daemon = DaemonProcess::start(daemon(&address).stderr(Stdio::piped()));
     let mut errors = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
     errors.next().unwrap().unwrap();
     daemon.signal(Signal::TERM);

@@ -15,12 +15,12 @@ use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig, bf16};
 const LONG: Duration = Duration::from_secs(120);
 
 /// A process that is killed when the test ends.
-struct Process {
+struct TestProcess {
     name: &'static str,
     child: Child,
 }
 
-impl Drop for Process {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         // The process has already exited unless the test has failed.
         let _ = self.child.kill();
@@ -28,10 +28,10 @@ impl Drop for Process {
     }
 }
 
-impl Process {
-    fn start(name: &'static str, command: &mut Command) -> Process {
+impl TestProcess {
+    fn start(name: &'static str, command: &mut Command) -> TestProcess {
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        Process { name, child: command.spawn().unwrap() }
+        TestProcess { name, child: command.spawn().unwrap() }
     }
 
     /// Waits until the process exits, and returns its status and output.
@@ -66,17 +66,17 @@ fn free_addresses(count: usize) -> Vec<String> {
 }
 
 /// The four commands of the README.
-struct Cluster {
+struct ReadmeCluster {
     hosts: Vec<String>,
     more: &'static [&'static str],
 }
 
-impl Cluster {
-    fn new(more: &'static [&'static str]) -> Cluster {
-        Cluster { hosts: free_addresses(4), more }
+impl ReadmeCluster {
+    fn new(more: &'static [&'static str]) -> ReadmeCluster {
+        ReadmeCluster { hosts: free_addresses(4), more }
     }
 
-    fn task(&self, name: &'static str, job: &str, index: u32) -> Process {
+    fn task(&self, name: &'static str, job: &str, index: u32) -> TestProcess {
         let mut command = digits();
         command
             .args(["--ps-hosts", &self.hosts[..2].join(",")])
@@ -86,7 +86,7 @@ impl Cluster {
         if job == "ps" {
             command.args(["--exit-when-done", "--exit-grace", "1"]);
         }
-        Process::start(name, &mut command)
+        TestProcess::start(name, &mut command)
     }
 }
 
@@ -96,7 +96,7 @@ fn last_line(output: &str) -> serde_json::Value {
 
 #[test]
 fn four_processes_in_any_order_train_and_end_by_themselves() {
-    let cluster = Cluster::new(&[]);
+    let cluster = ReadmeCluster::new(&[]);
     // The workers start first and wait.
     let mut processes = [
         cluster.task("worker 1", "worker", 1),
@@ -119,7 +119,7 @@ fn four_processes_in_any_order_train_and_end_by_themselves() {
 
 #[test]
 fn a_killed_worker_does_not_stop_the_others() {
-    let cluster = Cluster::new(&["--steps", "6000"]);
+    let cluster = ReadmeCluster::new(&["--steps", "6000"]);
     let mut ps = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
     let mut chief = cluster.task("worker 0", "worker", 0);
     let mut victim = cluster.task("worker 1", "worker", 1);
@@ -149,7 +149,7 @@ fn a_killed_worker_does_not_stop_the_others() {
 
 #[test]
 fn workers_wait_for_servers_that_start_later() {
-    let cluster = Cluster::new(&["--steps", "50"]);
+    let cluster = ReadmeCluster::new(&["--steps", "50"]);
     let mut workers =
         [cluster.task("worker 0", "worker", 0), cluster.task("worker 1", "worker", 1)];
     // The wait is the subject of this test: both workers try and back off many times.
@@ -161,8 +161,8 @@ fn workers_wait_for_servers_that_start_later() {
     }
 }
 
-fn daemon(arguments: &[&str]) -> Process {
-    Process::start("daemon", Command::new(env!("CARGO_BIN_EXE_pushpull-ps")).args(arguments))
+fn daemon(arguments: &[&str]) -> TestProcess {
+    TestProcess::start("daemon", Command::new(env!("CARGO_BIN_EXE_pushpull-ps")).args(arguments))
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn a_client_in_another_language_joins_pulls_and_pushes() {
             let mut command = Command::new("python3");
             command.args(["examples/protocol_client.py", address, "--task", task]);
             command.args(["--learning-rate", rate, "--steps", steps, "--cut-every", cut_every]);
-            Process::start(name, &mut command)
+            TestProcess::start(name, &mut command)
         };
         if mode.is_empty() {
             let (status, output) = client("alone", "0", "0.1", "40", "2").finish();
@@ -251,11 +251,11 @@ fn rustix_pid(child: &Child) -> rustix::process::Pid {
 
 /// The commands of one server in its own folder. Its optimizer has three slots, and one variable
 /// has another optimizer with one slot.
-struct Server {
+struct ServerCommands {
     folder: tempfile::TempDir,
 }
 
-impl Server {
+impl ServerCommands {
     fn path(&self, name: &str) -> String {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
@@ -265,7 +265,7 @@ impl Server {
     }
 
     /// Starts the daemon on the state directory `state`.
-    fn start(&self, state: &str, shards: &str) -> Process {
+    fn start(&self, state: &str, shards: &str) -> TestProcess {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
         command
             .args(["--ps-hosts", &self.address(), "--worker-hosts", "127.0.0.1:1"])
@@ -274,7 +274,7 @@ impl Server {
             .args(["--checkpoint-dir", &self.path("checkpoints")])
             .args(["--optimizer", "rmsprop", "--centered", "--momentum", "0.9"])
             .args(["--optimizer-for", "b=adagrad --learning-rate 0.5", "--rate-for", "b*=0.25"]);
-        Process::start("daemon", &mut command)
+        TestProcess::start("daemon", &mut command)
     }
 
     fn worker(&self) -> Worker {
@@ -287,7 +287,7 @@ impl Server {
 /// Checks that the daemon reports failed saves, and that it serves even if its stderr is closed.
 #[test]
 fn the_daemon_reports_failed_saves_while_it_serves_and_when_it_exits() {
-    let server = Server { folder: tempfile::tempdir().unwrap() };
+    let server = ServerCommands { folder: tempfile::tempdir().unwrap() };
     let checkpoints = server.path("checkpoints");
     for closed in [false, true] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
@@ -298,7 +298,7 @@ fn the_daemon_reports_failed_saves_while_it_serves_and_when_it_exits() {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut daemon = Process { name: "daemon", child: command.spawn().unwrap() };
+        let mut daemon = TestProcess { name: "daemon", child: command.spawn().unwrap() };
         let mut stderr = Some(BufReader::new(daemon.child.stderr.take().unwrap()));
         if closed {
             stderr = None;
@@ -380,7 +380,7 @@ fn pulled(worker: &mut Worker, params: &mut Params) -> Vec<Vec<u32>> {
 
 #[test]
 fn slots_survive_a_kill_and_a_restored_checkpoint_to_the_bit() {
-    let server = Server { folder: tempfile::tempdir().unwrap() };
+    let server = ServerCommands { folder: tempfile::tempdir().unwrap() };
     // A server is killed midway, saves a checkpoint, and trains on.
     let mut daemon = server.start("killed", "2");
     let mut worker = server.worker();

@@ -299,8 +299,8 @@ mod tests {
         assert_eq!(decoded.digest(), ours.digest());
         assert_eq!(decoded.partitions(), ours.partitions());
         assert_eq!(ours.difference(&decoded), None);
-        type Change = fn(&mut Vec<VariableSpec>);
-        let changes: [(Change, &str); 5] = [
+        type SpecChange = fn(&mut Vec<VariableSpec>);
+        let changes: [(SpecChange, &str); 5] = [
             (|v| v[1] = VariableSpec::f32("b", [4]).unwrap(), "[3], not [4]"),
             (|v| v[1].seed = 8, "seed 9"),
             (|v| v[4] = VariableSpec::f16("h", [5, 3]).unwrap(), "\"h\" is of bf16, not f16"),

@@ -211,20 +211,22 @@ impl Initializer {
         self.rule(Fans { fan_in: 1, fan_out: 1 }).fill(key, first, out);
     }
 
-    fn rule(&self, fans: Fans) -> Rule {
-        let within = |limit: f64| Rule::Uniform { low: -limit, width: 2.0 * limit };
-        let cut = |variance: f64| Rule::TruncatedNormal {
+    fn rule(&self, fans: Fans) -> FillRule {
+        let within = |limit: f64| FillRule::Uniform { low: -limit, width: 2.0 * limit };
+        let cut = |variance: f64| FillRule::TruncatedNormal {
             mean: 0.0,
             stddev: libm::sqrt(variance) / TRUNCATED_STDDEV,
         };
         let fan_in = (fans.fan_in as f64).max(1.0);
         match *self {
-            Initializer::Zeros => Rule::Constant(0.0),
-            Initializer::Ones => Rule::Constant(1.0),
-            Initializer::Constant(value) => Rule::Constant(value),
-            Initializer::Uniform { low, high } => Rule::Uniform { low, width: high - low },
-            Initializer::Normal { mean, stddev } => Rule::Normal { mean, stddev },
-            Initializer::TruncatedNormal { mean, stddev } => Rule::TruncatedNormal { mean, stddev },
+            Initializer::Zeros => FillRule::Constant(0.0),
+            Initializer::Ones => FillRule::Constant(1.0),
+            Initializer::Constant(value) => FillRule::Constant(value),
+            Initializer::Uniform { low, high } => FillRule::Uniform { low, width: high - low },
+            Initializer::Normal { mean, stddev } => FillRule::Normal { mean, stddev },
+            Initializer::TruncatedNormal { mean, stddev } => {
+                FillRule::TruncatedNormal { mean, stddev }
+            }
             Initializer::GlorotUniform => within(libm::sqrt(3.0 / fans.mean())),
             Initializer::GlorotNormal => cut(1.0 / fans.mean()),
             Initializer::HeUniform => within(libm::sqrt(6.0 / fan_in)),
@@ -235,22 +237,22 @@ impl Initializer {
 
 /// An initializer whose fans are already applied.
 #[derive(Clone, Copy, Debug)]
-enum Rule {
+enum FillRule {
     Constant(f64),
     Uniform { low: f64, width: f64 },
     Normal { mean: f64, stddev: f64 },
     TruncatedNormal { mean: f64, stddev: f64 },
 }
 
-impl Rule {
+impl FillRule {
     fn fill<T: FromValue>(self, key: InitialKey, first: u64, out: &mut [T]) {
         match self {
-            Rule::Constant(value) => out.fill(T::from_value(value)),
-            Rule::Uniform { low, width } => each(key, first, out, |unit| low + unit * width),
-            Rule::Normal { mean, stddev } => {
+            FillRule::Constant(value) => out.fill(T::from_value(value)),
+            FillRule::Uniform { low, width } => each(key, first, out, |unit| low + unit * width),
+            FillRule::Normal { mean, stddev } => {
                 each(key, first, out, |unit| mean + stddev * normal_quantile(unit));
             }
-            Rule::TruncatedNormal { mean, stddev } => each(key, first, out, |unit| {
+            FillRule::TruncatedNormal { mean, stddev } => each(key, first, out, |unit| {
                 // The quantile of a uniform number between the tails needs exactly one draw.
                 // Redrawing until a number fits would need a varying number of draws per element.
                 let deviation = normal_quantile(TAIL + unit * (1.0 - 2.0 * TAIL));

@@ -22,7 +22,7 @@ use pushpull_common::protocol::{
 use drip::{Drip, take_all};
 
 /// One file, and the error that a reader reports for it.
-struct Case {
+struct HostileCase {
     name: &'static str,
     wrong: &'static str,
     /// The start of the error's `Debug` output, up to the first value.
@@ -32,11 +32,16 @@ struct Case {
     bytes: Vec<u8>,
 }
 
-fn case(name: &'static str, wrong: &'static str, expected: &'static str, bytes: Vec<u8>) -> Case {
-    Case { name, wrong, expected, opened: None, bytes }
+fn case(
+    name: &'static str,
+    wrong: &'static str,
+    expected: &'static str,
+    bytes: Vec<u8>,
+) -> HostileCase {
+    HostileCase { name, wrong, expected, opened: None, bytes }
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<HostileCase> {
     let mut cases = other_protocols();
     cases.extend(headers());
     cases.extend(checksums());
@@ -46,7 +51,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// Bytes of other protocols, and bytes of none.
-fn other_protocols() -> Vec<Case> {
+fn other_protocols() -> Vec<HostileCase> {
     let magic = "Magic {";
     let http = b"GET / HTTP/1.1\r\nHost: localhost:2222\r\nUser-Agent: a browser\r\n\
                  Accept: */*\r\nConnection: keep-alive\r\n\r\n";
@@ -67,7 +72,7 @@ fn other_protocols() -> Vec<Case> {
 }
 
 /// Headers with a correct checksum and a wrong field.
-fn headers() -> Vec<Case> {
+fn headers() -> Vec<HostileCase> {
     let patched = |at: usize, bytes: &[u8]| {
         let mut frame = frame(&hello().into());
         frame[at..at + bytes.len()].copy_from_slice(bytes);
@@ -97,7 +102,7 @@ fn headers() -> Vec<Case> {
             "TooLong { what: \"its meta\"",
             patched(8, &[0xff; 4]),
         ),
-        Case {
+        HostileCase {
             opened: cut,
             ..case(
                 "meta_too_long_for_a_stranger",
@@ -145,7 +150,7 @@ fn headers() -> Vec<Case> {
     ]
 }
 
-fn checksums() -> Vec<Case> {
+fn checksums() -> Vec<HostileCase> {
     let flipped = |mut frame: Vec<u8>, at: usize| {
         frame[at] ^= 1;
         frame
@@ -182,7 +187,7 @@ fn checksums() -> Vec<Case> {
     ]
 }
 
-fn cuts() -> Vec<Case> {
+fn cuts() -> Vec<HostileCase> {
     let hello = frame(&hello().into());
     let cut = |name, wrong, expected, mut bytes: Vec<u8>, length| {
         bytes.truncate(length);
@@ -201,7 +206,7 @@ fn cuts() -> Vec<Case> {
 }
 
 /// Frames with correct checksums and a wrong meta.
-fn metas() -> Vec<Case> {
+fn metas() -> Vec<HostileCase> {
     let kind = |message: &Message| message.kind();
     let (hello, pull) = (Message::from(hello()), Message::from(pull()));
     let hello_with = |at: usize, value: u8| {

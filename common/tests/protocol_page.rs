@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use page::{PAGE, code};
 
 /// The name of a part of the page, its lines on the page, and its lines in the code.
-type Part = (&'static str, fn(&str) -> BTreeSet<String>, fn() -> BTreeSet<String>);
+type PagePart = (&'static str, fn(&str) -> BTreeSet<String>, fn() -> BTreeSet<String>);
 
-const PARTS: [Part; 7] = [
+const PARTS: [PagePart; 7] = [
     ("header", page::header, code::header),
     ("drawing of the header", page::drawn_header, code::header),
     ("structs", page::structs, code::structs),
@@ -22,7 +22,7 @@ const PARTS: [Part; 7] = [
 
 /// Returns the differences between a page and the code, one line each.
 fn differences(page: &str) -> Vec<String> {
-    let of_part = |(name, listed, declared): &Part| {
+    let of_part = |(name, listed, declared): &PagePart| {
         let (listed, declared) = (listed(page), declared());
         let only = |of: &BTreeSet<String>, other: &BTreeSet<String>, where_: &str| {
             of.difference(other).map(|line| format!("{name}: only {where_}: {line}")).collect()

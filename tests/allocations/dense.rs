@@ -26,7 +26,7 @@ pub(crate) fn per_step(case: &AllocationCase) -> [[f64; 2]; 3] {
     ];
     variables.extend(TINY.iter().map(|name| of(name, 3)));
     training(case, &variables, |worker, params| {
-        let mut steps = Steps { worker, params, step: 0 };
+        let mut steps = DenseSteps { worker, params, step: 0 };
         match case.form.dtype {
             DType::F16 => steps.counted::<f16>(case),
             DType::Bf16 => steps.counted::<bf16>(case),
@@ -36,13 +36,13 @@ pub(crate) fn per_step(case: &AllocationCase) -> [[f64; 2]; 3] {
     })
 }
 
-struct Steps<'a> {
+struct DenseSteps<'a> {
     worker: &'a mut Worker,
     params: &'a mut Params,
     step: usize,
 }
 
-impl Steps<'_> {
+impl DenseSteps<'_> {
     fn counted<T: GradientElement>(&mut self, case: &AllocationCase) -> [[f64; 2]; 3] {
         (0..WARM_UP).for_each(|_| self.verb_by_verb::<T>());
         let verb_by_verb = counted(case.steps, || self.verb_by_verb::<T>());

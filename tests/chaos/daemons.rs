@@ -10,27 +10,27 @@ use std::time::{Duration, Instant};
 use crate::chance::Chance;
 use crate::links::Links;
 use crate::probe;
-use crate::process::{POLL_INTERVAL, Process, TIMEOUT};
+use crate::process::{LoggedProcess, POLL_INTERVAL, TIMEOUT};
 use crate::setting::{
-    ADAM_RATE, LEASE, MOMENTUM, MOMENTUM_RATE, SHARDS, Setting, TOKEN_TIMEOUT, worker_hosts,
+    ADAM_RATE, ChaosSetting, LEASE, MOMENTUM, MOMENTUM_RATE, SHARDS, TOKEN_TIMEOUT, worker_hosts,
 };
 use pushpull::common::protocol::message::{Role, Selection};
 
 /// The kind of addresses on which the servers of a cluster listen.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Transport {
+pub(crate) enum DaemonTransport {
     Unix,
     Tcp,
 }
 
-impl Transport {
+impl DaemonTransport {
     /// Returns `count` free addresses.
     pub(crate) fn addresses(self, folder: &Path, count: usize, chance: &mut Chance) -> Vec<String> {
         match self {
-            Transport::Unix => (0..count)
+            DaemonTransport::Unix => (0..count)
                 .map(|task| format!("unix:{}", folder.join(format!("ps-{task}.sock")).display()))
                 .collect(),
-            Transport::Tcp => free_ports(count, chance),
+            DaemonTransport::Tcp => free_ports(count, chance),
         }
     }
 }
@@ -54,14 +54,14 @@ fn free_ports(count: usize, chance: &mut Chance) -> Vec<String> {
 /// The servers of one cluster.
 #[derive(Debug)]
 pub(crate) struct Daemons {
-    setting: Setting,
+    setting: ChaosSetting,
     links: Option<Arc<Links>>,
-    running: Vec<Option<Process>>,
+    running: Vec<Option<LoggedProcess>>,
 }
 
 impl Daemons {
     /// Starts a server for each task.
-    pub(crate) fn start(setting: &Setting, links: Option<Arc<Links>>) -> Daemons {
+    pub(crate) fn start(setting: &ChaosSetting, links: Option<Arc<Links>>) -> Daemons {
         let running = setting.hosts.iter().map(|_| None).collect();
         let mut daemons = Daemons { setting: setting.clone(), links, running };
         (0..daemons.tasks()).for_each(|task| _ = daemons.restart(task));
@@ -115,7 +115,7 @@ impl Daemons {
         }
         let log = self.log(task);
         let now = Instant::now();
-        self.running[task] = Some(Process::start(format!("ps {task}"), &mut command, log));
+        self.running[task] = Some(LoggedProcess::start(format!("ps {task}"), &mut command, log));
         now
     }
 
@@ -140,7 +140,7 @@ impl Daemons {
         self.running.iter().flatten().for_each(|process| process.limit_files(bytes));
     }
 
-    fn process(&self, task: usize) -> &Process {
+    fn process(&self, task: usize) -> &LoggedProcess {
         self.running[task].as_ref().expect("the server runs")
     }
 
@@ -221,7 +221,7 @@ impl Daemons {
             let peers = if index == 0 { SHARDS - 1 } else { 0 };
             let since = Instant::now();
             loop {
-                let open = || probe::Line::open(&cluster, shard, Role::Reader {});
+                let open = || probe::ProbeConnection::open(&cluster, shard, Role::Reader {});
                 let mut lines = Vec::new();
                 while let Some(line) = open().expect("a server that is up answers a hello") {
                     lines.push(line);
@@ -250,14 +250,15 @@ impl Daemons {
     }
 
     pub(crate) fn assert_alive(&mut self) {
-        self.running.iter_mut().flatten().for_each(Process::assert_alive);
+        self.running.iter_mut().flatten().for_each(LoggedProcess::assert_alive);
     }
 
     /// Shuts all servers down with SIGTERM.
     pub(crate) fn stop(&mut self) {
-        let running: Vec<Process> = self.running.iter_mut().filter_map(Option::take).collect();
-        running.iter().for_each(Process::ask_to_end);
-        running.into_iter().for_each(Process::finish);
+        let running: Vec<LoggedProcess> =
+            self.running.iter_mut().filter_map(Option::take).collect();
+        running.iter().for_each(LoggedProcess::ask_to_end);
+        running.into_iter().for_each(LoggedProcess::finish);
     }
 
     /// Whether every task has state files.

@@ -70,18 +70,18 @@ const FIRST_BYTES: u64 = 16 << 10;
 
 /// The name of a checkpoint. A newer checkpoint has a greater name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct CheckpointName {
+pub(crate) struct DamagedName {
     epoch: u64,
     step: u64,
     revision: u64,
 }
 
-impl CheckpointName {
-    fn of(text: &str) -> Option<CheckpointName> {
+impl DamagedName {
+    fn of(text: &str) -> Option<DamagedName> {
         let (epoch, rest) = text.strip_prefix("ckpt-")?.split_once('-')?;
         let (step, revision) = rest.split_once('.').unwrap_or((rest, "0"));
         let number = |text: &str| text.parse().ok();
-        Some(CheckpointName {
+        Some(DamagedName {
             epoch: number(epoch)?,
             step: number(step)?,
             revision: number(revision)?,
@@ -89,7 +89,7 @@ impl CheckpointName {
     }
 }
 
-impl Display for CheckpointName {
+impl Display for DamagedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ckpt-{}-{}", self.epoch, self.step)?;
         match self.revision {
@@ -100,13 +100,13 @@ impl Display for CheckpointName {
 }
 
 /// Returns the published checkpoints; none if the directory does not exist.
-pub(crate) fn checkpoints(directory: &Path) -> Vec<CheckpointName> {
+pub(crate) fn checkpoints(directory: &Path) -> Vec<DamagedName> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.filter_map(|entry| CheckpointName::of(entry.file_name().to_str()?)).collect()
+    entries.filter_map(|entry| DamagedName::of(entry.file_name().to_str()?)).collect()
 }
 
 /// Returns the newest published checkpoint.
-pub(crate) fn newest(directory: &Path) -> Option<CheckpointName> {
+pub(crate) fn newest(directory: &Path) -> Option<DamagedName> {
     checkpoints(directory).into_iter().max()
 }
 

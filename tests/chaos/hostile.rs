@@ -22,10 +22,10 @@ use pushpull::common::protocol::{Envelope, Grant, Message};
 use pushpull::{ClusterSpec, ShardId};
 
 use crate::chance::Chance;
-use crate::probe::{Line, hello};
+use crate::probe::{ProbeConnection, hello};
 use crate::process::POLL_INTERVAL;
 use crate::samples;
-use crate::setting::{SHARDS, Setting, WORKERS};
+use crate::setting::{ChaosSetting, SHARDS, WORKERS};
 
 /// The number of concurrent clients.
 const CLIENTS: u64 = 2;
@@ -94,7 +94,7 @@ pub(crate) struct HostileClients {
 }
 
 impl HostileClients {
-    pub(crate) fn start(setting: &Setting, chance: &mut Chance) -> HostileClients {
+    pub(crate) fn start(setting: &ChaosSetting, chance: &mut Chance) -> HostileClients {
         let stop = Arc::new(AtomicBool::new(false));
         let start = |seed| {
             let client = HostileClient {
@@ -124,7 +124,7 @@ impl HostileClients {
 
 /// One hostile client.
 struct HostileClient {
-    setting: Setting,
+    setting: ChaosSetting,
     cluster: ClusterSpec,
     chance: Chance,
     /// A sample of every message.
@@ -157,7 +157,7 @@ impl HostileClient {
     fn attack(&mut self) -> io::Result<()> {
         let shard = self.setting.shard(self.chance.below(SHARDS as u64) as usize);
         let hello = self.hello(shard);
-        let line = Line::greet(&self.cluster, &hello, READ_TIMEOUT)?;
+        let line = ProbeConnection::greet(&self.cluster, &hello, READ_TIMEOUT)?;
         self.counts.connections += 1;
         let Some(mut line) = line else { return Ok(()) };
         self.counts.welcomed += 1;
@@ -193,7 +193,7 @@ impl HostileClient {
         Ok(())
     }
 
-    fn receive(&mut self, line: &mut Line, state: &mut ClientState) -> io::Result<()> {
+    fn receive(&mut self, line: &mut ProbeConnection, state: &mut ClientState) -> io::Result<()> {
         match line.next()? {
             Message::Granted(granted) => state.grant = Some(granted.grant),
             Message::Reserved(push_slot) => {

@@ -6,13 +6,13 @@ use pushpull::{Adam, Error, Momentum, Optimizer, Params};
 
 use crate::history::{Entry, History};
 use crate::setting::{
-    ADAM, ADAM_RATE, CACHE, CACHED_ROWS, CHUNK, MOMENTUM, MOMENTUM_RATE, QUARTER, ROWS, SHARDS,
-    Setting, TABLE, WIDTH, WORKERS, dense, heavy_rows, id, ledger, row, rows, sums, table,
+    ADAM, ADAM_RATE, CACHE, CACHED_ROWS, CHUNK, ChaosSetting, MOMENTUM, MOMENTUM_RATE, QUARTER,
+    ROWS, SHARDS, TABLE, WIDTH, WORKERS, dense, heavy_rows, id, ledger, row, rows, sums, table,
 };
 
 /// The result of a judgement. The first four counts must be zero.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Verdict {
+pub(crate) struct LedgerVerdict {
     /// Acknowledged pushes that are missing.
     pub(crate) lost: u64,
     /// Pushes that were applied more often than they were made.
@@ -31,12 +31,12 @@ pub(crate) struct Verdict {
 /// How many faults are described.
 const NAMES_MAX: usize = 20;
 
-impl Verdict {
+impl LedgerVerdict {
     pub(crate) fn is_clean(&self) -> bool {
         (self.lost, self.duplicated, self.torn, self.half_applied) == (0, 0, 0, 0)
     }
 
-    pub(crate) fn add(&mut self, other: Verdict) {
+    pub(crate) fn add(&mut self, other: LedgerVerdict) {
         self.lost += other.lost;
         self.duplicated += other.duplicated;
         self.torn += other.torn;
@@ -150,13 +150,13 @@ pub(crate) type Found = Vec<Vec<[f32; SHARDS]>>;
 /// `floors` is set just after a restore: entries from before the checkpoint was begun. The
 /// checkpoint must have every push that they count as acknowledged, and may have any other push.
 pub(crate) fn judge(
-    setting: &Setting,
+    setting: &ChaosSetting,
     params: &Params,
     reader: &mut Reader,
     histories: &[History],
     floors: Option<&[Vec<Entry>]>,
-) -> Result<(Verdict, Found), Error> {
-    let mut verdict = Verdict::default();
+) -> Result<(LedgerVerdict, Found), Error> {
+    let mut verdict = LedgerVerdict::default();
     let mut found = vec![vec![[0.0; SHARDS]; setting.ledger_elements() as usize]; WORKERS as usize];
     for worker in 0..WORKERS {
         let found = &mut found[worker as usize];
@@ -233,7 +233,7 @@ pub(crate) fn judge(
     Ok((verdict, found))
 }
 
-impl Verdict {
+impl LedgerVerdict {
     /// Judges rows of a sparse variable. All elements of a row must equal the expected value.
     fn rows(
         &mut self,

@@ -43,11 +43,11 @@ impl Stall {
 pub(crate) struct Link {
     /// The address at which the task reaches the server.
     pub(crate) address: String,
-    state: Arc<State>,
+    state: Arc<ProxyState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ProxyState {
     target: String,
     link_state: Mutex<LinkState>,
     changed: Condvar,
@@ -58,17 +58,17 @@ struct LinkState {
     /// Whether new connections are closed at once.
     down: bool,
     stall: Stall,
-    connections: Vec<Connection>,
+    connections: Vec<ForwardedConnection>,
 }
 
 /// Both ends of a forwarded connection.
 #[derive(Debug)]
-struct Connection {
+struct ForwardedConnection {
     ends: [TcpStream; 2],
     is_cut: Arc<AtomicBool>,
 }
 
-impl Connection {
+impl ForwardedConnection {
     fn cut(self, how: Cut) {
         self.is_cut.store(true, Ordering::SeqCst);
         for end in &self.ends {
@@ -92,7 +92,7 @@ impl Link {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port for a proxy");
         let address = listener.local_addr().expect("a bound listener").to_string();
         let (link_state, changed) = (Mutex::default(), Condvar::new());
-        let state = Arc::new(State { target, link_state, changed });
+        let state = Arc::new(ProxyState { target, link_state, changed });
         let shared = state.clone();
         // The thread ends with the process: a run has only one for each pair of tasks.
         std::thread::spawn(move || {
@@ -129,7 +129,7 @@ impl Link {
     }
 }
 
-impl State {
+impl ProxyState {
     fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.link_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,7 +151,7 @@ impl State {
             return;
         }
         link_state.connections.retain(|connection| connection.ends[0].peer_addr().is_ok());
-        link_state.connections.push(Connection { ends, is_cut: is_cut.clone() });
+        link_state.connections.push(ForwardedConnection { ends, is_cut: is_cut.clone() });
         drop(link_state);
         for (from, to, to_server) in [(client, server, true), (from, to, false)] {
             let (shared, is_cut) = (self.clone(), is_cut.clone());
@@ -187,7 +187,7 @@ impl State {
                 break;
             }
         }
-        // `Connection::cut` has already closed a connection that is cut.
+        // `ForwardedConnection::cut` has already closed a connection that is cut.
         if !is_cut() {
             [from, to].iter().for_each(|end| _ = end.shutdown(Shutdown::Both));
         }

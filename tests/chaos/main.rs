@@ -50,9 +50,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use chance::Chance;
-use daemons::Transport;
+use daemons::DaemonTransport;
 use place::RunFolder;
-use report::Report;
+use report::ChaosReport;
 use rounds::{Counts, Plan};
 
 /// The default number of servers to kill in each mode.
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         println!("SKIPPED: no directory is made read-only, since root can write to it");
     }
     let mut chance = Chance::new(seed);
-    let mut report = Report::default();
+    let mut report = ChaosReport::default();
     let only = std::env::var("PUSHPULL_CHAOS_ONLY").ok();
     let is_wanted = |plan: &Plan| only.as_ref().is_none_or(|only| only == plan.name);
     for plan in plans(kills).into_iter().filter(is_wanted) {
@@ -109,7 +109,7 @@ fn plans(kills: u64) -> [Plan; 6] {
     let one = Plan {
         name: "one-task",
         tasks: 1,
-        transport: Transport::Unix,
+        transport: DaemonTransport::Unix,
         has_links: false,
         is_attacked: false,
         synchronous: false,
@@ -120,7 +120,7 @@ fn plans(kills: u64) -> [Plan; 6] {
     let links = Plan {
         name: "links",
         tasks: 4,
-        transport: Transport::Tcp,
+        transport: DaemonTransport::Tcp,
         has_links: true,
         counts: Counts {
             kills: part(2),
@@ -136,7 +136,7 @@ fn plans(kills: u64) -> [Plan; 6] {
     let hostile = Plan {
         name: "hostile",
         tasks: 2,
-        transport: Transport::Tcp,
+        transport: DaemonTransport::Tcp,
         is_attacked: true,
         counts: Counts { kills: part(2), ..Counts::default() },
         ..one

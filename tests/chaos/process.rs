@@ -15,19 +15,19 @@ pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// A running process whose output goes to a log.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct LoggedProcess {
     name: String,
     child: Child,
 }
 
-impl Process {
+impl LoggedProcess {
     /// Starts a process and appends its output to a log file.
-    pub(crate) fn start(name: String, command: &mut Command, log: PathBuf) -> Process {
+    pub(crate) fn start(name: String, command: &mut Command, log: PathBuf) -> LoggedProcess {
         let log = OpenOptions::new().create(true).append(true).open(log).expect("a log");
         let errors = log.try_clone().expect("a log");
         let command = command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
-        Process { name, child }
+        LoggedProcess { name, child }
     }
 
     /// Sends SIGKILL without waiting for the end of the process.
@@ -47,7 +47,7 @@ impl Process {
         self.signal(Signal::TERM);
     }
 
-    /// Sends SIGSTOP: the process pauses until [`Process::resume`] and keeps its connections.
+    /// Sends SIGSTOP: the process pauses until [`LoggedProcess::resume`] and keeps its connections.
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
     }
@@ -114,7 +114,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for LoggedProcess {
     fn drop(&mut self) {
         // The process has already ended unless the test has failed.
         let _ = self.child.kill();

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::damage::CheckpointName;
+use crate::damage::DamagedName;
 use crate::hostile::HostileCounts;
-use crate::ledger::Verdict;
+use crate::ledger::LedgerVerdict;
 use crate::rounds::Counts;
 
 /// The counts of faults and pushes, and the verdict.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct ChaosReport {
     /// Servers killed in the rounds for kills.
     pub(crate) kills: u64,
     /// Servers killed as part of another fault, or before they answered.
@@ -27,7 +27,7 @@ pub(crate) struct Report {
     pub(crate) damages_of_checkpoints: u64,
     pub(crate) restores: u64,
     /// The checkpoints that were found, with the folders of their clusters.
-    pub(crate) checkpoints: BTreeSet<(PathBuf, CheckpointName)>,
+    pub(crate) checkpoints: BTreeSet<(PathBuf, DamagedName)>,
     /// Server kills (`kills`) with a push in flight.
     pub(crate) in_flight: u64,
     pub(crate) worker_kills: u64,
@@ -51,15 +51,15 @@ pub(crate) struct Report {
     pub(crate) hostile: HostileCounts,
     /// Connection slots that servers have leaked: in use without a connection.
     pub(crate) slots_lost: u64,
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: LedgerVerdict,
 }
 
 /// The least percentage of kills with a push in flight. Not 100, since a push may be answered
 /// between the check and the kill.
 const IN_FLIGHT_PERCENT: u64 = 50;
 
-impl Report {
-    pub(crate) fn add(&mut self, other: Report) {
+impl ChaosReport {
+    pub(crate) fn add(&mut self, other: ChaosReport) {
         self.kills += other.kills;
         self.other_kills += other.other_kills;
         self.stops += other.stops;

@@ -9,15 +9,15 @@ use pushpull::blocking::{Reader, Worker};
 use pushpull::{TaskId, WorkerConfig};
 
 use crate::chance::Chance;
-use crate::daemons::{Daemons, Transport};
+use crate::daemons::{DaemonTransport, Daemons};
 use crate::damage;
 use crate::history::{Entry, History};
 use crate::hostile::HostileClients;
-use crate::ledger::{Found, Verdict, judge};
+use crate::ledger::{Found, LedgerVerdict, judge};
 use crate::links::{Cut, Link, Links, Stall};
 use crate::process::{POLL_INTERVAL, TIMEOUT};
-use crate::report::Report;
-use crate::setting::{LEASE, Setting, TOO_LONG, WORKERS};
+use crate::report::ChaosReport;
+use crate::setting::{ChaosSetting, LEASE, TOO_LONG, WORKERS};
 use crate::workers::Workers;
 
 /// The shape of one cluster and its faults.
@@ -25,7 +25,7 @@ use crate::workers::Workers;
 pub(crate) struct Plan {
     pub(crate) name: &'static str,
     pub(crate) tasks: usize,
-    pub(crate) transport: Transport,
+    pub(crate) transport: DaemonTransport,
     /// Whether each pair of tasks has a link that can be cut. Leases and token timeouts are short
     /// then.
     pub(crate) has_links: bool,
@@ -89,19 +89,19 @@ const STILLBORN_US_MAX: u64 = 8_000;
 const FULL_BYTES: u64 = 64 << 10;
 
 /// Runs a plan in its own folder below `folder`.
-pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
+pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> ChaosReport {
     let folder = folder.join(plan.name);
     fs::create_dir(&folder).expect("a folder for the cluster");
     let hosts = plan.transport.addresses(&folder, plan.tasks, chance);
     let links = plan.has_links.then(|| Arc::new(Links::start(&hosts, WORKERS as usize)));
     let (synchronous, expires) = (plan.synchronous, plan.has_links);
-    let setting = Setting { hosts, chunks: chunks(plan), synchronous, expires, folder };
-    let mut rounds = Rounds {
+    let setting = ChaosSetting { hosts, chunks: chunks(plan), synchronous, expires, folder };
+    let mut rounds = ChaosRounds {
         daemons: Daemons::start(&setting, links.clone()),
         workers: Workers::start(&setting, links.clone()),
         setting: setting.clone(),
         links,
-        report: Report::default(),
+        report: ChaosReport::default(),
         chance,
     };
     // Faults begin with the training. Other tests kill servers before there are variables.
@@ -112,7 +112,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     rounds.kill_workers(plan.worker_rounds);
     let seconds = since.elapsed().as_secs_f64();
     rounds.note_checkpoints();
-    let Rounds { mut daemons, workers, mut report, .. } = rounds;
+    let ChaosRounds { mut daemons, workers, mut report, .. } = rounds;
     if let Some(hostile) = hostile {
         report.hostile = hostile.finish();
         report.hostile.assert_deep(plan.synchronous);
@@ -145,16 +145,16 @@ fn chunks(plan: &Plan) -> u64 {
 const CHUNKS_MAX: u64 = 40;
 
 /// A running cluster and the report of its faults.
-struct Rounds<'a> {
-    setting: Setting,
+struct ChaosRounds<'a> {
+    setting: ChaosSetting,
     daemons: Daemons,
     workers: Workers,
     links: Option<Arc<Links>>,
-    report: Report,
+    report: ChaosReport,
     chance: &'a mut Chance,
 }
 
-impl Rounds<'_> {
+impl ChaosRounds<'_> {
     /// Injects all faults of the plan in random order.
     fn all(&mut self, plan: &Plan) {
         let (since, mut round) = (Instant::now(), 0);
@@ -368,7 +368,7 @@ impl Rounds<'_> {
     }
 
     /// Waits until a checkpoint newer than `than` is published.
-    fn await_newer(&mut self, than: Option<damage::CheckpointName>) {
+    fn await_newer(&mut self, than: Option<damage::DamagedName>) {
         let since = Instant::now();
         while damage::newest(&self.daemons.checkpoints()) <= than {
             self.daemons.assert_alive();
@@ -532,10 +532,10 @@ const REFUSED: i32 = 2;
 /// keep their state through one.
 fn judge_now_and_later(
     plan: &Plan,
-    setting: &Setting,
+    setting: &ChaosSetting,
     daemons: &mut Daemons,
     histories: &[History],
-) -> Verdict {
+) -> LedgerVerdict {
     let judge = || read_and_judge(setting, histories, None).0;
     let mut verdict = judge();
     let tasks = 0..daemons.tasks();
@@ -561,10 +561,10 @@ fn restart_all(daemons: &mut Daemons) {
 }
 
 fn read_and_judge(
-    setting: &Setting,
+    setting: &ChaosSetting,
     histories: &[History],
     floors: Option<&[Vec<Entry>]>,
-) -> (Verdict, Found) {
+) -> (LedgerVerdict, Found) {
     let config = WorkerConfig::new(setting.cluster(), TaskId::worker(WORKERS));
     let mut reader = Reader::connect(config).expect("a reader connects to servers that are up");
     let mut params = reader.params();

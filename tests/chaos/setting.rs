@@ -35,7 +35,7 @@ pub(crate) const TOO_LONG: Duration = Duration::from_millis(2_500);
 
 /// One cluster with its variables.
 #[derive(Clone, Debug)]
-pub(crate) struct Setting {
+pub(crate) struct ChaosSetting {
     /// The addresses of the servers by task: on which they listen, or at which a worker reaches
     /// them.
     pub(crate) hosts: Vec<String>,
@@ -50,7 +50,7 @@ pub(crate) struct Setting {
     pub(crate) folder: PathBuf,
 }
 
-impl Setting {
+impl ChaosSetting {
     /// Returns how many gradients one step takes.
     pub(crate) fn gradients_per_step(&self) -> u64 {
         if self.synchronous { 2 } else { 1 }

@@ -9,10 +9,10 @@ use pushpull::blocking::Worker;
 use pushpull::{Params, Push, Refusal, TaskId, Token, WorkerConfig, f16};
 
 use crate::history::{History, Log};
-use crate::ledger::Verdict;
+use crate::ledger::LedgerVerdict;
 use crate::setting::{
-    ADAM, CACHE, CHUNK, QUARTER, ROWS, SHARDS, Setting, TABLE, TOO_LONG, WIDTH, dense, heavy_rows,
-    id, in_quarters, ledger, row, rows, sums, table,
+    ADAM, CACHE, CHUNK, ChaosSetting, QUARTER, ROWS, SHARDS, TABLE, TOO_LONG, WIDTH, dense,
+    heavy_rows, id, in_quarters, ledger, row, rows, sums, table,
 };
 
 /// The exit code of a worker that was fenced, because the step owner had retired it.
@@ -22,7 +22,7 @@ pub(crate) const RETIRED: i32 = 3;
 pub(crate) const ROLE: &str = "--chaos-worker";
 
 /// Returns the arguments of a worker process that reaches the servers at `hosts`.
-pub(crate) fn arguments(setting: &Setting, worker: u32, hosts: &[String]) -> Vec<OsString> {
+pub(crate) fn arguments(setting: &ChaosSetting, worker: u32, hosts: &[String]) -> Vec<OsString> {
     let (mode, expires) = (setting.synchronous.to_string(), setting.expires.to_string());
     let hosts = hosts.join(",");
     let numbers = [worker.to_string(), setting.chunks.to_string(), mode, expires, hosts];
@@ -54,10 +54,11 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     let hosts = hosts.split(',').map(str::to_owned).collect();
     let chunks = chunks.parse().expect("a number of chunks");
     let (synchronous, expires) = (synchronous == "true", expires == "true");
-    let setting = Setting { hosts, chunks, synchronous, expires, folder: PathBuf::from(folder) };
+    let setting =
+        ChaosSetting { hosts, chunks, synchronous, expires, folder: PathBuf::from(folder) };
     let worker = worker.parse().expect("the index of a worker");
     let mut log = Log::open(&setting.history(worker)).expect("a history can be written");
-    match Training::new(&setting, worker, &mut log).and_then(|mut training| training.run()) {
+    match JoinedTraining::new(&setting, worker, &mut log).and_then(|mut training| training.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if matches!(of_session(&*error), Some(pushpull::Error::Fenced)) => {
             ExitCode::from(RETIRED as u8)
@@ -70,8 +71,8 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
 }
 
 /// A worker that has joined.
-struct Training<'a> {
-    setting: &'a Setting,
+struct JoinedTraining<'a> {
+    setting: &'a ChaosSetting,
     worker: u32,
     session: Worker,
     params: Params,
@@ -81,8 +82,12 @@ struct Training<'a> {
     updates_seen: [f32; SHARDS],
 }
 
-impl<'a> Training<'a> {
-    fn new(setting: &'a Setting, worker: u32, log: &'a mut Log) -> Result<Self, Box<dyn Error>> {
+impl<'a> JoinedTraining<'a> {
+    fn new(
+        setting: &'a ChaosSetting,
+        worker: u32,
+        log: &'a mut Log,
+    ) -> Result<Self, Box<dyn Error>> {
         log.start()?;
         let mut history = History::of(setting.history(worker), setting.ledger_elements());
         history.catch_up();
@@ -91,7 +96,7 @@ impl<'a> Training<'a> {
         let params = session.join(&setting.variables(), |_| ())?;
         check_places(setting, &session)?;
         let updates_seen = [0.0; SHARDS];
-        Ok(Training { setting, worker, session, params, log, history, updates_seen })
+        Ok(JoinedTraining { setting, worker, session, params, log, history, updates_seen })
     }
 
     fn run(&mut self) -> Result<(), Box<dyn Error>> {
@@ -212,7 +217,7 @@ impl<'a> Training<'a> {
     /// Checks the pulled values: each shard's are of one version, not older than in the pull
     /// before, and have this worker's last acknowledged push.
     fn check_values(&mut self, push: u64) -> Result<(), Box<dyn Error>> {
-        let mut verdict = Verdict::default();
+        let mut verdict = LedgerVerdict::default();
         let before = push.saturating_sub(1);
         let (chunk, element) = self.setting.entry(before);
         // Only the last push is checked here; the judge checks all at the end.
@@ -271,7 +276,7 @@ fn set_one<T: Copy>(gradient: &mut [T], element: usize, zero: T, one: T) {
 }
 
 /// Checks that each variable is on the shard that its name says, as the judge assumes.
-fn check_places(setting: &Setting, session: &Worker) -> Result<(), Box<dyn Error>> {
+fn check_places(setting: &ChaosSetting, session: &Worker) -> Result<(), Box<dyn Error>> {
     let placement = session.placement().ok_or("a joined worker has no placement")?;
     let mut index = 0;
     for (id, variable) in setting.variables().iter().enumerate() {

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use crate::history::{History, Log};
 use crate::links::Links;
-use crate::process::{POLL_INTERVAL, Process, TIMEOUT};
-use crate::setting::{SHARDS, Setting, WORKERS};
+use crate::process::{LoggedProcess, POLL_INTERVAL, TIMEOUT};
+use crate::setting::{ChaosSetting, SHARDS, WORKERS};
 use crate::training::{self, RETIRED};
 
 /// The maximum number of shared mappings of a worker. For each shard it has a block table, reader
@@ -17,16 +17,16 @@ const SHARED_MAPPINGS_MAX: usize = 2 * 4 * SHARDS;
 /// All workers of one cluster.
 #[derive(Debug)]
 pub(crate) struct Workers {
-    setting: Setting,
+    setting: ChaosSetting,
     links: Option<Arc<Links>>,
-    running: Vec<Process>,
+    running: Vec<LoggedProcess>,
     pub(crate) histories: Vec<History>,
     /// How many workers ended because the step owner had retired them.
     pub(crate) given_up: u64,
 }
 
 impl Workers {
-    pub(crate) fn start(setting: &Setting, links: Option<Arc<Links>>) -> Workers {
+    pub(crate) fn start(setting: &ChaosSetting, links: Option<Arc<Links>>) -> Workers {
         let history = |worker| History::of(setting.history(worker), setting.ledger_elements());
         let histories = (0..WORKERS).map(history).collect();
         let (setting, running) = (setting.clone(), Vec::new());
@@ -40,7 +40,7 @@ impl Workers {
         self.running = (0..WORKERS).map(|worker| self.start_one(worker)).collect();
     }
 
-    fn start_one(&self, worker: u32) -> Process {
+    fn start_one(&self, worker: u32) -> LoggedProcess {
         let hosts = match &self.links {
             Some(links) => links.of_worker(worker as usize),
             None => self.setting.hosts.clone(),
@@ -48,14 +48,14 @@ impl Workers {
         let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
         command.args(training::arguments(&self.setting, worker, &hosts));
         let log = self.setting.folder.join(format!("worker-{worker}.log"));
-        Process::start(format!("worker {worker}"), &mut command, log)
+        LoggedProcess::start(format!("worker {worker}"), &mut command, log)
     }
 
     /// Kills all workers. Their open pushes will never have an outcome.
     pub(crate) fn kill_all(&mut self) {
         self.keep_running();
-        self.running.iter_mut().for_each(Process::kill);
-        self.running.drain(..).for_each(Process::wait_killed);
+        self.running.iter_mut().for_each(LoggedProcess::kill);
+        self.running.drain(..).for_each(LoggedProcess::wait_killed);
         self.catch_up();
         self.histories.iter_mut().for_each(|history| history.open = None);
     }

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 /// The SplitMix64 sequence of Steele, Lea and Flood, 2014.
 #[derive(Clone, Debug)]
-pub(crate) struct Chance(u64);
+pub(crate) struct SimChance(u64);
 
-impl Chance {
+impl SimChance {
     /// Returns the stream of one consumer of a seed. `who` is its label.
-    pub(crate) fn of(seed: u64, who: &str) -> Chance {
+    pub(crate) fn of(seed: u64, who: &str) -> SimChance {
         let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
-        Chance(Chance(seed ^ fnv(who)).next())
+        SimChance(SimChance(seed ^ fnv(who)).next())
     }
 
     pub(crate) fn next(&mut self) -> u64 {
@@ -55,7 +55,7 @@ impl Chance {
     /// item whether or not other items, which it did not choose, are present.
     pub(crate) fn pick_named<T>(&mut self, of: impl Iterator<Item = (String, T)>) -> Option<T> {
         let draw = self.next();
-        of.max_by_key(|(name, _)| Chance(draw ^ fnv(name)).next()).map(|(_, one)| one)
+        of.max_by_key(|(name, _)| SimChance(draw ^ fnv(name)).next()).map(|(_, one)| one)
     }
 }
 

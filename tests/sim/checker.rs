@@ -36,7 +36,7 @@ pub(crate) struct Pushed {
 }
 
 /// The values that a worker has pulled.
-pub(crate) struct Pulled<'a, R> {
+pub(crate) struct CheckedPull<'a, R> {
     /// The pushes that were known to be applied when the pull began.
     pub(crate) known: &'a Known,
     /// The step that the answer names.
@@ -142,7 +142,7 @@ impl Checker {
     }
 
     /// Checks values that a worker has pulled.
-    pub(crate) fn pulled(&mut self, pulled: Pulled<'_, impl Fn(VariableId) -> Range<usize>>) {
+    pub(crate) fn pulled(&mut self, pulled: CheckedPull<'_, impl Fn(VariableId) -> Range<usize>>) {
         match self {
             Checker::Synchronous(checker) => checker.pulled(pulled),
             Checker::Asynchronous(checker) => checker.pulled(pulled),

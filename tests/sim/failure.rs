@@ -5,14 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 
 /// The panic that ended a run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Failure {
+pub(crate) struct SimFailure {
     pub(crate) words: String,
     /// The file and the line. Two failures at one place count as the same failure.
     pub(crate) place: String,
 }
 
 thread_local! {
-    static LAST: RefCell<Failure> = RefCell::default();
+    static LAST: RefCell<SimFailure> = RefCell::default();
 }
 
 /// Installs a panic hook that records failures and prints nothing.
@@ -22,11 +22,11 @@ pub(crate) fn install_hook() {
         let payload = panic.payload();
         let fixed = payload.downcast_ref::<&str>().map(|&words| words.to_owned());
         let words = payload.downcast_ref::<String>().cloned().or(fixed).unwrap_or_default();
-        LAST.set(Failure { words, place: place.unwrap_or_default() });
+        LAST.set(SimFailure { words, place: place.unwrap_or_default() });
     }));
 }
 
-/// Runs a closure and returns its panic as a [`Failure`].
-pub(crate) fn catch<R>(run: impl FnOnce() -> R) -> Result<R, Failure> {
+/// Runs a closure and returns its panic as a [`SimFailure`].
+pub(crate) fn catch<R>(run: impl FnOnce() -> R) -> Result<R, SimFailure> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|_| LAST.take())
 }

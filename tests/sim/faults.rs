@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::chance::Chance;
+use crate::chance::SimChance;
 use crate::setting::Setting;
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fault {
+pub(crate) enum FaultKind {
     /// A connection is cut; bytes in flight are lost.
     Cut,
     /// Part of the bytes in flight arrives before a cut.
@@ -37,38 +37,38 @@ pub(crate) enum Fault {
     Cancel,
 }
 
-impl Fault {
-    pub(crate) const ALL: [Fault; 13] = [
-        Fault::Cut,
-        Fault::Half,
-        Fault::Slow,
-        Fault::KillWorker,
-        Fault::KillChief,
-        Fault::KillShards,
-        Fault::KillOwner,
-        Fault::Pause,
-        Fault::Ghost,
-        Fault::Leave,
-        Fault::Late,
-        Fault::Hold,
-        Fault::Cancel,
+impl FaultKind {
+    pub(crate) const ALL: [FaultKind; 13] = [
+        FaultKind::Cut,
+        FaultKind::Half,
+        FaultKind::Slow,
+        FaultKind::KillWorker,
+        FaultKind::KillChief,
+        FaultKind::KillShards,
+        FaultKind::KillOwner,
+        FaultKind::Pause,
+        FaultKind::Ghost,
+        FaultKind::Leave,
+        FaultKind::Late,
+        FaultKind::Hold,
+        FaultKind::Cancel,
     ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Fault::Cut => "cut",
-            Fault::Half => "half_frame",
-            Fault::Slow => "slow",
-            Fault::KillWorker => "kill_worker",
-            Fault::KillChief => "kill_chief",
-            Fault::KillShards => "kill_shards",
-            Fault::KillOwner => "kill_owner",
-            Fault::Pause => "pause",
-            Fault::Ghost => "ghost",
-            Fault::Leave => "leave",
-            Fault::Late => "late",
-            Fault::Hold => "hold",
-            Fault::Cancel => "cancel",
+            FaultKind::Cut => "cut",
+            FaultKind::Half => "half_frame",
+            FaultKind::Slow => "slow",
+            FaultKind::KillWorker => "kill_worker",
+            FaultKind::KillChief => "kill_chief",
+            FaultKind::KillShards => "kill_shards",
+            FaultKind::KillOwner => "kill_owner",
+            FaultKind::Pause => "pause",
+            FaultKind::Ghost => "ghost",
+            FaultKind::Leave => "leave",
+            FaultKind::Late => "late",
+            FaultKind::Hold => "hold",
+            FaultKind::Cancel => "cancel",
         }
     }
 }
@@ -78,8 +78,8 @@ impl Fault {
 pub(crate) struct Planned {
     /// The time since the start of the run.
     pub(crate) at: Duration,
-    pub(crate) fault: Fault,
-    /// The worker task that starts late, for [`Fault::Late`]; else 0.
+    pub(crate) fault: FaultKind,
+    /// The worker task that starts late, for [`FaultKind::Late`]; else 0.
     pub(crate) task: u32,
 }
 
@@ -87,20 +87,21 @@ pub(crate) struct Planned {
 ///
 /// Each seed has its own kinds of faults and its own number of them; some seeds have none.
 pub(crate) fn plan(setting: &Setting) -> (Vec<Planned>, Duration) {
-    let chance = &mut Chance::of(setting.seed, "faults");
+    let chance = &mut SimChance::of(setting.seed, "faults");
     let end = chance.millis(1500, 6000);
-    let mut kinds: Vec<Fault> = Fault::ALL.into_iter().filter(|_| chance.percent(55)).collect();
-    let possible = |kind: &Fault| match kind {
+    let mut kinds: Vec<FaultKind> =
+        FaultKind::ALL.into_iter().filter(|_| chance.percent(55)).collect();
+    let possible = |kind: &FaultKind| match kind {
         // A cut may cause `Half`; `Late` is drawn per worker below.
-        Fault::Half | Fault::Late => false,
-        Fault::KillShards => setting.tasks > 1,
-        Fault::Hold => setting.token_timeout.is_some(),
+        FaultKind::Half | FaultKind::Late => false,
+        FaultKind::KillShards => setting.tasks > 1,
+        FaultKind::Hold => setting.token_timeout.is_some(),
         _ => true,
     };
     kinds.retain(possible);
     let mut faults = Vec::new();
     let count = chance.between(0, 16);
-    let mut add = |chance: &mut Chance, fault| {
+    let mut add = |chance: &mut SimChance, fault| {
         let at = chance.micros(100_000, end.as_micros() as u64);
         faults.push(Planned { at, fault, task: 0 });
     };
@@ -110,12 +111,12 @@ pub(crate) fn plan(setting: &Setting) -> (Vec<Planned>, Duration) {
     }
     for _ in 0..count {
         if let Some(&kind) = chance.pick(&kinds) {
-            add(chance, if kind == Fault::Leave { Fault::Cut } else { kind });
+            add(chance, if kind == FaultKind::Leave { FaultKind::Cut } else { kind });
         }
     }
     for task in 1..setting.workers {
         if chance.percent(20) {
-            faults.push(Planned { at: chance.millis(800, 4000), fault: Fault::Late, task });
+            faults.push(Planned { at: chance.millis(800, 4000), fault: FaultKind::Late, task });
         }
     }
     faults.sort();

@@ -36,11 +36,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use failure::{Failure, catch};
-use faults::Fault;
+use failure::{SimFailure, catch};
+use faults::FaultKind;
 use scenario::{Scenario, number};
 use trace::Trace;
-use world::{Outcome, World};
+use world::{SimOutcome, SimWorld};
 
 /// The default number of seeds.
 const SEEDS: u64 = 500;
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     // Runs use only differences between instants. An `Instant` cannot be made in any other way.
     let start = Instant::now();
     if let Some(scenario) = Scenario::of_environment() {
-        let world = World::new(&scenario, start, Trace::new(true));
+        let world = SimWorld::new(&scenario, start, Trace::new(true));
         #[cfg(feature = "planted")]
         let world = planted::planted(world);
         println!("{:?}", world.run());
@@ -102,8 +102,8 @@ fn check(start: Instant) -> ExitCode {
 
 /// Runs a seed. If it fails, prints the failure, and a smaller scenario if `shorter` returns true.
 #[cfg_attr(feature = "planted", allow(dead_code, reason = "bugs are planted"))]
-fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<Outcome> {
-    let run = |scenario: &Scenario| World::new(scenario, start, Trace::new(false)).run();
+fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<SimOutcome> {
+    let run = |scenario: &Scenario| SimWorld::new(scenario, start, Trace::new(false)).run();
     let scenario = Scenario::of(seed);
     let twice = catch(|| {
         let outcome = run(&scenario);
@@ -128,8 +128,8 @@ fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<Ou
 /// Searches for a smaller scenario that fails at the same place. Also returns the number of reruns.
 fn smallest(
     scenario: &Scenario,
-    failure: &Failure,
-    fails: impl Fn(&Scenario) -> Option<Failure>,
+    failure: &SimFailure,
+    fails: impl Fn(&Scenario) -> Option<SimFailure>,
 ) -> (Scenario, u32) {
     let setting = setting::Setting::draw(scenario.seed, scenario.at_most);
     let (plan, _) = faults::plan(&setting);
@@ -138,11 +138,11 @@ fn smallest(
     })
 }
 
-fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
+fn report(outcomes: &[SimOutcome], failed: &[u64]) -> ExitCode {
     let mut events: Vec<u64> = outcomes.iter().map(|outcome| outcome.events).collect();
     events.sort_unstable();
     let median = events.get(events.len() / 2).copied().unwrap_or(0);
-    let counts: BTreeMap<&str, usize> = Fault::ALL
+    let counts: BTreeMap<&str, usize> = FaultKind::ALL
         .into_iter()
         .map(|fault| {
             let with = outcomes.iter().filter(|outcome| outcome.faults.contains(&fault));

@@ -7,11 +7,11 @@ use std::time::Instant;
 use pushpull_common::ids::ShardId;
 use pushpull_ps::simulation::Values;
 
-use crate::chance::Chance;
+use crate::chance::SimChance;
 
 /// The side that opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Client {
+pub(crate) enum LinkClient {
     /// A worker's process, by its number, and one of its links.
     Worker { process: usize, link: usize },
     /// A shard that connects to the step owner.
@@ -55,7 +55,7 @@ pub(crate) struct Pipe {
 /// A simulated connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) client: Client,
+    pub(crate) client: LinkClient,
     pub(crate) server: ShardId,
     /// Whether the server has accepted the connection.
     pub(crate) is_up: bool,
@@ -67,11 +67,11 @@ pub(crate) struct Connection {
     pub(crate) same_host: bool,
     /// Descriptors in flight to the client.
     pub(crate) passed: Vec<Vec<OwnedFd>>,
-    pub(crate) chance: Chance,
+    pub(crate) chance: SimChance,
 }
 
 impl Connection {
-    pub(crate) fn new(client: Client, server: ShardId, chance: Chance) -> Connection {
+    pub(crate) fn new(client: LinkClient, server: ShardId, chance: SimChance) -> Connection {
         let (to_server, to_client) = (Pipe::default(), Pipe::default());
         let (same_host, passed) = (false, Vec::new());
         let (is_up, slow) = (false, false);
@@ -82,7 +82,7 @@ impl Connection {
         self.pipe_and_chance(direction).0
     }
 
-    fn pipe_and_chance(&mut self, direction: Direction) -> (&mut Pipe, &mut Chance) {
+    fn pipe_and_chance(&mut self, direction: Direction) -> (&mut Pipe, &mut SimChance) {
         match direction {
             Direction::ToServer => (&mut self.to_server, &mut self.chance),
             Direction::ToClient => (&mut self.to_client, &mut self.chance),
@@ -124,7 +124,7 @@ impl Pipe {
         self.items.is_empty()
     }
 
-    fn next(&mut self, slow: bool, chance: &mut Chance) -> Option<Arrival> {
+    fn next(&mut self, slow: bool, chance: &mut SimChance) -> Option<Arrival> {
         let most = match (slow, chance.between(0, 3)) {
             (true, _) => chance.between(1, 200) as usize,
             (false, 0) => chance.between(1, 300) as usize,
@@ -156,7 +156,7 @@ impl Pipe {
         (!bytes.is_empty()).then_some(Arrival::Bytes(bytes))
     }
 
-    fn cut(&mut self, chance: &mut Chance) -> Vec<u8> {
+    fn cut(&mut self, chance: &mut SimChance) -> Vec<u8> {
         let on_the_way: usize = self
             .items
             .iter()

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use pushpull_ps::{Bug, PlantedBugs};
 
-use crate::failure::{Failure, catch};
+use crate::failure::{SimFailure, catch};
 use crate::scenario::{self, Scenario};
 use crate::trace::Trace;
-use crate::world::World;
+use crate::world::SimWorld;
 
 /// The bugs that the simulator must find: in synchronous steps, in their foundations, and in shared
 /// memory. The others need a crash in the middle of a commit, a disk, a checkpoint, or a client
@@ -36,7 +36,7 @@ const SHOWN: &[Bug] = &[
 const SEEDS: u64 = 300;
 
 /// Plants the bug that `PUSHPULL_SIM_BUG` names, if it is set.
-pub(crate) fn planted(mut world: World) -> World {
+pub(crate) fn planted(mut world: SimWorld) -> SimWorld {
     if let Some(name) = scenario::text("PUSHPULL_SIM_BUG") {
         let bug = SHOWN.iter().find(|bug| format!("{bug:?}") == name);
         world.plant(PlantedBugs::with(*bug.unwrap_or_else(|| panic!("unknown bug {name}"))));
@@ -50,7 +50,7 @@ pub(crate) fn run(start: Instant) -> ExitCode {
     let mut missed = 0;
     for &bug in SHOWN {
         let fails = |scenario: &Scenario| {
-            let mut world = World::new(scenario, start, Trace::new(false));
+            let mut world = SimWorld::new(scenario, start, Trace::new(false));
             world.plant(PlantedBugs::with(bug));
             catch(|| world.run()).err()
         };
@@ -60,7 +60,7 @@ pub(crate) fn run(start: Instant) -> ExitCode {
             missed += 1;
             continue;
         };
-        let Failure { words, place } = &failure;
+        let SimFailure { words, place } = &failure;
         let (smaller, reruns) = crate::smallest(&found, &failure, fails);
         println!("{bug:?}: seed {}: {}", found.seed, words.lines().next().unwrap_or_default());
         println!("  PUSHPULL_SIM_BUG={bug:?} {smaller} ({reruns} reruns)");

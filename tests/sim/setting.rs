@@ -11,7 +11,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_ps::{Mode, OnLoss, PsConfig, Sgd};
 
-use crate::chance::Chance;
+use crate::chance::SimChance;
 use crate::scenario::Sizes;
 
 /// The learning rate. It is a power of two, so multiplying by it does not round.
@@ -63,7 +63,7 @@ pub(crate) struct Setting {
 impl Setting {
     /// Draws the setting of a seed, bounded by `at_most`. The bound does not change later draws.
     pub(crate) fn draw(seed: u64, at_most: Sizes) -> Setting {
-        let chance = &mut Chance::of(seed, "setting");
+        let chance = &mut SimChance::of(seed, "setting");
         let drawn = Sizes {
             tasks: chance.between(1, 3),
             shards: chance.between(1, 2),
@@ -97,9 +97,9 @@ impl Setting {
         let reject_older = Some(chance.between(0, 3)).filter(|_| chance.percent(35));
         let ps: Vec<String> = (0..tasks).map(|task| format!("ps{task}:1")).collect();
         let hosts: Vec<String> = (0..workers).map(|task| format!("worker{task}:1")).collect();
-        let clips = &mut Chance::of(seed, "clip");
+        let clips = &mut SimChance::of(seed, "clip");
         let clip = Some(clips.between(1, 100) as f64).filter(|_| clips.percent(25));
-        let shared_values = &mut Chance::of(seed, "lends");
+        let shared_values = &mut SimChance::of(seed, "lends");
         let shares = shared_values.percent(50);
         let tight = shares && shared_values.percent(50);
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();

@@ -9,8 +9,8 @@ use pushpull_common::protocol::{Grant, Refusal};
 use pushpull_worker::Error;
 use pushpull_worker::simulation::{SessionEndpoint, WorkerAnswer, WorkerOperation};
 
-use crate::chance::Chance;
-use crate::checker::{Checker, Known, Pulled, Pushed};
+use crate::chance::SimChance;
+use crate::checker::{CheckedPull, Checker, Known, Pushed};
 use crate::setting::Setting;
 
 /// The state of a worker's training loop.
@@ -94,7 +94,7 @@ impl Trainer {
         task: u32,
         setting: &Setting,
         incarnation: u64,
-        chance: &mut Chance,
+        chance: &mut SimChance,
     ) -> Trainer {
         Trainer {
             task,
@@ -160,7 +160,7 @@ impl Trainer {
         checker: &mut Checker,
     ) {
         let range = |id| endpoint.range(id);
-        checker.pulled(Pulled { known: &self.known, step, bytes, range });
+        checker.pulled(CheckedPull { known: &self.known, step, bytes, range });
     }
 
     fn ask(&mut self, now: Instant, endpoint: &mut SessionEndpoint, operation: WorkerOperation) {
@@ -177,7 +177,7 @@ impl Trainer {
         op: u64,
         reply: Result<WorkerAnswer, Error>,
         checker: &mut Checker,
-        chance: &mut Chance,
+        chance: &mut SimChance,
     ) -> Option<NextAction> {
         if let Some(SlowGradient::StreamingPush(other, token)) = self.slow
             && op == other
@@ -473,7 +473,7 @@ impl Trainer {
         endpoint: &mut SessionEndpoint,
         setting: &Setting,
         checker: &mut Checker,
-        chance: &mut Chance,
+        chance: &mut SimChance,
     ) {
         let Phase::Computing(grant, read) = self.phase else { return };
         if chance.percent(3) {
@@ -503,7 +503,7 @@ impl Trainer {
         endpoint: &mut SessionEndpoint,
         setting: &Setting,
         checker: &mut Checker,
-        chance: &mut Chance,
+        chance: &mut SimChance,
     ) {
         let Some(SlowGradient::Computing(grant, read)) = self.slow else { return };
         let operation = self.gradient(grant, read, endpoint, setting, checker, chance);
@@ -519,7 +519,7 @@ impl Trainer {
         endpoint: &SessionEndpoint,
         setting: &Setting,
         checker: &mut Checker,
-        chance: &mut Chance,
+        chance: &mut SimChance,
     ) -> WorkerOperation {
         let token = grant.token.0;
         let variables = setting.catalogue.variables();

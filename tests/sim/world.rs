@@ -12,10 +12,10 @@ use pushpull_common::ids::ShardId;
 use pushpull_ps::simulation::{self as ps, Files};
 use pushpull_worker::simulation as worker;
 
-use crate::chance::Chance;
+use crate::chance::SimChance;
 use crate::checker::Checker;
-use crate::faults::{self, Fault, Planned};
-use crate::network::{Client, Connection, Direction};
+use crate::faults::{self, FaultKind, Planned};
+use crate::network::{Connection, Direction, LinkClient};
 use crate::scenario::{Scenario, Sizes};
 use crate::setting::Setting;
 use crate::trace::Trace;
@@ -29,12 +29,12 @@ const EVENTS_MAX: u64 = 400_000;
 
 /// A scheduled event.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Event {
+enum ScheduledEvent {
     /// A connection is accepted or refused.
     Connect(u64),
     Deliver(u64, Direction),
     /// The client of a connection notices that it is gone.
-    ClientGone(u64, Client),
+    ClientGone(u64, LinkClient),
     ServerGone(u64, ShardId),
     /// A session's timer fires.
     Wake(usize),
@@ -62,27 +62,27 @@ enum Event {
 
 /// A worker's process.
 #[derive(Debug)]
-struct Process {
+struct WorkerProcess {
     endpoint: worker::SessionEndpoint,
     trainer: Trainer,
     links: BTreeMap<usize, u64>,
-    /// The key of its pending [`Event::Wake`].
+    /// The key of its pending [`ScheduledEvent::Wake`].
     armed: Option<(Instant, u64)>,
     paused_until: Option<Instant>,
     is_alive: bool,
     /// Its number among the processes of its task, from 1.
     life: u64,
-    chance: Chance,
+    chance: SimChance,
 }
 
 /// A ps task: its process, or the files that a killed process has left.
 #[derive(Debug)]
-struct Task {
+struct PsTask {
     shards: Vec<Host>,
     /// Tells processes and the events that are meant for them apart. Rises at each start and kill.
     life: u64,
     is_up: bool,
-    chance: Chance,
+    chance: SimChance,
 }
 
 #[derive(Debug)]
@@ -93,7 +93,7 @@ enum Host {
 
 /// The figures of a finished run.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct SimOutcome {
     pub(crate) events: u64,
     pub(crate) commits: u64,
     pub(crate) pulls: u64,
@@ -103,21 +103,21 @@ pub(crate) struct Outcome {
     pub(crate) named: u64,
     /// Operations that failed early with an error that names stragglers.
     pub(crate) early_errors: u64,
-    pub(crate) faults: BTreeSet<Fault>,
+    pub(crate) faults: BTreeSet<FaultKind>,
     pub(crate) trace: u64,
 }
 
 /// A simulated cluster.
-pub(crate) struct World {
+pub(crate) struct SimWorld {
     setting: Setting,
     plan: Vec<Planned>,
     start: Instant,
     now: Instant,
-    queue: BTreeMap<(Instant, u64), Event>,
+    queue: BTreeMap<(Instant, u64), ScheduledEvent>,
     events: u64,
     next: u64,
-    tasks: Vec<Task>,
-    processes: Vec<Process>,
+    tasks: Vec<PsTask>,
+    processes: Vec<WorkerProcess>,
     connections: BTreeMap<u64, Connection>,
     next_connection: u64,
     /// By the names of client and server: how many connections they have made.
@@ -126,23 +126,23 @@ pub(crate) struct World {
     retired: u64,
     /// Each shard's connection to the step owner, and when it last received something.
     to_owner: BTreeMap<ShardId, (u64, Instant)>,
-    /// The shards that have an [`Event::Work`] in the queue.
+    /// The shards that have an [`ScheduledEvent::Work`] in the queue.
     working: BTreeSet<ShardId>,
     checker: Checker,
-    faults: BTreeSet<Fault>,
+    faults: BTreeSet<FaultKind>,
     healed: bool,
     trace: Trace,
 }
 
-impl World {
+impl SimWorld {
     /// Creates the cluster of a scenario, with its faults in the queue.
-    pub(crate) fn new(scenario: &Scenario, start: Instant, trace: Trace) -> World {
+    pub(crate) fn new(scenario: &Scenario, start: Instant, trace: Trace) -> SimWorld {
         let seed = scenario.seed;
         let setting = Setting::draw(seed, scenario.at_most);
         // Fault indices refer to the plan of the unbounded setting, so they do not change with it.
         let (plan, end) = faults::plan(&Setting::draw(seed, Sizes::ANY));
         let checker = Checker::new(&setting);
-        let mut world = World {
+        let mut world = SimWorld {
             start,
             now: start,
             queue: BTreeMap::new(),
@@ -166,10 +166,10 @@ impl World {
         world.trace.note(|| format!("{scenario}: {}", world.setting.words()));
         for task in 0..world.setting.tasks {
             let files = (0..world.setting.shards).map(|_| Host::Down(Files::default()));
-            let mut chance = Chance::of(seed, &format!("ps {task}"));
+            let mut chance = SimChance::of(seed, &format!("ps {task}"));
             let delay = chance.millis(0, 300);
-            world.tasks.push(Task { shards: files.collect(), life: 0, is_up: false, chance });
-            world.at(start + delay, Event::Restart(task));
+            world.tasks.push(PsTask { shards: files.collect(), life: 0, is_up: false, chance });
+            world.at(start + delay, ScheduledEvent::Restart(task));
         }
         let mut late_starts = BTreeMap::new();
         for (number, planned) in world.plan.clone().into_iter().enumerate() {
@@ -178,18 +178,18 @@ impl World {
             world.trace.note(|| format!("  fault {number}: {planned:?}{words}"));
             match planned.fault {
                 _ if left_out => {}
-                Fault::Late => _ = late_starts.insert(planned.task, planned.at),
-                _ => _ = world.at(start + planned.at, Event::Fault(number)),
+                FaultKind::Late => _ = late_starts.insert(planned.task, planned.at),
+                _ => _ = world.at(start + planned.at, ScheduledEvent::Fault(number)),
             }
         }
-        world.at(start + end, Event::Heal);
+        world.at(start + end, ScheduledEvent::Heal);
         for task in 0..world.setting.workers {
-            let usual = Chance::of(seed, &format!("worker {task}")).millis(0, 300);
+            let usual = SimChance::of(seed, &format!("worker {task}")).millis(0, 300);
             if late_starts.contains_key(&task) {
-                world.faults.insert(Fault::Late);
+                world.faults.insert(FaultKind::Late);
             }
             let delay = late_starts.get(&task).copied().unwrap_or(usual);
-            world.at(start + delay, Event::Start(task));
+            world.at(start + delay, ScheduledEvent::Start(task));
         }
         world
     }
@@ -204,17 +204,17 @@ impl World {
     ///
     /// # Panics
     /// If the run breaks a rule of the checker, or does not end.
-    pub(crate) fn run(mut self) -> Outcome {
+    pub(crate) fn run(mut self) -> SimOutcome {
         while let Some(((at, _), event)) = self.queue.pop_first() {
             self.now = at;
             if let Some(until) = self.pause_of(event) {
                 let key = self.at(until, event);
-                if let Event::Wake(process) = event {
+                if let ScheduledEvent::Wake(process) = event {
                     self.processes[process].armed = Some(key);
                 }
                 continue;
             }
-            if !matches!(event, Event::Tick(..)) {
+            if !matches!(event, ScheduledEvent::Tick(..)) {
                 self.events += 1;
                 let since = self.now - self.start;
                 self.trace.note(|| format!("{since:?} {event:?}"));
@@ -229,7 +229,7 @@ impl World {
             }
         }
         self.checker.finish(self.setting.last_step);
-        Outcome {
+        SimOutcome {
             events: self.events,
             commits: self.checker.steps(),
             pulls: self.checker.pulls(),
@@ -251,7 +251,7 @@ impl World {
 
     /// Whether all workers have ended and all shards have made the last step.
     fn is_over(&self) -> bool {
-        let over = |process: &Process| !process.is_alive || process.trainer.is_over();
+        let over = |process: &WorkerProcess| !process.is_alive || process.trainer.is_over();
         let all = self.processes.iter().all(over) && self.next_starts() == 0;
         all && self.tasks.iter().all(|task| {
             task.shards.iter().all(|host| match host {
@@ -267,7 +267,7 @@ impl World {
     }
 
     fn next_starts(&self) -> usize {
-        self.queue.values().filter(|event| matches!(event, Event::Start(_))).count()
+        self.queue.values().filter(|event| matches!(event, ScheduledEvent::Start(_))).count()
     }
 
     /// Describes what each live worker and each shard waits for.
@@ -291,30 +291,31 @@ impl World {
         text
     }
 
-    fn at(&mut self, at: Instant, event: Event) -> (Instant, u64) {
+    fn at(&mut self, at: Instant, event: ScheduledEvent) -> (Instant, u64) {
         self.next += 1;
         let key = (at, self.next);
         self.queue.insert(key, event);
         key
     }
 
-    fn after(&mut self, after: Duration, event: Event) {
+    fn after(&mut self, after: Duration, event: ScheduledEvent) {
         self.at(self.now + after, event);
     }
 
     /// Returns until when the process that an event is meant for is stopped.
-    fn pause_of(&self, event: Event) -> Option<Instant> {
+    fn pause_of(&self, event: ScheduledEvent) -> Option<Instant> {
         let process = match event {
-            Event::Wake(process)
-            | Event::Computed(process)
-            | Event::ComputedSlow(process)
-            | Event::Read(process)
-            | Event::Again(process, _) => process,
-            Event::ClientGone(_, Client::Worker { process, .. }) => process,
-            Event::Deliver(connection, Direction::ToClient) | Event::Connect(connection) => {
+            ScheduledEvent::Wake(process)
+            | ScheduledEvent::Computed(process)
+            | ScheduledEvent::ComputedSlow(process)
+            | ScheduledEvent::Read(process)
+            | ScheduledEvent::Again(process, _) => process,
+            ScheduledEvent::ClientGone(_, LinkClient::Worker { process, .. }) => process,
+            ScheduledEvent::Deliver(connection, Direction::ToClient)
+            | ScheduledEvent::Connect(connection) => {
                 match self.connections.get(&connection)?.client {
-                    Client::Worker { process, .. } => process,
-                    Client::Shard(_) => return None,
+                    LinkClient::Worker { process, .. } => process,
+                    LinkClient::Shard(_) => return None,
                 }
             }
             _ => return None,
@@ -322,40 +323,40 @@ impl World {
         self.processes[process].paused_until.filter(|&until| until > self.now)
     }
 
-    fn happen(&mut self, event: Event) {
+    fn happen(&mut self, event: ScheduledEvent) {
         match event {
-            Event::Connect(connection) => self.connect(connection),
-            Event::Deliver(connection, direction) => self.deliver(connection, direction),
-            Event::ClientGone(connection, client) => self.client_gone(connection, client),
-            Event::ServerGone(connection, shard) => {
+            ScheduledEvent::Connect(connection) => self.connect(connection),
+            ScheduledEvent::Deliver(connection, direction) => self.deliver(connection, direction),
+            ScheduledEvent::ClientGone(connection, client) => self.client_gone(connection, client),
+            ScheduledEvent::ServerGone(connection, shard) => {
                 let now = self.now;
                 self.with_shard(shard, |endpoint| endpoint.disconnect(now, connection));
             }
-            Event::Wake(process) => {
+            ScheduledEvent::Wake(process) => {
                 let now = self.now;
                 self.processes[process].armed = None;
                 self.with_process(process, |endpoint| endpoint.tick(now));
             }
-            Event::Computed(process) => self.computed(process, false),
-            Event::ComputedSlow(process) => self.computed(process, true),
-            Event::Read(process) => {
+            ScheduledEvent::Computed(process) => self.computed(process, false),
+            ScheduledEvent::ComputedSlow(process) => self.computed(process, true),
+            ScheduledEvent::Read(process) => {
                 let now = self.now;
                 self.with_process(process, |endpoint| endpoint.continue_read(now));
             }
-            Event::Again(process, op) => self.again(process, op),
-            Event::Start(task) => self.start_worker(task),
-            Event::Tick(task, life) => self.tick(task, life),
-            Event::Work(shard, life) => {
+            ScheduledEvent::Again(process, op) => self.again(process, op),
+            ScheduledEvent::Start(task) => self.start_worker(task),
+            ScheduledEvent::Tick(task, life) => self.tick(task, life),
+            ScheduledEvent::Work(shard, life) => {
                 self.working.remove(&shard);
                 if self.tasks[shard.task as usize].life == life {
                     self.work(shard);
                 }
             }
-            Event::Link(shard, life) => self.link(shard, life),
-            Event::Beat(shard, life) => self.send_heartbeat(shard, life),
-            Event::Restart(task) => self.restart(task),
-            Event::Fault(number) => self.fault(number),
-            Event::Heal => self.heal(),
+            ScheduledEvent::Link(shard, life) => self.link(shard, life),
+            ScheduledEvent::Beat(shard, life) => self.send_heartbeat(shard, life),
+            ScheduledEvent::Restart(task) => self.restart(task),
+            ScheduledEvent::Fault(number) => self.fault(number),
+            ScheduledEvent::Heal => self.heal(),
         }
     }
 }

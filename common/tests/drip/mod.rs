@@ -42,7 +42,7 @@ impl<'a> Drip<'a> {
 
 /// A frame read from a stream, with its body.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Taken {
+pub(crate) struct ReadFrame {
     pub(crate) header: Header,
     pub(crate) message: Message,
     pub(crate) body: Vec<u8>,
@@ -54,7 +54,7 @@ pub(crate) fn take_all(
     reader: &mut FrameReader,
     drip: &mut Drip<'_>,
     skip: impl Fn(usize) -> bool,
-) -> (Vec<Taken>, Result<(), ReadError>) {
+) -> (Vec<ReadFrame>, Result<(), ReadError>) {
     let mut taken = Vec::new();
     loop {
         match take_one(reader, drip, skip(taken.len())) {
@@ -69,7 +69,7 @@ fn take_one(
     reader: &mut FrameReader,
     drip: &mut Drip<'_>,
     skip: bool,
-) -> Result<Option<Taken>, ReadError> {
+) -> Result<Option<ReadFrame>, ReadError> {
     let mut source = |slices: &mut [IoSliceMut<'_>]| drip.read(slices);
     let (header, message) = loop {
         match reader.poll(&mut source)? {
@@ -86,5 +86,5 @@ fn take_one(
         };
         while poll()? == BodyPoll::Pending {}
     }
-    Ok(Some(Taken { header, message, body }))
+    Ok(Some(ReadFrame { header, message, body }))
 }

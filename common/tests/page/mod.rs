@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 pub(crate) const PAGE: &str = include_str!("../../../docs/protocol.md");
 
 /// A table of the page: the names of its columns, and its rows.
-struct Table<'a> {
+struct PageTable<'a> {
     columns: Vec<&'a str>,
     rows: Vec<Vec<&'a str>>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> PageTable<'a> {
     /// Returns the cell of a row in the column of this name.
     fn cell(&self, row: &[&'a str], column: &str) -> &'a str {
         let place = self.columns.iter().position(|name| *name == column);
@@ -23,7 +23,7 @@ impl<'a> Table<'a> {
 }
 
 /// Returns the tables whose first columns have these names.
-fn tables<'a>(page: &'a str, columns: &[&str]) -> Vec<Table<'a>> {
+fn tables<'a>(page: &'a str, columns: &[&str]) -> Vec<PageTable<'a>> {
     let mut tables = Vec::new();
     let mut lines = page.lines().peekable();
     while let Some(line) = lines.next() {
@@ -40,7 +40,7 @@ fn tables<'a>(page: &'a str, columns: &[&str]) -> Vec<Table<'a>> {
         if head.starts_with(columns) {
             let whole = rows.iter().all(|row| row.len() == head.len());
             assert!(whole, "a row of the table {line} has another number of cells");
-            tables.push(Table { columns: head, rows });
+            tables.push(PageTable { columns: head, rows });
         }
     }
     tables

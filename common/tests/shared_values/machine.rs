@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 
 use pushpull_common::shared_values::AtomicWords;
 
-use super::program::{Ending, Fault};
+use super::program::{Ending, PlantedFault};
 
 /// A memory, and the number of a word in it.
 pub(crate) type Place = (Region, usize);
@@ -37,7 +37,7 @@ fn index((region, word): Place) -> usize {
 
 /// One step of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum MachineStep {
     Load(Place),
     Store(Place, u64),
     Fence,
@@ -48,18 +48,18 @@ enum Step {
 
 /// One run of a program: replays the values of its earlier steps and records its next step.
 #[derive(Debug)]
-pub(crate) struct Run<'a> {
+pub(crate) struct ProgramRun<'a> {
     found: &'a [u64],
     at: Cell<usize>,
-    next: Cell<Option<Step>>,
-    fault: Fault,
-    /// The value of the first load of the sequence, for [`Fault::SequenceNotLoadedAgain`].
+    next: Cell<Option<MachineStep>>,
+    fault: PlantedFault,
+    /// The value of the first load of the sequence, for [`PlantedFault::SequenceNotLoadedAgain`].
     sequence: Cell<Option<u64>>,
     pub(crate) scratch: RefCell<Vec<u32>>,
 }
 
-impl Run<'_> {
-    fn step(&self, step: Step) -> u64 {
+impl ProgramRun<'_> {
+    fn step(&self, step: MachineStep) -> u64 {
         if self.next.get().is_some() {
             return 0;
         }
@@ -73,7 +73,7 @@ impl Run<'_> {
 
     /// Lets the other program begin.
     pub(crate) fn ready(&self) {
-        self.step(Step::Ready);
+        self.step(MachineStep::Ready);
     }
 
     pub(crate) fn words(&self, region: Region, reads: bool) -> View<'_> {
@@ -84,7 +84,7 @@ impl Run<'_> {
 /// One of the memories, as one of the programs maps it.
 #[derive(Debug)]
 pub(crate) struct View<'a> {
-    run: &'a Run<'a>,
+    run: &'a ProgramRun<'a>,
     region: Region,
     /// Whether the program is the reader.
     reads: bool,
@@ -98,16 +98,16 @@ impl AtomicWords for View<'_> {
     fn load(&self, word: usize) -> u64 {
         let (logical, fault, run) = ((self.region, word), self.run.fault, self.run);
         match (logical, self.reads) {
-            (PIN, false) if fault == Fault::PinIgnored => return 0,
-            (REVOKED, true) if fault == Fault::RevocationIgnored => return 0,
-            (SEQUENCE, true) if fault == Fault::SequenceNotLoadedAgain => {
+            (PIN, false) if fault == PlantedFault::PinIgnored => return 0,
+            (REVOKED, true) if fault == PlantedFault::RevocationIgnored => return 0,
+            (SEQUENCE, true) if fault == PlantedFault::SequenceNotLoadedAgain => {
                 if let Some(sequence) = run.sequence.get() {
                     return sequence;
                 }
             }
             _ => {}
         }
-        let found = run.step(Step::Load(logical));
+        let found = run.step(MachineStep::Load(logical));
         if logical == SEQUENCE {
             run.sequence.set(Some(found));
         }
@@ -117,23 +117,23 @@ impl AtomicWords for View<'_> {
     fn store(&self, word: usize, value: u64) {
         let logical = (self.region, word);
         let odd = logical == SEQUENCE && value % 2 == 1 && value != u64::MAX;
-        if !(odd && self.run.fault == Fault::SequenceNeverOdd) {
-            self.run.step(Step::Store(logical, value));
+        if !(odd && self.run.fault == PlantedFault::SequenceNeverOdd) {
+            self.run.step(MachineStep::Store(logical, value));
         }
     }
 
     fn fence(&self) {
         let left_out = match self.reads {
-            true => self.run.fault == Fault::PinNotFenced,
-            false => self.run.fault == Fault::SequenceNotFenced,
+            true => self.run.fault == PlantedFault::PinNotFenced,
+            false => self.run.fault == PlantedFault::SequenceNotFenced,
         };
         if !left_out {
-            self.run.step(Step::Fence);
+            self.run.step(MachineStep::Fence);
         }
     }
 }
 
-pub(crate) type Program<'a> = dyn Fn(&Run<'_>) -> Option<Ending> + 'a;
+pub(crate) type Program<'a> = dyn Fn(&ProgramRun<'_>) -> Option<Ending> + 'a;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Thread {
@@ -145,23 +145,23 @@ struct Thread {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct State {
+struct MachineState {
     memory: Vec<u64>,
     threads: [Thread; 2],
 }
 
-fn next(program: &Program<'_>, fault: Fault, found: &[u64]) -> Step {
+fn next(program: &Program<'_>, fault: PlantedFault, found: &[u64]) -> MachineStep {
     let (at, next, sequence) = (Cell::new(0), Cell::new(None), Cell::new(None));
-    let run = Run { found, at, next, fault, sequence, scratch: RefCell::default() };
+    let run = ProgramRun { found, at, next, fault, sequence, scratch: RefCell::default() };
     let ending = program(&run);
-    run.next.get().unwrap_or(Step::Done(ending))
+    run.next.get().unwrap_or(MachineStep::Done(ending))
 }
 
 /// Explores every order of the steps of both programs. The first runs alone until it is ready.
 /// Calls `ended` with the ending of the second, once for each state in which it ends, until `ended`
 /// breaks.
 pub(crate) fn explore(
-    fault: Fault,
+    fault: PlantedFault,
     first: &Program<'_>,
     second: &Program<'_>,
     mut ended: impl FnMut(Ending) -> ControlFlow<()>,
@@ -169,8 +169,8 @@ pub(crate) fn explore(
     let mut ending = None;
     let programs = [first, second];
     let threads = [Thread::default(), Thread::default()];
-    let mut state = State { memory: vec![0; 3 * REGION_WORDS], threads };
-    while next(first, fault, &state.threads[0].found) != Step::Ready {
+    let mut state = MachineState { memory: vec![0; 3 * REGION_WORDS], threads };
+    while next(first, fault, &state.threads[0].found) != MachineStep::Ready {
         state = step(&state, 0, programs[0], fault, &mut ending).expect("it is not done");
         while let Some(drained) = drain(&state, 0) {
             state = drained;
@@ -196,14 +196,14 @@ pub(crate) fn explore(
     }
 }
 
-fn hash_of(state: &State) -> u64 {
+fn hash_of(state: &MachineState) -> u64 {
     let mut hasher = DefaultHasher::new();
     state.hash(&mut hasher);
     hasher.finish()
 }
 
 /// Moves the oldest store in a thread's buffer to memory, if there is one.
-fn drain(state: &State, thread: usize) -> Option<State> {
+fn drain(state: &MachineState, thread: usize) -> Option<MachineState> {
     let mut state = state.clone();
     let (at, value) = state.threads[thread].queue.pop_front()?;
     state.memory[at] = value;
@@ -212,29 +212,29 @@ fn drain(state: &State, thread: usize) -> Option<State> {
 
 /// Makes the next step of a thread, if it has one. A fence needs an empty store buffer.
 fn step(
-    state: &State,
+    state: &MachineState,
     thread: usize,
     program: &Program<'_>,
-    fault: Fault,
+    fault: PlantedFault,
     ended: &mut Option<Ending>,
-) -> Option<State> {
+) -> Option<MachineState> {
     if state.threads[thread].done {
         return None;
     }
     let mut state = state.clone();
     let Thread { found, queue, done } = &mut state.threads[thread];
     let value = match next(program, fault, found) {
-        Step::Load(logical) => {
+        MachineStep::Load(logical) => {
             let own = queue.iter().rev().find(|(at, _)| *at == index(logical));
             own.map_or(state.memory[index(logical)], |(_, value)| *value)
         }
-        Step::Store(logical, value) => {
+        MachineStep::Store(logical, value) => {
             queue.push_back((index(logical), value));
             0
         }
-        Step::Fence if !queue.is_empty() => return None,
-        Step::Fence | Step::Ready => 0,
-        Step::Done(ending) => {
+        MachineStep::Fence if !queue.is_empty() => return None,
+        MachineStep::Fence | MachineStep::Ready => 0,
+        MachineStep::Done(ending) => {
             (*done, *ended) = (true, ending);
             0
         }

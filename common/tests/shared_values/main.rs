@@ -8,11 +8,11 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use machine::explore;
-use program::{Ending, Fault, Script, programs};
+use program::{Ending, PlantedFault, Script, programs};
 use pushpull_common::shared_values::PinError;
 
 /// Returns the endings that can be reached, up to the first torn one.
-fn endings(script: Script, fault: Fault) -> HashSet<Ending> {
+fn endings(script: Script, fault: PlantedFault) -> HashSet<Ending> {
     let (shard, reader) = programs(script, fault);
     let mut endings = HashSet::new();
     explore(fault, &shard, &reader, |ending| {
@@ -31,7 +31,7 @@ fn is_torn(endings: &HashSet<Ending>) -> bool {
 
 #[test]
 fn no_order_of_loads_and_stores_tears_a_read() {
-    let found = endings(Script::Changes, Fault::None);
+    let found = endings(Script::Changes, PlantedFault::None);
     // The exploration must reach each of these, or it would prove little.
     let expected = [
         Ending::Read(0),
@@ -47,7 +47,7 @@ fn no_order_of_loads_and_stores_tears_a_read() {
 
 #[test]
 fn a_read_is_discarded_after_another_process_took_the_values_over() {
-    let found = endings(Script::TakenOver, Fault::None);
+    let found = endings(Script::TakenOver, PlantedFault::None);
     let expected = [
         Ending::Read(0),
         Ending::Read(1),
@@ -60,14 +60,14 @@ fn a_read_is_discarded_after_another_process_took_the_values_over() {
 #[test]
 fn every_planted_fault_tears_a_read() {
     for (script, fault) in [
-        (Script::Changes, Fault::PinIgnored),
-        (Script::Changes, Fault::PinNotFenced),
-        (Script::Changes, Fault::SequenceNotFenced),
-        (Script::Changes, Fault::SequenceNotLoadedAgain),
-        (Script::Changes, Fault::PinsCheckedTooEarly),
-        (Script::Changes, Fault::SequenceNeverOdd),
-        (Script::Changes, Fault::RevocationIgnored),
-        (Script::TakenOver, Fault::OwnerGenerationIgnored),
+        (Script::Changes, PlantedFault::PinIgnored),
+        (Script::Changes, PlantedFault::PinNotFenced),
+        (Script::Changes, PlantedFault::SequenceNotFenced),
+        (Script::Changes, PlantedFault::SequenceNotLoadedAgain),
+        (Script::Changes, PlantedFault::PinsCheckedTooEarly),
+        (Script::Changes, PlantedFault::SequenceNeverOdd),
+        (Script::Changes, PlantedFault::RevocationIgnored),
+        (Script::TakenOver, PlantedFault::OwnerGenerationIgnored),
     ] {
         assert!(is_torn(&endings(script, fault)), "{fault:?} is not found");
     }

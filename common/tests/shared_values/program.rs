@@ -5,7 +5,7 @@ use pushpull_common::shared_values::{
     AtomicWords, BlockTable, Geometry, PinError, Reader, ReaderSlot, ValueCounts, holds,
 };
 
-use super::machine::{Program, Region, Run};
+use super::machine::{Program, ProgramRun, Region};
 
 /// The result of the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,7 +31,7 @@ pub(crate) enum Script {
 
 /// A bug to plant in one of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum PlantedFault {
     None,
     /// The shard ignores the pin.
     PinIgnored,
@@ -61,7 +61,7 @@ fn word(block: u32) -> usize {
 }
 
 /// The blocks of a shard, kept as the server's `ps/store/src/store/pool.rs` keeps them.
-struct Shard<'a, W: AtomicWords> {
+struct ShardProgram<'a, W: AtomicWords> {
     block_table: BlockTable<W>,
     reader_slot: Option<ReaderSlot<W>>,
     values: &'a W,
@@ -70,10 +70,10 @@ struct Shard<'a, W: AtomicWords> {
     free: Vec<u32>,
     /// Blocks that were replaced while pinned, each with its sequences `born` and `freed`.
     retired: Vec<(u32, u64, u64)>,
-    fault: Fault,
+    fault: PlantedFault,
 }
 
-impl<W: AtomicWords> Shard<'_, W> {
+impl<W: AtomicWords> ShardProgram<'_, W> {
     fn is_held(&self, born: u64, freed: u64) -> bool {
         self.reader_slot
             .as_ref()
@@ -99,7 +99,7 @@ impl<W: AtomicWords> Shard<'_, W> {
         let shadows = [self.free.remove(0), self.free.remove(0)];
         shadows.iter().for_each(|&block| self.values.store(word(block), version));
         let next = self.block_table.sequence() + 2;
-        let early = self.fault == Fault::PinsCheckedTooEarly;
+        let early = self.fault == PlantedFault::PinsCheckedTooEarly;
         let free_early = self.blocks.map(|(_, born)| early && !self.is_held(born, next));
         self.block_table.begin();
         for (logical, shadow) in shadows.into_iter().enumerate() {
@@ -145,7 +145,7 @@ impl<W: AtomicWords> Shard<'_, W> {
     }
 }
 
-fn shard(run: &Run<'_>, script: Script, fault: Fault) -> Option<Ending> {
+fn shard(run: &ProgramRun<'_>, script: Script, fault: PlantedFault) -> Option<Ending> {
     let words = |region| run.words(region, false);
     let (values, blocks) = (words(Region::Values), [(0, 0), (1, 0)]);
     let block_table =
@@ -154,7 +154,7 @@ fn shard(run: &Run<'_>, script: Script, fault: Fault) -> Option<Ending> {
     run.ready();
     let (free, retired) = (vec![2, 3], Vec::new());
     let mut shard =
-        Shard { block_table, reader_slot, values: &values, blocks, free, retired, fault };
+        ShardProgram { block_table, reader_slot, values: &values, blocks, free, retired, fault };
     shard.change(1);
     match script {
         Script::Changes => {
@@ -169,7 +169,7 @@ fn shard(run: &Run<'_>, script: Script, fault: Fault) -> Option<Ending> {
     None
 }
 
-fn reader(run: &Run<'_>, fault: Fault) -> Option<Ending> {
+fn reader(run: &ProgramRun<'_>, fault: PlantedFault) -> Option<Ending> {
     let words = |region| run.words(region, true);
     let owner_generation = 0;
     let (block_table, reader_slot, values) =
@@ -182,7 +182,7 @@ fn reader(run: &Run<'_>, fault: Fault) -> Option<Ending> {
     };
     let copied = [0, 1].map(|logical| reader.values().load(word(blocks[logical])));
     if let Err(not) = reader.unpin(16)
-        && fault != Fault::OwnerGenerationIgnored
+        && fault != PlantedFault::OwnerGenerationIgnored
     {
         return Some(Ending::Not(not));
     }
@@ -195,8 +195,8 @@ fn reader(run: &Run<'_>, fault: Fault) -> Option<Ending> {
 /// Returns the shard's program and the reader's.
 pub(crate) fn programs(
     script: Script,
-    fault: Fault,
-) -> (impl Fn(&Run<'_>) -> Option<Ending>, impl Fn(&Run<'_>) -> Option<Ending>) {
+    fault: PlantedFault,
+) -> (impl Fn(&ProgramRun<'_>) -> Option<Ending>, impl Fn(&ProgramRun<'_>) -> Option<Ending>) {
     let first: Box<Program<'static>> = Box::new(move |run| shard(run, script, fault));
     let second: Box<Program<'static>> = Box::new(move |run| reader(run, fault));
     (first, second)

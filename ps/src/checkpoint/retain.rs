@@ -36,7 +36,7 @@ pub(crate) fn retain(
     published: &PublishedCheckpoint,
     retention: &Retention,
 ) -> Result<Vec<CheckpointName>, CheckpointError> {
-    let (mut saved, _) = scan(storage, |manifest| SavedCheckpoint {
+    let (mut saved, _) = scan(storage, |manifest| KeptCheckpoint {
         name: manifest.checkpoint,
         saved_unix_ms: manifest.saved_unix_ms,
         first_saved_unix_ms: manifest.first_saved_unix_ms,
@@ -58,14 +58,14 @@ pub(crate) fn retain(
 
 /// A checkpoint and the time of its save.
 #[derive(Clone, Debug)]
-struct SavedCheckpoint {
+struct KeptCheckpoint {
     name: CheckpointName,
     saved_unix_ms: u64,
     first_saved_unix_ms: u64,
 }
 
 /// Returns the checkpoints to delete. `saved` is sorted, oldest first.
-fn superseded(saved: &[SavedCheckpoint], retention: &Retention) -> Vec<CheckpointName> {
+fn superseded(saved: &[KeptCheckpoint], retention: &Retention) -> Vec<CheckpointName> {
     let revised = |index: usize| {
         saved[index + 1..].iter().any(|newer| newer.name.is_same_step(&saved[index].name))
     };
@@ -90,11 +90,11 @@ mod tests {
     use super::*;
 
     /// Parses `step`, `step@hour` or `step.revision`; the first save was at hour 0.
-    fn parse(text: &str) -> SavedCheckpoint {
+    fn parse(text: &str) -> KeptCheckpoint {
         let (step, hour) = text.split_once('@').unwrap_or((text, "0"));
         let name = format!("ckpt-0-{step}").parse().unwrap();
         let saved_unix_ms = 1_000 + hour.parse::<u64>().unwrap() * 3_600_000;
-        SavedCheckpoint { name, saved_unix_ms, first_saved_unix_ms: 1_000 }
+        KeptCheckpoint { name, saved_unix_ms, first_saved_unix_ms: 1_000 }
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
             };
             // Retention is applied after each save, as a server does; the result must not depend on
             // that.
-            let mut left: Vec<SavedCheckpoint> = Vec::new();
+            let mut left: Vec<KeptCheckpoint> = Vec::new();
             for save in columns[0].split(' ') {
                 left.push(parse(save));
                 left.sort_by_key(|saved| saved.name);

@@ -75,7 +75,7 @@ struct SaverService {
     /// The save requests of this process, by ticket.
     tickets: BTreeMap<u64, oneshot::Sender<Result<CheckpointId, String>>>,
     next_ticket: u64,
-    saving: Option<(SaveRequester, Task<Result<PublishedSave, FailedSave>>)>,
+    saving: Option<(SaveRequester, SaverTask<Result<PublishedSave, FailedSave>>)>,
     search: Option<RunningSearch>,
     /// Requests that arrived after the search under way became outdated.
     finders: Vec<Finder>,
@@ -85,13 +85,13 @@ struct SaverService {
     failed: Option<CheckpointName>,
 }
 
-type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type SaverTask<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A connection, and its request for the newest checkpoint.
 type Finder = (u64, Envelope);
 
 struct RunningSearch {
-    task: Task<CheckpointSearch>,
+    task: SaverTask<CheckpointSearch>,
     finders: Vec<Finder>,
     /// Whether a checkpoint was published since the search began.
     outdated: bool,
@@ -339,7 +339,7 @@ fn named(passed_over: &[(String, String)]) -> Vec<PassedOver> {
 // and cancel-safe.
 
 async fn next_save(
-    saving: &mut Option<(SaveRequester, Task<Result<PublishedSave, FailedSave>>)>,
+    saving: &mut Option<(SaveRequester, SaverTask<Result<PublishedSave, FailedSave>>)>,
 ) -> (SaveRequester, Result<PublishedSave, FailedSave>) {
     match saving {
         Some((requester, task)) => (*requester, task.await),

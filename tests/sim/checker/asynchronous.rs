@@ -12,7 +12,7 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_common::tensor::DType;
 
-use super::{Elements, Pulled, Pushed};
+use super::{CheckedPull, Elements, Pushed};
 use crate::setting::{RATE, Setting};
 
 /// The pushes that each shard is known to have applied.
@@ -20,7 +20,7 @@ pub(crate) type Known = BTreeMap<ShardId, BTreeSet<usize>>;
 
 /// What the checker knows of a push.
 #[derive(Debug)]
-struct Push {
+struct CheckedPush {
     read: u64,
     variables: Vec<bool>,
     /// The step that the push made, once its worker has received the outcome.
@@ -35,7 +35,7 @@ pub(crate) struct Asynchronous {
     catalogue: Arc<Catalogue>,
     owner: ShardId,
     reject_older: Option<u64>,
-    pushes: Vec<Push>,
+    pushes: Vec<CheckedPush>,
     numbers: BTreeMap<u64, usize>,
     known: Known,
     /// By step: the number of the push that made it.
@@ -72,7 +72,7 @@ impl Asynchronous {
         assert!(before.is_none(), "token {} is granted twice", push.token);
         let variables = push.gradient.iter().map(Option::is_some).collect();
         let (read, step) = (push.read.0, None);
-        self.pushes.push(Push { read, variables, step, dropped: false });
+        self.pushes.push(CheckedPush { read, variables, step, dropped: false });
     }
 
     pub(super) fn settled(&mut self, token: u64, outcome: Outcome) {
@@ -129,7 +129,7 @@ impl Asynchronous {
         self.known.clone()
     }
 
-    pub(super) fn pulled(&mut self, pulled: Pulled<'_, impl Fn(VariableId) -> Range<usize>>) {
+    pub(super) fn pulled(&mut self, pulled: CheckedPull<'_, impl Fn(VariableId) -> Range<usize>>) {
         self.pulls += 1;
         let found: Vec<BTreeSet<usize>> = (0..self.catalogue.variables().len() as u32)
             .map(|id| self.sum_of(VariableId(id), &pulled.bytes[(pulled.range)(VariableId(id))]))
@@ -151,7 +151,7 @@ impl Asynchronous {
             let lost: Vec<&usize> = pulled.known[&shard].difference(&has).collect();
             assert!(lost.is_empty(), "{shard} has lost the pushes {lost:?}");
             if shard == self.owner {
-                let unseen = |push: &&Push| !here.iter().any(|&id| push.variables[id]);
+                let unseen = |push: &&CheckedPush| !here.iter().any(|&id| push.variables[id]);
                 let most = has.len() + self.pushes.iter().filter(unseen).count();
                 let steps = has.len() as u64..=most as u64;
                 assert!(steps.contains(&pulled.step.0), "step {} of {steps:?}", pulled.step);
@@ -219,6 +219,6 @@ fn variables_on(catalogue: &Catalogue, shard: ShardId) -> Vec<usize> {
 }
 
 /// Whether a push has variables on this shard.
-fn has_part(catalogue: &Catalogue, shard: ShardId, push: &Push) -> bool {
+fn has_part(catalogue: &Catalogue, shard: ShardId, push: &CheckedPush) -> bool {
     variables_on(catalogue, shard).into_iter().any(|id| push.variables[id])
 }

@@ -7,12 +7,12 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_ps::OnLoss;
 
-use super::{Elements, Pulled, Pushed, Tensors};
+use super::{CheckedPull, Elements, Pushed, Tensors};
 use crate::setting::Setting;
 
 /// A step as the first shard applied it.
 #[derive(Debug)]
-struct Step {
+struct AppliedStep {
     tokens: Vec<u64>,
     /// All values after the step, from a replay of the steps in order.
     values: Vec<Elements>,
@@ -22,7 +22,7 @@ struct Step {
 #[derive(Debug)]
 pub(crate) struct Synchronous {
     begin: Vec<Elements>,
-    steps: Vec<Step>,
+    steps: Vec<AppliedStep>,
     /// How many steps each shard has applied.
     applied: BTreeMap<ShardId, u64>,
     /// By token: the step that its push is part of.
@@ -137,7 +137,7 @@ impl Synchronous {
                 tokens.iter().filter_map(|token| self.pushed[token].1[variable].as_ref());
             line.descend(&gradients.collect::<Vec<_>>());
         }
-        self.steps.push(Step { tokens, values });
+        self.steps.push(AppliedStep { tokens, values });
     }
 
     /// Returns all values after `steps` steps; `None` if no shard has made that many.
@@ -148,9 +148,9 @@ impl Synchronous {
         }
     }
 
-    pub(super) fn pulled(&mut self, pulled: Pulled<'_, impl Fn(VariableId) -> Range<usize>>) {
+    pub(super) fn pulled(&mut self, pulled: CheckedPull<'_, impl Fn(VariableId) -> Range<usize>>) {
         self.pulls += 1;
-        let Pulled { step, bytes, range, .. } = pulled;
+        let CheckedPull { step, bytes, range, .. } = pulled;
         let values = self.values(step.0);
         let values =
             values.unwrap_or_else(|| panic!("values of step {step}, which no shard has made"));

@@ -5,33 +5,33 @@ use std::time::Duration;
 
 use pushpull_common::ids::ShardId;
 
-use super::{Event, World};
-use crate::chance::Chance;
-use crate::faults::Fault;
-use crate::network::{Arrival, Client, Connection, Direction, Item};
+use super::{ScheduledEvent, SimWorld};
+use crate::chance::SimChance;
+use crate::faults::FaultKind;
+use crate::network::{Arrival, Connection, Direction, Item, LinkClient};
 use crate::setting::LEASE;
 
-impl World {
+impl SimWorld {
     /// Names the client of a connection. The name does not depend on other processes.
-    pub(super) fn name_of(&self, client: Client) -> String {
+    pub(super) fn name_of(&self, client: LinkClient) -> String {
         match client {
-            Client::Worker { process, .. } => self.processes[process].name(),
-            Client::Shard(shard) => shard.to_string(),
+            LinkClient::Worker { process, .. } => self.processes[process].name(),
+            LinkClient::Shard(shard) => shard.to_string(),
         }
     }
 
-    pub(super) fn open(&mut self, client: Client, server: ShardId) -> u64 {
+    pub(super) fn open(&mut self, client: LinkClient, server: ShardId) -> u64 {
         let number = self.next_connection;
         self.next_connection += 1;
         let name = format!("{} to {server}", self.name_of(client));
         let count = self.connection_counts.entry(name.clone()).or_default();
         *count += 1;
-        let mut chance = Chance::of(self.setting.seed, &format!("{name}, {count}"));
+        let mut chance = SimChance::of(self.setting.seed, &format!("{name}, {count}"));
         let delay = chance.micros(50, 5000);
         let mut connection = Connection::new(client, server, chance);
         connection.same_host = self.is_same_host(client);
         self.connections.insert(number, connection);
-        self.after(delay, Event::Connect(number));
+        self.after(delay, ScheduledEvent::Connect(number));
         number
     }
 
@@ -49,13 +49,13 @@ impl World {
             same_host = connection.same_host;
         }
         match client {
-            Client::Worker { process, link } => {
+            LinkClient::Worker { process, link } => {
                 self.with_process(process, |endpoint| endpoint.connected(now, link, same_host));
             }
-            Client::Shard(shard) => {
+            LinkClient::Shard(shard) => {
                 self.with_shard(shard, |endpoint| endpoint.owner_connected());
                 let life = self.tasks[shard.task as usize].life;
-                self.after(LEASE / 5, Event::Beat(shard, life));
+                self.after(LEASE / 5, ScheduledEvent::Beat(shard, life));
             }
         }
     }
@@ -67,7 +67,7 @@ impl World {
         if !connection.pipe(direction).due {
             connection.pipe(direction).due = true;
             let at = connection.arrives(now);
-            self.at(at, Event::Deliver(number, direction));
+            self.at(at, ScheduledEvent::Deliver(number, direction));
         }
     }
 
@@ -79,7 +79,7 @@ impl World {
         connection.pipe(direction).due = !connection.pipe(direction).is_empty();
         if connection.pipe(direction).due {
             let at = connection.arrives(now);
-            self.at(at, Event::Deliver(number, direction));
+            self.at(at, ScheduledEvent::Deliver(number, direction));
         }
         let bytes = match arrival {
             None => return,
@@ -93,20 +93,20 @@ impl World {
     }
 
     /// Hands descriptors to the client: at the latest with the frame that they belong to.
-    fn pass(&mut self, client: Client, passed: Vec<Vec<OwnedFd>>) {
-        let Client::Worker { process, link } = client else { return };
+    fn pass(&mut self, client: LinkClient, passed: Vec<Vec<OwnedFd>>) {
+        let LinkClient::Worker { process, link } = client else { return };
         let endpoint = &mut self.processes[process].endpoint;
         passed.into_iter().for_each(|descriptors| endpoint.descriptors_received(link, descriptors));
     }
 
     /// Whether a client is on the same host as the servers.
-    fn is_same_host(&self, client: Client) -> bool {
+    fn is_same_host(&self, client: LinkClient) -> bool {
         match client {
-            Client::Worker { process, .. } => {
+            LinkClient::Worker { process, .. } => {
                 let incarnation = self.processes[process].trainer.incarnation;
                 self.setting.shares && incarnation.is_multiple_of(2)
             }
-            Client::Shard(_) => false,
+            LinkClient::Shard(_) => false,
         }
     }
 
@@ -114,7 +114,7 @@ impl World {
         &mut self,
         number: u64,
         direction: Direction,
-        client: Client,
+        client: LinkClient,
         server: ShardId,
         bytes: &[u8],
     ) {
@@ -123,7 +123,7 @@ impl World {
             (Direction::ToServer, _) => {
                 self.with_shard(server, |endpoint| endpoint.receive(now, number, bytes))
             }
-            (Direction::ToClient, Client::Worker { process, link }) => {
+            (Direction::ToClient, LinkClient::Worker { process, link }) => {
                 let mut sound = true;
                 if self.processes[process].links.get(&link) == Some(&number) {
                     self.with_process(process, |endpoint| {
@@ -132,19 +132,21 @@ impl World {
                 }
                 Some(sound)
             }
-            (Direction::ToClient, Client::Shard(shard)) => match self.to_owner.get_mut(&shard) {
-                Some((current, heard)) if *current == number => {
-                    *heard = now;
-                    // A shard that is not welcomed reconnects.
-                    let sound =
-                        self.with_shard(shard, |endpoint| endpoint.on_owner_message(now, bytes));
-                    if sound == Some(false) {
-                        self.cut_clean(number);
+            (Direction::ToClient, LinkClient::Shard(shard)) => {
+                match self.to_owner.get_mut(&shard) {
+                    Some((current, heard)) if *current == number => {
+                        *heard = now;
+                        // A shard that is not welcomed reconnects.
+                        let sound = self
+                            .with_shard(shard, |endpoint| endpoint.on_owner_message(now, bytes));
+                        if sound == Some(false) {
+                            self.cut_clean(number);
+                        }
+                        Some(true)
                     }
-                    Some(true)
+                    _ => Some(true),
                 }
-                _ => Some(true),
-            },
+            }
         };
         assert_ne!(sound, Some(false), "{client:?} and {server} break the protocol");
     }
@@ -152,7 +154,7 @@ impl World {
     /// Ends a connection and notifies both sides at once.
     fn cut_clean(&mut self, number: u64) {
         let Some(connection) = self.connections.remove(&number) else { return };
-        self.at(self.now, Event::ServerGone(number, connection.server));
+        self.at(self.now, ScheduledEvent::ServerGone(number, connection.server));
         self.client_gone(number, connection.client);
     }
 
@@ -161,7 +163,7 @@ impl World {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         if connection.is_up {
             let delay = notice_delay(&mut connection.chance);
-            self.after(delay, Event::ServerGone(number, connection.server));
+            self.after(delay, ScheduledEvent::ServerGone(number, connection.server));
         }
     }
 
@@ -172,7 +174,7 @@ impl World {
         for direction in [Direction::ToServer, Direction::ToClient] {
             let bytes = connection.last(direction);
             if connection.is_up && !bytes.is_empty() && self.is_reader_running(direction, client) {
-                self.faults.insert(Fault::Half);
+                self.faults.insert(FaultKind::Half);
                 self.trace.bytes(&bytes);
                 self.pass(client, std::mem::take(&mut connection.passed));
                 self.arrive(number, direction, client, server, &bytes);
@@ -180,24 +182,24 @@ impl World {
         }
         let chance = &mut connection.chance;
         let (one, other) = (notice_delay(chance), notice_delay(chance));
-        self.after(one, Event::ServerGone(number, server));
-        self.after(other, Event::ClientGone(number, client));
+        self.after(one, ScheduledEvent::ServerGone(number, server));
+        self.after(other, ScheduledEvent::ClientGone(number, client));
     }
 
     /// Whether the process that would read the bytes is running.
-    fn is_reader_running(&self, direction: Direction, client: Client) -> bool {
+    fn is_reader_running(&self, direction: Direction, client: LinkClient) -> bool {
         match (direction, client) {
-            (Direction::ToClient, Client::Worker { process, .. }) => {
+            (Direction::ToClient, LinkClient::Worker { process, .. }) => {
                 self.processes[process].paused_until.is_none_or(|until| until <= self.now)
             }
             _ => true,
         }
     }
 
-    pub(super) fn client_gone(&mut self, number: u64, client: Client) {
+    pub(super) fn client_gone(&mut self, number: u64, client: LinkClient) {
         let now = self.now;
         match client {
-            Client::Worker { process, link } => {
+            LinkClient::Worker { process, link } => {
                 if self.processes[process].links.get(&link) == Some(&number) {
                     self.processes[process].links.remove(&link);
                     self.with_process(process, |endpoint| {
@@ -205,13 +207,13 @@ impl World {
                     });
                 }
             }
-            Client::Shard(shard) => {
+            LinkClient::Shard(shard) => {
                 if self.to_owner.get(&shard).is_some_and(|&(current, _)| current == number) {
                     self.to_owner.remove(&shard);
                     self.with_shard(shard, |endpoint| endpoint.owner_lost(now));
                     let delay = self.tasks[shard.task as usize].chance.millis(0, 300);
                     let life = self.tasks[shard.task as usize].life;
-                    self.after(delay, Event::Link(shard, life));
+                    self.after(delay, ScheduledEvent::Link(shard, life));
                 }
             }
         }
@@ -219,7 +221,7 @@ impl World {
 }
 
 /// Draws the time after which a side notices that a connection is gone.
-fn notice_delay(chance: &mut Chance) -> Duration {
+fn notice_delay(chance: &mut SimChance) -> Duration {
     match chance.between(0, 9) {
         0 => chance.millis(500, 2500),
         _ => chance.micros(10, 20_000),

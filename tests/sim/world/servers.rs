@@ -5,11 +5,11 @@ use std::time::Duration;
 use pushpull_common::ids::ShardId;
 use pushpull_ps::simulation::{self as ps, Files, TICK, WorkState};
 
-use super::{Event, Host, World};
-use crate::network::{Client, Connection, Direction, Item};
+use super::{Host, ScheduledEvent, SimWorld};
+use crate::network::{Connection, Direction, Item, LinkClient};
 use crate::setting::LEASE;
 
-impl World {
+impl SimWorld {
     fn shard(&mut self, shard: ShardId) -> Option<&mut ps::ShardEndpoint> {
         match self.tasks.get_mut(shard.task as usize)?.shards.get_mut(shard.shard as usize)? {
             Host::Up(endpoint) => Some(endpoint),
@@ -45,7 +45,7 @@ impl World {
                 _ => self.tasks[task].chance.micros(1, 4000),
             };
             let life = self.tasks[task].life;
-            self.after(pause, Event::Work(shard, life));
+            self.after(pause, ScheduledEvent::Work(shard, life));
         }
         Some(result)
     }
@@ -107,7 +107,7 @@ impl World {
         for shard in 0..self.setting.shards {
             self.with_shard(ShardId { task, shard }, |endpoint| endpoint.tick(now));
         }
-        self.after(TICK, Event::Tick(task, life));
+        self.after(TICK, ScheduledEvent::Tick(task, life));
     }
 
     pub(super) fn restart(&mut self, task: u32) {
@@ -140,11 +140,11 @@ impl World {
             }
             if !owns {
                 let delay = self.tasks[task as usize].chance.millis(0, 20);
-                self.after(delay, Event::Link(id, life));
+                self.after(delay, ScheduledEvent::Link(id, life));
             }
             self.with_shard(id, |_| ());
         }
-        self.after(TICK, Event::Tick(task, life));
+        self.after(TICK, ScheduledEvent::Tick(task, life));
     }
 
     /// Kills a task and schedules its restart; false if it is down already.
@@ -164,7 +164,7 @@ impl World {
             }
             // The shard's connection to the step owner, and the connections to this shard.
             let is_of = |connection: &Connection| {
-                connection.server == id || connection.client == Client::Shard(id)
+                connection.server == id || connection.client == LinkClient::Shard(id)
             };
             let of_it = self.connections.iter().filter(|(_, connection)| is_of(connection));
             for connection in of_it.map(|(&number, _)| number).collect::<Vec<_>>() {
@@ -172,7 +172,7 @@ impl World {
             }
             self.to_owner.remove(&id);
         }
-        self.after(delay, Event::Restart(task));
+        self.after(delay, ScheduledEvent::Restart(task));
         true
     }
 
@@ -182,7 +182,7 @@ impl World {
             return;
         }
         let owner = ShardId { task: 0, shard: 0 };
-        let connection = self.open(Client::Shard(shard), owner);
+        let connection = self.open(LinkClient::Shard(shard), owner);
         self.to_owner.insert(shard, (connection, self.now));
     }
 
@@ -195,6 +195,6 @@ impl World {
             return self.cut(connection);
         }
         self.with_shard(shard, |endpoint| endpoint.send_heartbeat());
-        self.after(LEASE / 5, Event::Beat(shard, life));
+        self.after(LEASE / 5, ScheduledEvent::Beat(shard, life));
     }
 }

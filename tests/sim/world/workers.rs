@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use pushpull_worker::simulation as worker;
 
-use super::{Event, Process, World};
-use crate::chance::Chance;
-use crate::network::{Client, Direction, Item};
+use super::{ScheduledEvent, SimWorld, WorkerProcess};
+use crate::chance::SimChance;
+use crate::network::{Direction, Item, LinkClient};
 use crate::trainer::{NextAction, Phase, Trainer};
 
-impl Process {
+impl WorkerProcess {
     /// Names the process. The name does not depend on other processes.
     pub(super) fn name(&self) -> String {
         format!("process {} of worker {}", self.life, self.trainer.task)
     }
 }
 
-impl World {
+impl SimWorld {
     pub(super) fn start_worker(&mut self, task: u32) {
         let number = self.processes.len();
         let of_task = self.processes.iter().filter(|other| other.trainer.task == task);
         let life = 1 + of_task.count() as u64;
         let name = format!("process {life} of worker {task}");
-        let mut chance = Chance::of(self.setting.seed, &name);
+        let mut chance = SimChance::of(self.setting.seed, &name);
         let incarnation = 1000 * u64::from(task) + 2 * life + chance.between(0, 1);
         let trainer = Trainer::new(task, &self.setting, incarnation, &mut chance);
         let catalogue = Arc::clone(&self.setting.catalogue);
@@ -46,7 +46,7 @@ impl World {
         if self.setting.planted.bug() == Some(pushpull_ps::Bug::OwnerNotAsked) {
             endpoint.skip_owner();
         }
-        self.processes.push(Process {
+        self.processes.push(WorkerProcess {
             endpoint,
             trainer,
             links: BTreeMap::new(),
@@ -78,7 +78,7 @@ impl World {
         while let Some(event) = self.processes[number].endpoint.poll() {
             match event {
                 worker::EndpointEvent::Connect { link, shard } => {
-                    let client = Client::Worker { process: number, link };
+                    let client = LinkClient::Worker { process: number, link };
                     let connection = self.open(client, shard);
                     self.processes[number].links.insert(link, connection);
                 }
@@ -100,23 +100,24 @@ impl World {
                         2..=9 => chance.millis(5, 100),
                         _ => chance.micros(1, 2000),
                     };
-                    self.after(pause, Event::Read(number));
+                    self.after(pause, ScheduledEvent::Read(number));
                 }
                 worker::EndpointEvent::Reply { op, reply } => {
                     self.trace.note(|| format!("  process {number} is answered {}", short(&reply)));
-                    let Process { endpoint, trainer, chance, .. } = &mut self.processes[number];
+                    let WorkerProcess { endpoint, trainer, chance, .. } =
+                        &mut self.processes[number];
                     let checker = &mut self.checker;
                     let action = trainer.on_reply(now, endpoint, op, reply, checker, chance);
                     match action {
                         None => {}
                         Some(NextAction::Gradient(time)) => {
-                            self.after(time, Event::Computed(number));
+                            self.after(time, ScheduledEvent::Computed(number));
                         }
                         Some(NextAction::SlowGradient(time)) => {
-                            self.after(time, Event::ComputedSlow(number));
+                            self.after(time, ScheduledEvent::ComputedSlow(number));
                         }
                         Some(NextAction::Pause(time, op)) => {
-                            self.after(time, Event::Again(number, op))
+                            self.after(time, ScheduledEvent::Again(number, op))
                         }
                     }
                     if self.processes[number].trainer.is_over() {
@@ -135,7 +136,7 @@ impl World {
             if let Some(later) = process.armed {
                 self.queue.remove(&later);
             }
-            let key = self.at(wake, Event::Wake(number));
+            let key = self.at(wake, ScheduledEvent::Wake(number));
             self.processes[number].armed = Some(key);
         }
     }
@@ -143,7 +144,7 @@ impl World {
     pub(super) fn computed(&mut self, number: usize, slow: bool) {
         let process = &mut self.processes[number];
         if process.is_alive {
-            let Process { endpoint, trainer, chance, .. } = process;
+            let WorkerProcess { endpoint, trainer, chance, .. } = process;
             let (now, setting, checker) = (self.now, &self.setting, &mut self.checker);
             match slow {
                 true => trainer.push_slow(now, endpoint, setting, checker, chance),
@@ -170,11 +171,11 @@ impl World {
         for connection in links {
             self.drop_connection(connection);
         }
-        let Process { trainer, chance, .. } = &mut self.processes[number];
+        let WorkerProcess { trainer, chance, .. } = &mut self.processes[number];
         let task = trainer.task;
         if trainer.phase == (Phase::Left { ended: false }) && self.setting.waits() {
             let delay = chance.millis(300, 3000);
-            self.after(delay, Event::Start(task));
+            self.after(delay, ScheduledEvent::Start(task));
         }
         // Of two processes that were never welcomed, the last to send a hello counts as the newer.
         let of_task = self.processes.iter().filter(|other| other.trainer.task == task);
@@ -183,11 +184,11 @@ impl World {
             !(fenced && is_alone) || self.retired() > 0,
             "process {number} of worker {task} is fenced without a newer process"
         );
-        let lives = |other: &Process| other.trainer.task == task && other.is_alive;
+        let lives = |other: &WorkerProcess| other.trainer.task == task && other.is_alive;
         let is_given_up = fenced && self.retired() > 0;
         if is_given_up && !self.processes.iter().any(lives) {
             let delay = self.processes[number].chance.millis(300, 3000);
-            self.after(delay, Event::Start(task));
+            self.after(delay, ScheduledEvent::Start(task));
         }
     }
 }

@@ -8,6 +8,7 @@
 //! other owners it needs, adds outputs to the queue, and returns what has changed. The dispatch in
 //! this file decides what follows from that.
 
+mod encoded_values;
 mod io;
 mod links;
 mod membership;

@@ -8,8 +8,8 @@ use pushpull::{
     ClusterSpec, Gradients, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
 };
 
-use super::ceiling::Direction;
-use super::{Failure, Folder, Transport};
+use super::ceiling::PayloadDirection;
+use super::{BenchFolder, Failure, Transport};
 
 /// Learning rate of a server in this process. Multiples of 0.5 are exact in f32 below 2^23, so
 /// fewer than 2^24 pushes add up exactly.
@@ -17,13 +17,13 @@ pub(crate) const RATE: f64 = 0.5;
 
 /// The model that is pulled and pushed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Model {
+pub(crate) struct BenchModel {
     /// Size of all variables together in bytes, 4 per element.
     pub(crate) bytes: usize,
     pub(crate) variables: usize,
 }
 
-impl Model {
+impl BenchModel {
     fn names(self) -> impl Iterator<Item = String> {
         (0..self.variables).map(|variable| format!("w{variable}"))
     }
@@ -33,7 +33,7 @@ impl Model {
     fn specs(self) -> Result<Vec<VariableSpec>, Failure> {
         let elements = self.bytes / 4;
         if self.variables > elements {
-            let Model { bytes, variables } = self;
+            let BenchModel { bytes, variables } = self;
             let fault = format!("--variables {variables}: {bytes} bytes have fewer elements");
             return Err(fault.into());
         }
@@ -55,18 +55,18 @@ pub(crate) enum Target<'a> {
 
 /// A server and its workers.
 pub(crate) struct TestBed {
-    model: Model,
+    model: BenchModel,
     cluster: ClusterSpec,
-    replicas: Vec<Replica>,
+    replicas: Vec<WorkerReplica>,
     rate: f64,
     /// Value of every element and global step before the first push.
     before: (f32, u64),
     _server: Option<Ps>,
-    _folder: Option<Folder>,
+    _folder: Option<BenchFolder>,
 }
 
 /// One worker and its copy of the model.
-struct Replica {
+struct WorkerReplica {
     worker: Worker,
     reader: Reader,
     params: Params,
@@ -80,7 +80,7 @@ impl TestBed {
     pub(crate) fn start(
         at: Target<'_>,
         transport: Transport,
-        model: Model,
+        model: BenchModel,
         replicas: usize,
     ) -> Result<TestBed, Failure> {
         let workers = (1..=replicas).map(|port| format!("127.0.0.1:{port}"));
@@ -101,7 +101,7 @@ impl TestBed {
         };
         let specs = model.specs()?;
         let replicas = (0..replicas)
-            .map(|task| Replica::join(&cluster, task as u32, transport, model, &specs))
+            .map(|task| WorkerReplica::join(&cluster, task as u32, transport, model, &specs))
             .collect::<Result<Vec<_>, _>>()?;
         let before = (0.0, 0);
         let mut bed =
@@ -117,10 +117,14 @@ impl TestBed {
 
     /// Has all replicas pull or push this many times, concurrently. Returns the mean time of one
     /// replica.
-    pub(crate) fn turn(&mut self, direction: Direction, times: usize) -> Result<Duration, Failure> {
-        let once = |replica: &mut Replica| match direction {
-            Direction::Pull => replica.pull(),
-            Direction::Push => replica.push(),
+    pub(crate) fn turn(
+        &mut self,
+        direction: PayloadDirection,
+        times: usize,
+    ) -> Result<Duration, Failure> {
+        let once = |replica: &mut WorkerReplica| match direction {
+            PayloadDirection::Pull => replica.pull(),
+            PayloadDirection::Push => replica.push(),
         };
         at_once(&mut self.replicas, times, once)
     }
@@ -168,14 +172,14 @@ impl TestBed {
     }
 }
 
-impl Replica {
+impl WorkerReplica {
     fn join(
         cluster: &ClusterSpec,
         task: u32,
         transport: Transport,
-        model: Model,
+        model: BenchModel,
         specs: &[VariableSpec],
-    ) -> Result<Replica, Failure> {
+    ) -> Result<WorkerReplica, Failure> {
         let config = WorkerConfig::new(cluster.clone(), TaskId::worker(task));
         let config = config.shared_memory(transport.is_shared());
         let mut worker = Worker::connect(config.clone())?;
@@ -183,7 +187,7 @@ impl Replica {
         let reader = Reader::connect(config)?;
         let params = reader.params();
         let (names, unpushed, pushes) = (model.names().collect(), Vec::new(), 0);
-        Ok(Replica { worker, reader, params, names, unpushed, pushes })
+        Ok(WorkerReplica { worker, reader, params, names, unpushed, pushes })
     }
 
     fn pull(&mut self) -> Result<Duration, Failure> {

@@ -22,7 +22,7 @@ const CHUNK: usize = 1 << 20;
 
 /// Direction of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub(crate) enum PayloadDirection {
     /// To the server, which applies it in place as it arrives.
     Push,
     /// From the server.
@@ -37,14 +37,14 @@ impl<S: Read + Write + Send> DuplexStream for S {}
 pub(crate) struct RoundTrip {
     stream: Box<dyn DuplexStream>,
     buffer: Vec<u8>,
-    direction: Direction,
+    direction: PayloadDirection,
     server: Option<JoinHandle<()>>,
 }
 
 impl RoundTrip {
     pub(crate) fn start(
         transport: Transport,
-        direction: Direction,
+        direction: PayloadDirection,
         bytes: usize,
     ) -> std::io::Result<RoundTrip> {
         let (client, server): (Box<dyn DuplexStream>, Box<dyn DuplexStream>) = match transport {
@@ -62,12 +62,12 @@ impl RoundTrip {
     }
 
     /// Returns its name for the column `ceiling is`.
-    pub(crate) fn name(transport: Transport, direction: Direction) -> &'static str {
+    pub(crate) fn name(transport: Transport, direction: PayloadDirection) -> &'static str {
         match (transport, direction) {
-            (Transport::Tcp, Direction::Pull) => "rr_tcp",
-            (Transport::Tcp, Direction::Push) => "rr_apply_tcp",
-            (_, Direction::Pull) => "rr_uds",
-            (_, Direction::Push) => "rr_apply_uds",
+            (Transport::Tcp, PayloadDirection::Pull) => "rr_tcp",
+            (Transport::Tcp, PayloadDirection::Push) => "rr_apply_tcp",
+            (_, PayloadDirection::Pull) => "rr_uds",
+            (_, PayloadDirection::Push) => "rr_apply_uds",
         }
     }
 
@@ -77,11 +77,11 @@ impl RoundTrip {
         let mut short = [0; SHORT];
         self.stream.write_all(&short)?;
         match self.direction {
-            Direction::Push => {
+            PayloadDirection::Push => {
                 self.stream.write_all(&self.buffer)?;
                 self.stream.read_exact(&mut short)?;
             }
-            Direction::Pull => {
+            PayloadDirection::Pull => {
                 self.stream.read_exact(&mut short)?;
                 self.stream.read_exact(&mut self.buffer)?;
             }
@@ -100,16 +100,16 @@ impl Drop for RoundTrip {
     }
 }
 
-fn serve(mut stream: Box<dyn DuplexStream>, direction: Direction, bytes: usize) {
+fn serve(mut stream: Box<dyn DuplexStream>, direction: PayloadDirection, bytes: usize) {
     let mut short = [0; SHORT];
     let mut values = vec![0.0_f32; bytes / 4];
     let mut chunk = vec![0.0_f32; CHUNK.min(bytes) / 4];
     while stream.read_exact(&mut short).is_ok() {
         let done = match direction {
-            Direction::Pull => stream
+            PayloadDirection::Pull => stream
                 .write_all(&short)
                 .and_then(|()| stream.write_all(bytemuck::cast_slice(&values))),
-            Direction::Push => {
+            PayloadDirection::Push => {
                 let mut received = Ok(());
                 for values in values.chunks_mut(CHUNK / 4) {
                     let gradient = &mut chunk[..values.len()];

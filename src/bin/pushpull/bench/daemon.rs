@@ -11,16 +11,16 @@ use pushpull::{
     Catalogue, ClusterSpec, Placement, PlacementStrategy, ShardId, ShardMap, VariableSpec,
 };
 
-use super::probe::Line;
-use super::{Failure, Folder};
+use super::probe::ProbeConnection;
+use super::{BenchFolder, Failure};
 
 /// Maximum time for a server to answer before the measurement fails.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts daemons one after the other on one state directory behind one Unix socket.
-pub(crate) struct Daemons {
+pub(crate) struct BenchDaemons {
     program: PathBuf,
-    folder: Folder,
+    folder: BenchFolder,
     address: String,
     arguments: &'static [&'static str],
     pub(crate) cluster: ClusterSpec,
@@ -29,14 +29,17 @@ pub(crate) struct Daemons {
 /// A running daemon, killed on drop.
 pub(crate) struct Daemon(Child);
 
-impl Daemons {
+impl BenchDaemons {
     /// Prepares daemons that are started with these extra arguments. Starts none.
-    pub(crate) fn new(what: &str, arguments: &'static [&'static str]) -> Result<Daemons, Failure> {
-        let (program, folder) = (program()?, Folder::private(what)?);
+    pub(crate) fn new(
+        what: &str,
+        arguments: &'static [&'static str],
+    ) -> Result<BenchDaemons, Failure> {
+        let (program, folder) = (program()?, BenchFolder::private(what)?);
         let address = format!("unix:{}/ps.sock", folder.path().display());
         let cluster =
             ClusterSpec::builder().job("ps", [&address]).job("worker", WORKERS).build()?;
-        Ok(Daemons { program, folder, address, arguments, cluster })
+        Ok(BenchDaemons { program, folder, address, arguments, cluster })
     }
 
     /// Returns the state directory.
@@ -68,7 +71,7 @@ impl Daemons {
         let catalogue = Catalogue::new(variables, &placement)?;
         let began = Instant::now();
         let mut chief = loop {
-            match Line::open(&self.cluster, ShardId::default(), Role::Chief {}) {
+            match ProbeConnection::open(&self.cluster, ShardId::default(), Role::Chief {}) {
                 Ok(Some(line)) => break line,
                 Ok(None) => return Err("the daemon refused a chief".into()),
                 Err(error) if began.elapsed() > TIMEOUT => return Err(error.into()),
@@ -101,7 +104,7 @@ impl Drop for Daemon {
 }
 
 /// Reads the next message. Fails unless it has this name.
-pub(crate) fn expect(line: &mut Line, name: &str) -> Result<(), Failure> {
+pub(crate) fn expect(line: &mut ProbeConnection, name: &str) -> Result<(), Failure> {
     match line.next()? {
         Message::Refused(refused) => Err(refused.refusal.to_string().into()),
         message if message.name() == name => Ok(()),

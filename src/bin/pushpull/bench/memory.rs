@@ -10,9 +10,9 @@ use pushpull::common::protocol::message::Role;
 use pushpull::{Params, ShardId, TaskId, VariableSpec, WorkerConfig};
 
 use super::Failure;
-use super::daemon::Daemons;
-use super::probe::Line as Connection;
-use super::report::{Line, Report, Unit};
+use super::daemon::BenchDaemons;
+use super::probe::ProbeConnection;
+use super::report::{Report, ReportLine, Unit};
 
 /// Settings of the daemon that the formula relies on. Plain gradient descent has no slots.
 const SETTINGS: &[&str] = &["--optimizer", "sgd", "--learning-rate", "0.5", "--inbox-pushes", "2"];
@@ -27,7 +27,7 @@ const CONNECTIONS: usize = 1000;
 
 /// Measures a daemon whose variables have `bytes` bytes in total.
 pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
-    let daemons = Daemons::new("memory", SETTINGS)?;
+    let daemons = BenchDaemons::new("memory", SETTINGS)?;
     let daemon = daemons.start()?;
     let rows = 1 << 10;
     let columns = (bytes as u64 / 4 / 8 / rows).max(1);
@@ -49,7 +49,15 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
         let (unit, ceiling_name) = (Unit::Memory, "state, largest push, inbox and pins");
         let (ours, ceiling) = (memory_used as f64 / 1024.0, Some(formula as f64 / 1024.0));
         let name = name.to_owned();
-        report.line(Line { name, unit, ours, ceiling, p99: None, ceiling_name, rounds: 1 })?;
+        report.line(ReportLine {
+            name,
+            unit,
+            ours,
+            ceiling,
+            p99: None,
+            ceiling_name,
+            rounds: 1,
+        })?;
         Ok(())
     };
     figure("memory_overhead_idle", memory_used()?)?;
@@ -83,14 +91,23 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
 
     let before = anonymous(daemon.id())?;
     let idle = (0..CONNECTIONS).map(|_| {
-        let connection = Connection::open(&daemons.cluster, ShardId::default(), Role::Reader {})?;
+        let connection =
+            ProbeConnection::open(&daemons.cluster, ShardId::default(), Role::Reader {})?;
         connection.ok_or_else(|| Failure::from("the daemon refused a reader"))
     });
     let idle = idle.collect::<Result<Vec<_>, _>>()?;
     let each = anonymous(daemon.id())?.saturating_sub(before) as f64 / idle.len() as f64;
     let (name, unit) = ("memory_idle_connection".to_owned(), Unit::Memory);
     let (ours, ceiling_name) = (each / 1024.0, "");
-    report.line(Line { name, unit, ours, ceiling: None, p99: None, ceiling_name, rounds: 1 })?;
+    report.line(ReportLine {
+        name,
+        unit,
+        ours,
+        ceiling: None,
+        p99: None,
+        ceiling_name,
+        rounds: 1,
+    })?;
     Ok(())
 }
 
@@ -113,7 +130,7 @@ fn train(
 }
 
 /// Checks that the values are the sum of the pushes.
-fn check(daemons: &Daemons) -> Result<(), Failure> {
+fn check(daemons: &BenchDaemons) -> Result<(), Failure> {
     let config = WorkerConfig::new(daemons.cluster.clone(), TaskId::worker(0));
     let mut reader = pushpull::blocking::Reader::connect(config)?;
     let mut params = reader.params();

@@ -161,11 +161,11 @@ impl Transport {
     }
 
     /// Returns an address for a server in this process, and the private folder of its socket.
-    pub(crate) fn address(self, what: &str) -> std::io::Result<(String, Option<Folder>)> {
+    pub(crate) fn address(self, what: &str) -> std::io::Result<(String, Option<BenchFolder>)> {
         Ok(match self {
             Transport::Tcp => ("127.0.0.1:0".to_owned(), None),
             Transport::Uds | Transport::Shm => {
-                let folder = Folder::private(what)?;
+                let folder = BenchFolder::private(what)?;
                 (format!("unix:{}/ps.sock", folder.path().display()), Some(folder))
             }
         })
@@ -265,15 +265,15 @@ fn bytes_of(size: &str) -> Result<usize, Failure> {
 
 /// A private folder, removed with its contents on drop. On tmpfs if /dev/shm exists.
 #[derive(Debug)]
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct BenchFolder(PathBuf);
 
-impl Folder {
-    pub(crate) fn private(what: &str) -> std::io::Result<Folder> {
+impl BenchFolder {
+    pub(crate) fn private(what: &str) -> std::io::Result<BenchFolder> {
         let shared = Path::new("/dev/shm");
         let root = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
         let path = root.join(format!("pushpull-bench-{what}-{}", std::process::id()));
         std::fs::create_dir_all(&path)?;
-        Ok(Folder(path))
+        Ok(BenchFolder(path))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -281,7 +281,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for BenchFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

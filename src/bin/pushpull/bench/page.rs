@@ -5,14 +5,14 @@ use std::fs;
 use std::path::Path;
 
 use super::Failure;
-use super::report::Line;
+use super::report::ReportLine;
 
 /// The marker lines around the figures.
 const BEGIN: &str = "<!-- figures: begin -->";
 const END: &str = "<!-- figures: end -->";
 
 /// Replaces the figures of a page with those of this run: the machine, the command and a table.
-pub(crate) fn write(path: &Path, lines: &[Line]) -> Result<(), Failure> {
+pub(crate) fn write(path: &Path, lines: &[ReportLine]) -> Result<(), Failure> {
     let page = fs::read_to_string(path)
         .map_err(|error| format!("--page {}: cannot read the page: {error}", path.display()))?;
     let command: Vec<String> = std::env::args().skip(1).collect();
@@ -53,7 +53,7 @@ fn machine(processors: &str, memory: &str, version: &str) -> String {
     format!("{cores} cores of {model} (cache {cache}), {gib:.0} GiB of memory, Linux {kernel}")
 }
 
-fn table(lines: &[Line]) -> String {
+fn table(lines: &[ReportLine]) -> String {
     let mut table = String::from(
         "| row | ours | ceiling | ratio | unit | the ceiling is |\n| --- | ---: | ---: | ---: | --- | --- |\n",
     );
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn the_table_has_a_row_for_each_line() {
         let (name, unit, ceiling_name) = ("a".to_owned(), Unit::Latency, "b");
-        let line = Line {
+        let line = ReportLine {
             name,
             unit,
             ours: 3.0,
@@ -107,7 +107,7 @@ mod tests {
             ceiling_name,
             rounds: 5,
         };
-        let alone = Line { ceiling: None, p99: None, ..line.clone() };
+        let alone = ReportLine { ceiling: None, p99: None, ..line.clone() };
         let table = table(&[line, alone]);
         let rows: Vec<&str> = table.lines().skip(2).collect();
         assert_eq!(rows[0], "| `a` | 3.00 | 2.00 | 1.500 | us, p99 9.0 | b |");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use super::report::{Line, Unit};
+use super::report::{ReportLine, Unit};
 use super::{Failure, bytes_of};
 
 /// Width and height of the picture.
@@ -16,7 +16,7 @@ const PIXELS: (u32, u32) = (960, 540);
 type Points = Vec<(f64, f64, f64)>;
 
 /// Draws the throughput rows that differ in size only, as curves in an SVG file.
-pub(crate) fn draw(path: &Path, lines: &[Line]) -> Result<(), Failure> {
+pub(crate) fn draw(path: &Path, lines: &[ReportLine]) -> Result<(), Failure> {
     let curves = curves(lines);
     let points = || curves.values().flatten();
     let sizes = points().map(|&(size, ..)| size);
@@ -63,7 +63,7 @@ pub(crate) fn draw(path: &Path, lines: &[Line]) -> Result<(), Failure> {
 }
 
 /// Groups the rows into curves, sorted by size: `pull_tcp_4MiB` is a point of `pull_tcp`.
-fn curves(lines: &[Line]) -> BTreeMap<String, Points> {
+fn curves(lines: &[ReportLine]) -> BTreeMap<String, Points> {
     let mut curves: BTreeMap<String, Points> = BTreeMap::new();
     for line in lines.iter().filter(|line| line.unit == Unit::Throughput) {
         let Some(ceiling) = line.ceiling else { continue };
@@ -91,9 +91,17 @@ fn with_unit(bytes: f64) -> String {
 mod tests {
     use super::*;
 
-    fn line(name: &str, ours: f64) -> Line {
+    fn line(name: &str, ours: f64) -> ReportLine {
         let (name, unit, ceiling_name) = (name.to_owned(), Unit::Throughput, "rr");
-        Line { name, unit, ours, ceiling: Some(2.0 * ours), p99: None, ceiling_name, rounds: 5 }
+        ReportLine {
+            name,
+            unit,
+            ours,
+            ceiling: Some(2.0 * ours),
+            p99: None,
+            ceiling_name,
+            rounds: 5,
+        }
     }
 
     #[test]

@@ -28,7 +28,9 @@ pub(crate) fn answers(
     shard: ShardId,
     selection: Selection,
 ) -> io::Result<bool> {
-    let Some(mut line) = Line::open(cluster, shard, Role::Reader {})? else { return Ok(false) };
+    let Some(mut line) = ProbeConnection::open(cluster, shard, Role::Reader {})? else {
+        return Ok(false);
+    };
     line.send(Pull { selection }.into(), &[])?;
     loop {
         match line.next()? {
@@ -40,20 +42,20 @@ pub(crate) fn answers(
 }
 
 /// A connection to a shard, after the welcome.
-pub(crate) struct Line {
+pub(crate) struct ProbeConnection {
     stream: ProbeStream,
     reader: FrameReader,
     requests: u64,
 }
 
-impl Line {
+impl ProbeConnection {
     /// Connects in this role. Returns `None` if the shard refuses.
     pub(crate) fn open(
         cluster: &ClusterSpec,
         shard: ShardId,
         role: Role,
-    ) -> io::Result<Option<Line>> {
-        Line::greet(cluster, &Hello { role, ..hello(cluster, shard) }, TIMEOUT)
+    ) -> io::Result<Option<ProbeConnection>> {
+        ProbeConnection::greet(cluster, &Hello { role, ..hello(cluster, shard) }, TIMEOUT)
     }
 
     /// Connects to the shard that `hello` names. Returns `None` if the shard refuses. `timeout`
@@ -62,14 +64,14 @@ impl Line {
         cluster: &ClusterSpec,
         hello: &Hello,
         timeout: Duration,
-    ) -> io::Result<Option<Line>> {
+    ) -> io::Result<Option<ProbeConnection>> {
         let address = cluster.task_address("ps", hello.shard.task).map_err(io::Error::other)?;
         let stream = match address.strip_prefix("unix:") {
             Some(path) => ProbeStream::Unix(UnixStream::connect(path)?),
             None => ProbeStream::Tcp(TcpStream::connect(address)?),
         };
         stream.limit(timeout)?;
-        let mut line = Line { stream, reader: FrameReader::new(), requests: 0 };
+        let mut line = ProbeConnection { stream, reader: FrameReader::new(), requests: 0 };
         line.send(hello.clone().into(), &[])?;
         if !matches!(line.next()?, Message::Welcome(_)) {
             return Ok(None);

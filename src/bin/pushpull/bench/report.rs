@@ -50,7 +50,7 @@ pub(crate) struct Row {
 
 /// The figures of one row.
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub(crate) struct ReportLine {
     pub(crate) name: String,
     pub(crate) unit: Unit,
     /// Median over the rounds, or over all operations for a latency.
@@ -68,7 +68,7 @@ pub(crate) struct Line {
 #[derive(Debug)]
 pub(crate) struct Report {
     json: bool,
-    lines: Vec<Line>,
+    lines: Vec<ReportLine>,
 }
 
 impl Report {
@@ -77,12 +77,12 @@ impl Report {
     }
 
     /// Summarizes, prints and keeps a row.
-    pub(crate) fn row(&mut self, row: Row) -> io::Result<Line> {
+    pub(crate) fn row(&mut self, row: Row) -> io::Result<ReportLine> {
         self.line(row.line())
     }
 
     /// Prints and keeps figures that were not measured in rounds of operations.
-    pub(crate) fn line(&mut self, line: Line) -> io::Result<Line> {
+    pub(crate) fn line(&mut self, line: ReportLine) -> io::Result<ReportLine> {
         if !self.json && self.lines.is_empty() {
             let heads = ["name", "ours", "ceiling", "ratio", "unit", "ceiling is"];
             let [name, ours, ceiling, ratio, unit, ceiling_name] = heads;
@@ -96,14 +96,14 @@ impl Report {
     }
 
     /// Returns all rows so far.
-    pub(crate) fn lines(&self) -> &[Line] {
+    pub(crate) fn lines(&self) -> &[ReportLine] {
         &self.lines
     }
 }
 
 impl Row {
-    fn line(&self) -> Line {
-        let line = |ours, ceiling, p99| Line {
+    fn line(&self) -> ReportLine {
+        let line = |ours, ceiling, p99| ReportLine {
             name: self.name.clone(),
             unit: self.unit,
             ours,
@@ -136,7 +136,7 @@ impl Row {
     }
 }
 
-impl Line {
+impl ReportLine {
     /// Returns the ratio of our figure to the ceiling, if there is one.
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.compared().map(|(_, ratio)| ratio)
@@ -149,7 +149,7 @@ impl Line {
 
     /// Names and units need no escaping: they contain no quotes or backslashes.
     fn json(&self) -> String {
-        let Line { name, ours, ceiling_name, rounds, .. } = self;
+        let ReportLine { name, ours, ceiling_name, rounds, .. } = self;
         let figures = match self.p99 {
             Some(p99) => format!("\"p50_us\":{ours:.2},\"p99_us\":{p99:.2}"),
             None => format!("\"ours\":{ours:.6}"),
@@ -173,7 +173,7 @@ impl Line {
     }
 
     fn text(&self) -> String {
-        let Line { name, ceiling_name, .. } = self;
+        let ReportLine { name, ceiling_name, .. } = self;
         let ([ours, ceiling, ratio], unit) = (self.figures(), self.unit.name());
         let p99 = self.p99.map(|p99| format!(" (p99 of ours {p99:.1})")).unwrap_or_default();
         format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {ceiling_name}{p99}")
@@ -236,7 +236,7 @@ mod tests {
             "ratio": 1.5, "unit": "us", "ceiling_is": "pingpong", "n": 2,
         });
         assert_eq!(printed, expected);
-        let alone = Line { ceiling: None, p99: None, ..line.clone() };
+        let alone = ReportLine { ceiling: None, p99: None, ..line.clone() };
         let printed: serde_json::Value = serde_json::from_str(&alone.json()).unwrap();
         let expected =
             serde_json::json!({ "name": "latency", "ours": 3000.0, "unit": "us", "n": 2 });

@@ -8,9 +8,9 @@ use pushpull::common::protocol::message::Selection;
 use pushpull::common::protocol::wire::List;
 use pushpull::{ClusterSpec, ShardId, VariableSpec};
 
-use super::daemon::{Daemons, TIMEOUT};
+use super::daemon::{BenchDaemons, TIMEOUT};
 use super::probe::answers;
-use super::report::{Line, Report, Row, Unit};
+use super::report::{Report, ReportLine, Row, Unit};
 use super::{Failure, bytes_of};
 
 /// Settings for a small inbox: one push slot and few pinned bytes, so that the state fits in
@@ -25,14 +25,14 @@ pub(crate) fn run(sizes: &[String], rounds: usize, report: &mut Report) -> Resul
         let (name, unit, ceiling_name) =
             ("restart_flat".to_owned(), Unit::Latency, "the first size");
         let (ours, ceiling) = (last, Some(first));
-        report.line(Line { name, unit, ours, ceiling, p99: None, ceiling_name, rounds })?;
+        report.line(ReportLine { name, unit, ours, ceiling, p99: None, ceiling_name, rounds })?;
     }
     Ok(())
 }
 
 /// Measures one size. Returns the median restart time in microseconds.
 fn one_size(size: &str, rounds: usize, report: &mut Report) -> Result<f64, Failure> {
-    let daemons = Daemons::new("restart", SMALL_INBOX)?;
+    let daemons = BenchDaemons::new("restart", SMALL_INBOX)?;
     let mut running = daemons.start()?;
     let (small, rows) = (VariableSpec::f32("small", [16])?, 1 << 16);
     let large = VariableSpec::f32("large", [rows, bytes_of(size)? as u64 / 4 / rows])?;

@@ -11,7 +11,7 @@ use pushpull::{
 };
 
 use super::report::{Report, Row, Unit};
-use super::{Failure, Folder};
+use super::{BenchFolder, Failure};
 
 /// Saves a model of `bytes` bytes while one of its small variables is pushed continuously.
 pub(crate) fn run(
@@ -21,7 +21,7 @@ pub(crate) fn run(
     report: &mut Report,
 ) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let folder = Folder::private("checkpoint")?;
+    let folder = BenchFolder::private("checkpoint")?;
     let address = format!("unix:{}/ps.sock", folder.path().display());
     let listener = runtime.block_on(Ps::listen(&address))?;
     let cluster = ClusterSpec::builder()

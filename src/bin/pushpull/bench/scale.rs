@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use pushpull::common::protocol::message::{Pull, Role, Selection};
 use pushpull::{ClusterSpec, ShardId};
 
-use super::bed::{Model, Target, TestBed};
-use super::ceiling::Direction;
+use super::bed::{BenchModel, Target, TestBed};
+use super::ceiling::PayloadDirection;
 use super::daemon::expect;
-use super::probe::Line as Connection;
-use super::report::{Line, Report, Row, Unit};
+use super::probe::ProbeConnection;
+use super::report::{Report, ReportLine, Row, Unit};
 use super::turns::{Pace, interleave};
 use super::{Failure, Options, Transport};
 
@@ -22,9 +22,11 @@ const SMALL_BYTES: usize = 64;
 /// Measures hundreds, thousands and so on, up to the counts of the options.
 pub(crate) fn run(options: &Options, pace: Pace, report: &mut Report) -> Result<(), Failure> {
     let transport = options.transport.first().copied().unwrap_or(Transport::Tcp);
-    let mut worst: Option<Line> = None;
+    let mut worst: Option<ReportLine> = None;
     for variables in counts(options.scale_variables) {
-        for (verb, direction) in [("pull", Direction::Pull), ("push", Direction::Push)] {
+        for (verb, direction) in
+            [("pull", PayloadDirection::Pull), ("push", PayloadDirection::Push)]
+        {
             let mut one = bed(transport, MODEL_BYTES, 1)?;
             let mut many = bed(transport, MODEL_BYTES, variables)?;
             let (ours, theirs) =
@@ -45,8 +47,8 @@ pub(crate) fn run(options: &Options, pace: Pace, report: &mut Report) -> Result<
         keep_worst(&mut worst, report.row(row(name, ours, theirs, "one connection"))?);
         let (ours, theirs) = interleave(
             pace,
-            || many.bed.turn(Direction::Push, 1),
-            || one.bed.turn(Direction::Push, 1),
+            || many.bed.turn(PayloadDirection::Push, 1),
+            || one.bed.turn(PayloadDirection::Push, 1),
         )?;
         one.bed.check()?;
         many.bed.check()?;
@@ -64,7 +66,7 @@ fn counts(most: u32) -> impl Iterator<Item = usize> {
 }
 
 fn bed(transport: Transport, bytes: usize, variables: usize) -> Result<TestBed, Failure> {
-    TestBed::start(Target::InProcess { shards: 1 }, transport, Model { bytes, variables }, 1)
+    TestBed::start(Target::InProcess { shards: 1 }, transport, BenchModel { bytes, variables }, 1)
 }
 
 fn row(
@@ -77,17 +79,17 @@ fn row(
 }
 
 /// Keeps the line with the largest ratio.
-fn keep_worst(worst: &mut Option<Line>, line: Line) {
-    let ratio = |line: &Line| line.ratio().unwrap_or(f64::NAN);
+fn keep_worst(worst: &mut Option<ReportLine>, line: ReportLine) {
+    let ratio = |line: &ReportLine| line.ratio().unwrap_or(f64::NAN);
     if worst.as_ref().is_none_or(|worst| ratio(&line) > ratio(worst)) {
         *worst = Some(line);
     }
 }
 
 /// Prints the worst of several lines under a name of its own.
-fn summary(name: &str, worst: Option<Line>, report: &mut Report) -> Result<(), Failure> {
+fn summary(name: &str, worst: Option<ReportLine>, report: &mut Report) -> Result<(), Failure> {
     if let Some(worst) = worst {
-        report.line(Line { name: name.to_owned(), ..worst })?;
+        report.line(ReportLine { name: name.to_owned(), ..worst })?;
     }
     Ok(())
 }
@@ -95,7 +97,7 @@ fn summary(name: &str, worst: Option<Line>, report: &mut Report) -> Result<(), F
 /// A server and many reader connections, which pull in rotation.
 struct ReaderConnections {
     bed: TestBed,
-    connections: Vec<Connection>,
+    connections: Vec<ProbeConnection>,
     next: usize,
 }
 
@@ -103,8 +105,8 @@ impl ReaderConnections {
     fn start(transport: Transport, count: usize) -> Result<ReaderConnections, Failure> {
         let bed = bed(transport, SMALL_BYTES, 1)?;
         let cluster: &ClusterSpec = bed.cluster();
-        let open = |_| -> Result<Connection, Failure> {
-            let connection = Connection::open(cluster, ShardId::default(), Role::Reader {})?;
+        let open = |_| -> Result<ProbeConnection, Failure> {
+            let connection = ProbeConnection::open(cluster, ShardId::default(), Role::Reader {})?;
             connection.ok_or_else(|| "the server refused a reader".into())
         };
         let connections = (0..count).map(open).collect::<Result<Vec<_>, _>>()?;

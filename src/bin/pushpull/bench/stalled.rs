@@ -5,10 +5,10 @@ use pushpull::blocking::{Reader, Worker};
 use pushpull::common::protocol::message::{Pull, Role, Selection};
 use pushpull::{ShardId, TaskId, VariableSpec, WorkerConfig};
 
-use super::daemon::Daemons;
+use super::daemon::BenchDaemons;
 use super::memory::memory_used;
-use super::probe::Line as Connection;
-use super::report::{Line, Report, Row, Unit, latency};
+use super::probe::ProbeConnection;
+use super::report::{Report, ReportLine, Row, Unit, latency};
 use super::saving::push_small;
 use super::turns::Pace;
 use super::{Failure, bytes_of};
@@ -19,7 +19,7 @@ const SETTINGS: &[&str] = &["--optimizer", "sgd", "--learning-rate", "1", "--inb
 /// Measures a daemon with values of this size, all of which the reader requests.
 pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Failure> {
     let bytes = bytes_of(size)? as u64;
-    let daemons = Daemons::new("stalled", SETTINGS)?;
+    let daemons = BenchDaemons::new("stalled", SETTINGS)?;
     let daemon = daemons.start()?;
     let config = WorkerConfig::new(daemons.cluster.clone(), TaskId::worker(0)).shared_memory(false);
     let mut worker = Worker::connect(config.clone())?;
@@ -30,7 +30,7 @@ pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Fai
     let (mut alone, mut stalled, mut most) = (Vec::new(), Vec::new(), 0);
     for _ in 0..pace.rounds {
         alone.push(push_small(&mut worker, pace.round, None)?);
-        let reader = Connection::open(&daemons.cluster, ShardId::default(), Role::Reader {})?;
+        let reader = ProbeConnection::open(&daemons.cluster, ShardId::default(), Role::Reader {})?;
         let mut reader = reader.ok_or("the daemon refused a reader")?;
         reader.send(Pull { selection: Selection::All {} }.into(), &[])?;
         stalled.push(push_small(&mut worker, pace.round, None)?);
@@ -54,12 +54,20 @@ pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Fai
     report.row(row)?;
     let rounds = pace.rounds;
     let (name, none) = (format!("{name}_p99"), None);
-    report.line(Line { name, unit, ours: p99, ceiling, p99: none, ceiling_name: is, rounds })?;
+    report.line(ReportLine {
+        name,
+        unit,
+        ours: p99,
+        ceiling,
+        p99: none,
+        ceiling_name: is,
+        rounds,
+    })?;
     // The state, the new values of the largest push, one push slot, and the pinned values of pulls.
     let formula = 4 * bytes;
     let (ours, ceiling) = (most as f64 / 1024.0, Some(formula as f64 / 1024.0));
     let (name, unit) = (format!("memory_stalled_reader_{size}"), Unit::Memory);
     let ceiling_name = "state, largest push, inbox and pins";
-    report.line(Line { name, unit, ours, ceiling, p99: None, ceiling_name, rounds })?;
+    report.line(ReportLine { name, unit, ours, ceiling, p99: None, ceiling_name, rounds })?;
     Ok(())
 }

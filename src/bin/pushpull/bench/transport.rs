@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::bed::{Model, Target, TestBed, at_once};
+use super::bed::{BenchModel, Target, TestBed, at_once};
 use super::ceiling::{
-    Direction, GradientHandoff, Memcpy, PingPong, RoundTrip, RuleInPlace, SharedWord,
+    GradientHandoff, Memcpy, PayloadDirection, PingPong, RoundTrip, RuleInPlace, SharedWord,
 };
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave};
@@ -53,7 +53,7 @@ fn measure(
 ) -> Result<(), Failure> {
     let (bytes, variables) = (bytes_of(size)?, options.variables as usize);
     let replicas = options.replicas as usize;
-    let bed = TestBed::start(at, transport, Model { bytes, variables }, replicas)?;
+    let bed = TestBed::start(at, transport, BenchModel { bytes, variables }, replicas)?;
     let mut end = format!("_{}_{size}", transport.name());
     for (what, count, usual) in [
         ("variables", variables, 1),
@@ -76,8 +76,8 @@ fn measure(
     match transport.is_shared() {
         true => rows.in_shared_memory()?,
         false => {
-            rows.beside_round_trips("pull", Direction::Pull)?;
-            rows.beside_round_trips("push", Direction::Push)?;
+            rows.beside_round_trips("pull", PayloadDirection::Pull)?;
+            rows.beside_round_trips("push", PayloadDirection::Push)?;
         }
     }
     rows.bed.check()
@@ -100,7 +100,7 @@ struct TransportRows<'a> {
 impl TransportRows<'_> {
     fn latency(&mut self) -> Result<(), Failure> {
         let (pace, bed) = (self.pace, &mut self.bed);
-        let ours = || bed.turn(Direction::Pull, 1);
+        let ours = || bed.turn(PayloadDirection::Pull, 1);
         let ((ours, ceiling), ceiling_name) = match self.transport {
             Transport::Shm => {
                 let mut ceiling = SharedWord::start(|| ());
@@ -124,7 +124,7 @@ impl TransportRows<'_> {
         let copying = || Ok(Memcpy::new(bytes));
         self.measure_beside(
             "pull",
-            Direction::Pull,
+            PayloadDirection::Pull,
             copying,
             |ceiling| Ok(ceiling.once()),
             "memcpy",
@@ -132,7 +132,7 @@ impl TransportRows<'_> {
         let applying = || Ok(RuleInPlace::new(bytes)?);
         self.measure_beside(
             "push",
-            Direction::Push,
+            PayloadDirection::Push,
             applying,
             |ceiling| Ok(ceiling.once()),
             "the rule in place",
@@ -141,7 +141,7 @@ impl TransportRows<'_> {
             self.handed()?;
         }
         self.bed.use_up_buffer_slots();
-        self.beside_round_trips("push_copied", Direction::Push)
+        self.beside_round_trips("push_copied", PayloadDirection::Push)
     }
 
     /// Measures a push without its messages.
@@ -155,7 +155,11 @@ impl TransportRows<'_> {
         Ok(())
     }
 
-    fn beside_round_trips(&mut self, verb: &str, direction: Direction) -> Result<(), Failure> {
+    fn beside_round_trips(
+        &mut self,
+        verb: &str,
+        direction: PayloadDirection,
+    ) -> Result<(), Failure> {
         let (transport, bytes) = (self.transport, self.bytes);
         let start = || Ok(RoundTrip::start(transport, direction, bytes)?);
         self.measure_beside(
@@ -171,7 +175,7 @@ impl TransportRows<'_> {
     fn measure_beside<C: Send>(
         &mut self,
         verb: &str,
-        direction: Direction,
+        direction: PayloadDirection,
         start: impl Fn() -> Result<C, Failure>,
         once: impl Fn(&mut C) -> Result<Duration, Failure> + Sync,
         ceiling_name: &'static str,

@@ -5,18 +5,18 @@ use std::collections::HashSet;
 
 use super::*;
 
-type Step<R> = fn(LeaderState) -> (LeaderState, R);
+type LeaderStep<R> = fn(LeaderState) -> (LeaderState, R);
 
 /// The transitions of [`LeaderState`], so that a test can break one.
 #[derive(Clone, Copy)]
 struct Rules {
-    enter: Step<bool>,
-    call_thread: Step<bool>,
-    leave: Step<bool>,
-    leave_lead: Step<bool>,
-    lead: Step<bool>,
-    take_over: Step<bool>,
-    yield_lead: Step<bool>,
+    enter: LeaderStep<bool>,
+    call_thread: LeaderStep<bool>,
+    leave: LeaderStep<bool>,
+    leave_lead: LeaderStep<bool>,
+    lead: LeaderStep<bool>,
+    take_over: LeaderStep<bool>,
+    yield_lead: LeaderStep<bool>,
 }
 
 const RULES: Rules = Rules {
@@ -73,7 +73,7 @@ impl LeadershipModel {
         LeadershipModel { state, permit: false, unpark: false, sleeps, holder: None, callers }
     }
 
-    fn apply<R>(&mut self, step: Step<R>) -> R {
+    fn apply<R>(&mut self, step: LeaderStep<R>) -> R {
         let (state, result) = step(self.state);
         // The model has no clock, so it ignores the count of leaders.
         self.state = LeaderState { terms: 0, ..state };
@@ -239,10 +239,11 @@ fn callers_that_do_not_wait_do_not_block_the_thread() {
 
 #[test]
 fn each_rule_is_needed() {
-    let loses_call: Step<bool> = |state| (state, false);
-    let leaves: Step<bool> = |state| (LeaderState { callers: state.callers - 1, ..state }, false);
-    let leaves_lead: Step<bool> = |state| (state.leave_lead().0, false);
-    let always_yields: Step<bool> =
+    let loses_call: LeaderStep<bool> = |state| (state, false);
+    let leaves: LeaderStep<bool> =
+        |state| (LeaderState { callers: state.callers - 1, ..state }, false);
+    let leaves_lead: LeaderStep<bool> = |state| (state.leave_lead().0, false);
+    let always_yields: LeaderStep<bool> =
         |state| (LeaderState { thread: ThreadState::Parked, ..state }, true);
     let broken = [
         ("a call is lost", Rules { call_thread: loses_call, ..RULES }),

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::gradients::gradient_buffer::PushBufferId;
 use crate::gradients::sharding_plan::LayoutSpan;
 use crate::session::OpId;
-use crate::session::pulls::encoded_values::EncodedValuesPart;
+use crate::session::encoded_values::EncodedValuesPart;
 
 /// The status of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 //! The pulls under way, and the answers that fill their buffers.
 
-pub(super) mod encoded_values;
 mod pull;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -9,10 +8,10 @@ use std::time::Instant;
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
+use super::encoded_values::EncodedValuesPart;
 use super::links::{self, BodyTarget, LinkFault, PendingRequest, SessionLinks};
 use super::membership::Membership;
 use super::{GradientCounts, OpId, ReadPoint, Reply, SessionOutput};
-use encoded_values::EncodedValuesPart;
 pub(super) use pull::PendingPull;
 use pull::{PullProgress, PullScope};
 

@@ -11,12 +11,12 @@ use pushpull_common::protocol::message::{
 };
 use pushpull_common::protocol::{Envelope, Message};
 
-use super::encoded_values::EncodedValuesPart;
 use crate::gradients::gradient_buffer::AlignedBuffer;
 use crate::gradients::parts::FrameBody;
 use crate::gradients::row_requests::RowRequests;
 use crate::gradients::selection::PartitionSelection;
 use crate::gradients::sharding_plan::{LayoutSpan, ShardingPlan};
+use crate::session::encoded_values::EncodedValuesPart;
 use crate::session::links::{OutgoingFrame, ShardLink};
 
 /// The progress of a request.

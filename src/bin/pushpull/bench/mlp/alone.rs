@@ -5,8 +5,8 @@ use pushpull::{Initializer, Shape};
 use super::data::Data;
 use super::model::gemm::{Matrix, multiply};
 use super::model::{Mlp, NAMES};
-use super::{BATCH_ROWS, CLASSES, Fault, HIDDEN, INPUTS, WORKERS};
-use crate::bench::ceiling::{Direction, RoundTrip};
+use super::{BATCH_ROWS, CLASSES, HIDDEN, INPUTS, ThreadError, WORKERS};
+use crate::bench::ceiling::{PayloadDirection, RoundTrip};
 use crate::bench::{Failure, Transport};
 
 /// Returns the initial values of the network, the same for every replica.
@@ -24,7 +24,7 @@ pub(super) fn initial_values() -> [Vec<f32>; 4] {
 }
 
 /// A copy of the network that never changes, and buffers for what is computed from it.
-pub(super) struct Replica<'a> {
+pub(super) struct FrozenNetwork<'a> {
     model: Mlp,
     data: &'a Data,
     next: usize,
@@ -35,11 +35,11 @@ pub(super) struct Replica<'a> {
     hidden_gradients: Vec<f32>,
 }
 
-impl<'a> Replica<'a> {
+impl<'a> FrozenNetwork<'a> {
     /// Creates the replica of a worker, which takes every [`WORKERS`]th batch.
-    pub(super) fn new(data: &'a Data, worker: usize) -> Replica<'a> {
+    pub(super) fn new(data: &'a Data, worker: usize) -> FrozenNetwork<'a> {
         let params = initial_values();
-        Replica {
+        FrozenNetwork {
             model: Mlp::new(INPUTS, HIDDEN, CLASSES),
             data,
             next: worker,
@@ -52,7 +52,7 @@ impl<'a> Replica<'a> {
     }
 
     /// Computes the gradients of the next batch.
-    pub(super) fn compute(&mut self) -> Result<(), Fault> {
+    pub(super) fn compute(&mut self) -> Result<(), ThreadError> {
         let batch = self.data.batch(self.next);
         let params = self.params.each_ref().map(Vec::as_slice);
         self.model.gradients(params, batch, self.gradients.each_mut().map(Vec::as_mut_slice));
@@ -61,7 +61,7 @@ impl<'a> Replica<'a> {
     }
 
     /// Computes only the five matrix products of [`compute`](Replica::compute), in the same shapes.
-    pub(super) fn products(&mut self) -> Result<(), Fault> {
+    pub(super) fn products(&mut self) -> Result<(), ThreadError> {
         let batch = self.data.batch(self.next);
         let [w1, _, w2, _] = &self.params;
         let [g_w1, _, g_w2, _] = &mut self.gradients;
@@ -83,23 +83,27 @@ impl<'a> Replica<'a> {
 /// A replica that also moves as many bytes as training does, over a connection of its own to a
 /// thread that applies them in place: an upper bound for training over this transport.
 pub(super) struct Exchange<'a> {
-    replica: Replica<'a>,
+    replica: FrozenNetwork<'a>,
     pull: RoundTrip,
     push: RoundTrip,
 }
 
 impl<'a> Exchange<'a> {
     pub(super) fn start(
-        replica: Replica<'a>,
+        replica: FrozenNetwork<'a>,
         transport: Transport,
     ) -> Result<Exchange<'a>, Failure> {
         let bytes = 4 * replica.params.iter().map(Vec::len).sum::<usize>();
         let start = |direction| RoundTrip::start(transport, direction, bytes);
-        Ok(Exchange { replica, pull: start(Direction::Pull)?, push: start(Direction::Push)? })
+        Ok(Exchange {
+            replica,
+            pull: start(PayloadDirection::Pull)?,
+            push: start(PayloadDirection::Push)?,
+        })
     }
 
     /// Pulls, computes the gradients of a batch, and pushes.
-    pub(super) fn step(&mut self) -> Result<(), Fault> {
+    pub(super) fn step(&mut self) -> Result<(), ThreadError> {
         self.pull.once()?;
         self.replica.compute()?;
         self.push.once()?;

@@ -22,12 +22,12 @@ use pushpull::Mode;
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave_all};
 use super::{Failure, Transport};
-use alone::{Exchange, Replica};
+use alone::{Exchange, FrozenNetwork};
 use data::Data;
 use training::Training;
 
 /// An error of any thread.
-type Fault = Box<dyn Error + Send + Sync>;
+type ThreadError = Box<dyn Error + Send + Sync>;
 
 const INPUTS: usize = 784;
 const HIDDEN: usize = 512;
@@ -44,9 +44,9 @@ const BATCHES_PER_TURN: usize = 16;
 /// "Alone" means two threads that compute gradients and do nothing with them.
 pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Result<(), Failure> {
     let data = Data::generate(BATCHES, BATCH_ROWS, INPUTS, CLASSES);
-    let replicas = || (0..WORKERS).map(|worker| Replica::new(&data, worker));
-    let mut products: Vec<Replica> = replicas().collect();
-    let mut computing: Vec<Replica> = replicas().collect();
+    let replicas = || (0..WORKERS).map(|worker| FrozenNetwork::new(&data, worker));
+    let mut products: Vec<FrozenNetwork> = replicas().collect();
+    let mut computing: Vec<FrozenNetwork> = replicas().collect();
     let mut exchanging = replicas()
         .map(|replica| Exchange::start(replica, transport))
         .collect::<Result<Vec<_>, _>>()?;
@@ -58,8 +58,8 @@ pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Resu
     let [products, computing, exchanging, ours, in_step] = interleave_all(
         pace,
         [
-            &mut || together(&mut products, Replica::products),
-            &mut || together(&mut computing, Replica::compute),
+            &mut || together(&mut products, FrozenNetwork::products),
+            &mut || together(&mut computing, FrozenNetwork::compute),
             &mut || together(&mut exchanging, Exchange::step),
             &mut || asynchronous.turn(),
             &mut || synchronous.turn(),
@@ -85,7 +85,7 @@ pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Resu
 /// until the last one is done.
 fn together<T: Send>(
     workers: &mut [T],
-    batch: impl Fn(&mut T) -> Result<(), Fault> + Sync,
+    batch: impl Fn(&mut T) -> Result<(), ThreadError> + Sync,
 ) -> Result<Duration, Failure> {
     let (began, batch) = (Instant::now(), &batch);
     std::thread::scope(|scope| {
@@ -99,6 +99,9 @@ fn together<T: Send>(
     Ok(began.elapsed())
 }
 
-fn one_turn<T>(worker: &mut T, batch: &impl Fn(&mut T) -> Result<(), Fault>) -> Result<(), Fault> {
+fn one_turn<T>(
+    worker: &mut T,
+    batch: &impl Fn(&mut T) -> Result<(), ThreadError>,
+) -> Result<(), ThreadError> {
     (0..BATCHES_PER_TURN).try_for_each(|_| batch(worker))
 }

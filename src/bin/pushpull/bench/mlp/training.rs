@@ -11,18 +11,18 @@ use pushpull::{
 use super::alone::initial_values;
 use super::data::Data;
 use super::model::{Mlp, NAMES};
-use super::{CLASSES, Fault, HIDDEN, INPUTS, WORKERS, together};
-use crate::bench::{Failure, Folder, Transport};
+use super::{CLASSES, HIDDEN, INPUTS, ThreadError, WORKERS, together};
+use crate::bench::{BenchFolder, Failure, Transport};
 
 /// A running training.
 pub(super) struct Training<'a> {
-    trainers: Vec<Trainer<'a>>,
+    trainers: Vec<TrainingWorker<'a>>,
     /// Number of gradients in a step.
     gradients_per_step: u64,
     /// Loss before the first step.
     loss: f32,
     _server: Ps,
-    _folder: Option<Folder>,
+    _folder: Option<BenchFolder>,
 }
 
 impl<'a> Training<'a> {
@@ -47,16 +47,16 @@ impl<'a> Training<'a> {
             .build()?;
         let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE)).mode(mode);
         let server = listener.start(config.shared_memory(transport.is_shared()))?;
-        let join = |worker| Trainer::join(&cluster, worker, transport, data);
+        let join = |worker| TrainingWorker::join(&cluster, worker, transport, data);
         let trainers = (0..WORKERS).map(join);
-        let mut trainers = trainers.collect::<Result<Vec<_>, Fault>>().map_err(failure)?;
+        let mut trainers = trainers.collect::<Result<Vec<_>, ThreadError>>().map_err(failure)?;
         let loss = trainers[0].loss().map_err(failure)?;
         Ok(Training { trainers, gradients_per_step, loss, _server: server, _folder: folder })
     }
 
     /// Has each worker train on some batches. Returns the time until the last one is done.
     pub(super) fn turn(&mut self) -> Result<Duration, Failure> {
-        together(&mut self.trainers, Trainer::step)
+        together(&mut self.trainers, TrainingWorker::step)
     }
 
     /// Checks that every gradient counted and that the loss fell.
@@ -80,7 +80,7 @@ impl<'a> Training<'a> {
 }
 
 /// One worker and its training loop.
-struct Trainer<'a> {
+struct TrainingWorker<'a> {
     worker: Worker,
     params: Params,
     /// Token of the next step, whose values are in `params`; `None` before the first step.
@@ -92,13 +92,13 @@ struct Trainer<'a> {
     pushed: u64,
 }
 
-impl<'a> Trainer<'a> {
+impl<'a> TrainingWorker<'a> {
     fn join(
         cluster: &ClusterSpec,
         index: usize,
         transport: Transport,
         data: &'a Data,
-    ) -> Result<Trainer<'a>, Fault> {
+    ) -> Result<TrainingWorker<'a>, ThreadError> {
         let task = TaskId::worker(index as u32);
         let config = WorkerConfig::new(cluster.clone(), task);
         let mut worker = Worker::connect(config.shared_memory(transport.is_shared()))?;
@@ -117,11 +117,11 @@ impl<'a> Trainer<'a> {
                 initial.set(name, values);
             }
         })?;
-        Ok(Trainer { worker, params, token: None, model, data, next: index, pushed: 0 })
+        Ok(TrainingWorker { worker, params, token: None, model, data, next: index, pushed: 0 })
     }
 
     /// Returns a token whose values are in `params`.
-    fn ready(&mut self) -> Result<Token, Fault> {
+    fn ready(&mut self) -> Result<Token, ThreadError> {
         if let Some(token) = self.token.take() {
             return Ok(token);
         }
@@ -133,7 +133,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Runs the training loop of the README once.
-    fn step(&mut self) -> Result<(), Fault> {
+    fn step(&mut self) -> Result<(), ThreadError> {
         let token = self.ready()?;
         let mut gradients = self.worker.gradients();
         let batch = self.data.batch(self.next);
@@ -151,7 +151,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Returns the mean loss over all batches.
-    fn loss(&mut self) -> Result<f32, Fault> {
+    fn loss(&mut self) -> Result<f32, ThreadError> {
         let mut gradients = self.worker.gradients();
         let mut sum = 0.0;
         for batch in 0..self.data.batches() {
@@ -163,7 +163,7 @@ impl<'a> Trainer<'a> {
     }
 }
 
-fn failure(fault: Fault) -> Failure {
+fn failure(fault: ThreadError) -> Failure {
     fault
 }
 

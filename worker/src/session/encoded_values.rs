@@ -11,7 +11,7 @@ use crate::gradients::sharding_plan::{LayoutSpan, ShardingPlan};
 
 /// The values in an encoded body that is being received.
 #[derive(Debug)]
-pub(in crate::session) enum EncodedValuesPart {
+pub(super) enum EncodedValuesPart {
     /// A range of the shard's layout.
     Layout(ValueEncoding, Range<u64>),
     /// Rows of this type, and their range in the buffer.
