@@ -11,7 +11,7 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_optim::optimizer::SlotSpec;
 use pushpull_store::arena::{Arena, ArenaStorage, Budget, file_name};
 use pushpull_store::change::SLOTS_MAX;
-use pushpull_store::commit::{Address, CELL_WORDS, Journal, table_bytes};
+use pushpull_store::commit::{CELL_WORDS, Journal, table_bytes};
 use pushpull_store::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
 use pushpull_store::store::{Store, StoreGeometry, StorePlan, count_undo_rows};
 use pushpull_store::table::{Table, TableFiles, TableInputs};
@@ -25,12 +25,13 @@ use super::report::{
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::runtime::boot;
+use crate::shard::client_record::ClientRecord;
 use crate::shard::client_registry::ClientPresence;
 use crate::shard::control_file::control_fields;
 use crate::shard::generation::{open_catalogue, table_words};
 use crate::shard::poison;
 use crate::shard::power::{image_name, read_image};
-use crate::shard::record::{self, CLIENT_WORDS, ShardRecord, ShardStage};
+use crate::shard::record::{ShardRecord, ShardStage};
 
 /// Reads a shard's folder and collects the findings.
 pub(super) struct ShardReader<'a> {
@@ -181,12 +182,8 @@ impl ShardReader<'_> {
 
     fn read_clients(&mut self, journal: &Journal, record: &ShardRecord) -> Option<()> {
         for number in 0..record.clients {
-            let first = record::first_of_client(number);
-            let words: Vec<u64> = (first..first + CLIENT_WORDS)
-                .map(|index| journal.load(Address::Control(index)))
-                .collect();
-            let client = record::decode_client(number, &words, PlantedBugs::default());
-            let (client, tokens, _) = self.fault(Kind::Control, 0, client)?;
+            let client = ClientRecord::load(journal, number, PlantedBugs::default());
+            let ClientRecord { client, tokens, .. } = self.fault(Kind::Control, 0, client)?;
             self.found.clients.push(ClientReport {
                 task: client.task,
                 epoch: client.epoch.0,

@@ -12,6 +12,7 @@ mod checkpoint_cut;
 pub(crate) mod checkpoints;
 mod checks;
 mod chief;
+pub(crate) mod client_record;
 pub(crate) mod client_registry;
 pub(crate) mod control_file;
 mod encoded_parts;

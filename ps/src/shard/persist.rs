@@ -10,9 +10,10 @@ use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
 use pushpull_store::commit::{Address, CELL_WORDS};
 use smallvec::SmallVec;
 
+use super::client_record::ClientRecord;
 use super::intake::Intake;
 use super::peers::Peers;
-use super::record::{CLIENT_WORDS, ShardRecord, ShardStage};
+use super::record::{ShardRecord, ShardStage};
 use super::shard_files::{GROWTH, ShardFiles};
 use super::steps::Steps;
 use super::variables::Variables;
@@ -40,7 +41,7 @@ impl Shard {
         for client in changed {
             // Losing very many members at once takes several transactions. The state after each is
             // consistent.
-            if self.files.journal.free_words() < CLIENT_WORDS {
+            if self.files.journal.free_words() < ClientRecord::WORDS {
                 let made = self.files.journal.commit();
                 self.count_commit(made);
             }
@@ -71,7 +72,7 @@ impl ShardFiles {
     #[cfg(any(test, fuzzing))]
     pub(super) fn check_windows_are_saved(&self, peers: &Peers) {
         for key in peers.registry.keys() {
-            let first = record::first_of_window(key.0 as usize);
+            let first = ClientRecord::first_window_word(key.0 as usize);
             peers.registry.client(key).window.saved(|word, value| {
                 let found = self.journal.load(Address::Control(first + word));
                 assert_eq!(found, value, "word {word} of the window of {key:?}");
@@ -101,9 +102,9 @@ impl ShardFiles {
             .unwrap_or_default();
         let tokens: SmallVec<[Issued; TOKENS_PER_CLIENT_MAX]> =
             steps.tokens_of(key).take(TOKENS_PER_CLIENT_MAX).collect();
-        let first = record::first_of_client(key.0 as usize);
+        let first = ClientRecord::first_word(key.0 as usize);
         let (client, journal) = (peers.registry.client_to_save(key), &mut self.journal);
-        record::save_client(client, &tokens, progress, |word, value| {
+        ClientRecord::save(client, &tokens, progress, |word, value| {
             journal.stage(Address::Control(first + word), value);
         });
     }

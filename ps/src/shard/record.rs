@@ -1,4 +1,4 @@
-//! Encodes a shard and its clients as words of the control file, and decodes them.
+//! The words of a shard: its own in the control file, and the pushes admitted to a step.
 //!
 //! The words have been verified against their checksums, which does not make them trustworthy.
 //! Decoding refuses a number that no shard can have reached, so that later code can add to every
@@ -15,25 +15,19 @@
 //! | push slots | `INBOX_PUSHES_MAX` | `PsConfig::check` |
 //! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `token_request`; a client with a token gets no other one with an answer |
 //! | the name of a job | `JOB_BYTES_MAX` | the type of the field in `Hello` |
-//! | the window of a client | one entry for each of its sequences | [`PushWindow::settle`]: a sequence is never 0, see `find_or_begin_push` and [`PushWindow::state`] |
+//! | the window of a client | one entry for each of its sequences | `PushWindow::settle`: a sequence is never 0, see `find_or_begin_push` and `PushWindow::state` |
 //! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::request_token` numbers tokens; `clipping::factor` |
 
-use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
-use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
-use pushpull_store::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch};
+use pushpull_store::commit::{Address, FIRST_WORDS, offset_of};
 use pushpull_store::layout::Fault;
-use pushpull_store::testing::planted::PlantedBugs;
 
-use super::client_registry::{
-    CLIENTS_MAX, ClientEntry, ClientPresence, DurableClient, EPOCH_LIMIT,
-};
-use crate::aggregate::bounded_staleness::ReplicaProgress;
+use super::client_registry::{CLIENTS_MAX, EPOCH_LIMIT};
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_coordinator::AdmittedPush;
-use crate::aggregate::step_owner::{Issued, StepState};
+use crate::aggregate::step_owner::StepState;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
-use crate::push_window::PushWindow;
 
 /// How far the declaration of a shard's variables has progressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,7 +128,7 @@ enum RecordWord {
 
 /// The limit of every count. No machine runs long enough to reach it. It leaves bits for sums, and
 /// for values packed beside a count.
-const COUNT_LIMIT: u64 = 1 << 56;
+pub(super) const COUNT_LIMIT: u64 = 1 << 56;
 
 /// The limit of counts from a checkpoint. Counts that continue from it stay below [`COUNT_LIMIT`],
 /// so that the arena can be opened again.
@@ -248,108 +242,8 @@ impl ShardRecord {
 }
 
 /// Returns the fault of a control word.
-fn wrong(index: usize, expected: String) -> Fault {
+pub(super) fn wrong(index: usize, expected: String) -> Fault {
     Fault::at(offset_of(Address::Control(index)), expected)
-}
-
-// Offsets in the words of a client, which has its own cell.
-const JOB: usize = 4;
-const TOKENS: usize = JOB + JOB_BYTES_MAX / 8;
-const WINDOW: usize = TOKENS + 1 + 3 * TOKENS_PER_CLIENT_MAX;
-
-const PROGRESS: usize = WINDOW + PushWindow::WORDS;
-
-/// The number of words of a client.
-pub(crate) const CLIENT_WORDS: usize = PROGRESS + 1;
-const _: () = assert!(CLIENT_WORDS <= CELL_WORDS);
-
-/// Returns the index of a client's first control word.
-pub(crate) fn first_of_client(client: usize) -> usize {
-    (1 + client) * CELL_WORDS
-}
-
-/// Returns the index of the first control word of a client's push window.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn first_of_window(client: usize) -> usize {
-    first_of_client(client) + WINDOW
-}
-
-/// Passes each word of a client that may have changed to `put`, with its index below
-/// [`CLIENT_WORDS`].
-pub(crate) fn save_client(
-    client: &mut ClientEntry,
-    tokens: &[Issued],
-    progress: ReplicaProgress,
-    mut put: impl FnMut(usize, u64),
-) {
-    let job = client.task.job.as_bytes();
-    let presence = match client.presence {
-        ClientPresence::Present => 1,
-        ClientPresence::Left => 2,
-        ClientPresence::Lost => 3,
-    };
-    let index_and_length = u64::from(client.task.index) | (job.len() as u64) << 32;
-    let head = [presence, client.epoch.0, client.incarnation.0, index_and_length];
-    head.into_iter().enumerate().for_each(|(word, value)| put(word, value));
-    let mut padded = [0; JOB_BYTES_MAX];
-    padded[..job.len()].copy_from_slice(job);
-    for (word, bytes) in (JOB..).zip(padded.chunks_exact(8)) {
-        put(word, u64::from_le_bytes(bytes.try_into().expect("chunks of eight")));
-    }
-    put(TOKENS, tokens.len() as u64);
-    for index in 0..TOKENS_PER_CLIENT_MAX {
-        let words = tokens
-            .get(index)
-            .map_or([0; 3], |issued| [issued.token.0, issued.generation.into(), issued.step.0]);
-        for (word, value) in (TOKENS + 1 + 3 * index..).zip(words) {
-            put(word, value);
-        }
-    }
-    client.window.save(|word, value| put(WINDOW + word, value));
-    put(PROGRESS, progress.made << 1 | u64::from(progress.counts));
-}
-
-/// Decodes a client, its tokens and its progress from its [`CLIENT_WORDS`] words.
-pub(crate) fn decode_client(
-    number: usize,
-    words: &[u64],
-    planted: PlantedBugs,
-) -> Result<(DurableClient, Vec<Issued>, ReplicaProgress), Fault> {
-    let fault =
-        |word: usize, expected: &str| wrong(first_of_client(number) + word, expected.into());
-    let presence = match words[0] {
-        1 => ClientPresence::Present,
-        2 => ClientPresence::Left,
-        3 => ClientPresence::Lost,
-        _ => return Err(fault(0, "whether a client is present")),
-    };
-    if words[1] >= EPOCH_LIMIT {
-        return Err(fault(1, "the epoch of a client"));
-    }
-    let job: Vec<u8> = words[JOB..TOKENS].iter().flat_map(|word| word.to_le_bytes()).collect();
-    let job = job.get(..(words[3] >> 32) as usize).and_then(|job| std::str::from_utf8(job).ok());
-    let job = job.ok_or_else(|| fault(3, "the name of a job"))?;
-    let count = usize::try_from(words[TOKENS]).ok().filter(|&n| n <= TOKENS_PER_CLIENT_MAX);
-    let count = count.ok_or_else(|| fault(TOKENS, "a count of tokens"))?;
-    let tokens = words[TOKENS + 1..].chunks_exact(3).take(count).enumerate();
-    let tokens = tokens.map(|(index, token)| {
-        let generation = u32::try_from(token[1])
-            .map_err(|_| fault(TOKENS + 2 + 3 * index, "the generation of a token"))?;
-        Ok(Issued { token: TokenId(token[0]), generation, step: GlobalStep(token[2]) })
-    });
-    let progress = ReplicaProgress { made: words[PROGRESS] >> 1, counts: words[PROGRESS] & 1 == 1 };
-    if progress.made >= COUNT_LIMIT {
-        return Err(fault(PROGRESS, "a count of gradients"));
-    }
-    let window = PushWindow::decode(&words[WINDOW..PROGRESS], planted);
-    let client = DurableClient {
-        task: TaskId::new(job, words[3] as u32),
-        epoch: ClientEpoch(words[1]),
-        incarnation: Incarnation(words[2]),
-        presence,
-        window: window.ok_or_else(|| fault(WINDOW, "the window of a client"))?,
-    };
-    Ok((client, tokens.collect::<Result<_, _>>()?, progress))
 }
 
 /// Returns the number of words for the pushes admitted to a synchronous step, with `push_slots`
@@ -394,22 +288,20 @@ pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Admit
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use pushpull_common::ids::Sequence;
-    use pushpull_common::protocol::{Outcome, PushState};
 
     use super::*;
     use crate::aggregate::clipping;
 
     /// A count that increases by one at a time, starting from that of a checkpoint.
-    fn count() -> impl Strategy<Value = u64> {
+    pub(in crate::shard) fn count() -> impl Strategy<Value = u64> {
         prop_oneof![0..4_u64, RESTORED_LIMIT - 2..RESTORED_LIMIT + 2, 0..COUNT_LIMIT]
     }
 
     /// An assigned or accepted epoch.
-    fn epoch() -> impl Strategy<Value = u64> {
+    pub(in crate::shard) fn epoch() -> impl Strategy<Value = u64> {
         prop_oneof![0..4_u64, EPOCH_LIMIT - 4..EPOCH_LIMIT, 0..EPOCH_LIMIT]
     }
 
@@ -465,75 +357,10 @@ mod tests {
         })
     }
 
-    fn outcome() -> impl Strategy<Value = Outcome> {
-        let step = || count().prop_map(GlobalStep);
-        prop_oneof![
-            (count(), step(), count()).prop_map(|(version, step, staleness)| Outcome::Applied {
-                version,
-                step,
-                staleness
-            }),
-            step().prop_map(|step| Outcome::Accepted { step }),
-            step().prop_map(|current| Outcome::Stale { current }),
-            Just(Outcome::Withdrawn {}),
-            Just(Outcome::Held {}),
-        ]
-    }
-
-    /// A window after pushes with any sequences, close to each other and far apart.
-    fn window() -> impl Strategy<Value = PushWindow> {
-        let near = prop_oneof![1..200_u64, u64::MAX - 100..=u64::MAX, any::<u64>()];
-        vec((near, outcome()), 0..100).prop_map(|pushes| {
-            let mut window = PushWindow::new(PlantedBugs::default());
-            for (sequence, outcome) in pushes {
-                // A shard checks the same before it settles a push.
-                if matches!(window.state(Sequence(sequence)), PushState::Unknown {}) {
-                    window.settle(Sequence(sequence), outcome);
-                }
-            }
-            window
-        })
-    }
-
     proptest! {
         #[test]
         fn decoding_restores_every_reachable_record(record in any_record()) {
             prop_assert_eq!(ShardRecord::decode(&record.encode()), Ok(record));
-        }
-
-        #[test]
-        fn decoding_restores_every_possible_client(
-            (job, index) in (".{0,64}", any::<u32>()),
-            (epoch, incarnation, presence) in (epoch(), any::<u64>(), 0..3_usize),
-            window in window(),
-            tokens in vec((count(), any::<u32>(), count()), 0..=TOKENS_PER_CLIENT_MAX),
-            (made, counts) in (count(), any::<bool>()),
-        ) {
-            let job = pushpull_common::protocol::wire::Text::<JOB_BYTES_MAX>::clipped(&job);
-            let task = TaskId::new(job.as_str(), index);
-            let presence = [ClientPresence::Present, ClientPresence::Left, ClientPresence::Lost][presence];
-            let (epoch, incarnation) = (ClientEpoch(epoch), Incarnation(incarnation));
-            let restored = DurableClient { task: task.clone(), epoch, incarnation, presence, window };
-            let settled: Vec<_> = restored.window.settled().collect();
-            let newest = restored.window.newest();
-            let tokens: Vec<Issued> = tokens
-                .into_iter()
-                .map(|(token, generation, step)| {
-                    Issued { token: TokenId(token), generation, step: GlobalStep(step) }
-                })
-                .collect();
-            let progress = ReplicaProgress { made, counts };
-            let mut client = ClientEntry::restored(restored, std::time::Instant::now());
-            let mut words = vec![0; CLIENT_WORDS];
-            save_client(&mut client, &tokens, progress, |word, value| words[word] = value);
-            let read = decode_client(0, &words, PlantedBugs::default());
-            prop_assert!(read.is_ok(), "{:?}", read.err());
-            let (found, found_tokens, found_progress) = read.unwrap();
-            prop_assert_eq!(found.task, task);
-            prop_assert_eq!((found.epoch, found.incarnation), (epoch, incarnation));
-            prop_assert_eq!((found.presence, found.window.newest()), (presence, newest));
-            prop_assert_eq!(found.window.settled().collect::<Vec<_>>(), settled);
-            prop_assert_eq!((found_tokens, found_progress), (tokens, progress));
         }
 
         #[test]
@@ -615,10 +442,8 @@ mod tests {
 
     #[test]
     fn words_have_their_documented_indices() {
-        assert_eq!((JOB, TOKENS, WINDOW, PROGRESS, CLIENT_WORDS), (4, 12, 61, 318, 319));
         assert_eq!((RecordWord::Digest as usize, RecordWord::Clients as usize), (8, 12));
         assert_eq!((RecordWord::RestoredStep as usize, FIRST_WORDS), (20, 509));
-        assert_eq!((offset_of(Address::Control(510)), first_of_client(0)), (8176, 511));
     }
 
     #[test]

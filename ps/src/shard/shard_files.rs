@@ -19,12 +19,13 @@ use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use pushpull_store::store::{Store, StoreGeometry, StorePlan};
 use pushpull_store::table::Table;
 
+use super::client_record::ClientRecord;
 use super::client_registry::{CLIENTS_MAX, ClientPresence, ClientRegistry};
 use super::control_file::{OpenedControl, control_text, open_control};
 use super::fused_ranges::FusedRanges;
 use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
 use super::power::Power;
-use super::record::{CLIENT_WORDS, ShardRecord, ShardStage};
+use super::record::{ShardRecord, ShardStage};
 use super::work::ShardJob;
 use super::{
     Applier, Intake, Outputs, Peers, Pulls, Shard, ShardCheckpoints, Steps, Variables,
@@ -65,7 +66,7 @@ pub(super) fn transaction_words(table_words: usize, tables: usize) -> usize {
     // The table's own words, and its last commit number, which the tables file and the index both
     // have.
     let of_tables = tables * 8;
-    table_words + of_tables + ShardRecord::WORDS + CLIENTS_AT_ONCE * CLIENT_WORDS
+    table_words + of_tables + ShardRecord::WORDS + CLIENTS_AT_ONCE * ClientRecord::WORDS
 }
 
 /// The environment of a shard: everything except its state.
@@ -259,13 +260,10 @@ impl Shard {
     }
 
     fn recover_client(&mut self, number: usize, now: Instant) -> Result<(), Fault> {
-        let first = record::first_of_client(number);
-        let words: Vec<u64> = (first..first + CLIENT_WORDS)
-            .map(|index| self.files.journal.load(Address::Control(index)))
-            .collect();
-        let (client, tokens, progress) =
-            record::decode_client(number, &words, self.config.planted)?;
-        let fault = |what| Err(Fault::at(offset_of(Address::Control(first)), what));
+        let ClientRecord { client, tokens, progress } =
+            ClientRecord::load(&self.files.journal, number, self.config.planted)?;
+        let at = offset_of(Address::Control(ClientRecord::first_word(number)));
+        let fault = |what| Err(Fault::at(at, what));
         let key = ClientKey(number as u32);
         for issued in tokens {
             let owner = self.steps.owner.as_mut();
