@@ -16,10 +16,11 @@ use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, message};
 use pushpull_store::store::StoreImage;
 
-use super::checkpoints::{SaveRequester, SaverOrder, ShardCheckpoints};
+use super::checkpoints::ShardCheckpoints;
 use super::output::{Outputs, ShardOutput};
 use super::peers::Peers;
 use super::record::RESTORED_LIMIT;
+use super::saver_order::{SaveRequester, SaverOrder};
 use super::steps::Steps;
 use super::variables::Variables;
 use super::{Shard, VariablesState};

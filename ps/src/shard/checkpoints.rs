@@ -5,264 +5,27 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::PASSED_OVER_MAX;
 use pushpull_common::protocol::message::{CheckpointId, PassedOver};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Refusal, message};
 use pushpull_store::arena::fence;
-use pushpull_store::store::Store;
-use pushpull_store::testing::planted::PlantedBugs;
 
 use super::checkpoint_cut::{CheckpointCut, SaveRequest};
 use super::output::{AnswerBody, Outputs, ShardOutput};
-use super::record::RESTORED_LIMIT;
+use super::saver_order::{SaveRequester, SaverEvent, SaverOrder};
+use super::shard_restore::{RestoreInProgress, ShardRestore, ShardRestored};
+use super::shard_save::{SaveInProgress, ShardSave};
 use super::steps::Steps;
 use super::variables::Variables;
 use super::{Detail, Shard, VariablesState};
-use crate::checkpoint::{
-    AbandonFlag, CheckpointError, CheckpointName, CheckpointPiece, CheckpointStorage,
-    CheckpointTraining, Opened, RestoredShard, RowHead, ShardEntry, TableEntry, write_shard,
-    write_table,
-};
+use crate::checkpoint::{AbandonFlag, CheckpointName, CheckpointTraining};
 use crate::config::PsConfig;
-
-/// The requester of a checkpoint, which receives the result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SaveRequester {
-    /// A peer.
-    Connection {
-        /// The connection.
-        connection: u64,
-        /// The request.
-        request: Envelope,
-    },
-    /// A caller in this process, identified by its ticket.
-    Ticket(u64),
-}
-
-/// The ticket of periodic saves. Their results have no receiver.
-pub(crate) const PERIODIC_SAVE: u64 = 0;
-
-impl SaveRequester {
-    /// Whether the save is periodic.
-    pub(crate) fn is_periodic(self) -> bool {
-        self == SaveRequester::Ticket(PERIODIC_SAVE)
-    }
-}
-
-/// An order to the saver of the step owner. The saver waits for disks and for other tasks.
-#[derive(Debug)]
-pub(crate) enum SaverOrder {
-    /// Find the newest sound checkpoint.
-    Find {
-        /// The connection of the request.
-        connection: u64,
-        /// The request.
-        request: Envelope,
-    },
-    /// Save a checkpoint of all shards.
-    Save {
-        /// The requester.
-        requester: SaveRequester,
-        /// The user's data, stored with the checkpoint.
-        user: Vec<u8>,
-        /// The catalogue of the variables.
-        catalogue: Arc<Catalogue>,
-        /// The restore epoch.
-        epoch: RestoreEpoch,
-        /// The global step of the cut.
-        step: GlobalStep,
-    },
-    /// Report the result of a save to the caller with this ticket.
-    ReportSave {
-        /// The ticket.
-        ticket: u64,
-        /// The checkpoint, or why there is none.
-        result: Result<CheckpointId, String>,
-    },
-}
-
-/// An event that the saver reports.
-#[derive(Debug)]
-pub(crate) enum SaverEvent {
-    /// The result of [`SaverOrder::Find`].
-    Found {
-        /// The connection of the request.
-        connection: u64,
-        /// The request.
-        request: Envelope,
-        /// The checkpoint, if there is one, or why the search failed.
-        result: Result<Option<CheckpointId>, String>,
-        /// The newer checkpoints that are not sound, newest first: at most as many as an answer can
-        /// name.
-        passed_over: Vec<PassedOver>,
-    },
-    /// A caller in this process requests a checkpoint, or a periodic save is due.
-    SaveRequested {
-        /// The ticket of the request.
-        ticket: u64,
-        /// The user's data, stored with the checkpoint.
-        user: Vec<u8>,
-    },
-    /// The result of [`SaverOrder::Save`].
-    Saved {
-        /// The requester.
-        requester: SaveRequester,
-        /// The checkpoint, or why there is none.
-        result: Result<CheckpointId, String>,
-    },
-}
-
-/// The work of writing a shard's part of a checkpoint.
-#[derive(Debug)]
-pub(crate) struct ShardSave {
-    pub(crate) connection: u64,
-    pub(crate) request: Envelope,
-    name: CheckpointName,
-    catalogue: Arc<Catalogue>,
-    shard: ShardId,
-    training: CheckpointTraining,
-    cut: CheckpointCut,
-    abandon_flag: AbandonFlag,
-    planted: PlantedBugs,
-}
-
-impl ShardSave {
-    /// Writes the part, and reads it back. May wait for a disk. Returns the shard's entry for the
-    /// manifest.
-    pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
-        let storage = &*self.abandon_flag.watch(storage);
-        let (catalogue, shard, training) = (&*self.catalogue, self.shard, &self.training);
-        let CheckpointCut { mut image, version, gradients, clients, .. } = self.cut;
-        let tables = std::mem::take(&mut image.tables);
-        let file = write_shard(storage, self.name, catalogue, shard, training, image, self.planted);
-        let file = file.map_err(|error| error.to_string())?;
-        let layout = catalogue.layout(shard);
-        let tables = layout.tables().iter().zip(tables).map(|(partition, source)| {
-            write_table(storage, self.name, catalogue, partition, training, source)
-        });
-        let tables: Result<Vec<TableEntry>, CheckpointError> = tables.collect();
-        let entry = ShardEntry {
-            task: shard.task,
-            shard: shard.shard,
-            file,
-            tables: tables.map_err(|error| error.to_string())?,
-            version,
-            gradients,
-            clients,
-        };
-        serde_json::to_vec(&entry).map_err(|error| error.to_string())
-    }
-}
-
-/// The work of reading a shard's part of a checkpoint.
-#[derive(Debug)]
-pub(crate) struct ShardRestore {
-    store: Box<Store>,
-    shard: ShardId,
-    checkpoint: CheckpointId,
-    training: CheckpointTraining,
-    abandon_flag: AbandonFlag,
-}
-
-/// The result of [`ShardRestore::run`].
-#[derive(Debug)]
-pub(crate) struct ShardRestored {
-    store: Box<Store>,
-    result: Result<RestoredShard, String>,
-}
-
-#[cfg(test)]
-impl ShardRestored {
-    /// Returns the error, if the part was not restored.
-    pub(crate) fn error(self) -> Result<(), String> {
-        self.result.map(|_| ())
-    }
-}
-
-impl ShardRestore {
-    /// Reads the part. May wait for a disk.
-    pub(crate) fn run(mut self, storage: Arc<dyn CheckpointStorage>) -> ShardRestored {
-        let storage = self.abandon_flag.watch(storage);
-        let result = self.read(storage).map_err(|error| error.to_string());
-        ShardRestored { store: self.store, result }
-    }
-
-    fn read(
-        &mut self,
-        storage: Arc<dyn CheckpointStorage>,
-    ) -> Result<RestoredShard, CheckpointError> {
-        let name = self.checkpoint.name.as_str();
-        let parsed = name.parse::<CheckpointName>();
-        let unfit = |what, expected: String, found: String| {
-            let checkpoint = name.to_owned();
-            CheckpointError::Unfit { checkpoint, what, expected, found }
-        };
-        let parsed = parsed.map_err(|_| unfit("name", "a checkpoint's".into(), name.into()))?;
-        // The name must match the epoch and the step that the chief knows and the shard will
-        // continue from.
-        let (epoch, step) = (self.checkpoint.epoch, self.checkpoint.step);
-        if (parsed.restore_epoch, parsed.global_step) != (epoch.0, step.0) {
-            return Err(unfit("name", format!("of epoch {epoch} and step {step}"), name.into()));
-        }
-        let mut opened = Opened::open(storage, parsed)?;
-        let manifest = opened.manifest();
-        let shards = manifest.shards.iter();
-        let counts =
-            shards.flat_map(|s| [("version", s.version), ("count of gradients", s.gradients)]);
-        for (what, found) in counts.chain([("step", step.0)]) {
-            if found >= RESTORED_LIMIT {
-                return Err(unfit(what, format!("below {RESTORED_LIMIT}"), found.to_string()));
-            }
-        }
-        let (catalogue, store) = (self.store.catalogue().clone(), &mut self.store);
-        let training = &self.training;
-        opened.restore_shard(&catalogue, self.shard, training, &mut |piece| match piece {
-            CheckpointPiece::Range(stream, range, bytes) => {
-                store.write_committed(stream, range.start, bytes);
-                Ok(())
-            }
-            CheckpointPiece::Row(table, head, streams) => {
-                let head = RowHead { step: head.step.min(RESTORED_LIMIT), ..head };
-                let table = &mut store.tables_mut()[table];
-                let restored = table.restore_row(head, streams);
-                restored.map_err(|error| match table.rows() >= table.limit() {
-                    true => {
-                        let variable = catalogue.variable(table.partition().variable).name();
-                        let (variable, limit) = (variable.to_owned(), table.limit());
-                        CheckpointError::TableFull { variable, limit }
-                    }
-                    false => CheckpointError::Memory { reason: error.to_string() },
-                })
-            }
-        })
-    }
-}
-
-/// A save of this shard's part that is running.
-#[derive(Debug)]
-pub(super) struct SaveInProgress {
-    /// The connection of the request.
-    connection: u64,
-    /// Set when the memory that the save pins is needed. It pins none while the file is read back.
-    memory_needed: Arc<AtomicBool>,
-    abandon_flag: AbandonFlag,
-}
-
-/// A restore that is running.
-#[derive(Debug)]
-pub(super) struct RestoreInProgress {
-    abandon_flag: AbandonFlag,
-    connection: u64,
-    request: Envelope,
-    checkpoint: CheckpointId,
-    epoch: RestoreEpoch,
-}
 
 /// The checkpoints that a shard takes part in.
 #[derive(Debug)]

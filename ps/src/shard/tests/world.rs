@@ -21,10 +21,12 @@ use crate::checkpoint::CheckpointStorage;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
-use crate::shard::checkpoints::{SaverOrder, ShardRestore, ShardSave};
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::power::Flush;
+use crate::shard::saver_order::SaverOrder;
 use crate::shard::shard_files::{ServerRun, ShardSetup};
+use crate::shard::shard_restore::ShardRestore;
+use crate::shard::shard_save::ShardSave;
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 

@@ -1,0 +1,68 @@
+//! The save of a shard's part of a checkpoint. Another thread, which may wait for a disk, does the
+//! work.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::ShardId;
+use pushpull_common::protocol::Envelope;
+use pushpull_store::testing::planted::PlantedBugs;
+
+use super::checkpoint_cut::CheckpointCut;
+use crate::checkpoint::{
+    AbandonFlag, CheckpointError, CheckpointName, CheckpointStorage, CheckpointTraining,
+    ShardEntry, TableEntry, write_shard, write_table,
+};
+
+/// The work of writing a shard's part of a checkpoint.
+#[derive(Debug)]
+pub(crate) struct ShardSave {
+    pub(crate) connection: u64,
+    pub(crate) request: Envelope,
+    pub(super) name: CheckpointName,
+    pub(super) catalogue: Arc<Catalogue>,
+    pub(super) shard: ShardId,
+    pub(super) training: CheckpointTraining,
+    pub(super) cut: CheckpointCut,
+    pub(super) abandon_flag: AbandonFlag,
+    pub(super) planted: PlantedBugs,
+}
+
+impl ShardSave {
+    /// Writes the part, and reads it back. May wait for a disk. Returns the shard's entry for the
+    /// manifest.
+    pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
+        let storage = &*self.abandon_flag.watch(storage);
+        let (catalogue, shard, training) = (&*self.catalogue, self.shard, &self.training);
+        let CheckpointCut { mut image, version, gradients, clients, .. } = self.cut;
+        let tables = std::mem::take(&mut image.tables);
+        let file = write_shard(storage, self.name, catalogue, shard, training, image, self.planted);
+        let file = file.map_err(|error| error.to_string())?;
+        let layout = catalogue.layout(shard);
+        let tables = layout.tables().iter().zip(tables).map(|(partition, source)| {
+            write_table(storage, self.name, catalogue, partition, training, source)
+        });
+        let tables: Result<Vec<TableEntry>, CheckpointError> = tables.collect();
+        let entry = ShardEntry {
+            task: shard.task,
+            shard: shard.shard,
+            file,
+            tables: tables.map_err(|error| error.to_string())?,
+            version,
+            gradients,
+            clients,
+        };
+        serde_json::to_vec(&entry).map_err(|error| error.to_string())
+    }
+}
+
+/// A save of this shard's part that is running.
+#[derive(Debug)]
+pub(super) struct SaveInProgress {
+    /// The connection of the request.
+    pub(super) connection: u64,
+    /// Set when the memory that the save pins is needed. It pins none while the file is read back.
+    pub(super) memory_needed: Arc<AtomicBool>,
+    pub(super) abandon_flag: AbandonFlag,
+}
