@@ -1,8 +1,10 @@
 //! The invariants of a shard between two inputs, asserted in tests, the simulator and the fuzzer.
 
-use pushpull_common::ids::ShardId;
 use std::collections::BTreeSet;
 
+use pushpull_common::ids::ShardId;
+#[cfg(any(test, fuzzing))]
+use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::message::Operation;
@@ -10,15 +12,11 @@ use pushpull_common::protocol::message::Operation;
 use super::Shard;
 use super::client_registry::ClientPresence;
 use super::parked_requests::WaitReason;
+#[cfg(any(test, fuzzing))]
+use super::record::ShardRecord;
 use super::work::ShardJob;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::inbox::PushArrival;
-
-#[cfg(any(test, fuzzing))]
-use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
-
-#[cfg(any(test, fuzzing))]
-use super::record::ShardRecord;
 
 /// The state of a shard that a kill must not change: its own words, its clients with the newest
 /// sequence each has settled, and its values.

@@ -14,6 +14,7 @@ mod checks;
 mod chief;
 pub(crate) mod client_record;
 pub(crate) mod client_registry;
+mod connection_state;
 pub(crate) mod control_file;
 mod encoded_parts;
 pub(crate) mod frames;
@@ -22,6 +23,7 @@ pub(crate) mod generation;
 mod grad_norm;
 mod growth;
 mod handshake;
+mod input;
 mod intake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
@@ -60,20 +62,18 @@ mod two_pass;
 mod variables;
 pub(crate) mod work;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::Encoding;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{RestoreEpoch, Sequence, ShardId};
-use pushpull_common::protocol::message::{Hello, Role};
+use pushpull_common::ids::{RestoreEpoch, ShardId};
+use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 use pushpull_store::testing::planted::Bug;
 
-use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
 use crate::shard::output::EncodeBuffers;
@@ -81,137 +81,21 @@ use crate::shard::pulls::{wait_for_values, wrong_encoding};
 use applier::Applier;
 use checkpoints::ShardCheckpoints;
 use client_registry::ClientPresence;
-use encoded_parts::{EncodedPart, PartEncoding};
+use connection_state::{ConnectionState, ExpectedBody, IncomingPart};
+use encoded_parts::PartEncoding;
 use intake::Intake;
 use output::{Outputs, ShardOutput};
 use parked_requests::{ParkedRequest, WaitReason};
 use peers::Peers;
 use power::Power;
 use pulls::Pulls;
-use saver_order::{SaveRequester, SaverEvent};
+use saver_order::SaveRequester;
 use shard_files::ShardFiles;
-use shard_restore::ShardRestored;
 use steps::Steps;
 use variables::{Variables, VariablesState};
 
 pub(crate) use handshake::PeerOrigin;
-
-/// An input of a shard.
-#[derive(Debug)]
-pub(crate) enum ShardInput<'a> {
-    /// A peer has said hello. Its connection has a new number.
-    Connected {
-        /// The number of the connection.
-        connection: u64,
-        /// The hello.
-        hello: &'a Hello,
-        /// The header of the hello.
-        header: &'a Header,
-        /// Where the peer connects from.
-        origin: PeerOrigin,
-    },
-    /// A message has arrived. Its body follows, if it has one.
-    Message {
-        /// The connection.
-        connection: u64,
-        /// The header of the message.
-        header: &'a Header,
-        /// The meta of the message.
-        message: Message,
-    },
-    /// Bytes of an incomplete frame have arrived.
-    Progress {
-        /// The connection.
-        connection: u64,
-    },
-    /// The body of the last message is complete in [`Shard::body_target`].
-    Body {
-        /// The connection.
-        connection: u64,
-    },
-    /// A connection has ended.
-    Disconnected {
-        /// The connection.
-        connection: u64,
-    },
-    /// The saver reports an event.
-    SaverEvent(SaverEvent),
-    /// The result of [`ShardOutput::SaveShard`].
-    ShardSaved {
-        /// The connection of the request.
-        connection: u64,
-        /// The request.
-        request: Envelope,
-        /// The shard's entry for the manifest, or why the shard is not saved.
-        result: Result<Vec<u8>, String>,
-    },
-    /// The connection to the step owner's shard is up or down.
-    OwnerLink {
-        /// Whether it is up.
-        up: bool,
-    },
-    /// The step owner has sent a message over that connection.
-    Owner {
-        /// The header of the message.
-        header: &'a Header,
-        /// The meta of the message.
-        message: Message,
-    },
-    /// The result of [`ShardOutput::Flush`].
-    Flushed(Result<(), String>),
-    /// The result of [`ShardOutput::RestoreShard`].
-    ShardRestored(Box<ShardRestored>),
-    /// The time has advanced. This input comes at least every [`TICK`].
-    Tick,
-}
-
-/// The longest time between two [`ShardInput::Tick`].
-pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(50);
-
-/// The use of the body that a connection is receiving.
-#[derive(Debug)]
-enum ExpectedBody {
-    /// A part of a push.
-    Part(IncomingPart),
-    /// A catalogue.
-    Catalogue { request: Envelope, digest: [u8; 32], bytes: Vec<u8> },
-    /// A user's data, to be stored with a checkpoint.
-    User { request: Envelope, bytes: Vec<u8> },
-    /// The row numbers of a pull of rows.
-    Rows(ParkedRequest),
-}
-
-/// A part of a push whose message has arrived.
-#[derive(Clone, Debug)]
-struct IncomingPart {
-    connection: u64,
-    client: ClientKey,
-    push_slot: u32,
-    /// The range in the shard's layout. Empty for a part without a body.
-    range: Range<u64>,
-    request: Envelope,
-    /// The encoding of the body, if it is encoded.
-    encoded: Option<EncodedPart>,
-    /// On the last part, the bytes of all parts.
-    whole: Option<u64>,
-    next: bool,
-    /// When the client stops waiting for the answer.
-    deadline: Option<Instant>,
-}
-
-/// The shard's state of one connection.
-#[derive(Debug)]
-struct ConnectionState {
-    role: Role,
-    client: Option<ClientKey>,
-    origin: PeerOrigin,
-    /// How many times shared memory was sent over it.
-    shared: u32,
-    crc: bool,
-    expected_body: Option<ExpectedBody>,
-    /// The push that was refused. Its other parts are skipped without an answer.
-    refused: Option<(Sequence, u32)>,
-}
+pub(crate) use input::{ShardInput, TICK};
 
 /// One shard of a ps task.
 ///

@@ -1,0 +1,82 @@
+//! The inputs of a shard.
+
+use std::time::Duration;
+
+use pushpull_common::protocol::message::Hello;
+use pushpull_common::protocol::{Envelope, Header, Message};
+
+use super::PeerOrigin;
+use super::saver_order::SaverEvent;
+use super::shard_restore::ShardRestored;
+
+/// An input of a shard.
+#[derive(Debug)]
+pub(crate) enum ShardInput<'a> {
+    /// A peer has said hello. Its connection has a new number.
+    Connected {
+        /// The number of the connection.
+        connection: u64,
+        /// The hello.
+        hello: &'a Hello,
+        /// The header of the hello.
+        header: &'a Header,
+        /// Where the peer connects from.
+        origin: PeerOrigin,
+    },
+    /// A message has arrived. Its body follows, if it has one.
+    Message {
+        /// The connection.
+        connection: u64,
+        /// The header of the message.
+        header: &'a Header,
+        /// The meta of the message.
+        message: Message,
+    },
+    /// Bytes of an incomplete frame have arrived.
+    Progress {
+        /// The connection.
+        connection: u64,
+    },
+    /// The body of the last message is complete in [`Shard::body_target`](super::Shard::body_target).
+    Body {
+        /// The connection.
+        connection: u64,
+    },
+    /// A connection has ended.
+    Disconnected {
+        /// The connection.
+        connection: u64,
+    },
+    /// The saver reports an event.
+    SaverEvent(SaverEvent),
+    /// The result of [`ShardOutput::SaveShard`](super::output::ShardOutput::SaveShard).
+    ShardSaved {
+        /// The connection of the request.
+        connection: u64,
+        /// The request.
+        request: Envelope,
+        /// The shard's entry for the manifest, or why the shard is not saved.
+        result: Result<Vec<u8>, String>,
+    },
+    /// The connection to the step owner's shard is up or down.
+    OwnerLink {
+        /// Whether it is up.
+        up: bool,
+    },
+    /// The step owner has sent a message over that connection.
+    Owner {
+        /// The header of the message.
+        header: &'a Header,
+        /// The meta of the message.
+        message: Message,
+    },
+    /// The result of [`ShardOutput::Flush`](super::output::ShardOutput::Flush).
+    Flushed(Result<(), String>),
+    /// The result of [`ShardOutput::RestoreShard`](super::output::ShardOutput::RestoreShard).
+    ShardRestored(Box<ShardRestored>),
+    /// The time has advanced. This input comes at least every [`TICK`].
+    Tick,
+}
+
+/// The longest time between two [`ShardInput::Tick`].
+pub(crate) const TICK: Duration = Duration::from_millis(50);
