@@ -29,7 +29,7 @@ use crate::shard::client_record::ClientRecord;
 use crate::shard::client_registry::ClientPresence;
 use crate::shard::control_file::control_fields;
 use crate::shard::generation::{open_catalogue, table_words};
-use crate::shard::poison;
+use crate::shard::poison::PoisonRecord;
 use crate::shard::power::{image_name, read_image};
 use crate::shard::record::{ShardRecord, ShardStage};
 
@@ -135,7 +135,8 @@ impl ShardReader<'_> {
         let mut journal = self.note(journal)?;
         self.found.committed_words = self.note(journal.intent())?;
         let cell = self.note(journal.first_cell())?;
-        self.found.poisoned = self.fault(Kind::Control, 0, poison::decode(&cell))?;
+        let poison = self.fault(Kind::Control, 0, PoisonRecord::decode(&cell))?;
+        self.found.poisoned = poison.map(|poison| poison.reason);
         let record = self.fault(Kind::Control, 0, ShardRecord::decode(&cell))?;
         self.found.state = Some(state_of(&record));
         let tables = match record.stage {

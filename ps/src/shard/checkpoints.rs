@@ -17,6 +17,7 @@ use pushpull_common::protocol::{Envelope, Refusal, message};
 use pushpull_store::arena::fence;
 
 use super::checkpoint_cut::{CheckpointCut, SaveRequest};
+use super::generation::Generation;
 use super::output::{AnswerBody, Outputs, ShardOutput};
 use super::saver_order::{SaveRequester, SaverEvent, SaverOrder};
 use super::shard_restore::{RestoreInProgress, ShardRestore, ShardRestored};
@@ -179,7 +180,7 @@ impl Shard {
             owner.forget_tokens();
         }
         self.forget_variables()?;
-        self.make_variables(catalogue)
+        self.make_variables(Generation::new(self.id, &self.config, catalogue))
     }
 
     /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
@@ -191,7 +192,7 @@ impl Shard {
         };
         let step = checkpoint.step;
         let ShardRestored { mut store, result } = restored;
-        if let Some(refusal) = self.poisoned() {
+        if let Some(refusal) = self.files.poisoned() {
             return self.out.refuse(connection, request, refusal);
         }
         let indexed = |counts| {

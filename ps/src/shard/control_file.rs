@@ -9,7 +9,8 @@ use pushpull_store::commit::Journal;
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 
 use super::power::newest_image;
-use super::shard_files::{CONTROL_NEW, ServerRun, ShardSetup, transaction_words};
+use super::shard_files::transaction_words;
+use super::shard_setup::{CONTROL_NEW, ServerRun, ShardSetup};
 use crate::config::Durability;
 use crate::error::StorageError;
 

@@ -1,76 +1,177 @@
-//! The files of one generation of variables: creates them with a declaration, and removes them once
-//! nothing names them.
+//! A generation of variables: what they need on a shard, and their files.
+//!
+//! Each declaration begins a generation with files of its own. They are created before a commit
+//! names them, and removed once nothing names them.
 
 use std::sync::Arc;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
+use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 use pushpull_optim::optimizer::VariableRules;
-use pushpull_store::arena::{Arena, file_name};
+use pushpull_store::arena::{Arena, Reservation, file_name};
 use pushpull_store::commit::table_bytes;
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES};
 use pushpull_store::store::{Store, StoreGeometry, StorePlan};
 use pushpull_store::table::Table;
 
-use super::fused_ranges::FusedRanges;
+use super::Shard;
 use super::record::{ShardRecord, admitted_words};
-use super::shard_files::transaction_words;
-use super::{Shard, VariablesState};
+use super::shard_files::{ShardFiles, transaction_words};
+use super::variables::VariablesState;
+use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
 
-impl Shard {
-    /// Creates the files of a new generation of variables, and switches to them. The next
-    /// transaction names them.
-    pub(super) fn make_variables(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
-        let layout = catalogue.layout(self.id);
-        let rules = self.config.rules.of_variables(&catalogue);
-        let (push_slots, geometry) = (self.config.push_slots(), self.geometry(&layout, &rules));
-        let reservation = self.files.budget.reserve(need(&geometry, &layout, push_slots))?;
-        let words = table_words(&geometry, &layout, push_slots);
-        let (generation, tables) = (self.files.generation + 1, layout.tables().len());
+/// The variables of one declaration on a shard, and the sizes of their files.
+#[derive(Debug)]
+pub(super) struct Generation {
+    pub(super) catalogue: Arc<Catalogue>,
+    pub(super) layout: ShardLayout,
+    pub(super) rules: VariableRules,
+    pub(super) geometry: StoreGeometry,
+    pub(super) push_slots: usize,
+}
+
+impl Generation {
+    /// Plans the generation that a declaration begins.
+    pub(super) fn new(id: ShardId, config: &PsConfig, catalogue: Arc<Catalogue>) -> Generation {
+        let layout = catalogue.layout(id);
+        let rules = config.rules.of_variables(&catalogue);
+        let slots = rules.most_slots(&layout);
+        let geometry = StoreGeometry::new(&layout, slots, config.block_bytes, config.pin_bytes_max);
+        let push_slots = config.push_slots();
+        Generation { catalogue, layout, rules, geometry, push_slots }
+    }
+
+    /// Returns the generation that these words describe. Fails if its blocks do not fit the
+    /// variables, with the number of optimizer slots that they have.
+    pub(super) fn of_record(
+        id: ShardId,
+        config: &PsConfig,
+        catalogue: Arc<Catalogue>,
+        record: &ShardRecord,
+    ) -> Result<Generation, usize> {
+        let layout = catalogue.layout(id);
+        let rules = config.rules.of_variables(&catalogue);
+        let slots = rules.most_slots(&layout);
+        let geometry =
+            StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
+        let geometry = geometry.filter(|geometry| geometry.slots == slots).ok_or(slots)?;
+        let push_slots = record.push_slots;
+        Ok(Generation { catalogue, layout, rules, geometry, push_slots })
+    }
+
+    /// Returns the number of words of the tables file, without those of embedding tables.
+    pub(super) fn table_words(&self) -> usize {
+        table_words(&self.geometry, &self.layout, self.push_slots)
+    }
+
+    /// Returns the number of embedding tables.
+    pub(super) fn tables(&self) -> usize {
+        self.layout.tables().len()
+    }
+
+    /// Reserves the memory of the blocks, the inbox and the tables file.
+    pub(super) fn reserve(&self, files: &ShardFiles) -> Result<Reservation, StorageError> {
+        files.budget.reserve(self.fixed_bytes())
+    }
+
+    fn fixed_bytes(&self) -> u64 {
+        let inbox = Inbox::need(&self.layout, self.push_slots);
+        let tables = table_bytes(self.table_words());
+        self.geometry.need().saturating_add(inbox).saturating_add(tables)
+    }
+
+    /// Returns the bytes that the variables need. Embedding tables allocate memory as they grow;
+    /// this counts what each needs at least.
+    fn bytes_min(&self, is_synchronous: bool) -> u64 {
+        let together = if is_synchronous { self.push_slots as u64 } else { 1 };
+        let tables = self.layout.tables().iter().map(|partition| {
+            Table::need(&self.catalogue, partition, self.rules.slots(partition), together)
+        });
+        tables.fold(self.fixed_bytes(), u64::saturating_add)
+    }
+
+    /// Returns the plan of the store whose files have this number.
+    pub(super) fn store_plan(
+        &self,
+        files: &ShardFiles,
+        generation: u64,
+        integrity: bool,
+    ) -> StorePlan {
+        StorePlan {
+            arena: files.arena.clone(),
+            generation,
+            catalogue: self.catalogue.clone(),
+            layout: self.layout.clone(),
+            geometry: self.geometry,
+            integrity,
+            power: files.power.is_some(),
+            cached_bytes_max: files.config.cached_bytes_max,
+            planted: files.config.planted,
+        }
+    }
+
+    /// Creates the files of a new generation. The next transaction names them. The inbox numbers
+    /// its push slots from `first_push_slot`.
+    fn create(
+        &self,
+        files: &mut ShardFiles,
+        first_push_slot: u32,
+    ) -> Result<(Box<Store>, Inbox), StorageError> {
+        let Generation { catalogue, layout, rules, geometry, push_slots } = self;
+        let reservation = self.reserve(files)?;
+        let (words, tables) = (self.table_words(), self.tables());
+        let generation = files.generation + 1;
         for kind in OF_A_GENERATION {
             // An earlier attempt was killed, or ran out of space.
-            self.files.arena.storage.remove(&file_name(kind, generation))?;
+            files.arena.storage.remove(&file_name(kind, generation))?;
         }
         let encoded = catalogue.encode();
-        let mut memory =
-            self.files.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
+        let mut memory = files.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
         memory.write(PAGE_BYTES, encoded);
-        let bytes = Inbox::file_bytes(&layout, push_slots);
-        let inbox = self.files.arena.create(Kind::Inbox, generation, bytes)?;
-        let inbox = Inbox::new(inbox, &layout, push_slots, self.intake.next_push_slot);
-        let memory =
-            self.files.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
+        let bytes = Inbox::file_bytes(layout, *push_slots);
+        let inbox = files.arena.create(Kind::Inbox, generation, bytes)?;
+        let inbox = Inbox::new(inbox, layout, *push_slots, first_push_slot);
+        let memory = files.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
         // Checksums are needed to find pages that a loss of power kept from the disk.
-        let integrity = self.config.integrity_full || self.power.is_some();
-        let plan = StorePlan {
-            arena: self.files.arena.clone(),
-            generation,
-            catalogue,
-            layout,
-            geometry,
-            integrity,
-            power: self.power.is_some(),
-            cached_bytes_max: self.config.cached_bytes_max,
-            planted: self.config.planted,
-        };
-        let mut store = Store::create(plan, reservation, &rules)?;
-        self.files.journal.reserve_intent(transaction_words(words, tables))?;
-        self.files.journal.begin_tables(memory, generation, geometry.first_table());
-        store.attach_tables(
-            &self.files.arena,
-            generation,
-            &self.files.budget,
-            &rules,
-            |inputs| Table::create(inputs, &mut self.files.journal),
-        )?;
-        self.files.generation = generation;
+        let integrity = files.config.integrity_full || files.power.is_some();
+        let mut store =
+            Store::create(self.store_plan(files, generation, integrity), reservation, rules)?;
+        files.journal.reserve_intent(transaction_words(words, tables))?;
+        files.journal.begin_tables(memory, generation, geometry.first_table());
+        let ShardFiles { arena, budget, journal, .. } = files;
+        store.attach_tables(arena, generation, budget, rules, |inputs| {
+            Table::create(inputs, journal)
+        })?;
+        files.generation = generation;
+        Ok((Box::new(store), inbox))
+    }
+}
+
+impl Shard {
+    /// Replaces the variables by those of a catalogue, without values.
+    pub(super) fn reserve_memory(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
+        let generation = Generation::new(self.id, &self.config, catalogue);
+        // The check covers everything that the shard needs, so that a refusal names the sum. It
+        // comes first, so that a refusal changes nothing.
+        let need = generation.bytes_min(self.steps.is_synchronous());
+        let limit = self.files.budget.left() + self.variables.store().map_or(0, Store::reserved);
+        if need > limit {
+            return Err(StorageError::DoesNotFit { need, limit });
+        }
+        // The memory of an earlier declaration is released first, because both may not fit.
+        self.forget_variables()?;
+        self.make_variables(generation)
+    }
+
+    /// Creates the files of a new generation of variables, and switches to them.
+    pub(super) fn make_variables(&mut self, generation: Generation) -> Result<(), StorageError> {
+        let (store, inbox) = generation.create(&mut self.files, self.intake.next_push_slot)?;
         self.intake.inbox = Some(inbox);
-        self.variables.fused_ranges = FusedRanges::new(store.layout(), &rules);
         self.steps.count_participants(store.catalogue().shards());
-        self.variables.state = VariablesState::Declared(Box::new(store));
-        self.variables.rules = rules;
+        self.variables.install(VariablesState::Declared(store), generation.rules);
         Ok(())
     }
 
@@ -84,44 +185,7 @@ impl Shard {
         }
         self.variables.assigned.clear();
         self.persist();
-        self.files.journal.unmap_tables();
-        match &mut self.power {
-            None => remove_leftovers(&self.files.arena, None, &[]),
-            // The image on disk may name the files, and an image that is being written flushes
-            // them.
-            Some(power) => {
-                power.unnamed_since = Some(power.made);
-                Ok(())
-            }
-        }
-    }
-
-    /// Removes the files that no image on disk names.
-    pub(super) fn remove_unnamed(&self) -> Result<(), StorageError> {
-        let named = self.checkpoints.restoring.is_some()
-            || !matches!(self.variables.state, VariablesState::Absent);
-        let of_tables = self.variables.store().map(files_of_tables).unwrap_or_default();
-        remove_leftovers(&self.files.arena, named.then_some(self.files.generation), &of_tables)
-    }
-
-    fn geometry(&self, layout: &ShardLayout, rules: &VariableRules) -> StoreGeometry {
-        let slots = rules.most_slots(layout);
-        StoreGeometry::new(layout, slots, self.config.block_bytes, self.config.pin_bytes_max)
-    }
-
-    /// Returns the bytes that the variables of a catalogue need.
-    pub(super) fn need(&self, catalogue: &Catalogue) -> u64 {
-        let (layout, rules) =
-            (catalogue.layout(self.id), self.config.rules.of_variables(catalogue));
-        let stored = need(&self.geometry(&layout, &rules), &layout, self.config.push_slots());
-        // Tables allocate memory as they grow. This counts what each needs at least.
-        let together =
-            if self.steps.is_synchronous() { self.config.push_slots() as u64 } else { 1 };
-        let tables = layout
-            .tables()
-            .iter()
-            .map(|partition| Table::need(catalogue, partition, rules.slots(partition), together));
-        tables.fold(stored, u64::saturating_add)
+        self.files.remove_forgotten()
     }
 }
 
@@ -133,12 +197,6 @@ pub(crate) fn table_words(
 ) -> usize {
     let inbox = map_words(layout) + Inbox::table_words(layout, push_slots);
     geometry.table_words() + inbox + admitted_words(push_slots)
-}
-
-/// Returns the bytes of memory for the variables of a layout, with the inbox and the tables file.
-pub(super) fn need(geometry: &StoreGeometry, layout: &ShardLayout, push_slots: usize) -> u64 {
-    let tables = table_bytes(table_words(geometry, layout, push_slots));
-    geometry.need().saturating_add(Inbox::need(layout, push_slots)).saturating_add(tables)
 }
 
 /// Returns the names of the files of a store's embedding tables.

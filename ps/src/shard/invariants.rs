@@ -188,7 +188,7 @@ impl Shard {
         }
         let due = self.steps.follower.as_ref().and_then(|follower| follower.tokens_to_apply());
         let job = self.applier.jobs.iter().any(|job| matches!(job, ShardJob::Step(_)));
-        let trains = self.poisoned().is_none();
+        let trains = self.files.poisoned().is_none();
         assert_eq!(due.is_some() && trains, job, "the committed step has a job");
         let pushes = self.applier.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));
         let by_itself = |push: &PushArrival| push.operation == Operation::Gradient {};

@@ -32,7 +32,6 @@ mod membership;
 pub(crate) mod output;
 mod parked_requests;
 mod peers;
-mod persist;
 pub(crate) mod poison;
 pub(crate) mod power;
 mod pulls;
@@ -41,13 +40,14 @@ mod push_slots;
 mod pushes;
 mod recalls;
 pub(crate) mod record;
+mod recovery;
 mod rows;
 pub(crate) mod saver_order;
 mod scan;
-pub(crate) mod shard_files;
+mod shard_files;
 pub(crate) mod shard_restore;
 pub(crate) mod shard_save;
-mod shared_values;
+pub(crate) mod shard_setup;
 mod stale_pushes;
 mod staleness;
 mod step_messages;
@@ -56,7 +56,6 @@ mod steps;
 mod stragglers;
 mod streaming_apply;
 mod synchronous;
-mod tables;
 mod tokens;
 mod two_pass;
 mod variables;
@@ -115,8 +114,6 @@ pub(crate) struct Shard {
     identity: Arc<Identity>,
     counters: Arc<Counters>,
     files: ShardFiles,
-    /// `Some` if answers must survive a loss of power.
-    power: Option<Power>,
     variables: Variables,
     peers: Peers,
     intake: Intake,
@@ -165,7 +162,7 @@ impl Shard {
     fn follow_up(&mut self, now: Instant) {
         self.applier.drop_stale_streaming(&self.intake, &mut self.variables);
         // A shard that has failed to flush trains no more. Its saves still report their failure.
-        let trains = self.poisoned().is_none();
+        let trains = self.files.poisoned().is_none();
         if trains {
             self.decide(now);
         }
@@ -187,13 +184,40 @@ impl Shard {
         if !self.config.planted.has(Bug::AcknowledgeBeforeCommit) {
             self.persist();
         }
-        self.hold_outputs();
+        self.files.hold_outputs(&mut self.variables, &mut self.out);
     }
 
     fn persist_late(&mut self) {
         if self.config.planted.has(Bug::AcknowledgeBeforeCommit) {
             self.persist();
         }
+    }
+
+    /// Commits all changes in one transaction. Answers sent after it are durable.
+    fn persist(&mut self) {
+        let Shard { files, variables, peers, intake, steps, .. } = self;
+        files.persist(variables, peers, intake, steps);
+    }
+
+    /// Takes the result of a flush. After a failure the shard serves pulls only.
+    fn flushed(&mut self, result: Result<(), String>) {
+        let Shard { files, variables, peers, applier, checkpoints, out, .. } = self;
+        let is_restoring = checkpoints.restoring.is_some();
+        if files.flushed(variables, is_restoring, out, result) {
+            applier.jobs.clear();
+            applier.streaming = None;
+            peers.connections.keys().for_each(|&connection| out.close(connection));
+        }
+    }
+
+    /// Returns whether a commit waits for an image.
+    pub(crate) fn waits_for_image(&self) -> bool {
+        self.files.waits_for_image()
+    }
+
+    /// Returns whether an image is being written.
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.files.power.as_ref().is_some_and(Power::is_flushing)
     }
 
     /// Counts a connection that was closed because of a protocol error of its peer.
@@ -349,7 +373,7 @@ impl Shard {
         );
         // Querying the outcome of a push is not a read: the answer could report a push that is not
         // on disk.
-        if let Some(refusal) = self.poisoned().filter(|_| !reads) {
+        if let Some(refusal) = self.files.poisoned().filter(|_| !reads) {
             return self.out.refuse(connection, request, refusal);
         }
         if !allowed {
@@ -626,7 +650,7 @@ impl Shard {
     /// Returns the refusal of a chief's body if something happened since its message that rejects
     /// it.
     fn body_refusal(&self, connection: u64) -> Option<Refusal> {
-        self.poisoned().or_else(|| self.peers.chief_refusal(connection))
+        self.files.poisoned().or_else(|| self.peers.chief_refusal(connection))
     }
 
     /// Stores the use of the next body. A message without a body is complete.

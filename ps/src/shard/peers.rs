@@ -14,7 +14,6 @@ use pushpull_store::store::VALUES;
 use super::client_registry::{ClientPresence, ClientRegistry};
 use super::output::{Outputs, ShardOutput};
 use super::parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
-use super::shared_values::unsupported;
 use super::variables::Variables;
 use super::{ConnectionState, Detail, PeerOrigin};
 use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
@@ -43,6 +42,11 @@ pub(super) struct ChiefFence {
     /// On another shard than the step owner's: the epoch of the last `ChiefIs` on the current
     /// connection to the step owner.
     pub(super) announced: Option<ClientEpoch>,
+}
+
+/// Returns the refusal of shared memory. The client continues over its connection.
+pub(super) fn unsupported(kind: u16, why: &str) -> Refusal {
+    Refusal::Unsupported { kind, detail: Detail::clipped(why) }
 }
 
 impl Peers {

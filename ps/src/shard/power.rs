@@ -9,20 +9,19 @@
 use std::collections::VecDeque;
 
 use pushpull_common::protocol::Refusal;
-use pushpull_store::arena::{ArenaStorage, file_name};
+use pushpull_store::arena::ArenaStorage;
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
-use super::output::ShardOutput;
-use super::record::FROM_IMAGE;
-use super::{Detail, Shard, VariablesState};
+use super::Detail;
+use super::output::{Outputs, ShardOutput};
 use crate::error::StorageError;
 
 /// The state of the durable images of a shard.
 #[derive(Debug, Default)]
 pub(super) struct Power {
     /// The number of commits.
-    pub(super) made: u64,
+    made: u64,
     /// The newest commit in an image on disk.
     durable: u64,
     /// The newest commit in the image that is being written.
@@ -32,21 +31,30 @@ pub(super) struct Power {
     /// Outputs, each with the commit that must be on disk first.
     held: VecDeque<(u64, ShardOutput)>,
     /// The first commit whose image no longer names the leftover files.
-    pub(super) unnamed_since: Option<u64>,
+    unnamed_since: Option<u64>,
     /// Why no more images can be written.
     failed: Option<String>,
+}
+
+/// The effect of a flush that has ended.
+#[derive(Debug)]
+pub(super) enum FlushOutcome {
+    /// The image is on disk. `unnamed` says whether no image names the leftover files any more.
+    Durable { unnamed: bool },
+    /// The shard is read-only from now on, for this reason.
+    Failed(String),
 }
 
 /// An image to be written.
 #[derive(Debug)]
 pub(crate) struct Flush {
-    storage: ArenaStorage,
-    stamp: Stamp,
+    pub(super) storage: ArenaStorage,
+    pub(super) stamp: Stamp,
     /// The files of the blocks that the image names.
-    files: Vec<String>,
-    number: u64,
-    image: Vec<u8>,
-    planted: PlantedBugs,
+    pub(super) files: Vec<String>,
+    pub(super) number: u64,
+    pub(super) image: Vec<u8>,
+    pub(super) planted: PlantedBugs,
 }
 
 impl Flush {
@@ -113,138 +121,92 @@ pub(crate) fn read_image(bytes: &[u8], stamp: Stamp) -> Result<(u64, Vec<u8>), F
     }
 }
 
-impl Shard {
-    /// Holds outputs back until their commit is on disk.
-    pub(super) fn hold_outputs(&mut self) {
-        let Some(power) = self.power.as_mut().filter(|power| power.failed.is_none()) else {
-            return;
-        };
-        let mark = power.made;
-        for output in std::mem::take(&mut self.out.queue) {
-            match output {
-                // A flush was not taken yet. It waits for no image, because it writes the one that
-                // the others wait for.
-                ShardOutput::Flush(_) => self.out.push(output),
-                output => power.held.push_back((mark, output)),
-            }
-        }
-        while power.held.front().is_some_and(|&(mark, _)| mark <= power.durable) {
-            self.out.queue.extend(power.held.pop_front().map(|(_, output)| output));
-        }
-        self.flush_if_due();
+impl Power {
+    /// Continues the numbers of the images of an earlier process.
+    pub(super) fn resume(images: u64) -> Power {
+        // This process has flushed nothing yet. Files that only the old image names are removed
+        // once the next image is on disk.
+        Power { images, made: 1, unnamed_since: Some(1), ..Power::default() }
     }
 
     /// Counts a commit.
-    pub(super) fn count_commit(&mut self, made: bool) {
-        if let Some(power) = self.power.as_mut().filter(|_| made) {
-            power.made += 1;
-        }
+    pub(super) fn count_commit(&mut self) {
+        self.made += 1;
     }
 
-    /// Starts to write an image if there are new commits and none is being written.
-    fn flush_if_due(&mut self) {
-        let Some(power) = &mut self.power else { return };
-        if power.writing.is_some() || power.made == power.durable || power.failed.is_some() {
+    /// Records that no later commit names the files of the variables.
+    pub(super) fn forget_files(&mut self) {
+        self.unnamed_since = Some(self.made);
+    }
+
+    /// Holds outputs back until their commit is on disk.
+    pub(super) fn hold(&mut self, out: &mut Outputs) {
+        if self.failed.is_some() {
             return;
         }
-        power.writing = Some(power.made);
-        power.images += 1;
-        let mut files = Vec::new();
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) =
-            &self.variables.state
-        {
-            let kinds = [Kind::Catalogue, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo];
-            let slots = store.geometry().slots > 0;
-            let kinds = kinds.into_iter().filter(|&kind| kind != Kind::Slots || slots);
-            files.extend(kinds.map(|kind| file_name(kind, self.files.generation)));
+        for output in std::mem::take(&mut out.queue) {
+            match output {
+                // A flush was not taken yet. It waits for no image, because it writes the one that
+                // the others wait for.
+                ShardOutput::Flush(_) => out.push(output),
+                output => self.held.push_back((self.made, output)),
+            }
         }
-        let flush = Flush {
-            storage: self.files.arena.storage.clone(),
-            stamp: self.files.arena.stamp,
-            files,
-            number: power.images,
-            image: self.files.journal.image(FROM_IMAGE),
-            planted: self.config.planted,
-        };
-        if let VariablesState::Declared(store) | VariablesState::Ready(store) =
-            &mut self.variables.state
-        {
-            store.image_begun();
+        while self.held.front().is_some_and(|&(mark, _)| mark <= self.durable) {
+            out.queue.extend(self.held.pop_front().map(|(_, output)| output));
         }
-        self.out.push(ShardOutput::Flush(Box::new(flush)));
     }
 
-    /// The image is on disk, or the flush has failed, which is final.
-    pub(super) fn flushed(&mut self, result: Result<(), String>) {
-        let Some(power) = &mut self.power else { return };
-        let Some(mark) = power.writing.take() else { return };
-        match result {
-            Ok(()) => {
-                power.durable = mark;
-                let unnamed = power.unnamed_since.take_if(|since| *since <= mark).is_some();
-                if unnamed {
-                    // A file that cannot be removed costs space, and the next process tries again.
-                    let _ = self.remove_unnamed();
-                }
-                if let VariablesState::Declared(store) | VariablesState::Ready(store) =
-                    &mut self.variables.state
-                {
-                    store.image_written();
-                }
-            }
-            Err(error) => {
-                power.failed = Some(error.clone());
-                self.applier.jobs.clear();
-                self.applier.streaming = None;
-                // Answers that are not durable are dropped, and a client that asks again gets the
-                // reason. Orders, events and counts are kept, because a caller of the saver would
-                // wait forever.
-                let within = |output: &ShardOutput| {
-                    matches!(
-                        output,
-                        ShardOutput::SaverOrder(_)
-                            | ShardOutput::Event(_)
-                            | ShardOutput::Members { .. }
-                    )
-                };
-                let held = power.held.drain(..).map(|(_, output)| output);
-                self.out.queue.extend(held.filter(within));
-                self.files.stage_poison(&error);
-                let connections: Vec<u64> = self.peers.connections.keys().copied().collect();
-                for connection in connections {
-                    self.out.close(connection);
-                }
-            }
+    /// Returns the number of the next image if there are new commits and none is being written.
+    pub(super) fn begin_image(&mut self) -> Option<u64> {
+        if self.writing.is_some() || self.made == self.durable || self.failed.is_some() {
+            return None;
         }
+        self.writing = Some(self.made);
+        self.images += 1;
+        Some(self.images)
+    }
+
+    /// Takes the result of a flush. A failure is final. Returns `None` if no image was being
+    /// written.
+    pub(super) fn flushed(
+        &mut self,
+        out: &mut Outputs,
+        result: Result<(), String>,
+    ) -> Option<FlushOutcome> {
+        let mark = self.writing.take()?;
+        let Err(error) = result else {
+            self.durable = mark;
+            let unnamed = self.unnamed_since.take_if(|since| *since <= mark).is_some();
+            return Some(FlushOutcome::Durable { unnamed });
+        };
+        // Answers that are not durable are dropped, and a client that asks again gets the reason.
+        // Orders, events and counts are kept, because a caller of the saver would wait forever.
+        let is_kept = |output: &ShardOutput| {
+            matches!(
+                output,
+                ShardOutput::SaverOrder(_) | ShardOutput::Event(_) | ShardOutput::Members { .. }
+            )
+        };
+        out.queue.extend(self.held.drain(..).map(|(_, output)| output).filter(is_kept));
+        self.failed = Some(error.clone());
+        Some(FlushOutcome::Failed(error))
     }
 
     /// Returns whether a commit waits for an image.
-    pub(crate) fn waits_for_image(&self) -> bool {
-        self.power.as_ref().is_some_and(|power| {
-            power.failed.is_none() && (power.writing.is_some() || power.made != power.durable)
-        })
+    pub(super) fn waits_for_image(&self) -> bool {
+        self.failed.is_none() && (self.is_flushing() || self.made != self.durable)
     }
 
     /// Returns whether an image is being written.
-    pub(crate) fn is_flushing(&self) -> bool {
-        self.power.as_ref().is_some_and(|power| power.writing.is_some())
+    pub(super) fn is_flushing(&self) -> bool {
+        self.writing.is_some()
     }
 
     /// Returns the refusal of everything except pulls after a failed flush.
-    pub(super) fn poisoned(&self) -> Option<Refusal> {
-        let failed = self.power.as_ref()?.failed.as_ref()?;
+    pub(super) fn refusal(&self) -> Option<Refusal> {
+        let failed = self.failed.as_ref()?;
         let detail = format!("the shard is read-only since a flush failed: {failed}");
         Some(Refusal::Storage { detail: Detail::clipped(detail) })
-    }
-
-    /// Continues the numbers of the images of an earlier process.
-    pub(super) fn resume_images_from(&mut self, number: u64) {
-        if let Some(power) = &mut self.power {
-            power.images = number;
-            // This process has flushed nothing yet. Files that only the old image names are removed
-            // once the next image is on disk.
-            power.made = 1;
-            power.unnamed_since = Some(1);
-        }
     }
 }

@@ -20,8 +20,8 @@ use pushpull_common::protocol::{Envelope, Header, Refusal};
 use pushpull_store::arena::SharedBytes;
 
 use super::intake::Intake;
+use super::peers::unsupported;
 use super::shard_files::ShardFiles;
-use super::shared_values::unsupported;
 use super::variables::Variables;
 use super::{IncomingPart, Shard, answer_to, deadline_of};
 use crate::client_key::ClientKey;

@@ -176,7 +176,7 @@ impl Shard {
 
     fn receive_part(&mut self, now: Instant, part: &IncomingPart) -> Result<(), Refusal> {
         let (client, push_slot, range) = (part.client, part.push_slot, &part.range);
-        if let Some(refusal) = self.poisoned() {
+        if let Some(refusal) = self.files.poisoned() {
             return Err(refusal);
         }
         let held =

@@ -1,54 +1,50 @@
-//! The files of a shard: creates them, and opens those of an earlier process.
+//! The files of a shard, and the durable words that they hold.
 //!
-//! Every value from a file is verified before it is used. No memory is reserved for a count until
-//! the files are known to be as long as it requires.
+//! The durable words are a function of the shard's state. After each input, the words that differ
+//! are committed in one transaction, before any answer leaves the shard. So everything that an
+//! answer promises is durable, and no code has to track its changes. The exceptions are clients and
+//! the entries of their push windows, which are tracked.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
 
-use pushpull_common::identity::Identity;
-use pushpull_common::ids::{ShardId, TokenId};
-use pushpull_common::protocol::message::Operation;
-use pushpull_common::protocol::{Outcome, PushState};
-use pushpull_store::arena::{Arena, ArenaStorage, Budget, file_name};
-use pushpull_store::commit::{
-    Address, CELL_WORDS, Journal, is_unused_intent, offset_of, table_bytes,
-};
-use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
-use pushpull_store::store::{Store, StoreGeometry, StorePlan};
-use pushpull_store::table::Table;
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
+use pushpull_store::arena::{Arena, Budget, file_name};
+use pushpull_store::commit::{Address, CELL_WORDS, Journal};
+use pushpull_store::layout::{Kind, PAGE_BYTES};
+use smallvec::SmallVec;
 
 use super::client_record::ClientRecord;
-use super::client_registry::{CLIENTS_MAX, ClientPresence, ClientRegistry};
-use super::control_file::{OpenedControl, control_text, open_control};
-use super::fused_ranges::FusedRanges;
-use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
-use super::power::Power;
-use super::record::{ShardRecord, ShardStage};
-use super::work::ShardJob;
-use super::{
-    Applier, Intake, Outputs, Peers, Pulls, Shard, ShardCheckpoints, Steps, Variables,
-    VariablesState, poison, record,
-};
-use crate::aggregate::step_coordinator::StepCoordinator;
+use super::client_registry::CLIENTS_MAX;
+use super::generation::{files_of_tables, remove_leftovers};
+use super::intake::Intake;
+use super::output::{Outputs, ShardOutput};
+use super::peers::Peers;
+use super::poison::PoisonRecord;
+use super::power::{Flush, FlushOutcome, Power};
+use super::record::{FROM_IMAGE, ShardRecord, ShardStage, encode_admitted};
+use super::steps::Steps;
+use super::variables::{Variables, VariablesState};
 use crate::aggregate::step_follower::StepFollower;
-use crate::aggregate::step_owner::StepOwner;
+use crate::aggregate::step_owner::{Issued, StepOwner};
 use crate::client_key::ClientKey;
-use crate::config::{Durability, PsConfig};
+use crate::config::PsConfig;
 use crate::error::StorageError;
-use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
-use crate::metrics::Counters;
+use crate::inbox::{Inbox, map_words};
 
-/// The identity of one run of the server, for the arenas that it opens.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ServerRun {
-    /// The boot id of the machine. State that was only in memory does not survive a reboot.
-    pub(crate) boot: [u8; 16],
-    /// The id of a new arena. Every arena has a different one.
-    pub(crate) arena: u64,
-    /// A number that is higher than all epochs of earlier runs.
-    pub(crate) epoch_base: u64,
+/// The files of a shard, and what their names and words depend on.
+#[derive(Debug)]
+pub(super) struct ShardFiles {
+    pub(super) config: Arc<PsConfig>,
+    pub(super) arena: Arena,
+    pub(super) budget: Budget,
+    pub(super) journal: Journal,
+    /// The number of declarations of variables. Each has its own files.
+    pub(super) generation: u64,
+    /// How many processes have opened the arena.
+    pub(super) lives: u64,
+    /// `Some` if answers must survive a loss of power.
+    pub(super) power: Option<Power>,
 }
 
 /// The clients that one transaction can hold in addition to a push.
@@ -69,418 +65,260 @@ pub(super) fn transaction_words(table_words: usize, tables: usize) -> usize {
     table_words + of_tables + ShardRecord::WORDS + CLIENTS_AT_ONCE * ClientRecord::WORDS
 }
 
-/// The environment of a shard: everything except its state.
-#[derive(Clone, Debug)]
-pub(crate) struct ShardSetup {
-    pub(crate) id: ShardId,
-    pub(crate) config: Arc<PsConfig>,
-    pub(crate) identity: Arc<Identity>,
-    pub(crate) budget: Budget,
-    pub(crate) counters: Arc<Counters>,
-}
-
-/// The files of a shard, and what their names and words depend on.
-#[derive(Debug)]
-pub(super) struct ShardFiles {
-    pub(super) arena: Arena,
-    pub(super) budget: Budget,
-    pub(super) journal: Journal,
-    /// The number of declarations of variables. Each has its own files.
-    pub(super) generation: u64,
-    /// How many processes have opened the arena.
-    pub(super) lives: u64,
-}
-
-impl Shard {
-    /// Opens the shard in this storage, or creates one there.
-    pub(crate) fn open(
-        parts: ShardSetup,
-        storage: ArenaStorage,
-        run: ServerRun,
-        now: Instant,
-    ) -> Result<Shard, StorageError> {
-        if parts.config.durability == Durability::Power {
-            storage.sync_way()?;
-        }
-        let control = storage.open(&file_name(Kind::Control, 0))?;
-        let mut shard = match control {
-            Some(control) => {
-                let found = open_control(&parts, &storage, &run, control)?;
-                let images = found.images;
-                let mut shard = Shard::reopen(parts, storage, run, found, now)?;
-                shard.resume_images_from(images);
-                shard
-            }
-            None => Shard::create(parts, storage, run)?,
-        };
-        shard.peers.registry.begin(now);
-        // Push slot numbers of earlier processes are not reused, because a client may still send
-        // them.
-        shard.files.lives += 1;
-        shard.intake.next_push_slot = (shard.files.lives as u32 & 0xfff) << 20 | 1;
-        if let Some(inbox) = &mut shard.intake.inbox {
-            inbox.number_from(shard.intake.next_push_slot);
-        }
-        shard.stamp_answers();
-        shard.decide(now);
-        shard.persist();
-        Ok(shard)
-    }
-
-    fn create(
-        parts: ShardSetup,
-        storage: ArenaStorage,
-        run: ServerRun,
-    ) -> Result<Shard, StorageError> {
-        clear_unfinished(&storage)?;
-        let stamp = Stamp { shard: parts.id, arena: run.arena };
-        let text = control_text(&run, &parts.identity);
-        let arena = Arena { storage, stamp };
-        let bytes = (1 + 1 + GROWTH) * PAGE_BYTES;
-        let mut control = arena.storage.create(CONTROL_NEW, bytes as u64)?;
-        let page = Page { kind: Kind::Control, stamp, generation: 0, text };
-        control.write(0, &page.encode());
-        let journal =
-            Journal::create(&arena, control, transaction_words(0, 0), parts.config.planted)?;
-        if parts.config.durability == Durability::Power {
-            // The first page identifies the arena of an image.
-            arena.storage.sync(CONTROL_NEW)?;
-            // Nothing is committed before both names are on disk. An intent with a commit but
-            // without a control file is an arena's state, and is not removed.
-            arena.storage.sync_names()?;
-        }
-        arena.storage.rename(CONTROL_NEW, &file_name(Kind::Control, 0))?;
-        Ok(Shard::with(parts, arena, journal, run))
-    }
-
-    fn with(parts: ShardSetup, arena: Arena, journal: Journal, run: ServerRun) -> Shard {
-        let ShardSetup { id, config, identity, budget, counters } = parts;
-        let owns_step = id.shard == 0 && config.owns_step();
-        let follower = config.rule().map(|_| StepFollower::new(0, config.planted));
-        let owner = owns_step.then(|| {
-            let coordinator =
-                config.rule().map(|rule| StepCoordinator::new(rule, 1, config.planted));
-            StepOwner::new(config.last_step, config.token_timeout, coordinator)
-                .with_staleness_limits(config.wait_ahead, config.reject_older)
-        });
-        let power = (config.durability == Durability::Power).then(Power::default);
-        let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted);
-        Shard {
-            files: ShardFiles { arena, budget, journal, generation: 0, lives: 0 },
-            power,
-            variables: Variables::new(id, config.clone(), counters.clone()),
-            peers: Peers::new(config.clone(), registry),
-            intake: Intake::new(config.clone(), counters.clone()),
-            applier: Applier::new(id, counters.clone()),
-            steps: Steps::new(id, config.clone(), counters.clone(), owner, follower),
-            pulls: Pulls::new(config.clone(), counters.clone()),
-            checkpoints: ShardCheckpoints::new(id, config.clone()),
-            out: Outputs::default(),
-            id,
-            config,
-            identity,
-            counters,
-        }
-    }
-
-    fn reopen(
-        parts: ShardSetup,
-        storage: ArenaStorage,
-        run: ServerRun,
-        found: OpenedControl,
-        now: Instant,
-    ) -> Result<Shard, StorageError> {
-        let OpenedControl { control, .. } = found;
-        let name = file_name(Kind::Control, 0);
-        let corrupt = |fault| storage.corrupt(&name, fault);
-        let page = Page::decode(control.bytes()).map_err(corrupt)?;
-        let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
-        page.check(Kind::Control, stamp, 0).map_err(corrupt)?;
-        let lengths = 2 * PAGE_BYTES..=CONTROL_BYTES_MAX;
-        if !lengths.contains(&control.len()) {
-            let what = format!("a file of {} to {} bytes", lengths.start(), lengths.end());
-            return Err(storage.corrupt(&name, Fault::at(control.len(), what)));
-        }
-        let arena = Arena { storage, stamp };
-        let corrupt = |fault| arena.storage.corrupt(&name, fault);
-        let mut journal = Journal::open(&arena, control, parts.config.planted)?;
-        let cell = journal.first_cell()?;
-        if let Some(reason) = poison::decode(&cell).map_err(corrupt)? {
-            return Err(StorageError::Poisoned { path: arena.storage.path(&name), reason });
-        }
-        let record = ShardRecord::decode(&cell).map_err(corrupt)?;
-        let ShardRecord { generation, stage, clients, .. } = record;
-        let declared = stage != ShardStage::Absent;
-        if declared {
-            journal.use_tables(arena.open(Kind::Tables, generation, None)?, generation);
-            let layout = open_catalogue(&arena, &record)?.layout(parts.id);
-            for (table, _) in (0..).zip(layout.tables()) {
-                Table::map_index(&arena, generation, table, &mut journal)?;
-            }
-        }
-        journal.redo()?;
-        journal.verify_control((1 + clients) * CELL_WORDS)?;
-        let mut shard = Shard::with(parts, arena, journal, run);
-        shard.recover(&record, now)?;
-        if declared {
-            shard.recover_variables(&record, now)?;
-        } else {
-            shard.files.journal.check_intent(transaction_words(0, 0))?;
-        }
-        // Leftovers are removed only after every check, so that files which are refused stay
-        // unchanged.
-        if shard.power.is_none() {
-            let of_tables = shard.variables.store().map(files_of_tables).unwrap_or_default();
-            remove_leftovers(&shard.files.arena, declared.then_some(generation), &of_tables)?;
-        }
-        Ok(shard)
-    }
-
-    /// Restores the step and the clients.
-    fn recover(&mut self, record: &ShardRecord, now: Instant) -> Result<(), StorageError> {
-        (self.variables.version, self.variables.gradients) = (record.version, record.gradients);
-        (self.files.lives, self.files.generation) = (record.lives, record.generation);
-        (self.variables.epoch, self.variables.restored_step) =
-            (record.restore_epoch, record.restored_step);
-        self.peers.registry.mint_above(record.newest_epoch);
-        (self.peers.chief.epoch, self.peers.chief.client) = (record.chief, record.chief_client);
-        if let Some(owner) = &mut self.steps.owner {
-            owner.restore(record.steps);
-            self.counters.global_step.set(record.steps.step);
-        }
-        if self.steps.follower.is_some() {
-            self.steps.follower = Some(StepFollower::new(record.applied, self.config.planted));
-        }
-        for number in 0..record.clients {
-            self.recover_client(number, now).map_err(|fault| {
-                self.files.arena.storage.corrupt(&file_name(Kind::Control, 0), fault)
-            })?;
-        }
-        Ok(())
-    }
-
-    fn recover_client(&mut self, number: usize, now: Instant) -> Result<(), Fault> {
-        let ClientRecord { client, tokens, progress } =
-            ClientRecord::load(&self.files.journal, number, self.config.planted)?;
-        let at = offset_of(Address::Control(ClientRecord::first_word(number)));
-        let fault = |what| Err(Fault::at(at, what));
-        let key = ClientKey(number as u32);
-        for issued in tokens {
-            let owner = self.steps.owner.as_mut();
-            if !owner.is_some_and(|owner| owner.restore_token(key, issued, now)) {
-                return fault(format!(
-                    "a client whose token {} no other client holds",
-                    issued.token
-                ));
-            }
-        }
-        if let Some(owner) = &mut self.steps.owner {
-            owner.restore_progress(key, progress);
-        }
-        match self.peers.registry.restore(client, now) {
-            true => Ok(()),
-            false => fault("a client whose task no earlier client has".to_owned()),
-        }
-    }
-
-    /// Restores the variables, and the complete pushes in the inbox.
-    fn recover_variables(
+impl ShardFiles {
+    /// Commits all changes in one transaction. Answers sent after it are durable.
+    pub(super) fn persist(
         &mut self,
-        record: &ShardRecord,
-        now: Instant,
-    ) -> Result<(), StorageError> {
-        let &ShardRecord { generation, push_slots, integrity, .. } = record;
-        let storage = self.files.arena.storage.clone();
-        let corrupt = |kind, fault| storage.corrupt(&file_name(kind, generation), fault);
-        let catalogue = open_catalogue(&self.files.arena, record)?;
-        let layout = catalogue.layout(self.id);
-        let geometry =
-            StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
-        self.can_train(&catalogue)?;
-        let rules = self.config.rules.of_variables(&catalogue);
-        let slots = rules.most_slots(&layout);
-        let geometry = geometry.filter(|geometry| geometry.slots == slots).ok_or_else(|| {
-            let what = format!("blocks for these variables, with {slots} slots");
-            self.files
-                .arena
-                .storage
-                .corrupt(&file_name(Kind::Control, 0), Fault::at(PAGE_BYTES, what))
-        })?;
-        let words = table_words(&geometry, &layout, push_slots);
-        let tables = layout.tables().len();
-        self.files.journal.check_tables(generation, table_bytes(words + tables))?;
-        self.files.journal.verify_tables(generation)?;
-        self.files.journal.check_intent(transaction_words(words, tables))?;
-        let reservation = self.files.budget.reserve(need(&geometry, &layout, push_slots))?;
-        let bytes = Inbox::file_bytes(&layout, push_slots);
-        let memory = self.files.arena.open(Kind::Inbox, generation, Some(bytes))?;
-        let mut inbox = Inbox::new(memory, &layout, push_slots, 1);
-        let first = geometry.table_words();
-        for (index, partition) in layout.partitions().iter().enumerate() {
-            let bits = self.files.journal.load(Address::Tables(first + index / 64));
-            if bits >> (index % 64) & 1 == 1 {
-                self.variables.assigned.insert(partition.id);
-            }
+        variables: &mut Variables,
+        peers: &mut Peers,
+        intake: &Intake,
+        steps: &mut Steps,
+    ) {
+        self.stage_shard(variables, peers, intake, steps);
+        let mut changed = Vec::new();
+        peers.registry.append_changed(&mut changed);
+        if let Some(owner) = &mut steps.owner {
+            owner.append_changed(&mut changed);
         }
-        let first = first + map_words(&layout);
-        let admitted = first + Inbox::table_words(&layout, push_slots);
-        self.recover_admitted(record, admitted).map_err(|fault| corrupt(Kind::Tables, fault))?;
-        // The push slots of an image may have been reused since. The pushes that were in them were
-        // not answered.
-        let whole = match record.from_image {
-            true => Vec::new(),
-            false => whole_slots(&self.files.journal, &layout, first, push_slots, record.clients)
-                .and_then(|whole| self.check_whole_slots(whole, record.stage, first))
-                .map_err(|fault| corrupt(Kind::Tables, fault))?,
-        };
-        let gradients = whole.iter().map(|push_slot| &push_slot.arrival);
-        let gradients = gradients.filter(|push| push.operation == Operation::Gradient {});
-        let complete: BTreeSet<TokenId> = gradients.map(|push| push.token).collect();
-        let whole = inbox
-            .restore(whole, &layout, integrity, now)
-            .map_err(|fault| corrupt(Kind::Inbox, fault))?;
-        let plan = StorePlan {
-            arena: self.files.arena.clone(),
-            generation,
-            catalogue: Arc::new(catalogue),
-            layout,
-            geometry,
-            integrity,
-            cached_bytes_max: self.config.cached_bytes_max,
-            power: self.power.is_some(),
+        changed.sort_unstable();
+        changed.dedup();
+        // Clients that lost tokens precede clients that received tokens. If only the first of
+        // several transactions is committed, no more tokens are granted than ever were before.
+        changed.sort_by_key(|&client| steps.tokens_of(client).count());
+        for client in changed {
+            // Losing very many members at once takes several transactions. The state after each is
+            // consistent.
+            if self.journal.free_words() < ClientRecord::WORDS {
+                self.commit();
+            }
+            self.stage_client(peers, steps, client);
+        }
+        self.commit();
+        let counts = variables.counts(steps);
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut variables.state
+        {
+            store.committed(counts);
+        }
+    }
+
+    fn commit(&mut self) {
+        let made = self.journal.commit();
+        if let Some(power) = self.power.as_mut().filter(|_| made) {
+            power.count_commit();
+        }
+    }
+
+    /// Holds outputs back until their commit is on disk, and starts to write an image if one is
+    /// due.
+    pub(super) fn hold_outputs(&mut self, variables: &mut Variables, out: &mut Outputs) {
+        let Some(power) = &mut self.power else { return };
+        power.hold(out);
+        let Some(number) = power.begin_image() else { return };
+        let mut files = Vec::new();
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut variables.state
+        {
+            let kinds = [Kind::Catalogue, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo];
+            let slots = store.geometry().slots > 0;
+            let kinds = kinds.into_iter().filter(|&kind| kind != Kind::Slots || slots);
+            files.extend(kinds.map(|kind| file_name(kind, self.generation)));
+            store.image_begun();
+        }
+        let flush = Flush {
+            storage: self.arena.storage.clone(),
+            stamp: self.arena.stamp,
+            files,
+            number,
+            image: self.journal.image(FROM_IMAGE),
             planted: self.config.planted,
         };
-        let mut store =
-            Box::new(Store::open(plan, reservation, &self.files.journal, self.variables.version)?);
-        store.attach_tables(
-            &self.files.arena,
-            generation,
-            &self.files.budget,
-            &rules,
-            |inputs| Table::open(inputs, &mut self.files.journal),
-        )?;
-        let ready = record.stage == ShardStage::Ready;
-        if integrity && ready {
-            store.verify(&self.files.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
-        }
-        self.variables.fused_ranges = FusedRanges::new(store.layout(), &rules);
-        self.steps.count_participants(store.catalogue().shards());
-        self.variables.state =
-            if ready { VariablesState::Ready(store) } else { VariablesState::Declared(store) };
-        self.variables.rules = rules;
-        self.return_tokens_of_absent_clients(now, &complete);
-        let waits = |push_slot: &u32| {
-            inbox.arrival(*push_slot).is_some_and(|push| self.steps.waits_for_step(push))
-        };
-        let due: Vec<u32> = whole.into_iter().filter(|push_slot| !waits(push_slot)).collect();
-        self.intake.inbox = Some(inbox);
-        // These pushes were sent, and scanned on arrival: push buffers end with their process.
-        self.applier.jobs.extend(due.into_iter().map(|push_slot| ShardJob::push(push_slot, true)));
-        self.recover_held();
-        Ok(())
+        out.push(ShardOutput::Flush(Box::new(flush)));
     }
 
-    /// Restores the pushes that are admitted to the current synchronous step.
-    fn recover_admitted(&mut self, record: &ShardRecord, first: usize) -> Result<(), Fault> {
-        if self.steps.coordinator().is_none() {
-            return Ok(());
-        }
-        let words = 0..record::admitted_words(record.push_slots);
-        let words: Vec<u64> =
-            words.map(|word| self.files.journal.load(Address::Tables(first + word))).collect();
-        let admitted = record::decode_admitted(&words, record.clients).map_err(|word| {
-            let at = offset_of(Address::Tables(first + word));
-            Fault::at(at, "pushes that are admitted to a step")
-        })?;
-        let joined = self.peers.registry.keys().collect();
-        let present =
-            |key: &ClientKey| self.peers.registry.client(*key).presence == ClientPresence::Present;
-        let live = self.peers.registry.keys().filter(present);
-        let live = live.map(|key| (key, self.peers.registry.client(key).task.index)).collect();
-        if let Some(coordinator) = self.steps.coordinator_mut() {
-            coordinator.restore_admitted(admitted, record.applying, record.goal);
-            coordinator.restore_live(live, joined);
-        }
-        Ok(())
-    }
-
-    /// Returns the tokens of absent clients, except those of complete pushes in the inbox. Other
-    /// complete pushes were in a push buffer, or in slots of an image, and are lost. Other shards
-    /// that may have applied their shares are asked first.
-    fn return_tokens_of_absent_clients(&mut self, now: Instant, complete: &BTreeSet<TokenId>) {
-        let asks = !self.steps.shards_to_ask().is_empty();
-        let Some(owner) = &mut self.steps.owner else { return };
-        let absent =
-            |holder| self.peers.registry.client(holder).presence != ClientPresence::Present;
-        if asks {
-            owner.recall(now, absent, |token| complete.contains(&token));
-            return;
-        }
-        let lost = owner
-            .outstanding()
-            .filter(|&(token, holder)| absent(holder) && !complete.contains(&token));
-        let lost: BTreeSet<ClientKey> = lost.map(|(_, holder)| holder).collect();
-        for holder in lost {
-            owner.drop_client(holder, |token| complete.contains(&token));
-        }
-    }
-
-    /// Checks that the complete pushes are consistent with the clients, the tokens and the
-    /// variables.
-    fn check_whole_slots(
-        &self,
-        whole: Vec<WholeSlot>,
-        stage: ShardStage,
-        first: usize,
-    ) -> Result<Vec<WholeSlot>, Fault> {
-        let mut spent = BTreeSet::new();
-        let coordinator = self.steps.coordinator();
-        let admitted = |token| {
-            let admitted = coordinator.map(StepCoordinator::admitted).unwrap_or_default();
-            admitted.iter().any(|grant| grant.token == token)
-        };
-        for WholeSlot { arrival: push, holder, .. } in &whole {
-            let window = holder.map(|holder| &self.peers.registry.client(holder).window);
-            let settled = window.is_some_and(|window| {
-                let state = window.state(push.sequence);
-                let held = PushState::Settled { outcome: Outcome::Held {} };
-                let is_admitted = admitted(push.token.0);
-                matches!(state, PushState::Settled { .. }) && state != held && !is_admitted
-            });
-            let gradient = push.operation == Operation::Gradient {};
-            let allowed = stage == ShardStage::Ready || push.operation == Operation::Assign {};
-            let paid = !gradient
-                || self.steps.owner.as_ref().is_none_or(|owner| {
-                    let out = owner.is_out(push.token, push.generation);
-                    (out || admitted(push.token.0)) && spent.insert(push.token)
-                });
-            if settled || !allowed || !paid {
-                let what = format!("pushes that can be applied, not push {}", push.sequence);
-                return Err(Fault::at(offset_of(Address::Tables(first)), what));
+    /// Takes the result of a flush. Returns whether the shard is read-only from now on.
+    pub(super) fn flushed(
+        &mut self,
+        variables: &mut Variables,
+        is_restoring: bool,
+        out: &mut Outputs,
+        result: Result<(), String>,
+    ) -> bool {
+        match self.power.as_mut().and_then(|power| power.flushed(out, result)) {
+            None => false,
+            Some(FlushOutcome::Durable { unnamed }) => {
+                if unnamed {
+                    // A file that cannot be removed costs space, and the next process tries again.
+                    let _ = self.remove_unnamed(variables, is_restoring);
+                }
+                if let VariablesState::Declared(store) | VariablesState::Ready(store) =
+                    &mut variables.state
+                {
+                    store.image_written();
+                }
+                false
+            }
+            Some(FlushOutcome::Failed(reason)) => {
+                PoisonRecord { reason }.stage(&mut self.journal);
+                true
             }
         }
-        Ok(whole)
     }
-}
 
-/// The name of the control file during its creation.
-pub(super) const CONTROL_NEW: &str = "control.new";
+    /// Returns whether a commit waits for an image.
+    pub(super) fn waits_for_image(&self) -> bool {
+        self.power.as_ref().is_some_and(Power::waits_for_image)
+    }
 
-/// Removes the files of an unfinished creation, after a kill or a loss of power. An arena exists
-/// once it has its control file. Any other files without one are an arena's state, and are an
-/// error.
-fn clear_unfinished(storage: &ArenaStorage) -> Result<(), StorageError> {
-    let (intent, names) = (file_name(Kind::Intent, 0), storage.names()?);
-    let mut unfinished = names.iter().all(|name| *name == CONTROL_NEW || *name == intent);
-    // The intent is created after the new control file, but a power cut may leave only the intent's
-    // name.
-    if unfinished && names == [intent.as_str()] {
-        let memory = storage.open(&intent)?;
-        unfinished = memory.is_none_or(|memory| is_unused_intent(memory.bytes()));
+    /// Returns the refusal of everything except pulls after a failed flush.
+    pub(super) fn poisoned(&self) -> Option<Refusal> {
+        self.power.as_ref()?.refusal()
     }
-    if !unfinished {
-        return Err(StorageError::Missing { path: storage.path(&file_name(Kind::Control, 0)) });
+
+    /// Removes the files of variables that no commit names any more. With images, that waits for
+    /// the next one: an image on disk may name the files, and one that is being written flushes
+    /// them.
+    pub(super) fn remove_forgotten(&mut self) -> Result<(), StorageError> {
+        self.journal.unmap_tables();
+        match &mut self.power {
+            None => remove_leftovers(&self.arena, None, &[]),
+            Some(power) => {
+                power.forget_files();
+                Ok(())
+            }
+        }
     }
-    storage.remove(&intent)?;
-    storage.remove(CONTROL_NEW)
+
+    /// Removes the files that no image on disk names.
+    fn remove_unnamed(
+        &self,
+        variables: &Variables,
+        is_restoring: bool,
+    ) -> Result<(), StorageError> {
+        let named = is_restoring || !matches!(variables.state, VariablesState::Absent);
+        let of_tables = variables.store().map(files_of_tables).unwrap_or_default();
+        remove_leftovers(&self.arena, named.then_some(self.generation), &of_tables)
+    }
+
+    /// Ensures that the control file has a cell for one more client.
+    pub(super) fn reserve_client(&mut self, peers: &Peers) -> Result<(), StorageError> {
+        let cells = 1 + peers.registry.counts().0 + 1;
+        if cells * CELL_WORDS > self.journal.control_words() {
+            self.journal.grow_control((cells + GROWTH) * CELL_WORDS)?;
+        }
+        Ok(())
+    }
+
+    /// Asserts that the arena has every window word that is marked as saved.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn check_windows_are_saved(&self, peers: &Peers) {
+        for key in peers.registry.keys() {
+            let first = ClientRecord::first_window_word(key.0 as usize);
+            peers.registry.client(key).window.saved(|word, value| {
+                let found = self.journal.load(Address::Control(first + word));
+                assert_eq!(found, value, "word {word} of the window of {key:?}");
+            });
+        }
+    }
+
+    /// Stages the set of partitions that were assigned before the initialization.
+    pub(super) fn stage_assigned(&mut self, variables: &Variables) {
+        let VariablesState::Declared(store) = &variables.state else { return };
+        let (layout, first) = (store.layout(), store.geometry().table_words());
+        let mut map = vec![0_u64; map_words(layout)];
+        for (index, partition) in layout.partitions().iter().enumerate() {
+            if variables.assigned.contains(&partition.id) {
+                map[index / 64] |= 1 << (index % 64);
+            }
+        }
+        for (index, bits) in map.into_iter().enumerate() {
+            self.journal.stage(Address::Tables(first + index), bits);
+        }
+    }
+
+    pub(super) fn stage_client(&mut self, peers: &mut Peers, steps: &Steps, key: ClientKey) {
+        let bounded_staleness = steps.owner.as_ref().and_then(StepOwner::bounded_staleness);
+        let progress = bounded_staleness
+            .map(|bounded_staleness| bounded_staleness.of(key))
+            .unwrap_or_default();
+        let tokens: SmallVec<[Issued; TOKENS_PER_CLIENT_MAX]> =
+            steps.tokens_of(key).take(TOKENS_PER_CLIENT_MAX).collect();
+        let first = ClientRecord::first_word(key.0 as usize);
+        let (client, journal) = (peers.registry.client_to_save(key), &mut self.journal);
+        ClientRecord::save(client, &tokens, progress, |word, value| {
+            journal.stage(Address::Control(first + word), value);
+        });
+    }
+
+    pub(super) fn record(
+        &self,
+        variables: &Variables,
+        peers: &Peers,
+        intake: &Intake,
+        steps: &Steps,
+    ) -> ShardRecord {
+        let mut record = ShardRecord {
+            version: variables.version,
+            gradients: variables.gradients,
+            steps: steps.owner.as_ref().map(StepOwner::steps).unwrap_or_default(),
+            newest_epoch: peers.registry.newest_epoch(),
+            chief: peers.chief.epoch,
+            chief_client: peers.chief.client,
+            stage: match &variables.state {
+                VariablesState::Absent => ShardStage::Absent,
+                VariablesState::Declared(_) => ShardStage::Declared,
+                VariablesState::Ready(_) => ShardStage::Ready,
+            },
+            generation: self.generation,
+            clients: peers.registry.counts().0,
+            push_slots: intake.inbox.as_ref().map_or(0, Inbox::push_slots),
+            lives: self.lives,
+            restore_epoch: variables.epoch,
+            restored_step: variables.restored_step,
+            applied: steps.follower.as_ref().map_or(0, StepFollower::step),
+            ..ShardRecord::default()
+        };
+        if let Some(coordinator) = steps.coordinator() {
+            (record.goal, record.applying) = (coordinator.goal(), coordinator.is_applying());
+        }
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &variables.state {
+            let geometry = store.geometry();
+            record.block_bytes = geometry.block_bytes;
+            record.pinned = geometry.pinned;
+            record.slots = geometry.slots;
+            record.integrity = store.has_integrity();
+            record.digest = store.catalogue().digest();
+        }
+        record
+    }
+
+    pub(super) fn stage_shard(
+        &mut self,
+        variables: &Variables,
+        peers: &Peers,
+        intake: &Intake,
+        steps: &Steps,
+    ) {
+        for (index, value) in
+            self.record(variables, peers, intake, steps).encode().into_iter().enumerate()
+        {
+            self.journal.stage(Address::Control(index), value);
+        }
+        if let (VariablesState::Declared(store) | VariablesState::Ready(store), Some(inbox)) =
+            (&variables.state, &intake.inbox)
+        {
+            let first = store.geometry().table_words() + map_words(store.layout());
+            inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
+            if let Some(coordinator) = steps.owner.as_ref().and_then(StepOwner::coordinator) {
+                let first = first + Inbox::table_words(store.layout(), inbox.push_slots());
+                let words = encode_admitted(coordinator.admitted(), inbox.push_slots());
+                for (index, value) in words.enumerate() {
+                    self.journal.stage(Address::Tables(first + index), value);
+                }
+            }
+        }
+        if let VariablesState::Declared(store) | VariablesState::Ready(store) = &variables.state {
+            // A checkpoint cut changes the headers of tables.
+            store.tables().iter().for_each(|table| table.stage_head(&mut self.journal));
+        }
+        self.stage_assigned(variables);
+    }
 }

@@ -37,7 +37,7 @@ impl Shard {
             self.peers.chief.announced = Some(chief.client);
             return;
         }
-        if header.restore_epoch != self.variables.epoch || self.poisoned().is_some() {
+        if header.restore_epoch != self.variables.epoch || self.files.poisoned().is_some() {
             return;
         }
         match message {

@@ -1,6 +1,7 @@
 //! Declares the variables and computes their initial values.
 
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,22 +9,28 @@ use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{CatalogueIs, CatalogueState, Declared, Ready};
-use pushpull_common::protocol::{Envelope, Refusal};
+use pushpull_common::protocol::{Envelope, Message, Refusal};
+use pushpull_common::shared_values::ValueCounts;
 use pushpull_optim::optimizer::{Untrainable, VariableRules};
-use pushpull_store::arena::fence;
+use pushpull_store::arena::{Budget, fence};
 use pushpull_store::store::Store;
 use pushpull_store::table::Table;
 
 use super::fused_ranges::FusedRanges;
 use super::output::{AnswerBody, Outputs};
 use super::parked_requests::{ParkedRequest, WaitReason};
+use super::peers::unsupported;
 use super::shard_files::ShardFiles;
+use super::steps::Steps;
 use super::work::ShardJob;
 use super::{Detail, Shard};
 use crate::aggregate::step_owner::StepOwner;
-use crate::config::{NonFinite, PsConfig};
+use crate::config::{Durability, NonFinite, PsConfig};
 use crate::error::StorageError;
 use crate::metrics::{Counters, Overflowed};
+
+/// The most tables on a shard. Each has a file for its index, and some for its rows.
+const TABLES_MAX: usize = 1024;
 
 /// The variables of a shard.
 #[derive(Debug)]
@@ -63,6 +70,14 @@ impl Variables {
             version: 0,
             gradients: 0,
         }
+    }
+
+    /// Takes the variables of another generation, and the rules that train them.
+    pub(super) fn install(&mut self, state: VariablesState, rules: VariableRules) {
+        self.state = state;
+        self.fused_ranges =
+            self.store().map(|store| FusedRanges::new(store.layout(), &rules)).unwrap_or_default();
+        self.rules = rules;
     }
 
     pub(super) fn store(&self) -> Option<&Store> {
@@ -213,6 +228,58 @@ impl Variables {
         out.answer_with(connection, request, CatalogueIs { digest }.into(), body, None);
     }
 
+    /// Checks that the variables of a catalogue can be trained with the server's configuration.
+    pub(super) fn can_train(&self, catalogue: &Catalogue) -> Result<(), Untrainable> {
+        self.config.rules.check(catalogue)?;
+        let Some(table) = catalogue.variables().iter().find(|v| v.as_table().is_some()) else {
+            return Ok(());
+        };
+        let here = catalogue.layout(self.id).tables().len();
+        let reason = if self.config.durability == Durability::Power {
+            "a table survives a loss of power in checkpoints only, not with Durability::Power"
+                .to_owned()
+        } else if here > TABLES_MAX {
+            format!("{} would have {here} parts of tables, the limit is {TABLES_MAX}", self.id)
+        } else {
+            return Ok(());
+        };
+        Err(Untrainable { variable: table.name().to_owned(), reason })
+    }
+
+    /// Shares the values with the client of a connection. Returns the answer and the descriptors.
+    pub(super) fn share(
+        &mut self,
+        budget: &Budget,
+        steps: &Steps,
+        connection: u64,
+        kind: u16,
+    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+        let counts = self.counts(steps);
+        let VariablesState::Ready(store) = &mut self.state else {
+            return Err(Refusal::NotInitialized {});
+        };
+        match store.share(connection, counts, budget) {
+            Ok((shared, descriptors)) => Ok((shared.into(), descriptors)),
+            Err(StorageError::DoesNotFit { need, limit }) => {
+                Err(Refusal::DoesNotFit { need, limit })
+            }
+            // The memory cannot be shared, or no descriptors are left. The client continues with
+            // pulls over its connection.
+            Err(error) => Err(unsupported(kind, &error.to_string())),
+        }
+    }
+
+    /// Returns the counts that clients read beside shared values.
+    pub(super) fn counts(&self, steps: &Steps) -> ValueCounts {
+        ValueCounts {
+            version: self.version,
+            gradients: self.gradients,
+            step: steps.step().0,
+            serves: steps.served_step(),
+            epoch: self.epoch.0.into(),
+        }
+    }
+
     /// Adds the changed blocks to the transaction that commits this push.
     pub(super) fn publish(&mut self, files: &mut ShardFiles) {
         if let VariablesState::Declared(store) | VariablesState::Ready(store) = &mut self.state {
@@ -284,7 +351,7 @@ impl Shard {
                 );
             }
         }
-        self.can_train(&catalogue).map_err(|Untrainable { variable, reason }| {
+        self.variables.can_train(&catalogue).map_err(|Untrainable { variable, reason }| {
             Refusal::Untrainable {
                 variable: Detail::clipped(variable),
                 detail: Detail::clipped(reason),
@@ -294,19 +361,6 @@ impl Shard {
             StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
             error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },
         })
-    }
-
-    fn reserve_memory(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
-        // The check covers everything that the shard needs, so that a refusal names the sum. It
-        // comes first, so that a refusal changes nothing.
-        let need = self.need(&catalogue);
-        let limit = self.files.budget.left() + self.variables.store().map_or(0, Store::reserved);
-        if need > limit {
-            return Err(StorageError::DoesNotFit { need, limit });
-        }
-        // The memory of an earlier declaration is released first, because both may not fit.
-        self.forget_variables()?;
-        self.make_variables(catalogue)
     }
 
     pub(super) fn initialize(

@@ -24,9 +24,9 @@ use crate::metrics::{Counters, Metrics};
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::power::Flush;
 use crate::shard::saver_order::SaverOrder;
-use crate::shard::shard_files::{ServerRun, ShardSetup};
 use crate::shard::shard_restore::ShardRestore;
 use crate::shard::shard_save::ShardSave;
+use crate::shard::shard_setup::{ServerRun, ShardSetup};
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 
