@@ -22,8 +22,7 @@ use super::peers::Peers;
 use super::record::RESTORED_LIMIT;
 use super::saver_order::{SaveRequester, SaverOrder};
 use super::steps::Steps;
-use super::variables::Variables;
-use super::{Shard, VariablesState};
+use super::variables::{Variables, VariablesState};
 use crate::checkpoint::{CheckpointName, ClientWindow};
 
 /// The values of a shard at one moment, pinned, with its counts.
@@ -78,33 +77,30 @@ const SAVE_REQUESTS_MAX: usize = 16;
 /// How long a shard keeps a cut that is not requested, and how long a save request waits to begin.
 const CUT_WAIT_MAX: Duration = Duration::from_secs(60);
 
-impl Shard {
-    /// Drops a cut and refuses saves that have waited for too long. Nothing expires on the step
-    /// owner while a save is running.
-    pub(super) fn expire_cuts(&mut self, now: Instant) {
-        let expired = |since: Instant| now.saturating_duration_since(since) >= CUT_WAIT_MAX;
-        if self.checkpoints.saves_a_cut {
-            return;
-        }
-        self.checkpoints.kept_cut.take_if(|cut| expired(cut.since));
-        while self
-            .checkpoints
-            .requests
-            .front()
-            .is_some_and(|save_request| expired(save_request.since))
-            && let Some(save_request) = self.checkpoints.requests.pop_front()
-        {
-            let awaited = self.awaited_step(now).unwrap_or_default();
-            self.checkpoints.saved(
-                &mut self.out,
-                save_request.requester,
-                Err(format!("it has waited {CUT_WAIT_MAX:?} for {awaited}")),
-            );
-        }
-    }
+fn expired(now: Instant, since: Instant) -> bool {
+    now.saturating_duration_since(since) >= CUT_WAIT_MAX
 }
 
 impl ShardCheckpoints {
+    /// Returns whether a cut or a save request has waited for too long. Nothing expires on the step
+    /// owner while a save is running.
+    pub(super) fn has_expired(&self, now: Instant) -> bool {
+        let kept = self.kept_cut.as_ref().map(|cut| cut.since);
+        let waits = kept.into_iter().chain(self.requests.front().map(|request| request.since));
+        !self.saves_a_cut && waits.into_iter().any(|since| expired(now, since))
+    }
+
+    /// Drops a cut and refuses saves that have waited for too long, for this event.
+    pub(super) fn expire(&mut self, out: &mut Outputs, now: Instant, awaited: &str) {
+        self.kept_cut.take_if(|cut| expired(now, cut.since));
+        while self.requests.front().is_some_and(|request| expired(now, request.since))
+            && let Some(request) = self.requests.pop_front()
+        {
+            let error = format!("it has waited {CUT_WAIT_MAX:?} for {awaited}");
+            self.saved(out, request.requester, Err(error));
+        }
+    }
+
     /// Drops the save requests of a connection that has ended. Its chief requests them again over
     /// another one.
     pub(super) fn drop_save_requests_of(&mut self, ended: u64) {
@@ -129,8 +125,12 @@ impl ShardCheckpoints {
         }
     }
 
-    /// Drops all cuts and save requests, because another restore epoch begins.
-    pub(super) fn drop_cuts(&mut self, out: &mut Outputs) {
+    /// Drops the cuts, the running save and the save requests, because another restore epoch begins.
+    pub(super) fn drop_saves(&mut self, out: &mut Outputs) {
+        // Its pinned values are obsolete, and it occupies the thread that must read.
+        if let Some(saving) = &self.saving {
+            saving.abandon_flag.abandon("a checkpoint is restored");
+        }
         self.kept_cut = None;
         self.drop_save_requests(out, "a checkpoint is restored", |_| true);
     }

@@ -8,23 +8,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::PASSED_OVER_MAX;
 use pushpull_common::protocol::message::{CheckpointId, PassedOver};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Refusal, message};
-use pushpull_store::arena::fence;
 
+use super::Detail;
 use super::checkpoint_cut::{CheckpointCut, SaveRequest};
-use super::generation::Generation;
 use super::output::{AnswerBody, Outputs, ShardOutput};
+use super::peer_request::PeerRequest;
+use super::peers::Peers;
 use super::saver_order::{SaveRequester, SaverEvent, SaverOrder};
-use super::shard_restore::{RestoreInProgress, ShardRestore, ShardRestored};
+use super::shard_restore::RestoreInProgress;
 use super::shard_save::{SaveInProgress, ShardSave};
 use super::steps::Steps;
 use super::variables::Variables;
-use super::{Detail, Shard, VariablesState};
 use crate::checkpoint::{AbandonFlag, CheckpointName, CheckpointTraining};
 use crate::config::PsConfig;
 
@@ -46,189 +45,6 @@ pub(super) struct ShardCheckpoints {
     pub(super) restoring: Option<RestoreInProgress>,
 }
 
-impl Shard {
-    /// Takes a cut of this shard, and starts to write it to a checkpoint.
-    pub(super) fn save_shard(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        request: Envelope,
-        name: &str,
-    ) {
-        let Ok(name) = name.parse::<CheckpointName>() else {
-            let error = format!("{name:?} is not the name of a checkpoint");
-            return self.out.refuse_storage(connection, request, &error);
-        };
-        if self.config.checkpoints.is_none() {
-            let error = "no place for checkpoints is configured";
-            return self.out.refuse_storage(connection, request, error);
-        }
-        let store = self.variables.store().filter(|_| self.variables.is_ready());
-        let Some(catalogue) = store.map(|store| store.catalogue().clone()) else {
-            return self.out.refuse(connection, request, Refusal::NotInitialized {});
-        };
-        if self.checkpoints.saving.is_some() {
-            let what = Detail::clipped("checkpoints being written");
-            return self.out.refuse(connection, request, Refusal::Busy { what, limit: 1 });
-        }
-        let cut = match self.checkpoints.take_cut(
-            &mut self.variables,
-            &self.peers,
-            &self.steps,
-            now,
-            name,
-        ) {
-            Ok(cut) => cut,
-            Err(error) => return self.out.refuse_storage(connection, request, &error),
-        };
-        let (memory_needed, abandon_flag) = (cut.memory_needed.clone(), AbandonFlag::default());
-        let save = ShardSave {
-            connection,
-            request,
-            name,
-            training: CheckpointTraining::new(&catalogue, &self.variables.rules),
-            catalogue,
-            shard: self.id,
-            cut,
-            abandon_flag: abandon_flag.clone(),
-            planted: self.config.planted,
-        };
-        self.checkpoints.saving = Some(SaveInProgress { connection, memory_needed, abandon_flag });
-        self.out.push(ShardOutput::SaveShard(Box::new(save)));
-    }
-
-    /// Starts to restore the values of a checkpoint, and drops the state of older epochs.
-    pub(super) fn restore(
-        &mut self,
-        connection: u64,
-        request: Envelope,
-        restore: message::Restore,
-    ) {
-        let (checkpoint, epoch) = (restore.checkpoint, restore.epoch);
-        if let Some(restoring) = &mut self.checkpoints.restoring {
-            // A chief that has reconnected asks again.
-            if restoring.epoch == epoch && restoring.checkpoint == checkpoint {
-                (restoring.connection, restoring.request) = (connection, request);
-                return;
-            }
-            // An earlier chief has requested it. Its successor begins again once this restore
-            // has ended.
-            return self.out.refuse(connection, request, Refusal::NotInitialized {});
-        }
-        if self.variables.is_ready()
-            && epoch == self.variables.epoch
-            && checkpoint.step == self.variables.restored_step
-        {
-            return self.variables.answer_ready(&mut self.out, connection, request);
-        }
-        if epoch <= self.variables.epoch || epoch <= checkpoint.epoch || epoch.0 == u32::MAX {
-            let refusal = self.variables.other_epoch(epoch);
-            return self.out.refuse(connection, request, refusal);
-        }
-        let Some(catalogue) = self.variables.store().map(|store| store.catalogue().clone()) else {
-            return self.out.refuse(connection, request, Refusal::NotInitialized {});
-        };
-        if self.config.checkpoints.is_none() {
-            let error = "no place for checkpoints is configured";
-            return self.out.refuse_storage(connection, request, error);
-        }
-        if let Err(error) = self.begin_restore(connection, catalogue) {
-            return self.out.refuse_storage(connection, request, &error.to_string());
-        }
-        let VariablesState::Declared(store) =
-            std::mem::replace(&mut self.variables.state, VariablesState::Absent)
-        else {
-            return;
-        };
-        // Reports of the epoch that ends are ignored.
-        self.steps.set_participants(std::iter::empty());
-        let abandon_flag = AbandonFlag::default();
-        self.checkpoints.restoring = Some(RestoreInProgress {
-            connection,
-            request,
-            checkpoint: checkpoint.clone(),
-            epoch,
-            abandon_flag: abandon_flag.clone(),
-        });
-        let training = CheckpointTraining::new(store.catalogue(), &self.variables.rules);
-        let restore = ShardRestore { store, shard: self.id, checkpoint, training, abandon_flag };
-        self.out.push(ShardOutput::RestoreShard(Box::new(restore)));
-    }
-
-    /// Drops the state of the epoch that ends. Other clients reconnect and learn of the new epoch.
-    fn begin_restore(
-        &mut self,
-        connection: u64,
-        catalogue: Arc<Catalogue>,
-    ) -> Result<(), crate::error::StorageError> {
-        // Its pinned values are obsolete, and it occupies the thread that must read.
-        if let Some(saving) = &self.checkpoints.saving {
-            saving.abandon_flag.abandon("a checkpoint is restored");
-        }
-        let others: Vec<u64> =
-            self.peers.connections.keys().copied().filter(|&other| other != connection).collect();
-        for other in others {
-            self.peers.parked.drop_connection(other);
-            self.out.close(other);
-        }
-        self.checkpoints.drop_cuts(&mut self.out);
-        self.applier.jobs.clear();
-        self.applier.streaming = None;
-        self.steps.begin_follower(self.steps.step());
-        self.peers.registry.forget_pushes();
-        if let Some(owner) = &mut self.steps.owner {
-            owner.forget_tokens();
-        }
-        self.forget_variables()?;
-        self.make_variables(Generation::new(self.id, &self.config, catalogue))
-    }
-
-    /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
-    pub(super) fn restored(&mut self, restored: ShardRestored) {
-        let Some(RestoreInProgress { connection, request, checkpoint, epoch, .. }) =
-            self.checkpoints.restoring.take()
-        else {
-            return;
-        };
-        let step = checkpoint.step;
-        let ShardRestored { mut store, result } = restored;
-        if let Some(refusal) = self.files.poisoned() {
-            return self.out.refuse(connection, request, refusal);
-        }
-        let indexed = |counts| {
-            let indexed = store.tables_restored(&mut self.files.journal);
-            indexed.map(|()| counts).map_err(|error| error.to_string())
-        };
-        let counts = match result.and_then(indexed) {
-            Ok(counts) => counts,
-            Err(error) => {
-                drop(store);
-                // The declaration is dropped too, because no partly loaded state may remain.
-                let forgotten = self.forget_variables().map_err(|error| error.to_string());
-                let error = forgotten.err().unwrap_or(error);
-                return self.out.refuse_storage(connection, request, &error);
-            }
-        };
-        if store.has_integrity() {
-            store.seal(&mut self.files.journal);
-        }
-        fence();
-        (self.variables.epoch, self.variables.restored_step) = (epoch, step);
-        (self.variables.version, self.variables.gradients) = (counts.version, counts.gradients);
-        if let Some(owner) = &mut self.steps.owner {
-            owner.forget_tokens();
-            owner.roll_back(step);
-            self.counters.global_step.set(step.0);
-        }
-        self.steps.set_participants(store.catalogue().shards());
-        self.variables.state = VariablesState::Ready(store);
-        self.variables.count_tables();
-        self.steps.begin_follower(step);
-        self.stamp_answers();
-        self.peers.announce_ready(&self.variables, &mut self.out, connection, request);
-    }
-}
-
 impl ShardCheckpoints {
     pub(super) fn new(id: ShardId, config: Arc<PsConfig>) -> ShardCheckpoints {
         ShardCheckpoints {
@@ -240,6 +56,66 @@ impl ShardCheckpoints {
             requests: VecDeque::new(),
             passed_over: Vec::new(),
             restoring: None,
+        }
+    }
+
+    /// Takes a cut of this shard, and starts to write it to a checkpoint.
+    pub(super) fn save_shard(
+        &mut self,
+        variables: &mut Variables,
+        peers: &Peers,
+        steps: &Steps,
+        out: &mut Outputs,
+        request: &PeerRequest,
+        name: &str,
+    ) {
+        match self.begin_save(variables, peers, steps, request, name) {
+            Ok(save) => out.push(ShardOutput::SaveShard(Box::new(save))),
+            Err(refusal) => request.refuse(out, refusal),
+        }
+    }
+
+    fn begin_save(
+        &mut self,
+        variables: &mut Variables,
+        peers: &Peers,
+        steps: &Steps,
+        request: &PeerRequest,
+        name: &str,
+    ) -> Result<ShardSave, Refusal> {
+        let unfit = || storage(&format!("{name:?} is not the name of a checkpoint"));
+        let name = name.parse::<CheckpointName>().map_err(|_| unfit())?;
+        self.check_place()?;
+        let store = variables.ready().ok_or(Refusal::NotInitialized {})?;
+        let catalogue = store.catalogue().clone();
+        if self.saving.is_some() {
+            let what = Detail::clipped("checkpoints being written");
+            return Err(Refusal::Busy { what, limit: 1 });
+        }
+        let cut = self.take_cut(variables, peers, steps, request.since, name);
+        let cut = cut.map_err(|error| storage(&error))?;
+        let connection = request.connection;
+        let (memory_needed, abandon_flag) = (cut.memory_needed.clone(), AbandonFlag::default());
+        let save = ShardSave {
+            connection,
+            request: request.envelope,
+            name,
+            training: CheckpointTraining::new(&catalogue, &variables.rules),
+            catalogue,
+            shard: self.id,
+            cut,
+            abandon_flag: abandon_flag.clone(),
+            planted: self.config.planted,
+        };
+        self.saving = Some(SaveInProgress { connection, memory_needed, abandon_flag });
+        Ok(save)
+    }
+
+    /// Checks that a place for checkpoints is configured.
+    pub(super) fn check_place(&self) -> Result<(), Refusal> {
+        match self.config.checkpoints {
+            Some(_) => Ok(()),
+            None => Err(storage("no place for checkpoints is configured")),
         }
     }
 
@@ -291,10 +167,10 @@ impl ShardCheckpoints {
     }
 
     /// Answers with the checkpoints that the last search skipped.
-    pub(super) fn answer_passed_over(&self, out: &mut Outputs, connection: u64, request: Envelope) {
+    pub(super) fn answer_passed_over(&self, out: &mut Outputs, request: &PeerRequest) {
         let newest = self.passed_over.iter().take(PASSED_OVER_MAX).cloned();
         let checkpoints = List::of(newest).expect("at most as many as fit");
-        out.answer(connection, request, message::PassedOverAre { checkpoints }.into());
+        request.answer(out, message::PassedOverAre { checkpoints }.into());
     }
 
     /// Answers with the result of writing this shard's part.
@@ -321,17 +197,12 @@ impl ShardCheckpoints {
     }
 
     /// Orders a search for the newest sound checkpoint.
-    pub(super) fn find_checkpoint(
-        &self,
-        steps: &Steps,
-        out: &mut Outputs,
-        connection: u64,
-        request: Envelope,
-    ) {
+    pub(super) fn find_checkpoint(&self, steps: &Steps, out: &mut Outputs, request: &PeerRequest) {
         if steps.owner.is_none() {
             let detail = Detail::clipped(format!("{} does not own the step", self.id));
-            return out.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
+            return request.refuse(out, Refusal::Unsupported { kind: request.kind, detail });
         }
+        let (connection, request) = (request.connection, request.envelope);
         match self.config.checkpoints {
             Some(_) => out.push(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
             None => checkpoint_found(out, connection, request, Ok(None)),
@@ -385,6 +256,11 @@ impl ShardCheckpoints {
             }
         }
     }
+}
+
+/// Returns the refusal of a request that the storage of checkpoints cannot serve.
+fn storage(error: &str) -> Refusal {
+    Refusal::Storage { detail: Detail::clipped(error) }
 }
 
 /// Answers with the checkpoint that was found.

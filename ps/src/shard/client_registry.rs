@@ -161,9 +161,16 @@ impl ClientRegistry {
         (0..self.clients.len() as u32).map(ClientKey)
     }
 
-    /// Returns when bytes last arrived from a client.
-    pub(crate) fn last_heard_at(&self, key: ClientKey) -> Instant {
-        self.client(key).heard_at
+    /// Describes a client, and when it was last heard from.
+    pub(crate) fn describe(&self, now: Instant, key: ClientKey) -> String {
+        let client = self.client(key);
+        let silent = now.saturating_duration_since(client.heard_at);
+        let state = match client.presence {
+            ClientPresence::Lost => "lost, heard from",
+            ClientPresence::Left => "left, heard from",
+            ClientPresence::Present => "heard from",
+        };
+        format!("{} ({state} {} ms ago)", client.task, silent.as_millis())
     }
 
     /// Returns the newest epoch that this shard knows.

@@ -6,8 +6,10 @@
 use std::sync::Arc;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
+use pushpull_common::protocol::message::Declared;
+use pushpull_common::protocol::{Envelope, Refusal};
 use pushpull_optim::optimizer::VariableRules;
 use pushpull_store::arena::{Arena, Reservation, file_name};
 use pushpull_store::commit::table_bytes;
@@ -16,9 +18,12 @@ use pushpull_store::store::{Store, StoreGeometry, StorePlan};
 use pushpull_store::table::Table;
 
 use super::Shard;
+use super::intake::does_not_fit;
+use super::peer_request::PeerRequest;
 use super::record::{ShardRecord, admitted_words};
 use super::shard_files::{ShardFiles, transaction_words};
 use super::variables::VariablesState;
+use crate::aggregate::step_owner::StepOwner;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
@@ -151,8 +156,34 @@ impl Generation {
 }
 
 impl Shard {
+    /// Handles the declaration of a chief, whose catalogue has arrived.
+    pub(super) fn declare(&mut self, request: &PeerRequest, digest: [u8; 32], bytes: &[u8]) {
+        match self.try_declare(digest, bytes) {
+            Ok(()) => {
+                let state = self.variables.catalogue_state();
+                let restore_epoch = self.variables.epoch;
+                let trained = self.steps.owner.as_ref().is_some_and(StepOwner::has_trained);
+                let declared = Declared { state, restore_epoch, trained };
+                request.answer(&mut self.out, declared.into());
+            }
+            Err(refusal) => request.refuse(&mut self.out, refusal),
+        }
+    }
+
+    fn try_declare(&mut self, digest: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
+        if self.checkpoints.restoring.is_some() {
+            // A declaration waits until the restore that an older chief requested has ended.
+            return Err(Refusal::NotInitialized {});
+        }
+        let is_busy = !self.applier.jobs.is_empty();
+        match self.variables.check_declaration(digest, bytes, is_busy)? {
+            None => Ok(()),
+            Some(catalogue) => self.replace_variables(Arc::new(catalogue)).map_err(does_not_fit),
+        }
+    }
+
     /// Replaces the variables by those of a catalogue, without values.
-    pub(super) fn reserve_memory(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
+    fn replace_variables(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
         let generation = Generation::new(self.id, &self.config, catalogue);
         // The check covers everything that the shard needs, so that a refusal names the sum. It
         // comes first, so that a refusal changes nothing.
@@ -173,6 +204,14 @@ impl Shard {
         self.steps.count_participants(store.catalogue().shards());
         self.variables.install(VariablesState::Declared(store), generation.rules);
         Ok(())
+    }
+
+    /// The initial values are complete.
+    pub(super) fn initialized(&mut self, connection: u64, request: Envelope, epoch: RestoreEpoch) {
+        let Shard { files, variables, steps, .. } = self;
+        variables.initialized(files, steps.step(), epoch);
+        self.stamp_answers();
+        self.peers.announce_ready(&self.variables, &mut self.out, connection, request);
     }
 
     /// Forgets the variables durably, and then removes their files.

@@ -4,17 +4,20 @@ use std::time::Instant;
 
 use pushpull_common::codec::Encodings;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{RestoreEpoch, TaskId};
+use pushpull_common::ids::{ClientEpoch, RestoreEpoch};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{BodyCrc, Hello, ModeIs, NonFinitePolicy, Role, Welcome};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Refusal, version};
 
+use super::Shard;
 use super::client_registry::AdmittedClient;
-use super::{ConnectionState, Shard, answer_to};
+use super::connection_state::ConnectionState;
+use super::peer_request::answer_to;
+use super::variables::Variables;
 use crate::aggregate::mode::Mode;
-use crate::config::NonFinite;
+use crate::config::{NonFinite, PsConfig};
 
 /// The job of the parameter servers.
 const PS: &str = "ps";
@@ -33,112 +36,36 @@ pub(crate) enum PeerOrigin {
     },
 }
 
-impl Shard {
-    pub(super) fn connected(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        hello: &Hello,
-        header: &Header,
-        origin: PeerOrigin,
-    ) {
-        match self.admit(now, connection, hello, origin) {
-            Ok(welcome) => self.out.answer(connection, answer_to(header), welcome.into()),
-            Err(refusal) => {
-                self.out.refuse(connection, answer_to(header), refusal);
-                self.out.close(connection);
-            }
-        }
-    }
+/// A hello that has arrived on a new connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IncomingHello<'a> {
+    pub(super) connection: u64,
+    pub(super) hello: &'a Hello,
+    pub(super) origin: PeerOrigin,
+    pub(super) now: Instant,
+}
 
-    fn admit(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        hello: &Hello,
-        origin: PeerOrigin,
-    ) -> Result<Welcome, Refusal> {
+impl IncomingHello<'_> {
+    /// Checks the protocol version, which it returns, and that the peer and this server agree.
+    fn check_peer(&self, shard: &Shard) -> Result<u16, Refusal> {
+        let (hello, config) = (self.hello, &shard.config);
         let version = version::agree(hello.version_oldest, hello.version_newest)
             .ok_or(Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST })?;
-        if hello.shard != self.id {
-            let (task, shards) = (self.id.task, self.config.shards);
+        if hello.shard != shard.id {
+            let (task, shards) = (shard.id.task, config.shards);
             return Err(Refusal::WrongShard { wanted: hello.shard, task, shards });
         }
-        if let Some(refusal) = self.identity.refusal(&Identity::from_wire(&hello.identity)) {
+        if let Some(refusal) = shard.identity.refusal(&Identity::from_wire(&hello.identity)) {
             return Err(refusal);
         }
-        self.check_task(hello)?;
-        if let (Some(client), Some(store)) = (hello.catalogue, self.variables.store())
-            && client != store.catalogue().digest()
-        {
-            let server = store.catalogue().digest();
-            let differs =
-                Detail::clipped("the variables were declared again since this client joined");
-            return Err(Refusal::Catalogue { server, client, differs });
-        }
-        if self.checkpoints.restoring.is_some() && hello.seen_epoch != RestoreEpoch(0) {
-            // The client reconnects in the next epoch, and then learns how far it was rolled back.
-            let what = Detail::clipped("restores under way");
-            return Err(Refusal::Busy { what, limit: 1 });
-        }
-        let limit = self.config.connections_max;
-        if self.peers.connections.len() >= limit {
-            let what = Detail::clipped("connections");
-            return Err(Refusal::Busy { what, limit: limit as u64 });
-        }
-        let (client, client_epoch) = match hello.role {
-            Role::Worker {} | Role::Chief {} => {
-                let admitted = self.admit_client(now, connection, hello)?;
-                (Some(admitted.key), admitted.epoch)
-            }
-            Role::Reader {} | Role::Peer {} => (None, hello.client_epoch),
-            role => {
-                return Err(Refusal::Role { role: role.code(), kind: 1 });
-            }
-        };
-        let crc = match hello.body_crc {
-            BodyCrc::On {} => true,
-            BodyCrc::Off {} => false,
-            BodyCrc::Auto {} => origin == PeerOrigin::Remote,
-        };
-        let role = hello.role;
-        let (expected_body, refused) = (None, None);
-        let state =
-            ConnectionState { role, client, origin, shared: 0, crc, expected_body, refused };
-        self.peers.connections.insert(connection, state);
-        Ok(Welcome {
-            version,
-            shards: self.config.shards,
-            client_epoch,
-            mode: match self.config.mode {
-                Mode::Asynchronous => {
-                    ModeIs::Asynchronous { owner_first: self.config.reject_older.is_some() }
-                }
-                Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
-                    ModeIs::Synchronous { replicas_to_aggregate, total_num_replicas }
-                }
-            },
-            lease_ms: u32::try_from(self.config.lease.as_millis()).unwrap_or(u32::MAX),
-            part_bytes_max: PART_BYTES_MAX as u32,
-            body_crc: if crc { BodyCrc::On {} } else { BodyCrc::Off {} },
-            non_finite: match self.config.non_finite {
-                NonFinite::Reject => NonFinitePolicy::Reject {},
-                NonFinite::Count => NonFinitePolicy::Count {},
-                NonFinite::Allow => NonFinitePolicy::Allow {},
-            },
-            encodings: Encodings::all(),
-            catalogue: self.variables.catalogue_state(),
-            restore_epoch: self.variables.epoch,
-            restored_step: self.variables.restored_step,
-            unix_address: Text::clipped(&self.config.unix_address),
-            identity: self.identity.to_wire(),
-            auth: List::default(),
-        })
+        self.check_task(config)?;
+        Ok(version)
     }
 
     /// Checks that the cluster has the task that says hello. A reader is not a task of the cluster.
-    fn check_task(&self, hello: &Hello) -> Result<(), Refusal> {
-        let (cluster, job) = (&self.config.cluster, hello.job.as_str());
+    fn check_task(&self, config: &PsConfig) -> Result<(), Refusal> {
+        let hello = self.hello;
+        let (cluster, job) = (&config.cluster, hello.job.as_str());
         let unknown = |detail: String| {
             let (job, task, detail) = (hello.job.clone(), hello.task, Detail::clipped(detail));
             Err(Refusal::UnknownTask { job, task, detail })
@@ -153,7 +80,7 @@ impl Shard {
                 match cluster.task_address(job, hello.task) {
                     Ok(_) => Ok(()),
                     Err(_) if !lists_workers => Ok(()),
-                    Err(_) if self.config.elastic_workers && has(job) => Ok(()),
+                    Err(_) if config.elastic_workers && has(job) => Ok(()),
                     Err(error) => unknown(error.to_string()),
                 }
             }
@@ -166,40 +93,134 @@ impl Shard {
         }
     }
 
-    fn admit_client(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        hello: &Hello,
-    ) -> Result<AdmittedClient, Refusal> {
+    /// Checks that the peer knows the variables that this shard has.
+    fn check_variables(&self, variables: &Variables, is_restoring: bool) -> Result<(), Refusal> {
+        let hello = self.hello;
+        if let (Some(client), Some(store)) = (hello.catalogue, variables.store())
+            && client != store.catalogue().digest()
+        {
+            let server = store.catalogue().digest();
+            let differs =
+                Detail::clipped("the variables were declared again since this client joined");
+            return Err(Refusal::Catalogue { server, client, differs });
+        }
+        if is_restoring && hello.seen_epoch != RestoreEpoch(0) {
+            // The client reconnects in the next epoch, and then learns how far it was rolled back.
+            let what = Detail::clipped("restores under way");
+            return Err(Refusal::Busy { what, limit: 1 });
+        }
+        Ok(())
+    }
+
+    /// Returns whether bodies have a checksum.
+    fn has_crc(&self) -> bool {
+        match self.hello.body_crc {
+            BodyCrc::On {} => true,
+            BodyCrc::Off {} => false,
+            BodyCrc::Auto {} => self.origin == PeerOrigin::Remote,
+        }
+    }
+
+    /// Returns the answer to a peer that is admitted.
+    fn welcome(&self, shard: &Shard, version: u16, client_epoch: ClientEpoch) -> Welcome {
+        let Shard { config, identity, variables, .. } = shard;
+        Welcome {
+            version,
+            shards: config.shards,
+            client_epoch,
+            mode: match config.mode {
+                Mode::Asynchronous => {
+                    ModeIs::Asynchronous { owner_first: config.reject_older.is_some() }
+                }
+                Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
+                    ModeIs::Synchronous { replicas_to_aggregate, total_num_replicas }
+                }
+            },
+            lease_ms: u32::try_from(config.lease.as_millis()).unwrap_or(u32::MAX),
+            part_bytes_max: PART_BYTES_MAX as u32,
+            body_crc: if self.has_crc() { BodyCrc::On {} } else { BodyCrc::Off {} },
+            non_finite: match config.non_finite {
+                NonFinite::Reject => NonFinitePolicy::Reject {},
+                NonFinite::Count => NonFinitePolicy::Count {},
+                NonFinite::Allow => NonFinitePolicy::Allow {},
+            },
+            encodings: Encodings::all(),
+            catalogue: variables.catalogue_state(),
+            restore_epoch: variables.epoch,
+            restored_step: variables.restored_step,
+            unix_address: Text::clipped(&config.unix_address),
+            identity: identity.to_wire(),
+            auth: List::default(),
+        }
+    }
+}
+
+impl Shard {
+    pub(super) fn connected(&mut self, hello: IncomingHello<'_>, header: &Header) {
+        match self.admit(hello) {
+            Ok(welcome) => self.out.answer(hello.connection, answer_to(header), welcome.into()),
+            Err(refusal) => {
+                self.out.refuse(hello.connection, answer_to(header), refusal);
+                self.out.close(hello.connection);
+            }
+        }
+    }
+
+    fn admit(&mut self, incoming: IncomingHello<'_>) -> Result<Welcome, Refusal> {
+        let IncomingHello { connection, hello, origin, .. } = incoming;
+        let version = incoming.check_peer(self)?;
+        incoming.check_variables(&self.variables, self.checkpoints.restoring.is_some())?;
+        let limit = self.config.connections_max;
+        if self.peers.connections.len() >= limit {
+            let what = Detail::clipped("connections");
+            return Err(Refusal::Busy { what, limit: limit as u64 });
+        }
+        let (client, client_epoch) = match hello.role {
+            Role::Worker {} | Role::Chief {} => {
+                let admitted = self.admit_client(incoming)?;
+                (Some(admitted.key), admitted.epoch)
+            }
+            Role::Reader {} | Role::Peer {} => (None, hello.client_epoch),
+            role => {
+                return Err(Refusal::Role { role: role.code(), kind: 1 });
+            }
+        };
+        let (role, crc) = (hello.role, incoming.has_crc());
+        let (expected_body, refused) = (None, None);
+        let state =
+            ConnectionState { role, client, origin, shared: 0, crc, expected_body, refused };
+        self.peers.connections.insert(connection, state);
+        Ok(incoming.welcome(self, version, client_epoch))
+    }
+
+    /// Admits a client, and drops what an older incarnation or connection of it has.
+    fn admit_client(&mut self, incoming: IncomingHello<'_>) -> Result<AdmittedClient, Refusal> {
+        let IncomingHello { connection, hello, now, .. } = incoming;
         // The client's values are of another restore epoch, or this shard has lost the values that
         // the client knew.
-        if hello.seen_epoch != RestoreEpoch(0) && hello.seen_epoch != self.variables.epoch {
-            return Err(self.variables.other_epoch(hello.seen_epoch));
+        if let Some(refusal) = self.variables.epoch_refusal(hello.seen_epoch) {
+            return Err(refusal);
         }
-        let task = TaskId::new(hello.job.as_str(), hello.task);
-        self.peers.check_chief(&self.steps, now, hello, &task)?;
-        self.files
-            .reserve_client(&self.peers)
-            .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
-        let mint = self.steps.owner.is_some();
-        let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
-        let admitted =
-            self.peers.registry.admit(&task, incarnation, epoch, mint, connection, now)?;
+        let Shard { files, peers, intake, steps, out, .. } = self;
+        let admitted = peers.admit(files, steps.owner.is_some(), &incoming)?;
         if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
-            self.out.close(replaced);
-            self.intake.drop_client_connection(&mut self.peers, replaced, admitted.key);
+            out.close(replaced);
+            intake.drop_client_connection(peers, replaced, admitted.key);
         }
         if admitted.fenced {
-            if let Some(inbox) = &mut self.intake.inbox {
+            if let Some(inbox) = &mut intake.inbox {
                 inbox.orphan_whole(admitted.key);
             }
             self.drop_client(now, admitted.key, true);
         }
-        if hello.role == (Role::Chief {}) {
-            self.chief_joined(admitted.key, admitted.epoch);
+        let Shard { peers, steps, checkpoints, out, .. } = self;
+        if hello.role == (Role::Chief {}) && peers.chief.raise(admitted.key, admitted.epoch) {
+            // The work of an older chief is abandoned.
+            checkpoints.abandon_restore("another chief has joined");
+            checkpoints.drop_save_requests_of_chiefs(out, "another chief has joined");
+            steps.announce_chief(peers, out);
         }
-        self.steps.replica_joins(&self.peers, now, admitted.key);
+        steps.replica_joins(peers, now, admitted.key);
         Ok(admitted)
     }
 }

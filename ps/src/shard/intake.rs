@@ -1,15 +1,34 @@
 //! The intake of pushes: push slots, parts on their way into them, and buffers for bodies.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
-use pushpull_common::ids::TokenId;
+use pushpull_common::ids::{Sequence, TokenId};
+use pushpull_common::protocol::limits::PUSH_BUFFERS_MAX;
+use pushpull_common::protocol::message::{Operation, OutcomeIs, Reserved, SharedPushBuffer};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Refusal};
+use pushpull_store::arena::SharedBytes;
+use pushpull_store::testing::planted::Bug;
 
+use super::Detail;
 use super::buffer_pool::BufferPool;
-use super::peers::Peers;
+use super::client_registry::ClientPresence;
+use super::incoming_part::IncomingPart;
+use super::output::Outputs;
+use super::parked_requests::{ParkedRequest, WaitReason};
+use super::peer_request::PeerRequest;
+use super::peers::{Peers, unsupported};
+use super::shard_files::ShardFiles;
+use super::steps::Steps;
+use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
+use crate::aggregate::step_owner::Issued;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
-use crate::inbox::Inbox;
+use crate::error::StorageError;
+use crate::inbox::{Inbox, PendingAnswer};
 use crate::metrics::Counters;
 
 /// The pushes that a shard is receiving or holds.
@@ -70,6 +89,14 @@ impl Intake {
         }
     }
 
+    /// Drops the pushes that have made no progress for a lease. Their push slots go to others.
+    pub(super) fn reclaim_stalled(&mut self, now: Instant) {
+        if let Some(inbox) = &mut self.inbox {
+            let stalled = inbox.reclaim_stalled(now, self.config.lease);
+            self.counters.pushes_dropped.add(stalled as u64);
+        }
+    }
+
     /// Drops everything that depends on a client's connection that has ended or was replaced:
     /// incomplete pushes, and parked requests. A token granted to a closed connection would be
     /// lost.
@@ -86,5 +113,335 @@ impl Intake {
         if let Some(inbox) = &mut self.inbox {
             self.counters.pushes_dropped.add(inbox.discard_incomplete(client) as u64);
         }
+    }
+
+    /// Reserves a push slot for a client that is ready to send, or parks the request.
+    pub(super) fn reserve(
+        &mut self,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        request: PeerRequest,
+        client: ClientKey,
+    ) {
+        let now = request.since;
+        let Some(inbox) = &mut self.inbox else {
+            return request.refuse(out, Refusal::NotInitialized {});
+        };
+        // A slot that was offered to another client and is unused is taken back for it.
+        let push_slot = inbox
+            .reserve(client, now)
+            .or_else(|| inbox.reclaim_offered().then(|| inbox.reserve(client, now)).flatten());
+        match push_slot {
+            Some(push_slot) => request.answer(out, Reserved { push_slot }.into()),
+            None => peers.park(out, ParkedRequest { request, wait: WaitReason::PushSlot }),
+        }
+    }
+
+    /// Returns a push slot for a client that has not requested one, if no request waits for one; 0
+    /// for none.
+    pub(super) fn free_push_slot(&mut self, peers: &Peers, now: Instant, client: ClientKey) -> u32 {
+        if peers.parked.any(|entry| matches!(entry.wait, WaitReason::PushSlot)) {
+            return 0;
+        }
+        self.inbox.as_mut().and_then(|inbox| inbox.offer(client, now)).unwrap_or(0)
+    }
+
+    /// Gives free push slots to the parked requests, first come first served.
+    pub(super) fn give_parked_push_slots(
+        &mut self,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        now: Instant,
+    ) {
+        let waits = |entry: &ParkedRequest| matches!(entry.wait, WaitReason::PushSlot);
+        while let Some(inbox) = &mut self.inbox
+            && peers.parked.any(waits)
+            && (inbox.has_free() || inbox.reclaim_offered())
+            && let Some(ParkedRequest { request, .. }) = peers.parked.take_first(waits)
+        {
+            if let Some(push_slot) = request.client.and_then(|client| inbox.reserve(client, now)) {
+                request.answer(out, Reserved { push_slot }.into());
+            }
+        }
+    }
+
+    /// Returns the grant for a token, with a push slot if one is free and no request waits for it.
+    pub(super) fn grant(
+        &mut self,
+        peers: &Peers,
+        now: Instant,
+        client: ClientKey,
+        issued: Issued,
+    ) -> Grant {
+        let Issued { token, generation, step } = issued;
+        Grant { token, generation, step, push_slot: self.free_push_slot(peers, now, client) }
+    }
+
+    /// Refuses a push and drops it. Its push slot goes to others, and its other parts are skipped.
+    pub(super) fn refuse_push(
+        &mut self,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        incoming: &IncomingPart,
+        refusal: Refusal,
+    ) {
+        let IncomingPart { request, client, part, .. } = incoming;
+        let (push_slot, sequence) = (part.push_slot, incoming.sequence());
+        self.counters.pushes_dropped.add(1);
+        if let Some(inbox) = &mut self.inbox
+            && inbox.holds(*client, push_slot)
+            && inbox
+                .arrival(push_slot)
+                .is_none_or(|push| push.sequence == sequence && push.whole.is_none())
+        {
+            inbox.release(push_slot);
+        }
+        if let Some(state) = peers.connections.get_mut(&request.connection) {
+            state.refused = part.whole.is_none().then_some((sequence, push_slot));
+        }
+        request.refuse(out, refusal);
+    }
+
+    /// Withdraws a push that is not whole here. A whole push is the server's, and its outcome
+    /// answers this request.
+    pub(super) fn withdraw(
+        &mut self,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        request: &PeerRequest,
+        client: ClientKey,
+    ) {
+        let PeerRequest { connection, envelope, since, .. } = *request;
+        let sequence = envelope.sequence;
+        let push_slot = self.inbox.as_ref().and_then(|inbox| inbox.find(client, sequence));
+        let whole = push_slot.is_some_and(|push_slot| {
+            let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+            push.is_some_and(|push| push.whole.is_some())
+        });
+        let settled = peers.registry.client(client).window.state(sequence);
+        if whole && !matches!(settled, PushState::Settled { .. }) {
+            if let (Some(push_slot), Some(inbox)) = (push_slot, &mut self.inbox) {
+                let (request, next, deadline) = (envelope.request, false, None);
+                let since = Some(since);
+                inbox.set_whole(
+                    push_slot,
+                    PendingAnswer { connection, request, next, since, deadline },
+                );
+            }
+            return;
+        }
+        let window = &mut peers.registry.client_mut(client).window;
+        let outcome = match window.state(sequence) {
+            PushState::Settled { outcome } => outcome,
+            PushState::TooOld { oldest } => {
+                let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
+                return request.refuse(out, Refusal::Window { sequence, oldest, newest });
+            }
+            _ => {
+                // The outcome is settled as withdrawn, so that parts in transit are never applied.
+                window.settle(sequence, Outcome::Withdrawn {});
+                Outcome::Withdrawn {}
+            }
+        };
+        if let (Some(push_slot), Some(inbox)) = (push_slot.filter(|_| !whole), &mut self.inbox) {
+            inbox.release(push_slot);
+        }
+        out.answer_push(connection, envelope, outcome, false);
+    }
+
+    /// Answers what has become of a push.
+    pub(super) fn outcome_query(
+        &self,
+        peers: &Peers,
+        out: &mut Outputs,
+        request: &PeerRequest,
+        client: ClientKey,
+    ) {
+        let sequence = request.envelope.sequence;
+        let arrival = self
+            .inbox
+            .as_ref()
+            .and_then(|inbox| inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes));
+        let state = match (peers.registry.client(client).window.state(sequence), arrival) {
+            (PushState::Unknown {}, Some(bytes)) => PushState::Receiving { bytes },
+            (state, _) => state,
+        };
+        request.answer(out, OutcomeIs { state }.into());
+    }
+
+    /// Returns whether a part must be received. Otherwise the part is answered, if it needs an
+    /// answer.
+    pub(super) fn is_part_needed(
+        &mut self,
+        peers: &mut Peers,
+        steps: &mut Steps,
+        out: &mut Outputs,
+        incoming: &IncomingPart,
+    ) -> bool {
+        let IncomingPart { request, client, part, .. } = incoming;
+        let (client, sequence) = (*client, incoming.sequence());
+        let connection = request.connection;
+        let Some(state) = peers.connections.get_mut(&connection) else {
+            return false;
+        };
+        if state.refused == Some((sequence, part.push_slot)) {
+            if part.whole.is_some() {
+                state.refused = None;
+            }
+            return false;
+        }
+        match peers.registry.client(client).window.state(sequence) {
+            PushState::Settled { outcome } => {
+                if part.whole.is_some() {
+                    self.counters.duplicates.add(1);
+                    out.answer_push(connection, request.envelope, outcome, true);
+                }
+                return false;
+            }
+            PushState::TooOld { oldest } => {
+                let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
+                let refusal = Refusal::Window { sequence, oldest, newest };
+                self.refuse_push(peers, out, incoming, refusal);
+                return false;
+            }
+            _ => {}
+        }
+        let whole_here = self.inbox.as_ref().is_some_and(|inbox| {
+            let push = inbox.find(client, sequence).and_then(|push_slot| inbox.arrival(push_slot));
+            push.is_some_and(|push| push.whole.is_some())
+        });
+        if !whole_here && self.is_stale_part(steps, incoming) {
+            self.skip_stale_part(peers, steps, out, incoming);
+            return false;
+        }
+        true
+    }
+
+    /// Returns whether a part belongs to a gradient that is stale as far as this shard knows, and
+    /// is not worth receiving.
+    fn is_stale_part(&self, steps: &Steps, incoming: &IncomingPart) -> bool {
+        let IncomingPart { request, client, part, .. } = incoming;
+        let (client, step) = (*client, request.envelope.step);
+        if part.operation != (Operation::Gradient {}) {
+            return false;
+        }
+        match (&steps.owner, &steps.follower) {
+            (Some(owner), Some(_)) if self.config.planted.has(Bug::KeyByReplica) => {
+                !owner.has_out(client)
+            }
+            (Some(owner), Some(_)) => !owner.holds(client, part.token, part.generation),
+            (None, Some(follower)) => step.0 < follower.step(),
+            // A complete push owns its token, even if other parts are sent under it.
+            (Some(owner), None) => {
+                owner.holds(client, part.token, part.generation)
+                    && owner.is_too_old(part.token, step)
+                    && !self.is_whole(part.token)
+            }
+            (None, None) => false,
+        }
+    }
+
+    /// Skips a part of a stale gradient. The last part is answered with the outcome.
+    fn skip_stale_part(
+        &mut self,
+        peers: &mut Peers,
+        steps: &mut Steps,
+        out: &mut Outputs,
+        incoming: &IncomingPart,
+    ) {
+        let IncomingPart { request, client, part, .. } = incoming;
+        let (client, push_slot, sequence) = (*client, part.push_slot, incoming.sequence());
+        if let Some(inbox) = &mut self.inbox
+            && inbox.find(client, sequence) == Some(push_slot)
+        {
+            inbox.release(push_slot);
+        }
+        if part.whole.is_none() {
+            return;
+        }
+        let outcome = steps.stale_outcome(part.token);
+        peers.registry.client_mut(client).window.settle(sequence, outcome);
+        out.answer_push(request.connection, request.envelope, outcome, false);
+    }
+
+    /// Refuses a complete push before it counts. A present client keeps the token of the push; the
+    /// token of an absent client is returned.
+    pub(super) fn refuse_whole(
+        &mut self,
+        peers: &Peers,
+        steps: &mut Steps,
+        out: &mut Outputs,
+        push_slot: u32,
+        refusal: Refusal,
+    ) {
+        let Some((client, push)) = self.inbox.as_mut().and_then(|inbox| inbox.take(push_slot))
+        else {
+            return;
+        };
+        self.counters.pushes_dropped.add(1);
+        let holder = client.map(|client| peers.registry.client(client));
+        let present = holder.is_some_and(|client| client.presence == ClientPresence::Present);
+        let connection = holder.and_then(|client| client.connection);
+        if let Some(whole) = push.whole.filter(|whole| connection == Some(whole.connection)) {
+            let (request, sequence) = (whole.request, push.sequence);
+            let request = Envelope { request, sequence, ..Envelope::default() };
+            out.refuse(whole.connection, request, refusal);
+        }
+        if push.operation == (Operation::Gradient {}) && !present {
+            steps.return_token_of(&push);
+        }
+    }
+
+    /// Shares a push buffer with a client. Returns the answer and the descriptors.
+    ///
+    /// A client can write to its push buffer at any time. In asynchronous mode the update scans
+    /// each value as it applies it, so the scanned value is the applied value. Updates in place and
+    /// gradients of a synchronous step are scanned before they are applied. A client that writes
+    /// NaN after that harms the training as any wrong gradient of its would.
+    ///
+    /// A push buffer ends with the process that shared it, together with the complete pushes in it.
+    /// Where a push is answered only once it is applied, nothing was promised, and the client sends
+    /// the push again. A shard that reports gradients as held and keeps its state in a directory
+    /// shares no push buffers.
+    pub(super) fn share_push_buffer(
+        &mut self,
+        files: &ShardFiles,
+        variables: &Variables,
+        steps: &Steps,
+        request: &PeerRequest,
+        client: ClientKey,
+    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+        let (now, kind) = (request.since, request.kind);
+        if steps.is_synchronous() && !files.arena.storage.is_shareable() {
+            let why = "gradients held for a step survive this process in a directory, and push buffers do not";
+            return Err(unsupported(kind, why));
+        }
+        let is_ready = variables.is_ready();
+        let inbox = self.inbox.as_mut().filter(|_| is_ready).ok_or(Refusal::NotInitialized {})?;
+        let (bytes, stride) = inbox.push_buffer_bytes();
+        if bytes == 0 {
+            return Err(unsupported(kind, "this shard has no values that a push buffer can hold"));
+        }
+        if inbox.has_push_buffer(client) {
+            return Err(unsupported(kind, "this client has a push buffer"));
+        }
+        if inbox.push_buffers() >= PUSH_BUFFERS_MAX {
+            return Err(unsupported(kind, "the maximum number of push buffers is shared"));
+        }
+        let reservation = files.budget.reserve(bytes).map_err(does_not_fit)?;
+        let (memory, descriptor) = SharedBytes::new(bytes as usize)
+            .map_err(|error| unsupported(kind, &format!("cannot share memory: {error}")))?;
+        let push_slots = inbox.share_push_buffer(client, (memory, reservation), now);
+        let push_slots = List::new(push_slots).expect("a push buffer has few slots");
+        let push_buffer = SharedPushBuffer { bytes, first: 0, stride, push_slots };
+        Ok((push_buffer.into(), vec![descriptor]))
+    }
+}
+
+/// Returns the refusal of a request that the storage cannot serve.
+pub(super) fn does_not_fit(error: StorageError) -> Refusal {
+    match error {
+        StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
+        error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },
     }
 }

@@ -125,7 +125,7 @@ impl Shard {
         let none_for =
             |client| self.steps.owner.as_ref().is_some_and(|owner| owner.has_none_for(client));
         let in_vain = |entry: &super::ParkedRequest| {
-            matches!(entry.wait, WaitReason::Token) && !entry.client.is_some_and(none_for)
+            matches!(entry.wait, WaitReason::Token) && !entry.request.client.is_some_and(none_for)
         };
         assert!(!self.peers.parked.any(in_vain), "a request waits although a token is available");
         let waits_for_ready =
@@ -136,13 +136,13 @@ impl Shard {
         );
         let listens = |connection| self.peers.connections.contains_key(&connection);
         assert!(
-            !self.peers.parked.any(|entry| !listens(entry.connection)),
+            !self.peers.parked.any(|entry| !listens(entry.request.connection)),
             "a parked request has no connection"
         );
         let current = |entry: &super::ParkedRequest| {
-            entry.client.is_none_or(|client| {
+            entry.request.client.is_none_or(|client| {
                 let connection = self.peers.registry.client(client).connection;
-                connection.is_none_or(|connection| connection == entry.connection)
+                connection.is_none_or(|connection| connection == entry.request.connection)
             })
         };
         assert!(

@@ -10,8 +10,7 @@ mod applier;
 mod buffer_pool;
 mod checkpoint_cut;
 mod checkpoints;
-mod checks;
-mod chief;
+mod chief_fence;
 pub(crate) mod client_record;
 pub(crate) mod client_registry;
 mod connection_state;
@@ -23,21 +22,20 @@ pub(crate) mod generation;
 mod grad_norm;
 mod growth;
 mod handshake;
+mod incoming_part;
 mod input;
 mod intake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
 mod mean;
-mod membership;
+mod message_rights;
 pub(crate) mod output;
 mod parked_requests;
+mod peer_request;
 mod peers;
 pub(crate) mod poison;
 pub(crate) mod power;
 mod pulls;
-mod push_buffers;
-mod push_slots;
-mod pushes;
 mod recalls;
 pub(crate) mod record;
 mod recovery;
@@ -48,7 +46,6 @@ mod shard_files;
 pub(crate) mod shard_restore;
 pub(crate) mod shard_save;
 pub(crate) mod shard_setup;
-mod stale_pushes;
 mod staleness;
 mod step_messages;
 mod step_work;
@@ -59,36 +56,32 @@ mod synchronous;
 mod tokens;
 mod two_pass;
 mod variables;
+mod whole_push;
 pub(crate) mod work;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pushpull_common::catalogue::ValueEncoding;
-use pushpull_common::codec::Encoding;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::Role;
+use pushpull_common::ids::ShardId;
+use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
-use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 use pushpull_store::testing::planted::Bug;
 
+use crate::aggregate::step_coordinator::PerPush;
+use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
-use crate::shard::output::EncodeBuffers;
-use crate::shard::pulls::{wait_for_values, wrong_encoding};
 use applier::Applier;
 use checkpoints::ShardCheckpoints;
-use client_registry::ClientPresence;
-use connection_state::{ConnectionState, ExpectedBody, IncomingPart};
-use encoded_parts::PartEncoding;
+use handshake::IncomingHello;
 use intake::Intake;
-use output::{Outputs, ShardOutput};
+use output::{EncodeBuffers, Outputs, ShardOutput};
 use parked_requests::{ParkedRequest, WaitReason};
+use peer_request::PeerRequest;
 use peers::Peers;
 use power::Power;
 use pulls::Pulls;
-use saver_order::SaveRequester;
 use shard_files::ShardFiles;
 use steps::Steps;
 use variables::{Variables, VariablesState};
@@ -98,15 +91,29 @@ pub(crate) use input::{ShardInput, TICK};
 
 /// One shard of a ps task.
 ///
-/// Inputs go to [`Shard::handle`] and [`Shard::body_target`]. [`Shard::poll_output`] and
-/// [`Shard::work`] return what to do next.
+/// **What goes in.** [`Shard::handle`] takes every event: a hello, a message, a received body, the
+/// end of a connection, a result of work that other threads did, the passage of time. A message
+/// with a body is followed by its body and by no other message of the same connection; the body is
+/// received into the memory that [`Shard::body_target`] returns. [`Shard::work`] does one slice of
+/// a long update, whenever [`Shard::has_work`].
 ///
-/// Invariants:
+/// **What comes out.** [`Shard::poll_output`] returns the actions in the order in which they must be
+/// carried out. Call it until it returns `None` after every event and every slice. All changes of
+/// an event are committed in one transaction before its outputs are returned. With
+/// [`Durability::Power`](crate::Durability::Power) they are returned once an image of that
+/// transaction is on disk. Every request gets one answer, or its connection is closed.
 ///
-/// - All changes of an input are committed in one transaction before its outputs are returned. The
-///   answer to a push leaves after the push is applied and durably settled in its client's window.
-/// - The durable words are a function of the shard's state.
-/// - A fenced or lost client holds no push slots, and no tokens except those of complete pushes.
+/// **What time does.** The shard has no clock: each event comes with the time, which never falls. A
+/// [`ShardInput::Tick`] is due every [`TICK`] at the latest. It expires leases, requests, tokens
+/// and stalled pushes, and repeats reports to the step owner. A late tick delays these, and breaks
+/// nothing: leases are extended by a pause of the server.
+///
+/// **What may never happen.** No message of a peer and no word of a file makes the shard panic. No
+/// answer to a push leaves before the push is applied and durably settled in its client's window.
+/// No push is applied twice, and no pinned block is overwritten. A fenced or lost client holds no
+/// push slots, and no tokens except those of complete pushes. After a failed flush nothing but
+/// pulls is answered. The durable words are a function of the shard's state. Each owner's type
+/// states its own invariants.
 #[derive(Debug)]
 pub(crate) struct Shard {
     id: ShardId,
@@ -128,9 +135,10 @@ impl Shard {
     /// Handles an input.
     pub(crate) fn handle(&mut self, now: Instant, input: ShardInput<'_>) {
         self.persist_late();
+        let Shard { variables, steps, checkpoints, out, .. } = self;
         match input {
             ShardInput::Connected { connection, hello, header, origin } => {
-                self.connected(now, connection, hello, header, origin);
+                self.connected(IncomingHello { connection, hello, origin, now }, header);
             }
             ShardInput::Message { connection, header, message } => {
                 self.message(now, connection, header, message);
@@ -138,15 +146,11 @@ impl Shard {
             ShardInput::Progress { connection } => self.progress(now, connection),
             ShardInput::Body { connection } => self.body(now, connection),
             ShardInput::Disconnected { connection } => self.disconnected(connection),
-            ShardInput::SaverEvent(news) => self.checkpoints.on_saver_message(
-                &self.variables,
-                &self.steps,
-                &mut self.out,
-                now,
-                news,
-            ),
+            ShardInput::SaverEvent(event) => {
+                checkpoints.on_saver_message(variables, steps, out, now, event);
+            }
             ShardInput::ShardSaved { connection, request, result } => {
-                self.checkpoints.shard_saved(&mut self.out, connection, request, result);
+                checkpoints.shard_saved(out, connection, request, result);
             }
             ShardInput::ShardRestored(restored) => self.restored(*restored),
             ShardInput::Flushed(result) => self.flushed(result),
@@ -155,6 +159,65 @@ impl Shard {
             ShardInput::Tick => self.tick(now),
         }
         self.follow_up(now);
+    }
+
+    /// Returns the next output.
+    pub(crate) fn poll_output(&mut self) -> Option<ShardOutput> {
+        self.out.queue.pop_front()
+    }
+
+    /// Returns whether [`Shard::work`] has a job to do.
+    pub(crate) fn has_work(&self) -> bool {
+        self.applier.has_work()
+    }
+
+    /// Returns whether a commit waits for an image.
+    pub(crate) fn waits_for_image(&self) -> bool {
+        self.files.waits_for_image()
+    }
+
+    /// Returns whether an image is being written.
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.files.power.as_ref().is_some_and(Power::is_flushing)
+    }
+
+    /// Returns whether a client reads shared values.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.variables.is_shared()
+    }
+
+    /// Revokes the shared values of stalled readers. Returns the connections to close.
+    pub(crate) fn revoke_stalled_readers(
+        &mut self,
+        now: Instant,
+        stall_timeout: Duration,
+    ) -> Vec<u64> {
+        self.variables.revoke_stalled_readers(now, stall_timeout)
+    }
+
+    /// Revokes the shared values that an update waits for. Returns the connections to close.
+    pub(crate) fn revoke_slow_readers(&mut self) -> Vec<u64> {
+        self.variables.revoke_slow_readers()
+    }
+
+    /// Takes back the buffers of an answer to a pull.
+    pub(crate) fn pull_sent(&mut self, buffers: EncodeBuffers) {
+        self.pulls.values_sent(buffers);
+    }
+
+    /// Takes back the buffer of an answer to a pull of rows.
+    pub(crate) fn rows_sent(&mut self, rows: Vec<u8>) {
+        self.pulls.rows_sent(rows);
+    }
+
+    /// Abandons all work on checkpoint files, because the server ends.
+    pub(crate) fn abandon_files(&self) {
+        self.checkpoints.abandon_files();
+    }
+
+    /// Counts a connection that was closed because of a protocol error of its peer.
+    pub(crate) fn count_fault(&self) {
+        self.counters.connections_faulted.add(1);
     }
 
     /// Makes everything that an input or a job has made possible, and commits it. Push slots and
@@ -166,25 +229,20 @@ impl Shard {
         if trains {
             self.decide(now);
         }
-        let Shard { variables, peers, intake, steps, checkpoints, out, .. } = self;
+        let Shard { variables, files, peers, intake, steps, pulls, checkpoints, out, .. } = self;
         checkpoints.begin_requested_save(variables, peers, steps, out, now);
         if trains {
             intake.give_parked_push_slots(peers, out, now);
             steps.grant_parked_tokens(intake, peers, out, now);
         }
-        self.send_parked_values();
-        self.peers.report_members(&mut self.out);
-        self.persist_in_time();
-        #[cfg(any(test, fuzzing))]
-        self.check_invariants();
-    }
-
-    /// Commits the changes of this input before its outputs are returned.
-    fn persist_in_time(&mut self) {
+        pulls.send_parked(variables, files, peers, steps, out);
+        peers.report_members(out);
         if !self.config.planted.has(Bug::AcknowledgeBeforeCommit) {
             self.persist();
         }
         self.files.hold_outputs(&mut self.variables, &mut self.out);
+        #[cfg(any(test, fuzzing))]
+        self.check_invariants();
     }
 
     fn persist_late(&mut self) {
@@ -210,462 +268,103 @@ impl Shard {
         }
     }
 
-    /// Returns whether a commit waits for an image.
-    pub(crate) fn waits_for_image(&self) -> bool {
-        self.files.waits_for_image()
-    }
-
-    /// Returns whether an image is being written.
-    pub(crate) fn is_flushing(&self) -> bool {
-        self.files.power.as_ref().is_some_and(Power::is_flushing)
-    }
-
-    /// Counts a connection that was closed because of a protocol error of its peer.
-    pub(crate) fn count_fault(&self) {
-        self.counters.connections_faulted.add(1);
-    }
-
-    /// Returns the next output.
-    pub(crate) fn poll_output(&mut self) -> Option<ShardOutput> {
-        self.out.queue.pop_front()
-    }
-
-    /// Returns whether [`Shard::work`] has a job to do.
-    pub(crate) fn has_work(&self) -> bool {
-        self.applier.has_work()
-    }
-
-    /// Returns whether a client reads shared values. Such a reader does not report that it has
-    /// unpinned a block, which work may be waiting for.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.variables.is_shared()
-    }
-
-    /// Revokes the shared values of readers that have been in one pull for `stall_timeout`. Returns
-    /// their connections, which must be closed.
-    pub(crate) fn revoke_stalled_readers(
-        &mut self,
-        now: Instant,
-        stall_timeout: Duration,
-    ) -> Vec<u64> {
-        self.variables.revoke_stalled_readers(now, stall_timeout)
-    }
-
-    /// Revokes the shared values of readers that pin blocks an update needs, because they have read
-    /// for too long. Returns their connections, which must be closed.
-    pub(crate) fn revoke_slow_readers(&mut self) -> Vec<u64> {
-        self.variables.revoke_slow_readers()
-    }
-
-    /// The answer to a pull has been sent. Its buffers return to the pool.
-    pub(crate) fn pull_sent(&mut self, buffers: EncodeBuffers) {
-        self.pulls.values_sent(buffers);
-    }
-
-    /// The answer to a pull of rows has been sent. Its buffer returns to the pool.
-    pub(crate) fn rows_sent(&mut self, rows: Vec<u8>) {
-        self.pulls.rows_sent(rows);
-    }
-
-    /// Abandons all work on checkpoint files, because the server ends.
-    pub(crate) fn abandon_files(&self) {
-        self.checkpoints.abandon_files();
-    }
-
-    /// Returns the memory that receives the body of the connection's last message. The body fills
-    /// all of it. `None` if the body is to be read and discarded.
-    pub(crate) fn body_target(&mut self, connection: u64) -> Option<&mut [u8]> {
-        match &mut self.peers.connections.get_mut(&connection)?.expected_body {
-            None => None,
-            Some(ExpectedBody::Catalogue { bytes, .. } | ExpectedBody::User { bytes, .. }) => {
-                Some(bytes)
-            }
-            Some(ExpectedBody::Rows(ParkedRequest {
-                wait: WaitReason::Rows { numbers, .. },
-                ..
-            })) => Some(numbers),
-            Some(ExpectedBody::Rows(_)) => None,
-            Some(ExpectedBody::Part(IncomingPart { encoded: Some(encoded), .. })) => {
-                Some(&mut encoded.bytes)
-            }
-            Some(ExpectedBody::Part(IncomingPart { client, push_slot, range, .. })) => {
-                let inbox =
-                    self.intake.inbox.as_mut().filter(|inbox| inbox.holds(*client, *push_slot))?;
-                inbox.bytes_mut(*push_slot, range.clone())
-            }
+    /// Expires what has waited for too long, and repeats what may have been lost.
+    fn tick(&mut self, now: Instant) {
+        let lost = self.peers.registry.expire(now);
+        if let Some(pause) = self.peers.registry.paused() {
+            self.intake.inbox.iter_mut().for_each(|inbox| inbox.extend_deadlines(pause, now));
+            self.steps.owner.iter_mut().for_each(|owner| owner.extend_deadlines(pause, now));
         }
-    }
-
-    fn message(&mut self, now: Instant, connection: u64, header: &Header, message: Message) {
-        let request = answer_to(header);
-        let Some(state) = self.peers.connections.get_mut(&connection) else {
-            return;
-        };
-        state.expected_body = None;
-        let (role, client) = (state.role, state.client);
-        let kind = message.kind();
-        if let Some(client) = client {
-            let current = self.peers.registry.client(client);
-            if current.connection.is_none() {
-                // The end of the connection is queued, and may wait for an image. `Fenced` would
-                // end a session that is alive.
-                return;
-            }
-            if current.connection != Some(connection) {
-                // Another connection of the same task has replaced this one: an older incarnation,
-                // or an older connection of this one.
-                let (epoch, current) = (current.epoch, current.epoch);
-                self.out.refuse(connection, request, Refusal::Fenced { epoch, current });
+        for client in lost {
+            self.counters.members_lost.add(1);
+            if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
                 self.out.close(connection);
-                return;
+                self.intake.drop_client_connection(&mut self.peers, connection, client);
             }
-            self.peers.registry.renew_lease(client, now);
-            let joins = matches!(
-                message,
-                Message::TokenRequest(_)
-                    | Message::Reserve(_)
-                    | Message::SharePushBuffer(_)
-                    | Message::PushPart(_)
-                    | Message::PushEncoded(_)
-                    | Message::PushShared(_)
-            );
-            if joins && self.peers.registry.client(client).presence != ClientPresence::Present {
-                // A client that has left has no lease, so tokens and push slots would never return.
-                let detail = Detail::clipped("this client has left; it may connect again");
-                return self.out.refuse(connection, request, Refusal::Unsupported { kind, detail });
-            }
+            self.drop_client(now, client, false);
         }
-        let allowed = match &message {
-            Message::Heartbeat(_)
-            | Message::Pull(_)
-            | Message::PullEncoded(_)
-            | Message::PullRows(_)
-            | Message::PullRowsEncoded(_) => true,
-            Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
-            Message::ShareValues(_) => role != Role::Peer {},
-            message if chief::is_chief_only(message) => role == Role::Chief {},
-            Message::SaveShard(_)
-            | Message::Held(_)
-            | Message::StepApplied(_)
-            | Message::Recalled(_) => role == Role::Peer {},
-            Message::TokenRequest(_)
-            | Message::ReturnToken(_)
-            | Message::Reserve(_)
-            | Message::SharePushBuffer(_)
-            | Message::PushPart(_)
-            | Message::PushEncoded(_)
-            | Message::PushShared(_)
-            | Message::Withdraw(_)
-            | Message::OutcomeQuery(_)
-            | Message::Leave(_) => role.is_member(),
-            _ => false,
-        };
-        let reads = matches!(
-            message,
-            Message::Heartbeat(_)
-                | Message::Pull(_)
-                | Message::PullEncoded(_)
-                | Message::PullRows(_)
-                | Message::PullRowsEncoded(_)
-                | Message::FetchCatalogue(_)
-                | Message::ShareValues(_)
-                | Message::Leave(_)
-        );
-        // Querying the outcome of a push is not a read: the answer could report a push that is not
-        // on disk.
-        if let Some(refusal) = self.files.poisoned().filter(|_| !reads) {
-            return self.out.refuse(connection, request, refusal);
+        self.steps.stop_expecting(now);
+        self.end_straggler_waits(now);
+        self.steps.repeat_reports(&self.intake, &self.peers, &self.variables, &mut self.out, now);
+        if self.checkpoints.has_expired(now) {
+            let awaited = self.awaited_step(now).unwrap_or_default();
+            self.checkpoints.expire(&mut self.out, now, &awaited);
         }
-        if !allowed {
-            let refusal = Refusal::Role { role: role.code(), kind };
-            return self.out.refuse(connection, request, refusal);
+        self.recall_tokens(now);
+        self.applier.forget_growth(&mut self.out, now);
+        // In synchronous mode a push that is complete on some shards only never counts.
+        let complete =
+            if self.steps.is_synchronous() { PerPush::new() } else { self.intake.whole_tokens() };
+        let asks = !self.steps.shards_to_ask().is_empty();
+        if let Some(owner) = self.steps.owner.as_mut().filter(|_| !asks) {
+            let expired = owner.expire(now, |token| complete.contains(&token));
+            self.counters.tokens_taken_back.add(expired as u64);
         }
-        if chief::acts_as_chief(&message)
-            && let Some(refusal) = self.peers.chief_refusal(connection)
-        {
-            return self.out.refuse(connection, request, refusal);
-        }
-        // A client that does not know the epoch yet sends 0.
-        if header.restore_epoch != RestoreEpoch(0) && header.restore_epoch != self.variables.epoch {
-            let refusal = self.variables.other_epoch(header.restore_epoch);
-            return self.out.refuse(connection, request, refusal);
-        }
-        let deadline = deadline_of(now, header);
-        let entry =
-            |wait| ParkedRequest { connection, client, request, since: now, deadline, wait };
-        match (message, client) {
-            (Message::Heartbeat(_), _) => match self.applier.growth_refusal() {
-                None => self.out.answer(connection, request, message::HeartbeatAnswer {}.into()),
-                Some(refusal) => self.out.refuse(connection, request, refusal),
-            },
-            (Message::ShareValues(asked), _) => {
-                let Shard { variables, files, peers, steps, out, .. } = self;
-                let shared = peers
-                    .check_share_request(connection, kind, asked.wants)
-                    .and_then(|()| variables.share(&files.budget, steps, connection, kind));
-                match shared {
-                    Ok((answer, descriptors)) => {
-                        peers.send_shared(out, connection, request, answer, descriptors);
-                    }
-                    Err(refusal) => out.refuse(connection, request, refusal),
-                }
-            }
-            (Message::Declare(declare), _) => {
-                let bytes = vec![0; header.body_bytes as usize];
-                let digest = declare.digest;
-                let expected_body = ExpectedBody::Catalogue { request, digest, bytes };
-                self.receive(now, connection, expected_body, header);
-            }
-            (Message::Initialize(asked), _) => {
-                self.initialize(now, connection, request, asked.epoch);
-            }
-            (Message::FindCheckpoint(_), _) => {
-                self.checkpoints.find_checkpoint(&self.steps, &mut self.out, connection, request)
-            }
-            (Message::PassedOverQuery(_), _) => {
-                self.checkpoints.answer_passed_over(&mut self.out, connection, request)
-            }
-            (Message::Restore(restore), _) => self.restore(connection, request, restore),
-            (Message::Save(_), _) => {
-                let bytes = vec![0; header.body_bytes as usize];
-                self.receive(now, connection, ExpectedBody::User { request, bytes }, header);
-            }
-            (Message::SaveShard(save), _) => {
-                self.save_shard(now, connection, request, save.name.as_str());
-            }
-            (Message::AwaitReady(_), _) => {
-                self.peers.await_ready(&self.variables, &mut self.out, entry(WaitReason::Ready))
-            }
-            (Message::FetchCatalogue(_), _) => {
-                self.variables.send_catalogue(&mut self.out, connection, request)
-            }
-            (Message::Pull(pull), _) => {
-                let wait = wait_for_values(&self.variables, header, &pull.selection, None);
-                self.pull(entry(WaitReason::Ready), wait);
-            }
-            (Message::PullEncoded(asked), _) => {
-                let form = ValueEncoding::from_code(asked.encoding)
-                    .ok_or_else(|| wrong_encoding(header, asked.encoding));
-                let wait = form.and_then(|form| {
-                    wait_for_values(&self.variables, header, &asked.pull.selection, Some(form))
-                });
-                self.pull(entry(WaitReason::Ready), wait);
-            }
-            (Message::PullRows(pull), _) => {
-                let wait = self.pulls.wait_for_rows(&self.variables, header, pull.partition, None);
-                self.receive_row_numbers(now, entry(WaitReason::Ready), header, wait);
-            }
-            (Message::PullRowsEncoded(asked), _) => {
-                let codec = Encoding::from_code(asked.encoding)
-                    .and_then(Encoding::codec_of_values)
-                    .ok_or_else(|| wrong_encoding(header, asked.encoding));
-                let wait = codec.and_then(|codec| {
-                    let partition = asked.pull.partition;
-                    self.pulls.wait_for_rows(&self.variables, header, partition, Some(codec))
-                });
-                self.receive_row_numbers(now, entry(WaitReason::Ready), header, wait);
-            }
-            (Message::TokenRequest(token), Some(_)) => {
-                self.token_request(now, entry(WaitReason::Token), token.newest);
-            }
-            (Message::ReturnToken(token), Some(client)) => {
-                self.steps.return_token(
-                    &self.intake,
-                    &mut self.out,
-                    connection,
-                    client,
-                    request,
-                    &token,
-                );
-            }
-            (Message::Reserve(_), Some(_)) => self.intake.reserve(
-                &mut self.peers,
-                &mut self.out,
-                now,
-                entry(WaitReason::PushSlot),
-            ),
-            (Message::PushPart(part), Some(client)) => {
-                self.part(now, connection, client, header, &part, None);
-            }
-            (Message::PushEncoded(encoded), Some(client)) => {
-                let message::PushEncoded { part, encoding, elements, factor } = encoded;
-                let form = PartEncoding { encoding, elements, factor };
-                self.part(now, connection, client, header, &part, Some(form));
-            }
-            (Message::SharePushBuffer(_), Some(client)) => {
-                let shared = self.share_push_buffer(now, connection, client, request, kind);
-                if let Err(refusal) = shared {
-                    self.out.refuse(connection, request, refusal);
-                }
-            }
-            (Message::PushShared(shared), Some(client)) => {
-                self.push_shared(now, connection, client, header, &shared);
-            }
-            (Message::Withdraw(_), Some(client)) => {
-                self.intake.withdraw(
-                    &mut self.peers,
-                    &mut self.out,
-                    now,
-                    connection,
-                    client,
-                    request,
-                );
-            }
-            (Message::OutcomeQuery(_), Some(client)) => {
-                self.intake.outcome_query(&self.peers, &mut self.out, connection, client, request);
-            }
-            (Message::Held(held), _) => {
-                self.steps.shard_holds(&self.peers, &mut self.out, now, connection, &held);
-            }
-            (Message::StepApplied(applied), _) => {
-                self.steps.shard_has_applied(
-                    &self.peers,
-                    &mut self.out,
-                    now,
-                    connection,
-                    applied.shard,
-                    header.step.0,
-                );
-            }
-            (Message::Recalled(answer), _) => self.steps.recall_answered(
-                &self.intake,
-                &self.peers,
-                &mut self.out,
-                now,
-                connection,
-                &answer,
-            ),
-            (Message::Finish(_), _) => self.steps.finish(&mut self.out, connection, request),
-            (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
-            (message, _) => {
-                let detail =
-                    Detail::clipped(format!("a server does not accept {}", message.name()));
-                self.out.refuse(connection, request, Refusal::Unsupported { kind, detail });
-            }
+        self.intake.reclaim_stalled(now);
+        self.variables.count_direct_pulls();
+        for ParkedRequest { request, wait } in self.peers.parked.expire(now) {
+            let waited_ms = now.saturating_duration_since(request.since).as_millis() as u64;
+            let awaited = self.applier.with_growth(self.awaited(now, &request, &wait));
+            let awaited = Detail::clipped(awaited);
+            request.refuse(&mut self.out, Refusal::Deadline { waited_ms, awaited });
         }
     }
 
-    /// Handles a pull that waits for this, or refuses it.
-    fn pull(&mut self, entry: ParkedRequest, wait: Result<WaitReason, Refusal>) {
+    /// Describes the event that a request waits for.
+    fn awaited(&self, now: Instant, request: &PeerRequest, wait: &WaitReason) -> String {
         match wait {
-            Ok(wait) => self.serve(ParkedRequest { wait, ..entry }),
-            Err(refusal) => self.out.refuse(entry.connection, entry.request, refusal),
-        }
-    }
-
-    /// Receives the row numbers of a pull, or refuses it.
-    fn receive_row_numbers(
-        &mut self,
-        now: Instant,
-        entry: ParkedRequest,
-        header: &Header,
-        wait: Result<WaitReason, Refusal>,
-    ) {
-        match wait {
-            Ok(wait) => {
-                let entry = ParkedRequest { wait, ..entry };
-                self.receive(now, entry.connection, ExpectedBody::Rows(entry), header);
+            WaitReason::Ready => "the chief to initialize the variables".to_owned(),
+            WaitReason::Token => self
+                .awaited_step(now)
+                .unwrap_or_else(|| self.steps.awaited_tokens(&self.peers, now, request.client)),
+            WaitReason::PushSlot => self.steps.awaited_push_slot(now),
+            WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. } => {
+                self.awaited_values(now, *at_least)
             }
-            Err(refusal) => self.out.refuse(entry.connection, entry.request, refusal),
         }
     }
 
-    /// Answers a pull, or parks it until its step is served.
-    fn serve(&mut self, entry: ParkedRequest) {
-        if entry.wait.is_served(self.steps.served_step()) {
-            self.send_pulled(entry);
-        } else {
-            self.peers.park(&mut self.out, entry);
-        }
-    }
-
-    fn send_pulled(&mut self, entry: ParkedRequest) {
-        let Shard { variables, files, peers, out, .. } = self;
-        match entry.wait {
-            WaitReason::Rows { .. } => {
-                self.pulls.send_rows(variables, &files.journal, peers, out, entry);
-            }
-            _ => self.pulls.send_values(variables, peers, &files.budget, out, entry),
-        }
-    }
-
-    /// Answers the parked pulls whose step is served.
-    fn send_parked_values(&mut self) {
-        let served = self.steps.served_step();
-        for entry in self.peers.parked.take(|entry| entry.wait.is_served(served)) {
-            self.send_pulled(entry);
-        }
-    }
-
-    fn progress(&mut self, now: Instant, connection: u64) {
-        let Some(state) = self.peers.connections.get(&connection) else {
-            return;
-        };
+    fn disconnected(&mut self, connection: u64) {
+        let Shard { variables, peers, intake, steps, checkpoints, .. } = self;
+        let Some(state) = peers.connections.remove(&connection) else { return };
+        variables.revoke_shared(connection);
+        peers.parked.drop_connection(connection);
+        checkpoints.abandon_save_of(connection);
+        steps.forget_peer_connection(connection);
+        checkpoints.drop_save_requests_of(connection);
+        // The client stays a member for its lease: it may reconnect and continue.
         if let Some(client) = state.client
-            && self.peers.registry.client(client).connection == Some(connection)
+            && peers.registry.client(client).connection == Some(connection)
         {
-            self.peers.registry.renew_lease(client, now);
-        }
-        if let Some(ExpectedBody::Part(IncomingPart { push_slot, .. })) = &state.expected_body
-            && let Some(inbox) = &mut self.intake.inbox
-        {
-            inbox.touch(*push_slot, now);
+            peers.registry.client_mut(client).connection = None;
+            intake.drop_client_connection(peers, connection, client);
         }
     }
 
-    fn body(&mut self, now: Instant, connection: u64) {
-        self.progress(now, connection);
-        let Some(state) = self.peers.connections.get_mut(&connection) else {
-            return;
-        };
-        match state.expected_body.take() {
-            None => {}
-            Some(ExpectedBody::Catalogue { request, digest, bytes }) => {
-                match self.body_refusal(connection) {
-                    Some(refusal) => self.out.refuse(connection, request, refusal),
-                    None => {
-                        self.declare(connection, request, digest, &bytes);
-                    }
-                }
-            }
-            Some(ExpectedBody::User { request, bytes }) => match self.body_refusal(connection) {
-                Some(refusal) => self.out.refuse(connection, request, refusal),
-                None => self.checkpoints.save(
-                    &self.variables,
-                    &self.steps,
-                    &mut self.out,
-                    now,
-                    SaveRequester::Connection { connection, request },
-                    bytes,
-                ),
-            },
-            Some(ExpectedBody::Rows(entry)) if self.variables.is_ready() => self.serve(entry),
-            Some(ExpectedBody::Rows(entry)) => {
-                self.out.refuse(entry.connection, entry.request, Refusal::NotInitialized {});
-            }
-            Some(ExpectedBody::Part(part)) => self.part_received(now, part),
+    /// Drops the state of a client that has left, is lost, or is fenced by a newer incarnation. Its
+    /// tokens and push slots go to other clients.
+    ///
+    /// Complete pushes stay; in synchronous mode only admitted ones do. In asynchronous mode the
+    /// other shards are asked about its tokens first, except for a fenced incarnation, which cannot
+    /// push any more.
+    fn drop_client(&mut self, now: Instant, client: ClientKey, fenced: bool) {
+        // A token or push slot that it is waiting for would never be returned.
+        self.peers.parked.take(|ParkedRequest { request, wait }| {
+            request.client == Some(client)
+                && matches!(wait, WaitReason::Token | WaitReason::PushSlot)
+        });
+        if let Some(inbox) = &mut self.intake.inbox {
+            inbox.drop_client(client);
         }
-    }
-
-    /// Returns the refusal of a chief's body if something happened since its message that rejects
-    /// it.
-    fn body_refusal(&self, connection: u64) -> Option<Refusal> {
-        self.files.poisoned().or_else(|| self.peers.chief_refusal(connection))
-    }
-
-    /// Stores the use of the next body. A message without a body is complete.
-    fn receive(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        expected_body: ExpectedBody,
-        header: &Header,
-    ) {
-        if let Some(state) = self.peers.connections.get_mut(&connection) {
-            state.expected_body = Some(expected_body);
-        }
-        if header.body_bytes == 0 {
-            self.body(now, connection);
+        self.pulls.last_pulls.drop_client(client);
+        self.steps.replica_leaves(client, fenced);
+        if !fenced && !self.steps.shards_to_ask().is_empty() {
+            self.steps.owner.iter_mut().for_each(|owner| owner.leave(client));
+            self.recall_tokens(now);
+        } else if let Some(owner) = &mut self.steps.owner {
+            let complete = self.intake.whole_tokens();
+            let returned = owner.drop_client(client, |token| complete.contains(&token));
+            self.counters.tokens_taken_back.add(returned as u64);
         }
     }
 
@@ -673,22 +372,6 @@ impl Shard {
     fn stamp_answers(&mut self) {
         self.out.stamp(self.steps.step(), self.variables.epoch);
     }
-}
-
-/// Returns the envelope of an answer to this request.
-fn answer_to(header: &Header) -> Envelope {
-    Envelope {
-        request: header.request,
-        restore_epoch: header.restore_epoch,
-        step: header.step,
-        sequence: header.sequence,
-        deadline_ms: 0,
-    }
-}
-
-fn deadline_of(now: Instant, header: &Header) -> Option<Instant> {
-    let wait = std::time::Duration::from_millis(header.deadline_ms.into());
-    (header.deadline_ms > 0).then(|| now + wait)
 }
 
 #[cfg(test)]

@@ -7,11 +7,10 @@ use std::time::Instant;
 use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::Codec;
 use pushpull_common::ids::PartitionId;
-use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
 use smallvec::SmallVec;
 
-use crate::client_key::ClientKey;
+use super::peer_request::PeerRequest;
 
 /// The event that a parked request waits for.
 #[derive(Debug)]
@@ -61,11 +60,7 @@ impl WaitReason {
 /// A request that waits.
 #[derive(Debug)]
 pub(crate) struct ParkedRequest {
-    pub(crate) connection: u64,
-    pub(crate) client: Option<ClientKey>,
-    pub(crate) request: Envelope,
-    pub(crate) since: Instant,
-    pub(crate) deadline: Option<Instant>,
+    pub(crate) request: PeerRequest,
     pub(crate) wait: WaitReason,
 }
 
@@ -87,18 +82,6 @@ pub(crate) type TakenRequests = SmallVec<[ParkedRequest; 2]>;
 pub(crate) struct TooManyParked;
 
 impl ParkedRequest {
-    /// Returns a request without a client or a deadline.
-    pub(crate) fn plain(
-        connection: u64,
-        request: Envelope,
-        since: Instant,
-        wait: WaitReason,
-    ) -> ParkedRequest {
-        ParkedRequest { connection, client: None, request, since, deadline: None, wait }
-    }
-}
-
-impl ParkedRequest {
     /// The request's share of its connection's limit. A request has weight 1. A pull adds 1 for
     /// each 64 ranges, which is about 1 KiB. A pull of rows adds 1 for each eighth of the largest
     /// answer, because all answers are built at once when the step is applied.
@@ -114,13 +97,13 @@ impl ParkedRequest {
 impl ParkedRequests {
     /// Puts a request back that `take_first` has just taken, as the first of all.
     pub(crate) fn put_back(&mut self, entry: ParkedRequest) {
-        *self.per_connection.entry(entry.connection).or_default() += entry.weight();
+        *self.per_connection.entry(entry.request.connection).or_default() += entry.weight();
         self.entries.insert(0, entry);
     }
 
     pub(crate) fn park(&mut self, entry: ParkedRequest) -> Result<(), TooManyParked> {
         let weight = entry.weight();
-        let count = self.per_connection.entry(entry.connection).or_default();
+        let count = self.per_connection.entry(entry.request.connection).or_default();
         if *count > 0 && *count + weight > PARKED_PER_CONNECTION_MAX {
             return Err(TooManyParked);
         }
@@ -151,12 +134,12 @@ impl ParkedRequests {
 
     /// Takes the requests whose deadline has passed.
     pub(crate) fn expire(&mut self, now: Instant) -> TakenRequests {
-        self.take(|entry| entry.deadline.is_some_and(|deadline| deadline <= now))
+        self.take(|entry| entry.request.deadline.is_some_and(|deadline| deadline <= now))
     }
 
     /// Drops the requests of a connection that has ended.
     pub(crate) fn drop_connection(&mut self, connection: u64) {
-        self.take(|entry| entry.connection == connection);
+        self.take(|entry| entry.request.connection == connection);
     }
 
     pub(crate) fn count(&self, which: impl Fn(&&ParkedRequest) -> bool) -> usize {
@@ -173,10 +156,10 @@ impl ParkedRequests {
     }
 
     fn forget(&mut self, entry: &ParkedRequest) {
-        if let Some(count) = self.per_connection.get_mut(&entry.connection) {
+        if let Some(count) = self.per_connection.get_mut(&entry.request.connection) {
             *count -= entry.weight();
             if *count == 0 {
-                self.per_connection.remove(&entry.connection);
+                self.per_connection.remove(&entry.request.connection);
             }
         }
     }
@@ -186,42 +169,42 @@ impl ParkedRequests {
 mod tests {
     use std::time::Duration;
 
+    use pushpull_common::protocol::Envelope;
+    use pushpull_common::protocol::message::Role;
+
     use super::*;
+
+    fn request(connection: u64, since: Instant) -> PeerRequest {
+        let (role, client, envelope) = (Role::Reader {}, None, Envelope::default());
+        PeerRequest { connection, role, client, kind: 0, envelope, since, deadline: None }
+    }
 
     #[test]
     fn parked_requests_are_bounded_and_ordered_and_expire() {
         let now = Instant::now();
         let mut parked = ParkedRequests::default();
         for index in 0..PARKED_PER_CONNECTION_MAX as u64 {
-            let entry = ParkedRequest {
-                connection: 7,
-                client: None,
-                request: Envelope { sequence: index.into(), ..Envelope::default() },
-                since: now,
+            let request = PeerRequest {
+                envelope: Envelope { sequence: index.into(), ..Envelope::default() },
                 deadline: (index % 2 == 0).then(|| now + Duration::from_millis(index)),
-                wait: WaitReason::Token,
+                ..request(7, now)
             };
-            parked.park(entry).unwrap();
+            parked.park(ParkedRequest { request, wait: WaitReason::Token }).unwrap();
         }
         let more = |connection| ParkedRequest {
-            connection,
-            client: None,
-            request: Envelope::default(),
-            since: now,
-            deadline: None,
+            request: request(connection, now),
             wait: WaitReason::PushSlot,
         };
         assert_eq!(parked.park(more(7)), Err(TooManyParked));
         parked.park(more(8)).unwrap();
         let expired = parked.expire(now + Duration::from_millis(4));
-        let order: Vec<u64> = expired.iter().map(|entry| entry.request.sequence.0).collect();
+        let order: Vec<u64> =
+            expired.iter().map(|entry| entry.request.envelope.sequence.0).collect();
         assert_eq!(order, [0, 2, 4]);
         parked.park(more(7)).unwrap();
         assert!(parked.waits(7) && parked.waits(8));
-        assert_eq!(
-            parked.take_first(|e| matches!(e.wait, WaitReason::PushSlot)).unwrap().connection,
-            8
-        );
+        let first = parked.take_first(|e| matches!(e.wait, WaitReason::PushSlot)).unwrap();
+        assert_eq!(first.request.connection, 8);
         assert!(parked.waits(7) && !parked.waits(8));
         parked.drop_connection(7);
         assert!(!parked.any(|_| true) && parked.per_connection.is_empty());

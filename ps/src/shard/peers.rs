@@ -6,16 +6,23 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::{ClientEpoch, TaskId, TokenId};
+use pushpull_common::ids::{TaskId, TokenId};
 use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
-use pushpull_common::protocol::{Envelope, Message, Refusal};
+use pushpull_common::protocol::message::Role;
+use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 use pushpull_store::store::VALUES;
 
-use super::client_registry::{ClientPresence, ClientRegistry};
+use super::Detail;
+use super::chief_fence::ChiefFence;
+use super::client_registry::{AdmittedClient, ClientPresence, ClientRegistry};
+use super::connection_state::ConnectionState;
+use super::handshake::{IncomingHello, PeerOrigin};
+use super::message_rights::MessageRights;
 use super::output::{Outputs, ShardOutput};
 use super::parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
+use super::peer_request::PeerRequest;
+use super::shard_files::ShardFiles;
 use super::variables::Variables;
-use super::{ConnectionState, Detail, PeerOrigin};
 use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
@@ -32,18 +39,6 @@ pub(super) struct Peers {
     pub(super) members: (usize, usize),
 }
 
-/// The newest chief. Older chiefs are fenced.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ChiefFence {
-    /// The fencing epoch.
-    pub(super) epoch: ClientEpoch,
-    /// `None` if the client is unknown, as in an arena of an earlier version.
-    pub(super) client: Option<ClientKey>,
-    /// On another shard than the step owner's: the epoch of the last `ChiefIs` on the current
-    /// connection to the step owner.
-    pub(super) announced: Option<ClientEpoch>,
-}
-
 /// Returns the refusal of shared memory. The client continues over its connection.
 pub(super) fn unsupported(kind: u16, why: &str) -> Refusal {
     Refusal::Unsupported { kind, detail: Detail::clipped(why) }
@@ -52,38 +47,107 @@ pub(super) fn unsupported(kind: u16, why: &str) -> Refusal {
 impl Peers {
     pub(super) fn new(config: Arc<PsConfig>, registry: ClientRegistry) -> Peers {
         Peers {
-            config,
             connections: HashMap::new(),
             registry,
-            chief: ChiefFence::default(),
+            chief: ChiefFence::new(config.planted),
+            config,
             parked: ParkedRequests::default(),
             members: (0, 0),
         }
     }
 
-    pub(super) fn task_of(&self, client: ClientKey) -> &TaskId {
-        &self.registry.client(client).task
+    /// Returns the request of a message that has arrived, and renews the lease of its client.
+    /// `None` if the connection ends.
+    pub(super) fn begin_request(
+        &mut self,
+        out: &mut Outputs,
+        now: Instant,
+        connection: u64,
+        header: &Header,
+    ) -> Option<PeerRequest> {
+        let state = self.connections.get_mut(&connection)?;
+        state.expected_body = None;
+        let request = PeerRequest::new(now, connection, state, header);
+        let Some(client) = state.client else { return Some(request) };
+        let current = self.registry.client(client);
+        // Without a connection, its end is queued, and may wait for an image. `Fenced` would end a
+        // session that is alive.
+        if current.connection? != connection {
+            // Another connection of the same task has replaced this one: an older incarnation, or
+            // an older connection of this one.
+            let (epoch, current) = (current.epoch, current.epoch);
+            request.refuse(out, Refusal::Fenced { epoch, current });
+            out.close(connection);
+            return None;
+        }
+        self.registry.renew_lease(client, now);
+        Some(request)
     }
 
-    /// Describes a replica, and when it was last heard from.
-    pub(super) fn describe_client(&self, now: Instant, client: ClientKey) -> String {
-        let entry = self.registry.client(client);
-        let silent = now.saturating_duration_since(self.registry.last_heard_at(client));
-        let state = match entry.presence {
-            ClientPresence::Lost => "lost, heard from",
-            ClientPresence::Left => "left, heard from",
-            ClientPresence::Present => "heard from",
-        };
-        format!("{} ({state} {} ms ago)", entry.task, silent.as_millis())
+    /// Returns the refusal of a message that needs the lease of a client that has left.
+    pub(super) fn lease_refusal(
+        &self,
+        request: &PeerRequest,
+        rights: MessageRights,
+    ) -> Option<Refusal> {
+        let client = request.client.filter(|_| rights.needs_lease)?;
+        if self.registry.client(client).presence == ClientPresence::Present {
+            return None;
+        }
+        let detail = Detail::clipped("this client has left; it may connect again");
+        Some(Refusal::Unsupported { kind: request.kind, detail })
+    }
+
+    /// Returns the refusal of a message that its sender may not send.
+    pub(super) fn role_refusal(
+        &self,
+        request: &PeerRequest,
+        rights: MessageRights,
+    ) -> Option<Refusal> {
+        let &PeerRequest { connection, role, kind, .. } = request;
+        if !rights.allow(role) {
+            return Some(Refusal::Role { role: role.code(), kind });
+        }
+        self.chief_refusal(connection).filter(|_| rights.acts_as_chief)
+    }
+
+    /// Returns the refusal of a message from a chief that is fenced.
+    pub(super) fn chief_refusal(&self, connection: u64) -> Option<Refusal> {
+        let state = self.connections.get(&connection)?;
+        let client = state.client.filter(|_| state.role == Role::Chief {})?;
+        self.chief.check(self.registry.client(client).epoch).err()
+    }
+
+    /// Sends the epoch of the newest chief to another shard.
+    pub(super) fn send_chief(&self, out: &mut Outputs, connection: u64) {
+        let chief = message::ChiefIs { client: self.chief.epoch };
+        out.send(connection, Envelope::default(), chief.into());
+    }
+
+    /// Admits the client that says hello. Its role, its epoch and its incarnation are checked.
+    pub(super) fn admit(
+        &mut self,
+        files: &mut ShardFiles,
+        owns_step: bool,
+        hello: &IncomingHello<'_>,
+    ) -> Result<AdmittedClient, Refusal> {
+        let IncomingHello { connection, hello, now, .. } = *hello;
+        let task = TaskId::new(hello.job.as_str(), hello.task);
+        self.chief.check_hello(&self.registry, owns_step, now, hello, &task)?;
+        files
+            .reserve_client(self)
+            .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
+        let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
+        self.registry.admit(&task, incarnation, epoch, owns_step, connection, now)
     }
 
     /// Parks a request, or refuses it if the connection has too many.
     pub(super) fn park(&mut self, out: &mut Outputs, entry: ParkedRequest) {
-        let (connection, request) = (entry.connection, entry.request);
+        let request = entry.request;
         if self.parked.park(entry).is_err() {
             let limit = pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX as u64;
             let what = Detail::clipped("requests waiting on one connection");
-            out.refuse(connection, request, Refusal::Busy { what, limit });
+            request.refuse(out, Refusal::Busy { what, limit });
         }
     }
 
@@ -97,9 +161,9 @@ impl Peers {
     }
 
     /// Checks that the peer of a connection may have shared memory of any kind.
-    pub(super) fn check_shareable(&self, connection: u64, kind: u16) -> Result<(), Refusal> {
-        let unsupported = |why| Err(unsupported(kind, why));
-        let state = self.connections.get(&connection);
+    pub(super) fn check_shareable(&self, request: &PeerRequest) -> Result<(), Refusal> {
+        let unsupported = |why| Err(unsupported(request.kind, why));
+        let state = self.connections.get(&request.connection);
         match state.map(|state| state.origin) {
             Some(PeerOrigin::Unix { same_user: true }) => {}
             Some(PeerOrigin::Unix { same_user: false }) => return Err(Refusal::Denied {}),
@@ -115,19 +179,22 @@ impl Peers {
         }
     }
 
-    /// Sends descriptors of shared memory with the answer that describes it.
+    /// Sends descriptors of shared memory with the answer that describes it, or its refusal.
     pub(super) fn send_shared(
         &mut self,
         out: &mut Outputs,
-        connection: u64,
-        request: Envelope,
-        message: Message,
-        descriptors: Vec<OwnedFd>,
+        request: &PeerRequest,
+        shared: Result<(Message, Vec<OwnedFd>), Refusal>,
     ) {
+        let (message, descriptors) = match shared {
+            Ok(shared) => shared,
+            Err(refusal) => return request.refuse(out, refusal),
+        };
+        let connection = request.connection;
         if let Some(state) = self.connections.get_mut(&connection) {
             state.shared += 1;
         }
-        let envelope = out.stamped(request);
+        let envelope = out.stamped(request.envelope);
         out.push(ShardOutput::Shared { connection, envelope, message, descriptors });
     }
 
@@ -147,26 +214,26 @@ impl Peers {
 
     pub(super) fn check_share_request(
         &self,
-        connection: u64,
-        kind: u16,
+        request: &PeerRequest,
         wants: u64,
     ) -> Result<(), Refusal> {
-        self.check_shareable(connection, kind)?;
+        self.check_shareable(request)?;
         match wants & VALUES {
-            0 => Err(unsupported(kind, "none of the requested memory is shared")),
+            0 => Err(unsupported(request.kind, "none of the requested memory is shared")),
             _ => Ok(()),
         }
     }
 
+    /// Answers once all variables have values.
     pub(super) fn await_ready(
         &mut self,
         variables: &Variables,
         out: &mut Outputs,
-        entry: ParkedRequest,
+        request: PeerRequest,
     ) {
         match variables.is_ready() {
-            true => variables.answer_ready(out, entry.connection, entry.request),
-            false => self.park(out, entry),
+            true => variables.answer_ready(out, request.connection, request.envelope),
+            false => self.park(out, ParkedRequest { request, wait: WaitReason::Ready }),
         }
     }
 
@@ -179,8 +246,9 @@ impl Peers {
         request: Envelope,
     ) {
         variables.answer_ready(out, connection, request);
-        for entry in self.parked.take(|entry| matches!(entry.wait, WaitReason::Ready)) {
-            variables.answer_ready(out, entry.connection, entry.request);
+        let ready = self.parked.take(|entry| matches!(entry.wait, WaitReason::Ready));
+        for ParkedRequest { request, .. } in ready {
+            variables.answer_ready(out, request.connection, request.envelope);
         }
     }
 }

@@ -22,7 +22,9 @@ use super::client_registry::ClientPresence;
 use super::output::{AnswerBody, EncodeBuffers, Outputs, PullEncoder, PulledParts, ShardOutput};
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
+use super::shard_files::ShardFiles;
 use super::staleness::LastPulls;
+use super::steps::Steps;
 use super::variables::Variables;
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::client_key::ClientKey;
@@ -96,8 +98,55 @@ impl Pulls {
         Ok(WaitReason::Rows { at_least, partition: id, numbers, codec, answer_bytes })
     }
 
+    /// Answers a pull, or parks it until its step is served.
+    pub(super) fn serve(
+        &mut self,
+        variables: &Variables,
+        files: &ShardFiles,
+        peers: &mut Peers,
+        steps: &Steps,
+        out: &mut Outputs,
+        entry: ParkedRequest,
+    ) {
+        match entry.wait.is_served(steps.served_step()) {
+            true => self.send(variables, files, peers, out, entry),
+            false => peers.park(out, entry),
+        }
+    }
+
+    /// Answers the parked pulls whose step is served.
+    pub(super) fn send_parked(
+        &mut self,
+        variables: &Variables,
+        files: &ShardFiles,
+        peers: &mut Peers,
+        steps: &Steps,
+        out: &mut Outputs,
+    ) {
+        let served = steps.served_step();
+        for entry in peers.parked.take(|entry| entry.wait.is_served(served)) {
+            self.send(variables, files, peers, out, entry);
+        }
+    }
+
+    fn send(
+        &mut self,
+        variables: &Variables,
+        files: &ShardFiles,
+        peers: &Peers,
+        out: &mut Outputs,
+        entry: ParkedRequest,
+    ) {
+        match entry.wait {
+            WaitReason::Rows { .. } => {
+                self.send_rows(variables, &files.journal, peers, out, entry);
+            }
+            _ => self.send_values(variables, peers, &files.budget, out, entry),
+        }
+    }
+
     /// Sends the values that a pull has requested.
-    pub(super) fn send_values(
+    fn send_values(
         &mut self,
         variables: &Variables,
         peers: &Peers,
@@ -105,7 +154,7 @@ impl Pulls {
         out: &mut Outputs,
         entry: ParkedRequest,
     ) {
-        let WaitReason::Pull { ranges, form, .. } = entry.wait else {
+        let ParkedRequest { request, wait: WaitReason::Pull { ranges, form, .. } } = entry else {
             return;
         };
         let encoded = form.and_then(|_| self.encode_buffers.pop()).unwrap_or_default();
@@ -119,18 +168,18 @@ impl Pulls {
         let (catalogue, shard) = (store.catalogue(), variables.id);
         let encoder = form.map(|form| PullEncoder { catalogue: catalogue.clone(), shard, form });
         let all = ranges == store.layout().dense();
-        if let Some(client) = entry.client.filter(|_| all) {
+        if let Some(client) = request.client.filter(|_| all) {
             // Values of a client that has left would never be dropped.
             let present = peers.registry.client(client).presence == ClientPresence::Present;
             self.keep_last_pull(variables, budget, client, present);
         }
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(bytes);
-        let crc = peers.connections.get(&entry.connection).is_some_and(|c| c.crc);
-        let envelope = out.stamped(entry.request);
+        let crc = peers.connections.get(&request.connection).is_some_and(|c| c.crc);
+        let envelope = out.stamped(request.envelope);
         let counts = (variables.version, variables.gradients);
         let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (encoder, encoded));
-        out.push(ShardOutput::Stream { connection: entry.connection, parts });
+        out.push(ShardOutput::Stream { connection: request.connection, parts });
     }
 
     /// Stores the values of a pull if its client's next gradient may need compensation.
@@ -154,7 +203,7 @@ impl Pulls {
     }
 
     /// Sends the rows that a pull has requested.
-    pub(super) fn send_rows(
+    fn send_rows(
         &mut self,
         variables: &Variables,
         journal: &Journal,
@@ -162,8 +211,8 @@ impl Pulls {
         out: &mut Outputs,
         entry: ParkedRequest,
     ) {
-        let (connection, request) = (entry.connection, entry.request);
-        let WaitReason::Rows { partition, numbers, codec, answer_bytes, .. } = entry.wait else {
+        let ParkedRequest { request, wait } = entry;
+        let WaitReason::Rows { partition, numbers, codec, answer_bytes, .. } = wait else {
             return;
         };
         let mut rows = self.row_buffers.take(answer_bytes as usize);
@@ -171,14 +220,15 @@ impl Pulls {
         self.row_buffers.put(numbers);
         if let Err(refusal) = gathered {
             self.row_buffers.put(rows);
-            return out.refuse(connection, request, refusal);
+            return request.refuse(out, refusal);
         }
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(rows.len() as u64);
         let message = message::Rows { version: variables.version, gradients: variables.gradients };
-        let checked = peers.connections.get(&connection).is_some_and(|c| c.crc);
+        let checked = peers.connections.get(&request.connection).is_some_and(|c| c.crc);
         let crc = checked.then(|| crc32c::crc32c(&rows));
-        out.answer_with(connection, request, message.into(), AnswerBody::Rows(rows), crc);
+        let (connection, body) = (request.connection, AnswerBody::Rows(rows));
+        out.answer_with(connection, request.envelope, message.into(), body, crc);
     }
 
     /// Appends the rows with these numbers, in the order of the numbers.

@@ -229,7 +229,10 @@ impl Shard {
         let waits = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let waits = waits.is_some_and(|push| self.steps.waits_for_step(push));
         match job.refusal {
-            Some(refusal) => self.refuse_whole(push_slot, refusal),
+            Some(refusal) => {
+                let Shard { peers, intake, steps, out, .. } = self;
+                intake.refuse_whole(peers, steps, out, push_slot, refusal);
+            }
             None if waits => self.push_held(now, push_slot),
             None => {
                 // Next, so that pushes are applied in the order in which they arrived.

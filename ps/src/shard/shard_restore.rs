@@ -4,15 +4,24 @@
 use std::sync::Arc;
 
 use pushpull_common::ids::{RestoreEpoch, ShardId};
-use pushpull_common::protocol::Envelope;
-use pushpull_common::protocol::message::CheckpointId;
+use pushpull_common::protocol::message::{CheckpointId, Restore};
+use pushpull_common::protocol::{Envelope, Refusal};
+use pushpull_optim::optimizer::VariableRules;
+use pushpull_store::arena::fence;
 use pushpull_store::store::Store;
 
+use super::Shard;
+use super::checkpoints::ShardCheckpoints;
+use super::generation::Generation;
+use super::output::{Outputs, ShardOutput};
+use super::peer_request::PeerRequest;
 use super::record::RESTORED_LIMIT;
+use super::variables::{Variables, VariablesState};
 use crate::checkpoint::{
     AbandonFlag, CheckpointError, CheckpointName, CheckpointPiece, CheckpointStorage,
     CheckpointTraining, Opened, RestoredShard, RowHead,
 };
+use crate::error::StorageError;
 
 /// The work of reading a shard's part of a checkpoint.
 #[derive(Debug)]
@@ -106,4 +115,152 @@ pub(super) struct RestoreInProgress {
     pub(super) request: Envelope,
     pub(super) checkpoint: CheckpointId,
     pub(super) epoch: RestoreEpoch,
+}
+
+impl ShardCheckpoints {
+    /// Checks a request to restore a checkpoint under a new epoch. Returns whether the restore is
+    /// to begin.
+    fn check_restore(
+        &mut self,
+        variables: &Variables,
+        out: &mut Outputs,
+        request: &PeerRequest,
+        restore: &Restore,
+    ) -> Result<bool, Refusal> {
+        let Restore { checkpoint, epoch } = restore;
+        if let Some(restoring) = &mut self.restoring {
+            // A chief that has reconnected asks again.
+            if restoring.epoch == *epoch && restoring.checkpoint == *checkpoint {
+                (restoring.connection, restoring.request) = (request.connection, request.envelope);
+                return Ok(false);
+            }
+            // An earlier chief has requested it. Its successor begins again once this restore has
+            // ended.
+            return Err(Refusal::NotInitialized {});
+        }
+        if variables.is_ready()
+            && *epoch == variables.epoch
+            && checkpoint.step == variables.restored_step
+        {
+            variables.answer_ready(out, request.connection, request.envelope);
+            return Ok(false);
+        }
+        if *epoch <= variables.epoch || *epoch <= checkpoint.epoch || epoch.0 == u32::MAX {
+            return Err(variables.other_epoch(*epoch));
+        }
+        variables.store().ok_or(Refusal::NotInitialized {})?;
+        self.check_place()?;
+        Ok(true)
+    }
+
+    /// Begins to read a checkpoint into the store of the variables, which have no values.
+    fn begin_restore(
+        &mut self,
+        store: Box<Store>,
+        rules: &VariableRules,
+        request: &PeerRequest,
+        restore: Restore,
+    ) -> ShardRestore {
+        let Restore { checkpoint, epoch } = restore;
+        let abandon_flag = AbandonFlag::default();
+        self.restoring = Some(RestoreInProgress {
+            connection: request.connection,
+            request: request.envelope,
+            checkpoint: checkpoint.clone(),
+            epoch,
+            abandon_flag: abandon_flag.clone(),
+        });
+        let training = CheckpointTraining::new(store.catalogue(), rules);
+        ShardRestore { store, shard: self.id, checkpoint, training, abandon_flag }
+    }
+}
+
+impl Shard {
+    /// Starts to restore the values of a checkpoint, and drops the state of older epochs.
+    pub(super) fn restore(&mut self, request: PeerRequest, restore: Restore) {
+        let Shard { variables, checkpoints, out, .. } = self;
+        match checkpoints.check_restore(variables, out, &request, &restore) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(refusal) => return request.refuse(out, refusal),
+        }
+        if let Err(error) = self.end_epoch(request.connection) {
+            return request.refuse_storage(&mut self.out, &error.to_string());
+        }
+        let Shard { variables, steps, checkpoints, out, .. } = self;
+        let state = std::mem::replace(&mut variables.state, VariablesState::Absent);
+        let VariablesState::Declared(store) = state else { return };
+        // Reports of the epoch that ends are ignored.
+        steps.set_participants(std::iter::empty());
+        let restore = checkpoints.begin_restore(store, &variables.rules, &request, restore);
+        out.push(ShardOutput::RestoreShard(Box::new(restore)));
+    }
+
+    /// Drops the state of the epoch that ends, and declares its variables again. Clients other than
+    /// the one of this connection reconnect and learn of the new epoch.
+    fn end_epoch(&mut self, connection: u64) -> Result<(), StorageError> {
+        let Some(catalogue) = self.variables.store().map(|store| store.catalogue().clone()) else {
+            return Ok(());
+        };
+        let Shard { peers, applier, steps, checkpoints, out, .. } = self;
+        for &other in peers.connections.keys().filter(|&&other| other != connection) {
+            peers.parked.drop_connection(other);
+            out.close(other);
+        }
+        checkpoints.drop_saves(out);
+        applier.jobs.clear();
+        applier.streaming = None;
+        steps.begin_follower(steps.step());
+        peers.registry.forget_pushes();
+        if let Some(owner) = &mut steps.owner {
+            owner.forget_tokens();
+        }
+        self.forget_variables()?;
+        self.make_variables(Generation::new(self.id, &self.config, catalogue))
+    }
+
+    /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
+    pub(super) fn restored(&mut self, restored: ShardRestored) {
+        let Some(RestoreInProgress { connection, request, checkpoint, epoch, .. }) =
+            self.checkpoints.restoring.take()
+        else {
+            return;
+        };
+        let step = checkpoint.step;
+        let ShardRestored { mut store, result } = restored;
+        if let Some(refusal) = self.files.poisoned() {
+            return self.out.refuse(connection, request, refusal);
+        }
+        let indexed = |counts| {
+            let indexed = store.tables_restored(&mut self.files.journal);
+            indexed.map(|()| counts).map_err(|error| error.to_string())
+        };
+        let counts = match result.and_then(indexed) {
+            Ok(counts) => counts,
+            Err(error) => {
+                drop(store);
+                // The declaration is dropped too, because no partly loaded state may remain.
+                let forgotten = self.forget_variables().map_err(|error| error.to_string());
+                let error = forgotten.err().unwrap_or(error);
+                return self.out.refuse_storage(connection, request, &error);
+            }
+        };
+        if store.has_integrity() {
+            store.seal(&mut self.files.journal);
+        }
+        fence();
+        (self.variables.epoch, self.variables.restored_step) = (epoch, step);
+        (self.variables.version, self.variables.gradients) = (counts.version, counts.gradients);
+        if let Some(owner) = &mut self.steps.owner {
+            owner.forget_tokens();
+            owner.roll_back(step);
+            self.counters.global_step.set(step.0);
+        }
+        self.steps.set_participants(store.catalogue().shards());
+        self.variables.state = VariablesState::Ready(store);
+        self.variables.count_tables();
+        self.steps.begin_follower(step);
+        self.stamp_answers();
+        self.peers.announce_ready(&self.variables, &mut self.out, connection, request);
+    }
 }

@@ -220,7 +220,7 @@ impl Steps {
 
     /// A replica has joined: the step owner counts on its gradients.
     pub(super) fn replica_joins(&mut self, peers: &Peers, now: Instant, client: ClientKey) {
-        let rank = peers.task_of(client).index;
+        let rank = peers.registry.client(client).task.index;
         if let Some(coordinator) = self.coordinator_mut() {
             coordinator.join(client, rank);
             self.stragglers.first_join.get_or_insert(now);

@@ -39,10 +39,10 @@ impl Shard {
         }
         let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
         for entry in self.peers.parked.take(|entry| matches!(entry.wait, WaitReason::Token)) {
-            let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
+            let waited_ms = now.saturating_duration_since(entry.request.since).as_millis() as u64;
             let awaited = awaited.clone();
             let refusal = Refusal::Deadline { waited_ms, awaited };
-            self.out.refuse(entry.connection, entry.request, refusal);
+            entry.request.refuse(&mut self.out, refusal);
         }
     }
 
@@ -115,7 +115,7 @@ impl Shard {
             let shard = self.describe_shard(now, at)?;
             Some(format!("{shard}, which has not reported {lacked} of the pushes that others hold"))
         });
-        let missing = missing.map(|client| self.peers.describe_client(now, client));
+        let missing = missing.map(|client| self.peers.registry.describe(now, client));
         let missing: Vec<String> = shards.chain(missing).collect();
         let (step, count, goal) = (coordinator.step(), given.len(), coordinator.goal());
         let joined = u32::try_from(self.peers.registry.keys().count()).unwrap_or(u32::MAX);

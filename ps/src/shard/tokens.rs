@@ -19,8 +19,8 @@ use crate::client_key::ClientKey;
 
 impl Shard {
     pub(super) fn token_request(&mut self, now: Instant, entry: ParkedRequest, newest: TokenId) {
-        let (connection, request) = (entry.connection, entry.request);
-        let lost = entry.client.zip(self.steps.owner.as_ref());
+        let (connection, request) = (entry.request.connection, entry.request.envelope);
+        let lost = entry.request.client.zip(self.steps.owner.as_ref());
         if let Some(issued) = lost.and_then(|(client, owner)| {
             owner.lost_answer(client, newest, |token| self.intake.is_whole(token))
         }) {
@@ -38,7 +38,7 @@ impl Shard {
         let held = lost.map_or(0, |(client, owner)| owner.tokens_of(client).count());
         // Tokens that the client waits for count as held.
         let waits = |other: &&ParkedRequest| {
-            other.client == entry.client && matches!(other.wait, WaitReason::Token)
+            other.request.client == entry.request.client && matches!(other.wait, WaitReason::Token)
         };
         let held = held + self.peers.parked.count(waits);
         if held >= TOKENS_PER_CLIENT_MAX {
@@ -92,7 +92,7 @@ impl Steps {
         now: Instant,
         entry: &ParkedRequest,
     ) -> Option<TokenResponse> {
-        let client = entry.client?;
+        let client = entry.request.client?;
         let epoch = peers.registry.client(client).epoch;
         Some(self.owner.as_mut()?.request(client, epoch, now))
     }
@@ -137,13 +137,13 @@ impl Steps {
             && let Some(bounded_staleness) = owner.bounded_staleness()
         {
             let slowest =
-                bounded_staleness.the_slowest().map(|client| peers.describe_client(now, client));
+                bounded_staleness.the_slowest().map(|client| peers.registry.describe(now, client));
             let slowest: Vec<String> = slowest.collect();
             let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
             return format!("the slowest replicas, which have made {made} gradients: {slowest}");
         }
         let holders: Vec<String> =
-            owner.holders().map(|client| peers.task_of(client).to_string()).collect();
+            owner.holders().map(|client| peers.registry.client(client).task.to_string()).collect();
         let tokens =
             format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "));
         match self.awaited_recalls(now) {
@@ -194,7 +194,7 @@ impl Intake {
         entry: &ParkedRequest,
         response: TokenResponse,
     ) {
-        let message: Message = match (response, entry.client) {
+        let message: Message = match (response, entry.request.client) {
             (TokenResponse::Granted(issued), Some(client)) => {
                 let grant = self.grant(peers, now, client, issued);
                 message::Granted { grant }.into()
@@ -202,6 +202,6 @@ impl Intake {
             (TokenResponse::Ended(reason), _) => message::Ended { reason }.into(),
             (TokenResponse::Wait | TokenResponse::Granted(_), _) => return,
         };
-        out.answer(entry.connection, entry.request, message);
+        entry.request.answer(out, message);
     }
 }

@@ -1,4 +1,4 @@
-//! Declares the variables and computes their initial values.
+//! The variables of a shard: their store, the rules that train them, and their counts.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{CatalogueIs, CatalogueState, Declared, Ready};
+use pushpull_common::protocol::message::{CatalogueIs, CatalogueState, Ready};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::shared_values::ValueCounts;
 use pushpull_optim::optimizer::{Untrainable, VariableRules};
@@ -16,15 +16,16 @@ use pushpull_store::arena::{Budget, fence};
 use pushpull_store::store::Store;
 use pushpull_store::table::Table;
 
+use super::Detail;
+use super::applier::Applier;
 use super::fused_ranges::FusedRanges;
 use super::output::{AnswerBody, Outputs};
 use super::parked_requests::{ParkedRequest, WaitReason};
-use super::peers::unsupported;
+use super::peer_request::PeerRequest;
+use super::peers::{Peers, unsupported};
 use super::shard_files::ShardFiles;
 use super::steps::Steps;
 use super::work::ShardJob;
-use super::{Detail, Shard};
-use crate::aggregate::step_owner::StepOwner;
 use crate::config::{Durability, NonFinite, PsConfig};
 use crate::error::StorageError;
 use crate::metrics::{Counters, Overflowed};
@@ -114,6 +115,13 @@ impl Variables {
     /// Returns the refusal of a request that has another restore epoch.
     pub(super) fn other_epoch(&self, found: RestoreEpoch) -> Refusal {
         Refusal::RestoreEpoch { found, current: self.epoch, step: self.restored_step }
+    }
+
+    /// Returns the refusal of a message that has another restore epoch. A client that does not know
+    /// the epoch yet sends 0.
+    pub(super) fn epoch_refusal(&self, found: RestoreEpoch) -> Option<Refusal> {
+        let is_known = found == RestoreEpoch(0) || found == self.epoch;
+        (!is_known).then(|| self.other_epoch(found))
     }
 
     /// Counts an update that made values infinite or NaN, and records the first such value.
@@ -218,14 +226,103 @@ impl Variables {
         out.answer(connection, request, Ready { digest }.into());
     }
 
-    pub(super) fn send_catalogue(&self, out: &mut Outputs, connection: u64, request: Envelope) {
+    pub(super) fn send_catalogue(&self, out: &mut Outputs, request: &PeerRequest) {
         let Some(store) = self.store() else {
-            return out.refuse(connection, request, Refusal::NotInitialized {});
+            return request.refuse(out, Refusal::NotInitialized {});
         };
         let digest = store.catalogue().digest();
         let body = Bytes::from_owner(EncodedCatalogue(store.catalogue().clone()));
-        let body = AnswerBody::Shared(body);
-        out.answer_with(connection, request, CatalogueIs { digest }.into(), body, None);
+        let (body, message) = (AnswerBody::Shared(body), CatalogueIs { digest }.into());
+        out.answer_with(request.connection, request.envelope, message, body, None);
+    }
+
+    /// Checks a declaration with this digest. Returns its catalogue, or `None` if these variables
+    /// are declared already. Variables that have values, or that are being assigned, stay.
+    pub(super) fn check_declaration(
+        &self,
+        client: [u8; 32],
+        bytes: &[u8],
+        is_busy: bool,
+    ) -> Result<Option<Catalogue>, Refusal> {
+        let current = self.store().map(|store| store.catalogue());
+        if current.is_some_and(|current| current.digest() == client) {
+            return Ok(None);
+        }
+        let server = current.map_or([0; 32], |current| current.digest());
+        let refuse = |differs: String| {
+            Err(Refusal::Catalogue { server, client, differs: Detail::clipped(differs) })
+        };
+        let catalogue = match Catalogue::decode(bytes) {
+            Ok(catalogue) if catalogue.digest() == client => catalogue,
+            Ok(_) => return refuse("the catalogue does not match its digest".into()),
+            Err(error) => return refuse(error.to_string()),
+        };
+        if let Some(current) = current
+            && (self.is_ready() || is_busy)
+        {
+            let differs = current.difference(&catalogue);
+            return refuse(differs.unwrap_or_else(|| "their placements differ".into()));
+        }
+        for shard in catalogue.shards() {
+            let task = self.config.cluster.task_address("ps", shard.task);
+            if task.is_err() || shard.shard >= self.config.shards {
+                return refuse(format!("it places variables on {shard}, which does not exist"));
+            }
+        }
+        let untrainable = |Untrainable { variable, reason }| Refusal::Untrainable {
+            variable: Detail::clipped(variable),
+            detail: Detail::clipped(reason),
+        };
+        self.can_train(&catalogue).map_err(untrainable)?;
+        Ok(Some(catalogue))
+    }
+
+    /// Computes the initial values of declared variables, or answers if they have values.
+    pub(super) fn initialize(
+        &self,
+        applier: &mut Applier,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        request: PeerRequest,
+        epoch: RestoreEpoch,
+    ) {
+        let (connection, envelope) = (request.connection, request.envelope);
+        match &self.state {
+            VariablesState::Absent => request.refuse(out, Refusal::NotInitialized {}),
+            VariablesState::Ready(_) => self.answer_ready(out, connection, envelope),
+            VariablesState::Declared(_) if applier.is_initializing() => {
+                // A chief that reconnected asks again. The second request waits for the same
+                // initialization, however long it takes.
+                let request = PeerRequest { client: None, deadline: None, ..request };
+                peers.park(out, ParkedRequest { request, wait: WaitReason::Ready });
+            }
+            VariablesState::Declared(_) if epoch <= self.epoch || epoch.0 == u32::MAX => {
+                request.refuse(out, self.other_epoch(epoch));
+            }
+            VariablesState::Declared(_) => {
+                applier.jobs.push_back(ShardJob::initialize(connection, envelope, epoch));
+            }
+        }
+    }
+
+    /// Makes the variables ready: the initial values are complete.
+    pub(super) fn initialized(
+        &mut self,
+        files: &mut ShardFiles,
+        step: GlobalStep,
+        epoch: RestoreEpoch,
+    ) {
+        match std::mem::replace(&mut self.state, VariablesState::Absent) {
+            VariablesState::Declared(store) => {
+                if store.has_integrity() {
+                    store.seal(&mut files.journal);
+                }
+                fence();
+                (self.epoch, self.restored_step) = (epoch, step);
+                self.state = VariablesState::Ready(store);
+            }
+            other => self.state = other,
+        }
     }
 
     /// Checks that the variables of a catalogue can be trained with the server's configuration.
@@ -251,21 +348,20 @@ impl Variables {
         &mut self,
         budget: &Budget,
         steps: &Steps,
-        connection: u64,
-        kind: u16,
+        request: &PeerRequest,
     ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
         let counts = self.counts(steps);
         let VariablesState::Ready(store) = &mut self.state else {
             return Err(Refusal::NotInitialized {});
         };
-        match store.share(connection, counts, budget) {
+        match store.share(request.connection, counts, budget) {
             Ok((shared, descriptors)) => Ok((shared.into(), descriptors)),
             Err(StorageError::DoesNotFit { need, limit }) => {
                 Err(Refusal::DoesNotFit { need, limit })
             }
             // The memory cannot be shared, or no descriptors are left. The client continues with
             // pulls over its connection.
-            Err(error) => Err(unsupported(kind, &error.to_string())),
+            Err(error) => Err(unsupported(request.kind, &error.to_string())),
         }
     }
 
@@ -296,121 +392,6 @@ pub(super) enum VariablesState {
     Absent,
     Declared(Box<Store>),
     Ready(Box<Store>),
-}
-
-impl Shard {
-    pub(super) fn declare(
-        &mut self,
-        connection: u64,
-        request: Envelope,
-        digest: [u8; 32],
-        bytes: &[u8],
-    ) {
-        match self.try_declare(digest, bytes) {
-            Ok(()) => {
-                let state = self.variables.catalogue_state();
-                let restore_epoch = self.variables.epoch;
-                let trained = self.steps.owner.as_ref().is_some_and(StepOwner::has_trained);
-                let declared = Declared { state, restore_epoch, trained };
-                self.out.answer(connection, request, declared.into());
-            }
-            Err(refusal) => self.out.refuse(connection, request, refusal),
-        }
-    }
-
-    fn try_declare(&mut self, client: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
-        if self.checkpoints.restoring.is_some() {
-            // A declaration waits until the restore that an older chief requested has ended.
-            return Err(Refusal::NotInitialized {});
-        }
-        let current = self.variables.store().map(|store| store.catalogue().clone());
-        if current.as_ref().is_some_and(|current| current.digest() == client) {
-            return Ok(());
-        }
-        let refuse = |server, differs: String| {
-            Err(Refusal::Catalogue { server, client, differs: Detail::clipped(differs) })
-        };
-        let server = current.as_ref().map_or([0; 32], |current| current.digest());
-        let catalogue = match Catalogue::decode(bytes) {
-            Ok(catalogue) if catalogue.digest() == client => catalogue,
-            Ok(_) => return refuse(server, "the catalogue does not match its digest".into()),
-            Err(error) => return refuse(server, error.to_string()),
-        };
-        if let Some(current) = current
-            && (self.variables.is_ready() || !self.applier.jobs.is_empty())
-        {
-            let differs = current.difference(&catalogue);
-            return refuse(server, differs.unwrap_or_else(|| "their placements differ".into()));
-        }
-        for shard in catalogue.shards() {
-            let task = self.config.cluster.task_address("ps", shard.task);
-            if task.is_err() || shard.shard >= self.config.shards {
-                return refuse(
-                    server,
-                    format!("it places variables on {shard}, which does not exist"),
-                );
-            }
-        }
-        self.variables.can_train(&catalogue).map_err(|Untrainable { variable, reason }| {
-            Refusal::Untrainable {
-                variable: Detail::clipped(variable),
-                detail: Detail::clipped(reason),
-            }
-        })?;
-        self.reserve_memory(Arc::new(catalogue)).map_err(|error| match error {
-            StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
-            error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },
-        })
-    }
-
-    pub(super) fn initialize(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        request: Envelope,
-        epoch: RestoreEpoch,
-    ) {
-        match &self.variables.state {
-            VariablesState::Absent => {
-                self.out.refuse(connection, request, Refusal::NotInitialized {})
-            }
-            VariablesState::Ready(_) => {
-                self.variables.answer_ready(&mut self.out, connection, request)
-            }
-            VariablesState::Declared(_) => {
-                // A chief that reconnected asks again. The second request waits for the same
-                // initialization.
-                if self.applier.is_initializing() {
-                    return self.peers.park(
-                        &mut self.out,
-                        ParkedRequest::plain(connection, request, now, WaitReason::Ready),
-                    );
-                }
-                if epoch <= self.variables.epoch || epoch.0 == u32::MAX {
-                    let refusal = self.variables.other_epoch(epoch);
-                    return self.out.refuse(connection, request, refusal);
-                }
-                self.applier.jobs.push_back(ShardJob::initialize(connection, request, epoch));
-            }
-        }
-    }
-
-    /// The initial values are complete.
-    pub(super) fn initialized(&mut self, connection: u64, request: Envelope, epoch: RestoreEpoch) {
-        match std::mem::replace(&mut self.variables.state, VariablesState::Absent) {
-            VariablesState::Declared(store) => {
-                if store.has_integrity() {
-                    store.seal(&mut self.files.journal);
-                }
-                fence();
-                (self.variables.epoch, self.variables.restored_step) = (epoch, self.steps.step());
-                self.stamp_answers();
-                self.variables.state = VariablesState::Ready(store);
-            }
-            other => self.variables.state = other,
-        }
-        self.peers.announce_ready(&self.variables, &mut self.out, connection, request);
-    }
 }
 
 /// The encoded catalogue, shared by all answers that carry it.

@@ -11,7 +11,6 @@ use pushpull_store::change::{Change, Stalled};
 use pushpull_store::store::{ChangeInput, Store};
 use pushpull_store::testing::planted::Bug;
 
-use super::checks::overflow_refusal;
 use super::client_registry::ClientPresence;
 use super::grad_norm::NormJob;
 use super::record::RESTORED_LIMIT;
@@ -21,6 +20,7 @@ use super::staleness::StalenessAdjustment;
 use super::step_work::StepJob;
 use super::two_pass::TwoPass;
 use super::variables::Variables;
+use super::whole_push::overflow_refusal;
 use super::{Shard, VariablesState};
 use crate::aggregate::step_coordinator::PerPush;
 use crate::client_key::ClientKey;
@@ -232,7 +232,8 @@ impl Shard {
                 self.applier.growth_succeeded(&mut self.out, now);
                 match job {
                     ShardJob::Push(PushJob { push_slot, refusal: Some(refusal), .. }) => {
-                        self.refuse_whole(push_slot, refusal);
+                        let Shard { peers, intake, steps, out, .. } = self;
+                        intake.refuse_whole(peers, steps, out, push_slot, refusal);
                     }
                     ShardJob::Push(push) => self.push_applied(now, push),
                     ShardJob::Step(step) => {

@@ -1,0 +1,391 @@
+//! A part of a push on its way into its push slot.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
+use pushpull_common::protocol::message::{Operation, PushPart, PushShared, Role, SharedRange};
+use pushpull_common::protocol::{Header, Refusal};
+
+use super::connection_state::ExpectedBody;
+use super::encoded_parts::{EncodedPart, PartBody, PartEncoding};
+use super::intake::Intake;
+use super::peer_request::PeerRequest;
+use super::shard_files::ShardFiles;
+use super::steps::Steps;
+use super::variables::{Variables, VariablesState};
+use super::whole_push::WholePush;
+use super::work::ShardJob;
+use super::{Detail, Shard};
+use crate::client_key::ClientKey;
+use crate::inbox::{Extents, PendingAnswer, PushArrival, is_for_trainable};
+
+/// A part of a push whose message has arrived.
+#[derive(Clone, Debug)]
+pub(super) struct IncomingPart {
+    pub(super) request: PeerRequest,
+    pub(super) client: ClientKey,
+    /// The fields of its message.
+    pub(super) part: PushPart,
+    /// The range in the shard's layout. Empty for a part without a body.
+    pub(super) range: Range<u64>,
+    /// The encoding of the body, if it is encoded.
+    pub(super) encoded: Option<EncodedPart>,
+}
+
+impl IncomingPart {
+    /// Returns the part that names ranges in a push buffer. It has no body.
+    fn in_push_buffer(
+        request: PeerRequest,
+        client: ClientKey,
+        shared: &PushShared,
+    ) -> IncomingPart {
+        let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *shared;
+        let part =
+            PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
+        IncomingPart { request, client, part, range: 0..0, encoded: None }
+    }
+
+    pub(super) fn sequence(&self) -> Sequence {
+        self.request.envelope.sequence
+    }
+
+    /// Returns the answer that its client waits for from now on, if this is the last part.
+    fn pending_answer(&self, now: Instant) -> PendingAnswer {
+        let PeerRequest { connection, envelope, deadline, .. } = self.request;
+        let (request, next, since) = (envelope.request, self.part.next, Some(now));
+        PendingAnswer { connection, request, next, since, deadline }
+    }
+
+    /// Returns the push that begins with this part, for a shard that has applied `step` steps, if
+    /// it counts them.
+    fn new_push(&self, step: Option<u64>) -> PushArrival {
+        let (named, part) = (self.request.envelope.step, &self.part);
+        PushArrival {
+            sequence: self.sequence(),
+            operation: part.operation,
+            token: part.token,
+            generation: part.generation,
+            // No client can have read a step that was not made.
+            step: step.map_or(named, |step| named.min(GlobalStep(step))),
+            read: part.read,
+            extents: Extents::default(),
+            shared: Extents::default(),
+            scanning: false,
+            bytes: 0,
+            whole: None,
+            order: 0,
+            squares: None,
+        }
+    }
+}
+
+impl Intake {
+    /// Finds the push that a part belongs to, or begins it, and checks the part's range. Returns
+    /// false if the part is to be skipped.
+    fn find_or_begin_push(
+        &mut self,
+        variables: &Variables,
+        steps: &Steps,
+        is_initializing: bool,
+        incoming: &IncomingPart,
+    ) -> Result<bool, Refusal> {
+        let IncomingPart { request, client, part, range, .. } = incoming;
+        let (client, sequence) = (*client, incoming.sequence());
+        let assigns = matches!(part.operation, Operation::Assign {});
+        match &variables.state {
+            VariablesState::Ready(_) => {}
+            VariablesState::Declared(_) if assigns && !is_initializing => {
+                // Only a chief may assign the first values.
+                if request.role != (Role::Chief {}) {
+                    let (role, kind) = (request.role.code(), request.kind);
+                    return Err(Refusal::Role { role, kind });
+                }
+            }
+            _ => return Err(Refusal::NotInitialized {}),
+        }
+        let Some(inbox) = &mut self.inbox else {
+            return Err(Refusal::NotInitialized {});
+        };
+        if sequence.0 == 0 {
+            let (oldest, newest) = (Sequence(1), Sequence(u64::MAX));
+            return Err(Refusal::Window { sequence, oldest, newest });
+        }
+        match inbox
+            .find(client, sequence)
+            .and_then(|push_slot| Some((push_slot, inbox.arrival(push_slot)?)))
+        {
+            // The push arrived completely over an earlier connection, and will be applied.
+            Some((push_slot, push)) if push.whole.is_some() => {
+                if part.whole.is_some() {
+                    inbox.set_whole(push_slot, incoming.pending_answer(request.since));
+                }
+                return Ok(false);
+            }
+            Some((push_slot, _)) if push_slot == part.push_slot => {}
+            // A push has one push slot.
+            Some((_, _)) => return Err(Refusal::PushSlotTaken { push_slot: part.push_slot }),
+            None => {
+                let unused = inbox.arrival(part.push_slot).is_none();
+                if !inbox.holds(client, part.push_slot) || !unused {
+                    return Err(Refusal::PushSlotTaken { push_slot: part.push_slot });
+                }
+                let step = steps.follower.as_ref().map(|follower| follower.step());
+                inbox.begin(part.push_slot, incoming.new_push(step), request.since);
+            }
+        }
+        match range.is_empty() {
+            true => Ok(true),
+            false => self.check_range(variables, part, range).map(|()| true),
+        }
+    }
+
+    /// Checks the range of a part of a push that has begun.
+    fn check_range(
+        &self,
+        variables: &Variables,
+        part: &PushPart,
+        range: &Range<u64>,
+    ) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&self.inbox, variables.store()) else {
+            return Err(Refusal::NotInitialized {});
+        };
+        let push = inbox
+            .arrival(part.push_slot)
+            .ok_or(Refusal::PushSlotTaken { push_slot: part.push_slot })?;
+        let (layout, is_ready) = (store.layout(), variables.is_ready());
+        push.extents.check(range, layout).map_err(|misplaced| Refusal::Range {
+            offset: range.start,
+            bytes: range.end.saturating_sub(range.start),
+            limit: misplaced.limit,
+        })?;
+        let trainable = is_for_trainable(push.operation);
+        let wrong = variables
+            .fused_ranges
+            .first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
+        if push.operation != part.operation {
+            let tried = Detail::clipped("an operation other than that of its first part");
+            // The range may be the index of a sparse partition, which is behind all values.
+            let variable = layout.touched(range.clone()).next();
+            let variable = variable.map_or(VariableId(0), |partition| partition.variable);
+            return Err(Refusal::Operation { variable, tried });
+        }
+        let first =
+            variables.fused_ranges.first_touched(layout, range, |sparse, _| sparse && !is_ready);
+        if let Some(partition) = first {
+            let tried = Detail::clipped("first values by rows: its initializer makes them");
+            return Err(Refusal::Operation { variable: partition.variable, tried });
+        }
+        if let Some(partition) = wrong {
+            let tried = Detail::clipped(match push.operation {
+                Operation::Gradient {} => "gradients: it is a plain variable",
+                _ => "assign_add: it is trained by the optimizer",
+            });
+            return Err(Refusal::Operation { variable: partition.variable, tried });
+        }
+        Ok(())
+    }
+
+    /// Provides the memory for a part's body. The first body of a slot beside a push buffer
+    /// allocates it.
+    fn prepare_body(
+        &mut self,
+        files: &ShardFiles,
+        incoming: &mut IncomingPart,
+        body_bytes: u64,
+    ) -> Result<(), Refusal> {
+        let push_slot = incoming.part.push_slot;
+        if let Some(inbox) = self.inbox.as_mut().filter(|_| !incoming.range.is_empty()) {
+            // There may be no memory for parts beside a push buffer. Other slots have theirs.
+            let allocated = inbox.ensure_own_memory(push_slot, &files.budget);
+            allocated.map_err(|_| Refusal::PushSlotTaken { push_slot })?;
+        }
+        if let Some(encoded) = &mut incoming.encoded {
+            encoded.bytes = self.buffer_pool.take(body_bytes as usize);
+            encoded.bytes.resize(body_bytes as usize, 0);
+        }
+        Ok(())
+    }
+
+    /// Adds one range that is in a push buffer. It covers whole dense partitions.
+    fn add_shared_range(
+        &mut self,
+        variables: &Variables,
+        incoming: &IncomingPart,
+        range: Range<u64>,
+    ) -> Result<(), Refusal> {
+        self.check_range(variables, &incoming.part, &range)?;
+        let layout = variables.store().ok_or(Refusal::NotInitialized {})?.layout();
+        let bytes = range.end - range.start;
+        let cut = layout.cut_at(range.start).or_else(|| layout.cut_at(range.end));
+        let sparse = variables.fused_ranges.first_touched(layout, &range, |sparse, _| sparse);
+        let limit = match (cut, sparse) {
+            _ if range.end > layout.bytes() => Some(layout.bytes()),
+            (Some(cut), _) => Some(cut.end()),
+            (_, sparse) => sparse.map(|sparse| sparse.offset),
+        };
+        if let Some(limit) = limit {
+            return Err(Refusal::Range { offset: range.start, bytes, limit });
+        }
+        let push_slot = incoming.part.push_slot;
+        let inbox = self.inbox.as_mut().filter(|inbox| inbox.is_shared(push_slot));
+        let inbox = inbox.ok_or(Refusal::PushSlotTaken { push_slot })?;
+        self.counters.push_bytes.add(bytes);
+        inbox.add_shared(push_slot, range, incoming.request.since);
+        Ok(())
+    }
+
+    /// Counts the body of a part that has arrived, and decodes it into its push slot if it is
+    /// encoded. Fails if the slot was reclaimed while the body was arriving.
+    fn take_body(&mut self, incoming: &IncomingPart) -> Result<(), Refusal> {
+        let (push_slot, range) = (incoming.part.push_slot, &incoming.range);
+        let taken = Refusal::PushSlotTaken { push_slot };
+        let Some(inbox) = self.inbox.as_mut().filter(|inbox| {
+            inbox.holds(incoming.client, push_slot) && inbox.arrival(push_slot).is_some()
+        }) else {
+            return Err(taken);
+        };
+        match &incoming.encoded {
+            None => self.counters.push_bytes.add(range.end - range.start),
+            Some(encoded) => {
+                self.counters.push_bytes.add(encoded.bytes.len() as u64);
+                encoded.decode_into(inbox.bytes_mut(push_slot, range.clone()).ok_or(taken)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the range of a part whose body is in its push slot. Returns whether the push may be
+    /// applied from this part on, as its parts arrive.
+    fn add_range(&mut self, now: Instant, variables: &Variables, incoming: &IncomingPart) -> bool {
+        let (push_slot, range) = (incoming.part.push_slot, &incoming.range);
+        let Some(inbox) = &mut self.inbox else { return false };
+        let first = inbox.arrival(push_slot).is_some_and(|push| push.bytes == 0);
+        let shared = inbox.is_shared(push_slot);
+        inbox.add(push_slot, range.clone(), now);
+        // A push with ranges in a push buffer is applied once it is whole, as those ranges are; a
+        // small push is applied in place then.
+        let bytes = range.end - range.start;
+        let small =
+            incoming.part.whole.is_some() && variables.store().is_some_and(|s| s.is_small(bytes));
+        first && !shared && !small
+    }
+}
+
+impl Shard {
+    /// Handles the message of a part: chooses the memory for its body.
+    pub(super) fn part(
+        &mut self,
+        header: &Header,
+        request: PeerRequest,
+        client: ClientKey,
+        part: PushPart,
+        form: Option<PartEncoding>,
+    ) {
+        let body = PartBody::of(self.variables.store(), header, &part, form);
+        let (PartBody { range, encoded }, unfit) = match body {
+            Ok(body) => (body, None),
+            Err(refusal) => (PartBody::default(), Some(refusal)),
+        };
+        let mut incoming = IncomingPart { request, client, part, range, encoded };
+        let Shard { variables, files, peers, intake, applier, steps, out, .. } = self;
+        if !intake.is_part_needed(peers, steps, out, &incoming) {
+            return;
+        }
+        let is_initializing = applier.is_initializing();
+        let begun = match unfit {
+            Some(refusal) => Err(refusal),
+            None => intake.find_or_begin_push(variables, steps, is_initializing, &incoming),
+        };
+        let body = begun.and_then(|needed| match needed {
+            true => intake.prepare_body(files, &mut incoming, header.body_bytes).map(|()| true),
+            false => Ok(false),
+        });
+        match body {
+            Ok(true) => self.receive(&request, header, ExpectedBody::Part(incoming)),
+            Ok(false) => {}
+            Err(refusal) => intake.refuse_push(peers, out, &incoming, refusal),
+        }
+    }
+
+    /// Receives parts of a push that are in a push buffer.
+    pub(super) fn push_shared(
+        &mut self,
+        request: PeerRequest,
+        client: ClientKey,
+        shared: &PushShared,
+    ) {
+        let incoming = IncomingPart::in_push_buffer(request, client, shared);
+        let Shard { peers, intake, steps, out, .. } = self;
+        if !intake.is_part_needed(peers, steps, out, &incoming) {
+            return;
+        }
+        if let Err(refusal) = self.receive_shared(&incoming, shared.ranges.items()) {
+            self.intake.refuse_push(&mut self.peers, &mut self.out, &incoming, refusal);
+        }
+    }
+
+    fn receive_shared(
+        &mut self,
+        incoming: &IncomingPart,
+        ranges: &[SharedRange],
+    ) -> Result<(), Refusal> {
+        let Shard { variables, intake, applier, steps, .. } = self;
+        let is_initializing = applier.is_initializing();
+        if !intake.find_or_begin_push(variables, steps, is_initializing, incoming)? {
+            return Ok(());
+        }
+        for &SharedRange { start, end } in ranges {
+            intake.add_shared_range(variables, incoming, start..end)?;
+        }
+        self.complete_push(incoming.request.since, incoming)
+    }
+
+    /// The body of a part has arrived.
+    pub(super) fn part_received(&mut self, now: Instant, incoming: IncomingPart) {
+        if let Err(refusal) = self.receive_part(now, &incoming) {
+            self.intake.refuse_push(&mut self.peers, &mut self.out, &incoming, refusal);
+        }
+        if let Some(encoded) = incoming.encoded {
+            self.intake.buffer_pool.put(encoded.bytes);
+        }
+    }
+
+    fn receive_part(&mut self, now: Instant, incoming: &IncomingPart) -> Result<(), Refusal> {
+        if let Some(refusal) = self.files.poisoned() {
+            return Err(refusal);
+        }
+        self.intake.take_body(incoming)?;
+        let (push_slot, range) = (incoming.part.push_slot, &incoming.range);
+        if !range.is_empty() {
+            let may_begin = self.intake.add_range(now, &self.variables, incoming);
+            if !self.apply_on_arrival(push_slot, range, may_begin)? {
+                self.intake.scan_part(&self.variables, push_slot, range)?;
+            }
+        }
+        self.complete_push(now, incoming)
+    }
+
+    /// Queues a push whose last part this is.
+    fn complete_push(&mut self, now: Instant, incoming: &IncomingPart) -> Result<(), Refusal> {
+        let Some(named_bytes) = incoming.part.whole else { return Ok(()) };
+        let (client, push_slot) = (incoming.client, incoming.part.push_slot);
+        let Shard { variables, files, peers, intake, applier, steps, .. } = self;
+        WholePush { client, push_slot, named_bytes }
+            .check(intake, files, peers, steps, variables)?;
+        intake.count_direct_push(push_slot);
+        let push = intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
+        let waits = push.is_some_and(|push| steps.waits_for_step(push));
+        if let Some(inbox) = &mut intake.inbox {
+            inbox.set_whole(push_slot, incoming.pending_answer(now));
+        }
+        match waits {
+            _ if intake.is_scanned_first(variables, steps, push_slot) => {
+                applier.begin_scan(intake, push_slot)
+            }
+            true => self.push_held(now, push_slot),
+            false => applier.jobs.push_back(ShardJob::push(push_slot, false)),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,245 @@
+//! A request of a peer: checks its rights, and hands it to the owner of what it asks for.
+
+use std::time::{Duration, Instant};
+
+use pushpull_common::catalogue::ValueEncoding;
+use pushpull_common::codec::Encoding;
+use pushpull_common::protocol::message::Role;
+use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
+
+use super::client_registry::ClientPresence;
+use super::connection_state::{ConnectionState, ExpectedBody};
+use super::encoded_parts::PartEncoding;
+use super::message_rights::MessageRights;
+use super::output::Outputs;
+use super::parked_requests::{ParkedRequest, WaitReason};
+use super::pulls::{wait_for_values, wrong_encoding};
+use super::{Detail, Shard};
+use crate::client_key::ClientKey;
+
+/// A request of a peer, with everything that its answer needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerRequest {
+    /// The connection. A request id has no meaning on another one.
+    pub(crate) connection: u64,
+    pub(crate) role: Role,
+    /// The client, if the peer is one.
+    pub(crate) client: Option<ClientKey>,
+    /// The code of the message.
+    pub(crate) kind: u16,
+    /// The envelope of the answer.
+    pub(crate) envelope: Envelope,
+    /// When it arrived.
+    pub(crate) since: Instant,
+    /// When the peer stops waiting for the answer.
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl PeerRequest {
+    /// Returns the request of a message that has just arrived.
+    pub(super) fn new(
+        now: Instant,
+        connection: u64,
+        state: &ConnectionState,
+        header: &Header,
+    ) -> PeerRequest {
+        let wait = Duration::from_millis(header.deadline_ms.into());
+        PeerRequest {
+            connection,
+            role: state.role,
+            client: state.client,
+            kind: header.kind,
+            envelope: answer_to(header),
+            since: now,
+            deadline: (header.deadline_ms > 0).then(|| now + wait),
+        }
+    }
+
+    pub(super) fn answer(&self, out: &mut Outputs, message: Message) {
+        out.answer(self.connection, self.envelope, message);
+    }
+
+    pub(super) fn refuse(&self, out: &mut Outputs, refusal: Refusal) {
+        out.refuse(self.connection, self.envelope, refusal);
+    }
+
+    pub(super) fn refuse_storage(&self, out: &mut Outputs, error: &str) {
+        out.refuse_storage(self.connection, self.envelope, error);
+    }
+}
+
+impl Shard {
+    /// Checks the rights of a message, and hands it to its owner.
+    pub(super) fn message(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        header: &Header,
+        message: Message,
+    ) {
+        let Shard { variables, files, peers, out, .. } = self;
+        let Some(request) = peers.begin_request(out, now, connection, header) else { return };
+        let rights = MessageRights::of(&message);
+        let refusal = peers
+            .lease_refusal(&request, rights)
+            .or_else(|| files.poisoned().filter(|_| !rights.reads))
+            .or_else(|| peers.role_refusal(&request, rights))
+            .or_else(|| variables.epoch_refusal(header.restore_epoch));
+        match refusal {
+            Some(refusal) => request.refuse(out, refusal),
+            None => self.dispatch(request, header, message),
+        }
+    }
+
+    /// Hands a message to the owner of what it asks for.
+    fn dispatch(&mut self, request: PeerRequest, header: &Header, message: Message) {
+        let PeerRequest { connection, envelope, since: now, .. } = request;
+        let Shard { variables, files, peers, intake, applier, steps, checkpoints, out, .. } = self;
+        match (message, request.client) {
+            (Message::Heartbeat(_), _) => match applier.growth_refusal() {
+                None => request.answer(out, message::HeartbeatAnswer {}.into()),
+                Some(refusal) => request.refuse(out, refusal),
+            },
+            (Message::ShareValues(asked), _) => {
+                let shared = peers
+                    .check_share_request(&request, asked.wants)
+                    .and_then(|()| variables.share(&files.budget, steps, &request));
+                peers.send_shared(out, &request, shared);
+            }
+            (Message::Declare(declare), _) => {
+                let (digest, bytes) = (declare.digest, vec![0; header.body_bytes as usize]);
+                let catalogue = ExpectedBody::Catalogue { request, digest, bytes };
+                self.receive(&request, header, catalogue);
+            }
+            (Message::Initialize(asked), _) => {
+                variables.initialize(applier, peers, out, request, asked.epoch);
+            }
+            (Message::FindCheckpoint(_), _) => checkpoints.find_checkpoint(steps, out, &request),
+            (Message::PassedOverQuery(_), _) => checkpoints.answer_passed_over(out, &request),
+            (Message::Restore(restore), _) => self.restore(request, restore),
+            (Message::Save(_), _) => {
+                let bytes = vec![0; header.body_bytes as usize];
+                self.receive(&request, header, ExpectedBody::User { request, bytes });
+            }
+            (Message::SaveShard(save), _) => {
+                let name = save.name.as_str();
+                checkpoints.save_shard(variables, peers, steps, out, &request, name);
+            }
+            (Message::AwaitReady(_), _) => peers.await_ready(variables, out, request),
+            (Message::FetchCatalogue(_), _) => variables.send_catalogue(out, &request),
+            (Message::Pull(pull), _) => {
+                let wait = wait_for_values(variables, header, &pull.selection, None);
+                self.pull(request, wait);
+            }
+            (Message::PullEncoded(asked), _) => {
+                let form = ValueEncoding::from_code(asked.encoding)
+                    .ok_or_else(|| wrong_encoding(header, asked.encoding));
+                let selection = &asked.pull.selection;
+                let wait =
+                    form.and_then(|form| wait_for_values(variables, header, selection, Some(form)));
+                self.pull(request, wait);
+            }
+            (Message::PullRows(pull), _) => {
+                let wait = self.pulls.wait_for_rows(variables, header, pull.partition, None);
+                self.receive_row_numbers(request, header, wait);
+            }
+            (Message::PullRowsEncoded(asked), _) => {
+                let codec = Encoding::from_code(asked.encoding)
+                    .and_then(Encoding::codec_of_values)
+                    .ok_or_else(|| wrong_encoding(header, asked.encoding));
+                let partition = asked.pull.partition;
+                let wait = codec.and_then(|codec| {
+                    self.pulls.wait_for_rows(variables, header, partition, Some(codec))
+                });
+                self.receive_row_numbers(request, header, wait);
+            }
+            (Message::TokenRequest(token), Some(_)) => {
+                let entry = ParkedRequest { request, wait: WaitReason::Token };
+                self.token_request(now, entry, token.newest);
+            }
+            (Message::ReturnToken(token), Some(client)) => {
+                steps.return_token(intake, out, connection, client, envelope, &token);
+            }
+            (Message::Reserve(_), Some(client)) => intake.reserve(peers, out, request, client),
+            (Message::PushPart(part), Some(client)) => {
+                self.part(header, request, client, part, None);
+            }
+            (Message::PushEncoded(encoded), Some(client)) => {
+                let message::PushEncoded { part, encoding, elements, factor } = encoded;
+                let form = PartEncoding { encoding, elements, factor };
+                self.part(header, request, client, part, Some(form));
+            }
+            (Message::SharePushBuffer(_), Some(client)) => {
+                let shared = peers.check_shareable(&request).and_then(|()| {
+                    intake.share_push_buffer(files, variables, steps, &request, client)
+                });
+                peers.send_shared(out, &request, shared);
+            }
+            (Message::PushShared(shared), Some(client)) => {
+                self.push_shared(request, client, &shared);
+            }
+            (Message::Withdraw(_), Some(client)) => intake.withdraw(peers, out, &request, client),
+            (Message::OutcomeQuery(_), Some(client)) => {
+                intake.outcome_query(peers, out, &request, client);
+            }
+            (Message::Held(held), _) => steps.shard_holds(peers, out, now, connection, &held),
+            (Message::StepApplied(applied), _) => {
+                let (shard, step) = (applied.shard, header.step.0);
+                steps.shard_has_applied(peers, out, now, connection, shard, step);
+            }
+            (Message::Recalled(answer), _) => {
+                steps.recall_answered(intake, peers, out, now, connection, &answer);
+            }
+            (Message::Finish(_), _) => steps.finish(out, connection, envelope),
+            (Message::Leave(_), Some(client)) => {
+                peers.registry.client_mut(client).presence = ClientPresence::Left;
+                self.drop_client(now, client, false);
+                request.answer(&mut self.out, message::Left {}.into());
+            }
+            (message, _) => {
+                let detail =
+                    Detail::clipped(format!("a server does not accept {}", message.name()));
+                request.refuse(out, Refusal::Unsupported { kind: request.kind, detail });
+            }
+        }
+    }
+
+    /// Handles a pull that waits for this, or refuses it.
+    fn pull(&mut self, request: PeerRequest, wait: Result<WaitReason, Refusal>) {
+        let Shard { variables, files, peers, steps, pulls, out, .. } = self;
+        match wait {
+            Ok(wait) => {
+                let entry = ParkedRequest { request, wait };
+                pulls.serve(variables, files, peers, steps, out, entry);
+            }
+            Err(refusal) => request.refuse(out, refusal),
+        }
+    }
+
+    /// Receives the row numbers of a pull, or refuses it.
+    fn receive_row_numbers(
+        &mut self,
+        request: PeerRequest,
+        header: &Header,
+        wait: Result<WaitReason, Refusal>,
+    ) {
+        match wait {
+            Ok(wait) => {
+                let rows = ExpectedBody::Rows(ParkedRequest { request, wait });
+                self.receive(&request, header, rows);
+            }
+            Err(refusal) => request.refuse(&mut self.out, refusal),
+        }
+    }
+}
+
+/// Returns the envelope of the answer to this request.
+pub(super) fn answer_to(header: &Header) -> Envelope {
+    Envelope {
+        request: header.request,
+        restore_epoch: header.restore_epoch,
+        step: header.step,
+        sequence: header.sequence,
+        deadline_ms: 0,
+    }
+}
