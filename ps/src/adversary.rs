@@ -39,7 +39,7 @@ use crate::aggregate::step_owner::generation_of;
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::Counters;
 use crate::shard::output::{PulledParts, ShardOutput};
-use crate::shard::shard_setup::{ServerRun, ShardSetup};
+use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 use choices::{Choices, KnownNumbers};

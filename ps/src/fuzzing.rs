@@ -20,7 +20,7 @@ use pushpull_store::arena::{ArenaStorage, Budget};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::shard::output::{PulledParts, ShardOutput};
-use crate::shard::shard_setup::{ServerRun, ShardSetup};
+use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 

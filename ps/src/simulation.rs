@@ -22,7 +22,7 @@ use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;
 use crate::shard::frames::{FrameProgress, FrameReceiver, FrameSink};
 use crate::shard::output::{PulledParts, ShardOutput};
-use crate::shard::shard_setup::{ServerRun, ShardSetup};
+use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard, ShardInput};
 

@@ -25,13 +25,13 @@ use super::report::{
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::runtime::boot;
-use crate::shard::client_record::ClientRecord;
-use crate::shard::client_registry::ClientPresence;
-use crate::shard::control_file::control_fields;
-use crate::shard::generation::{open_catalogue, table_words};
-use crate::shard::poison::PoisonRecord;
-use crate::shard::power::{image_name, read_image};
-use crate::shard::record::{ShardRecord, ShardStage};
+use crate::shard::peers::client_registry::ClientPresence;
+use crate::shard::shard_files::client_record::ClientRecord;
+use crate::shard::shard_files::control_file::control_fields;
+use crate::shard::shard_files::generation::{open_catalogue, table_words};
+use crate::shard::shard_files::poison::PoisonRecord;
+use crate::shard::shard_files::power::{image_name, read_image};
+use crate::shard::shard_files::record::{ShardRecord, ShardStage};
 
 /// Reads a shard's folder and collects the findings.
 pub(super) struct ShardReader<'a> {

@@ -22,7 +22,9 @@ use super::publisher::{CheckpointSearch, FailedSave, PublishedSave, Publisher};
 use crate::checkpoint::{AbandonFlag, CheckpointName};
 use crate::event::{Event, EventSink};
 use crate::metrics::{Counters, SaveRecord};
-use crate::shard::saver_order::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};
+use crate::shard::checkpoints::saver_order::{
+    PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder,
+};
 
 /// A save requested in this process: the user's bytes, and the channel for the result.
 pub(super) type SaveWaiter = (Vec<u8>, oneshot::Sender<Result<CheckpointId, String>>);

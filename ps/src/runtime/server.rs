@@ -28,7 +28,7 @@ use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::{Counters, SaveRecord};
 use crate::peer_hello::PeerHello;
 use crate::shard::Shard;
-use crate::shard::shard_setup::{ServerRun, ShardSetup};
+use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
 
 /// The capacity of the channels of orders to the saver and of events from it.
 const ORDERS_MAX: usize = 64;

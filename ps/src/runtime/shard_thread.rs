@@ -19,10 +19,10 @@ use super::outbox::{Outbox, Outgoing, SentAnswer};
 use super::owner_link::{self, OwnerAddress, UnsentFrames};
 use crate::checkpoint::CheckpointStorage;
 use crate::event::EventSink;
+use crate::shard::checkpoints::saver_order::{SaverEvent, SaverOrder};
 use crate::shard::frames::FrameSink;
 use crate::shard::output::ShardOutput;
-use crate::shard::power::Flush;
-use crate::shard::saver_order::{SaverEvent, SaverOrder};
+use crate::shard::shard_files::power::Flush;
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 

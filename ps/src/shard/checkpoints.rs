@@ -3,6 +3,11 @@
 //! The shard decides and pins. Other threads, which may wait for a disk, read and write the files.
 //! Their results return to the shard as inputs.
 
+pub(super) mod checkpoint_cut;
+pub(crate) mod saver_order;
+pub(crate) mod shard_restore;
+pub(crate) mod shard_save;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,17 +20,17 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Refusal, message};
 
 use super::Detail;
-use super::checkpoint_cut::{CheckpointCut, SaveRequest};
 use super::output::{AnswerBody, Outputs, ShardOutput};
-use super::peer_request::PeerRequest;
 use super::peers::Peers;
-use super::saver_order::{SaveRequester, SaverEvent, SaverOrder};
-use super::shard_restore::RestoreInProgress;
-use super::shard_save::{SaveInProgress, ShardSave};
+use super::peers::peer_request::PeerRequest;
 use super::steps::Steps;
 use super::variables::Variables;
 use crate::checkpoint::{AbandonFlag, CheckpointName, CheckpointTraining};
 use crate::config::PsConfig;
+use checkpoint_cut::{CheckpointCut, SaveRequest};
+use saver_order::{SaveRequester, SaverEvent, SaverOrder};
+use shard_restore::RestoreInProgress;
+use shard_save::{SaveInProgress, ShardSave};
 
 /// The checkpoints that a shard takes part in.
 #[derive(Debug)]

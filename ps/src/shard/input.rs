@@ -6,8 +6,8 @@ use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
 use super::PeerOrigin;
-use super::saver_order::SaverEvent;
-use super::shard_restore::ShardRestored;
+use super::checkpoints::saver_order::SaverEvent;
+use super::checkpoints::shard_restore::ShardRestored;
 
 /// An input of a shard.
 #[derive(Debug)]

@@ -1,5 +1,9 @@
 //! The intake of pushes: push slots, parts on their way into them, and buffers for bodies.
 
+pub(super) mod encoded_parts;
+pub(super) mod incoming_part;
+pub(super) mod whole_push;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,11 +18,10 @@ use pushpull_store::testing::planted::Bug;
 
 use super::Detail;
 use super::buffer_pool::BufferPool;
-use super::client_registry::ClientPresence;
-use super::incoming_part::IncomingPart;
 use super::output::Outputs;
-use super::parked_requests::{ParkedRequest, WaitReason};
-use super::peer_request::PeerRequest;
+use super::peers::client_registry::ClientPresence;
+use super::peers::parked_requests::{ParkedRequest, WaitReason};
+use super::peers::peer_request::PeerRequest;
 use super::peers::{Peers, unsupported};
 use super::shard_files::ShardFiles;
 use super::steps::Steps;
@@ -30,6 +33,7 @@ use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, PendingAnswer};
 use crate::metrics::Counters;
+use incoming_part::IncomingPart;
 
 /// The pushes that a shard is receiving or holds.
 #[derive(Debug)]

@@ -8,44 +8,23 @@
 
 mod applier;
 mod buffer_pool;
-mod checkpoint_cut;
-mod checkpoints;
-mod chief_fence;
-pub(crate) mod client_record;
-pub(crate) mod client_registry;
-mod connection_state;
-pub(crate) mod control_file;
-mod encoded_parts;
+pub(crate) mod checkpoints;
 pub(crate) mod frames;
 mod fused_ranges;
-pub(crate) mod generation;
 mod grad_norm;
 mod growth;
-mod handshake;
-mod incoming_part;
 mod input;
 mod intake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
 mod mean;
-mod message_rights;
 pub(crate) mod output;
-mod parked_requests;
-mod peer_request;
-mod peers;
-pub(crate) mod poison;
-pub(crate) mod power;
+pub(crate) mod peers;
 mod pulls;
 mod recalls;
-pub(crate) mod record;
-mod recovery;
 mod rows;
-pub(crate) mod saver_order;
 mod scan;
-mod shard_files;
-pub(crate) mod shard_restore;
-pub(crate) mod shard_save;
-pub(crate) mod shard_setup;
+pub(crate) mod shard_files;
 mod staleness;
 mod step_messages;
 mod step_work;
@@ -56,7 +35,6 @@ mod synchronous;
 mod tokens;
 mod two_pass;
 mod variables;
-mod whole_push;
 pub(crate) mod work;
 
 use std::sync::Arc;
@@ -74,20 +52,20 @@ use crate::config::PsConfig;
 use crate::metrics::Counters;
 use applier::Applier;
 use checkpoints::ShardCheckpoints;
-use handshake::IncomingHello;
 use intake::Intake;
 use output::{EncodeBuffers, Outputs, ShardOutput};
-use parked_requests::{ParkedRequest, WaitReason};
-use peer_request::PeerRequest;
 use peers::Peers;
-use power::Power;
+use peers::handshake::IncomingHello;
+use peers::parked_requests::{ParkedRequest, WaitReason};
+use peers::peer_request::PeerRequest;
 use pulls::Pulls;
 use shard_files::ShardFiles;
+use shard_files::power::Power;
 use steps::Steps;
 use variables::{Variables, VariablesState};
 
-pub(crate) use handshake::PeerOrigin;
 pub(crate) use input::{ShardInput, TICK};
+pub(crate) use peers::handshake::PeerOrigin;
 
 /// One shard of a ps task.
 ///

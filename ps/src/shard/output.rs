@@ -15,10 +15,10 @@ use pushpull_common::protocol::{BodyStamp, Envelope, Message, Outcome, Refusal, 
 use pushpull_store::store::Snapshot;
 
 use super::Detail;
-use super::power::Flush;
-use super::saver_order::SaverOrder;
-use super::shard_restore::ShardRestore;
-use super::shard_save::ShardSave;
+use super::checkpoints::saver_order::SaverOrder;
+use super::checkpoints::shard_restore::ShardRestore;
+use super::checkpoints::shard_save::ShardSave;
+use super::shard_files::power::Flush;
 use crate::event::Event;
 
 /// An output of a shard.

@@ -1,6 +1,14 @@
 //! The peers of a shard: their connections, the clients with their leases, and the requests that
 //! wait.
 
+pub(super) mod chief_fence;
+pub(crate) mod client_registry;
+pub(super) mod connection_state;
+pub(super) mod handshake;
+pub(super) mod message_rights;
+pub(super) mod parked_requests;
+pub(super) mod peer_request;
+
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,19 +21,19 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 use pushpull_store::store::VALUES;
 
 use super::Detail;
-use super::chief_fence::ChiefFence;
-use super::client_registry::{AdmittedClient, ClientPresence, ClientRegistry};
-use super::connection_state::ConnectionState;
-use super::handshake::{IncomingHello, PeerOrigin};
-use super::message_rights::MessageRights;
 use super::output::{Outputs, ShardOutput};
-use super::parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
-use super::peer_request::PeerRequest;
 use super::shard_files::ShardFiles;
 use super::variables::Variables;
 use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
+use chief_fence::ChiefFence;
+use client_registry::{AdmittedClient, ClientPresence, ClientRegistry};
+use connection_state::ConnectionState;
+use handshake::{IncomingHello, PeerOrigin};
+use message_rights::MessageRights;
+use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
+use peer_request::PeerRequest;
 
 /// The peers of a shard.
 #[derive(Debug)]

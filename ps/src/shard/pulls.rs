@@ -18,10 +18,10 @@ use pushpull_store::commit::Journal;
 
 use super::Detail;
 use super::buffer_pool::BufferPool;
-use super::client_registry::ClientPresence;
 use super::output::{AnswerBody, EncodeBuffers, Outputs, PullEncoder, PulledParts, ShardOutput};
-use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
+use super::peers::client_registry::ClientPresence;
+use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::shard_files::ShardFiles;
 use super::staleness::LastPulls;
 use super::steps::Steps;

@@ -9,10 +9,10 @@ use pushpull_store::testing::planted::Bug;
 use smallvec::SmallVec;
 
 use super::Shard;
-use super::client_registry::ClientPresence;
 use super::intake::Intake;
 use super::output::Outputs;
 use super::peers::Peers;
+use super::peers::client_registry::ClientPresence;
 use super::steps::Steps;
 use crate::client_key::ClientKey;
 

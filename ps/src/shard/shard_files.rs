@@ -5,6 +5,15 @@
 //! answer promises is durable, and no code has to track its changes. The exceptions are clients and
 //! the entries of their push windows, which are tracked.
 
+pub(crate) mod client_record;
+pub(crate) mod control_file;
+pub(crate) mod generation;
+pub(crate) mod poison;
+pub(crate) mod power;
+pub(crate) mod record;
+pub(super) mod recovery;
+pub(crate) mod shard_setup;
+
 use std::sync::Arc;
 
 use pushpull_common::protocol::Refusal;
@@ -14,15 +23,10 @@ use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::{Kind, PAGE_BYTES};
 use smallvec::SmallVec;
 
-use super::client_record::ClientRecord;
-use super::client_registry::CLIENTS_MAX;
-use super::generation::{files_of_tables, remove_leftovers};
 use super::intake::Intake;
 use super::output::{Outputs, ShardOutput};
 use super::peers::Peers;
-use super::poison::PoisonRecord;
-use super::power::{Flush, FlushOutcome, Power};
-use super::record::{FROM_IMAGE, ShardRecord, ShardStage, encode_admitted};
+use super::peers::client_registry::CLIENTS_MAX;
 use super::steps::Steps;
 use super::variables::{Variables, VariablesState};
 use crate::aggregate::step_follower::StepFollower;
@@ -31,6 +35,11 @@ use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
+use client_record::ClientRecord;
+use generation::{files_of_tables, remove_leftovers};
+use poison::PoisonRecord;
+use power::{Flush, FlushOutcome, Power};
+use record::{FROM_IMAGE, ShardRecord, ShardStage, encode_admitted};
 
 /// The files of a shard, and what their names and words depend on.
 #[derive(Debug)]

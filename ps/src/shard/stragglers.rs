@@ -7,8 +7,8 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::Shard;
-use super::client_registry::ClientPresence;
-use super::parked_requests::WaitReason;
+use super::peers::client_registry::ClientPresence;
+use super::peers::parked_requests::WaitReason;
 use super::steps::Steps;
 use crate::aggregate::mode::OnLoss;
 use crate::client_key::ClientKey;

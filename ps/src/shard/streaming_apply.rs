@@ -7,9 +7,9 @@ use pushpull_optim::volatile::Volatile;
 use pushpull_store::change::NoFreeBlock;
 use pushpull_store::store::{ChangeInput, Store};
 
+use super::intake::whole_push::overflow_refusal;
 use super::scan::{NonFiniteScan, ScanningInput};
 use super::staleness::StalenessAdjustment;
-use super::whole_push::overflow_refusal;
 use super::work::change_of;
 use super::{Shard, VariablesState};
 

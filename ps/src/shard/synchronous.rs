@@ -8,10 +8,10 @@ use pushpull_common::protocol::{Envelope, Outcome, PushState};
 use pushpull_store::testing::planted::Bug;
 
 use super::Shard;
-use super::client_registry::ClientPresence;
 use super::intake::Intake;
 use super::output::Outputs;
 use super::peers::Peers;
+use super::peers::client_registry::ClientPresence;
 use super::steps::Steps;
 use crate::aggregate::step_coordinator::{Grant, TokenOutcome};
 use crate::inbox::PendingAnswer;

@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 
 use super::intake::Intake;
 use super::output::Outputs;
-use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
+use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::steps::Steps;
 use super::{Detail, Shard};
 use crate::aggregate::step_owner::{Issued, StepOwner, TokenResponse};

@@ -19,7 +19,7 @@ use super::peers::{Push, bytes_of, worker};
 use super::world::{ConnectionId, LIFE, World};
 use crate::config::PsConfig;
 use crate::error::StorageError;
-use crate::shard::shard_setup::ServerRun;
+use crate::shard::shard_files::shard_setup::ServerRun;
 use crate::shard::{Shard, VariablesState};
 
 /// Files by name.

@@ -18,7 +18,9 @@ use crate::checkpoint::{
 };
 use crate::config::Checkpoints;
 use crate::shard::ShardInput;
-use crate::shard::saver_order::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};
+use crate::shard::checkpoints::saver_order::{
+    PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder,
+};
 
 /// Two shards and two replicas, with checkpoint storage.
 fn cluster(folder: &std::path::Path) -> (Cluster, Arc<dyn CheckpointStorage>) {

@@ -128,7 +128,7 @@ fn a_false_epoch_shuts_its_task_out_for_a_day_at_most() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.shards(2));
     let mut honest = worker(1);
     [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut honest));
-    let ahead = ClientEpoch(super::super::client_registry::EPOCHS_AHEAD);
+    let ahead = ClientEpoch(crate::shard::peers::client_registry::EPOCHS_AHEAD);
     let mut liar = Peer { epoch: ahead, ..worker(1).restarted() };
     world.join(1, &mut liar);
     // Other tasks are not affected.

@@ -19,7 +19,7 @@ use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, pack, variables,
 use super::world::{ConnectionId, World};
 use crate::checkpoint::LocalDirectory;
 use crate::config::{Checkpoints, PsConfig};
-use crate::shard::client_registry::CLIENTS_MAX;
+use crate::shard::peers::client_registry::CLIENTS_MAX;
 use crate::shard::{PeerOrigin, ShardInput};
 
 const PAGE: &str = include_str!("../../../../docs/protocol.md");

@@ -17,7 +17,7 @@ use crate::checkpoint::{
 };
 use crate::config::Checkpoints;
 use crate::shard::Shard;
-use crate::shard::record::RESTORED_LIMIT;
+use crate::shard::shard_files::record::RESTORED_LIMIT;
 
 const ELEMENTS: u64 = 4;
 

@@ -16,7 +16,7 @@ use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
 use super::world::{ConnectionId, LIFE, World};
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::config::{Durability, PsConfig, Storage};
-use crate::shard::shard_setup::ServerRun;
+use crate::shard::shard_files::shard_setup::ServerRun;
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard};
 

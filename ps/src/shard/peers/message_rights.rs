@@ -5,16 +5,16 @@ use pushpull_common::protocol::message::{Operation, Role};
 
 /// The rights that a message needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MessageRights {
+pub(in crate::shard) struct MessageRights {
     /// The roles that may send it.
     senders: Senders,
     /// Whether it only reads. A shard that has failed to flush accepts nothing else.
-    pub(super) reads: bool,
+    pub(in crate::shard) reads: bool,
     /// Whether it asks for something that only a present member may hold. A client that has left
     /// has no lease, so its tokens and push slots would never return.
-    pub(super) needs_lease: bool,
+    pub(in crate::shard) needs_lease: bool,
     /// Whether a chief sends it as the chief. Older chiefs are fenced.
-    pub(super) acts_as_chief: bool,
+    pub(in crate::shard) acts_as_chief: bool,
 }
 
 /// The roles that may send a message.
@@ -36,7 +36,7 @@ enum Senders {
 
 impl MessageRights {
     /// Returns the rights that this message needs.
-    pub(super) fn of(message: &Message) -> MessageRights {
+    pub(in crate::shard) fn of(message: &Message) -> MessageRights {
         match message {
             Message::Heartbeat(_)
             | Message::Pull(_)
@@ -80,7 +80,7 @@ impl MessageRights {
     }
 
     /// Returns whether a peer with this role may send the message.
-    pub(super) fn allow(self, role: Role) -> bool {
+    pub(in crate::shard) fn allow(self, role: Role) -> bool {
         match self.senders {
             Senders::All => true,
             Senders::Clients => role != Role::Peer {},

@@ -16,26 +16,26 @@ use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, message};
 use pushpull_store::store::StoreImage;
 
-use super::checkpoints::ShardCheckpoints;
-use super::output::{Outputs, ShardOutput};
-use super::peers::Peers;
-use super::record::RESTORED_LIMIT;
 use super::saver_order::{SaveRequester, SaverOrder};
-use super::steps::Steps;
-use super::variables::{Variables, VariablesState};
 use crate::checkpoint::{CheckpointName, ClientWindow};
+use crate::shard::checkpoints::ShardCheckpoints;
+use crate::shard::output::{Outputs, ShardOutput};
+use crate::shard::peers::Peers;
+use crate::shard::shard_files::record::RESTORED_LIMIT;
+use crate::shard::steps::Steps;
+use crate::shard::variables::{Variables, VariablesState};
 
 /// The values of a shard at one moment, pinned, with its counts.
 #[derive(Debug)]
 pub(crate) struct CheckpointCut {
     /// The global step, as the shard knew it.
     step: GlobalStep,
-    pub(super) image: StoreImage,
+    pub(in crate::shard) image: StoreImage,
     /// Set when the memory that the cut pins is needed.
-    pub(super) memory_needed: Arc<AtomicBool>,
-    pub(super) version: u64,
-    pub(super) gradients: u64,
-    pub(super) clients: Vec<ClientWindow>,
+    pub(in crate::shard) memory_needed: Arc<AtomicBool>,
+    pub(in crate::shard) version: u64,
+    pub(in crate::shard) gradients: u64,
+    pub(in crate::shard) clients: Vec<ClientWindow>,
     since: Instant,
 }
 
@@ -65,7 +65,7 @@ impl CheckpointCut {
 
 /// A queued request to save a checkpoint.
 #[derive(Debug)]
-pub(super) struct SaveRequest {
+pub(in crate::shard) struct SaveRequest {
     requester: SaveRequester,
     user: Vec<u8>,
     since: Instant,
@@ -84,14 +84,14 @@ fn expired(now: Instant, since: Instant) -> bool {
 impl ShardCheckpoints {
     /// Returns whether a cut or a save request has waited for too long. Nothing expires on the step
     /// owner while a save is running.
-    pub(super) fn has_expired(&self, now: Instant) -> bool {
+    pub(in crate::shard) fn has_expired(&self, now: Instant) -> bool {
         let kept = self.kept_cut.as_ref().map(|cut| cut.since);
         let waits = kept.into_iter().chain(self.requests.front().map(|request| request.since));
         !self.saves_a_cut && waits.into_iter().any(|since| expired(now, since))
     }
 
     /// Drops a cut and refuses saves that have waited for too long, for this event.
-    pub(super) fn expire(&mut self, out: &mut Outputs, now: Instant, awaited: &str) {
+    pub(in crate::shard) fn expire(&mut self, out: &mut Outputs, now: Instant, awaited: &str) {
         self.kept_cut.take_if(|cut| expired(now, cut.since));
         while self.requests.front().is_some_and(|request| expired(now, request.since))
             && let Some(request) = self.requests.pop_front()
@@ -103,7 +103,7 @@ impl ShardCheckpoints {
 
     /// Drops the save requests of a connection that has ended. Its chief requests them again over
     /// another one.
-    pub(super) fn drop_save_requests_of(&mut self, ended: u64) {
+    pub(in crate::shard) fn drop_save_requests_of(&mut self, ended: u64) {
         self.requests.retain(|save_request| {
             !matches!(save_request.requester, SaveRequester::Connection { connection, .. } if connection == ended)
         });
@@ -126,7 +126,7 @@ impl ShardCheckpoints {
     }
 
     /// Drops the cuts, the running save and the save requests, because another restore epoch begins.
-    pub(super) fn drop_saves(&mut self, out: &mut Outputs) {
+    pub(in crate::shard) fn drop_saves(&mut self, out: &mut Outputs) {
         // Its pinned values are obsolete, and it occupies the thread that must read.
         if let Some(saving) = &self.saving {
             saving.abandon_flag.abandon("a checkpoint is restored");
@@ -136,7 +136,11 @@ impl ShardCheckpoints {
     }
 
     /// Drops the save requests of an older chief.
-    pub(super) fn drop_save_requests_of_chiefs(&mut self, out: &mut Outputs, reason: &str) {
+    pub(in crate::shard) fn drop_save_requests_of_chiefs(
+        &mut self,
+        out: &mut Outputs,
+        reason: &str,
+    ) {
         self.drop_save_requests(out, reason, |requester| {
             matches!(requester, SaveRequester::Connection { .. })
         });
@@ -144,7 +148,7 @@ impl ShardCheckpoints {
 
     /// Queues a save on the step owner. It begins when the previous save has ended and, in
     /// synchronous mode, every shard has applied the same steps.
-    pub(super) fn request_save(
+    pub(in crate::shard) fn request_save(
         &mut self,
         out: &mut Outputs,
         now: Instant,
@@ -163,7 +167,7 @@ impl ShardCheckpoints {
     }
 
     /// Ends the running save. The next may begin.
-    pub(super) fn end_save_of_cut(&mut self, now: Instant) {
+    pub(in crate::shard) fn end_save_of_cut(&mut self, now: Instant) {
         self.saves_a_cut = false;
         // The saver may not have requested it.
         self.kept_cut = None;
@@ -171,7 +175,7 @@ impl ShardCheckpoints {
     }
 
     /// Returns the cut for this checkpoint, or why there is none.
-    pub(super) fn take_cut(
+    pub(in crate::shard) fn take_cut(
         &mut self,
         variables: &mut Variables,
         peers: &Peers,
@@ -195,7 +199,7 @@ impl ShardCheckpoints {
     }
 
     /// Keeps a cut of the values after this step, by order of the step owner.
-    pub(super) fn keep_cut(
+    pub(in crate::shard) fn keep_cut(
         &mut self,
         variables: &mut Variables,
         peers: &Peers,
@@ -210,7 +214,7 @@ impl ShardCheckpoints {
 
     /// Keeps a cut of the current values under any step.
     #[cfg(test)]
-    pub(super) fn keep_cut_as_of(
+    pub(in crate::shard) fn keep_cut_as_of(
         &mut self,
         variables: &mut Variables,
         peers: &Peers,
@@ -224,7 +228,7 @@ impl ShardCheckpoints {
 
     /// Begins the next requested save if none is running and all shards have applied the same
     /// steps.
-    pub(super) fn begin_requested_save(
+    pub(in crate::shard) fn begin_requested_save(
         &mut self,
         variables: &mut Variables,
         peers: &Peers,

@@ -10,34 +10,34 @@ use pushpull_optim::optimizer::VariableRules;
 use pushpull_store::arena::fence;
 use pushpull_store::store::Store;
 
-use super::Shard;
-use super::checkpoints::ShardCheckpoints;
-use super::generation::Generation;
-use super::output::{Outputs, ShardOutput};
-use super::peer_request::PeerRequest;
-use super::record::RESTORED_LIMIT;
-use super::variables::{Variables, VariablesState};
 use crate::checkpoint::{
     AbandonFlag, CheckpointError, CheckpointName, CheckpointPiece, CheckpointStorage,
     CheckpointTraining, Opened, RestoredShard, RowHead,
 };
 use crate::error::StorageError;
+use crate::shard::Shard;
+use crate::shard::checkpoints::ShardCheckpoints;
+use crate::shard::output::{Outputs, ShardOutput};
+use crate::shard::peers::peer_request::PeerRequest;
+use crate::shard::shard_files::generation::Generation;
+use crate::shard::shard_files::record::RESTORED_LIMIT;
+use crate::shard::variables::{Variables, VariablesState};
 
 /// The work of reading a shard's part of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct ShardRestore {
-    pub(super) store: Box<Store>,
-    pub(super) shard: ShardId,
-    pub(super) checkpoint: CheckpointId,
-    pub(super) training: CheckpointTraining,
-    pub(super) abandon_flag: AbandonFlag,
+    pub(in crate::shard) store: Box<Store>,
+    pub(in crate::shard) shard: ShardId,
+    pub(in crate::shard) checkpoint: CheckpointId,
+    pub(in crate::shard) training: CheckpointTraining,
+    pub(in crate::shard) abandon_flag: AbandonFlag,
 }
 
 /// The result of [`ShardRestore::run`].
 #[derive(Debug)]
 pub(crate) struct ShardRestored {
-    pub(super) store: Box<Store>,
-    pub(super) result: Result<RestoredShard, String>,
+    pub(in crate::shard) store: Box<Store>,
+    pub(in crate::shard) result: Result<RestoredShard, String>,
 }
 
 #[cfg(test)]
@@ -109,12 +109,12 @@ impl ShardRestore {
 
 /// A restore that is running.
 #[derive(Debug)]
-pub(super) struct RestoreInProgress {
-    pub(super) abandon_flag: AbandonFlag,
-    pub(super) connection: u64,
-    pub(super) request: Envelope,
-    pub(super) checkpoint: CheckpointId,
-    pub(super) epoch: RestoreEpoch,
+pub(in crate::shard) struct RestoreInProgress {
+    pub(in crate::shard) abandon_flag: AbandonFlag,
+    pub(in crate::shard) connection: u64,
+    pub(in crate::shard) request: Envelope,
+    pub(in crate::shard) checkpoint: CheckpointId,
+    pub(in crate::shard) epoch: RestoreEpoch,
 }
 
 impl ShardCheckpoints {
@@ -177,7 +177,7 @@ impl ShardCheckpoints {
 
 impl Shard {
     /// Starts to restore the values of a checkpoint, and drops the state of older epochs.
-    pub(super) fn restore(&mut self, request: PeerRequest, restore: Restore) {
+    pub(in crate::shard) fn restore(&mut self, request: PeerRequest, restore: Restore) {
         let Shard { variables, checkpoints, out, .. } = self;
         match checkpoints.check_restore(variables, out, &request, &restore) {
             Ok(true) => {}
@@ -220,7 +220,7 @@ impl Shard {
     }
 
     /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
-    pub(super) fn restored(&mut self, restored: ShardRestored) {
+    pub(in crate::shard) fn restored(&mut self, restored: ShardRestored) {
         let Some(RestoreInProgress { connection, request, checkpoint, epoch, .. }) =
             self.checkpoints.restoring.take()
         else {

@@ -6,30 +6,30 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Header, Refusal};
 
-use super::incoming_part::IncomingPart;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peer_request::PeerRequest;
-use super::saver_order::SaveRequester;
-use super::{PeerOrigin, Shard};
 use crate::client_key::ClientKey;
+use crate::shard::checkpoints::saver_order::SaveRequester;
+use crate::shard::intake::incoming_part::IncomingPart;
+use crate::shard::{PeerOrigin, Shard};
 
 /// The shard's state of one connection.
 #[derive(Debug)]
-pub(super) struct ConnectionState {
-    pub(super) role: Role,
-    pub(super) client: Option<ClientKey>,
-    pub(super) origin: PeerOrigin,
+pub(in crate::shard) struct ConnectionState {
+    pub(in crate::shard) role: Role,
+    pub(in crate::shard) client: Option<ClientKey>,
+    pub(in crate::shard) origin: PeerOrigin,
     /// How many times shared memory was sent over it.
-    pub(super) shared: u32,
-    pub(super) crc: bool,
-    pub(super) expected_body: Option<ExpectedBody>,
+    pub(in crate::shard) shared: u32,
+    pub(in crate::shard) crc: bool,
+    pub(in crate::shard) expected_body: Option<ExpectedBody>,
     /// The push that was refused. Its other parts are skipped without an answer.
-    pub(super) refused: Option<(Sequence, u32)>,
+    pub(in crate::shard) refused: Option<(Sequence, u32)>,
 }
 
 /// The use of the body that a connection is receiving.
 #[derive(Debug)]
-pub(super) enum ExpectedBody {
+pub(in crate::shard) enum ExpectedBody {
     /// A part of a push.
     Part(IncomingPart),
     /// A catalogue.
@@ -42,7 +42,7 @@ pub(super) enum ExpectedBody {
 
 impl Shard {
     /// Stores the use of the body that follows a request. A message without a body is complete.
-    pub(super) fn receive(
+    pub(in crate::shard) fn receive(
         &mut self,
         request: &PeerRequest,
         header: &Header,
@@ -77,7 +77,7 @@ impl Shard {
     }
 
     /// Bytes of an incomplete frame have arrived.
-    pub(super) fn progress(&mut self, now: Instant, connection: u64) {
+    pub(in crate::shard) fn progress(&mut self, now: Instant, connection: u64) {
         let Some(state) = self.peers.connections.get(&connection) else {
             return;
         };
@@ -94,7 +94,7 @@ impl Shard {
     }
 
     /// A body is complete: hands it to its use.
-    pub(super) fn body(&mut self, now: Instant, connection: u64) {
+    pub(in crate::shard) fn body(&mut self, now: Instant, connection: u64) {
         self.progress(now, connection);
         let Some(state) = self.peers.connections.get_mut(&connection) else {
             return;

@@ -9,21 +9,21 @@ use pushpull_store::commit::Journal;
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 
 use super::power::newest_image;
-use super::shard_files::transaction_words;
 use super::shard_setup::{CONTROL_NEW, ServerRun, ShardSetup};
 use crate::config::Durability;
 use crate::error::StorageError;
+use crate::shard::shard_files::transaction_words;
 
 /// A control file of the current boot.
-pub(super) struct OpenedControl {
-    pub(super) control: Memory,
+pub(in crate::shard) struct OpenedControl {
+    pub(in crate::shard) control: Memory,
     /// The number of durable images so far.
-    pub(super) images: u64,
+    pub(in crate::shard) images: u64,
 }
 
 /// Opens the control file, after checking that the arena is of this boot and this configuration. If
 /// it is of another boot and has a durable image, its files are first restored from the image.
-pub(super) fn open_control(
+pub(in crate::shard) fn open_control(
     parts: &ShardSetup,
     storage: &ArenaStorage,
     run: &ServerRun,
@@ -81,7 +81,7 @@ pub(super) fn open_control(
 }
 
 /// Returns the text of the control file's first page: the boot, and the identity that must agree.
-pub(super) fn control_text(run: &ServerRun, identity: &Identity) -> Vec<u8> {
+pub(in crate::shard) fn control_text(run: &ServerRun, identity: &Identity) -> Vec<u8> {
     let mut text = run.boot.to_vec();
     identity.to_wire().put(&mut text);
     text

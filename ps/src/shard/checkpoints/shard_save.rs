@@ -20,13 +20,13 @@ use crate::checkpoint::{
 pub(crate) struct ShardSave {
     pub(crate) connection: u64,
     pub(crate) request: Envelope,
-    pub(super) name: CheckpointName,
-    pub(super) catalogue: Arc<Catalogue>,
-    pub(super) shard: ShardId,
-    pub(super) training: CheckpointTraining,
-    pub(super) cut: CheckpointCut,
-    pub(super) abandon_flag: AbandonFlag,
-    pub(super) planted: PlantedBugs,
+    pub(in crate::shard) name: CheckpointName,
+    pub(in crate::shard) catalogue: Arc<Catalogue>,
+    pub(in crate::shard) shard: ShardId,
+    pub(in crate::shard) training: CheckpointTraining,
+    pub(in crate::shard) cut: CheckpointCut,
+    pub(in crate::shard) abandon_flag: AbandonFlag,
+    pub(in crate::shard) planted: PlantedBugs,
 }
 
 impl ShardSave {
@@ -59,10 +59,10 @@ impl ShardSave {
 
 /// A save of this shard's part that is running.
 #[derive(Debug)]
-pub(super) struct SaveInProgress {
+pub(in crate::shard) struct SaveInProgress {
     /// The connection of the request.
-    pub(super) connection: u64,
+    pub(in crate::shard) connection: u64,
     /// Set when the memory that the save pins is needed. It pins none while the file is read back.
-    pub(super) memory_needed: Arc<AtomicBool>,
-    pub(super) abandon_flag: AbandonFlag,
+    pub(in crate::shard) memory_needed: Arc<AtomicBool>,
+    pub(in crate::shard) abandon_flag: AbandonFlag,
 }

@@ -7,30 +7,30 @@ use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::message::{Operation, PushPart, PushShared, Role, SharedRange};
 use pushpull_common::protocol::{Header, Refusal};
 
-use super::connection_state::ExpectedBody;
 use super::encoded_parts::{EncodedPart, PartBody, PartEncoding};
-use super::intake::Intake;
-use super::peer_request::PeerRequest;
-use super::shard_files::ShardFiles;
-use super::steps::Steps;
-use super::variables::{Variables, VariablesState};
 use super::whole_push::WholePush;
-use super::work::ShardJob;
-use super::{Detail, Shard};
 use crate::client_key::ClientKey;
 use crate::inbox::{Extents, PendingAnswer, PushArrival, is_for_trainable};
+use crate::shard::intake::Intake;
+use crate::shard::peers::connection_state::ExpectedBody;
+use crate::shard::peers::peer_request::PeerRequest;
+use crate::shard::shard_files::ShardFiles;
+use crate::shard::steps::Steps;
+use crate::shard::variables::{Variables, VariablesState};
+use crate::shard::work::ShardJob;
+use crate::shard::{Detail, Shard};
 
 /// A part of a push whose message has arrived.
 #[derive(Clone, Debug)]
-pub(super) struct IncomingPart {
-    pub(super) request: PeerRequest,
-    pub(super) client: ClientKey,
+pub(in crate::shard) struct IncomingPart {
+    pub(in crate::shard) request: PeerRequest,
+    pub(in crate::shard) client: ClientKey,
     /// The fields of its message.
-    pub(super) part: PushPart,
+    pub(in crate::shard) part: PushPart,
     /// The range in the shard's layout. Empty for a part without a body.
-    pub(super) range: Range<u64>,
+    pub(in crate::shard) range: Range<u64>,
     /// The encoding of the body, if it is encoded.
-    pub(super) encoded: Option<EncodedPart>,
+    pub(in crate::shard) encoded: Option<EncodedPart>,
 }
 
 impl IncomingPart {
@@ -46,7 +46,7 @@ impl IncomingPart {
         IncomingPart { request, client, part, range: 0..0, encoded: None }
     }
 
-    pub(super) fn sequence(&self) -> Sequence {
+    pub(in crate::shard) fn sequence(&self) -> Sequence {
         self.request.envelope.sequence
     }
 
@@ -274,7 +274,7 @@ impl Intake {
 
 impl Shard {
     /// Handles the message of a part: chooses the memory for its body.
-    pub(super) fn part(
+    pub(in crate::shard) fn part(
         &mut self,
         header: &Header,
         request: PeerRequest,
@@ -309,7 +309,7 @@ impl Shard {
     }
 
     /// Receives parts of a push that are in a push buffer.
-    pub(super) fn push_shared(
+    pub(in crate::shard) fn push_shared(
         &mut self,
         request: PeerRequest,
         client: ClientKey,
@@ -342,7 +342,7 @@ impl Shard {
     }
 
     /// The body of a part has arrived.
-    pub(super) fn part_received(&mut self, now: Instant, incoming: IncomingPart) {
+    pub(in crate::shard) fn part_received(&mut self, now: Instant, incoming: IncomingPart) {
         if let Err(refusal) = self.receive_part(now, &incoming) {
             self.intake.refuse_push(&mut self.peers, &mut self.out, &incoming, refusal);
         }

@@ -6,28 +6,28 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 use pushpull_store::store::Overflow;
 
-use super::Shard;
-use super::intake::Intake;
-use super::peers::Peers;
-use super::shard_files::ShardFiles;
-use super::steps::Steps;
-use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::client_key::ClientKey;
 use crate::inbox::PushedRows;
+use crate::shard::Shard;
+use crate::shard::intake::Intake;
+use crate::shard::peers::Peers;
+use crate::shard::shard_files::ShardFiles;
+use crate::shard::steps::Steps;
+use crate::shard::variables::Variables;
 
 /// A push whose last part has arrived, and which counts once it passes the checks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WholePush {
-    pub(super) client: ClientKey,
-    pub(super) push_slot: u32,
+pub(in crate::shard) struct WholePush {
+    pub(in crate::shard) client: ClientKey,
+    pub(in crate::shard) push_slot: u32,
     /// The number of bytes that the last part has named.
-    pub(super) named_bytes: u64,
+    pub(in crate::shard) named_bytes: u64,
 }
 
 impl WholePush {
     /// Checks everything about the push that only its end shows: its bytes, its rows and its token.
-    pub(super) fn check(
+    pub(in crate::shard) fn check(
         &self,
         intake: &Intake,
         files: &ShardFiles,
@@ -122,7 +122,7 @@ impl WholePush {
 }
 
 /// Returns the refusal of a push that would make a value infinite or NaN.
-pub(super) fn overflow_refusal(overflow: Overflow) -> Refusal {
+pub(in crate::shard) fn overflow_refusal(overflow: Overflow) -> Refusal {
     let Overflow { variable, element, value } = overflow;
     Refusal::Overflow { variable, element, value }
 }
@@ -130,7 +130,7 @@ pub(super) fn overflow_refusal(overflow: Overflow) -> Refusal {
 impl Shard {
     /// Drops a complete gradient if it has become too old since to be applied. Returns whether it
     /// was dropped.
-    pub(super) fn drop_if_too_old(&mut self, now: Instant, push_slot: u32) -> bool {
+    pub(in crate::shard) fn drop_if_too_old(&mut self, now: Instant, push_slot: u32) -> bool {
         let (Some(owner), Some(inbox)) = (&self.steps.owner, &mut self.intake.inbox) else {
             return false;
         };

@@ -9,13 +9,13 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
 use super::client_registry::ClientPresence;
 use super::connection_state::{ConnectionState, ExpectedBody};
-use super::encoded_parts::PartEncoding;
 use super::message_rights::MessageRights;
-use super::output::Outputs;
 use super::parked_requests::{ParkedRequest, WaitReason};
-use super::pulls::{wait_for_values, wrong_encoding};
-use super::{Detail, Shard};
 use crate::client_key::ClientKey;
+use crate::shard::intake::encoded_parts::PartEncoding;
+use crate::shard::output::Outputs;
+use crate::shard::pulls::{wait_for_values, wrong_encoding};
+use crate::shard::{Detail, Shard};
 
 /// A request of a peer, with everything that its answer needs.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct PeerRequest {
 
 impl PeerRequest {
     /// Returns the request of a message that has just arrived.
-    pub(super) fn new(
+    pub(in crate::shard) fn new(
         now: Instant,
         connection: u64,
         state: &ConnectionState,
@@ -55,22 +55,22 @@ impl PeerRequest {
         }
     }
 
-    pub(super) fn answer(&self, out: &mut Outputs, message: Message) {
+    pub(in crate::shard) fn answer(&self, out: &mut Outputs, message: Message) {
         out.answer(self.connection, self.envelope, message);
     }
 
-    pub(super) fn refuse(&self, out: &mut Outputs, refusal: Refusal) {
+    pub(in crate::shard) fn refuse(&self, out: &mut Outputs, refusal: Refusal) {
         out.refuse(self.connection, self.envelope, refusal);
     }
 
-    pub(super) fn refuse_storage(&self, out: &mut Outputs, error: &str) {
+    pub(in crate::shard) fn refuse_storage(&self, out: &mut Outputs, error: &str) {
         out.refuse_storage(self.connection, self.envelope, error);
     }
 }
 
 impl Shard {
     /// Checks the rights of a message, and hands it to its owner.
-    pub(super) fn message(
+    pub(in crate::shard) fn message(
         &mut self,
         now: Instant,
         connection: u64,
@@ -234,7 +234,7 @@ impl Shard {
 }
 
 /// Returns the envelope of the answer to this request.
-pub(super) fn answer_to(header: &Header) -> Envelope {
+pub(in crate::shard) fn answer_to(header: &Header) -> Envelope {
     Envelope {
         request: header.request,
         restore_epoch: header.restore_epoch,

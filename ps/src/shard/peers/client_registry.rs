@@ -99,11 +99,11 @@ pub(crate) struct ClientRegistry {
 pub(crate) const CLIENTS_MAX: usize = 16_384;
 
 /// The limit of all epochs.
-pub(super) const EPOCH_LIMIT: u64 = 1 << 63;
+pub(in crate::shard) const EPOCH_LIMIT: u64 = 1 << 63;
 
 /// How far above its own time, in milliseconds, a shard accepts epochs that it does not assign
 /// itself: one day. Hosts whose clocks differ by more have a wrong clock.
-pub(super) const EPOCHS_AHEAD: u64 = 24 * 60 * 60 * 1000;
+pub(in crate::shard) const EPOCHS_AHEAD: u64 = 24 * 60 * 60 * 1000;
 
 impl ClientRegistry {
     /// Creates an empty registry. Epochs assigned here are above `epoch_base`. It must be higher

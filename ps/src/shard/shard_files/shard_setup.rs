@@ -13,29 +13,29 @@ use pushpull_store::commit::{CELL_WORDS, Journal, is_unused_intent};
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use pushpull_store::table::Table;
 
-use super::Shard;
-use super::applier::Applier;
-use super::checkpoints::ShardCheckpoints;
-use super::client_registry::ClientRegistry;
 use super::control_file::{OpenedControl, control_text, open_control};
 use super::generation::{files_of_tables, open_catalogue, remove_leftovers};
-use super::intake::Intake;
-use super::output::Outputs;
-use super::peers::Peers;
 use super::poison::PoisonRecord;
 use super::power::Power;
-use super::pulls::Pulls;
 use super::record::{ShardRecord, ShardStage};
 use super::recovery::Recovery;
-use super::shard_files::{CONTROL_BYTES_MAX, GROWTH, ShardFiles, transaction_words};
-use super::steps::Steps;
-use super::variables::Variables;
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::metrics::Counters;
+use crate::shard::Shard;
+use crate::shard::applier::Applier;
+use crate::shard::checkpoints::ShardCheckpoints;
+use crate::shard::intake::Intake;
+use crate::shard::output::Outputs;
+use crate::shard::peers::Peers;
+use crate::shard::peers::client_registry::ClientRegistry;
+use crate::shard::pulls::Pulls;
+use crate::shard::shard_files::{CONTROL_BYTES_MAX, GROWTH, ShardFiles, transaction_words};
+use crate::shard::steps::Steps;
+use crate::shard::variables::Variables;
 
 /// The identity of one run of the server, for the arenas that it opens.
 #[derive(Clone, Copy, Debug)]
@@ -216,7 +216,7 @@ impl Shard {
 }
 
 /// The name of the control file during its creation.
-pub(super) const CONTROL_NEW: &str = "control.new";
+pub(in crate::shard) const CONTROL_NEW: &str = "control.new";
 
 /// Removes the files of an unfinished creation, after a kill or a loss of power. An arena exists
 /// once it has its control file. Any other files without one are an arena's state, and are an

@@ -17,30 +17,34 @@ use pushpull_store::layout::{Fault, Kind, PAGE_BYTES};
 use pushpull_store::store::{Store, StoreGeometry, StorePlan};
 use pushpull_store::table::Table;
 
-use super::Shard;
-use super::intake::does_not_fit;
-use super::peer_request::PeerRequest;
 use super::record::{ShardRecord, admitted_words};
-use super::shard_files::{ShardFiles, transaction_words};
-use super::variables::VariablesState;
 use crate::aggregate::step_owner::StepOwner;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
+use crate::shard::Shard;
+use crate::shard::intake::does_not_fit;
+use crate::shard::peers::peer_request::PeerRequest;
+use crate::shard::shard_files::{ShardFiles, transaction_words};
+use crate::shard::variables::VariablesState;
 
 /// The variables of one declaration on a shard, and the sizes of their files.
 #[derive(Debug)]
-pub(super) struct Generation {
-    pub(super) catalogue: Arc<Catalogue>,
-    pub(super) layout: ShardLayout,
-    pub(super) rules: VariableRules,
-    pub(super) geometry: StoreGeometry,
-    pub(super) push_slots: usize,
+pub(in crate::shard) struct Generation {
+    pub(in crate::shard) catalogue: Arc<Catalogue>,
+    pub(in crate::shard) layout: ShardLayout,
+    pub(in crate::shard) rules: VariableRules,
+    pub(in crate::shard) geometry: StoreGeometry,
+    pub(in crate::shard) push_slots: usize,
 }
 
 impl Generation {
     /// Plans the generation that a declaration begins.
-    pub(super) fn new(id: ShardId, config: &PsConfig, catalogue: Arc<Catalogue>) -> Generation {
+    pub(in crate::shard) fn new(
+        id: ShardId,
+        config: &PsConfig,
+        catalogue: Arc<Catalogue>,
+    ) -> Generation {
         let layout = catalogue.layout(id);
         let rules = config.rules.of_variables(&catalogue);
         let slots = rules.most_slots(&layout);
@@ -51,7 +55,7 @@ impl Generation {
 
     /// Returns the generation that these words describe. Fails if its blocks do not fit the
     /// variables, with the number of optimizer slots that they have.
-    pub(super) fn of_record(
+    pub(in crate::shard) fn of_record(
         id: ShardId,
         config: &PsConfig,
         catalogue: Arc<Catalogue>,
@@ -68,17 +72,20 @@ impl Generation {
     }
 
     /// Returns the number of words of the tables file, without those of embedding tables.
-    pub(super) fn table_words(&self) -> usize {
+    pub(in crate::shard) fn table_words(&self) -> usize {
         table_words(&self.geometry, &self.layout, self.push_slots)
     }
 
     /// Returns the number of embedding tables.
-    pub(super) fn tables(&self) -> usize {
+    pub(in crate::shard) fn tables(&self) -> usize {
         self.layout.tables().len()
     }
 
     /// Reserves the memory of the blocks, the inbox and the tables file.
-    pub(super) fn reserve(&self, files: &ShardFiles) -> Result<Reservation, StorageError> {
+    pub(in crate::shard) fn reserve(
+        &self,
+        files: &ShardFiles,
+    ) -> Result<Reservation, StorageError> {
         files.budget.reserve(self.fixed_bytes())
     }
 
@@ -99,7 +106,7 @@ impl Generation {
     }
 
     /// Returns the plan of the store whose files have this number.
-    pub(super) fn store_plan(
+    pub(in crate::shard) fn store_plan(
         &self,
         files: &ShardFiles,
         generation: u64,
@@ -157,7 +164,12 @@ impl Generation {
 
 impl Shard {
     /// Handles the declaration of a chief, whose catalogue has arrived.
-    pub(super) fn declare(&mut self, request: &PeerRequest, digest: [u8; 32], bytes: &[u8]) {
+    pub(in crate::shard) fn declare(
+        &mut self,
+        request: &PeerRequest,
+        digest: [u8; 32],
+        bytes: &[u8],
+    ) {
         match self.try_declare(digest, bytes) {
             Ok(()) => {
                 let state = self.variables.catalogue_state();
@@ -198,7 +210,10 @@ impl Shard {
     }
 
     /// Creates the files of a new generation of variables, and switches to them.
-    pub(super) fn make_variables(&mut self, generation: Generation) -> Result<(), StorageError> {
+    pub(in crate::shard) fn make_variables(
+        &mut self,
+        generation: Generation,
+    ) -> Result<(), StorageError> {
         let (store, inbox) = generation.create(&mut self.files, self.intake.next_push_slot)?;
         self.intake.inbox = Some(inbox);
         self.steps.count_participants(store.catalogue().shards());
@@ -207,7 +222,12 @@ impl Shard {
     }
 
     /// The initial values are complete.
-    pub(super) fn initialized(&mut self, connection: u64, request: Envelope, epoch: RestoreEpoch) {
+    pub(in crate::shard) fn initialized(
+        &mut self,
+        connection: u64,
+        request: Envelope,
+        epoch: RestoreEpoch,
+    ) {
         let Shard { files, variables, steps, .. } = self;
         variables.initialized(files, steps.step(), epoch);
         self.stamp_answers();
@@ -215,7 +235,7 @@ impl Shard {
     }
 
     /// Forgets the variables durably, and then removes their files.
-    pub(super) fn forget_variables(&mut self) -> Result<(), StorageError> {
+    pub(in crate::shard) fn forget_variables(&mut self) -> Result<(), StorageError> {
         self.variables.state = VariablesState::Absent;
         self.steps.set_participants(std::iter::empty());
         self.pulls.last_pulls.clear();
@@ -239,7 +259,7 @@ pub(crate) fn table_words(
 }
 
 /// Returns the names of the files of a store's embedding tables.
-pub(super) fn files_of_tables(store: &Store) -> Vec<String> {
+pub(in crate::shard) fn files_of_tables(store: &Store) -> Vec<String> {
     store.tables().iter().flat_map(Table::file_names).collect()
 }
 
@@ -268,7 +288,7 @@ const OF_A_GENERATION: [Kind; 6] =
 
 /// Removes the files of unused generations, which a process left that was killed while it created
 /// or removed them.
-pub(super) fn remove_leftovers(
+pub(in crate::shard) fn remove_leftovers(
     arena: &Arena,
     generation: Option<u64>,
     of_tables: &[String],

@@ -11,19 +11,19 @@ use pushpull_common::protocol::{Header, Refusal};
 use pushpull_common::tensor::DType;
 use pushpull_store::store::Store;
 
-use super::Detail;
+use crate::shard::Detail;
 
 /// The encoding that the message of a part states.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PartEncoding {
-    pub(super) encoding: u8,
-    pub(super) elements: u32,
-    pub(super) factor: f64,
+pub(in crate::shard) struct PartEncoding {
+    pub(in crate::shard) encoding: u8,
+    pub(in crate::shard) elements: u32,
+    pub(in crate::shard) factor: f64,
 }
 
 /// An encoded body of a part.
 #[derive(Clone, Debug)]
-pub(super) struct EncodedPart {
+pub(in crate::shard) struct EncodedPart {
     encoding: Encoding,
     variable: VariableId,
     dtype: DType,
@@ -33,20 +33,20 @@ pub(super) struct EncodedPart {
     /// The factor of the decoded elements.
     factor: f64,
     /// The memory that receives the body. Empty until then.
-    pub(super) bytes: Vec<u8>,
+    pub(in crate::shard) bytes: Vec<u8>,
 }
 
 /// The body of a part: its range in the shard's layout, and its encoding if it is encoded.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PartBody {
-    pub(super) range: Range<u64>,
-    pub(super) encoded: Option<EncodedPart>,
+pub(in crate::shard) struct PartBody {
+    pub(in crate::shard) range: Range<u64>,
+    pub(in crate::shard) encoded: Option<EncodedPart>,
 }
 
 impl PartBody {
     /// Returns the body that the message of a part announces. Refuses one that cannot be what the
     /// message states.
-    pub(super) fn of(
+    pub(in crate::shard) fn of(
         store: Option<&Store>,
         header: &Header,
         part: &PushPart,
@@ -118,7 +118,7 @@ impl PartBody {
 
 impl EncodedPart {
     /// Decodes the body into its range of the push slot.
-    pub(super) fn decode_into(&self, range: &mut [u8]) -> Result<(), Refusal> {
+    pub(in crate::shard) fn decode_into(&self, range: &mut [u8]) -> Result<(), Refusal> {
         let (elements, padding) = range.split_at_mut(self.decoded.min(range.len()));
         padding.fill(0);
         let EncodedPart { encoding, dtype, blocks, bytes, .. } = self;

@@ -9,9 +9,9 @@
 //! | what | bound | kept by |
 //! | --- | --- | --- |
 //! | versions, gradients, steps, tokens, generations, lives, gradients made | `COUNT_LIMIT` | each increases by one at a time; those of a checkpoint are below `RESTORED_LIMIT`, see `checkpoints` |
-//! | the epoch of a client, the newest, the chief's | `EPOCH_LIMIT` | [`ClientRegistry::admit`](super::client_registry::ClientRegistry::admit): assigned and accepted epochs |
+//! | the epoch of a client, the newest, the chief's | `EPOCH_LIMIT` | [`ClientRegistry::admit`](crate::shard::peers::client_registry::ClientRegistry::admit): assigned and accepted epochs |
 //! | restore epochs | `u32` | `initialize` and `restore` refuse the last |
-//! | clients | `CLIENTS_MAX` | [`ClientRegistry::admit`](super::client_registry::ClientRegistry::admit) |
+//! | clients | `CLIENTS_MAX` | [`ClientRegistry::admit`](crate::shard::peers::client_registry::ClientRegistry::admit) |
 //! | push slots | `INBOX_PUSHES_MAX` | `PsConfig::check` |
 //! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `token_request`; a client with a token gets no other one with an answer |
 //! | the name of a job | `JOB_BYTES_MAX` | the type of the field in `Hello` |
@@ -22,12 +22,12 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch};
 use pushpull_store::commit::{Address, FIRST_WORDS, offset_of};
 use pushpull_store::layout::Fault;
 
-use super::client_registry::{CLIENTS_MAX, EPOCH_LIMIT};
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_coordinator::AdmittedPush;
 use crate::aggregate::step_owner::StepState;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
+use crate::shard::peers::client_registry::{CLIENTS_MAX, EPOCH_LIMIT};
 
 /// How far the declaration of a shard's variables has progressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,7 +128,7 @@ enum RecordWord {
 
 /// The limit of every count. No machine runs long enough to reach it. It leaves bits for sums, and
 /// for values packed beside a count.
-pub(super) const COUNT_LIMIT: u64 = 1 << 56;
+pub(in crate::shard) const COUNT_LIMIT: u64 = 1 << 56;
 
 /// The limit of counts from a checkpoint. Counts that continue from it stay below [`COUNT_LIMIT`],
 /// so that the arena can be opened again.
@@ -242,7 +242,7 @@ impl ShardRecord {
 }
 
 /// Returns the fault of a control word.
-pub(super) fn wrong(index: usize, expected: String) -> Fault {
+pub(in crate::shard) fn wrong(index: usize, expected: String) -> Fault {
     Fault::at(offset_of(Address::Control(index)), expected)
 }
 
@@ -288,7 +288,7 @@ pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Admit
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::shard) mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 

@@ -13,13 +13,13 @@ use pushpull_store::arena::ArenaStorage;
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
-use super::Detail;
-use super::output::{Outputs, ShardOutput};
 use crate::error::StorageError;
+use crate::shard::Detail;
+use crate::shard::output::{Outputs, ShardOutput};
 
 /// The state of the durable images of a shard.
 #[derive(Debug, Default)]
-pub(super) struct Power {
+pub(in crate::shard) struct Power {
     /// The number of commits.
     made: u64,
     /// The newest commit in an image on disk.
@@ -38,7 +38,7 @@ pub(super) struct Power {
 
 /// The effect of a flush that has ended.
 #[derive(Debug)]
-pub(super) enum FlushOutcome {
+pub(in crate::shard) enum FlushOutcome {
     /// The image is on disk. `unnamed` says whether no image names the leftover files any more.
     Durable { unnamed: bool },
     /// The shard is read-only from now on, for this reason.
@@ -48,13 +48,13 @@ pub(super) enum FlushOutcome {
 /// An image to be written.
 #[derive(Debug)]
 pub(crate) struct Flush {
-    pub(super) storage: ArenaStorage,
-    pub(super) stamp: Stamp,
+    pub(in crate::shard) storage: ArenaStorage,
+    pub(in crate::shard) stamp: Stamp,
     /// The files of the blocks that the image names.
-    pub(super) files: Vec<String>,
-    pub(super) number: u64,
-    pub(super) image: Vec<u8>,
-    pub(super) planted: PlantedBugs,
+    pub(in crate::shard) files: Vec<String>,
+    pub(in crate::shard) number: u64,
+    pub(in crate::shard) image: Vec<u8>,
+    pub(in crate::shard) planted: PlantedBugs,
 }
 
 impl Flush {
@@ -87,7 +87,7 @@ pub(crate) fn image_name(number: u64) -> String {
 }
 
 /// Returns the newest complete image: its number, and the control and tables files.
-pub(super) fn newest_image(
+pub(in crate::shard) fn newest_image(
     storage: &ArenaStorage,
     stamp: Stamp,
 ) -> Result<Option<(u64, Vec<u8>)>, StorageError> {
@@ -123,24 +123,24 @@ pub(crate) fn read_image(bytes: &[u8], stamp: Stamp) -> Result<(u64, Vec<u8>), F
 
 impl Power {
     /// Continues the numbers of the images of an earlier process.
-    pub(super) fn resume(images: u64) -> Power {
+    pub(in crate::shard) fn resume(images: u64) -> Power {
         // This process has flushed nothing yet. Files that only the old image names are removed
         // once the next image is on disk.
         Power { images, made: 1, unnamed_since: Some(1), ..Power::default() }
     }
 
     /// Counts a commit.
-    pub(super) fn count_commit(&mut self) {
+    pub(in crate::shard) fn count_commit(&mut self) {
         self.made += 1;
     }
 
     /// Records that no later commit names the files of the variables.
-    pub(super) fn forget_files(&mut self) {
+    pub(in crate::shard) fn forget_files(&mut self) {
         self.unnamed_since = Some(self.made);
     }
 
     /// Holds outputs back until their commit is on disk.
-    pub(super) fn hold(&mut self, out: &mut Outputs) {
+    pub(in crate::shard) fn hold(&mut self, out: &mut Outputs) {
         if self.failed.is_some() {
             return;
         }
@@ -158,7 +158,7 @@ impl Power {
     }
 
     /// Returns the number of the next image if there are new commits and none is being written.
-    pub(super) fn begin_image(&mut self) -> Option<u64> {
+    pub(in crate::shard) fn begin_image(&mut self) -> Option<u64> {
         if self.writing.is_some() || self.made == self.durable || self.failed.is_some() {
             return None;
         }
@@ -169,7 +169,7 @@ impl Power {
 
     /// Takes the result of a flush. A failure is final. Returns `None` if no image was being
     /// written.
-    pub(super) fn flushed(
+    pub(in crate::shard) fn flushed(
         &mut self,
         out: &mut Outputs,
         result: Result<(), String>,
@@ -194,17 +194,17 @@ impl Power {
     }
 
     /// Returns whether a commit waits for an image.
-    pub(super) fn waits_for_image(&self) -> bool {
+    pub(in crate::shard) fn waits_for_image(&self) -> bool {
         self.failed.is_none() && (self.is_flushing() || self.made != self.durable)
     }
 
     /// Returns whether an image is being written.
-    pub(super) fn is_flushing(&self) -> bool {
+    pub(in crate::shard) fn is_flushing(&self) -> bool {
         self.writing.is_some()
     }
 
     /// Returns the refusal of everything except pulls after a failed flush.
-    pub(super) fn refusal(&self) -> Option<Refusal> {
+    pub(in crate::shard) fn refusal(&self) -> Option<Refusal> {
         let failed = self.failed.as_ref()?;
         let detail = format!("the shard is read-only since a flush failed: {failed}");
         Some(Refusal::Storage { detail: Detail::clipped(detail) })

@@ -6,11 +6,13 @@ use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
 use pushpull_store::testing::planted::PlantedBugs;
 
-use super::client_registry::{ClientEntry, ClientPresence, DurableClient, EPOCH_LIMIT};
 use super::record::{COUNT_LIMIT, wrong};
 use crate::aggregate::bounded_staleness::ReplicaProgress;
 use crate::aggregate::step_owner::Issued;
 use crate::push_window::PushWindow;
+use crate::shard::peers::client_registry::{
+    ClientEntry, ClientPresence, DurableClient, EPOCH_LIMIT,
+};
 
 /// The durable state of one client, in its own cell of the control file.
 #[derive(Debug)]

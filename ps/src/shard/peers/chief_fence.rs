@@ -28,25 +28,25 @@ use crate::client_key::ClientKey;
 
 /// The newest chief. Older chiefs are fenced.
 #[derive(Debug)]
-pub(super) struct ChiefFence {
+pub(in crate::shard) struct ChiefFence {
     /// The fencing epoch.
-    pub(super) epoch: ClientEpoch,
+    pub(in crate::shard) epoch: ClientEpoch,
     /// `None` if the client is unknown, as in an arena of an earlier version.
-    pub(super) client: Option<ClientKey>,
+    pub(in crate::shard) client: Option<ClientKey>,
     /// On another shard than the step owner's: the epoch of the last `ChiefIs` on the current
     /// connection to the step owner.
-    pub(super) announced: Option<ClientEpoch>,
+    pub(in crate::shard) announced: Option<ClientEpoch>,
     planted: PlantedBugs,
 }
 
 impl ChiefFence {
     /// Returns the fence of a shard that knows no chief.
-    pub(super) fn new(planted: PlantedBugs) -> ChiefFence {
+    pub(in crate::shard) fn new(planted: PlantedBugs) -> ChiefFence {
         ChiefFence { epoch: ClientEpoch(0), client: None, announced: None, planted }
     }
 
     /// A chief with this epoch has joined. Returns whether it is newer than the last one.
-    pub(super) fn raise(&mut self, key: ClientKey, epoch: ClientEpoch) -> bool {
+    pub(in crate::shard) fn raise(&mut self, key: ClientKey, epoch: ClientEpoch) -> bool {
         let is_newer = epoch > self.epoch;
         if is_newer {
             (self.epoch, self.client) = (epoch, Some(key));
@@ -55,7 +55,7 @@ impl ChiefFence {
     }
 
     /// Refuses the epoch of a chief that is fenced.
-    pub(super) fn check(&self, epoch: ClientEpoch) -> Result<(), Refusal> {
+    pub(in crate::shard) fn check(&self, epoch: ClientEpoch) -> Result<(), Refusal> {
         // The chief of the last `ChiefIs` may not have connected to this shard yet.
         let current = self.epoch.max(self.announced.unwrap_or_default());
         match epoch < current && !self.planted.has(Bug::StaleChief) {
@@ -73,7 +73,7 @@ impl ChiefFence {
 
     /// Checks that a client may join in this role. A chief must be the current one, or replace one
     /// that is absent, under its own epoch.
-    pub(super) fn check_hello(
+    pub(in crate::shard) fn check_hello(
         &self,
         registry: &ClientRegistry,
         owns_step: bool,

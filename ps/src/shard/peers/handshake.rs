@@ -11,13 +11,13 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Refusal, version};
 
-use super::Shard;
 use super::client_registry::AdmittedClient;
 use super::connection_state::ConnectionState;
 use super::peer_request::answer_to;
-use super::variables::Variables;
 use crate::aggregate::mode::Mode;
 use crate::config::{NonFinite, PsConfig};
+use crate::shard::Shard;
+use crate::shard::variables::Variables;
 
 /// The job of the parameter servers.
 const PS: &str = "ps";
@@ -38,11 +38,11 @@ pub(crate) enum PeerOrigin {
 
 /// A hello that has arrived on a new connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct IncomingHello<'a> {
-    pub(super) connection: u64,
-    pub(super) hello: &'a Hello,
-    pub(super) origin: PeerOrigin,
-    pub(super) now: Instant,
+pub(in crate::shard) struct IncomingHello<'a> {
+    pub(in crate::shard) connection: u64,
+    pub(in crate::shard) hello: &'a Hello,
+    pub(in crate::shard) origin: PeerOrigin,
+    pub(in crate::shard) now: Instant,
 }
 
 impl IncomingHello<'_> {
@@ -156,7 +156,7 @@ impl IncomingHello<'_> {
 }
 
 impl Shard {
-    pub(super) fn connected(&mut self, hello: IncomingHello<'_>, header: &Header) {
+    pub(in crate::shard) fn connected(&mut self, hello: IncomingHello<'_>, header: &Header) {
         match self.admit(hello) {
             Ok(welcome) => self.out.answer(hello.connection, answer_to(header), welcome.into()),
             Err(refusal) => {

@@ -13,33 +13,33 @@ use pushpull_store::layout::{Fault, Kind, PAGE_BYTES};
 use pushpull_store::store::Store;
 use pushpull_store::table::Table;
 
-use super::Shard;
 use super::client_record::ClientRecord;
-use super::client_registry::ClientPresence;
 use super::generation::{Generation, open_catalogue};
-use super::peers::Peers;
 use super::record::{ShardRecord, ShardStage, admitted_words, decode_admitted};
-use super::shard_files::{ShardFiles, transaction_words};
-use super::steps::Steps;
-use super::variables::{Variables, VariablesState};
-use super::work::ShardJob;
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
 use crate::client_key::ClientKey;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
+use crate::shard::Shard;
+use crate::shard::peers::Peers;
+use crate::shard::peers::client_registry::ClientPresence;
+use crate::shard::shard_files::{ShardFiles, transaction_words};
+use crate::shard::steps::Steps;
+use crate::shard::variables::{Variables, VariablesState};
+use crate::shard::work::ShardJob;
 
 /// The words that an earlier process left, which a new one restores its owners from.
 #[derive(Debug)]
-pub(super) struct Recovery {
-    pub(super) record: ShardRecord,
+pub(in crate::shard) struct Recovery {
+    pub(in crate::shard) record: ShardRecord,
     /// When the files were opened. Leases and deadlines start again.
-    pub(super) now: Instant,
+    pub(in crate::shard) now: Instant,
 }
 
 impl Recovery {
     /// Restores the counts, the step and the clients.
-    pub(super) fn restore_members(
+    pub(in crate::shard) fn restore_members(
         &self,
         files: &mut ShardFiles,
         variables: &mut Variables,
@@ -254,7 +254,10 @@ impl Recovery {
 
 impl Shard {
     /// Restores the variables, and the complete pushes in the inbox.
-    pub(super) fn recover_variables(&mut self, recovery: &Recovery) -> Result<(), StorageError> {
+    pub(in crate::shard) fn recover_variables(
+        &mut self,
+        recovery: &Recovery,
+    ) -> Result<(), StorageError> {
         let &ShardRecord { generation: number, push_slots, integrity, .. } = &recovery.record;
         let Shard { id, config, files, variables, peers, intake, applier, steps, .. } = self;
         let storage = files.arena.storage.clone();

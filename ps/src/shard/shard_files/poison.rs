@@ -29,7 +29,7 @@ pub(crate) struct PoisonRecord {
 
 impl PoisonRecord {
     /// Stages the record for the next transaction.
-    pub(super) fn stage(&self, journal: &mut Journal) {
+    pub(in crate::shard) fn stage(&self, journal: &mut Journal) {
         for (index, word) in self.encode().into_iter().enumerate() {
             journal.stage(Address::Control(POISON + index), word);
         }
