@@ -33,6 +33,9 @@ use shard_restore::RestoreInProgress;
 use shard_save::{SaveInProgress, ShardSave};
 
 /// The checkpoints that a shard takes part in.
+///
+/// Invariants: at most one save of this shard and one restore are running. While a restore is
+/// running, the variables are absent.
 #[derive(Debug)]
 pub(super) struct ShardCheckpoints {
     pub(super) id: ShardId,

@@ -16,26 +16,27 @@ use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Re
 use pushpull_store::arena::SharedBytes;
 use pushpull_store::testing::planted::Bug;
 
-use super::Detail;
 use super::buffer_pool::BufferPool;
 use super::output::Outputs;
 use super::peers::client_registry::ClientPresence;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::peer_request::PeerRequest;
 use super::peers::{Peers, unsupported};
-use super::shard_files::ShardFiles;
+use super::shard_files::{ShardFiles, storage_refusal};
 use super::steps::Steps;
 use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::step_owner::Issued;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
-use crate::error::StorageError;
 use crate::inbox::{Inbox, PendingAnswer};
 use crate::metrics::Counters;
 use incoming_part::IncomingPart;
 
 /// The pushes that a shard is receiving or holds.
+///
+/// Invariants: a push is whole or belongs to a client with a connection. No token has two whole
+/// pushes.
 #[derive(Debug)]
 pub(super) struct Intake {
     pub(super) config: Arc<PsConfig>,
@@ -432,20 +433,12 @@ impl Intake {
         if inbox.push_buffers() >= PUSH_BUFFERS_MAX {
             return Err(unsupported(kind, "the maximum number of push buffers is shared"));
         }
-        let reservation = files.budget.reserve(bytes).map_err(does_not_fit)?;
+        let reservation = files.budget.reserve(bytes).map_err(storage_refusal)?;
         let (memory, descriptor) = SharedBytes::new(bytes as usize)
             .map_err(|error| unsupported(kind, &format!("cannot share memory: {error}")))?;
         let push_slots = inbox.share_push_buffer(client, (memory, reservation), now);
         let push_slots = List::new(push_slots).expect("a push buffer has few slots");
         let push_buffer = SharedPushBuffer { bytes, first: 0, stride, push_slots };
         Ok((push_buffer.into(), vec![descriptor]))
-    }
-}
-
-/// Returns the refusal of a request that the storage cannot serve.
-pub(super) fn does_not_fit(error: StorageError) -> Refusal {
-    match error {
-        StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
-        error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },
     }
 }

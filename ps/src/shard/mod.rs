@@ -79,7 +79,8 @@ pub(crate) use peers::handshake::PeerOrigin;
 /// carried out. Call it until it returns `None` after every event and every slice. All changes of
 /// an event are committed in one transaction before its outputs are returned. With
 /// [`Durability::Power`](crate::Durability::Power) they are returned once an image of that
-/// transaction is on disk. Every request gets one answer, or its connection is closed.
+/// transaction is on disk. Every request of a client gets one answer, and a push gets one for all its
+/// parts, unless the connection is closed.
 ///
 /// **What time does.** The shard has no clock: each event comes with the time, which never falls. A
 /// [`ShardInput::Tick`] is due every [`TICK`] at the latest. It expires leases, requests, tokens
@@ -89,9 +90,9 @@ pub(crate) use peers::handshake::PeerOrigin;
 /// **What may never happen.** No message of a peer and no word of a file makes the shard panic. No
 /// answer to a push leaves before the push is applied and durably settled in its client's window.
 /// No push is applied twice, and no pinned block is overwritten. A fenced or lost client holds no
-/// push slots, and no tokens except those of complete pushes. After a failed flush nothing but
-/// pulls is answered. The durable words are a function of the shard's state. Each owner's type
-/// states its own invariants.
+/// push slots, and no tokens except those of complete pushes. After a failed flush nothing but reads
+/// is answered. The durable words are a function of the shard's state. Each owner's type states its
+/// own invariants.
 #[derive(Debug)]
 pub(crate) struct Shard {
     id: ShardId,

@@ -36,6 +36,9 @@ use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
 use peer_request::PeerRequest;
 
 /// The peers of a shard.
+///
+/// Invariants: the connection of a client is one of the connections, until it is closed. A parked
+/// request has a connection, and its client has no other one.
 #[derive(Debug)]
 pub(super) struct Peers {
     pub(super) config: Arc<PsConfig>,

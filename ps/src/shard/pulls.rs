@@ -31,7 +31,7 @@ use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
 
-/// The most [`EncodeBuffers`](super::output::EncodeBuffers) that are kept for later pulls.
+/// The most [`EncodeBuffers`] that are kept for later pulls.
 const ENCODE_BUFFERS_MAX: usize = 8;
 
 /// The pulls of a shard.

@@ -23,6 +23,7 @@ use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::{Kind, PAGE_BYTES};
 use smallvec::SmallVec;
 
+use super::Detail;
 use super::intake::Intake;
 use super::output::{Outputs, ShardOutput};
 use super::peers::Peers;
@@ -42,6 +43,9 @@ use power::{Flush, FlushOutcome, Power};
 use record::{FROM_IMAGE, ShardRecord, ShardStage, encode_admitted};
 
 /// The files of a shard, and what their names and words depend on.
+///
+/// Invariants: between two inputs the durable words are those of the owners' state. With images, no
+/// output leaves before its commit is in an image on disk.
 #[derive(Debug)]
 pub(super) struct ShardFiles {
     pub(super) config: Arc<PsConfig>,
@@ -329,5 +333,13 @@ impl ShardFiles {
             store.tables().iter().for_each(|table| table.stage_head(&mut self.journal));
         }
         self.stage_assigned(variables);
+    }
+}
+
+/// Returns the refusal of a request that the storage cannot serve.
+pub(super) fn storage_refusal(error: StorageError) -> Refusal {
+    match error {
+        StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
+        error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },
     }
 }

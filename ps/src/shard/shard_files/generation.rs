@@ -23,9 +23,8 @@ use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
 use crate::shard::Shard;
-use crate::shard::intake::does_not_fit;
 use crate::shard::peers::peer_request::PeerRequest;
-use crate::shard::shard_files::{ShardFiles, transaction_words};
+use crate::shard::shard_files::{ShardFiles, storage_refusal, transaction_words};
 use crate::shard::variables::VariablesState;
 
 /// The variables of one declaration on a shard, and the sizes of their files.
@@ -190,7 +189,7 @@ impl Shard {
         let is_busy = !self.applier.jobs.is_empty();
         match self.variables.check_declaration(digest, bytes, is_busy)? {
             None => Ok(()),
-            Some(catalogue) => self.replace_variables(Arc::new(catalogue)).map_err(does_not_fit),
+            Some(catalogue) => self.replace_variables(Arc::new(catalogue)).map_err(storage_refusal),
         }
     }
 
