@@ -12,7 +12,9 @@ use super::encoded_parts::{PartBody, PartEncoding};
 use super::intake::Intake;
 use super::output::Outputs;
 use super::peers::Peers;
+use super::push_job::PushJob;
 use super::steps::Steps;
+use super::streaming_apply::ArrivedPart;
 use super::variables::Variables;
 use super::work::ShardJob;
 use super::{Detail, ExpectedBody, IncomingPart, Shard, VariablesState, answer_to, deadline_of};
@@ -206,7 +208,9 @@ impl Shard {
             let small =
                 part.whole.is_some() && self.variables.store().is_some_and(|s| s.is_small(bytes));
             let may_begin = first && !shared && !small;
-            if !self.apply_on_arrival(push_slot, range, may_begin)? {
+            let arrived = ArrivedPart { push_slot, range, may_begin };
+            let Shard { applier, intake, variables, steps, pulls, .. } = self;
+            if !applier.apply_on_arrival(intake, variables, steps, pulls, arrived)? {
                 self.intake.scan_part(&self.variables, push_slot, range)?;
             }
         }
@@ -247,7 +251,7 @@ impl Shard {
                 self.applier.begin_scan(&mut self.intake, push_slot)
             }
             true => self.push_held(now, push_slot),
-            false => self.applier.jobs.push_back(ShardJob::push(push_slot, false)),
+            false => self.applier.jobs.push_back(ShardJob::Push(PushJob::new(push_slot, false))),
         }
         Ok(())
     }

@@ -18,6 +18,7 @@ use pushpull_store::store::{ByteSource, ChangeInput, SharedInput};
 
 use super::Shard;
 use super::intake::Intake;
+use super::push_job::PushJob;
 use super::steps::Steps;
 use super::variables::Variables;
 use super::work::{SLICE_BYTES, ShardJob};
@@ -233,7 +234,7 @@ impl Shard {
             None if waits => self.push_held(now, push_slot),
             None => {
                 // Next, so that pushes are applied in the order in which they arrived.
-                self.applier.jobs.push_front(ShardJob::push(push_slot, true));
+                self.applier.jobs.push_front(ShardJob::Push(PushJob::new(push_slot, true)));
                 return true;
             }
         }

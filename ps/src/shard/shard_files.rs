@@ -24,6 +24,7 @@ use super::control_file::{OpenedControl, control_text, open_control};
 use super::fused_ranges::FusedRanges;
 use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
 use super::power::Power;
+use super::push_job::PushJob;
 use super::record::{CLIENT_WORDS, ShardRecord, ShardStage};
 use super::work::ShardJob;
 use super::{
@@ -377,7 +378,9 @@ impl Shard {
         let due: Vec<u32> = whole.into_iter().filter(|push_slot| !waits(push_slot)).collect();
         self.intake.inbox = Some(inbox);
         // These pushes were sent, and scanned on arrival: push buffers end with their process.
-        self.applier.jobs.extend(due.into_iter().map(|push_slot| ShardJob::push(push_slot, true)));
+        self.applier
+            .jobs
+            .extend(due.into_iter().map(|push_slot| ShardJob::Push(PushJob::new(push_slot, true))));
         self.recover_held();
         Ok(())
     }

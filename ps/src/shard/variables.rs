@@ -15,6 +15,7 @@ use pushpull_store::store::Store;
 use pushpull_store::table::Table;
 
 use super::fused_ranges::FusedRanges;
+use super::initialization::InitializeJob;
 use super::output::{AnswerBody, Outputs};
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::shard_files::ShardFiles;
@@ -336,7 +337,9 @@ impl Shard {
                     let refusal = self.variables.other_epoch(epoch);
                     return self.out.refuse(connection, request, refusal);
                 }
-                self.applier.jobs.push_back(ShardJob::initialize(connection, request, epoch));
+                self.applier.jobs.push_back(ShardJob::Initialize(InitializeJob::new(
+                    connection, request, epoch,
+                )));
             }
         }
     }
