@@ -1,8 +1,10 @@
 //! The invariants of a shard between two inputs, asserted in tests, the simulator and the fuzzer.
 
-use pushpull_common::ids::ShardId;
 use std::collections::BTreeSet;
 
+use pushpull_common::ids::ShardId;
+#[cfg(any(test, fuzzing))]
+use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::message::Operation;
@@ -10,15 +12,11 @@ use pushpull_common::protocol::message::Operation;
 use super::Shard;
 use super::client_registry::ClientPresence;
 use super::parked_requests::WaitReason;
+#[cfg(any(test, fuzzing))]
+use super::record::ShardRecord;
 use super::work::ShardJob;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::inbox::PushArrival;
-
-#[cfg(any(test, fuzzing))]
-use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
-
-#[cfg(any(test, fuzzing))]
-use super::record::ShardRecord;
 
 /// The state of a shard that a kill must not change: its own words, its clients with the newest
 /// sequence each has settled, and its values.
@@ -161,12 +159,14 @@ impl Shard {
         for token in self.intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()) {
             assert!(whole.insert(token), "token {token} is spent twice");
         }
-        for (token, holder) in owner.outstanding() {
+        for out in owner.tokens().iter() {
+            let (token, holder) = (out.issued.token, out.holder);
             let present = self.peers.registry.client(holder).presence == ClientPresence::Present;
-            let recalled = owner.recalls().has(token);
+            let recalled = owner.recalls().is_some_and(|recalls| recalls.has(token));
             assert!(present || recalled || whole.contains(&token), "token {token} is lost");
         }
-        let mut known: BTreeSet<TokenId> = owner.outstanding().map(|(token, _)| token).collect();
+        let mut known: BTreeSet<TokenId> =
+            owner.tokens().iter().map(|out| out.issued.token).collect();
         let admitted = owner.coordinator().into_iter().flat_map(|a| a.admitted());
         known.extend(admitted.map(|grant| TokenId(grant.token)));
         assert!(whole.is_subset(&known), "a whole push spends a token that is not out");

@@ -113,13 +113,14 @@ impl Shard {
             inbox.drop_client(client);
         }
         self.pulls.last_pulls.drop_client(client);
-        self.steps.replica_leaves(client, fenced);
         if !fenced && !self.steps.shards_to_ask().is_empty() {
-            self.steps.owner.iter_mut().for_each(|owner| owner.leave(client));
+            if let Some(tokens) = self.steps.asynchronous_tokens_mut() {
+                tokens.leave(client);
+            }
             self.recall_tokens(now);
         } else if let Some(owner) = &mut self.steps.owner {
             let complete = self.intake.whole_tokens();
-            let returned = owner.drop_client(client, |token| complete.contains(&token));
+            let returned = owner.drop_client(client, fenced, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(returned as u64);
         }
     }

@@ -17,8 +17,9 @@ use super::shard_files::{GROWTH, ShardFiles};
 use super::steps::Steps;
 use super::variables::Variables;
 use super::{Shard, VariablesState, record};
+use crate::aggregate::outstanding_tokens::Issued;
 use crate::aggregate::step_follower::StepFollower;
-use crate::aggregate::step_owner::{Issued, StepOwner};
+use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
@@ -95,7 +96,7 @@ impl ShardFiles {
     }
 
     pub(super) fn stage_client(&mut self, peers: &mut Peers, steps: &Steps, key: ClientKey) {
-        let bounded_staleness = steps.owner.as_ref().and_then(StepOwner::bounded_staleness);
+        let bounded_staleness = steps.owner.as_ref().and_then(TokenIssuer::bounded_staleness);
         let progress = bounded_staleness
             .map(|bounded_staleness| bounded_staleness.of(key))
             .unwrap_or_default();
@@ -118,7 +119,7 @@ impl ShardFiles {
         let mut record = ShardRecord {
             version: variables.version,
             gradients: variables.gradients,
-            steps: steps.owner.as_ref().map(StepOwner::steps).unwrap_or_default(),
+            steps: steps.owner.as_ref().map(TokenIssuer::steps).unwrap_or_default(),
             newest_epoch: peers.registry.newest_epoch(),
             chief: peers.chief.epoch,
             chief_client: peers.chief.client,
@@ -167,7 +168,7 @@ impl ShardFiles {
         {
             let first = store.geometry().table_words() + map_words(store.layout());
             inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
-            if let Some(coordinator) = steps.owner.as_ref().and_then(StepOwner::coordinator) {
+            if let Some(coordinator) = steps.owner.as_ref().and_then(TokenIssuer::coordinator) {
                 let first = first + Inbox::table_words(store.layout(), inbox.push_slots());
                 let words = record::encode_admitted(coordinator.admitted(), inbox.push_slots());
                 for (index, value) in words.enumerate() {

@@ -113,7 +113,7 @@ impl PushJob {
             // A shard that is not the step owner takes the client's step, up to a limit.
             let known = steps.owner.as_ref().map(|owner| owner.step().0);
             let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
-            let (owner, last_pulls) = (steps.owner.as_ref(), &pulls.last_pulls);
+            let (owner, last_pulls) = (steps.asynchronous_tokens(), &pulls.last_pulls);
             let adjustment =
                 StalenessAdjustment::of(push_slot, inbox, variables, owner, last_pulls);
             self.update.begin(applier, variables, journal, pushes, adjustment, step)?;
@@ -153,14 +153,14 @@ impl Shard {
                 "no gradient was applied in between"
             );
             job.update.adjustment().count(&self.counters);
-            if let Some(owner) = &mut self.steps.owner {
-                staleness = owner.spend(push.token, push.step);
+            if let Some(tokens) = self.steps.asynchronous_tokens_mut() {
+                staleness = tokens.spend(push.token, push.step);
                 debug_assert_eq!(
                     job.update.adjustment().staleness,
                     Some(staleness),
                     "the staleness has changed since the push began"
                 );
-                self.counters.global_step.set(owner.step().0);
+                self.counters.global_step.set(tokens.steps().step);
                 self.stamp_answers();
             }
         } else {

@@ -45,17 +45,18 @@ impl Shard {
     /// Retires absent clients whose push a shard has applied, after two leases. A retired client
     /// that comes back is fenced. A present client may wait for a push slot without a limit.
     fn retire_overdue(&mut self, now: Instant) {
-        let Some(owner) = &mut self.steps.owner else { return };
+        let Some(tokens) = self.steps.asynchronous_tokens_mut() else { return };
         let registry = &self.peers.registry;
-        owner.put_off_recalls(now, |client| {
+        tokens.put_off_recalls(now, |client| {
             registry.client(client).presence == ClientPresence::Present
         });
-        let owner = &*owner;
+        let tokens = &*tokens;
         let comes = |token: TokenId| {
             self.intake.inbox.as_ref().is_some_and(|inbox| !inbox.push_slots_of(token.0).is_empty())
         };
-        let overdue = owner.recalls().overdue(now, self.config.lease * 2);
-        let holders = overdue.filter(|&token| !comes(token)).filter_map(|t| owner.holder_of(t));
+        let overdue = tokens.recalls().overdue(now, self.config.lease * 2);
+        let holders =
+            overdue.filter(|&token| !comes(token)).filter_map(|t| tokens.tokens().holder_of(t));
         let mut holders: Vec<ClientKey> = holders.collect();
         holders.sort_unstable();
         holders.dedup();
@@ -112,7 +113,7 @@ impl Steps {
     /// Names the shards that have not answered for all recalled tokens, with the time since each
     /// was last heard from. `None` if all have.
     pub(super) fn awaited_recalls(&self, now: Instant) -> Option<String> {
-        let recalls = self.owner.as_ref()?.recalls();
+        let recalls = self.asynchronous_tokens()?.recalls();
         let shards = self.shards_to_ask();
         let awaits =
             |shard: &&ShardId| recalls.tokens().any(|token| recalls.awaits(token, **shard));
@@ -127,8 +128,8 @@ impl Steps {
 
     pub(super) fn take_back_free_tokens(&mut self, intake: &Intake, shards: &[ShardId]) {
         let complete = intake.whole_tokens();
-        let Some(owner) = &mut self.owner else { return };
-        let returned = owner.take_back_free(shards, |token| complete.contains(&token));
+        let Some(tokens) = self.asynchronous_tokens_mut() else { return };
+        let returned = tokens.take_back_free(shards, |token| complete.contains(&token));
         if returned > 0 {
             self.counters.tokens_taken_back.add(returned as u64);
         }
@@ -141,12 +142,12 @@ impl Steps {
         shards: &[ShardId],
         asks: impl Fn(TokenId) -> bool,
     ) {
-        let Some(owner) = &self.owner else { return };
+        let Some(tokens) = self.asynchronous_tokens() else { return };
         let mut due: Vec<(u64, message::Recall)> = Vec::new();
-        for token in owner.recalls().tokens().filter(|&token| asks(token)) {
-            let Some(holder) = owner.holder_of(token) else { continue };
+        for token in tokens.recalls().tokens().filter(|&token| asks(token)) {
+            let Some(holder) = tokens.tokens().holder_of(token) else { continue };
             let recall = message::Recall { token, client: peers.registry.client(holder).epoch };
-            let silent = shards.iter().filter(|&&shard| owner.recalls().awaits(token, shard));
+            let silent = shards.iter().filter(|&&shard| tokens.recalls().awaits(token, shard));
             let connections = silent.filter_map(|shard| self.shards.connections.get(shard));
             due.extend(connections.map(|&connection| (connection, recall.clone())));
         }
@@ -171,8 +172,8 @@ impl Steps {
             return;
         }
         let shards = self.shards_to_ask();
-        let Some(owner) = &mut self.owner else { return };
-        owner.recall_answered(token, shard, applied);
+        let Some(tokens) = self.asynchronous_tokens_mut() else { return };
+        tokens.recall_answered(token, shard, applied);
         self.take_back_free_tokens(intake, &shards);
     }
 }

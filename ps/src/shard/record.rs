@@ -16,7 +16,7 @@
 //! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `token_request`; a client with a token gets no other one with an answer |
 //! | the name of a job | `JOB_BYTES_MAX` | the type of the field in `Hello` |
 //! | the window of a client | one entry for each of its sequences | [`PushWindow::settle`]: a sequence is never 0, see `find_or_begin_push` and [`PushWindow::state`] |
-//! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::request_token` numbers tokens; `clipping::factor` |
+//! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::request` numbers tokens; `clipping::factor` |
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
@@ -29,8 +29,9 @@ use super::client_registry::{
 };
 use crate::aggregate::bounded_staleness::ReplicaProgress;
 use crate::aggregate::clipping::BitwiseF64;
+use crate::aggregate::outstanding_tokens::Issued;
 use crate::aggregate::step_coordinator::AdmittedPush;
-use crate::aggregate::step_owner::{Issued, StepState};
+use crate::aggregate::token_issuer::StepState;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::push_window::PushWindow;

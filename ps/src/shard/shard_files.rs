@@ -33,7 +33,6 @@ use super::{
 };
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
-use crate::aggregate::step_owner::StepOwner;
 use crate::client_key::ClientKey;
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
@@ -155,14 +154,6 @@ impl Shard {
 
     fn with(parts: ShardSetup, arena: Arena, journal: Journal, run: ServerRun) -> Shard {
         let ShardSetup { id, config, identity, budget, counters } = parts;
-        let owns_step = id.shard == 0 && config.owns_step();
-        let follower = config.rule().map(|_| StepFollower::new(0, config.planted));
-        let owner = owns_step.then(|| {
-            let coordinator =
-                config.rule().map(|rule| StepCoordinator::new(rule, 1, config.planted));
-            StepOwner::new(config.last_step, config.token_timeout, coordinator)
-                .with_staleness_limits(config.wait_ahead, config.reject_older)
-        });
         let power = (config.durability == Durability::Power).then(Power::default);
         let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted);
         Shard {
@@ -172,7 +163,7 @@ impl Shard {
             peers: Peers::new(config.clone(), registry),
             intake: Intake::new(config.clone(), counters.clone()),
             applier: Applier::new(id, counters.clone()),
-            steps: Steps::new(id, config.clone(), counters.clone(), owner, follower),
+            steps: Steps::new(id, config.clone(), counters.clone()),
             pulls: Pulls::new(config.clone(), counters.clone()),
             checkpoints: ShardCheckpoints::new(id, config.clone()),
             out: Outputs::default(),
@@ -421,12 +412,11 @@ impl Shard {
             owner.recall(now, absent, |token| complete.contains(&token));
             return;
         }
-        let lost = owner
-            .outstanding()
-            .filter(|&(token, holder)| absent(holder) && !complete.contains(&token));
-        let lost: BTreeSet<ClientKey> = lost.map(|(_, holder)| holder).collect();
+        let lost = owner.tokens().iter();
+        let lost = lost.filter(|out| absent(out.holder) && !complete.contains(&out.issued.token));
+        let lost: BTreeSet<ClientKey> = lost.map(|out| out.holder).collect();
         for holder in lost {
-            owner.drop_client(holder, |token| complete.contains(&token));
+            owner.drop_client(holder, false, |token| complete.contains(&token));
         }
     }
 
@@ -456,7 +446,8 @@ impl Shard {
             let allowed = stage == ShardStage::Ready || push.operation == Operation::Assign {};
             let paid = !gradient
                 || self.steps.owner.as_ref().is_none_or(|owner| {
-                    let out = owner.is_out(push.token, push.generation);
+                    let out = owner.tokens().get(push.token.0);
+                    let out = out.is_some_and(|out| out.issued.generation == push.generation);
                     (out || admitted(push.token.0)) && spent.insert(push.token)
                 });
             if settled || !allowed || !paid {

@@ -21,7 +21,9 @@ impl Shard {
             return false;
         };
         let too_old = inbox.arrival(push_slot).is_some_and(|push| {
-            push.operation == Operation::Gradient {} && owner.is_too_old(push.token, push.step)
+            let tokens = owner.asynchronous_tokens();
+            push.operation == Operation::Gradient {}
+                && tokens.is_some_and(|tokens| tokens.is_too_old(push.token, push.step))
         });
         if !too_old {
             return false;
@@ -52,12 +54,13 @@ impl Intake {
             (Some(owner), Some(_)) if self.config.planted.has(Bug::KeyByReplica) => {
                 !owner.has_out(client)
             }
-            (Some(owner), Some(_)) => !owner.holds(client, part.token, part.generation),
+            (Some(owner), Some(_)) => !owner.tokens().holds(client, part.token, part.generation),
             (None, Some(follower)) => step.0 < follower.step(),
             // A complete push owns its token, even if other parts are sent under it.
             (Some(owner), None) => {
-                owner.holds(client, part.token, part.generation)
-                    && owner.is_too_old(part.token, step)
+                let tokens = owner.asynchronous_tokens();
+                owner.tokens().holds(client, part.token, part.generation)
+                    && tokens.is_some_and(|tokens| tokens.is_too_old(part.token, step))
                     && !self.is_whole(part.token)
             }
             (None, None) => false,

@@ -12,8 +12,8 @@ use pushpull_store::change::NoFreeBlock;
 use pushpull_store::store::{ChangeInput, Store};
 
 use super::variables::Variables;
+use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
 use crate::aggregate::staleness::{StalenessPolicy, compensate};
-use crate::aggregate::step_owner::StepOwner;
 use crate::client_key::ClientKey;
 use crate::inbox::Inbox;
 use crate::metrics::Counters;
@@ -67,7 +67,7 @@ impl StalenessAdjustment {
         push_slot: u32,
         inbox: &Inbox,
         variables: &Variables,
-        owner: Option<&StepOwner>,
+        owner: Option<&AsynchronousTokens>,
         last_pulls: &LastPulls,
     ) -> StalenessAdjustment {
         let push = inbox.arrival(push_slot);

@@ -168,7 +168,7 @@ impl Steps {
             return;
         }
         let Some(index) = self.register_peer(peers, out, now, connection, shard) else { return };
-        let holder = self.owner.as_ref().and_then(|owner| owner.holder_of(token));
+        let holder = self.owner.as_ref().and_then(|owner| owner.tokens().holder_of(token));
         if holder.is_some_and(|holder| peers.registry.client(holder).epoch != client) {
             // A client has pushed there under another client's token.
             return;

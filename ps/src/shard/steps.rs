@@ -10,9 +10,11 @@ use pushpull_common::protocol::message::Operation;
 use smallvec::SmallVec;
 
 use super::peers::Peers;
+use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
+use crate::aggregate::outstanding_tokens::Issued;
 use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
-use crate::aggregate::step_owner::{Issued, StepOwner};
+use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::inbox::PushArrival;
@@ -28,7 +30,7 @@ pub(super) struct Steps {
     /// ascending order. The step owner numbers them in this order.
     pub(super) participants: SmallVec<[ShardId; 16]>,
     /// `Some` on the step owner.
-    pub(super) owner: Option<StepOwner>,
+    pub(super) owner: Option<TokenIssuer>,
     /// `Some` in synchronous mode.
     pub(super) follower: Option<StepFollower>,
     /// On the step owner: the other shards.
@@ -70,13 +72,19 @@ pub(super) struct Stragglers {
 }
 
 impl Steps {
-    pub(super) fn new(
-        id: ShardId,
-        config: Arc<PsConfig>,
-        counters: Arc<Counters>,
-        owner: Option<StepOwner>,
-        follower: Option<StepFollower>,
-    ) -> Steps {
+    pub(super) fn new(id: ShardId, config: Arc<PsConfig>, counters: Arc<Counters>) -> Steps {
+        let PsConfig { token_timeout, last_step, wait_ahead, reject_older, planted, .. } = *config;
+        let (rule, owns_step) = (config.rule(), id.shard == 0 && config.owns_step());
+        let owner = owns_step.then(|| match rule {
+            Some(rule) => {
+                TokenIssuer::synchronous(token_timeout, StepCoordinator::new(rule, 1, planted))
+            }
+            None => {
+                let tokens = AsynchronousTokens::new(last_step, wait_ahead, reject_older);
+                TokenIssuer::asynchronous(token_timeout, tokens)
+            }
+        });
+        let follower = rule.map(|_| StepFollower::new(0, planted));
         Steps {
             id,
             config,
@@ -95,7 +103,7 @@ impl Steps {
     pub(super) fn step(&self) -> GlobalStep {
         match &self.follower {
             Some(follower) => GlobalStep(follower.step()),
-            None => self.owner.as_ref().map_or_else(Default::default, StepOwner::step),
+            None => self.owner.as_ref().map_or_else(Default::default, TokenIssuer::step),
         }
     }
 
@@ -111,11 +119,20 @@ impl Steps {
 
     /// Returns the step coordinator: on the step owner, in synchronous mode.
     pub(super) fn coordinator(&self) -> Option<&StepCoordinator> {
-        self.owner.as_ref().and_then(StepOwner::coordinator)
+        self.owner.as_ref().and_then(TokenIssuer::coordinator)
     }
 
     pub(super) fn coordinator_mut(&mut self) -> Option<&mut StepCoordinator> {
-        self.owner.as_mut().and_then(StepOwner::coordinator_mut)
+        self.owner.as_mut().and_then(TokenIssuer::coordinator_mut)
+    }
+
+    /// Returns the tokens of asynchronous mode: on the step owner.
+    pub(super) fn asynchronous_tokens(&self) -> Option<&AsynchronousTokens> {
+        self.owner.as_ref().and_then(TokenIssuer::asynchronous_tokens)
+    }
+
+    pub(super) fn asynchronous_tokens_mut(&mut self) -> Option<&mut AsynchronousTokens> {
+        self.owner.as_mut().and_then(TokenIssuer::asynchronous_tokens_mut)
     }
 
     /// Returns the number of steps applied here, and the pushes of the committed step that is not
@@ -150,7 +167,7 @@ impl Steps {
     }
 
     pub(super) fn tokens_of(&self, client: ClientKey) -> impl Iterator<Item = Issued> {
-        self.owner.iter().flat_map(move |owner| owner.tokens_of(client))
+        self.owner.iter().flat_map(move |owner| owner.tokens().of(client))
     }
 
     /// Returns the index of a shard among those that take part.
@@ -191,8 +208,8 @@ impl Steps {
     /// token.
     pub(super) fn stale_outcome(&mut self, token: TokenId) -> Outcome {
         self.counters.gradients_stale.add(1);
-        if let Some(owner) = self.owner.as_mut().filter(|_| self.follower.is_none()) {
-            owner.spend_without_step(token);
+        if let Some(tokens) = self.asynchronous_tokens_mut() {
+            tokens.spend_without_step(token);
         }
         Outcome::Stale { current: GlobalStep(self.committed_steps()) }
     }
@@ -200,21 +217,10 @@ impl Steps {
     /// Returns the token of a gradient whose client is absent, so that others may have it.
     pub(super) fn return_token_of(&mut self, push: &PushArrival) {
         let Some(owner) = &mut self.owner else { return };
-        let holder = owner.outstanding().find(|(token, _)| *token == push.token);
-        if let Some((token, holder)) = holder
-            && owner.give_back(holder, token, push.generation)
+        if let Some(holder) = owner.tokens().holder_of(push.token)
+            && owner.give_back(holder, push.token, push.generation)
         {
             self.counters.tokens_taken_back.add(1);
-        }
-    }
-
-    /// A replica is absent, or was fenced by a newer incarnation that replaces it.
-    pub(super) fn replica_leaves(&mut self, client: ClientKey, fenced: bool) {
-        if let Some(coordinator) = self.coordinator_mut() {
-            match fenced {
-                true => coordinator.end_old_tokens(client),
-                false => coordinator.lose(client),
-            }
         }
     }
 

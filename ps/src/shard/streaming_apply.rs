@@ -96,7 +96,7 @@ impl Applier {
             return Ok(false);
         }
         if may_begin && self.streaming.is_none() && self.jobs.is_empty() {
-            let (owner, last_pulls) = (steps.owner.as_ref(), &pulls.last_pulls);
+            let (owner, last_pulls) = (steps.asynchronous_tokens(), &pulls.last_pulls);
             let adjustment =
                 StalenessAdjustment::of(push_slot, inbox, variables, owner, last_pulls);
             variables.discard_change();

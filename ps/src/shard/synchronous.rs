@@ -72,9 +72,9 @@ impl Shard {
             return;
         };
         let (mut token, mut out) =
-            (token, holder.is_some_and(|holder| owner.holds(holder, token, generation)));
+            (token, holder.is_some_and(|holder| owner.tokens().holds(holder, token, generation)));
         if let Some(holder) = holder.filter(|_| self.config.planted.has(Bug::KeyByReplica))
-            && let Some(issued) = owner.tokens_of(holder).last()
+            && let Some(issued) = owner.tokens().of(holder).last()
         {
             (token, out) = (issued.token, true);
         }
@@ -97,11 +97,8 @@ impl Shard {
 
     /// Carries out the decisions of the step owner since the last call.
     pub(super) fn decide(&mut self, now: Instant) {
-        let Some(owner) = &mut self.steps.owner else { return };
-        if owner.coordinator().is_none() {
-            return;
-        }
-        for (grant, verdict) in owner.apply_verdicts() {
+        let Some(coordinator) = self.steps.coordinator_mut() else { return };
+        for (grant, verdict) in coordinator.verdicts() {
             self.steps.carry_out(
                 &mut self.intake,
                 &mut self.peers,

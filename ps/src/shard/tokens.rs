@@ -14,7 +14,8 @@ use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
 use super::steps::Steps;
 use super::{Detail, Shard};
-use crate::aggregate::step_owner::{Issued, StepOwner, TokenResponse};
+use crate::aggregate::outstanding_tokens::Issued;
+use crate::aggregate::token_issuer::{TokenIssuer, TokenResponse};
 use crate::client_key::ClientKey;
 
 impl Shard {
@@ -35,7 +36,7 @@ impl Shard {
         if self.checkpoints.restoring.is_some() {
             return self.out.refuse(connection, request, Refusal::NotInitialized {});
         }
-        let held = lost.map_or(0, |(client, owner)| owner.tokens_of(client).count());
+        let held = lost.map_or(0, |(client, owner)| owner.tokens().count_of(client));
         // Tokens that the client waits for count as held.
         let waits = |other: &&ParkedRequest| {
             other.client == entry.client && matches!(other.wait, WaitReason::Token)
@@ -104,7 +105,7 @@ impl Steps {
         now: Instant,
         client: ClientKey,
     ) -> (Option<Grant>, Option<EndReason>) {
-        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
+        let in_turn = self.owner.as_ref().is_some_and(TokenIssuer::serves_in_turn);
         // Parked requests come first.
         if in_turn && peers.parked.any(|entry| matches!(entry.wait, WaitReason::Token)) {
             return (None, None);
@@ -130,11 +131,11 @@ impl Steps {
         now: Instant,
         client: Option<ClientKey>,
     ) -> String {
-        let Some(owner) = &self.owner else {
+        let Some(tokens) = self.asynchronous_tokens() else {
             return "a token".into();
         };
-        if client.is_some_and(|client| owner.is_ahead(client))
-            && let Some(bounded_staleness) = owner.bounded_staleness()
+        if client.is_some_and(|client| tokens.is_ahead(client))
+            && let Some(bounded_staleness) = tokens.bounded_staleness()
         {
             let slowest =
                 bounded_staleness.the_slowest().map(|client| peers.describe_client(now, client));
@@ -142,10 +143,10 @@ impl Steps {
             let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
             return format!("the slowest replicas, which have made {made} gradients: {slowest}");
         }
-        let holders: Vec<String> =
-            owner.holders().map(|client| peers.task_of(client).to_string()).collect();
-        let tokens =
-            format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "));
+        let tokens = tokens.tokens();
+        let holders = tokens.holders().map(|client| peers.task_of(client).to_string());
+        let holders = holders.collect::<Vec<String>>().join(", ");
+        let tokens = format!("the last {} tokens, held by {holders}", tokens.len());
         match self.awaited_recalls(now) {
             Some(awaited) => format!("{awaited}; {tokens}"),
             None => tokens,
@@ -162,7 +163,7 @@ impl Steps {
     ) {
         // A client may have to wait because it has given its share of a step, or is too far ahead,
         // while the next one need not.
-        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
+        let in_turn = self.owner.as_ref().is_some_and(TokenIssuer::serves_in_turn);
         let mut waiting: SmallVec<[ParkedRequest; 2]> = SmallVec::new();
         while let Some(entry) =
             peers.parked.take_first(|entry| matches!(entry.wait, WaitReason::Token))

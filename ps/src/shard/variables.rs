@@ -21,7 +21,7 @@ use super::parked_requests::{ParkedRequest, WaitReason};
 use super::shard_files::ShardFiles;
 use super::work::ShardJob;
 use super::{Detail, Shard};
-use crate::aggregate::step_owner::StepOwner;
+use crate::aggregate::token_issuer::TokenIssuer;
 use crate::config::{NonFinite, PsConfig};
 use crate::error::StorageError;
 use crate::metrics::{Counters, Overflowed};
@@ -244,7 +244,7 @@ impl Shard {
             Ok(()) => {
                 let state = self.variables.catalogue_state();
                 let restore_epoch = self.variables.epoch;
-                let trained = self.steps.owner.as_ref().is_some_and(StepOwner::has_trained);
+                let trained = self.steps.owner.as_ref().is_some_and(TokenIssuer::has_trained);
                 let declared = Declared { state, restore_epoch, trained };
                 self.out.answer(connection, request, declared.into());
             }

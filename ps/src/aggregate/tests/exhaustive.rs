@@ -12,11 +12,15 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Instant;
 
+use pushpull_common::ids::ClientEpoch;
 use pushpull_store::testing::planted::PlantedBugs;
 
-use super::step_coordinator::{Grant, GrantOutcome, StepCoordinator, StepRule, TokenOutcome};
-use super::step_follower::StepFollower;
+use crate::aggregate::step_coordinator::{Grant, StepCoordinator, TokenOutcome};
+use crate::aggregate::step_follower::StepFollower;
+use crate::aggregate::step_rule::StepRule;
+use crate::aggregate::token_issuer::TokenResponse;
 use crate::client_key::ClientKey;
 
 /// The remaining number of each fault.
@@ -79,6 +83,8 @@ struct ModelShard {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ModelState {
+    /// The time of every event: no decision of the coordinator depends on time.
+    now: Instant,
     owner: StepCoordinator,
     shards: Vec<ModelShard>,
     replicas: Vec<ModelReplica>,
@@ -156,7 +162,18 @@ impl ModelState {
         replicas.resize(setting.replicas + setting.late_replicas, ModelReplica::Absent);
         let (faults, slow, push_slots) = (setting.faults, setting.slow, rule.push_slots);
         let (shards, delayed_pushes, accepted) = (vec![shard; shards], Vec::new(), BTreeSet::new());
-        ModelState { owner, shards, replicas, delayed_pushes, accepted, push_slots, faults, slow }
+        let now = Instant::now();
+        ModelState {
+            now,
+            owner,
+            shards,
+            replicas,
+            delayed_pushes,
+            accepted,
+            push_slots,
+            faults,
+            slow,
+        }
     }
 
     /// Returns the events that can happen in this state.
@@ -236,14 +253,17 @@ impl ModelState {
     fn after(&self, event: ModelEvent) -> Result<ModelState, String> {
         let mut state = self.clone();
         match event {
-            ModelEvent::Ask(replica) => match state.owner.request_token(key(replica)) {
-                GrantOutcome::Granted(grant) => {
-                    let step = self.owner.step();
-                    state.replicas[replica] =
-                        ModelReplica::Working { grant, step, sent: 0, verdict: None };
+            ModelEvent::Ask(replica) => {
+                match state.owner.request(key(replica), ClientEpoch(0), self.now) {
+                    TokenResponse::Granted(issued) => {
+                        let grant = Grant { token: issued.token.0, holder: key(replica) };
+                        let step = self.owner.step();
+                        state.replicas[replica] =
+                            ModelReplica::Working { grant, step, sent: 0, verdict: None };
+                    }
+                    TokenResponse::Wait | TokenResponse::Ended(_) => {}
                 }
-                GrantOutcome::Wait | GrantOutcome::Ended => {}
-            },
+            }
             ModelEvent::Rejoin(replica) => state.owner.join(key(replica), replica as u32),
             ModelEvent::Push { replica, shard } => {
                 if let ModelReplica::Working { grant, step, sent, .. } =
@@ -372,6 +392,8 @@ impl ModelState {
 
     /// Delivers the outcomes of pushes to their replicas.
     fn on_verdicts(&mut self) {
+        // What a commit would save is no part of the state.
+        self.owner.tokens_mut().changed.append_to(&mut Vec::new());
         for (grant, verdict) in self.owner.verdicts() {
             if let TokenOutcome::Admitted { step } = verdict {
                 self.accepted.insert((step, grant.token));
