@@ -62,7 +62,7 @@ impl Shard {
             self.checkpoints.abandon_restore("another chief has joined");
             self.checkpoints
                 .drop_save_requests_of_chiefs(&mut self.out, "another chief has joined");
-            self.steps.announce_chief(&self.peers, &mut self.out);
+            self.steps.shards.announce_chief(&self.peers, &mut self.out);
         }
     }
 }

@@ -72,7 +72,7 @@ impl Shard {
         self.variables.revoke_shared(connection);
         self.peers.parked.drop_connection(connection);
         self.checkpoints.abandon_save_of(connection);
-        self.steps.forget_peer_connection(connection);
+        self.steps.shards.forget_connection(connection);
         self.checkpoints.drop_save_requests_of(connection);
         let Some(key) = state.client else {
             return;

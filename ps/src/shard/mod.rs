@@ -22,6 +22,7 @@ pub(crate) mod generation;
 mod grad_norm;
 mod growth;
 mod handshake;
+mod held_push;
 mod initialization;
 mod intake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
@@ -30,6 +31,7 @@ mod mean;
 mod membership;
 pub(crate) mod output;
 mod parked_requests;
+mod peer_shards;
 mod peers;
 mod persist;
 pub(crate) mod poison;
@@ -48,12 +50,11 @@ mod shared_values;
 mod stale_pushes;
 mod staleness;
 mod step_job;
-mod step_messages;
 mod steps;
 mod stragglers;
 mod streaming_apply;
-mod synchronous;
 mod tables;
+mod to_owner;
 mod tokens;
 mod two_pass;
 mod update;
@@ -90,6 +91,7 @@ use power::Power;
 use pulls::Pulls;
 use shard_files::ShardFiles;
 use steps::Steps;
+use tokens::ClientTokenRequest;
 use variables::{Variables, VariablesState};
 
 pub(crate) use handshake::PeerOrigin;
@@ -280,10 +282,10 @@ impl Shard {
         self.applier.drop_stale_streaming(&self.intake, &mut self.variables);
         // A shard that has failed to flush trains no more. Its saves still report their failure.
         let trains = self.poisoned().is_none();
+        let Shard { variables, peers, intake, applier, steps, checkpoints, out, .. } = self;
         if trains {
-            self.decide(now);
+            steps.decide(applier, intake, peers, out, now);
         }
-        let Shard { variables, peers, intake, steps, checkpoints, out, .. } = self;
         checkpoints.begin_requested_save(variables, peers, steps, out, now);
         if trains {
             intake.give_parked_push_slots(peers, out, now);
@@ -556,7 +558,12 @@ impl Shard {
                 self.receive_row_numbers(now, entry(WaitReason::Ready), header, wait);
             }
             (Message::TokenRequest(token), Some(_)) => {
-                self.token_request(now, entry(WaitReason::Token), token.newest);
+                let Shard { steps, intake, peers, out, checkpoints, .. } = self;
+                if checkpoints.restoring.is_some() {
+                    return out.refuse(connection, request, Refusal::NotInitialized {});
+                }
+                let (entry, newest) = (entry(WaitReason::Token), token.newest);
+                ClientTokenRequest { entry, newest }.answer(steps, intake, peers, out, now);
             }
             (Message::ReturnToken(token), Some(client)) => {
                 self.steps.return_token(

@@ -9,6 +9,7 @@ use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
 use super::client_registry::ClientPresence;
 use super::encoded_parts::{PartBody, PartEncoding};
+use super::held_push::HeldPush;
 use super::intake::Intake;
 use super::output::Outputs;
 use super::peers::Peers;
@@ -250,7 +251,10 @@ impl Shard {
             _ if self.intake.is_scanned_first(&self.variables, &self.steps, push_slot) => {
                 self.applier.begin_scan(&mut self.intake, push_slot)
             }
-            true => self.push_held(now, push_slot),
+            true => {
+                let Shard { steps, applier, intake, peers, out, .. } = self;
+                HeldPush { push_slot }.take_part(steps, applier, intake, peers, out, now);
+            }
             false => self.applier.jobs.push_back(ShardJob::Push(PushJob::new(push_slot, false))),
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Recalls of tokens in asynchronous mode: the step owner asks the other shards, and they answer.
 //! The reasons are in `aggregate::recall`.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, ShardId, TokenId};
 use pushpull_common::protocol::message;
@@ -15,6 +15,24 @@ use super::output::Outputs;
 use super::peers::Peers;
 use super::steps::Steps;
 use crate::client_key::ClientKey;
+
+/// The questions of the step owner to the other shards about recalled tokens.
+#[derive(Debug, Default)]
+pub(super) struct RecallQuestions {
+    /// When they were last asked about all recalled tokens.
+    asked_at: Option<Instant>,
+}
+
+impl RecallQuestions {
+    /// Returns whether all questions are to be asked again now, and notes it.
+    fn are_due(&mut self, now: Instant, interval: Duration) -> bool {
+        let due = self.asked_at.is_none_or(|at| now >= at + interval);
+        if due {
+            self.asked_at = Some(now);
+        }
+        due
+    }
+}
 
 impl Shard {
     /// On the step owner: recalls the tokens that are due, and takes back those that every shard
@@ -30,11 +48,7 @@ impl Shard {
         let Some(owner) = &mut self.steps.owner else { return };
         let new = owner.recall(now, absent, |token| complete.contains(&token));
         // An answer may be lost with its connection.
-        let again =
-            self.steps.shards.recalls_asked_at.is_none_or(|at| now >= at + self.config.lease / 5);
-        if again {
-            self.steps.shards.recalls_asked_at = Some(now);
-        }
+        let again = self.steps.recall_questions.are_due(now, self.config.lease / 5);
         self.steps.ask_for_recalls(&self.peers, &mut self.out, &shards, |token| {
             again || new.contains(&token)
         });
@@ -117,11 +131,8 @@ impl Steps {
         let shards = self.shards_to_ask();
         let awaits =
             |shard: &&ShardId| recalls.tokens().any(|token| recalls.awaits(token, **shard));
-        let silent: Vec<String> = shards
-            .iter()
-            .filter(awaits)
-            .map(|&shard| self.describe_peer_shard(now, shard))
-            .collect();
+        let silent: Vec<String> =
+            shards.iter().filter(awaits).map(|&shard| self.shards.describe(now, shard)).collect();
         (!silent.is_empty())
             .then(|| format!("the answers of {} about recalled tokens", silent.join(", ")))
     }
@@ -148,8 +159,8 @@ impl Steps {
             let Some(holder) = tokens.tokens().holder_of(token) else { continue };
             let recall = message::Recall { token, client: peers.registry.client(holder).epoch };
             let silent = shards.iter().filter(|&&shard| tokens.recalls().awaits(token, shard));
-            let connections = silent.filter_map(|shard| self.shards.connections.get(shard));
-            due.extend(connections.map(|&connection| (connection, recall.clone())));
+            let connections = silent.filter_map(|shard| self.shards.connection_of(*shard));
+            due.extend(connections.map(|connection| (connection, recall.clone())));
         }
         for (connection, recall) in due {
             let envelope = out.epoch_only();

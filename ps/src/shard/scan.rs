@@ -17,6 +17,7 @@ use pushpull_optim::volatile::Volatile;
 use pushpull_store::store::{ByteSource, ChangeInput, SharedInput};
 
 use super::Shard;
+use super::held_push::HeldPush;
 use super::intake::Intake;
 use super::push_job::PushJob;
 use super::steps::Steps;
@@ -231,7 +232,10 @@ impl Shard {
         let waits = waits.is_some_and(|push| self.steps.waits_for_step(push));
         match job.refusal {
             Some(refusal) => self.refuse_whole(push_slot, refusal),
-            None if waits => self.push_held(now, push_slot),
+            None if waits => {
+                let Shard { steps, applier, intake, peers, out, .. } = self;
+                HeldPush { push_slot }.take_part(steps, applier, intake, peers, out, now);
+            }
             None => {
                 // Next, so that pushes are applied in the order in which they arrived.
                 self.applier.jobs.push_front(ShardJob::Push(PushJob::new(push_slot, true)));

@@ -121,7 +121,8 @@ impl Shard {
             inbox.number_from(shard.intake.next_push_slot);
         }
         shard.stamp_answers();
-        shard.decide(now);
+        let Shard { steps, applier, intake, peers, out, .. } = &mut shard;
+        steps.decide(applier, intake, peers, out, now);
         shard.persist();
         Ok(shard)
     }
@@ -372,7 +373,7 @@ impl Shard {
         self.applier
             .jobs
             .extend(due.into_iter().map(|push_slot| ShardJob::Push(PushJob::new(push_slot, true))));
-        self.recover_held();
+        self.steps.recover_held(&mut self.applier, &self.intake);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! The job that applies a synchronous step.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::message::Operation;
@@ -13,8 +14,10 @@ use pushpull_store::store::{ByteSource, SharedInput};
 use pushpull_store::testing::planted::Bug;
 use smallvec::SmallVec;
 
+use super::Shard;
 use super::applier::Applier;
 use super::dense_cursor::{DenseInput, InputRange, InputValues};
+use super::held_push::HeldPush;
 use super::intake::Intake;
 use super::mean::Sum;
 use super::staleness::{StalenessAdjustment, TILE_BYTES};
@@ -241,4 +244,42 @@ fn shared_gradients<'a>(
         }
     }
     shared
+}
+
+impl Shard {
+    /// A step has been applied: releases its pushes.
+    pub(super) fn step_applied(&mut self, now: Instant, push_slots: &[u32]) {
+        self.variables.count_overflow();
+        self.variables.publish(&mut self.files);
+        self.variables.version += 1;
+        self.variables.gradients += 1;
+        let Some(follower) = &mut self.steps.follower else { return };
+        follower.applied();
+        let step = follower.step();
+        self.stamp_answers();
+        self.counters.steps_applied.add(1);
+        if let Some(inbox) = &mut self.intake.inbox {
+            push_slots.iter().for_each(|&push_slot| inbox.release(push_slot));
+        }
+        // Pushes for the same step that were not admitted are released too, because their step has
+        // passed.
+        let passed = self.intake.inbox.iter().flat_map(|inbox| inbox.gradients_before(step));
+        for push_slot in passed.collect::<Vec<u32>>() {
+            let whole =
+                self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)?.whole);
+            if whole.is_none() {
+                self.counters.pushes_dropped.add(1);
+            }
+            let Shard { steps, intake, peers, out, .. } = self;
+            HeldPush { push_slot }.drop_over(steps, intake, peers, out, now);
+        }
+        let own = self.steps.index_of(self.id);
+        if let Some(owner) = &mut self.steps.owner {
+            if let Some((coordinator, own)) = owner.coordinator_mut().zip(own) {
+                coordinator.applied(own, step);
+            }
+            self.counters.global_step.set(step);
+        }
+        self.steps.report_applied(&mut self.out);
+    }
 }

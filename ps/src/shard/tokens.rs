@@ -5,6 +5,7 @@ use std::time::Instant;
 use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
 use pushpull_common::protocol::message::{EndReason, ReturnToken};
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
 use smallvec::SmallVec;
 
@@ -13,48 +14,53 @@ use super::output::Outputs;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
 use super::steps::Steps;
-use super::{Detail, Shard};
 use crate::aggregate::outstanding_tokens::Issued;
 use crate::aggregate::token_issuer::{TokenIssuer, TokenResponse};
 use crate::client_key::ClientKey;
 
-impl Shard {
-    pub(super) fn token_request(&mut self, now: Instant, entry: ParkedRequest, newest: TokenId) {
+/// A client's request for a token.
+pub(super) struct ClientTokenRequest {
+    pub(super) entry: ParkedRequest,
+    /// The newest token that the client knows.
+    pub(super) newest: TokenId,
+}
+
+impl ClientTokenRequest {
+    /// Grants a token if there is one, otherwise parks or refuses the request.
+    pub(super) fn answer(
+        self,
+        steps: &mut Steps,
+        intake: &mut Intake,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        now: Instant,
+    ) {
+        let ClientTokenRequest { entry, newest } = self;
         let (connection, request) = (entry.connection, entry.request);
-        let lost = entry.client.zip(self.steps.owner.as_ref());
-        if let Some(issued) = lost.and_then(|(client, owner)| {
-            owner.lost_answer(client, newest, |token| self.intake.is_whole(token))
-        }) {
-            return self.intake.answer_token(
-                &self.peers,
-                &mut self.out,
-                now,
-                &entry,
-                TokenResponse::Granted(issued),
-            );
+        let owner = entry.client.zip(steps.owner.as_ref());
+        let lost = owner.and_then(|(client, owner)| {
+            owner.lost_answer(client, newest, |token| intake.is_whole(token))
+        });
+        if let Some(issued) = lost {
+            return intake.answer_token(peers, out, now, &entry, TokenResponse::Granted(issued));
         }
-        if self.checkpoints.restoring.is_some() {
-            return self.out.refuse(connection, request, Refusal::NotInitialized {});
-        }
-        let held = lost.map_or(0, |(client, owner)| owner.tokens().count_of(client));
+        let held = owner.map_or(0, |(client, owner)| owner.tokens().count_of(client));
         // Tokens that the client waits for count as held.
         let waits = |other: &&ParkedRequest| {
             other.client == entry.client && matches!(other.wait, WaitReason::Token)
         };
-        let held = held + self.peers.parked.count(waits);
+        let held = held + peers.parked.count(waits);
         if held >= TOKENS_PER_CLIENT_MAX {
             let (what, limit) = (Detail::clipped("tokens of one client"), held as u64);
-            return self.out.refuse(connection, request, Refusal::Busy { what, limit });
+            return out.refuse(connection, request, Refusal::Busy { what, limit });
         }
-        match self.steps.ask_owner(&self.peers, now, &entry) {
+        match steps.ask_owner(peers, now, &entry) {
             None => {
-                let detail = Detail::clipped(format!("{} does not own the step", self.id));
-                self.out.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
+                let detail = Detail::clipped(format!("{} does not own the step", steps.id));
+                out.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
             }
-            Some(TokenResponse::Wait) => self.peers.park(&mut self.out, entry),
-            Some(settled) => {
-                self.intake.answer_token(&self.peers, &mut self.out, now, &entry, settled)
-            }
+            Some(TokenResponse::Wait) => peers.park(out, entry),
+            Some(settled) => intake.answer_token(peers, out, now, &entry, settled),
         }
     }
 }
