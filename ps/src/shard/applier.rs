@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
 
-use super::dense_cursor::Scratch;
 use super::grad_norm::NormJob;
 use super::growth::AwaitedGrowth;
 use super::intake::Intake;
@@ -14,6 +13,7 @@ use super::scan::ScanJob;
 use super::step_job::StepJob;
 use super::steps::Steps;
 use super::streaming_apply::StreamingApply;
+use super::update::Scratch;
 use super::variables::Variables;
 use super::work::ShardJob;
 use crate::aggregate::step_coordinator::PerPush;

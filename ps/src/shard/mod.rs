@@ -14,7 +14,6 @@ mod checks;
 mod chief;
 pub(crate) mod client_registry;
 pub(crate) mod control_file;
-mod dense_cursor;
 mod encoded_parts;
 pub(crate) mod frames;
 mod fused_ranges;

@@ -14,14 +14,13 @@ use pushpull_store::testing::planted::Bug;
 
 use super::applier::Applier;
 use super::client_registry::ClientPresence;
-use super::dense_cursor::{DenseInput, InputRange, InputValues};
 use super::intake::Intake;
 use super::pulls::Pulls;
 use super::record::RESTORED_LIMIT;
 use super::scan::{NonFiniteScan, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::steps::Steps;
-use super::update::{Update, UpdateProgress, UpdatePushes};
+use super::update::{DenseInput, InputRange, InputValues, Update, UpdateProgress, UpdatePushes};
 use super::variables::Variables;
 use super::{Shard, VariablesState};
 use crate::client_key::ClientKey;
@@ -100,7 +99,7 @@ impl PushJob {
                 applier.streaming.take().filter(|streaming| streaming.push_slot == push_slot)
         {
             // The push was applied as it arrived, and nothing was committed since.
-            self.update = Update::applied(streaming.adjustment);
+            self.update = streaming.update;
             return Ok(true);
         }
         let Some(inbox) = &intake.inbox else { return Ok(true) };
@@ -148,15 +147,14 @@ impl Shard {
             self.variables.gradients += 1;
             self.counters.gradients_applied.add(1);
             debug_assert_eq!(
-                job.update.adjustment().at.count,
-                self.variables.gradients,
+                job.update.adjustment.at.count, self.variables.gradients,
                 "no gradient was applied in between"
             );
-            job.update.adjustment().count(&self.counters);
+            job.update.adjustment.count(&self.counters);
             if let Some(tokens) = self.steps.asynchronous_tokens_mut() {
                 staleness = tokens.spend(push.token, push.step);
                 debug_assert_eq!(
-                    job.update.adjustment().staleness,
+                    job.update.adjustment.staleness,
                     Some(staleness),
                     "the staleness has changed since the push began"
                 );

@@ -11,10 +11,9 @@ use pushpull_store::commit::Journal;
 use pushpull_store::store::Store;
 use pushpull_store::table::Table;
 
-use super::dense_cursor::DenseChange;
 use super::mean::{self, MeanElement};
 use super::staleness::TILE_BYTES;
-use super::update::UpdatePushes;
+use super::update::{UpdatePushes, UpdateTarget};
 use super::work::budget_of;
 use crate::aggregate::SparseReduction;
 use crate::aggregate::step_coordinator::PerPush;
@@ -139,7 +138,7 @@ impl RowWork {
     /// are done.
     pub(super) fn slice(
         &mut self,
-        DenseChange { store, spec, config, scratch, .. }: &mut DenseChange<'_>,
+        UpdateTarget { store, spec, config, scratch, .. }: &mut UpdateTarget<'_>,
         update: UpdatePushes<'_>,
         budget: &mut u64,
     ) -> Result<bool, NoFreeBlock> {

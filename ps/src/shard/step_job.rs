@@ -16,13 +16,12 @@ use smallvec::SmallVec;
 
 use super::Shard;
 use super::applier::Applier;
-use super::dense_cursor::{DenseInput, InputRange, InputValues};
 use super::held_push::HeldPush;
 use super::intake::Intake;
 use super::mean::Sum;
 use super::staleness::{StalenessAdjustment, TILE_BYTES};
 use super::steps::Steps;
-use super::update::{Update, UpdateProgress, UpdatePushes};
+use super::update::{DenseInput, InputRange, InputValues, Update, UpdateProgress, UpdatePushes};
 use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::step_follower::StepFollower;

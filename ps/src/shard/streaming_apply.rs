@@ -7,22 +7,20 @@ use pushpull_store::change::NoFreeBlock;
 use pushpull_store::store::Store;
 
 use super::applier::Applier;
-use super::dense_cursor::{DenseChange, DenseCursor, DenseInput, Scratch};
 use super::intake::Intake;
 use super::pulls::Pulls;
 use super::push_job::PushInput;
 use super::staleness::StalenessAdjustment;
 use super::steps::Steps;
-use super::update::UpdateProgress;
+use super::update::{DenseInput, Update, UpdateProgress, UpdateTarget};
 use super::variables::Variables;
-use crate::inbox::Inbox;
 
 /// A push that is applied as its parts arrive.
 #[derive(Debug)]
 pub(super) struct StreamingApply {
     pub(super) push_slot: u32,
-    /// The staleness adjustment computed at its first part.
-    pub(super) adjustment: StalenessAdjustment,
+    /// The update. Its staleness adjustment is decided at the first part.
+    pub(super) update: Update,
 }
 
 /// A part of a push that has just arrived in its slot.
@@ -31,38 +29,6 @@ pub(super) struct ArrivedPart<'a> {
     pub(super) range: &'a Range<u64>,
     /// Whether it may be the first of a push that is applied as it arrives.
     pub(super) may_begin: bool,
-}
-
-impl StreamingApply {
-    /// Applies a range of the push, and scans it in the same loop. Changes nothing if there is no
-    /// push.
-    fn apply(
-        &self,
-        range: &Range<u64>,
-        inbox: &Inbox,
-        variables: &mut Variables,
-        scratch: &mut Scratch,
-    ) -> Result<UpdateProgress, NoFreeBlock> {
-        let (Some(push), Some(source)) =
-            (inbox.arrival(self.push_slot), inbox.source(self.push_slot))
-        else {
-            return Ok(UpdateProgress::Unfinished);
-        };
-        let Some(mut change) =
-            DenseChange::new(variables, push.operation, &self.adjustment, scratch)
-        else {
-            return Ok(UpdateProgress::Unfinished);
-        };
-        change.store.can_change(std::iter::once(range.clone()))?;
-        let input = DenseInput::Push(PushInput { source, scans_own: true, scans_shared: true });
-        let mut budget = u64::MAX;
-        DenseCursor::default().advance(
-            std::slice::from_ref(range),
-            &mut change,
-            &input,
-            &mut budget,
-        )
-    }
 }
 
 impl Applier {
@@ -87,10 +53,10 @@ impl Applier {
             // Gradients wait for their step, and other pushes are small.
             return Ok(false);
         }
-        let is_current = |streaming: &&StreamingApply| streaming.push_slot == push_slot;
+        let is_current = |streaming: &StreamingApply| streaming.push_slot == push_slot;
         if variables.defers(range) {
             // The row ids, or the sums of a two-pass rule, are known only once the push is whole.
-            if self.streaming.as_ref().is_some_and(|streaming| is_current(&streaming)) {
+            if self.streaming.as_ref().is_some_and(is_current) {
                 self.abandon_streaming(variables);
             }
             return Ok(false);
@@ -100,10 +66,21 @@ impl Applier {
             let adjustment =
                 StalenessAdjustment::of(push_slot, inbox, variables, owner, last_pulls);
             variables.discard_change();
-            self.streaming = Some(StreamingApply { push_slot, adjustment });
+            let update = Update::new(adjustment);
+            self.streaming = Some(StreamingApply { push_slot, update });
         }
-        let Some(streaming) = self.streaming.as_ref().filter(is_current) else { return Ok(false) };
-        match streaming.apply(range, inbox, variables, &mut self.scratch) {
+        let streaming = self.streaming.as_mut().filter(|streaming| is_current(streaming));
+        let (Some(StreamingApply { update, .. }), Some(push), Some(source)) =
+            (streaming, inbox.arrival(push_slot), inbox.source(push_slot))
+        else {
+            return Ok(false);
+        };
+        let (operation, at, scratch) = (push.operation, update.adjustment.at, &mut self.scratch);
+        let input = DenseInput::Push(PushInput { source, scans_own: true, scans_shared: true });
+        let Some(mut target) = UpdateTarget::new(variables, operation, at, scratch) else {
+            return Ok(false);
+        };
+        match update.apply_part(&mut target, &input, range) {
             Ok(UpdateProgress::Done) => Ok(true),
             Ok(UpdateProgress::Unfinished) => Ok(false),
             Ok(UpdateProgress::Refused(refusal)) => {
