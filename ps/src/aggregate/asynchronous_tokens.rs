@@ -186,13 +186,19 @@ impl AsynchronousTokens {
         }
     }
 
-    /// Begins to recall the tokens that are `due`. Returns those whose recall is new.
+    /// Begins to recall the tokens whose holder is gone and those that have been held for
+    /// `timeout`, except those that satisfy `keep`. Returns the tokens whose recall is new.
     pub(crate) fn recall(
         &mut self,
         now: Instant,
-        due: impl Fn(&OutstandingToken) -> bool,
+        timeout: Option<Duration>,
+        gone: impl Fn(ClientKey) -> bool,
+        keep: impl Fn(TokenId) -> bool,
     ) -> Vec<TokenId> {
-        let mut due: Vec<TokenId> = self.tokens.numbers(due).into_iter().map(TokenId).collect();
+        let is_due = |out: &OutstandingToken| {
+            (out.is_expired(now, timeout) || gone(out.holder)) && !keep(out.issued.token)
+        };
+        let mut due: Vec<TokenId> = self.tokens.numbers(is_due).into_iter().map(TokenId).collect();
         due.retain(|&token| self.recalls.begin(token, now));
         due
     }
@@ -262,7 +268,7 @@ mod tests {
         match (operation, tokens.first()) {
             (0..4, _) => {
                 let ahead = asynchronous(owner).is_ahead(client);
-                let counted = owner
+                let counted = asynchronous(owner)
                     .bounded_staleness()
                     .is_some_and(|bounded_staleness| bounded_staleness.of(client).counts);
                 let asked = owner.request(client, EPOCH, now);
@@ -304,7 +310,7 @@ mod tests {
         ) {
             let now = Instant::now();
             let tokens = AsynchronousTokens::new(None, Some(bound), None);
-            let mut owner = TokenIssuer::asynchronous(None, tokens);
+            let mut owner = TokenIssuer::Asynchronous(tokens);
             for (operation, client) in events {
                 play(&mut owner, bound, operation, client, now);
             }

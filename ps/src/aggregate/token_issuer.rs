@@ -10,9 +10,7 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, TokenId};
 use pushpull_common::protocol::message::EndReason;
 
 use super::asynchronous_tokens::AsynchronousTokens;
-use super::bounded_staleness::{BoundedStaleness, ReplicaProgress};
 use super::outstanding_tokens::{Issued, OutstandingToken, OutstandingTokens};
-use super::recall::Recalls;
 use super::step_coordinator::StepCoordinator;
 use crate::client_key::ClientKey;
 
@@ -42,76 +40,54 @@ pub(crate) struct StepState {
 /// Invariants: token numbers increase and are never reused; `step` decreases only when a checkpoint
 /// is restored.
 #[derive(Debug)]
-pub(crate) struct TokenIssuer {
-    token_timeout: Option<Duration>,
-    mode: IssuerMode,
-}
-
-#[derive(Debug)]
-enum IssuerMode {
+pub(crate) enum TokenIssuer {
     Asynchronous(AsynchronousTokens),
     Synchronous(StepCoordinator),
 }
 
 impl TokenIssuer {
-    /// Creates an issuer for asynchronous mode.
-    pub(crate) fn asynchronous(
-        token_timeout: Option<Duration>,
-        tokens: AsynchronousTokens,
-    ) -> TokenIssuer {
-        TokenIssuer { token_timeout, mode: IssuerMode::Asynchronous(tokens) }
-    }
-
-    /// Creates an issuer for synchronous mode.
-    pub(crate) fn synchronous(
-        token_timeout: Option<Duration>,
-        coordinator: StepCoordinator,
-    ) -> TokenIssuer {
-        TokenIssuer { token_timeout, mode: IssuerMode::Synchronous(coordinator) }
-    }
-
     /// Returns the tokens of asynchronous mode.
     pub(crate) fn asynchronous_tokens(&self) -> Option<&AsynchronousTokens> {
-        match &self.mode {
-            IssuerMode::Asynchronous(tokens) => Some(tokens),
-            IssuerMode::Synchronous(_) => None,
+        match self {
+            TokenIssuer::Asynchronous(tokens) => Some(tokens),
+            TokenIssuer::Synchronous(_) => None,
         }
     }
 
     pub(crate) fn asynchronous_tokens_mut(&mut self) -> Option<&mut AsynchronousTokens> {
-        match &mut self.mode {
-            IssuerMode::Asynchronous(tokens) => Some(tokens),
-            IssuerMode::Synchronous(_) => None,
+        match self {
+            TokenIssuer::Asynchronous(tokens) => Some(tokens),
+            TokenIssuer::Synchronous(_) => None,
         }
     }
 
     /// Returns the step coordinator of synchronous mode.
     pub(crate) fn coordinator(&self) -> Option<&StepCoordinator> {
-        match &self.mode {
-            IssuerMode::Asynchronous(_) => None,
-            IssuerMode::Synchronous(coordinator) => Some(coordinator),
+        match self {
+            TokenIssuer::Asynchronous(_) => None,
+            TokenIssuer::Synchronous(coordinator) => Some(coordinator),
         }
     }
 
     pub(crate) fn coordinator_mut(&mut self) -> Option<&mut StepCoordinator> {
-        match &mut self.mode {
-            IssuerMode::Asynchronous(_) => None,
-            IssuerMode::Synchronous(coordinator) => Some(coordinator),
+        match self {
+            TokenIssuer::Asynchronous(_) => None,
+            TokenIssuer::Synchronous(coordinator) => Some(coordinator),
         }
     }
 
     /// Returns the outstanding tokens.
     pub(crate) fn tokens(&self) -> &OutstandingTokens {
-        match &self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.tokens(),
-            IssuerMode::Synchronous(coordinator) => coordinator.tokens(),
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.tokens(),
+            TokenIssuer::Synchronous(coordinator) => coordinator.tokens(),
         }
     }
 
     fn tokens_mut(&mut self) -> &mut OutstandingTokens {
-        match &mut self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.tokens_mut(),
-            IssuerMode::Synchronous(coordinator) => coordinator.tokens_mut(),
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.tokens_mut(),
+            TokenIssuer::Synchronous(coordinator) => coordinator.tokens_mut(),
         }
     }
 
@@ -120,23 +96,11 @@ impl TokenIssuer {
         self.asynchronous_tokens().is_some_and(|tokens| tokens.bounded_staleness().is_none())
     }
 
-    /// Returns the replicas' progress, if it is bounded.
-    pub(crate) fn bounded_staleness(&self) -> Option<&BoundedStaleness> {
-        self.asynchronous_tokens()?.bounded_staleness()
-    }
-
-    /// Restores a replica's progress from an earlier process.
-    pub(crate) fn restore_progress(&mut self, replica: ClientKey, progress: ReplicaProgress) {
-        if let Some(tokens) = self.asynchronous_tokens_mut() {
-            tokens.restore_progress(replica, progress);
-        }
-    }
-
     /// Returns the durable state, except for the tokens of each holder.
     pub(crate) fn steps(&self) -> StepState {
-        match &self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.steps(),
-            IssuerMode::Synchronous(coordinator) => coordinator.steps(),
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.steps(),
+            TokenIssuer::Synchronous(coordinator) => coordinator.steps(),
         }
     }
 
@@ -147,9 +111,9 @@ impl TokenIssuer {
     /// Resumes from the state of an earlier process.
     pub(crate) fn restore(&mut self, steps: StepState) {
         let steps = StepState { next_token: steps.next_token.max(1), ..steps };
-        match &mut self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.resume(steps),
-            IssuerMode::Synchronous(coordinator) => coordinator.resume(steps),
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.resume(steps),
+            TokenIssuer::Synchronous(coordinator) => coordinator.resume(steps),
         }
     }
 
@@ -165,27 +129,27 @@ impl TokenIssuer {
         let StepState { step, next_token, .. } = self.steps();
         let granted = (1..next_token).contains(&issued.token.0) && issued.step.0 <= step;
         let out = granted && self.tokens().get(issued.token.0).is_none();
-        match &mut self.mode {
+        match self {
             _ if !out => {}
-            IssuerMode::Asynchronous(tokens) => tokens.restore_token(holder, issued, now),
-            IssuerMode::Synchronous(coordinator) => coordinator.restore_token(holder, issued, now),
+            TokenIssuer::Asynchronous(tokens) => tokens.restore_token(holder, issued, now),
+            TokenIssuer::Synchronous(coordinator) => coordinator.restore_token(holder, issued, now),
         }
         out
     }
 
     /// Takes back every token, because another restore epoch begins.
     pub(crate) fn forget_tokens(&mut self) {
-        match &mut self.mode {
-            IssuerMode::Asynchronous(_) => _ = self.take_back_all(|_| true),
-            IssuerMode::Synchronous(coordinator) => coordinator.forget_tokens(),
+        match self {
+            TokenIssuer::Asynchronous(_) => _ = self.take_back_all(|_| true),
+            TokenIssuer::Synchronous(coordinator) => coordinator.forget_tokens(),
         }
     }
 
     /// Resets the step to that of a checkpoint. Token numbers keep increasing.
     pub(crate) fn roll_back(&mut self, step: GlobalStep) {
-        match &mut self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.roll_back(step),
-            IssuerMode::Synchronous(coordinator) => coordinator.roll_back(step.0),
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.roll_back(step),
+            TokenIssuer::Synchronous(coordinator) => coordinator.roll_back(step.0),
         }
     }
 
@@ -202,9 +166,9 @@ impl TokenIssuer {
     }
 
     fn take_back(&mut self, token: u64) {
-        match &mut self.mode {
-            IssuerMode::Asynchronous(tokens) => _ = tokens.take_back(token),
-            IssuerMode::Synchronous(coordinator) => _ = coordinator.take_back(token),
+        match self {
+            TokenIssuer::Asynchronous(tokens) => _ = tokens.take_back(token),
+            TokenIssuer::Synchronous(coordinator) => _ = coordinator.take_back(token),
         }
     }
 
@@ -220,12 +184,7 @@ impl TokenIssuer {
     }
 
     fn is_recalled(&self, token: TokenId) -> bool {
-        self.recalls().is_some_and(|recalls| recalls.has(token))
-    }
-
-    /// Returns the recalls in progress, in asynchronous mode.
-    pub(crate) fn recalls(&self) -> Option<&Recalls> {
-        self.asynchronous_tokens().map(AsynchronousTokens::recalls)
+        self.asynchronous_tokens().is_some_and(|tokens| tokens.recalls().has(token))
     }
 
     /// Returns a token that was granted to a client in an answer that it did not receive: one above
@@ -252,9 +211,9 @@ impl TokenIssuer {
         epoch: ClientEpoch,
         now: Instant,
     ) -> TokenResponse {
-        match &mut self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.request(holder, epoch, now),
-            IssuerMode::Synchronous(coordinator) => coordinator.request(holder, epoch, now),
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.request(holder, epoch, now),
+            TokenIssuer::Synchronous(coordinator) => coordinator.request(holder, epoch, now),
         }
     }
 
@@ -279,12 +238,12 @@ impl TokenIssuer {
         keep: impl Fn(TokenId) -> bool,
     ) -> usize {
         let is_lost = |out: &OutstandingToken| out.holder == gone && !keep(out.issued.token);
-        match &mut self.mode {
-            IssuerMode::Asynchronous(tokens) => {
+        match self {
+            TokenIssuer::Asynchronous(tokens) => {
                 tokens.leave(gone);
                 self.take_back_all(is_lost)
             }
-            IssuerMode::Synchronous(coordinator) => {
+            TokenIssuer::Synchronous(coordinator) => {
                 let lost = coordinator.tokens().numbers(is_lost).len();
                 match fenced {
                     true => coordinator.end_old_tokens(gone),
@@ -295,34 +254,22 @@ impl TokenIssuer {
         }
     }
 
-    /// Begins to recall the tokens whose holder is gone and those that have timed out, except those
-    /// that satisfy `keep`, in asynchronous mode. Returns the tokens whose recall is new.
-    pub(crate) fn recall(
+    /// Takes back the tokens that have been held for `timeout`, except those that satisfy `keep`.
+    /// Returns their number.
+    pub(crate) fn expire(
         &mut self,
         now: Instant,
-        gone: impl Fn(ClientKey) -> bool,
+        timeout: Option<Duration>,
         keep: impl Fn(TokenId) -> bool,
-    ) -> Vec<TokenId> {
-        let timeout = self.token_timeout;
-        let is_due = |out: &OutstandingToken| {
-            (out.is_expired(now, timeout) || gone(out.holder)) && !keep(out.issued.token)
-        };
-        let tokens = self.asynchronous_tokens_mut();
-        tokens.map(|tokens| tokens.recall(now, is_due)).unwrap_or_default()
-    }
-
-    /// Takes back the tokens that have timed out, except those that satisfy `keep`. Returns their
-    /// number.
-    pub(crate) fn expire(&mut self, now: Instant, keep: impl Fn(TokenId) -> bool) -> usize {
-        let timeout = self.token_timeout;
+    ) -> usize {
         self.take_back_all(|out| out.is_expired(now, timeout) && !keep(out.issued.token))
     }
 
     /// Extends all time limits by a pause of this server, during which no token could be spent.
     pub(crate) fn extend_deadlines(&mut self, pause: Duration, now: Instant) {
-        match &mut self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.extend_deadlines(pause, now),
-            IssuerMode::Synchronous(coordinator) => {
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.extend_deadlines(pause, now),
+            TokenIssuer::Synchronous(coordinator) => {
                 coordinator.tokens_mut().extend_deadlines(pause, now);
             }
         }
@@ -330,18 +277,18 @@ impl TokenIssuer {
 
     /// Ends training: grants no more tokens. Outstanding tokens may still be spent.
     pub(crate) fn finish(&mut self) {
-        match &mut self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.finish(),
-            IssuerMode::Synchronous(coordinator) => coordinator.finish(),
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.finish(),
+            TokenIssuer::Synchronous(coordinator) => coordinator.finish(),
         }
     }
 
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
-        match &self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.check_invariants(),
-            IssuerMode::Synchronous(coordinator) => assert_eq!(coordinator.check(), Ok(())),
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.check_invariants(),
+            TokenIssuer::Synchronous(coordinator) => assert_eq!(coordinator.check(), Ok(())),
         }
         let next_token = self.steps().next_token;
         assert!(self.tokens().iter().all(|out| out.issued.token.0 < next_token));
@@ -351,9 +298,9 @@ impl TokenIssuer {
     /// Returns whether a request of this client would have to wait.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
-        match &self.mode {
-            IssuerMode::Asynchronous(tokens) => tokens.has_none_for(client),
-            IssuerMode::Synchronous(coordinator) => {
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.has_none_for(client),
+            TokenIssuer::Synchronous(coordinator) => {
                 coordinator.denial(client) == Some(TokenResponse::Wait)
             }
         }
@@ -371,8 +318,8 @@ mod tests {
     const B: ClientKey = ClientKey(1);
     const EPOCH: ClientEpoch = ClientEpoch(3);
 
-    fn issuer(last_step: Option<u64>, timeout: Option<Duration>) -> TokenIssuer {
-        TokenIssuer::asynchronous(timeout, AsynchronousTokens::new(last_step, None, None))
+    fn issuer(last_step: Option<u64>) -> TokenIssuer {
+        TokenIssuer::Asynchronous(AsynchronousTokens::new(last_step, None, None))
     }
 
     fn asynchronous(owner: &mut TokenIssuer) -> &mut AsynchronousTokens {
@@ -389,7 +336,7 @@ mod tests {
     #[test]
     fn the_last_step_is_exact_because_outstanding_tokens_are_promised() {
         let now = Instant::now();
-        let mut owner = issuer(Some(3), None);
+        let mut owner = issuer(Some(3));
         let first = granted(owner.request(A, EPOCH, now));
         let second = granted(owner.request(B, EPOCH, now));
         assert_eq!(asynchronous(&mut owner).spend(first.token, GlobalStep(0)), 0);
@@ -417,13 +364,18 @@ mod tests {
     #[test]
     fn an_expired_token_is_taken_back_and_no_longer_held() {
         let start = Instant::now();
-        let mut owner = issuer(Some(1), Some(Duration::from_secs(10)));
+        let mut owner = issuer(Some(1));
+        let timeout = Some(Duration::from_secs(10));
         let issued = granted(owner.request(A, EPOCH, start));
         let later = start + Duration::from_secs(9);
-        assert_eq!(owner.expire(later, |_| false), 0);
+        assert_eq!(owner.expire(later, timeout, |_| false), 0);
         let later = start + Duration::from_secs(10);
-        assert_eq!(owner.expire(later, |token| token == issued.token), 0, "its push is whole");
-        assert_eq!(owner.expire(later, |_| false), 1);
+        assert_eq!(
+            owner.expire(later, timeout, |token| token == issued.token),
+            0,
+            "its push is whole"
+        );
+        assert_eq!(owner.expire(later, timeout, |_| false), 1);
         assert!(!owner.tokens().holds(A, issued.token, issued.generation));
         assert_ne!(
             granted(owner.request(B, EPOCH, later)).token,
@@ -435,7 +387,7 @@ mod tests {
     #[test]
     fn finish_ends_grants_but_not_outstanding_tokens() {
         let now = Instant::now();
-        let mut owner = issuer(None, None);
+        let mut owner = issuer(None);
         let issued = granted(owner.request(A, EPOCH, now));
         owner.finish();
         assert_eq!(owner.request(B, EPOCH, now), TokenResponse::Ended(EndReason::Finished {}));
@@ -457,7 +409,7 @@ mod tests {
             clip: None,
         };
         let coordinator = StepCoordinator::new(rule, 1, PlantedBugs::default());
-        let mut owner = TokenIssuer::synchronous(None, coordinator);
+        let mut owner = TokenIssuer::Synchronous(coordinator);
         let coordinator = owner.coordinator_mut().unwrap();
         coordinator.join(A, 0);
         coordinator.join(B, 1);

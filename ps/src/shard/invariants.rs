@@ -162,7 +162,8 @@ impl Shard {
         for out in owner.tokens().iter() {
             let (token, holder) = (out.issued.token, out.holder);
             let present = self.peers.registry.client(holder).presence == ClientPresence::Present;
-            let recalled = owner.recalls().is_some_and(|recalls| recalls.has(token));
+            let tokens = owner.asynchronous_tokens();
+            let recalled = tokens.is_some_and(|tokens| tokens.recalls().has(token));
             assert!(present || recalled || whole.contains(&token), "token {token} is lost");
         }
         let mut known: BTreeSet<TokenId> =

@@ -36,7 +36,8 @@ impl Shard {
             if self.steps.is_synchronous() { PerPush::new() } else { self.intake.whole_tokens() };
         let asks = !self.steps.shards_to_ask().is_empty();
         if let Some(owner) = self.steps.owner.as_mut().filter(|_| !asks) {
-            let expired = owner.expire(now, |token| complete.contains(&token));
+            let timeout = self.config.token_timeout;
+            let expired = owner.expire(now, timeout, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
         }
         if let Some(inbox) = &mut self.intake.inbox {

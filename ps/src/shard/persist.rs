@@ -17,6 +17,7 @@ use super::shard_files::{GROWTH, ShardFiles};
 use super::steps::Steps;
 use super::variables::Variables;
 use super::{Shard, VariablesState, record};
+use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
 use crate::aggregate::outstanding_tokens::Issued;
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::token_issuer::TokenIssuer;
@@ -96,7 +97,8 @@ impl ShardFiles {
     }
 
     pub(super) fn stage_client(&mut self, peers: &mut Peers, steps: &Steps, key: ClientKey) {
-        let bounded_staleness = steps.owner.as_ref().and_then(TokenIssuer::bounded_staleness);
+        let bounded_staleness =
+            steps.asynchronous_tokens().and_then(AsynchronousTokens::bounded_staleness);
         let progress = bounded_staleness
             .map(|bounded_staleness| bounded_staleness.of(key))
             .unwrap_or_default();

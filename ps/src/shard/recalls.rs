@@ -45,8 +45,9 @@ impl Shard {
         let complete = self.intake.whole_tokens();
         let registry = &self.peers.registry;
         let absent = |client| registry.client(client).presence != ClientPresence::Present;
-        let Some(owner) = &mut self.steps.owner else { return };
-        let new = owner.recall(now, absent, |token| complete.contains(&token));
+        let Some(tokens) = self.steps.asynchronous_tokens_mut() else { return };
+        let timeout = self.config.token_timeout;
+        let new = tokens.recall(now, timeout, absent, |token| complete.contains(&token));
         // An answer may be lost with its connection.
         let again = self.steps.recall_questions.are_due(now, self.config.lease / 5);
         self.steps.ask_for_recalls(&self.peers, &mut self.out, &shards, |token| {

@@ -269,8 +269,8 @@ impl Shard {
                 ));
             }
         }
-        if let Some(owner) = &mut self.steps.owner {
-            owner.restore_progress(key, progress);
+        if let Some(tokens) = self.steps.asynchronous_tokens_mut() {
+            tokens.restore_progress(key, progress);
         }
         match self.peers.registry.restore(client, now) {
             true => Ok(()),
@@ -406,13 +406,14 @@ impl Shard {
     /// that may have applied their shares are asked first.
     fn return_tokens_of_absent_clients(&mut self, now: Instant, complete: &BTreeSet<TokenId>) {
         let asks = !self.steps.shards_to_ask().is_empty();
-        let Some(owner) = &mut self.steps.owner else { return };
         let absent =
             |holder| self.peers.registry.client(holder).presence != ClientPresence::Present;
-        if asks {
-            owner.recall(now, absent, |token| complete.contains(&token));
+        if asks && let Some(tokens) = self.steps.asynchronous_tokens_mut() {
+            let timeout = self.config.token_timeout;
+            tokens.recall(now, timeout, absent, |token| complete.contains(&token));
             return;
         }
+        let Some(owner) = &mut self.steps.owner else { return };
         let lost = owner.tokens().iter();
         let lost = lost.filter(|out| absent(out.holder) && !complete.contains(&out.issued.token));
         let lost: BTreeSet<ClientKey> = lost.map(|out| out.holder).collect();

@@ -51,16 +51,15 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) fn new(id: ShardId, config: Arc<PsConfig>, counters: Arc<Counters>) -> Steps {
-        let PsConfig { token_timeout, last_step, wait_ahead, reject_older, planted, .. } = *config;
+        let PsConfig { last_step, wait_ahead, reject_older, planted, .. } = *config;
         let (rule, owns_step) = (config.rule(), id.shard == 0 && config.owns_step());
         let owner = owns_step.then(|| match rule {
-            Some(rule) => {
-                TokenIssuer::synchronous(token_timeout, StepCoordinator::new(rule, 1, planted))
-            }
-            None => {
-                let tokens = AsynchronousTokens::new(last_step, wait_ahead, reject_older);
-                TokenIssuer::asynchronous(token_timeout, tokens)
-            }
+            Some(rule) => TokenIssuer::Synchronous(StepCoordinator::new(rule, 1, planted)),
+            None => TokenIssuer::Asynchronous(AsynchronousTokens::new(
+                last_step,
+                wait_ahead,
+                reject_older,
+            )),
         });
         let follower = rule.map(|_| StepFollower::new(0, planted));
         Steps {
