@@ -34,8 +34,8 @@ use pushpull_store::arena::{ArenaStorage, Budget};
 use pushpull_store::testing::test_files::TestFiles;
 
 use crate::aggregate::mode::Mode;
-use crate::aggregate::outstanding_tokens::generation_of;
 use crate::aggregate::staleness::StalenessPolicy;
+use crate::aggregate::token_ledger::generation_of;
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::Counters;
 use crate::shard::output::{PulledParts, ShardOutput};

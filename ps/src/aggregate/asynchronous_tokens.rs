@@ -10,9 +10,9 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::EndReason;
 
 use super::bounded_staleness::{BoundedStaleness, ReplicaProgress};
-use super::outstanding_tokens::{HeldOn, Issued, OutstandingToken, OutstandingTokens};
 use super::recall::Recalls;
-use super::token_issuer::{StepState, TokenResponse};
+use super::token_issuer::TokenResponse;
+use super::token_ledger::{HeldOn, OutstandingToken, StepState, TokenLedger};
 use crate::client_key::ClientKey;
 
 /// Grants tokens and counts steps in asynchronous mode.
@@ -20,11 +20,10 @@ use crate::client_key::ClientKey;
 /// Invariants: `step + outstanding tokens <= last_step`; recalled tokens are outstanding.
 #[derive(Debug)]
 pub(crate) struct AsynchronousTokens {
-    steps: StepState,
+    pub(crate) ledger: TokenLedger,
     last_step: Option<u64>,
-    tokens: OutstandingTokens,
     /// Used with several shards.
-    recalls: Recalls,
+    pub(crate) recalls: Recalls,
     /// Used if replicas may not run far ahead of each other.
     bounded_staleness: Option<BoundedStaleness>,
     /// The staleness above which a gradient is dropped.
@@ -40,30 +39,12 @@ impl AsynchronousTokens {
         reject_older: Option<u64>,
     ) -> AsynchronousTokens {
         AsynchronousTokens {
-            steps: StepState { step: 0, next_token: 1, finished: false },
+            ledger: TokenLedger::new(),
             last_step,
-            tokens: OutstandingTokens::default(),
             recalls: Recalls::default(),
             bounded_staleness: wait_ahead.map(BoundedStaleness::new),
             reject_older,
         }
-    }
-
-    pub(crate) fn steps(&self) -> StepState {
-        self.steps
-    }
-
-    pub(crate) fn tokens(&self) -> &OutstandingTokens {
-        &self.tokens
-    }
-
-    pub(crate) fn tokens_mut(&mut self) -> &mut OutstandingTokens {
-        &mut self.tokens
-    }
-
-    /// Returns the recalls in progress.
-    pub(crate) fn recalls(&self) -> &Recalls {
-        &self.recalls
     }
 
     /// Returns the replicas' progress, if it is bounded.
@@ -78,26 +59,11 @@ impl AsynchronousTokens {
         }
     }
 
-    /// Resumes from the state of an earlier process.
-    pub(crate) fn resume(&mut self, steps: StepState) {
-        self.steps = steps;
-    }
-
-    /// Restores a token that was outstanding in an earlier process.
-    pub(crate) fn restore_token(&mut self, holder: ClientKey, issued: Issued, since: Instant) {
-        self.tokens.insert(OutstandingToken { holder, issued, since, held: HeldOn::new() });
-    }
-
     /// Resets the step to that of a checkpoint. Token numbers keep increasing.
     pub(crate) fn roll_back(&mut self, step: GlobalStep) {
-        (self.steps.step, self.steps.finished) = (step.0, false);
+        (self.ledger.steps.step, self.ledger.steps.finished) = (step.0, false);
         let replicas = self.bounded_staleness.iter_mut().flat_map(BoundedStaleness::reset);
-        self.tokens.changed.extend(replicas);
-    }
-
-    /// Ends training: grants no more tokens.
-    pub(crate) fn finish(&mut self) {
-        self.steps.finished = true;
+        self.ledger.changed.extend(replicas);
     }
 
     /// Answers a token request from the incarnation of the client that has this epoch.
@@ -107,7 +73,7 @@ impl AsynchronousTokens {
         epoch: ClientEpoch,
         now: Instant,
     ) -> TokenResponse {
-        let StepState { step, next_token, finished } = self.steps;
+        let StepState { step, finished, .. } = self.ledger.steps;
         let last = self.last_step.unwrap_or(u64::MAX);
         if finished {
             return TokenResponse::Ended(EndReason::Finished {});
@@ -116,25 +82,22 @@ impl AsynchronousTokens {
             return TokenResponse::Ended(EndReason::LastStep {});
         }
         if self.bounded_staleness.as_mut().is_some_and(|bounded| bounded.enter(holder)) {
-            self.tokens.changed.insert(holder);
+            self.ledger.changed.insert(holder);
         }
         if self.all_are_promised() || self.is_ahead(holder) {
             return TokenResponse::Wait;
         }
-        let issued = Issued::new(next_token, epoch, step);
-        self.steps.next_token += 1;
-        self.restore_token(holder, issued, now);
-        TokenResponse::Granted(issued)
+        TokenResponse::Granted(self.ledger.grant(holder, epoch, now, HeldOn::new()))
     }
 
     /// Returns whether every remaining step is promised to an outstanding token.
     fn all_are_promised(&self) -> bool {
-        self.steps.step + self.tokens.len() as u64 >= self.last_step.unwrap_or(u64::MAX)
+        self.ledger.steps.step + self.ledger.len() as u64 >= self.last_step.unwrap_or(u64::MAX)
     }
 
     /// Returns whether a replica is too far ahead of the slowest to be granted a token.
     pub(crate) fn is_ahead(&self, replica: ClientKey) -> bool {
-        let making = self.tokens.count_of(replica);
+        let making = self.ledger.count_of(replica);
         let bounded_staleness = self.bounded_staleness.as_ref();
         bounded_staleness.is_some_and(|bounded| !bounded.may_begin(replica, making))
     }
@@ -143,8 +106,8 @@ impl AsynchronousTokens {
     /// since its values were read at step `read`. The values cannot have been read before the token
     /// was granted, so an earlier `read` counts as the step of the grant.
     pub(crate) fn staleness(&self, token: TokenId, read: GlobalStep) -> u64 {
-        let step = self.steps.step;
-        let granted_at = self.tokens.get(token.0).map_or(step, |out| out.issued.step.0);
+        let step = self.ledger.steps.step;
+        let granted_at = self.ledger.get(token.0).map_or(step, |out| out.issued.step.0);
         step - read.0.clamp(granted_at, step)
     }
 
@@ -157,7 +120,7 @@ impl AsynchronousTokens {
     pub(crate) fn spend(&mut self, token: TokenId, read: GlobalStep) -> u64 {
         let staleness = self.staleness(token, read);
         self.spend_without_step(token);
-        self.steps.step += 1;
+        self.ledger.steps.step += 1;
         staleness
     }
 
@@ -173,7 +136,7 @@ impl AsynchronousTokens {
 
     /// Takes back an outstanding token.
     pub(crate) fn take_back(&mut self, token: u64) -> Option<OutstandingToken> {
-        let out = self.tokens.remove(token)?;
+        let out = self.ledger.remove(token)?;
         self.recalls.end(token);
         Some(out)
     }
@@ -182,7 +145,7 @@ impl AsynchronousTokens {
     pub(crate) fn leave(&mut self, gone: ClientKey) {
         if let Some(bounded_staleness) = &mut self.bounded_staleness {
             bounded_staleness.leave(gone);
-            self.tokens.changed.insert(gone);
+            self.ledger.changed.insert(gone);
         }
     }
 
@@ -198,15 +161,15 @@ impl AsynchronousTokens {
         let is_due = |out: &OutstandingToken| {
             (out.is_expired(now, timeout) || gone(out.holder)) && !keep(out.issued.token)
         };
-        let mut due: Vec<TokenId> = self.tokens.numbers(is_due).into_iter().map(TokenId).collect();
+        let mut due: Vec<TokenId> = self.ledger.numbers(is_due).into_iter().map(TokenId).collect();
         due.retain(|&token| self.recalls.begin(token, now));
         due
     }
 
     /// Restarts the time limit of recalls whose holders are present.
     pub(crate) fn put_off_recalls(&mut self, now: Instant, is_here: impl Fn(ClientKey) -> bool) {
-        let tokens = &self.tokens;
-        self.recalls.put_off(now, |token| tokens.holder_of(token).is_some_and(&is_here));
+        let ledger = &self.ledger;
+        self.recalls.put_off(now, |token| ledger.holder_of(token).is_some_and(&is_here));
     }
 
     /// Records a shard's answer: whether it has applied the push of a token that is being recalled.
@@ -225,26 +188,20 @@ impl AsynchronousTokens {
         free.iter().filter_map(|token| self.take_back(token.0)).count()
     }
 
-    /// Extends all time limits by a pause of this server, during which no token could be spent.
-    pub(crate) fn extend_deadlines(&mut self, pause: Duration, now: Instant) {
-        self.tokens.extend_deadlines(pause, now);
-        self.recalls.extend_deadlines(pause, now);
-    }
-
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
         if let Some(last) = self.last_step {
-            assert!(self.steps.step + self.tokens.len() as u64 <= last);
+            assert!(self.ledger.steps.step + self.ledger.len() as u64 <= last);
         }
-        let recalled = self.recalls.tokens().all(|token| self.tokens.get(token.0).is_some());
+        let recalled = self.recalls.tokens().all(|token| self.ledger.get(token.0).is_some());
         assert!(recalled, "recalled tokens are outstanding");
     }
 
     /// Returns whether a request of this client would have to wait.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
-        let StepState { step, finished, .. } = self.steps;
+        let StepState { step, finished, .. } = self.ledger.steps;
         let ended = finished || self.last_step.is_some_and(|last| step >= last);
         !ended && (self.all_are_promised() || self.is_ahead(client))
     }
@@ -254,6 +211,7 @@ impl AsynchronousTokens {
 mod tests {
     use super::*;
     use crate::aggregate::token_issuer::TokenIssuer;
+    use crate::aggregate::token_ledger::Issued;
 
     const EPOCH: ClientEpoch = ClientEpoch(3);
 
@@ -264,7 +222,7 @@ mod tests {
     /// Plays one event, given as an operation and a client.
     fn play(owner: &mut TokenIssuer, bound: u64, operation: u8, client: u32, now: Instant) {
         let client = ClientKey(client);
-        let tokens: Vec<Issued> = owner.tokens().of(client).collect();
+        let tokens: Vec<Issued> = owner.ledger().of(client).collect();
         match (operation, tokens.first()) {
             (0..4, _) => {
                 let ahead = asynchronous(owner).is_ahead(client);
@@ -289,13 +247,13 @@ mod tests {
         let Some(slowest) = bounded_staleness.slowest() else { return };
         for client in (0..4).map(ClientKey).filter(|&client| bounded_staleness.of(client).counts) {
             let begun =
-                bounded_staleness.of(client).made + owner.tokens().of(client).count() as u64;
+                bounded_staleness.of(client).made + owner.ledger().of(client).count() as u64;
             assert!(
                 begun <= slowest + bound,
                 "{client:?} has begun {begun}, the slowest {slowest}"
             );
         }
-        let idle = |client: &ClientKey| owner.tokens().of(*client).count() == 0;
+        let idle = |client: &ClientKey| owner.ledger().of(*client).count() == 0;
         assert!(
             !bounded_staleness.the_slowest().filter(idle).any(|client| tokens.is_ahead(client)),
             "the slowest replica is blocked"
@@ -310,7 +268,7 @@ mod tests {
         ) {
             let now = Instant::now();
             let tokens = AsynchronousTokens::new(None, Some(bound), None);
-            let mut owner = TokenIssuer::Asynchronous(tokens);
+            let mut owner = TokenIssuer::Asynchronous(Box::new(tokens));
             for (operation, client) in events {
                 play(&mut owner, bound, operation, client, now);
             }

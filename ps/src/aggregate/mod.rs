@@ -8,7 +8,6 @@ pub(crate) mod asynchronous_tokens;
 pub(crate) mod bounded_staleness;
 pub(crate) mod clipping;
 pub(crate) mod mode;
-pub(crate) mod outstanding_tokens;
 pub(crate) mod recall;
 pub(crate) mod staleness;
 pub(crate) mod step_coordinator;
@@ -16,14 +15,15 @@ pub(crate) mod step_follower;
 pub(crate) mod step_replicas;
 pub(crate) mod step_rule;
 pub(crate) mod token_issuer;
-
-#[cfg(test)]
-pub(crate) mod tests {
-    pub(crate) mod exhaustive;
-}
+pub(crate) mod token_ledger;
 
 pub use pushpull_optim::{
     Accumulator, Applied, ApplyError, Dequeued, PushTokensError, Real, Reduction,
     SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction, SynchronousTokens,
     SynchronousTokensError, TakeError, Taken, Ticket, TokenQueue, WAITERS_MAX, WaitError, WaiterId,
 };
+
+#[cfg(test)]
+pub(crate) mod tests {
+    pub(crate) mod exhaustive;
+}

@@ -21,10 +21,10 @@ use pushpull_store::testing::planted::{Bug, PlantedBugs};
 use smallvec::{SmallVec, smallvec};
 
 use super::clipping::{self, BitwiseF64};
-use super::outstanding_tokens::{Issued, OutstandingToken, OutstandingTokens};
 use super::step_replicas::StepReplicas;
 use super::step_rule::StepRule;
-use super::token_issuer::{StepState, TokenResponse};
+use super::token_issuer::TokenResponse;
+use super::token_ledger::{Issued, OutstandingToken, TokenLedger};
 use crate::client_key::ClientKey;
 
 /// A granted token and its holder.
@@ -85,10 +85,8 @@ pub(crate) struct StepCoordinator {
     rule: StepRule,
     planted: PlantedBugs,
     shards: usize,
-    /// The number of committed steps.
-    step: u64,
-    next_token: u64,
-    tokens: OutstandingTokens,
+    /// Counts the committed steps.
+    pub(crate) ledger: TokenLedger,
     /// The admitted pushes, in order: those of the current step, or of the last one while it is
     /// being applied.
     admitted: Vec<AdmittedPush>,
@@ -97,8 +95,6 @@ pub(crate) struct StepCoordinator {
     /// The number of gradients that the current step takes.
     goal: u32,
     replicas: StepReplicas,
-    /// Whether granting has ended.
-    finished: bool,
     /// The number of steps that each shard has applied. Not durable.
     applied: Vec<u64>,
     verdicts: PerPush<(Grant, TokenOutcome)>,
@@ -111,14 +107,11 @@ impl StepCoordinator {
             rule,
             planted,
             shards,
-            step: 0,
-            next_token: 1,
-            tokens: OutstandingTokens::default(),
+            ledger: TokenLedger::new(),
             admitted: Vec::new(),
             applying: false,
             goal: rule.aggregate,
             replicas: StepReplicas::new(rule.total),
-            finished: false,
             applied: vec![0; shards],
             verdicts: PerPush::new(),
         }
@@ -126,21 +119,7 @@ impl StepCoordinator {
 
     /// Returns the number of committed steps.
     pub(crate) fn step(&self) -> u64 {
-        self.step
-    }
-
-    /// Returns the durable state, except for the tokens and the admitted pushes.
-    pub(crate) fn steps(&self) -> StepState {
-        let StepCoordinator { step, next_token, finished, .. } = *self;
-        StepState { step, next_token, finished }
-    }
-
-    pub(crate) fn tokens(&self) -> &OutstandingTokens {
-        &self.tokens
-    }
-
-    pub(crate) fn tokens_mut(&mut self) -> &mut OutstandingTokens {
-        &mut self.tokens
+        self.ledger.steps.step
     }
 
     /// Returns the number of gradients that the current step takes.
@@ -163,14 +142,15 @@ impl StepCoordinator {
     /// Returns whether some shard has not reported every step as applied. The next step has then
     /// not begun.
     pub(crate) fn is_behind(&self) -> bool {
-        let mut behind = self.applied.iter().map(|&steps| steps < self.step);
+        let mut behind = self.applied.iter().map(|&steps| steps < self.ledger.steps.step);
         let all = self.planted.has(Bug::BeginEarly);
         if all { behind.all(|behind| behind) } else { behind.any(|behind| behind) }
     }
 
     /// Returns the indices of the shards that have not reported every step as applied.
     pub(crate) fn shards_behind(&self) -> impl Iterator<Item = usize> {
-        let behind = self.applied.iter().enumerate().filter(|&(_, &steps)| steps < self.step);
+        let behind =
+            self.applied.iter().enumerate().filter(|&(_, &steps)| steps < self.ledger.steps.step);
         behind.map(|(shard, _)| shard)
     }
 
@@ -179,7 +159,7 @@ impl StepCoordinator {
     pub(crate) fn shards_lacking(&self) -> impl Iterator<Item = (usize, usize)> {
         let partly = |out: &&OutstandingToken| out.held.iter().any(Option::is_some);
         let lacked = move |shard: usize| {
-            self.tokens.iter().filter(partly).filter(|out| out.held[shard].is_none()).count()
+            self.ledger.iter().filter(partly).filter(|out| out.held[shard].is_none()).count()
         };
         (0..self.shards).map(move |shard| (shard, lacked(shard))).filter(|&(_, lacked)| lacked > 0)
     }
@@ -209,12 +189,6 @@ impl StepCoordinator {
         self.restore_admitted(admitted, applying, goal);
     }
 
-    /// Resumes from the state of an earlier process.
-    pub(crate) fn resume(&mut self, steps: StepState) {
-        let StepState { step, next_token, finished } = steps;
-        (self.step, self.next_token, self.finished) = (step, next_token, finished);
-    }
-
     /// Restores the admitted pushes of an earlier process, whether their step was committed, and
     /// its number of gradients.
     pub(crate) fn restore_admitted(
@@ -236,13 +210,13 @@ impl StepCoordinator {
         live: BTreeMap<ClientKey, u32>,
         seen: BTreeSet<ClientKey>,
     ) {
-        self.replicas.restore(live, seen, self.step == 0);
+        self.replicas.restore(live, seen, self.ledger.steps.step == 0);
     }
 
     /// Stops granting tokens. The last step consists of the admitted pushes and the pushes of
     /// outstanding tokens.
     pub(crate) fn finish(&mut self) {
-        self.finished = true;
+        self.ledger.steps.finished = true;
         self.advance();
     }
 
@@ -250,31 +224,30 @@ impl StepCoordinator {
     ///
     /// Must be called before [`StepCoordinator::restore_admitted`].
     pub(crate) fn restore_token(&mut self, holder: ClientKey, issued: Issued, since: Instant) {
-        let held = smallvec![None; self.shards];
-        self.tokens.insert(OutstandingToken { holder, issued, since, held });
+        self.ledger.insert(holder, issued, since, smallvec![None; self.shards]);
     }
 
     /// Restarts at this step with the live replicas, because other values have been restored.
     pub(crate) fn roll_back(&mut self, step: u64) {
-        (self.step, self.finished) = (step, false);
+        (self.ledger.steps.step, self.ledger.steps.finished) = (step, false);
         self.forget_tokens();
+        self.advance();
     }
 
     /// Forgets the tokens and the admitted pushes, because another restore epoch begins.
     pub(crate) fn forget_tokens(&mut self) {
-        self.tokens.clear();
+        self.ledger.clear();
         self.admitted.clear();
         self.applying = false;
         self.applied.fill(0);
         self.verdicts.clear();
-        self.advance();
     }
 
     /// Sets the number of shards. Each must report again which pushes it holds.
     pub(crate) fn set_shards(&mut self, shards: usize) {
         self.shards = shards;
         self.applied = vec![0; shards];
-        self.tokens.iter_mut().for_each(|out| out.held = smallvec![None; shards]);
+        self.ledger.iter_mut().for_each(|out| out.held = smallvec![None; shards]);
     }
 
     /// Adds a replica: a new one, one that returns, or a new incarnation. `rank`, the index of its
@@ -321,45 +294,43 @@ impl StepCoordinator {
         if let Some(denial) = self.denial(replica) {
             return denial;
         }
-        let issued = Issued::new(self.next_token, epoch, self.step);
-        self.next_token += 1;
-        self.restore_token(replica, issued, now);
-        TokenResponse::Granted(issued)
+        let held = smallvec![None; self.shards];
+        TokenResponse::Granted(self.ledger.grant(replica, epoch, now, held))
     }
 
     /// Returns the answer to a replica that cannot be granted a token now.
     pub(crate) fn denial(&self, replica: ClientKey) -> Option<TokenResponse> {
         // A replica that learns that training has ended must find the values of the last step.
-        if self.is_behind() || self.finished && !self.admitted.is_empty() {
+        if self.is_behind() || self.ledger.steps.finished && !self.admitted.is_empty() {
             return Some(TokenResponse::Wait);
         }
-        if self.finished {
+        if self.ledger.steps.finished {
             return Some(TokenResponse::Ended(EndReason::Finished {}));
         }
-        if self.rule.last_step.is_some_and(|last| self.step >= last) {
+        if self.rule.last_step.is_some_and(|last| self.ledger.steps.step >= last) {
             return Some(TokenResponse::Ended(EndReason::LastStep {}));
         }
-        let free = self.tokens.len() + self.admitted.len() < self.rule.push_slots;
+        let free = self.ledger.len() + self.admitted.len() < self.rule.push_slots;
         let has_share = self.given_to(replica) >= self.rule.share() as usize;
         (!self.is_live(replica) || has_share || !free).then_some(TokenResponse::Wait)
     }
 
     /// Returns the outstanding tokens, in ascending order.
     pub(crate) fn tokens_out(&self) -> impl Iterator<Item = Grant> {
-        self.tokens.iter().map(|out| Grant { token: out.issued.token.0, holder: out.holder })
+        self.ledger.iter().map(|out| Grant { token: out.issued.token.0, holder: out.holder })
     }
 
     /// Counts this holder's outstanding tokens and admitted pushes.
     fn given_to(&self, holder: ClientKey) -> usize {
         let admitted = self.admitted.iter().filter(|push| push.holder == holder);
-        self.tokens.count_of(holder) + admitted.count()
+        self.ledger.count_of(holder) + admitted.count()
     }
 
     /// Records that a shard holds the whole push of this token, with the sum of the squares of its
     /// elements there. Returns false if the push is over and can be discarded.
     #[must_use]
     pub(crate) fn held(&mut self, shard: usize, token: u64, squares: BitwiseF64) -> bool {
-        if let Some(out) = self.tokens.get_mut(token) {
+        if let Some(out) = self.ledger.get_mut(token) {
             out.held[shard] = Some(squares);
             self.advance();
             return true;
@@ -369,7 +340,7 @@ impl StepCoordinator {
 
     /// Returns whether the push of this token is, or may become, a part of the current step.
     pub(crate) fn is_of_use(&self, token: u64) -> bool {
-        self.tokens.get(token).is_some() || self.admitted.iter().any(|grant| grant.token == token)
+        self.ledger.get(token).is_some() || self.admitted.iter().any(|grant| grant.token == token)
     }
 
     /// Records that a shard has applied `steps` steps.
@@ -386,7 +357,7 @@ impl StepCoordinator {
     /// Returns the committed step that some shards may not have applied yet.
     pub(crate) fn committed(&self) -> Option<CommittedStep> {
         self.applying.then(|| CommittedStep {
-            step: self.step - 1,
+            step: self.ledger.steps.step - 1,
             tokens: self.admitted.iter().map(|push| push.token).collect(),
             factors: self.admitted.iter().map(|push| push.factor).collect(),
         })
@@ -404,7 +375,7 @@ impl StepCoordinator {
     fn end_tokens(&mut self, which: impl Fn(&Grant) -> bool) -> bool {
         let ended: PerPush<Grant> = self.tokens_out().filter(which).collect();
         for &grant in &ended {
-            self.tokens.remove(grant.token);
+            self.ledger.remove(grant.token);
             self.verdicts.push((grant, TokenOutcome::Over));
         }
         !ended.is_empty()
@@ -419,8 +390,8 @@ impl StepCoordinator {
             self.applying = false;
             self.admitted.clear();
         }
-        let reach = match self.finished {
-            true => (self.admitted.len() + self.tokens.len()) as u32,
+        let reach = match self.ledger.steps.finished {
+            true => (self.admitted.len() + self.ledger.len()) as u32,
             false => self.rule.aggregate.min(self.potential()).max(self.rule.floor),
         };
         // A replica that joins during a step enlarges the next one, not this one.
@@ -429,17 +400,17 @@ impl StepCoordinator {
             && let Some(grant) = self.next_to_admit()
         {
             let Grant { token, holder } = grant;
-            let held = self.tokens.remove(token).into_iter().flat_map(|out| out.held);
+            let held = self.ledger.remove(token).into_iter().flat_map(|out| out.held);
             let factor = match self.rule.clip {
                 Some(bound) => clipping::factor(bound, held.flatten()),
                 None => BitwiseF64::ONE,
             };
             self.admitted.push(AdmittedPush { token, holder, factor });
-            self.verdicts.push((grant, TokenOutcome::Admitted { step: self.step }));
+            self.verdicts.push((grant, TokenOutcome::Admitted { step: self.ledger.steps.step }));
         }
         if !self.admitted.is_empty() && self.admitted.len() as u32 >= self.goal {
             self.applying = true;
-            self.step += 1;
+            self.ledger.steps.step += 1;
             self.replicas.expect_nobody();
             self.end_tokens(|_| true);
         }
@@ -449,7 +420,7 @@ impl StepCoordinator {
     /// token or, in rank order, the one with the next rank.
     fn next_to_admit(&self) -> Option<Grant> {
         let early = self.planted.has(Bug::AdmitBeforeWhole);
-        let mut whole = self.tokens.iter().filter_map(|out| {
+        let mut whole = self.ledger.iter().filter_map(|out| {
             let mut held = out.held.iter().map(Option::is_some);
             let whole = if early { held.any(|held| held) } else { held.all(|held| held) };
             whole.then_some(Grant { token: out.issued.token.0, holder: out.holder })
@@ -457,10 +428,10 @@ impl StepCoordinator {
         if !self.rule.ordered {
             return whole.next();
         }
-        let next_rank = match self.finished {
+        let next_rank = match self.ledger.steps.finished {
             false => Some(self.admitted.len() as u32),
             // A replica without a token gets none any more, so its rank is skipped.
-            true => self.tokens.iter().filter_map(|out| self.replicas.rank(out.holder)).min(),
+            true => self.ledger.iter().filter_map(|out| self.replicas.rank(out.holder)).min(),
         };
         whole.find(|grant| self.replicas.rank(grant.holder) == next_rank)
     }

@@ -2,7 +2,7 @@
 //!
 //! In asynchronous mode [`AsynchronousTokens`] grants tokens and counts steps. In synchronous mode
 //! [`StepCoordinator`] grants tokens and decides their outcomes. Both keep their tokens in
-//! [`OutstandingTokens`]: the holder of each, its age and its return are the same in both modes.
+//! [`TokenLedger`]: the holder of each, its age and its return are the same in both modes.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, TokenId};
 use pushpull_common::protocol::message::EndReason;
 
 use super::asynchronous_tokens::AsynchronousTokens;
-use super::outstanding_tokens::{Issued, OutstandingToken, OutstandingTokens};
 use super::step_coordinator::StepCoordinator;
+use super::token_ledger::{HeldOn, Issued, OutstandingToken, StepState, TokenLedger};
 use crate::client_key::ClientKey;
 
 /// The answer to a request for a token.
@@ -27,22 +27,14 @@ pub(crate) enum TokenResponse {
     Ended(EndReason),
 }
 
-/// The durable state of a token issuer, except for its tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StepState {
-    pub(crate) step: u64,
-    pub(crate) next_token: u64,
-    pub(crate) finished: bool,
-}
-
 /// Grants tokens and counts steps.
 ///
 /// Invariants: token numbers increase and are never reused; `step` decreases only when a checkpoint
 /// is restored.
 #[derive(Debug)]
 pub(crate) enum TokenIssuer {
-    Asynchronous(AsynchronousTokens),
-    Synchronous(StepCoordinator),
+    Asynchronous(Box<AsynchronousTokens>),
+    Synchronous(Box<StepCoordinator>),
 }
 
 impl TokenIssuer {
@@ -76,18 +68,18 @@ impl TokenIssuer {
         }
     }
 
-    /// Returns the outstanding tokens.
-    pub(crate) fn tokens(&self) -> &OutstandingTokens {
+    /// Returns the outstanding tokens, and the steps.
+    pub(crate) fn ledger(&self) -> &TokenLedger {
         match self {
-            TokenIssuer::Asynchronous(tokens) => tokens.tokens(),
-            TokenIssuer::Synchronous(coordinator) => coordinator.tokens(),
+            TokenIssuer::Asynchronous(tokens) => &tokens.ledger,
+            TokenIssuer::Synchronous(coordinator) => &coordinator.ledger,
         }
     }
 
-    fn tokens_mut(&mut self) -> &mut OutstandingTokens {
+    fn ledger_mut(&mut self) -> &mut TokenLedger {
         match self {
-            TokenIssuer::Asynchronous(tokens) => tokens.tokens_mut(),
-            TokenIssuer::Synchronous(coordinator) => coordinator.tokens_mut(),
+            TokenIssuer::Asynchronous(tokens) => &mut tokens.ledger,
+            TokenIssuer::Synchronous(coordinator) => &mut coordinator.ledger,
         }
     }
 
@@ -98,10 +90,7 @@ impl TokenIssuer {
 
     /// Returns the durable state, except for the tokens of each holder.
     pub(crate) fn steps(&self) -> StepState {
-        match self {
-            TokenIssuer::Asynchronous(tokens) => tokens.steps(),
-            TokenIssuer::Synchronous(coordinator) => coordinator.steps(),
-        }
+        self.ledger().steps
     }
 
     pub(crate) fn step(&self) -> GlobalStep {
@@ -110,11 +99,7 @@ impl TokenIssuer {
 
     /// Resumes from the state of an earlier process.
     pub(crate) fn restore(&mut self, steps: StepState) {
-        let steps = StepState { next_token: steps.next_token.max(1), ..steps };
-        match self {
-            TokenIssuer::Asynchronous(tokens) => tokens.resume(steps),
-            TokenIssuer::Synchronous(coordinator) => coordinator.resume(steps),
-        }
+        self.ledger_mut().steps = StepState { next_token: steps.next_token.max(1), ..steps };
     }
 
     /// Restores a token that was outstanding in an earlier process; its timeout starts again.
@@ -128,10 +113,12 @@ impl TokenIssuer {
     ) -> bool {
         let StepState { step, next_token, .. } = self.steps();
         let granted = (1..next_token).contains(&issued.token.0) && issued.step.0 <= step;
-        let out = granted && self.tokens().get(issued.token.0).is_none();
+        let out = granted && self.ledger().get(issued.token.0).is_none();
         match self {
             _ if !out => {}
-            TokenIssuer::Asynchronous(tokens) => tokens.restore_token(holder, issued, now),
+            TokenIssuer::Asynchronous(tokens) => {
+                tokens.ledger.insert(holder, issued, now, HeldOn::new());
+            }
             TokenIssuer::Synchronous(coordinator) => coordinator.restore_token(holder, issued, now),
         }
         out
@@ -155,12 +142,12 @@ impl TokenIssuer {
 
     /// Appends to `all` the holders that have changed since the last call.
     pub(crate) fn append_changed(&mut self, all: &mut Vec<ClientKey>) {
-        self.tokens_mut().changed.append_to(all);
+        self.ledger_mut().changed.append_to(all);
     }
 
     /// Takes back every token that satisfies `gone`, and returns their number.
     fn take_back_all(&mut self, gone: impl Fn(&OutstandingToken) -> bool) -> usize {
-        let tokens = self.tokens().numbers(gone);
+        let tokens = self.ledger().numbers(gone);
         tokens.iter().for_each(|&token| self.take_back(token));
         tokens.len()
     }
@@ -180,11 +167,11 @@ impl TokenIssuer {
 
     /// Returns whether this client holds a token that is not being recalled.
     pub(crate) fn has_out(&self, holder: ClientKey) -> bool {
-        self.tokens().of(holder).any(|issued| !self.is_recalled(issued.token))
+        self.ledger().of(holder).any(|issued| !self.is_recalled(issued.token))
     }
 
     fn is_recalled(&self, token: TokenId) -> bool {
-        self.asynchronous_tokens().is_some_and(|tokens| tokens.recalls().has(token))
+        self.asynchronous_tokens().is_some_and(|tokens| tokens.recalls.has(token))
     }
 
     /// Returns a token that was granted to a client in an answer that it did not receive: one above
@@ -201,7 +188,7 @@ impl TokenIssuer {
         let unknown = |issued: &Issued| {
             issued.token > newest && !kept(issued.token) && !self.is_recalled(issued.token)
         };
-        self.tokens().of(holder).find(unknown)
+        self.ledger().of(holder).find(unknown)
     }
 
     /// Answers a token request from the incarnation of the client that has this epoch.
@@ -219,7 +206,7 @@ impl TokenIssuer {
 
     /// Takes back an unspent token. Returns false if the client does not hold it.
     pub(crate) fn give_back(&mut self, holder: ClientKey, token: TokenId, generation: u32) -> bool {
-        let held = self.tokens().holds(holder, token, generation);
+        let held = self.ledger().holds(holder, token, generation);
         if held {
             self.take_back(token.0);
         }
@@ -244,7 +231,7 @@ impl TokenIssuer {
                 self.take_back_all(is_lost)
             }
             TokenIssuer::Synchronous(coordinator) => {
-                let lost = coordinator.tokens().numbers(is_lost).len();
+                let lost = coordinator.ledger.numbers(is_lost).len();
                 match fenced {
                     true => coordinator.end_old_tokens(gone),
                     false => coordinator.lose(gone),
@@ -267,18 +254,16 @@ impl TokenIssuer {
 
     /// Extends all time limits by a pause of this server, during which no token could be spent.
     pub(crate) fn extend_deadlines(&mut self, pause: Duration, now: Instant) {
-        match self {
-            TokenIssuer::Asynchronous(tokens) => tokens.extend_deadlines(pause, now),
-            TokenIssuer::Synchronous(coordinator) => {
-                coordinator.tokens_mut().extend_deadlines(pause, now);
-            }
+        self.ledger_mut().extend_deadlines(pause, now);
+        if let Some(tokens) = self.asynchronous_tokens_mut() {
+            tokens.recalls.extend_deadlines(pause, now);
         }
     }
 
     /// Ends training: grants no more tokens. Outstanding tokens may still be spent.
     pub(crate) fn finish(&mut self) {
         match self {
-            TokenIssuer::Asynchronous(tokens) => tokens.finish(),
+            TokenIssuer::Asynchronous(tokens) => tokens.ledger.steps.finished = true,
             TokenIssuer::Synchronous(coordinator) => coordinator.finish(),
         }
     }
@@ -291,8 +276,8 @@ impl TokenIssuer {
             TokenIssuer::Synchronous(coordinator) => assert_eq!(coordinator.check(), Ok(())),
         }
         let next_token = self.steps().next_token;
-        assert!(self.tokens().iter().all(|out| out.issued.token.0 < next_token));
-        self.tokens().check_invariants();
+        assert!(self.ledger().iter().all(|out| out.issued.token.0 < next_token));
+        self.ledger().check_invariants();
     }
 
     /// Returns whether a request of this client would have to wait.
@@ -319,7 +304,7 @@ mod tests {
     const EPOCH: ClientEpoch = ClientEpoch(3);
 
     fn issuer(last_step: Option<u64>) -> TokenIssuer {
-        TokenIssuer::Asynchronous(AsynchronousTokens::new(last_step, None, None))
+        TokenIssuer::Asynchronous(Box::new(AsynchronousTokens::new(last_step, None, None)))
     }
 
     fn asynchronous(owner: &mut TokenIssuer) -> &mut AsynchronousTokens {
@@ -352,8 +337,8 @@ mod tests {
         assert_eq!(owner.drop_client(A, false, |_| false), 1);
         let last = granted(owner.request(B, EPOCH, now));
         assert!(
-            !owner.tokens().holds(A, last.token, last.generation)
-                && owner.tokens().holds(B, last.token, last.generation)
+            !owner.ledger().holds(A, last.token, last.generation)
+                && owner.ledger().holds(B, last.token, last.generation)
         );
         asynchronous(&mut owner).spend(last.token, last.step);
         assert_eq!(owner.request(A, EPOCH, now), TokenResponse::Ended(EndReason::LastStep {}));
@@ -376,7 +361,7 @@ mod tests {
             "its push is whole"
         );
         assert_eq!(owner.expire(later, timeout, |_| false), 1);
-        assert!(!owner.tokens().holds(A, issued.token, issued.generation));
+        assert!(!owner.ledger().holds(A, issued.token, issued.generation));
         assert_ne!(
             granted(owner.request(B, EPOCH, later)).token,
             issued.token,
@@ -391,7 +376,7 @@ mod tests {
         let issued = granted(owner.request(A, EPOCH, now));
         owner.finish();
         assert_eq!(owner.request(B, EPOCH, now), TokenResponse::Ended(EndReason::Finished {}));
-        assert!(owner.tokens().holds(A, issued.token, issued.generation));
+        assert!(owner.ledger().holds(A, issued.token, issued.generation));
         assert!(!owner.give_back(B, issued.token, issued.generation));
         assert_eq!(asynchronous(&mut owner).spend(issued.token, issued.step), 0);
     }
@@ -409,7 +394,7 @@ mod tests {
             clip: None,
         };
         let coordinator = StepCoordinator::new(rule, 1, PlantedBugs::default());
-        let mut owner = TokenIssuer::Synchronous(coordinator);
+        let mut owner = TokenIssuer::Synchronous(Box::new(coordinator));
         let coordinator = owner.coordinator_mut().unwrap();
         coordinator.join(A, 0);
         coordinator.join(B, 1);
@@ -417,10 +402,10 @@ mod tests {
         assert_eq!(owner.request(A, EPOCH, now), TokenResponse::Wait, "it has its share");
         owner.check_invariants();
         assert!(owner.coordinator_mut().unwrap().held(0, a.token.0, 0.0.into()));
-        assert!(!owner.tokens().holds(A, a.token, a.generation), "its push is admitted");
+        assert!(!owner.ledger().holds(A, a.token, a.generation), "its push is admitted");
         // The push of B is whole here, but no other push of the step can be told from it.
         assert_eq!(owner.drop_client(B, false, |token| token == b.token), 0);
-        assert_eq!(owner.tokens().iter().count(), 0, "the token ends all the same");
+        assert_eq!(owner.ledger().iter().count(), 0, "the token ends all the same");
         owner.check_invariants();
     }
 }

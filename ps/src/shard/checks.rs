@@ -102,7 +102,7 @@ impl Intake {
         let held = match &steps.owner {
             // In synchronous mode a push under a token that is over is stale. It is not refused.
             _ if steps.is_synchronous() => true,
-            Some(owner) => owner.tokens().holds(client, token, generation),
+            Some(owner) => owner.ledger().holds(client, token, generation),
             None => peers.could_hold_token(client, token, generation),
         };
         // A token pays for one push.

@@ -53,10 +53,10 @@ impl HeldPush {
             self.settle(intake, peers, out, now, Outcome::Held {});
             return steps.report_held(intake, peers, out, token);
         };
-        let is_out = |holder| owner.tokens().holds(holder, token, generation);
+        let is_out = |holder| owner.ledger().holds(holder, token, generation);
         let (mut token, mut is_out) = (token, holder.is_some_and(is_out));
         if let Some(holder) = holder.filter(|_| steps.config.planted.has(Bug::KeyByReplica))
-            && let Some(issued) = owner.tokens().of(holder).last()
+            && let Some(issued) = owner.ledger().of(holder).last()
         {
             (token, is_out) = (issued.token, true);
         }

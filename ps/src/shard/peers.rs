@@ -17,7 +17,7 @@ use super::parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
 use super::shared_values::unsupported;
 use super::variables::Variables;
 use super::{ConnectionState, Detail, PeerOrigin};
-use crate::aggregate::outstanding_tokens::{TOKEN_LIMIT, generation_of};
+use crate::aggregate::token_ledger::{TOKEN_LIMIT, generation_of};
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 

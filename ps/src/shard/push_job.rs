@@ -119,8 +119,8 @@ impl PushJob {
         }
         // Parts that were sent were scanned on arrival.
         let (scans_own, scans_shared) = (false, !self.is_scanned);
-        let input = DenseInput::Push(PushInput { source, scans_own, scans_shared });
-        match self.update.slice(applier, variables, pushes, &input)? {
+        let input = PushInput { source, scans_own, scans_shared };
+        match self.update.slice(applier, variables, pushes, DenseInput::Push(&input))? {
             UpdateProgress::Unfinished => return Ok(false),
             UpdateProgress::Done => {}
             UpdateProgress::Refused(refusal) => self.refusal = Some(refusal),
@@ -158,7 +158,7 @@ impl Shard {
                     Some(staleness),
                     "the staleness has changed since the push began"
                 );
-                self.counters.global_step.set(tokens.steps().step);
+                self.counters.global_step.set(tokens.ledger.steps.step);
                 self.stamp_answers();
             }
         } else {

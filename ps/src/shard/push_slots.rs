@@ -9,7 +9,7 @@ use super::intake::Intake;
 use super::output::Outputs;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
-use crate::aggregate::outstanding_tokens::Issued;
+use crate::aggregate::token_ledger::Issued;
 use crate::client_key::ClientKey;
 
 impl Intake {

@@ -69,9 +69,9 @@ impl Shard {
         let comes = |token: TokenId| {
             self.intake.inbox.as_ref().is_some_and(|inbox| !inbox.push_slots_of(token.0).is_empty())
         };
-        let overdue = tokens.recalls().overdue(now, self.config.lease * 2);
+        let overdue = tokens.recalls.overdue(now, self.config.lease * 2);
         let holders =
-            overdue.filter(|&token| !comes(token)).filter_map(|t| tokens.tokens().holder_of(t));
+            overdue.filter(|&token| !comes(token)).filter_map(|t| tokens.ledger.holder_of(t));
         let mut holders: Vec<ClientKey> = holders.collect();
         holders.sort_unstable();
         holders.dedup();
@@ -128,7 +128,7 @@ impl Steps {
     /// Names the shards that have not answered for all recalled tokens, with the time since each
     /// was last heard from. `None` if all have.
     pub(super) fn awaited_recalls(&self, now: Instant) -> Option<String> {
-        let recalls = self.asynchronous_tokens()?.recalls();
+        let recalls = &self.asynchronous_tokens()?.recalls;
         let shards = self.shards_to_ask();
         let awaits =
             |shard: &&ShardId| recalls.tokens().any(|token| recalls.awaits(token, **shard));
@@ -156,10 +156,10 @@ impl Steps {
     ) {
         let Some(tokens) = self.asynchronous_tokens() else { return };
         let mut due: Vec<(u64, message::Recall)> = Vec::new();
-        for token in tokens.recalls().tokens().filter(|&token| asks(token)) {
-            let Some(holder) = tokens.tokens().holder_of(token) else { continue };
+        for token in tokens.recalls.tokens().filter(|&token| asks(token)) {
+            let Some(holder) = tokens.ledger.holder_of(token) else { continue };
             let recall = message::Recall { token, client: peers.registry.client(holder).epoch };
-            let silent = shards.iter().filter(|&&shard| tokens.recalls().awaits(token, shard));
+            let silent = shards.iter().filter(|&&shard| tokens.recalls.awaits(token, shard));
             let connections = silent.filter_map(|shard| self.shards.connection_of(*shard));
             due.extend(connections.map(|connection| (connection, recall.clone())));
         }

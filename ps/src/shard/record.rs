@@ -29,9 +29,9 @@ use super::client_registry::{
 };
 use crate::aggregate::bounded_staleness::ReplicaProgress;
 use crate::aggregate::clipping::BitwiseF64;
-use crate::aggregate::outstanding_tokens::Issued;
 use crate::aggregate::step_coordinator::AdmittedPush;
-use crate::aggregate::token_issuer::StepState;
+use crate::aggregate::token_ledger::Issued;
+use crate::aggregate::token_ledger::StepState;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::push_window::PushWindow;

@@ -414,7 +414,7 @@ impl Shard {
             return;
         }
         let Some(owner) = &mut self.steps.owner else { return };
-        let lost = owner.tokens().iter();
+        let lost = owner.ledger().iter();
         let lost = lost.filter(|out| absent(out.holder) && !complete.contains(&out.issued.token));
         let lost: BTreeSet<ClientKey> = lost.map(|out| out.holder).collect();
         for holder in lost {
@@ -448,7 +448,7 @@ impl Shard {
             let allowed = stage == ShardStage::Ready || push.operation == Operation::Assign {};
             let paid = !gradient
                 || self.steps.owner.as_ref().is_none_or(|owner| {
-                    let out = owner.tokens().get(push.token.0);
+                    let out = owner.ledger().get(push.token.0);
                     let out = out.is_some_and(|out| out.issued.generation == push.generation);
                     (out || admitted(push.token.0)) && spent.insert(push.token)
                 });

@@ -54,12 +54,12 @@ impl Intake {
             (Some(owner), Some(_)) if self.config.planted.has(Bug::KeyByReplica) => {
                 !owner.has_out(client)
             }
-            (Some(owner), Some(_)) => !owner.tokens().holds(client, part.token, part.generation),
+            (Some(owner), Some(_)) => !owner.ledger().holds(client, part.token, part.generation),
             (None, Some(follower)) => step.0 < follower.step(),
             // A complete push owns its token, even if other parts are sent under it.
             (Some(owner), None) => {
                 let tokens = owner.asynchronous_tokens();
-                owner.tokens().holds(client, part.token, part.generation)
+                owner.ledger().holds(client, part.token, part.generation)
                     && tokens.is_some_and(|tokens| tokens.is_too_old(part.token, step))
                     && !self.is_whole(part.token)
             }

@@ -73,13 +73,10 @@ impl StepJob {
         }
         let config = &variables.config;
         let total = config.rule().filter(|_| config.planted.has(Bug::MeanOfAll));
-        let input = DenseInput::Step(StepInput::new(update, total.map(|rule| rule.aggregate)));
-        match self.update.slice(applier, variables, update, &input)? {
-            UpdateProgress::Unfinished => Ok(false),
-            UpdateProgress::Done => Ok(true),
-            // Only the push of a single shard without steps is refused when it is applied.
-            UpdateProgress::Refused(_) => Ok(true),
-        }
+        let input = StepInput::new(update, total.map(|rule| rule.aggregate));
+        let progress = self.update.slice(applier, variables, update, DenseInput::Step(&input))?;
+        // A step is never refused: overflows are refused only in asynchronous mode.
+        Ok(!matches!(progress, UpdateProgress::Unfinished))
     }
 }
 

@@ -19,10 +19,10 @@ use super::stragglers::Stragglers;
 use super::to_owner::ToOwner;
 use super::variables::Variables;
 use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
-use crate::aggregate::outstanding_tokens::Issued;
 use crate::aggregate::step_coordinator::{Grant, StepCoordinator, TokenOutcome};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::token_issuer::TokenIssuer;
+use crate::aggregate::token_ledger::Issued;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::inbox::PushArrival;
@@ -54,12 +54,13 @@ impl Steps {
         let PsConfig { last_step, wait_ahead, reject_older, planted, .. } = *config;
         let (rule, owns_step) = (config.rule(), id.shard == 0 && config.owns_step());
         let owner = owns_step.then(|| match rule {
-            Some(rule) => TokenIssuer::Synchronous(StepCoordinator::new(rule, 1, planted)),
-            None => TokenIssuer::Asynchronous(AsynchronousTokens::new(
-                last_step,
-                wait_ahead,
-                reject_older,
-            )),
+            Some(rule) => {
+                TokenIssuer::Synchronous(Box::new(StepCoordinator::new(rule, 1, planted)))
+            }
+            None => {
+                let tokens = AsynchronousTokens::new(last_step, wait_ahead, reject_older);
+                TokenIssuer::Asynchronous(Box::new(tokens))
+            }
         });
         let follower = rule.map(|_| StepFollower::new(0, planted));
         Steps {
@@ -145,7 +146,7 @@ impl Steps {
     }
 
     pub(super) fn tokens_of(&self, client: ClientKey) -> impl Iterator<Item = Issued> {
-        self.owner.iter().flat_map(move |owner| owner.tokens().of(client))
+        self.owner.iter().flat_map(move |owner| owner.ledger().of(client))
     }
 
     /// Returns the index of a shard among those that take part.
@@ -195,7 +196,7 @@ impl Steps {
     /// Returns the token of a gradient whose client is absent, so that others may have it.
     pub(super) fn return_token_of(&mut self, push: &PushArrival) {
         let Some(owner) = &mut self.owner else { return };
-        if let Some(holder) = owner.tokens().holder_of(push.token)
+        if let Some(holder) = owner.ledger().holder_of(push.token)
             && owner.give_back(holder, push.token, push.generation)
         {
             self.counters.tokens_taken_back.add(1);
@@ -328,7 +329,7 @@ impl Steps {
             return;
         }
         let Some(index) = self.register_peer(peers, out, now, connection, shard) else { return };
-        let holder = self.owner.as_ref().and_then(|owner| owner.tokens().holder_of(token));
+        let holder = self.owner.as_ref().and_then(|owner| owner.ledger().holder_of(token));
         if holder.is_some_and(|holder| peers.registry.client(holder).epoch != client) {
             // A client has pushed there under another client's token.
             return;

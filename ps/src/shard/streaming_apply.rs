@@ -76,11 +76,11 @@ impl Applier {
             return Ok(false);
         };
         let (operation, at, scratch) = (push.operation, update.adjustment.at, &mut self.scratch);
-        let input = DenseInput::Push(PushInput { source, scans_own: true, scans_shared: true });
+        let input = PushInput { source, scans_own: true, scans_shared: true };
         let Some(mut target) = UpdateTarget::new(variables, operation, at, scratch) else {
             return Ok(false);
         };
-        match update.apply_part(&mut target, &input, range) {
+        match update.apply_part(&mut target, DenseInput::Push(&input), range) {
             Ok(UpdateProgress::Done) => Ok(true),
             Ok(UpdateProgress::Unfinished) => Ok(false),
             Ok(UpdateProgress::Refused(refusal)) => {

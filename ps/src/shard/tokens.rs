@@ -14,8 +14,8 @@ use super::output::Outputs;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
 use super::steps::Steps;
-use crate::aggregate::outstanding_tokens::Issued;
 use crate::aggregate::token_issuer::{TokenIssuer, TokenResponse};
+use crate::aggregate::token_ledger::Issued;
 use crate::client_key::ClientKey;
 
 /// A client's request for a token.
@@ -44,7 +44,7 @@ impl ClientTokenRequest {
         if let Some(issued) = lost {
             return intake.answer_token(peers, out, now, &entry, TokenResponse::Granted(issued));
         }
-        let held = owner.map_or(0, |(client, owner)| owner.tokens().count_of(client));
+        let held = owner.map_or(0, |(client, owner)| owner.ledger().count_of(client));
         // Tokens that the client waits for count as held.
         let waits = |other: &&ParkedRequest| {
             other.client == entry.client && matches!(other.wait, WaitReason::Token)
@@ -149,7 +149,7 @@ impl Steps {
             let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
             return format!("the slowest replicas, which have made {made} gradients: {slowest}");
         }
-        let tokens = tokens.tokens();
+        let tokens = &tokens.ledger;
         let holders = tokens.holders().map(|client| peers.task_of(client).to_string());
         let holders = holders.collect::<Vec<String>>().join(", ");
         let tokens = format!("the last {} tokens, held by {holders}", tokens.len());

@@ -91,9 +91,10 @@ pub(super) struct Scratch {
 }
 
 /// The dense values that an update takes.
-pub(super) enum DenseInput<'a> {
-    Push(PushInput<'a>),
-    Step(StepInput<'a>),
+#[derive(Clone, Copy)]
+pub(super) enum DenseInput<'i, 'a> {
+    Push(&'i PushInput<'a>),
+    Step(&'i StepInput<'a>),
 }
 
 /// The input of a range of one type, to be changed at once.
@@ -158,7 +159,7 @@ impl Update {
         applier: &mut Applier,
         variables: &mut Variables,
         pushes: UpdatePushes<'_>,
-        input: &DenseInput<'_>,
+        input: DenseInput<'_, '_>,
     ) -> Result<UpdateProgress, Stalled> {
         let (operation, at) = (pushes.operation, self.adjustment.at);
         let scratch = &mut applier.scratch;
@@ -182,7 +183,7 @@ impl Update {
     pub(super) fn apply_part(
         &mut self,
         target: &mut UpdateTarget<'_>,
-        input: &DenseInput<'_>,
+        input: DenseInput<'_, '_>,
         part: &Range<u64>,
     ) -> Result<UpdateProgress, NoFreeBlock> {
         target.store.can_change(std::iter::once(part.clone()))?;
@@ -198,7 +199,7 @@ impl Update {
     fn change_dense(
         &mut self,
         target: &mut UpdateTarget<'_>,
-        input: &DenseInput<'_>,
+        input: DenseInput<'_, '_>,
         budget: &mut u64,
     ) -> Result<UpdateProgress, NoFreeBlock> {
         while let Some((part, partition)) = self.next_part(target) {

@@ -393,7 +393,7 @@ impl ModelState {
     /// Delivers the outcomes of pushes to their replicas.
     fn on_verdicts(&mut self) {
         // What a commit would save is no part of the state.
-        self.owner.tokens_mut().changed.append_to(&mut Vec::new());
+        self.owner.ledger.changed.append_to(&mut Vec::new());
         for (grant, verdict) in self.owner.verdicts() {
             if let TokenOutcome::Admitted { step } = verdict {
                 self.accepted.insert((step, grant.token));

@@ -1,4 +1,5 @@
-//! The outstanding tokens: who holds each, since when, and under which generation.
+//! The ledger of the step owner: the steps, and who holds each outstanding token, since when, and
+//! under which generation.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -34,14 +35,6 @@ pub(crate) struct Issued {
     pub(crate) step: GlobalStep,
 }
 
-impl Issued {
-    /// Creates a token of the incarnation of a client that has this epoch.
-    pub(crate) fn new(token: u64, epoch: ClientEpoch, step: u64) -> Issued {
-        let token = TokenId(token);
-        Issued { token, generation: generation_of(token, epoch), step: GlobalStep(step) }
-    }
-}
-
 /// The shards that hold the whole push of a token: for each, the sum of the squares of its elements
 /// there.
 pub(crate) type HeldOn = SmallVec<[Option<BitwiseF64>; 4]>;
@@ -59,23 +52,64 @@ pub(crate) struct OutstandingToken {
 /// The tokens of one holder; usually only the one it trains under.
 type HolderTokens = SmallVec<[u64; 4]>;
 
-/// The outstanding tokens, in ascending order and by holder.
+/// The durable state of a token issuer, except for its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct StepState {
+    pub(crate) step: u64,
+    pub(crate) next_token: u64,
+    pub(crate) finished: bool,
+}
+
+/// The steps, and the outstanding tokens in ascending order and by holder.
 ///
 /// Invariant: every token has one holder.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct OutstandingTokens {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TokenLedger {
+    pub(crate) steps: StepState,
     tokens: BTreeMap<u64, OutstandingToken>,
     by_holder: BTreeMap<ClientKey, HolderTokens>,
     /// The holders whose tokens or progress have changed since the last commit.
     pub(crate) changed: ChangedClients,
 }
 
-impl OutstandingTokens {
+impl TokenLedger {
+    /// Creates a ledger at step 0.
+    pub(crate) fn new() -> TokenLedger {
+        TokenLedger {
+            steps: StepState { step: 0, next_token: 1, finished: false },
+            tokens: BTreeMap::new(),
+            by_holder: BTreeMap::new(),
+            changed: ChangedClients::default(),
+        }
+    }
+
+    /// Grants the next token to the incarnation of a client that has this epoch.
+    pub(crate) fn grant(
+        &mut self,
+        holder: ClientKey,
+        epoch: ClientEpoch,
+        now: Instant,
+        held: HeldOn,
+    ) -> Issued {
+        let token = TokenId(self.steps.next_token);
+        self.steps.next_token += 1;
+        let (generation, step) = (generation_of(token, epoch), GlobalStep(self.steps.step));
+        let issued = Issued { token, generation, step };
+        self.insert(holder, issued, now, held);
+        issued
+    }
+
     /// Adds a token that is granted or restored.
-    pub(crate) fn insert(&mut self, token: OutstandingToken) {
-        let (holder, number) = (token.holder, token.issued.token.0);
-        self.tokens.insert(number, token);
-        self.by_holder.entry(holder).or_default().push(number);
+    pub(crate) fn insert(
+        &mut self,
+        holder: ClientKey,
+        issued: Issued,
+        since: Instant,
+        held: HeldOn,
+    ) {
+        let token = issued.token.0;
+        self.tokens.insert(token, OutstandingToken { holder, issued, since, held });
+        self.by_holder.entry(holder).or_default().push(token);
         self.changed.insert(holder);
     }
 
@@ -181,22 +215,21 @@ mod tests {
     #[test]
     fn a_token_is_found_by_number_and_by_holder_until_it_is_removed() {
         let (a, b, now) = (ClientKey(0), ClientKey(1), Instant::now());
-        let mut tokens = OutstandingTokens::default();
-        let issued = |token| Issued::new(token, ClientEpoch(3), 0);
-        for (token, holder) in [(1, a), (2, b), (3, a)] {
-            let (issued, held) = (issued(token), HeldOn::new());
-            tokens.insert(OutstandingToken { holder, issued, since: now, held });
+        let mut tokens = TokenLedger::new();
+        let [first, second, third] = [a, b, a].map(|holder| {
+            let issued = tokens.grant(holder, ClientEpoch(3), now, HeldOn::new());
             tokens.check_invariants();
-        }
-        assert_eq!(tokens.of(a).collect::<Vec<_>>(), [issued(1), issued(3)]);
-        assert!(tokens.holds(b, TokenId(2), issued(2).generation));
-        assert!(!tokens.holds(a, TokenId(2), issued(2).generation));
-        assert!(!tokens.holds(b, TokenId(2), issued(2).generation + 1));
+            issued
+        });
+        assert_eq!(tokens.of(a).collect::<Vec<_>>(), [first, third]);
+        assert!(tokens.holds(b, second.token, second.generation));
+        assert!(!tokens.holds(a, second.token, second.generation));
+        assert!(!tokens.holds(b, second.token, second.generation + 1));
         let mut changed = Vec::new();
         tokens.changed.append_to(&mut changed);
         assert_eq!(changed, [a, b]);
-        assert_eq!(tokens.remove(2).map(|out| out.holder), Some(b));
-        assert_eq!(tokens.remove(2), None);
+        assert_eq!(tokens.remove(second.token.0).map(|out| out.holder), Some(b));
+        assert_eq!(tokens.remove(second.token.0), None);
         tokens.check_invariants();
         assert_eq!((tokens.len(), tokens.count_of(b)), (2, 0));
         assert_eq!(tokens.holders().collect::<Vec<_>>(), [a]);
