@@ -1,7 +1,6 @@
 //! A classifier with one hidden layer: loss, gradients and accuracy.
 //!
-//! It does not depend on the rest of the example: `pushpull bench --suite mlp` measures the same
-//! network.
+//! The example `digits` trains it, and `pushpull bench --suite mlp` measures it.
 
 pub(crate) mod gemm;
 

@@ -1,27 +1,9 @@
-//! Runs the tests of the `digits` example's modules: the data, the network, the picture.
-//!
-//! Cargo does not build an example as a program if it is its own test target, but
-//! `tests/processes.rs` runs this one. So its modules are tested here.
+//! Trains the network on the digits without servers.
 
-#![allow(dead_code, reason = "the example uses what these tests do not")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-
-#[path = "../examples/digits/data/mod.rs"]
-mod data;
-#[path = "../examples/digits/model/mod.rs"]
-mod model;
-#[path = "../examples/digits/output.rs"]
-mod output;
-#[path = "../examples/digits/picture.rs"]
-mod picture;
-#[path = "../examples/digits/progress.rs"]
-mod progress;
-#[path = "../examples/digits/random.rs"]
-mod random;
-
-use data::{Batch, Batches, Split};
-use model::{Mlp, NAMES};
 use pushpull::{Initializer, Shape};
+
+use super::data::{Batch, Batches, Split};
+use super::model::{Mlp, NAMES};
 
 #[test]
 fn gradient_descent_learns_the_digits() {

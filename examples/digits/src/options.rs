@@ -42,7 +42,7 @@ pub(crate) enum Job {
 ///
 /// Without --job-name the whole cluster runs in this process.
 #[derive(Clone, Debug, Parser)]
-pub(crate) struct Options {
+pub(crate) struct DigitsOptions {
     /// Addresses of the parameter servers, host:port separated by commas.
     #[arg(long, value_delimiter = ',', requires = "job_name")]
     ps_hosts: Vec<String>,
@@ -100,7 +100,7 @@ pub(crate) struct Options {
     pub(crate) learning_rate: f64,
 }
 
-impl Options {
+impl DigitsOptions {
     /// Returns the update mode.
     pub(crate) fn mode(&self) -> Mode {
         match self.synchronous {

@@ -11,7 +11,7 @@ use pushpull::{
 
 use super::data::{Batch, Batches, Split};
 use super::model::{Mlp, NAMES};
-use super::options::Options;
+use super::options::DigitsOptions;
 use super::output::{print_error, print_line};
 use super::progress::Progress;
 
@@ -31,7 +31,7 @@ pub(crate) struct Outcome {
 
 /// Trains until the last step. Returns the outcome if this worker is the chief.
 pub(crate) fn run(
-    options: &Options,
+    options: &DigitsOptions,
     cluster: &ClusterSpec,
     task: TaskId,
     split: &Split,

@@ -33,7 +33,7 @@ impl Kind {
 /// Fails if the areas under the ROC curves differ by more than 0.005 at the end.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "flights", version)]
-pub(crate) struct Options {
+pub(crate) struct FlightsOptions {
     /// Model to train.
     #[arg(long, value_enum, default_value_t = Kind::Logistic)]
     pub(crate) model: Kind,
@@ -67,7 +67,7 @@ pub(crate) struct Options {
     pub(crate) seed: u64,
 }
 
-impl Options {
+impl FlightsOptions {
     /// Returns the size of the cluster.
     pub(crate) fn size(&self) -> Size {
         Size { workers: self.workers, servers: self.servers, shards: self.shards }

@@ -1,4 +1,4 @@
-//! Matrix products. The only file of the example with `unsafe`.
+//! Matrix products. The only file of the network with `unsafe`.
 
 /// A matrix over borrowed values.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,7 @@ mod data;
 mod metrics;
 mod model;
 mod options;
-#[path = "../digits/random.rs"]
+#[path = "../../digits/src/random.rs"]
 mod random;
 mod reference;
 mod score;
@@ -23,13 +23,13 @@ use clap::Parser;
 use cluster::{Cluster, Failure};
 use data::{Epoch, FIELDS, Split};
 use model::{Logistic, Model, Network};
-use options::{Kind, Options};
+use options::{FlightsOptions, Kind};
 use reference::Reference;
 use score::Score;
 use variables::Variables;
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = FlightsOptions::parse();
     let result = match options.model {
         Kind::Logistic => run(&options, Logistic::new(FIELDS)),
         Kind::Network => run(&options, Network::new(FIELDS, EMBEDDING_WIDTH, HIDDEN_UNITS)),
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 
 /// Trains a model over servers and without, and prints both scores after each epoch and, as the
 /// last line, one JSON object.
-fn run<M: Model<N>, const N: usize>(options: &Options, model: M) -> Result<(), Failure> {
+fn run<M: Model<N>, const N: usize>(options: &FlightsOptions, model: M) -> Result<(), Failure> {
     let split = Split::open(&options.data)?;
     let size = options.size();
     let variables = Variables::of(&model, split.ids, size.parts(), options.seed)?;
@@ -117,3 +117,6 @@ const EMBEDDING_WIDTH: usize = 8;
 
 /// Number of units in the hidden layer of [`Network`].
 const HIDDEN_UNITS: usize = 32;
+
+#[cfg(test)]
+mod tests;

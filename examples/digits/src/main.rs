@@ -6,6 +6,7 @@
 
 mod codec_table;
 mod data;
+#[path = "../../mlp/mod.rs"]
 mod model;
 mod options;
 mod output;
@@ -21,12 +22,12 @@ use clap::Parser;
 use pushpull::{Adam, ClusterSpec, Listener, Ps, PsConfig, TaskId};
 
 use data::Split;
-use options::{Job, Options, Replicas};
+use options::{DigitsOptions, Job, Replicas};
 use output::{print_error, print_line};
 use train::{Failure, Outcome};
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = DigitsOptions::parse();
     let result = match options.job() {
         Ok(None) => all_in_one(&options),
         Ok(Some((Job::Ps, task, cluster))) => serve(&options, task, cluster),
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs the whole cluster in this process, once or with each codec.
-fn all_in_one(options: &Options) -> Result<(), Failure> {
+fn all_in_one(options: &DigitsOptions) -> Result<(), Failure> {
     let split = load(options)?;
     match &options.codec_table {
         Some(path) => codec_table::write(options, &split, path),
@@ -65,7 +66,7 @@ struct Run {
 }
 
 /// Trains with servers and workers in this process.
-fn train_here(options: &Options, split: &Split) -> Result<Run, Failure> {
+fn train_here(options: &DigitsOptions, split: &Split) -> Result<Run, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let listeners = runtime.block_on(async {
         Ok::<_, pushpull::ListenError>([
@@ -118,7 +119,7 @@ impl Run {
 }
 
 /// Runs one parameter server of a cluster.
-fn serve(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
+fn serve(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let address = cluster.task_address("ps", task.index)?;
@@ -144,7 +145,7 @@ fn serve(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Fa
 }
 
 /// Runs one worker of a cluster.
-fn work(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
+fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
     let split = load(options)?;
     let start = Instant::now();
     let outcome = train::run(options, &cluster, task, &split)?;
@@ -155,14 +156,14 @@ fn work(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Fai
     Ok(())
 }
 
-fn load(options: &Options) -> Result<Split, Failure> {
+fn load(options: &DigitsOptions) -> Result<Split, Failure> {
     Ok(match &options.data {
         Some(directory) => Split::open(directory)?,
         None => Split::digits(),
     })
 }
 
-fn server(options: &Options, cluster: &ClusterSpec, task: u32) -> PsConfig {
+fn server(options: &DigitsOptions, cluster: &ClusterSpec, task: u32) -> PsConfig {
     let adam = Adam::new(options.learning_rate);
     PsConfig::new(cluster.clone(), TaskId::ps(task), adam)
         .last_step(options.steps)
@@ -170,7 +171,7 @@ fn server(options: &Options, cluster: &ClusterSpec, task: u32) -> PsConfig {
 }
 
 /// Prints the loss curve and, as the last line, one JSON object.
-fn report(options: &Options, split: &Split, run: &Run) -> Result<(), Failure> {
+fn report(options: &DigitsOptions, split: &Split, run: &Run) -> Result<(), Failure> {
     let outcome = &run.outcome;
     print_line(format_args!("{}", picture::curve(&outcome.losses, 60, 10)))?;
     let mode = match options.synchronous {
@@ -191,3 +192,6 @@ fn report(options: &Options, split: &Split, run: &Run) -> Result<(), Failure> {
     ))?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use std::path::Path;
 use pushpull::Codec;
 
 use super::data::Split;
-use super::options::Options;
+use super::options::DigitsOptions;
 use super::output::print_error;
 use super::train::Failure;
 use super::{Run, train_here};
@@ -30,7 +30,7 @@ const SEEDS: u64 = 3;
 
 /// Trains with each codec and replaces the table of this dataset in the document: the lines between
 /// `<!-- table: NAME -->` and `<!-- end -->`.
-pub(crate) fn write(options: &Options, split: &Split, path: &Path) -> Result<(), Failure> {
+pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Result<(), Failure> {
     let document = fs::read_to_string(path)?;
     let name = if options.data.is_some() { "fashion-mnist" } else { "digits" };
     let begin = format!("<!-- table: {name} -->\n");

