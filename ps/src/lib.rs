@@ -20,8 +20,6 @@
 //! memory of `pushpull-store`. `runtime` drives them with sockets, threads and clocks. This crate
 //! does not depend on the worker.
 
-#[cfg(any(test, all(fuzzing, feature = "simulation")))]
-pub mod adversary;
 pub mod aggregate;
 pub mod checkpoint;
 mod checkpoint_source;
@@ -41,6 +39,9 @@ mod shard;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
+#[cfg(any(test, feature = "simulation"))]
+#[doc(hidden)]
+pub mod testing;
 
 /// Optimizers: one trait, and one type for each rule. They can be used without a server.
 pub mod optimizer {
