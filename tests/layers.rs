@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// For each crate, the crates of `LAYERED` that it may depend on.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("common", &[]),
-    ("common/net", &["tokio"]),
+    ("common/net", &["pushpull-common", "tokio"]),
     ("common/optim", &["pushpull-common"]),
     ("ps/store", &["pushpull-common", "pushpull-optim"]),
     (

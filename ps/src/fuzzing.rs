@@ -4,7 +4,6 @@
 //! connection that is being closed is not read, and time does not go back.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -250,10 +249,8 @@ impl FuzzEndpoint {
             let mut head = Vec::new();
             while let Some(range) = parts.next_part(&mut head) {
                 assert!(range.end - range.start <= PART_BYTES_MAX);
-                let mut slices: Vec<IoSlice<'_>> = Vec::new();
-                parts.slices(range.clone(), &mut slices);
                 let mut bytes = Vec::new();
-                slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
+                parts.slices(range.clone()).for_each(|slice| bytes.extend_from_slice(slice));
                 if parts.is_encoded() {
                     // Encoded values are rounded, so they are not compared.
                     assert!(bytes.len() as u64 <= PART_BYTES_MAX);

@@ -6,21 +6,22 @@
 //! endpoint of their own (`fuzzing`), which takes messages; this one reads byte streams.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{RequestId, ShardId};
+use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::message;
-use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode};
+use pushpull_common::protocol::{
+    BodyStamp, Envelope, FrameEvent, FrameProgress, FrameReader, FrameSink, Message, Poll, encode,
+};
 use pushpull_store::arena::{ArenaStorage, Budget};
 use pushpull_store::testing::test_files::TestFiles;
 
 use crate::config::PsConfig;
 use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;
-use crate::shard::frames::{FrameProgress, FrameReceiver, FrameSink};
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::{ServerRun, ShardSetup};
 use crate::shard::work::Work;
@@ -128,26 +129,26 @@ pub struct ShardEndpoint {
 /// The reading side of a connection.
 #[derive(Debug, Default)]
 struct ConnectionReader {
-    /// Reads frames up to the hello.
     reader: FrameReader,
-    /// Reads frames after the hello.
-    frames: Option<FrameReceiver>,
+    /// Whether the client has said hello.
+    greeted: bool,
     closing: bool,
 }
 
-/// Passes the inputs that [`FrameReceiver`] decodes to the shard, at a fixed time.
-struct InputSink<'a> {
+/// Passes the frames of a connection to the shard, at a fixed time.
+struct ConnectionSink<'a> {
     endpoint: &'a mut ShardEndpoint,
     now: Instant,
+    connection: u64,
 }
 
-impl FrameSink for InputSink<'_> {
-    fn frame_input(&mut self, input: ShardInput<'_>) {
-        self.endpoint.handle(self.now, input);
+impl FrameSink for ConnectionSink<'_> {
+    fn on_frame(&mut self, event: FrameEvent<'_>) {
+        self.endpoint.handle(self.now, ShardInput::of_frame(self.connection, event));
     }
 
-    fn with_body<R>(&mut self, connection: u64, receive: impl FnOnce(Option<&mut [u8]>) -> R) -> R {
-        receive(self.endpoint.shard.body_target(connection))
+    fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
+        self.endpoint.shard.with_body(self.connection, receive)
     }
 }
 
@@ -156,9 +157,7 @@ impl Values {
     pub fn next_frame(&mut self) -> Option<Vec<u8>> {
         let mut frame = Vec::new();
         let range = self.parts.next_part_of(self.part_bytes, &mut frame)?;
-        let mut slices: Vec<IoSlice<'_>> = Vec::new();
-        self.parts.slices(range, &mut slices);
-        slices.iter().for_each(|slice| frame.extend_from_slice(slice));
+        self.parts.slices(range).for_each(|slice| frame.extend_from_slice(slice));
         Some(frame)
     }
 }
@@ -267,16 +266,16 @@ impl ShardEndpoint {
         stream: &mut ConnectionReader,
         bytes: &[u8],
     ) -> bool {
-        let mut rest = bytes;
-        let mut source = source(&mut rest);
+        let mut source = slice_source(bytes);
         loop {
             // A connection that is being closed is not read.
             stream.closing |= self.is_closing(connection);
             if stream.closing {
                 return true;
             }
-            if let Some(frames) = &mut stream.frames {
-                match frames.next(&mut source, &mut InputSink { endpoint: self, now }) {
+            if stream.greeted {
+                let mut sink = ConnectionSink { endpoint: self, now, connection };
+                match stream.reader.receive(&mut source, &mut sink) {
                     Err(_) => return false,
                     Ok(FrameProgress::Blocked | FrameProgress::Closed) => return true,
                     Ok(FrameProgress::Whole) => continue,
@@ -286,8 +285,8 @@ impl ShardEndpoint {
                 Err(_) => return false,
                 Ok(Poll::Pending | Poll::Closed) => return true,
                 Ok(Poll::Frame(header, Message::Hello(hello))) => {
-                    let reader = std::mem::take(&mut stream.reader);
-                    stream.frames = Some(FrameReceiver::new(connection, reader));
+                    stream.greeted = true;
+                    stream.reader.open();
                     let (hello, header) = (&hello, &header);
                     let origin = match (hello.incarnation.0 % 2 == 1, self.shares) {
                         (true, _) => PeerOrigin::Remote,
@@ -307,7 +306,7 @@ impl ShardEndpoint {
 
     /// Ends a connection that is gone.
     pub fn disconnect(&mut self, now: Instant, connection: u64) {
-        if self.connections.remove(&connection).is_some_and(|stream| stream.frames.is_some()) {
+        if self.connections.remove(&connection).is_some_and(|stream| stream.greeted) {
             self.handle(now, ShardInput::Disconnected { connection });
         }
     }
@@ -339,8 +338,7 @@ impl ShardEndpoint {
     /// Receives bytes from the step owner. Returns false if the connection is unusable.
     pub fn on_owner_message(&mut self, now: Instant, bytes: &[u8]) -> bool {
         let Some((mut stream, mut welcome)) = self.owner.take() else { return false };
-        let mut rest = bytes;
-        let mut source = source(&mut rest);
+        let mut source = slice_source(bytes);
         let sound = loop {
             match stream.reader.poll(&mut source) {
                 Err(_) => break false,
@@ -458,24 +456,4 @@ fn frame_of(envelope: &Envelope, message: &Message, body: &[u8]) -> Vec<u8> {
     encode(&mut frame, envelope, message, BodyStamp::plain(body.len() as u64));
     frame.extend_from_slice(body);
     frame
-}
-
-/// Returns a source that reads from `rest` and advances it.
-fn source<'a, 'b>(
-    rest: &'a mut &'b [u8],
-) -> impl FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize> + use<'a, 'b> {
-    move |slices| {
-        if rest.is_empty() {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let mut count = 0;
-        for slice in slices {
-            let taken = slice.len().min(rest.len());
-            let (head, tail) = rest.split_at(taken);
-            slice[..taken].copy_from_slice(head);
-            *rest = tail;
-            count += taken;
-        }
-        Ok(count)
-    }
 }

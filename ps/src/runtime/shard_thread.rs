@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::message::Hello;
-use pushpull_common::protocol::{BodyStamp, FrameReader, Header, encode};
+use pushpull_common::protocol::{FrameReader, Header};
 use pushpull_net::{AdaptiveSpin, DetachedStream, Processors, SpinLimits, SpinWait};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
@@ -15,12 +15,11 @@ use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
 use super::connection;
-use super::outbox::{Outbox, Outgoing, SentAnswer};
+use super::outbox::{Outbox, SentAnswer};
 use super::owner_link::{self, OwnerAddress, UnsentFrames};
 use crate::checkpoint::CheckpointStorage;
 use crate::event::EventSink;
 use crate::shard::checkpoints::{SaverEvent, SaverOrder};
-use crate::shard::frames::FrameSink;
 use crate::shard::output::ShardOutput;
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
@@ -95,7 +94,7 @@ impl ShardCore {
     pub(super) fn register(&self) -> (u64, Rc<Outbox>) {
         let connection = self.next_connection.get();
         self.next_connection.set(connection + 1);
-        let outbox = Rc::new(Outbox::new());
+        let outbox = Rc::<Outbox>::default();
         self.outboxes.borrow_mut().insert(connection, outbox.clone());
         (connection, outbox)
     }
@@ -129,6 +128,15 @@ impl ShardCore {
             }
         }
         self.deliver(&mut shard, work);
+    }
+
+    /// Calls `receive` with the memory for the body of a connection's last message.
+    pub(super) fn with_body<R>(
+        &self,
+        connection: u64,
+        receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
+    ) -> R {
+        self.shard.borrow_mut().with_body(connection, receive)
     }
 
     /// Takes back the memory of a sent answer and wakes an update that waited for it.
@@ -166,28 +174,23 @@ impl ShardCore {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
-                    let mut head = Vec::new();
-                    let stamp = BodyStamp { bytes: body.len() as u64, crc };
-                    encode(&mut head, &envelope, &message, stamp);
-                    let frame = Outgoing::Frame { head, body };
+                    outbox.put(&envelope, &message, crc, body);
                     if can_wait && work == Work::More && !outbox.is_full() {
-                        outbox.put(frame);
                         self.corked.borrow_mut().push(outbox);
                     } else {
-                        outbox.push(frame);
+                        outbox.send_all();
                     }
                 }
                 ShardOutput::Shared { connection, envelope, message, descriptors } => {
-                    let Some(outbox) = self.outbox(connection) else {
-                        continue;
-                    };
-                    let mut head = Vec::new();
-                    encode(&mut head, &envelope, &message, BodyStamp::NONE);
-                    outbox.push(Outgoing::Shared { head, descriptors });
+                    if let Some(outbox) = self.outbox(connection) {
+                        outbox.put_shared(&envelope, &message, descriptors);
+                        outbox.send_all();
+                    }
                 }
                 ShardOutput::Stream { connection, parts } => {
                     if let Some(outbox) = self.outbox(connection) {
-                        outbox.push(Outgoing::Parts(parts));
+                        outbox.put_parts(parts);
+                        outbox.send_all();
                     }
                 }
                 ShardOutput::Close { connection } => {
@@ -461,16 +464,6 @@ impl ShardCore {
         while self.shard.borrow().is_flushing() {
             self.flushed.notified().await;
         }
-    }
-}
-
-impl FrameSink for &ShardCore {
-    fn frame_input(&mut self, input: ShardInput<'_>) {
-        self.handle(input);
-    }
-
-    fn with_body<R>(&mut self, connection: u64, receive: impl FnOnce(Option<&mut [u8]>) -> R) -> R {
-        receive(self.shard.borrow_mut().body_target(connection))
     }
 }
 

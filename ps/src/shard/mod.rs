@@ -15,7 +15,6 @@ mod chief;
 pub(crate) mod client_registry;
 pub(crate) mod control_file;
 mod encoded_parts;
-pub(crate) mod frames;
 mod fused_ranges;
 pub(crate) mod generation;
 mod grad_norm;
@@ -70,7 +69,7 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::{RestoreEpoch, Sequence, ShardId};
 use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
-use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
+use pushpull_common::protocol::{Envelope, FrameEvent, Header, Message, Refusal, message};
 use pushpull_store::testing::planted::Bug;
 
 use crate::client_key::ClientKey;
@@ -162,6 +161,19 @@ pub(crate) enum ShardInput<'a> {
     ShardRestored(Box<ShardRestored>),
     /// The time has advanced. This input comes at least every [`TICK`].
     Tick,
+}
+
+impl<'a> ShardInput<'a> {
+    /// Returns the input for an event of a connection.
+    pub(crate) fn of_frame(connection: u64, event: FrameEvent<'a>) -> ShardInput<'a> {
+        match event {
+            FrameEvent::Message(header, message) => {
+                ShardInput::Message { connection, header, message }
+            }
+            FrameEvent::Progress => ShardInput::Progress { connection },
+            FrameEvent::Body => ShardInput::Body { connection },
+        }
+    }
 }
 
 /// The longest time between two [`ShardInput::Tick`].
@@ -361,6 +373,18 @@ impl Shard {
     /// Abandons all work on checkpoint files, because the server ends.
     pub(crate) fn abandon_files(&self) {
         self.checkpoints.abandon_files();
+    }
+
+    /// Calls `receive` with [`Shard::body_target`].
+    pub(crate) fn with_body<R>(
+        &mut self,
+        connection: u64,
+        receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
+    ) -> R {
+        match self.body_target(connection) {
+            Some(target) => receive(Some(&mut [target])),
+            None => receive(None),
+        }
     }
 
     /// Returns the memory that receives the body of the connection's last message. The body fills
