@@ -81,7 +81,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("common/net/src/adaptive_spin.rs", &[]),
     // This file compares addresses but opens no socket.
     ("ps/src/runtime/waiting.rs", &["std::net"]),
-    ("ps/src/simulation.rs", &[]),
+    ("ps/src/testing/shard_endpoint.rs", &[]),
     ("worker/src/testing", &[]),
     ("worker/src/session", &[]),
     ("worker/src/gradients", &[]),

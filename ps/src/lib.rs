@@ -27,8 +27,6 @@ mod client_key;
 mod config;
 mod error;
 mod event;
-#[cfg(fuzzing)]
-pub mod fuzzing;
 mod inbox;
 pub mod inspect;
 mod metrics;
@@ -36,9 +34,6 @@ mod peer_hello;
 mod push_window;
 mod runtime;
 mod shard;
-#[cfg(feature = "simulation")]
-#[doc(hidden)]
-pub mod simulation;
 #[cfg(any(test, feature = "simulation"))]
 #[doc(hidden)]
 pub mod testing;

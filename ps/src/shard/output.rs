@@ -282,12 +282,6 @@ impl PulledParts {
         }
     }
 
-    /// Returns whether the values are sent encoded.
-    #[cfg(fuzzing)]
-    pub(crate) fn is_encoded(&self) -> bool {
-        self.encoder.is_some()
-    }
-
     /// Appends the header and meta of the next part to `head`, and returns the range of its body.
     /// `None` after the last part. An answer without bytes is one part without a body.
     pub(crate) fn next_part(&mut self, head: &mut Vec<u8>) -> Option<Range<u64>> {

@@ -1,9 +1,8 @@
-//! A simulated endpoint of one shard, for the simulator of whole clusters.
+//! An endpoint of one shard, for the simulator of whole clusters and for the fuzz targets.
 //!
 //! The [`ShardEndpoint`] does for its shard what `runtime` does, without a socket, a thread or a
-//! clock. Bytes of connections go in and out, the caller passes the time, and the files of a killed
-//! process are kept. The shard's invariants are checked after every input. The fuzz targets have an
-//! endpoint of their own (`fuzzing`), which takes messages; this one reads byte streams.
+//! clock. Bytes of connections go in and out, and the caller passes the time. Files of a killed
+//! process are kept. The shard's invariants are checked after every input.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{RequestId, ShardId};
 use pushpull_common::protocol::decode::slice_source;
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::{
     BodyStamp, Envelope, FrameEvent, FrameProgress, FrameReader, FrameSink, Message, Poll, encode,
@@ -30,11 +30,14 @@ use crate::shard::{PeerOrigin, Shard, ShardInput};
 /// The interval at which a shard needs [`ShardEndpoint::tick`].
 pub const TICK: Duration = crate::shard::TICK;
 
-/// The maximum memory of a shard.
+/// The maximum memory of a shard with files, and of one without.
 const BYTES_MAX: u64 = 16 << 20;
-
-/// The bytes of a block: few, so that small variables have several blocks.
+const MEMORY_BYTES_MAX: u64 = 4 << 20;
+/// The bytes of a block of a shard with files: few, so that small variables have several blocks.
 const BLOCK_BYTES: usize = 256;
+
+/// More outputs than one input can cause.
+const OUTPUTS_MAX: usize = 4096;
 
 /// The distance of the epoch bases of two processes, in milliseconds: two minutes. That is longer
 /// than most processes live, and hundreds of them are less than a day, within which other shards
@@ -43,11 +46,22 @@ const EPOCHS_A_LIFE: u64 = 1 << 17;
 
 /// A shard's files as a killed process leaves them.
 #[derive(Debug, Default)]
-pub struct Files(TestFiles);
+pub struct KilledFiles(TestFiles);
 
-/// An output of a shard, which the simulator carries out.
+/// The host of the client of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientHost {
+    /// Possibly another host.
+    Remote,
+    /// This host, over TCP.
+    Loopback,
+    /// This host, over a Unix socket, which passes descriptors.
+    Same,
+}
+
+/// An output of a shard, which the caller carries out.
 #[derive(Debug)]
-pub enum Event {
+pub enum ShardEvent {
     /// Send a frame.
     Send {
         /// The connection.
@@ -69,7 +83,7 @@ pub enum Event {
         /// The connection.
         connection: u64,
         /// The values, to be sent frame by frame as the connection takes them.
-        values: Box<Values>,
+        values: Box<PulledFrames>,
     },
     /// Close a connection after all earlier frames are sent.
     Close {
@@ -92,7 +106,7 @@ pub enum Event {
 
 /// The values that answer a pull. Their blocks stay pinned until this is dropped.
 #[derive(Debug)]
-pub struct Values {
+pub struct PulledFrames {
     parts: PulledParts,
     part_bytes: u64,
 }
@@ -116,14 +130,13 @@ pub struct ShardEndpoint {
     config: Arc<PsConfig>,
     test_files: TestFiles,
     connections: BTreeMap<u64, ConnectionReader>,
-    /// The connection to the step owner, and whether the step owner has welcomed this shard.
-    owner: Option<(ConnectionReader, bool)>,
+    /// The reader of the step owner's connection, and whether the step owner has welcomed this
+    /// shard.
+    owner: Option<(FrameReader, bool)>,
     requests: u64,
     part_bytes: u64,
     counters: Arc<Counters>,
-    /// Whether same-host clients connect over Unix sockets.
-    shares: bool,
-    events: VecDeque<Event>,
+    events: VecDeque<ShardEvent>,
 }
 
 /// The reading side of a connection.
@@ -152,7 +165,7 @@ impl FrameSink for ConnectionSink<'_> {
     }
 }
 
-impl Values {
+impl PulledFrames {
     /// Encodes the next frame; `None` after the last.
     pub fn next_frame(&mut self) -> Option<Vec<u8>> {
         let mut frame = Vec::new();
@@ -166,45 +179,53 @@ impl ShardEndpoint {
     /// Opens a shard on the files that an earlier process left, or on new ones.
     ///
     /// `life` must be higher than in all earlier processes. Values are sent in parts of at most
-    /// `part_bytes`. If `shares` is set, clients with an even incarnation count as same-host
-    /// clients and may use shared memory.
+    /// `part_bytes`.
     ///
     /// # Panics
     /// If the configuration is invalid or the files cannot be opened.
     pub fn open(
         config: PsConfig,
         shard: u16,
-        files: Files,
+        files: KilledFiles,
         life: u64,
         now: Instant,
         part_bytes: u64,
-        shares: bool,
     ) -> ShardEndpoint {
         let config = PsConfig { block_bytes: BLOCK_BYTES, ..config };
-        config.check().expect("the configuration is valid");
-        let (config, counters) = (Arc::new(config), Arc::<Counters>::default());
-        let id = ShardId { task: config.task.index, shard };
-        let parts = ShardSetup {
-            id,
-            config: config.clone(),
-            identity: Arc::new(config.identity()),
-            budget: Budget::new(BYTES_MAX),
-            counters: counters.clone(),
-        };
-        let life = ServerRun { boot: [1; 16], arena: life, epoch_base: life * EPOCHS_A_LIFE };
-        let opened = Shard::open(parts, ArenaStorage::TestFiles(files.0.clone()), life, now);
-        let shard = opened.expect("a shard recovers from the files that it left");
+        let storage = ArenaStorage::TestFiles(files.0.clone());
+        let run = ServerRun { boot: [1; 16], arena: life, epoch_base: life * EPOCHS_A_LIFE };
+        let setup = setup(config, shard, BYTES_MAX);
+        ShardEndpoint { test_files: files.0, part_bytes, ..Self::start(setup, storage, run, now) }
+    }
+
+    /// Opens a new shard 0 in anonymous memory, which cannot be shared.
+    ///
+    /// # Panics
+    /// If the configuration is invalid.
+    pub fn in_memory(config: PsConfig, now: Instant) -> ShardEndpoint {
+        let run = ServerRun { boot: [0; 16], arena: 1, epoch_base: 0 };
+        let setup = setup(config, 0, MEMORY_BYTES_MAX);
+        ShardEndpoint::start(setup, ArenaStorage::Anonymous, run, now)
+    }
+
+    fn start(
+        setup: ShardSetup,
+        storage: ArenaStorage,
+        run: ServerRun,
+        now: Instant,
+    ) -> ShardEndpoint {
+        let (id, config, counters) = (setup.id, setup.config.clone(), setup.counters.clone());
+        let opened = Shard::open(setup, storage, run, now);
         let mut endpoint = ShardEndpoint {
-            shard,
+            shard: opened.expect("a shard recovers from the files that it left"),
             id,
             config,
-            test_files: files.0,
+            test_files: TestFiles::default(),
             connections: BTreeMap::new(),
             owner: None,
             requests: 0,
-            part_bytes,
+            part_bytes: PART_BYTES_MAX,
             counters,
-            shares,
             events: VecDeque::new(),
         };
         endpoint.settle();
@@ -212,8 +233,8 @@ impl ShardEndpoint {
     }
 
     /// Kills the process and returns the files that it leaves.
-    pub fn kill(self) -> Files {
-        Files(TestFiles::with(self.test_files.contents()))
+    pub fn kill(self) -> KilledFiles {
+        KilledFiles(TestFiles::with(self.test_files.contents()))
     }
 
     /// Returns the id of the shard.
@@ -247,61 +268,62 @@ impl ShardEndpoint {
 
     /// Receives bytes over a connection; the first bytes of a connection open it. Returns false if
     /// they violate the protocol: the caller must cut the connection.
-    pub fn receive(&mut self, now: Instant, connection: u64, bytes: &[u8]) -> bool {
-        // The entry that stays in the map records whether an output closes the connection
-        // meanwhile.
-        let place = self.connections.entry(connection).or_default();
-        let closing = place.closing;
-        let mut stream = ConnectionReader { closing, ..std::mem::take(place) };
-        let sound = self.read(now, connection, &mut stream, bytes);
-        stream.closing |= self.is_closing(connection);
-        self.connections.insert(connection, stream);
-        sound
-    }
-
-    fn read(
+    pub fn receive(
         &mut self,
         now: Instant,
         connection: u64,
-        stream: &mut ConnectionReader,
+        host: ClientHost,
         bytes: &[u8],
     ) -> bool {
+        // The entry that stays in the map records whether an output closes the connection
+        // meanwhile.
+        let place = self.connections.entry(connection).or_default();
+        let (mut reader, mut greeted) = (std::mem::take(&mut place.reader), place.greeted);
         let mut source = slice_source(bytes);
-        loop {
+        let is_closing = |endpoint: &ShardEndpoint| {
+            endpoint.connections.get(&connection).is_some_and(|stream| stream.closing)
+        };
+        let sound = loop {
             // A connection that is being closed is not read.
-            stream.closing |= self.is_closing(connection);
-            if stream.closing {
-                return true;
+            if is_closing(self) {
+                break true;
             }
-            if stream.greeted {
+            if greeted {
                 let mut sink = ConnectionSink { endpoint: self, now, connection };
-                match stream.reader.receive(&mut source, &mut sink) {
-                    Err(_) => return false,
-                    Ok(FrameProgress::Blocked | FrameProgress::Closed) => return true,
+                match reader.receive(&mut source, &mut sink) {
+                    Err(_) => break false,
+                    Ok(FrameProgress::Blocked | FrameProgress::Closed) => break true,
                     Ok(FrameProgress::Whole) => continue,
                 }
             }
-            match stream.reader.poll(&mut source) {
-                Err(_) => return false,
-                Ok(Poll::Pending | Poll::Closed) => return true,
+            match reader.poll(&mut source) {
+                Err(_) => break false,
+                Ok(Poll::Pending | Poll::Closed) => break true,
                 Ok(Poll::Frame(header, Message::Hello(hello))) => {
-                    stream.greeted = true;
-                    stream.reader.open();
+                    greeted = true;
+                    reader.open();
                     let (hello, header) = (&hello, &header);
-                    let origin = match (hello.incarnation.0 % 2 == 1, self.shares) {
-                        (true, _) => PeerOrigin::Remote,
-                        (false, true) => PeerOrigin::Unix { same_user: true },
-                        (false, false) => PeerOrigin::Loopback,
+                    let origin = match host {
+                        ClientHost::Remote => PeerOrigin::Remote,
+                        ClientHost::Loopback => PeerOrigin::Loopback,
+                        ClientHost::Same => PeerOrigin::Unix { same_user: true },
                     };
                     self.handle(now, ShardInput::Connected { connection, hello, header, origin });
                 }
-                Ok(Poll::Frame(..)) => return false,
+                Ok(Poll::Frame(..)) => break false,
             }
+        };
+        if let Some(place) = self.connections.get_mut(&connection) {
+            (place.reader, place.greeted) = (reader, greeted);
         }
+        sound
     }
 
-    fn is_closing(&self, connection: u64) -> bool {
-        self.connections.get(&connection).is_some_and(|stream| stream.closing)
+    /// Returns whether a client may send a frame: its connection is open, and no other frame has
+    /// arrived in part.
+    pub fn is_between_frames(&self, connection: u64) -> bool {
+        let stream = self.connections.get(&connection);
+        stream.is_some_and(|stream| !stream.closing && !stream.reader.has_begun())
     }
 
     /// Ends a connection that is gone.
@@ -319,13 +341,13 @@ impl ShardEndpoint {
             if let Some(stream) = self.connections.get_mut(&connection) {
                 stream.closing = true;
             }
-            self.events.push_back(Event::Close { connection });
+            self.events.push_back(ShardEvent::Close { connection });
         }
     }
 
     /// Sends the hello over a new connection to the step owner.
     pub fn owner_connected(&mut self) {
-        self.owner = Some((ConnectionReader::default(), false));
+        self.owner = Some((FrameReader::new(), false));
         let owner = self.config.cluster.step_owner().expect("a cluster has a ps task");
         let (task, identity) = (self.config.task.clone(), self.config.identity());
         let owner = ShardId { task: owner.index, shard: 0 };
@@ -337,15 +359,15 @@ impl ShardEndpoint {
 
     /// Receives bytes from the step owner. Returns false if the connection is unusable.
     pub fn on_owner_message(&mut self, now: Instant, bytes: &[u8]) -> bool {
-        let Some((mut stream, mut welcome)) = self.owner.take() else { return false };
+        let Some((mut reader, mut welcome)) = self.owner.take() else { return false };
         let mut source = slice_source(bytes);
         let sound = loop {
-            match stream.reader.poll(&mut source) {
+            match reader.poll(&mut source) {
                 Err(_) => break false,
                 Ok(Poll::Pending | Poll::Closed) => break true,
                 Ok(Poll::Frame(_, Message::Welcome(_))) if !welcome => {
                     welcome = true;
-                    stream.reader.open();
+                    reader.open();
                     self.handle(now, ShardInput::OwnerLink { up: true });
                     self.handle(now, ShardInput::Tick);
                 }
@@ -355,7 +377,7 @@ impl ShardEndpoint {
                 }
             }
         };
-        self.owner = Some((stream, welcome));
+        self.owner = Some((reader, welcome));
         sound
     }
 
@@ -375,7 +397,7 @@ impl ShardEndpoint {
 
     fn send_to_owner(&mut self, envelope: &Envelope, message: &Message) {
         let frame = frame_of(envelope, message, &[]);
-        self.events.push_back(Event::ToOwner { frame });
+        self.events.push_back(ShardEvent::ToOwner { frame });
     }
 
     /// Whether work is due.
@@ -393,7 +415,7 @@ impl ShardEndpoint {
         if applied != step {
             assert_eq!(applied, step + 1, "a slice of work applies at most one step");
             let tokens = due.expect("an applied step was due");
-            self.events.push_back(Event::Applied { step, tokens });
+            self.events.push_back(ShardEvent::Applied { step, tokens });
         }
         self.settle();
         match work {
@@ -404,7 +426,7 @@ impl ShardEndpoint {
     }
 
     /// Takes the next output.
-    pub fn poll(&mut self) -> Option<Event> {
+    pub fn poll(&mut self) -> Option<ShardEvent> {
         self.events.pop_front()
     }
 
@@ -416,28 +438,34 @@ impl ShardEndpoint {
 
     /// Converts the shard's outputs to events.
     fn settle(&mut self) {
-        while let Some(output) = self.shard.poll_output() {
+        for count in 0.. {
+            assert!(count < OUTPUTS_MAX, "the outputs of one input are bounded");
+            let Some(output) = self.shard.poll_output() else { break };
             let event = match output {
                 ShardOutput::Send { connection, envelope, message, body, .. } => {
-                    Event::Send { connection, frame: frame_of(&envelope, &message, &body) }
+                    ShardEvent::Send { connection, frame: frame_of(&envelope, &message, &body) }
                 }
                 ShardOutput::Stream { connection, parts } => {
-                    let part_bytes = self.part_bytes;
-                    Event::Values { connection, values: Box::new(Values { parts, part_bytes }) }
+                    let values = PulledFrames { parts, part_bytes: self.part_bytes };
+                    ShardEvent::Values { connection, values: Box::new(values) }
                 }
                 ShardOutput::Close { connection } => {
                     if let Some(stream) = self.connections.get_mut(&connection) {
                         stream.closing = true;
                     }
-                    Event::Close { connection }
+                    ShardEvent::Close { connection }
                 }
                 ShardOutput::ToOwner { envelope, message } => {
-                    Event::ToOwner { frame: frame_of(&envelope, &message, &[]) }
+                    ShardEvent::ToOwner { frame: frame_of(&envelope, &message, &[]) }
                 }
-                ShardOutput::Members { .. } | ShardOutput::Event(_) => continue,
+                ShardOutput::Event(_) => continue,
+                ShardOutput::Members { joined, present } => {
+                    assert!(present <= joined, "{present} of {joined} members are present");
+                    continue;
+                }
                 ShardOutput::Shared { connection, envelope, message, descriptors } => {
                     let frame = frame_of(&envelope, &message, &[]);
-                    Event::Shared { connection, frame, descriptors }
+                    ShardEvent::Shared { connection, frame, descriptors }
                 }
                 ShardOutput::SaverOrder(_)
                 | ShardOutput::SaveShard(_)
@@ -456,4 +484,16 @@ fn frame_of(envelope: &Envelope, message: &Message, body: &[u8]) -> Vec<u8> {
     encode(&mut frame, envelope, message, BodyStamp::plain(body.len() as u64));
     frame.extend_from_slice(body);
     frame
+}
+
+/// Checks a configuration and returns the setup of one of its shards.
+fn setup(config: PsConfig, shard: u16, bytes_max: u64) -> ShardSetup {
+    config.check().expect("the configuration is valid");
+    ShardSetup {
+        id: ShardId { task: config.task.index, shard },
+        identity: Arc::new(config.identity()),
+        config: Arc::new(config),
+        budget: Budget::new(bytes_max),
+        counters: Arc::default(),
+    }
 }
