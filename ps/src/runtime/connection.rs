@@ -99,11 +99,11 @@ impl ConnectionSide for ServerSide<'_> {
     }
 
     fn wait_begins(&mut self, rest: bool) {
-        self.core.wait_for_peers(rest);
+        self.core.polling().wait_begins(rest);
     }
 
     fn socket_ready(&mut self) {
-        self.core.peer_ready();
+        self.core.polling().socket_ready();
     }
 }
 
