@@ -165,7 +165,7 @@ struct ClientLine {
     host: ClientHost,
     task: u32,
     incarnation: u64,
-    is_member: bool,
+    role: Role,
     /// The epoch from the welcome, for a member.
     epoch: Option<u64>,
     /// The withheld rest of a body.
@@ -190,8 +190,10 @@ pub(crate) struct World {
     layout: ShardLayout,
     lines: Vec<ClientLine>,
     clients: BTreeMap<(u32, u64), Client>,
-    /// The newest epoch of each task, and the incarnation it belongs to.
-    current: BTreeMap<u32, (u64, u64)>,
+    /// The newest epoch of each task, and the incarnation and the role it belongs to.
+    current: BTreeMap<u32, (u64, u64, Role)>,
+    /// The newest epoch of a chief. It fences older chiefs.
+    newest_chief: u64,
     pushes: BTreeMap<Key, Pushed>,
     versions: BTreeMap<u64, Key>,
     /// Whether a raw push was sent, whose values need not be equal.
@@ -214,6 +216,7 @@ impl World {
             lines: Vec::new(),
             clients: BTreeMap::new(),
             current: BTreeMap::new(),
+            newest_chief: 0,
             pushes: BTreeMap::new(),
             versions: BTreeMap::new(),
             has_raw_pushes: false,
@@ -239,7 +242,7 @@ impl World {
         match action {
             Action::Connect { task, role, incarnation, epoch, seen_epoch, remote } => {
                 let task = u32::from(task % 3);
-                let known = self.current.get(&task).map_or(0, |&(epoch, _)| epoch);
+                let known = self.current.get(&task).map_or(0, |&(epoch, ..)| epoch);
                 let role = match role % 8 {
                     0 => Role::Reader {},
                     1 => Role::Admin {},
@@ -341,8 +344,11 @@ impl World {
         }
         self.settle();
         let asked: Vec<Key> = self.pushes.keys().copied().collect();
-        for (task, (epoch, incarnation)) in self.current.clone() {
-            self.connect(task, Role::Worker {}, incarnation, epoch, 0, false);
+        for (task, (epoch, incarnation, role)) in self.current.clone() {
+            if role == (Role::Chief {}) && epoch < self.newest_chief {
+                continue;
+            }
+            self.connect(task, role, incarnation, epoch, 0, false);
             let by = (self.lines.len() - 1) as u8;
             assert_eq!(
                 self.lines[usize::from(by)].epoch,
@@ -406,8 +412,8 @@ impl World {
         let connection = self.last_connection;
         let host = if remote { ClientHost::Remote } else { ClientHost::Same };
         self.receive(connection, host, &frame);
-        let (is_member, epoch, rest) = (role.is_member(), None, Vec::new());
-        self.lines.push(ClientLine { connection, host, task, incarnation, epoch, is_member, rest });
+        let (epoch, rest) = (None, Vec::new());
+        self.lines.push(ClientLine { connection, host, task, incarnation, role, epoch, rest });
         self.poll_events();
     }
 
@@ -666,15 +672,18 @@ impl World {
                 continue;
             };
             if let Message::Welcome(welcome) = &message {
-                if !line.is_member {
+                if !line.role.is_member() {
                     continue;
                 }
                 let epoch = welcome.client_epoch.0;
                 line.epoch = Some(epoch);
-                let (task, incarnation) = (line.task, line.incarnation);
+                let (task, incarnation, role) = (line.task, line.incarnation, line.role);
                 self.clients.entry((task, epoch)).or_default();
                 self.update_layout(&welcome.catalogue);
-                self.current.insert(task, (epoch, incarnation));
+                self.current.insert(task, (epoch, incarnation, role));
+                if role == (Role::Chief {}) {
+                    self.newest_chief = self.newest_chief.max(epoch);
+                }
                 continue;
             }
             let Some((task, epoch)) = line.epoch.map(|epoch| (line.task, epoch)) else {
