@@ -1,5 +1,5 @@
-//! Microbenchmarks of the inner loops (`cargo bench`), each group beside a copy of the same bytes
-//! or the rule in place.
+//! Microbenchmarks of the inner loops (`cargo bench -p benches`), each group beside a copy of the
+//! same bytes or the rule in place.
 //!
 //! `pushpull bench` measures a whole server.
 

@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -242,27 +241,6 @@ fn a_daemon_serves_to_the_end_though_its_output_cannot_be_written() {
         train(&address);
         daemon.signal(Signal::TERM);
         let (status, ..) = daemon.finish();
-        assert!(status.success(), "{status}");
-    }
-}
-
-/// Checks a server of the `digits` example, which `cargo test` builds with the tests.
-#[test]
-#[cfg(target_os = "linux")]
-fn a_server_of_the_example_serves_though_its_output_cannot_be_written() {
-    let tests = std::env::current_exe().unwrap();
-    let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();
-    let path: PathBuf = profile.join("examples").join("digits");
-    assert!(path.exists(), "{} is missing: run cargo build --examples", path.display());
-    for (out, error) in unwritable().into_iter().zip(unwritable()) {
-        let address = free_address();
-        let mut command = Command::new(&path);
-        command.args(["--ps-hosts", &address, "--worker-hosts", "127.0.0.1:1"]);
-        command.args(["--job-name", "ps", "--steps", "5"]);
-        let mut server = DaemonProcess::start(command.stdout(out).stderr(error));
-        train(&address);
-        server.signal(Signal::INT);
-        let (status, ..) = server.finish();
         assert!(status.success(), "{status}");
     }
 }

@@ -1,10 +1,9 @@
-//! Real processes: the README's trainer as a cluster of four, and the daemon.
+//! Real processes: the daemon with clients, and its state directory.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -50,115 +49,10 @@ impl TestProcess {
     }
 }
 
-/// Returns a command for the trainer, which `cargo test` builds with the tests.
-fn digits() -> Command {
-    let tests = std::env::current_exe().unwrap();
-    let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();
-    let path: PathBuf = profile.join("examples").join("digits");
-    assert!(path.exists(), "{} is missing: run cargo build --examples", path.display());
-    Command::new(path)
-}
-
 /// Returns addresses without listeners: bound once, then released.
 fn free_addresses(count: usize) -> Vec<String> {
     let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
-}
-
-/// The four commands of the README.
-struct ReadmeCluster {
-    hosts: Vec<String>,
-    more: &'static [&'static str],
-}
-
-impl ReadmeCluster {
-    fn new(more: &'static [&'static str]) -> ReadmeCluster {
-        ReadmeCluster { hosts: free_addresses(4), more }
-    }
-
-    fn task(&self, name: &'static str, job: &str, index: u32) -> TestProcess {
-        let mut command = digits();
-        command
-            .args(["--ps-hosts", &self.hosts[..2].join(",")])
-            .args(["--worker-hosts", &self.hosts[2..].join(",")])
-            .args(["--job-name", job, "--task-index", &index.to_string()])
-            .args(self.more);
-        if job == "ps" {
-            command.args(["--exit-when-done", "--exit-grace", "1"]);
-        }
-        TestProcess::start(name, &mut command)
-    }
-}
-
-fn last_line(output: &str) -> serde_json::Value {
-    serde_json::from_str(output.lines().last().expect("a last line")).unwrap()
-}
-
-#[test]
-fn four_processes_in_any_order_train_and_end_by_themselves() {
-    let cluster = ReadmeCluster::new(&[]);
-    // The workers start first and wait.
-    let mut processes = [
-        cluster.task("worker 1", "worker", 1),
-        cluster.task("worker 0", "worker", 0),
-        cluster.task("ps 1", "ps", 1),
-        cluster.task("ps 0", "ps", 0),
-    ];
-    for process in &mut processes {
-        let (status, output) = process.finish();
-        assert!(status.success(), "{} ended with {status}: {output}", process.name);
-        if process.name == "worker 0" {
-            let result = last_line(&output);
-            println!("{result}");
-            assert_eq!((&result["workers"], &result["ps"]), (&2.into(), &2.into()));
-            assert_eq!((&result["steps"], &result["test"]), (&2000.into(), &360.into()));
-            assert!(result["accuracy"].as_f64().unwrap() >= 0.95, "{result}");
-        }
-    }
-}
-
-#[test]
-fn a_killed_worker_does_not_stop_the_others() {
-    let cluster = ReadmeCluster::new(&["--steps", "6000"]);
-    let mut ps = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
-    let mut chief = cluster.task("worker 0", "worker", 0);
-    let mut victim = cluster.task("worker 1", "worker", 1);
-    // The chief reports progress on its standard error, which this test does not read. A reader
-    // of the servers shows that training is in progress.
-    let spec = ClusterSpec::builder()
-        .job("ps", &cluster.hosts[..2])
-        .job("worker", &cluster.hosts[2..])
-        .build()
-        .unwrap();
-    let config = WorkerConfig::new(spec, TaskId::worker(9));
-    let mut reader = pushpull::blocking::Reader::connect(config).unwrap();
-    let mut values = reader.params();
-    while reader.pull(&mut values).unwrap() < 500 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    drop(reader);
-    victim.child.kill().unwrap();
-    let (status, output) = chief.finish();
-    assert!(status.success(), "{output}");
-    assert_eq!(last_line(&output)["steps"], 6000);
-    for process in &mut ps {
-        let (status, output) = process.finish();
-        assert!(status.success(), "{} ended with {status}: {output}", process.name);
-    }
-}
-
-#[test]
-fn workers_wait_for_servers_that_start_later() {
-    let cluster = ReadmeCluster::new(&["--steps", "50"]);
-    let mut workers =
-        [cluster.task("worker 0", "worker", 0), cluster.task("worker 1", "worker", 1)];
-    // The wait is the subject of this test: both workers try and back off many times.
-    std::thread::sleep(Duration::from_secs(5));
-    let mut servers = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
-    for process in workers.iter_mut().chain(&mut servers) {
-        let (status, output) = process.finish();
-        assert!(status.success(), "{} ended with {status}: {output}", process.name);
-    }
 }
 
 fn daemon(arguments: &[&str]) -> TestProcess {

@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pushpull_ps::fuzzing::Settings;
-use pushpull_ps::{Adam, NonFinite, Sgd};
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::ids::TaskId;
+use pushpull_ps::{Adam, NonFinite, PsConfig, Sgd};
 
 use model::{Action, World};
 
@@ -38,23 +39,7 @@ struct Input {
 }
 
 fuzz_target!(|input: Input| {
-    let settings = Settings {
-        last_step: input.last_step.map(u64::from),
-        non_finite: match input.policy % 4 {
-            0 => NonFinite::Count,
-            1 => NonFinite::Allow,
-            _ => NonFinite::Reject,
-        },
-        token_timeout: input.token_timeout.map(|ms| Duration::from_millis(20 * u64::from(ms))),
-        lease: Duration::from_secs(1),
-        inbox_pushes: if input.inbox_pushes { 2 } else { 1 },
-        connections_max: 6,
-    };
-    let eager = input.eager % 4 != 0;
-    let mut world = match input.adam {
-        true => World::new(settings, Adam::default(), eager),
-        false => World::new(settings, Sgd::new(1.0), eager),
-    };
+    let mut world = World::new(config(&input), input.eager % 4 != 0);
     if let Some(wide) = input.begun {
         world.begin(wide);
     }
@@ -63,3 +48,28 @@ fuzz_target!(|input: Input| {
     }
     world.finish();
 });
+
+/// Returns the configuration of the only shard of a cluster with one task.
+fn config(input: &Input) -> PsConfig {
+    let cluster = ClusterSpec::builder().job("ps", ["localhost:1"]).build();
+    let (cluster, task) = (cluster.expect("one task is a cluster"), TaskId::ps(0));
+    let config = match input.adam {
+        true => PsConfig::new(cluster, task, Adam::default()),
+        false => PsConfig::new(cluster, task, Sgd::new(1.0)),
+    };
+    let token_timeout = input.token_timeout.map(|ms| Duration::from_millis(20 * u64::from(ms)));
+    let config = config
+        .non_finite(match input.policy % 4 {
+            0 => NonFinite::Count,
+            1 => NonFinite::Allow,
+            _ => NonFinite::Reject,
+        })
+        .token_timeout(token_timeout)
+        .lease(Duration::from_secs(1))
+        .inbox_pushes(if input.inbox_pushes { 2 } else { 1 })
+        .connections_max(6);
+    match input.last_step {
+        Some(step) => config.last_step(step.into()),
+        None => config,
+    }
+}

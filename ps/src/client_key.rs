@@ -5,7 +5,7 @@
 pub(crate) struct ClientKey(pub(crate) u32);
 
 /// The set of the clients that have changed since the last commit. It allocates no more once every client has been in it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct ChangedClients {
     /// Whether a client is in `listed`, indexed by its key.
     is_listed: Vec<bool>,
@@ -25,7 +25,7 @@ impl ChangedClients {
 
     /// Appends the clients to `all`, and clears the set.
     pub(crate) fn append_to(&mut self, all: &mut Vec<ClientKey>) {
-        self.listed.iter().for_each(|client| self.is_listed[client.0 as usize] = false);
+        self.is_listed.clear();
         all.append(&mut self.listed);
     }
 }

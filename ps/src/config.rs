@@ -19,7 +19,7 @@ use crate::aggregate::SparseReduction;
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::aggregate::step_coordinator::StepRule;
+use crate::aggregate::step_rule::StepRule;
 use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::event::{Event, EventSink};
 

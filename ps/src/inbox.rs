@@ -8,6 +8,7 @@
 
 mod extents;
 mod push_buffers;
+mod push_slot;
 mod rows;
 mod words;
 
@@ -15,7 +16,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pushpull_common::catalogue::ShardLayout;
-use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
+use pushpull_common::ids::{Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_store::arena::Memory;
 use pushpull_store::layout::PAGE_BYTES;
@@ -24,67 +25,10 @@ use crate::client_key::ClientKey;
 pub(crate) use extents::Extents;
 use push_buffers::PushBuffer;
 pub(crate) use push_buffers::{PushSource, PushValues};
+use push_slot::PushSlot;
+pub(crate) use push_slot::{PendingAnswer, PushArrival, is_for_trainable};
 pub(crate) use rows::PushedRows;
 pub(crate) use words::{WholeSlot, map_words, whole_slots};
-
-/// A push that is being received, or that is whole and waits to be applied.
-#[derive(Debug)]
-pub(crate) struct PushArrival {
-    pub(crate) sequence: Sequence,
-    pub(crate) operation: Operation,
-    pub(crate) token: TokenId,
-    pub(crate) generation: u32,
-    pub(crate) step: GlobalStep,
-    /// The number of gradients in the values that the push was computed from, as reported by the
-    /// client. Not durable.
-    pub(crate) read: Option<u64>,
-    pub(crate) extents: Extents,
-    /// The extents that are in a push buffer: whole, dense partitions. Not durable.
-    pub(crate) shared: Extents,
-    /// Whether these must be scanned before the push counts. Not durable.
-    pub(crate) scanning: bool,
-    /// The number of bytes received.
-    pub(crate) bytes: u64,
-    /// The pending answer to the last request of the push; set once the push is whole.
-    pub(crate) whole: Option<PendingAnswer>,
-    /// The order of arrival among whole pushes; 0 until the push is whole.
-    pub(crate) order: u64,
-    /// The sum of the squares of its elements, once computed. Not durable.
-    pub(crate) squares: Option<f64>,
-}
-
-/// The answer that a client waits for after its push is whole.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PendingAnswer {
-    /// The connection of the request. A request id has no meaning on another connection.
-    pub(crate) connection: u64,
-    pub(crate) request: RequestId,
-    pub(crate) next: bool,
-    /// When the client began to wait.
-    pub(crate) since: Option<Instant>,
-    pub(crate) deadline: Option<Instant>,
-}
-
-impl PendingAnswer {
-    /// Returns a pending answer for which no client waits.
-    pub(crate) fn unawaited() -> PendingAnswer {
-        let (since, deadline) = (None, None);
-        PendingAnswer { connection: 0, request: RequestId(0), next: false, since, deadline }
-    }
-}
-
-#[derive(Debug)]
-struct PushSlot {
-    number: u32,
-    /// The client that has the slot; `None` for a whole push whose client has been replaced by a
-    /// newer incarnation.
-    holder: Option<ClientKey>,
-    /// Whether the holder requested the slot. A slot may also be offered with an answer.
-    requested: bool,
-    /// When the holder last made progress.
-    last_progress: Instant,
-    arrival: Option<PushArrival>,
-}
 
 /// The push slots of a shard.
 ///
@@ -102,16 +46,6 @@ pub(crate) struct Inbox {
     /// Whole pushes are numbered, so that they are applied in the order of arrival after a restart
     /// too.
     next_order: u64,
-}
-
-/// Returns whether an operation applies to trainable partitions (true) or to plain ones (false);
-/// `None` if it applies to both.
-pub(crate) fn is_for_trainable(operation: Operation) -> Option<bool> {
-    match operation {
-        Operation::Gradient {} => Some(true),
-        Operation::AssignAdd {} => Some(false),
-        _ => None,
-    }
 }
 
 impl Inbox {
@@ -225,8 +159,7 @@ impl Inbox {
     pub(crate) fn discard_incomplete(&mut self, holder: ClientKey) -> usize {
         let mut count = 0;
         for push_slot in self.all_mut() {
-            let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
-            if push_slot.holder == Some(holder) && !whole {
+            if push_slot.is_unfinished(holder) {
                 count += usize::from(push_slot.arrival.take().is_some());
                 push_slot.requested = false;
             }
@@ -239,13 +172,7 @@ impl Inbox {
     /// server.
     pub(crate) fn drop_client(&mut self, holder: ClientKey) {
         for slot in &mut self.push_slots {
-            let is_dropped = slot.as_ref().is_some_and(|push_slot| {
-                let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
-                push_slot.holder == Some(holder) && !whole
-            });
-            if is_dropped {
-                *slot = None;
-            }
+            slot.take_if(|push_slot| push_slot.is_unfinished(holder));
         }
         self.end_push_buffer(holder);
     }
@@ -254,8 +181,7 @@ impl Inbox {
     /// one numbers its pushes from 1.
     pub(crate) fn orphan_whole(&mut self, holder: ClientKey) {
         for push_slot in self.all_mut() {
-            let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
-            if whole && push_slot.holder == Some(holder) {
+            if push_slot.is_whole() && push_slot.holder == Some(holder) {
                 push_slot.holder = None;
             }
         }
@@ -263,11 +189,7 @@ impl Inbox {
 
     /// Yields the tokens that whole pushes will spend.
     pub(crate) fn whole_tokens(&self) -> impl Iterator<Item = TokenId> {
-        let pushes = self.all().filter_map(|push_slot| push_slot.arrival.as_ref());
-        let spends = |push: &&PushArrival| {
-            push.whole.is_some() && matches!(push.operation, Operation::Gradient {})
-        };
-        pushes.filter(spends).map(|push| push.token)
+        self.gradients().filter(|(_, push)| push.whole.is_some()).map(|(_, push)| push.token)
     }
 
     /// Returns the number of slots, without those in push buffers.
@@ -322,10 +244,7 @@ impl Inbox {
 
     /// Yields the slots with whole pushes.
     pub(crate) fn whole_slots(&self) -> impl Iterator<Item = u32> {
-        let whole = |push_slot: &&PushSlot| {
-            push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some())
-        };
-        self.all().filter(whole).map(|push_slot| push_slot.number)
+        self.all().filter(|push_slot| push_slot.is_whole()).map(|push_slot| push_slot.number)
     }
 
     /// Returns the client that has a slot.
@@ -375,10 +294,7 @@ impl Inbox {
     }
 
     fn gradients(&self) -> impl Iterator<Item = (u32, &PushArrival)> {
-        let pushes = self
-            .all()
-            .filter_map(|push_slot| Some((push_slot.number, push_slot.arrival.as_ref()?)));
-        pushes.filter(|(_, push)| matches!(push.operation, Operation::Gradient {}))
+        self.all().filter_map(|push_slot| Some((push_slot.number, push_slot.gradient()?)))
     }
 
     /// Returns the push in a slot.
@@ -519,9 +435,8 @@ impl Inbox {
                 "two push slots {}",
                 push_slot.number
             );
-            let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
             assert!(
-                push_slot.holder.is_some() || whole,
+                push_slot.holder.is_some() || push_slot.is_whole(),
                 "push slot {} has a client or a whole push",
                 push_slot.number
             );

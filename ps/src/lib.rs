@@ -20,8 +20,6 @@
 //! memory of `pushpull-store`. `runtime` drives them with sockets, threads and clocks. This crate
 //! does not depend on the worker.
 
-#[cfg(any(test, all(fuzzing, feature = "simulation")))]
-pub mod adversary;
 pub mod aggregate;
 pub mod checkpoint;
 mod checkpoint_source;
@@ -29,8 +27,6 @@ mod client_key;
 mod config;
 mod error;
 mod event;
-#[cfg(fuzzing)]
-pub mod fuzzing;
 mod inbox;
 pub mod inspect;
 mod metrics;
@@ -38,9 +34,9 @@ mod peer_hello;
 mod push_window;
 mod runtime;
 mod shard;
-#[cfg(feature = "simulation")]
+#[cfg(any(test, feature = "simulation"))]
 #[doc(hidden)]
-pub mod simulation;
+pub mod testing;
 
 /// Optimizers: one trait, and one type for each rule. They can be used without a server.
 pub mod optimizer {

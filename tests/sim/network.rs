@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use pushpull_common::ids::ShardId;
-use pushpull_ps::simulation::Values;
+use pushpull_ps::testing::PulledFrames;
 
 use crate::chance::SimChance;
 
@@ -32,7 +32,7 @@ pub(crate) enum Direction {
 pub(crate) enum Item {
     Bytes(VecDeque<u8>),
     /// The values of a pull. Their frames are encoded when they reach the front of the queue.
-    Values(Box<Values>),
+    Values(Box<PulledFrames>),
     /// The server has closed the connection.
     End,
 }
@@ -63,8 +63,6 @@ pub(crate) struct Connection {
     pub(crate) to_client: Pipe,
     /// Whether deliveries are at most 200 bytes, with pauses of 20 to 250 ms.
     pub(crate) slow: bool,
-    /// Whether the connection passes descriptors.
-    pub(crate) same_host: bool,
     /// Descriptors in flight to the client.
     pub(crate) passed: Vec<Vec<OwnedFd>>,
     pub(crate) chance: SimChance,
@@ -73,9 +71,8 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn new(client: LinkClient, server: ShardId, chance: SimChance) -> Connection {
         let (to_server, to_client) = (Pipe::default(), Pipe::default());
-        let (same_host, passed) = (false, Vec::new());
-        let (is_up, slow) = (false, false);
-        Connection { client, server, is_up, to_server, to_client, slow, same_host, passed, chance }
+        let (is_up, slow, passed) = (false, false, Vec::new());
+        Connection { client, server, is_up, to_server, to_client, slow, passed, chance }
     }
 
     pub(crate) fn pipe(&mut self, direction: Direction) -> &mut Pipe {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::ShardId;
-use pushpull_ps::simulation::{self as ps, Files};
+use pushpull_ps::testing::{KilledFiles, ShardEndpoint};
 use pushpull_worker::simulation as worker;
 
 use crate::chance::SimChance;
@@ -87,8 +87,8 @@ struct PsTask {
 
 #[derive(Debug)]
 enum Host {
-    Up(Box<ps::ShardEndpoint>),
-    Down(Files),
+    Up(Box<ShardEndpoint>),
+    Down(KilledFiles),
 }
 
 /// The figures of a finished run.
@@ -165,7 +165,7 @@ impl SimWorld {
         };
         world.trace.note(|| format!("{scenario}: {}", world.setting.words()));
         for task in 0..world.setting.tasks {
-            let files = (0..world.setting.shards).map(|_| Host::Down(Files::default()));
+            let files = (0..world.setting.shards).map(|_| Host::Down(KilledFiles::default()));
             let mut chance = SimChance::of(seed, &format!("ps {task}"));
             let delay = chance.millis(0, 300);
             world.tasks.push(PsTask { shards: files.collect(), life: 0, is_up: false, chance });

@@ -45,11 +45,52 @@ pub enum BodyPoll {
     Done,
 }
 
+/// The receiver of a connection's frames: a state machine and the memory for its bodies.
+pub trait FrameSink {
+    /// Handles an event of the connection.
+    fn on_frame(&mut self, event: FrameEvent<'_>);
+
+    /// Calls `receive` with the memory for the body of the last message, which must have the length
+    /// of the body. `None` discards the body.
+    fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R;
+}
+
+/// An event of a connection, for a [`FrameSink`].
+#[derive(Debug)]
+pub enum FrameEvent<'a> {
+    /// A message has arrived. Its body follows, if it has one.
+    Message(&'a Header, Message),
+    /// The body of the last message is whole.
+    Body,
+    /// Bytes of an incomplete frame have arrived.
+    Progress,
+}
+
+/// The result of [`FrameReader::receive`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameProgress {
+    /// No more bytes are available now.
+    Blocked,
+    /// The peer closed the stream between two frames.
+    Closed,
+    /// A message, or the whole body of the last one, has arrived.
+    Whole,
+}
+
 /// A function that reads into the buffers in order and returns the number of bytes read.
 ///
 /// It returns 0 at the end of the stream and [`io::ErrorKind::WouldBlock`] if nothing is available.
 pub trait Source: FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize> {}
 impl<F: FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>> Source for F {}
+
+/// Returns a source of these bytes, for callers without a socket. At their end the source has
+/// nothing available.
+pub fn slice_source(mut bytes: &[u8]) -> impl Source {
+    move |slices: &mut [IoSliceMut<'_>]| match bytes.is_empty() {
+        true => Err(io::ErrorKind::WouldBlock.into()),
+        false => io::Read::read_vectored(&mut bytes, slices),
+    }
+}
 
 /// Reads frames from a byte stream.
 ///
@@ -101,6 +142,44 @@ impl FrameReader {
     /// is being read.
     pub fn has_begun(&self) -> bool {
         self.body.is_some() || self.end > self.start
+    }
+
+    /// Receives the next message, or the body of the last one, into a sink.
+    ///
+    /// Before this returns, the sink has an event for everything received: every byte renews the
+    /// lease of its sender.
+    ///
+    /// # Panics
+    /// If the sink's memory has another length than the body.
+    pub fn receive(
+        &mut self,
+        source: &mut impl Source,
+        sink: &mut impl FrameSink,
+    ) -> Result<FrameProgress, ReadError> {
+        let before = self.bytes;
+        if self.body.is_some() {
+            let polled = sink.with_body(|targets| match targets {
+                Some(targets) => self.poll_body_scattered(source, targets),
+                None => self.skip_body(source),
+            })?;
+            if polled == BodyPoll::Done {
+                sink.on_frame(FrameEvent::Body);
+                return Ok(FrameProgress::Whole);
+            }
+        } else {
+            match self.poll(source)? {
+                Poll::Frame(header, message) => {
+                    sink.on_frame(FrameEvent::Message(&header, message));
+                    return Ok(FrameProgress::Whole);
+                }
+                Poll::Closed => return Ok(FrameProgress::Closed),
+                Poll::Pending => {}
+            }
+        }
+        if self.bytes != before {
+            sink.on_frame(FrameEvent::Progress);
+        }
+        Ok(FrameProgress::Blocked)
     }
 
     /// Returns the next frame, if `source` has all of its header and meta.

@@ -15,7 +15,7 @@ pub mod refusal;
 pub mod version;
 pub mod wire;
 
-pub use decode::{BodyPoll, FrameReader, Poll};
+pub use decode::{BodyPoll, FrameEvent, FrameProgress, FrameReader, FrameSink, Poll};
 pub use encode::{BodyStamp, Envelope, encode};
 pub use error::ProtocolError;
 pub use header::Header;

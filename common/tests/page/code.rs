@@ -9,7 +9,17 @@ use pushpull_common::ids::*;
 use pushpull_common::protocol::wire::Wire;
 use pushpull_common::protocol::{Header, Message, header, limits};
 
-const MESSAGE: &str = include_str!("../../src/protocol/message.rs");
+const MESSAGE: &str = concat!(
+    include_str!("../../src/protocol/message/checkpoints.rs"),
+    include_str!("../../src/protocol/message/pulls.rs"),
+    include_str!("../../src/protocol/message/pushes.rs"),
+    include_str!("../../src/protocol/message/sessions.rs"),
+    include_str!("../../src/protocol/message/sharing.rs"),
+    include_str!("../../src/protocol/message/steps.rs"),
+    include_str!("../../src/protocol/message/tokens.rs"),
+    include_str!("../../src/protocol/message/variables.rs"),
+    include_str!("../../src/protocol/message.rs"),
+);
 const OUTCOME: &str = include_str!("../../src/protocol/outcome.rs");
 const REFUSAL: &str = include_str!("../../src/protocol/refusal.rs");
 const LIMITS: &str = include_str!("../../src/protocol/limits.rs");

@@ -3,7 +3,7 @@
 mod catalogues;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arbitrary::Arbitrary;
 use pushpull_common::catalogue::{Partition, ShardLayout};
@@ -12,14 +12,17 @@ use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
     TokenId,
 };
+use pushpull_common::protocol::decode::slice_source;
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
-    BodyStamp, Envelope, Grant, Header, Message, Outcome, PushState, encode, version,
+    BodyPoll, BodyStamp, Envelope, FrameReader, Grant, Header, Message, Outcome, Poll, PushState,
+    encode, version,
 };
 use pushpull_common::tensor::DType;
-use pushpull_ps::fuzzing::{Event, FuzzEndpoint, Settings, Values};
-use pushpull_ps::optimizer::Optimizer;
+use pushpull_ps::PsConfig;
+use pushpull_ps::testing::{ClientHost, PulledFrames, ShardEndpoint, ShardEvent, TICK, WorkState};
 
 use catalogues::{Declarable, declarables, differing, image};
 
@@ -159,9 +162,10 @@ struct Pushed {
 #[derive(Debug)]
 struct ClientLine {
     connection: u64,
+    host: ClientHost,
     task: u32,
     incarnation: u64,
-    is_member: bool,
+    role: Role,
     /// The epoch from the welcome, for a member.
     epoch: Option<u64>,
     /// The withheld rest of a body.
@@ -177,13 +181,19 @@ struct Client {
 }
 
 pub(crate) struct World {
-    endpoint: FuzzEndpoint,
+    endpoint: ShardEndpoint,
+    now: Instant,
+    last_connection: u64,
+    /// The values that are to be sent, by connection.
+    streams: Vec<(u64, Box<PulledFrames>)>,
     declarables: &'static [Declarable],
     layout: ShardLayout,
     lines: Vec<ClientLine>,
     clients: BTreeMap<(u32, u64), Client>,
-    /// The newest epoch of each task, and the incarnation it belongs to.
-    current: BTreeMap<u32, (u64, u64)>,
+    /// The newest epoch of each task, and the incarnation and the role it belongs to.
+    current: BTreeMap<u32, (u64, u64, Role)>,
+    /// The newest epoch of a chief. It fences older chiefs.
+    newest_chief: u64,
     pushes: BTreeMap<Key, Pushed>,
     versions: BTreeMap<u64, Key>,
     /// Whether a raw push was sent, whose values need not be equal.
@@ -194,14 +204,19 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(settings: Settings, optimizer: impl Optimizer, eager: bool) -> World {
+    pub(crate) fn new(config: PsConfig, eager: bool) -> World {
+        let now = Instant::now();
         World {
-            endpoint: FuzzEndpoint::new(settings, optimizer),
+            endpoint: ShardEndpoint::in_memory(config, now),
+            now,
+            last_connection: 0,
+            streams: Vec::new(),
             declarables: declarables(),
             layout: ShardLayout::default(),
             lines: Vec::new(),
             clients: BTreeMap::new(),
             current: BTreeMap::new(),
+            newest_chief: 0,
             pushes: BTreeMap::new(),
             versions: BTreeMap::new(),
             has_raw_pushes: false,
@@ -215,8 +230,7 @@ impl World {
         self.connect(0, Role::Chief {}, 0, 0, 0, false);
         self.act(Action::Declare { by: 0, which: u8::from(wide), damage: None });
         self.act(Action::Initialize { by: 0 });
-        let events = self.endpoint.settle();
-        self.on_events(events);
+        self.settle();
         for task in 1..3 {
             self.connect(task, Role::Worker {}, 0, 0, 0, false);
             let newest = Number::Zero;
@@ -228,7 +242,7 @@ impl World {
         match action {
             Action::Connect { task, role, incarnation, epoch, seen_epoch, remote } => {
                 let task = u32::from(task % 3);
-                let known = self.current.get(&task).map_or(0, |&(epoch, _)| epoch);
+                let known = self.current.get(&task).map_or(0, |&(epoch, ..)| epoch);
                 let role = match role % 8 {
                     0 => Role::Reader {},
                     1 => Role::Admin {},
@@ -243,7 +257,7 @@ impl World {
                 if !self.lines.is_empty() {
                     let index = usize::from(by) % self.lines.len();
                     let line = self.lines.remove(index);
-                    self.endpoint.disconnect(line.connection);
+                    self.disconnect(line.connection);
                 }
             }
             Action::Raw { by, kind, meta, sequence, step, body } => {
@@ -303,20 +317,17 @@ impl World {
             }
             Action::Finish { by } => self.send_request(by, 0, Finish {}),
             Action::Leave { by } => self.send_request(by, 0, Leave {}),
-            Action::Advance { ticks } => self.endpoint.advance(u32::from(ticks % 64)),
-            Action::Pause { ms } => self.endpoint.pause(Duration::from_millis(ms.into())),
+            Action::Advance { ticks } => (0..ticks % 64).for_each(|_| self.pause(TICK)),
+            Action::Pause { ms } => self.pause(Duration::from_millis(ms.into())),
             Action::Train { by, plan } => self.train(by, &plan),
-            Action::Settle => {
-                let events = self.endpoint.settle();
-                self.on_events(events);
-            }
+            Action::Settle => self.settle(),
             Action::Work => {
-                self.endpoint.work();
+                self.work();
             }
             Action::Send => self.send(),
         }
         if self.eager {
-            self.endpoint.work();
+            self.work();
         }
         self.poll_events();
         let metrics = self.endpoint.metrics();
@@ -329,13 +340,15 @@ impl World {
     /// Disconnects all clients, finishes all work and compares the outcomes with the global step.
     pub(crate) fn finish(mut self) {
         for line in std::mem::take(&mut self.lines) {
-            self.endpoint.disconnect(line.connection);
+            self.disconnect(line.connection);
         }
-        let events = self.endpoint.settle();
-        self.on_events(events);
+        self.settle();
         let asked: Vec<Key> = self.pushes.keys().copied().collect();
-        for (task, (epoch, incarnation)) in self.current.clone() {
-            self.connect(task, Role::Worker {}, incarnation, epoch, 0, false);
+        for (task, (epoch, incarnation, role)) in self.current.clone() {
+            if role == (Role::Chief {}) && epoch < self.newest_chief {
+                continue;
+            }
+            self.connect(task, role, incarnation, epoch, 0, false);
             let by = (self.lines.len() - 1) as u8;
             assert_eq!(
                 self.lines[usize::from(by)].epoch,
@@ -392,13 +405,15 @@ impl World {
             identity: List::default(),
             auth: List::default(),
         };
-        let message = Message::from(hello.clone());
-        let Some((header, _)) = framed(&Envelope::default(), &message, 0) else {
+        let Some(frame) = framed(&Envelope::default(), &hello.into(), 0) else {
             return;
         };
-        let connection = self.endpoint.connect(&hello, &header, remote);
-        let (is_member, rest) = (role.is_member(), Vec::new());
-        self.lines.push(ClientLine { connection, task, incarnation, epoch: None, is_member, rest });
+        self.last_connection += 1;
+        let connection = self.last_connection;
+        let host = if remote { ClientHost::Remote } else { ClientHost::Same };
+        self.receive(connection, host, &frame);
+        let (epoch, rest) = (None, Vec::new());
+        self.lines.push(ClientLine { connection, host, task, incarnation, role, epoch, rest });
         self.poll_events();
     }
 
@@ -429,7 +444,7 @@ impl World {
         let Some(line) = self.line(by).filter(|line| line.rest.is_empty()) else {
             return;
         };
-        let connection = line.connection;
+        let (connection, host) = (line.connection, line.host);
         let (token, generation, step) = self.token(by, token);
         let push_slot = self.client(by).and_then(|client| {
             client.push_slots.iter().rev().nth(usize::from(push_slot % 64) / 16).copied()
@@ -490,13 +505,14 @@ impl World {
             let withheld = if last || stops { plan.withheld().min(body.len()) } else { 0 };
             let withheld = body.split_off(body.len() - withheld);
             let length = body.len() + withheld.len();
-            self.announce(by, envelope(sequence, step, 0), message, length);
-            self.endpoint.body(connection, &body);
-            if let Some(line) = self.line(by) {
-                line.rest = withheld;
+            if self.announce(by, envelope(sequence, step, 0), message, length) {
+                self.receive(connection, host, &body);
+                if let Some(line) = self.line(by) {
+                    line.rest = withheld;
+                }
             }
             self.poll_events();
-            if stops || !self.endpoint.may_send(connection) {
+            if stops || !self.endpoint.is_between_frames(connection) {
                 break;
             }
         }
@@ -512,10 +528,10 @@ impl World {
 
     fn body(&mut self, by: u8, bytes: usize) {
         let Some(line) = self.line(by) else { return };
-        let connection = line.connection;
+        let (connection, host) = (line.connection, line.host);
         let count = bytes.min(line.rest.len());
         let now: Vec<u8> = line.rest.drain(..count).collect();
-        self.endpoint.body(connection, &now);
+        self.receive(connection, host, &now);
     }
 
     fn send_request(&mut self, by: u8, deadline: u8, message: impl Into<Message>) {
@@ -525,21 +541,24 @@ impl World {
     /// Sends a message with its whole body.
     fn send_message(&mut self, by: u8, envelope: Envelope, message: Message, body: Vec<u8>) {
         let Some(line) = self.line(by) else { return };
-        let connection = line.connection;
-        if self.endpoint.may_send(connection) {
-            self.announce(by, envelope, message, body.len());
-            self.endpoint.body(connection, &body);
+        let (connection, host) = (line.connection, line.host);
+        if self.announce(by, envelope, message, body.len()) {
+            self.receive(connection, host, &body);
         }
     }
 
-    /// Sends a message and records the push that it belongs to. Its body is due next.
-    fn announce(&mut self, by: u8, mut envelope: Envelope, message: Message, body: usize) {
+    /// Sends a message and records the push that it belongs to. Returns whether it is sent: its body
+    /// is due next.
+    fn announce(&mut self, by: u8, mut envelope: Envelope, message: Message, body: usize) -> bool {
         self.request += 1;
         envelope.request = RequestId(self.request);
-        let Some(line) = self.line(by) else { return };
-        let (connection, client) = (line.connection, line.epoch.map(|epoch| (line.task, epoch)));
-        let Some((header, message)) = framed(&envelope, &message, body) else {
-            return;
+        let Some(line) = self.line(by) else { return false };
+        let (connection, host) = (line.connection, line.host);
+        let client = line.epoch.map(|epoch| (line.task, epoch));
+        let Some(frame) = framed(&envelope, &message, body)
+            .filter(|_| self.endpoint.is_between_frames(connection))
+        else {
+            return false;
         };
         let part = match &message {
             Message::PushPart(part) => Some(part),
@@ -555,17 +574,62 @@ impl World {
             });
             push.whole |= part.whole.is_some();
         }
-        self.endpoint.message(connection, &header, message);
+        self.receive(connection, host, &frame);
+        true
     }
 
+    /// Delivers bytes, which are valid frames.
+    fn receive(&mut self, connection: u64, host: ClientHost, bytes: &[u8]) {
+        let sound = self.endpoint.receive(self.now, connection, host, bytes);
+        assert!(sound, "the shard refuses a valid frame");
+    }
+
+    fn disconnect(&mut self, connection: u64) {
+        self.streams.retain(|(stream, _)| *stream != connection);
+        self.endpoint.disconnect(self.now, connection);
+    }
+
+    /// Advances time with one tick at its end, as for a process that was stopped.
+    fn pause(&mut self, time: Duration) {
+        self.now += time;
+        self.endpoint.tick(self.now);
+    }
+
+    /// Does one slice of the work that is due. Returns whether more can be done at once.
+    fn work(&mut self) -> bool {
+        self.endpoint.has_work() && self.endpoint.work(self.now) == WorkState::More
+    }
+
+    /// Does all work that is due and sends all values, until no work is left.
+    fn settle(&mut self) {
+        while self.endpoint.has_work() {
+            while self.work() {}
+            self.poll_events();
+            self.send();
+        }
+        self.poll_events();
+    }
+
+    /// Sends the values that pulls wait for, which unpins them.
     fn send(&mut self) {
-        for (_, values) in self.endpoint.send() {
+        for (_, mut frames) in std::mem::take(&mut self.streams) {
+            let mut values = Vec::new();
+            while let Some(frame) = frames.next_frame() {
+                let (_, message, body) = parsed(&frame);
+                assert!(body.len() as u64 <= PART_BYTES_MAX);
+                match message {
+                    Message::Pulled(part) => values.push((part.offset, body)),
+                    // Encoded values are rounded, so they are not compared.
+                    Message::PulledEncoded(encoded) => assert!(encoded.bytes <= PART_BYTES_MAX),
+                    other => panic!("{} does not answer a pull", other.name()),
+                }
+            }
             self.check_values(&values);
         }
     }
 
     /// Checks that all elements of a partition are equal; otherwise a pull was torn.
-    fn check_values(&self, values: &Values) {
+    fn check_values(&self, values: &[(u64, Vec<u8>)]) {
         if self.has_raw_pushes {
             return;
         }
@@ -590,38 +654,43 @@ impl World {
     }
 
     fn poll_events(&mut self) {
-        let events = self.endpoint.poll();
-        self.on_events(events);
-    }
-
-    fn on_events(&mut self, events: Vec<Event>) {
-        for event in events {
-            let Event::Sent { connection, envelope, message, body } = event else {
-                continue;
+        while let Some(event) = self.endpoint.poll() {
+            let (connection, frame) = match event {
+                ShardEvent::Send { connection, frame } => (connection, frame),
+                ShardEvent::Values { connection, values } => {
+                    self.streams.push((connection, values));
+                    continue;
+                }
+                ShardEvent::Close { .. } | ShardEvent::Applied { .. } => continue,
+                ShardEvent::Shared { .. } => unreachable!("anonymous memory cannot be shared"),
+                ShardEvent::ToOwner { .. } => unreachable!("the only shard is the step owner"),
             };
             // Every message of a server is valid.
-            assert!(framed(&envelope, &message, body.len()).is_some(), "{message:?}");
+            let (header, message, _) = parsed(&frame);
             let Some(line) = self.lines.iter_mut().find(|line| line.connection == connection)
             else {
                 continue;
             };
             if let Message::Welcome(welcome) = &message {
-                if !line.is_member {
+                if !line.role.is_member() {
                     continue;
                 }
                 let epoch = welcome.client_epoch.0;
                 line.epoch = Some(epoch);
-                let (task, incarnation) = (line.task, line.incarnation);
+                let (task, incarnation, role) = (line.task, line.incarnation, line.role);
                 self.clients.entry((task, epoch)).or_default();
                 self.update_layout(&welcome.catalogue);
-                self.current.insert(task, (epoch, incarnation));
+                self.current.insert(task, (epoch, incarnation, role));
+                if role == (Role::Chief {}) {
+                    self.newest_chief = self.newest_chief.max(epoch);
+                }
                 continue;
             }
             let Some((task, epoch)) = line.epoch.map(|epoch| (line.task, epoch)) else {
                 continue;
             };
             let client = self.clients.entry((task, epoch)).or_default();
-            let key = (task, epoch, envelope.sequence.0);
+            let key = (task, epoch, header.sequence.0);
             match message {
                 Message::Granted(granted) => {
                     client.grants.push(granted.grant);
@@ -718,11 +787,28 @@ fn envelope(sequence: u64, step: u64, deadline: u8) -> Envelope {
     }
 }
 
-/// Encodes a message and decodes it again, as it arrives; `None` if it is invalid.
-fn framed(envelope: &Envelope, message: &Message, body: usize) -> Option<(Header, Message)> {
+/// Encodes the header and the meta of a frame; `None` if the message is invalid.
+fn framed(envelope: &Envelope, message: &Message, body: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     encode(&mut bytes, envelope, message, BodyStamp::plain(body as u64));
     let header = Header::take(bytes.first_chunk()?).ok()?;
-    let message = Message::take(header.kind, &bytes[Header::BYTES..]).ok()?;
-    Some((header, message))
+    Message::take(header.kind, &bytes[Header::BYTES..]).ok()?;
+    Some(bytes)
+}
+
+/// Parses a frame of the shard, which is valid.
+fn parsed(frame: &[u8]) -> (Header, Message, Vec<u8>) {
+    let mut reader = FrameReader::new();
+    reader.open();
+    let mut source = slice_source(frame);
+    let Ok(Poll::Frame(header, message)) = reader.poll(&mut source) else {
+        panic!("the shard sends an invalid frame: {frame:?}")
+    };
+    let mut body = vec![0; header.body_bytes as usize];
+    if !body.is_empty() {
+        let polled = reader.poll_body(&mut source, &mut body);
+        assert!(matches!(polled, Ok(BodyPoll::Done)), "a body is whole");
+    }
+    assert!(matches!(reader.poll(&mut source), Ok(Poll::Pending)) && !reader.has_begun());
+    (header, message, body)
 }

@@ -1,22 +1,29 @@
 //! Gradient aggregation: how pushed gradients become steps.
 //!
-//! The step owner counts steps and grants tokens; in synchronous mode a coordinator decides which gradients make a
+//! The step owner's token issuer counts steps and grants tokens; in synchronous mode a coordinator decides which gradients make a
 //! step and each shard follows. The accumulators and the token queue that a program can use by itself are those of
 //! `pushpull-optim`.
 
+pub(crate) mod asynchronous_tokens;
 pub(crate) mod bounded_staleness;
 pub(crate) mod clipping;
-#[cfg(test)]
-pub(crate) mod exhaustive;
 pub(crate) mod mode;
 pub(crate) mod recall;
 pub(crate) mod staleness;
 pub(crate) mod step_coordinator;
 pub(crate) mod step_follower;
-pub(crate) mod step_owner;
+pub(crate) mod step_replicas;
+pub(crate) mod step_rule;
+pub(crate) mod token_issuer;
+pub(crate) mod token_ledger;
 
 pub use pushpull_optim::{
     Accumulator, Applied, ApplyError, Dequeued, PushTokensError, Real, Reduction,
     SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction, SynchronousTokens,
     SynchronousTokensError, TakeError, Taken, Ticket, TokenQueue, WAITERS_MAX, WaitError, WaiterId,
 };
+
+#[cfg(test)]
+pub(crate) mod tests {
+    pub(crate) mod exhaustive;
+}

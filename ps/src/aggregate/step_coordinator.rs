@@ -13,40 +13,19 @@
 //! This module has no clock: the caller reports lost replicas and expired tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
+use pushpull_common::ids::ClientEpoch;
+use pushpull_common::protocol::message::EndReason;
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
 use smallvec::{SmallVec, smallvec};
 
 use super::clipping::{self, BitwiseF64};
+use super::step_replicas::StepReplicas;
+use super::step_rule::StepRule;
+use super::token_issuer::TokenResponse;
+use super::token_ledger::{Issued, OutstandingToken, TokenLedger};
 use crate::client_key::ClientKey;
-
-/// The parameters of synchronous steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct StepRule {
-    /// The number of gradients in a step (`replicas_to_aggregate`).
-    pub(crate) aggregate: u32,
-    /// The number of expected replicas (`total_num_replicas`).
-    pub(crate) total: u32,
-    /// The minimum number of gradients in a step, however few replicas are left.
-    pub(crate) floor: u32,
-    /// Whether gradients are admitted in the order of the replicas' ranks, so that every run adds
-    /// them in the same order.
-    pub(crate) ordered: bool,
-    /// The maximum number of outstanding tokens and admitted pushes: every shard has a push slot
-    /// for each. At least `aggregate`, because pushes occupy their slots until the step is applied.
-    pub(crate) push_slots: usize,
-    /// The number of steps after which training ends.
-    pub(crate) last_step: Option<u64>,
-    /// The bound of a gradient's norm over all shards. Larger gradients are scaled down to it.
-    pub(crate) clip: Option<BitwiseF64>,
-}
-
-impl StepRule {
-    /// Returns how many gradients one replica may contribute to a step: `ceil(aggregate / total)`.
-    pub(crate) fn share(&self) -> u32 {
-        self.aggregate.div_ceil(self.total.max(1))
-    }
-}
 
 /// A granted token and its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,17 +41,6 @@ pub(crate) struct AdmittedPush {
     pub(crate) holder: ClientKey,
     /// The clipping factor: the gradient is multiplied by it.
     pub(crate) factor: BitwiseF64,
-}
-
-/// The answer to a request for a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum GrantOutcome {
-    Granted(Grant),
-    /// The replica must wait: it has used its share of this step, no push slot is free, the
-    /// previous step is still being applied, or the replica is not live.
-    Wait,
-    /// No more steps will be made.
-    Ended,
 }
 
 /// The outcome of a token.
@@ -98,19 +66,10 @@ pub(crate) struct CommittedStep {
 /// A list with one item per push of a step. Up to 8 items, enough for most steps, need no heap.
 pub(crate) type PerPush<T> = SmallVec<[T; 8]>;
 
-/// An outstanding token.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct PendingToken {
-    holder: ClientKey,
-    /// For each shard that holds the whole push: the sum of the squares of its elements on that
-    /// shard. Not durable: shards report it again.
-    held: SmallVec<[Option<BitwiseF64>; 4]>,
-}
-
 /// The step owner's state of the current synchronous step.
 ///
 /// Inputs: [`StepCoordinator::join`], [`StepCoordinator::lose`],
-/// [`StepCoordinator::end_old_tokens`], [`StepCoordinator::request_token`] and
+/// [`StepCoordinator::end_old_tokens`], [`StepCoordinator::request`] and
 /// [`StepCoordinator::take_back`] from workers and their leases; [`StepCoordinator::held`] and
 /// [`StepCoordinator::applied`] from shards. Outputs: [`StepCoordinator::verdicts`] for workers,
 /// [`StepCoordinator::committed`] for shards.
@@ -126,10 +85,8 @@ pub(crate) struct StepCoordinator {
     rule: StepRule,
     planted: PlantedBugs,
     shards: usize,
-    /// The number of committed steps.
-    step: u64,
-    next_token: u64,
-    out: BTreeMap<u64, PendingToken>,
+    /// Counts the committed steps.
+    pub(crate) ledger: TokenLedger,
     /// The admitted pushes, in order: those of the current step, or of the last one while it is
     /// being applied.
     admitted: Vec<AdmittedPush>,
@@ -137,13 +94,7 @@ pub(crate) struct StepCoordinator {
     applying: bool,
     /// The number of gradients that the current step takes.
     goal: u32,
-    /// The live replicas and their ranks.
-    live: BTreeMap<ClientKey, u32>,
-    /// The replicas that have ever joined; kept only while others are expected.
-    seen: BTreeSet<ClientKey>,
-    expecting: bool,
-    /// Whether granting has ended.
-    finished: bool,
+    replicas: StepReplicas,
     /// The number of steps that each shard has applied. Not durable.
     applied: Vec<u64>,
     verdicts: PerPush<(Grant, TokenOutcome)>,
@@ -156,16 +107,11 @@ impl StepCoordinator {
             rule,
             planted,
             shards,
-            step: 0,
-            next_token: 1,
-            out: BTreeMap::new(),
+            ledger: TokenLedger::new(),
             admitted: Vec::new(),
             applying: false,
             goal: rule.aggregate,
-            live: BTreeMap::new(),
-            seen: BTreeSet::new(),
-            expecting: true,
-            finished: false,
+            replicas: StepReplicas::new(rule.total),
             applied: vec![0; shards],
             verdicts: PerPush::new(),
         }
@@ -173,7 +119,7 @@ impl StepCoordinator {
 
     /// Returns the number of committed steps.
     pub(crate) fn step(&self) -> u64 {
-        self.step
+        self.ledger.steps.step
     }
 
     /// Returns the number of gradients that the current step takes.
@@ -196,36 +142,36 @@ impl StepCoordinator {
     /// Returns whether some shard has not reported every step as applied. The next step has then
     /// not begun.
     pub(crate) fn is_behind(&self) -> bool {
-        let mut behind = self.applied.iter().map(|&steps| steps < self.step);
+        let mut behind = self.applied.iter().map(|&steps| steps < self.ledger.steps.step);
         let all = self.planted.has(Bug::BeginEarly);
         if all { behind.all(|behind| behind) } else { behind.any(|behind| behind) }
     }
 
     /// Returns the indices of the shards that have not reported every step as applied.
     pub(crate) fn shards_behind(&self) -> impl Iterator<Item = usize> {
-        let behind = self.applied.iter().enumerate().filter(|&(_, &steps)| steps < self.step);
+        let behind =
+            self.applied.iter().enumerate().filter(|&(_, &steps)| steps < self.ledger.steps.step);
         behind.map(|(shard, _)| shard)
     }
 
     /// Returns the indices of the shards that have not reported a push which other shards hold,
     /// each with the number of such pushes.
     pub(crate) fn shards_lacking(&self) -> impl Iterator<Item = (usize, usize)> {
-        let partly = |out: &&PendingToken| out.held.iter().any(Option::is_some);
+        let partly = |out: &&OutstandingToken| out.held.iter().any(Option::is_some);
         let lacked = move |shard: usize| {
-            self.out.values().filter(partly).filter(|out| out.held[shard].is_none()).count()
+            self.ledger.iter().filter(partly).filter(|out| out.held[shard].is_none()).count()
         };
         (0..self.shards).map(move |shard| (shard, lacked(shard))).filter(|&(_, lacked)| lacked > 0)
     }
 
     /// Returns whether this replica is live.
     pub(crate) fn is_live(&self, replica: ClientKey) -> bool {
-        self.live.contains_key(&replica)
+        self.replicas.is_live(replica)
     }
 
     /// Returns the number of expected replicas that have not joined yet.
     pub(crate) fn expects(&self) -> u32 {
-        let seen = u32::try_from(self.seen.len()).unwrap_or(u32::MAX);
-        if self.expecting { self.rule.total.saturating_sub(seen) } else { 0 }
+        self.replicas.expected()
     }
 
     /// Returns whether the live and the expected replicas, with the pushes admitted so far, are too
@@ -241,11 +187,6 @@ impl StepCoordinator {
         self.verdicts.clear();
         let (admitted, applying, goal) = (self.admitted.clone(), self.applying, self.goal);
         self.restore_admitted(admitted, applying, goal);
-    }
-
-    /// Resumes after `step` committed steps; `next_token` is the next token number.
-    pub(crate) fn resume(&mut self, step: u64, next_token: u64, finished: bool) {
-        (self.step, self.next_token, self.finished) = (step, next_token, finished);
     }
 
     /// Restores the admitted pushes of an earlier process, whether their step was committed, and
@@ -269,57 +210,56 @@ impl StepCoordinator {
         live: BTreeMap<ClientKey, u32>,
         seen: BTreeSet<ClientKey>,
     ) {
-        self.expecting = self.step == 0;
-        (self.live, self.seen) = (live, seen);
+        self.replicas.restore(live, seen, self.ledger.steps.step == 0);
     }
 
     /// Stops granting tokens. The last step consists of the admitted pushes and the pushes of
     /// outstanding tokens.
     pub(crate) fn finish(&mut self) {
-        self.finished = true;
+        self.ledger.steps.finished = true;
         self.advance();
     }
 
     /// Restores an outstanding token.
     ///
     /// Must be called before [`StepCoordinator::restore_admitted`].
-    pub(crate) fn restore_token(&mut self, grant: Grant) {
-        let out = PendingToken { holder: grant.holder, held: smallvec![None; self.shards] };
-        self.out.insert(grant.token, out);
+    pub(crate) fn restore_token(&mut self, holder: ClientKey, issued: Issued, since: Instant) {
+        self.ledger.insert(holder, issued, since, smallvec![None; self.shards]);
     }
 
     /// Restarts at this step with the live replicas, because other values have been restored.
-    pub(crate) fn reset(&mut self, step: u64) {
-        self.step = step;
-        self.out.clear();
+    pub(crate) fn roll_back(&mut self, step: u64) {
+        (self.ledger.steps.step, self.ledger.steps.finished) = (step, false);
+        self.forget_tokens();
+        self.advance();
+    }
+
+    /// Forgets the tokens and the admitted pushes, because another restore epoch begins.
+    pub(crate) fn forget_tokens(&mut self) {
+        self.ledger.clear();
         self.admitted.clear();
         self.applying = false;
-        self.finished = false;
         self.applied.fill(0);
         self.verdicts.clear();
-        self.advance();
     }
 
     /// Sets the number of shards. Each must report again which pushes it holds.
     pub(crate) fn set_shards(&mut self, shards: usize) {
         self.shards = shards;
         self.applied = vec![0; shards];
-        self.out.values_mut().for_each(|out| out.held = smallvec![None; shards]);
+        self.ledger.iter_mut().for_each(|out| out.held = smallvec![None; shards]);
     }
 
     /// Adds a replica: a new one, one that returns, or a new incarnation. `rank`, the index of its
     /// task, is its position where gradients are admitted in order.
     pub(crate) fn join(&mut self, replica: ClientKey, rank: u32) {
-        self.live.insert(replica, rank);
-        if self.expecting {
-            self.seen.insert(replica);
-        }
+        self.replicas.join(replica, rank);
         self.advance();
     }
 
     /// Removes a replica that is lost or has left.
     pub(crate) fn lose(&mut self, replica: ClientKey) {
-        self.live.remove(&replica);
+        self.replicas.lose(replica);
         self.end_old_tokens(replica);
     }
 
@@ -333,13 +273,8 @@ impl StepCoordinator {
 
     /// Stops expecting the replicas that have not joined yet.
     pub(crate) fn expect_nobody(&mut self) {
-        self.stop_expecting();
+        self.replicas.expect_nobody();
         self.advance();
-    }
-
-    fn stop_expecting(&mut self) {
-        self.expecting = false;
-        self.seen.clear();
     }
 
     /// Ends a token that was returned or has timed out. Returns false if it is not outstanding.
@@ -349,50 +284,53 @@ impl StepCoordinator {
         ended
     }
 
-    /// Answers a replica's request for a token.
-    pub(crate) fn request_token(&mut self, replica: ClientKey) -> GrantOutcome {
+    /// Answers a token request from the incarnation of a replica that has this epoch.
+    pub(crate) fn request(
+        &mut self,
+        replica: ClientKey,
+        epoch: ClientEpoch,
+        now: Instant,
+    ) -> TokenResponse {
+        if let Some(denial) = self.denial(replica) {
+            return denial;
+        }
+        let held = smallvec![None; self.shards];
+        TokenResponse::Granted(self.ledger.grant(replica, epoch, now, held))
+    }
+
+    /// Returns the answer to a replica that cannot be granted a token now.
+    pub(crate) fn denial(&self, replica: ClientKey) -> Option<TokenResponse> {
         // A replica that learns that training has ended must find the values of the last step.
-        if self.is_behind() {
-            return GrantOutcome::Wait;
+        if self.is_behind() || self.ledger.steps.finished && !self.admitted.is_empty() {
+            return Some(TokenResponse::Wait);
         }
-        if self.finished {
-            return if self.admitted.is_empty() { GrantOutcome::Ended } else { GrantOutcome::Wait };
+        if self.ledger.steps.finished {
+            return Some(TokenResponse::Ended(EndReason::Finished {}));
         }
-        if self.rule.last_step.is_some_and(|last| self.step >= last) {
-            return GrantOutcome::Ended;
+        if self.rule.last_step.is_some_and(|last| self.ledger.steps.step >= last) {
+            return Some(TokenResponse::Ended(EndReason::LastStep {}));
         }
-        if !self.live.contains_key(&replica) {
-            return GrantOutcome::Wait;
-        }
-        let has = self.given_to(replica);
-        let free = self.out.len() + self.admitted.len() < self.rule.push_slots;
-        if has >= self.rule.share() as usize || !free {
-            return GrantOutcome::Wait;
-        }
-        let token = self.next_token;
-        self.next_token += 1;
-        self.out
-            .insert(token, PendingToken { holder: replica, held: smallvec![None; self.shards] });
-        GrantOutcome::Granted(Grant { token, holder: replica })
+        let free = self.ledger.len() + self.admitted.len() < self.rule.push_slots;
+        let has_share = self.given_to(replica) >= self.rule.share() as usize;
+        (!self.is_live(replica) || has_share || !free).then_some(TokenResponse::Wait)
     }
 
     /// Returns the outstanding tokens, in ascending order.
     pub(crate) fn tokens_out(&self) -> impl Iterator<Item = Grant> {
-        self.out.iter().map(|(&token, out)| Grant { token, holder: out.holder })
+        self.ledger.iter().map(|out| Grant { token: out.issued.token.0, holder: out.holder })
     }
 
     /// Counts this holder's outstanding tokens and admitted pushes.
     fn given_to(&self, holder: ClientKey) -> usize {
-        let admitted = self.admitted.iter().map(|push| push.holder);
-        let holders = self.out.values().map(|out| out.holder).chain(admitted);
-        holders.filter(|&other| other == holder).count()
+        let admitted = self.admitted.iter().filter(|push| push.holder == holder);
+        self.ledger.count_of(holder) + admitted.count()
     }
 
     /// Records that a shard holds the whole push of this token, with the sum of the squares of its
     /// elements there. Returns false if the push is over and can be discarded.
     #[must_use]
     pub(crate) fn held(&mut self, shard: usize, token: u64, squares: BitwiseF64) -> bool {
-        if let Some(out) = self.out.get_mut(&token) {
+        if let Some(out) = self.ledger.get_mut(token) {
             out.held[shard] = Some(squares);
             self.advance();
             return true;
@@ -402,7 +340,7 @@ impl StepCoordinator {
 
     /// Returns whether the push of this token is, or may become, a part of the current step.
     pub(crate) fn is_of_use(&self, token: u64) -> bool {
-        self.out.contains_key(&token) || self.admitted.iter().any(|grant| grant.token == token)
+        self.ledger.get(token).is_some() || self.admitted.iter().any(|grant| grant.token == token)
     }
 
     /// Records that a shard has applied `steps` steps.
@@ -419,7 +357,7 @@ impl StepCoordinator {
     /// Returns the committed step that some shards may not have applied yet.
     pub(crate) fn committed(&self) -> Option<CommittedStep> {
         self.applying.then(|| CommittedStep {
-            step: self.step - 1,
+            step: self.ledger.steps.step - 1,
             tokens: self.admitted.iter().map(|push| push.token).collect(),
             factors: self.admitted.iter().map(|push| push.factor).collect(),
         })
@@ -429,8 +367,7 @@ impl StepCoordinator {
     /// give, and the admitted ones of absent replicas.
     fn potential(&self) -> u32 {
         let of_absent = self.admitted.iter().filter(|grant| !self.is_live(grant.holder));
-        (self.live.len() as u32)
-            .saturating_add(self.expects())
+        (self.replicas.count())
             .saturating_mul(self.rule.share())
             .saturating_add(of_absent.count() as u32)
     }
@@ -438,7 +375,7 @@ impl StepCoordinator {
     fn end_tokens(&mut self, which: impl Fn(&Grant) -> bool) -> bool {
         let ended: PerPush<Grant> = self.tokens_out().filter(which).collect();
         for &grant in &ended {
-            self.out.remove(&grant.token);
+            self.ledger.remove(grant.token);
             self.verdicts.push((grant, TokenOutcome::Over));
         }
         !ended.is_empty()
@@ -453,8 +390,8 @@ impl StepCoordinator {
             self.applying = false;
             self.admitted.clear();
         }
-        let reach = match self.finished {
-            true => (self.admitted.len() + self.out.len()) as u32,
+        let reach = match self.ledger.steps.finished {
+            true => (self.admitted.len() + self.ledger.len()) as u32,
             false => self.rule.aggregate.min(self.potential()).max(self.rule.floor),
         };
         // A replica that joins during a step enlarges the next one, not this one.
@@ -463,18 +400,18 @@ impl StepCoordinator {
             && let Some(grant) = self.next_to_admit()
         {
             let Grant { token, holder } = grant;
-            let held = self.out.remove(&token).into_iter().flat_map(|out| out.held);
+            let held = self.ledger.remove(token).into_iter().flat_map(|out| out.held);
             let factor = match self.rule.clip {
                 Some(bound) => clipping::factor(bound, held.flatten()),
                 None => BitwiseF64::ONE,
             };
             self.admitted.push(AdmittedPush { token, holder, factor });
-            self.verdicts.push((grant, TokenOutcome::Admitted { step: self.step }));
+            self.verdicts.push((grant, TokenOutcome::Admitted { step: self.ledger.steps.step }));
         }
         if !self.admitted.is_empty() && self.admitted.len() as u32 >= self.goal {
             self.applying = true;
-            self.step += 1;
-            self.stop_expecting();
+            self.ledger.steps.step += 1;
+            self.replicas.expect_nobody();
             self.end_tokens(|_| true);
         }
     }
@@ -483,21 +420,20 @@ impl StepCoordinator {
     /// token or, in rank order, the one with the next rank.
     fn next_to_admit(&self) -> Option<Grant> {
         let early = self.planted.has(Bug::AdmitBeforeWhole);
-        let mut whole = self.out.iter().filter_map(|(&token, PendingToken { holder, held })| {
-            let mut held = held.iter().map(Option::is_some);
+        let mut whole = self.ledger.iter().filter_map(|out| {
+            let mut held = out.held.iter().map(Option::is_some);
             let whole = if early { held.any(|held| held) } else { held.all(|held| held) };
-            whole.then_some(Grant { token, holder: *holder })
+            whole.then_some(Grant { token: out.issued.token.0, holder: out.holder })
         });
         if !self.rule.ordered {
             return whole.next();
         }
-        let rank = |holder: &ClientKey| self.live.get(holder).copied();
-        let next_rank = match self.finished {
+        let next_rank = match self.ledger.steps.finished {
             false => Some(self.admitted.len() as u32),
             // A replica without a token gets none any more, so its rank is skipped.
-            true => self.out.values().filter_map(|out| rank(&out.holder)).min(),
+            true => self.ledger.iter().filter_map(|out| self.replicas.rank(out.holder)).min(),
         };
-        whole.find(|grant| rank(&grant.holder) == next_rank)
+        whole.find(|grant| self.replicas.rank(grant.holder) == next_rank)
     }
 
     /// Checks the invariants, for tests. Returns a description of the first violation.
@@ -513,8 +449,8 @@ impl StepCoordinator {
         if self.admitted.len() + out.len() > self.rule.push_slots {
             return Err(format!("{:?} and {out:?} exceed the push slots", self.admitted));
         }
-        for holder in self.live.keys() {
-            if self.given_to(*holder) > self.rule.share() as usize {
+        for holder in self.replicas.live() {
+            if self.given_to(holder) > self.rule.share() as usize {
                 return Err(format!("{holder:?} exceeds its share of the step"));
             }
         }

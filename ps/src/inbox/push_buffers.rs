@@ -49,10 +49,6 @@ impl BufferSlot {
     pub(super) fn own_bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.own.as_mut().map(|(memory, _)| memory.bytes_mut())
     }
-
-    fn is_whole(&self) -> bool {
-        self.push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some())
-    }
 }
 
 impl PushBuffer {
@@ -120,7 +116,7 @@ impl Inbox {
         {
             push_buffer.shared_with = None;
             for slot in &mut push_buffer.push_slots {
-                if slot.as_ref().is_some_and(|shared| !shared.is_whole()) {
+                if slot.as_ref().is_some_and(|shared| !shared.push_slot.is_whole()) {
                     *slot = None;
                 }
             }
@@ -242,7 +238,7 @@ impl Inbox {
                     );
                 }
                 None => assert!(
-                    push_slots().all(BufferSlot::is_whole),
+                    push_buffer.push_slots().all(PushSlot::is_whole),
                     "only whole pushes outlive the client"
                 ),
             }

@@ -1,7 +1,7 @@
 //! Tests of push slots and extents in isolation.
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{GlobalStep, RequestId, ShardId};
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::variable::VariableSpec;
 

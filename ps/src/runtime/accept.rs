@@ -3,16 +3,15 @@
 //! shard nothing, and a silent one keeps no other out.
 
 use std::cell::{Cell, RefCell};
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::Hello;
-use pushpull_common::protocol::{FrameReader, Header, Message, Poll, ProtocolError};
-use pushpull_net::Stream;
-use tokio::io::Interest;
+use pushpull_common::protocol::{FrameReader, Header, Message, ProtocolError};
+use pushpull_net::{FrameStream, Stream};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
@@ -131,9 +130,6 @@ impl Drop for WaitingConnection {
     }
 }
 
-/// A hello, its header, and the reader that continues after it.
-type Greeting = (FrameReader, Header, Hello);
-
 impl AcceptGate {
     async fn accept(self: Rc<Self>, endpoint: Endpoint) {
         match endpoint {
@@ -194,8 +190,10 @@ impl AcceptGate {
             greeted: Cell::new(false),
         };
         tokio::task::spawn_local(async move {
-            let Some((reader, header, hello)) = connection.hello(&stream).await else { return };
+            let mut frames = FrameStream::new(stream, FrameReader::new());
+            let Some((header, hello)) = connection.hello(&mut frames).await else { return };
             let gate = &connection.gate;
+            let (stream, reader) = frames.into_parts();
             let origin = origin_of(&stream);
             let Ok(stream) = stream.detach() else { return };
             let shard = gate.shards.get(usize::from(hello.shard.shard)).or(gate.shards.first());
@@ -239,9 +237,9 @@ fn origin_of(stream: &Stream) -> PeerOrigin {
 
 impl WaitingConnection {
     /// Reads the hello of this connection; `None` if it is invalid or does not arrive in time.
-    async fn hello(&self, stream: &Stream) -> Option<Greeting> {
+    async fn hello(&self, frames: &mut FrameStream) -> Option<(Header, Hello)> {
         let (gate, counters) = (&self.gate, &self.gate.counters);
-        let mut hello = std::pin::pin!(read_hello(stream));
+        let mut hello = std::pin::pin!(read_hello(frames));
         // One deadline for the whole handshake, however slowly the bytes arrive.
         let deadline = tokio::time::timeout(gate.handshake_timeout, hello.as_mut());
         let (outcome, miss_counter) = tokio::select! {
@@ -252,10 +250,10 @@ impl WaitingConnection {
             }
         };
         match outcome {
-            Ok(Ok(greeting)) => {
+            Ok(Ok(hello)) => {
                 // An evicted connection does not count as waiting any more.
                 self.greeted.set(gate.waiting.borrow_mut().greet(self.host, self.number));
-                return Some(greeting);
+                return Some(hello);
             }
             // The peer closed the connection.
             Ok(Err(ReadError::Io(_))) => {}
@@ -266,21 +264,12 @@ impl WaitingConnection {
     }
 }
 
-async fn read_hello(stream: &Stream) -> Result<Greeting, ReadError> {
-    let mut reader = FrameReader::new();
-    loop {
-        let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
-        match reader.poll(&mut source)? {
-            Poll::Frame(header, Message::Hello(hello)) => return Ok((reader, header, hello)),
-            Poll::Frame(_, message) => {
-                let found = message.name();
-                let when = "before a hello";
-                return Err(ProtocolError::Unexpected { found, when }.into());
-            }
-            Poll::Closed => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Poll::Pending => {
-                stream.ready(Interest::READABLE).await?;
-            }
+async fn read_hello(frames: &mut FrameStream) -> Result<(Header, Hello), ReadError> {
+    match frames.next().await? {
+        (header, Message::Hello(hello)) => Ok((header, hello)),
+        (_, message) => {
+            let (found, when) = (message.name(), "before a hello");
+            Err(ProtocolError::Unexpected { found, when }.into())
         }
     }
 }

@@ -1,21 +1,18 @@
 //! The task of one connection of a shard: it reads requests and writes answers.
 
-use std::io::IoSliceMut;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Instant;
 
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_net::Stream;
-use tokio::io::Interest;
+use pushpull_common::protocol::{FrameEvent, FrameReader, FrameSink};
+use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
+use tokio::sync::Notify;
 
 use super::outbox::Outbox;
 use super::shard_thread::{ArrivedPeer, ShardCore};
 use crate::shard::ShardInput;
-use crate::shard::frames::{FrameProgress, FrameReceiver};
-
-/// The most frames that one connection reads before it yields to the others.
-const FRAMES_PER_BATCH: usize = 16;
 
 /// Serves a peer that has said hello until either side closes the connection.
 pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
@@ -28,14 +25,15 @@ pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
     core.handle(ShardInput::Connected { connection, hello, header, origin: arrived.origin });
     #[cfg(test)]
     tests::panic_if_asked(hello);
-    let frames = FrameReceiver::new(connection, arrived.reader);
-    let mut task = ConnectionTask { core: &core, stream, outbox, frames };
-    match task.run().await {
+    let mut frames = FrameStream::new(stream, arrived.reader);
+    frames.open();
+    let mut side = ServerSide { core: &core, connection, outbox, bytes: 0 };
+    match frames.serve(&mut side, drop).await {
         // The peer closed the socket or its machine is gone: no fault of the connection.
         Ok(()) | Err(ReadError::Io(_)) => {}
         Err(_) => core.fault(),
     }
-    drop((task, registration));
+    drop((frames, registration));
 }
 
 /// The registration of a connection with the shard. Dropping it frees the connection's slot, even
@@ -58,107 +56,60 @@ impl Drop for ConnectionRegistration {
     }
 }
 
-struct ConnectionTask<'a> {
+/// The server's side of a connection.
+struct ServerSide<'a> {
     core: &'a ShardCore,
-    stream: Stream,
+    connection: u64,
     outbox: Rc<Outbox>,
-    frames: FrameReceiver,
+    /// The bytes received before the last batch of reads ended.
+    bytes: u64,
 }
 
-/// Why a batch of reads ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ReadOutcome {
-    /// The socket has no more bytes.
-    Blocked,
-    /// The other connections are to run first.
-    Yield,
-    /// The peer has closed the stream.
-    Closed,
-}
-
-impl ConnectionTask<'_> {
-    async fn run(&mut self) -> Result<(), ReadError> {
-        loop {
-            if self.outbox.broken.get() {
-                return Ok(());
-            }
-            self.outbox.flush(&self.stream, |answer| self.core.answered(answer))?;
-            let closing = self.outbox.closing.get();
-            if closing && self.outbox.is_idle() {
-                return Ok(());
-            }
-            let reads = !closing && !self.outbox.is_full();
-            if reads {
-                match self.read_batch()? {
-                    ReadOutcome::Closed => return Ok(()),
-                    ReadOutcome::Yield => {
-                        tokio::task::yield_now().await;
-                        continue;
-                    }
-                    ReadOutcome::Blocked => {}
-                }
-                // The frames just read may have been answered, or may have made the shard close the
-                // connection.
-                self.outbox.flush(&self.stream, |answer| self.core.answered(answer))?;
-            }
-            let writes = !self.outbox.is_idle();
-            let interest = match (reads, writes) {
-                (true, true) => Interest::READABLE | Interest::WRITABLE,
-                (_, true) => Interest::WRITABLE,
-                _ => Interest::READABLE,
-            };
-            self.core.wait_for_peers(writes || self.frames.has_begun());
-            tokio::select! {
-                biased;
-                ready = self.stream.ready(interest) => {
-                    ready?;
-                    self.core.peer_ready();
-                }
-                () = self.outbox.notify.notified() => {}
-            }
-        }
+impl FrameSink for ServerSide<'_> {
+    fn on_frame(&mut self, event: FrameEvent<'_>) {
+        self.core.handle(ShardInput::of_frame(self.connection, event));
     }
 
-    fn read_batch(&mut self) -> Result<ReadOutcome, ReadError> {
-        let before = self.frames.bytes();
-        let outcome = self.read_frames();
+    fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
+        self.core.with_body(self.connection, receive)
+    }
+}
+
+impl ConnectionSide for ServerSide<'_> {
+    fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
+        self.outbox.flush(stream, |answer| self.core.answered(answer))
+    }
+
+    fn phase(&self) -> ConnectionPhase {
+        self.outbox.phase()
+    }
+
+    fn changed(&self) -> &Notify {
+        &self.outbox.notify
+    }
+
+    fn batch_received(&mut self, reader: &FrameReader) {
         // A partly received frame must make progress; between frames the peer may be idle.
-        let is_partial = self.frames.has_begun();
-        let progress = self.frames.bytes() != before;
-        match (is_partial, self.outbox.partial_since.get()) {
+        let progress = std::mem::replace(&mut self.bytes, reader.bytes()) != reader.bytes();
+        match (reader.has_begun(), self.outbox.partial_since.get()) {
             (false, _) => self.outbox.partial_since.set(None),
             (true, Some(_)) if !progress => {}
             (true, _) => self.outbox.partial_since.set(Some(Instant::now())),
         }
-        outcome
     }
 
-    fn read_frames(&mut self) -> Result<ReadOutcome, ReadError> {
-        let mut core = self.core;
-        for _ in 0..FRAMES_PER_BATCH {
-            // Every received request is answered: send the answers before a read that may only
-            // return `WouldBlock`.
-            if !self.outbox.is_idle() && !self.frames.has_begun() {
-                self.outbox.flush(&self.stream, |answer| self.core.answered(answer))?;
-            }
-            let stream = &self.stream;
-            let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
-            match self.frames.next(&mut source, &mut core)? {
-                FrameProgress::Blocked => return Ok(ReadOutcome::Blocked),
-                FrameProgress::Closed => return Ok(ReadOutcome::Closed),
-                FrameProgress::Whole => {}
-            }
-            if self.outbox.is_full() || self.outbox.closing.get() {
-                return Ok(ReadOutcome::Yield);
-            }
-        }
-        Ok(ReadOutcome::Yield)
+    fn wait_begins(&mut self, rest: bool) {
+        self.core.polling().wait_begins(rest);
+    }
+
+    fn socket_ready(&mut self) {
+        self.core.polling().socket_ready();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::{IoSliceMut, Read, Write};
     use std::net::TcpStream;
     use std::time::Duration;
 
@@ -167,10 +118,9 @@ mod tests {
     use pushpull_common::ids::{
         ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId,
     };
-    use pushpull_common::protocol::decode::{FrameReader, Poll};
     use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
     use pushpull_common::protocol::wire::{List, Text};
-    use pushpull_common::protocol::{BodyStamp, Envelope, Message, Refusal, encode, version};
+    use pushpull_common::protocol::{BodyStamp, Envelope, Message, Poll, Refusal, encode, version};
     use pushpull_optim::optimizer::Sgd;
 
     use super::*;

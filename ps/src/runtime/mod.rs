@@ -5,13 +5,17 @@
 
 mod accept;
 mod connection;
+mod file_jobs;
 mod handle;
 mod listener;
 mod outbox;
+mod outboxes;
 mod owner_link;
 mod peer;
+mod peer_polling;
 mod publisher;
 mod saver;
+mod saver_orders;
 mod server;
 mod shard_thread;
 mod waiting;

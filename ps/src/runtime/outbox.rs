@@ -1,13 +1,13 @@
-//! The send queue of a connection, and how it is written to the socket.
+//! The sending side of a shard's connection: its send queue, and what delays or ends it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use pushpull_net::Stream;
+use pushpull_common::protocol::{Envelope, Message};
+use pushpull_net::{ConnectionPhase, SendBody, SendQueue, Stream};
 use tokio::sync::Notify;
 
 use crate::shard::output::{AnswerBody, EncodeBuffers, PulledParts};
@@ -17,15 +17,13 @@ use crate::shard::output::{AnswerBody, EncodeBuffers, PulledParts};
 const QUEUE_MAX: usize = 64;
 const BODIES_MAX: usize = 4 << 20;
 
-/// One item of the send queue.
+/// The body of a queued frame.
 #[derive(Debug)]
-pub(super) enum Outgoing {
-    /// A frame.
-    Frame { head: Vec<u8>, body: AnswerBody },
-    /// A frame without a body, whose first byte carries descriptors.
-    Shared { head: Vec<u8>, descriptors: Vec<OwnedFd> },
-    /// The answer to a pull, encoded part by part.
-    Parts(PulledParts),
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each pull")]
+enum QueuedBody {
+    Answer(AnswerBody),
+    /// The stream that answers a pull, and the range of its current part.
+    Parts(PulledParts, Range<u64>),
 }
 
 /// What is left of a sent answer: its memory, for reuse. Its pins are released.
@@ -35,29 +33,38 @@ pub(super) enum SentAnswer {
     Rows(Vec<u8>),
 }
 
-impl Outgoing {
-    /// Returns the bytes of the body that the queue itself holds; pinned blocks do not count.
-    fn body_bytes(&self) -> usize {
-        match self {
-            Outgoing::Frame { body, .. } => body.len(),
-            Outgoing::Parts(_) | Outgoing::Shared { .. } => 0,
-        }
+impl SendBody for QueuedBody {
+    fn bytes(&self) -> u64 {
+        self.slices().map(|slice| slice.len() as u64).sum()
+    }
+
+    fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        let (answer, parts) = match self {
+            QueuedBody::Answer(body) => (Some(&body[..]), None),
+            QueuedBody::Parts(parts, range) => (None, Some(parts.slices(range.clone()))),
+        };
+        answer.into_iter().chain(parts.into_iter().flatten())
+    }
+
+    fn next_frame(&mut self, head: &mut Vec<u8>) -> bool {
+        let QueuedBody::Parts(parts, range) = self else { return false };
+        let next = parts.next_part(head);
+        next.map(|part| *range = part).is_some()
     }
 }
 
 /// The sending side of a connection. Owned by the shard's thread.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Outbox {
-    queue: RefCell<VecDeque<Outgoing>>,
-    /// Bytes of the bodies in the queue.
+    queue: RefCell<SendQueue<QueuedBody>>,
+    /// Bytes of the bodies that the queue itself holds; pinned blocks do not count.
     bodies: Cell<usize>,
     /// The queue is to be sent now.
     due: Cell<bool>,
-    current: RefCell<SendCursor>,
     /// Wakes the connection's task to send or to close.
     pub(super) notify: Notify,
     /// Close once everything is sent.
-    pub(super) closing: Cell<bool>,
+    closing: Cell<bool>,
     /// Close at once.
     pub(super) broken: Cell<bool>,
     /// Since when the peer has read nothing of the queued frames.
@@ -68,43 +75,33 @@ pub(super) struct Outbox {
     pub(super) partial_since: Cell<Option<Instant>>,
 }
 
-/// How far the front of the queue is sent.
-#[derive(Debug, Default)]
-struct SendCursor {
-    /// Header and meta of the current part, for [`Outgoing::Parts`].
-    head: Vec<u8>,
-    part: Option<Range<u64>>,
-    sent: usize,
-    /// An empty list whose allocation each write reuses for its slices.
-    slices: Vec<IoSlice<'static>>,
-}
-
 impl Outbox {
-    pub(super) fn new() -> Self {
-        Outbox {
-            queue: RefCell::default(),
-            bodies: Cell::new(0),
-            due: Cell::new(false),
-            current: RefCell::default(),
-            notify: Notify::new(),
-            closing: Cell::new(false),
-            broken: Cell::new(false),
-            stuck_since: Cell::new(None),
-            pull_since: Cell::new(None),
-            partial_since: Cell::new(None),
-        }
+    /// Queues a frame that is sent with the next one, or once the queue is due.
+    pub(super) fn put(
+        &self,
+        envelope: &Envelope,
+        message: &Message,
+        crc: Option<u32>,
+        body: AnswerBody,
+    ) {
+        self.bodies.set(self.bodies.get() + body.len());
+        self.queue.borrow_mut().push(envelope, message, crc, QueuedBody::Answer(body));
     }
 
-    /// Queues an item that is sent with the next one, or once the queue is due.
-    pub(super) fn put(&self, outgoing: Outgoing) {
-        self.bodies.set(self.bodies.get() + outgoing.body_bytes());
-        self.queue.borrow_mut().push_back(outgoing);
+    /// Queues a frame without a body, whose first byte carries descriptors.
+    pub(super) fn put_shared(
+        &self,
+        envelope: &Envelope,
+        message: &Message,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let body = QueuedBody::Answer(AnswerBody::EMPTY);
+        self.queue.borrow_mut().push_with_descriptors(envelope, message, body, descriptors);
     }
 
-    /// Queues an item and sends the queue now.
-    pub(super) fn push(&self, outgoing: Outgoing) {
-        self.put(outgoing);
-        self.send_all();
+    /// Queues the answer to a pull, which is encoded part by part.
+    pub(super) fn put_parts(&self, parts: PulledParts) {
+        self.queue.borrow_mut().push_stream(QueuedBody::Parts(parts, 0..0));
     }
 
     /// Marks the whole queue as due.
@@ -124,7 +121,7 @@ impl Outbox {
     }
 
     /// Whether nothing is to be sent now.
-    pub(super) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         !self.due.get() || self.queue.borrow().is_empty()
     }
 
@@ -133,147 +130,58 @@ impl Outbox {
         self.queue.borrow().len() >= QUEUE_MAX || self.bodies.get() >= BODIES_MAX
     }
 
-    /// Sends as much as the socket takes, and passes each completely sent answer to a pull to
-    /// `answered`.
+    /// Returns what the connection does next.
+    pub(super) fn phase(&self) -> ConnectionPhase {
+        let closing = self.closing.get();
+        match self.broken.get() || (closing && self.is_idle()) {
+            true => ConnectionPhase::Ended,
+            false if closing || self.is_full() => ConnectionPhase::WriteOnly,
+            false => ConnectionPhase::Open,
+        }
+    }
+
+    /// Sends as much as the socket takes, and passes the memory of each sent answer to `answered`.
+    /// Returns whether frames are left that are due.
     pub(super) fn flush(
         &self,
         stream: &Stream,
         mut answered: impl FnMut(SentAnswer),
-    ) -> io::Result<()> {
-        if !self.due.get() {
-            return Ok(());
+    ) -> io::Result<bool> {
+        if !self.due.get() || self.broken.get() {
+            return Ok(false);
         }
         let mut queue = self.queue.borrow_mut();
-        let mut current = self.current.borrow_mut();
-        while let Some(front) = queue.front_mut() {
-            if matches!(front, Outgoing::Parts(_)) && self.pull_since.get().is_none() {
-                self.pull_since.set(Some(Instant::now()));
-            }
-            match send(front, &mut current, stream) {
-                Ok(SendProgress::All) => {
-                    (current.part, current.sent) = (None, 0);
-                    self.stuck_since.set(None);
-                    let Some(sent) = queue.pop_front() else { break };
-                    self.bodies.set(self.bodies.get() - sent.body_bytes());
-                    match sent {
-                        Outgoing::Frame { body, .. } => {
-                            if let AnswerBody::Rows(rows) = body {
-                                answered(SentAnswer::Rows(rows));
-                            }
-                        }
-                        Outgoing::Shared { .. } => {}
-                        Outgoing::Parts(parts) => {
-                            self.pull_since.set(None);
-                            answered(SentAnswer::Values(parts.into_buffers()));
-                        }
-                    }
+        let wrote = queue.flush(stream, |body| match body {
+            QueuedBody::Answer(body) => {
+                self.bodies.set(self.bodies.get() - body.len());
+                if let AnswerBody::Rows(rows) = body {
+                    answered(SentAnswer::Rows(rows));
                 }
-                Ok(SendProgress::Some) => self.stuck_since.set(None),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.stuck_since.get().is_none() {
-                        self.stuck_since.set(Some(Instant::now()));
-                    }
-                    break;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
             }
-        }
+            QueuedBody::Parts(parts, _) => {
+                self.pull_since.set(None);
+                answered(SentAnswer::Values(parts.into_buffers()));
+            }
+        })?;
+        let since = |since: Option<Instant>| since.or_else(|| Some(Instant::now()));
+        let stuck = self.stuck_since.get().filter(|_| !wrote);
+        self.stuck_since.set(if queue.is_empty() { None } else { since(stuck) });
+        self.pull_since.set(match queue.front() {
+            Some(QueuedBody::Parts(..)) => since(self.pull_since.get()),
+            _ => None,
+        });
         self.due.set(!queue.is_empty());
-        Ok(())
+        Ok(!queue.is_empty())
     }
-}
-
-/// Whether a write that failed like this can be retried unchanged.
-fn is_retryable(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-}
-
-enum SendProgress {
-    All,
-    Some,
-}
-
-/// Writes once from the front of the queue.
-fn send(
-    front: &mut Outgoing,
-    current: &mut SendCursor,
-    stream: &Stream,
-) -> io::Result<SendProgress> {
-    let mut slices = pooled_vec(std::mem::take(&mut current.slices));
-    let sent = write(front, current, stream, &mut slices);
-    current.slices = pooled_vec(slices);
-    sent
-}
-
-/// Clears a list of slices and keeps its allocation for slices of another lifetime.
-fn pooled_vec<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
-    slices.clear();
-    // `collect` reuses the allocation in place: the element size is the same.
-    slices.into_iter().map(|_| IoSlice::new(&[])).collect()
-}
-
-fn write<'a>(
-    front: &'a mut Outgoing,
-    current: &'a mut SendCursor,
-    stream: &Stream,
-    slices: &mut Vec<IoSlice<'a>>,
-) -> io::Result<SendProgress> {
-    let (total, is_last, descriptors) = match front {
-        Outgoing::Frame { head, body } => {
-            slices.push(IoSlice::new(head));
-            slices.push(IoSlice::new(body));
-            (head.len() + body.len(), true, None)
-        }
-        Outgoing::Shared { head, descriptors } => {
-            slices.push(IoSlice::new(head));
-            (head.len(), true, Some(descriptors).filter(|_| current.sent == 0))
-        }
-        Outgoing::Parts(parts) => {
-            if current.part.is_none() {
-                current.head.clear();
-                match parts.next_part(&mut current.head) {
-                    None => return Ok(SendProgress::All),
-                    Some(range) => (current.part, current.sent) = (Some(range), 0),
-                }
-            }
-            let range = current.part.clone().unwrap_or_default();
-            slices.push(IoSlice::new(&current.head));
-            parts.slices(range, slices);
-            (slices.iter().map(|slice| slice.len()).sum(), false, None)
-        }
-    };
-    let mut rest = &mut slices[..];
-    IoSlice::advance_slices(&mut rest, current.sent);
-    let count = match descriptors {
-        Some(descriptors) => match stream.try_send(rest, descriptors) {
-            Err(error) if !is_retryable(&error) => {
-                // The system passes no descriptors: the peer continues without shared memory.
-                descriptors.clear();
-                stream.try_write(rest)?
-            }
-            sent => sent?,
-        },
-        None => stream.try_write(rest)?,
-    };
-    if count == 0 {
-        return Err(io::ErrorKind::WriteZero.into());
-    }
-    current.sent += count;
-    if current.sent == total {
-        (current.part, current.sent) = (None, 0);
-        if is_last {
-            return Ok(SendProgress::All);
-        }
-    }
-    Ok(SendProgress::Some)
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Read;
 
-    use bytes::Bytes;
+    use pushpull_common::ids::RequestId;
+    use pushpull_common::protocol::message::Heartbeat;
+    use pushpull_common::protocol::{BodyStamp, Header, encode};
     use tokio::net::UnixStream;
 
     use super::*;
@@ -282,36 +190,47 @@ mod tests {
     async fn a_corked_frame_is_sent_with_the_next_one_or_once_it_is_due() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (stream, mut peer) = (Stream::unix(ours).unwrap(), theirs.into_std().unwrap());
-        let outbox = Outbox::new();
-        let frame = |text: &[u8]| {
-            let (head, body) = (text.to_vec(), AnswerBody::Shared(Bytes::new()));
-            Outgoing::Frame { head, body }
+        let outbox = Outbox::default();
+        let frame = |request| {
+            let envelope = Envelope { request: RequestId(request), ..Envelope::default() };
+            (envelope, Message::from(Heartbeat {}))
         };
-        let mut sent = || {
+        let put = |request| {
+            let (envelope, message) = frame(request);
+            outbox.put(&envelope, &message, None, AnswerBody::EMPTY);
+        };
+        let mut whole = Vec::new();
+        let (envelope, message) = frame(0);
+        encode(&mut whole, &envelope, &message, BodyStamp::NONE);
+        // Returns the requests of the frames that are sent.
+        let mut sent = || -> Vec<u64> {
             outbox.flush(&stream, |_| ()).unwrap();
-            let mut bytes = [0; 64];
+            let mut bytes = [0; 1024];
             let count = peer.read(&mut bytes).unwrap_or_default();
-            bytes[..count].to_vec()
+            let frames = bytes[..count].chunks(whole.len());
+            let headers = frames.map(|frame| Header::take(frame.first_chunk().unwrap()).unwrap());
+            headers.map(|header| header.request.0).collect()
         };
-        outbox.put(frame(b"it counts"));
+        put(1);
         assert!(sent().is_empty() && outbox.is_idle(), "a corked frame waits");
-        outbox.push(frame(b", go on"));
+        put(2);
+        outbox.send_all();
         assert!(!outbox.is_idle());
-        assert_eq!(sent(), b"it counts, go on");
-        outbox.put(frame(b"it counts"));
+        assert_eq!(sent(), [1, 2]);
+        put(3);
         assert!(
             sent().is_empty() && outbox.is_idle(),
             "the queue is no longer due once it is empty"
         );
         outbox.send_all();
-        assert_eq!(sent(), b"it counts");
+        assert_eq!(sent(), [3]);
         // The frame may have been sent with another in the meantime.
         outbox.send_all();
         assert!(sent().is_empty());
-        outbox.put(frame(b"it counts"));
+        put(4);
         assert!(sent().is_empty(), "a due queue without frames does not stay due");
         outbox.close();
-        assert_eq!(sent(), b"it counts");
+        assert_eq!(sent(), [4]);
         assert!(outbox.is_idle());
     }
 }

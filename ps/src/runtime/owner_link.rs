@@ -1,6 +1,7 @@
 //! A shard's connection to the step owner's shard for as long as the shard serves. The shard
 //! reports its held pushes and receives the decisions.
 
+use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::peer::PeerConnection;
@@ -35,26 +37,23 @@ const UNSENT_MAX: usize = 8192;
 /// Encoded frames that wait to be sent to the step owner, back to back.
 #[derive(Debug, Default)]
 pub(super) struct UnsentFrames {
-    frames: Vec<u8>,
-    count: usize,
+    frames: RefCell<Vec<u8>>,
+    count: Cell<usize>,
+    added: Notify,
 }
 
 impl UnsentFrames {
-    pub(super) fn add(&mut self, envelope: &Envelope, message: &Message) {
-        encode(&mut self.frames, envelope, message, BodyStamp::plain(0));
-        self.count += 1;
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.frames.clear();
-        self.count = 0;
+    pub(super) fn add(&self, envelope: &Envelope, message: &Message) {
+        encode(&mut self.frames.borrow_mut(), envelope, message, BodyStamp::plain(0));
+        self.count.set(self.count.get() + 1);
+        self.added.notify_one();
     }
 
     /// Moves the frames into `frames`, replacing its content, and returns how many there were.
-    fn take(&mut self, frames: &mut Vec<u8>) -> usize {
+    fn take(&self, frames: &mut Vec<u8>) -> usize {
         frames.clear();
-        std::mem::swap(frames, &mut self.frames);
-        std::mem::take(&mut self.count)
+        std::mem::swap(frames, &mut self.frames.borrow_mut());
+        self.count.take()
     }
 }
 
@@ -71,7 +70,7 @@ pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
             Ok(connection) => {
                 limit = BACK_OFF.0;
                 core.emit(absence.ends(Instant::now()));
-                core.unsent().borrow_mut().clear();
+                core.unsent().take(&mut Vec::new());
                 core.handle(ShardInput::OwnerLink { up: true });
                 core.handle(ShardInput::Tick);
                 // However it ends, the loop reconnects.
@@ -148,15 +147,15 @@ async fn serve(
                 last_received = Instant::now();
                 core.handle(ShardInput::Owner { header: &header, message });
             }
-            () = core.to_owner().notified() => {}
+            () = core.unsent().added.notified() => {}
             _ = beat.tick() => {
                 if last_received.elapsed() >= lease {
                     return Err("it is silent".to_owned());
                 }
-                core.unsent().borrow_mut().add(&Envelope::default(), &Heartbeat {}.into());
+                core.unsent().add(&Envelope::default(), &Heartbeat {}.into());
             }
         }
-        if core.unsent().borrow_mut().take(&mut frames) > UNSENT_MAX {
+        if core.unsent().take(&mut frames) > UNSENT_MAX {
             return Err("it does not read".to_owned());
         }
         let sent = tokio::time::timeout(lease, connection.send(&frames)).await;

@@ -1,18 +1,15 @@
 //! A ps task as a client of shards: the step owner's task has each shard write its part of a
 //! checkpoint.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::time::Duration;
 
 use pushpull_common::ids::{RequestId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{
-    BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode,
-};
-use pushpull_net::Stream;
-use tokio::io::Interest;
+use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Header, Message, encode};
+use pushpull_net::{FrameStream, Stream};
 
 use crate::peer_hello::PeerHello;
 
@@ -53,8 +50,7 @@ fn unexpected(message: Message) -> String {
 /// A connection to a shard, either with one request outstanding or with independent frames in both
 /// directions.
 pub(super) struct PeerConnection {
-    stream: Stream,
-    reader: FrameReader,
+    frames: FrameStream,
     requests: u64,
 }
 
@@ -62,7 +58,8 @@ impl PeerConnection {
     pub(super) async fn connect(address: &str) -> Result<PeerConnection, String> {
         let connected = Stream::connect(address).await;
         let stream = connected.map_err(|error| format!("cannot connect: {error}"))?;
-        Ok(PeerConnection { stream, reader: FrameReader::new(), requests: 0 })
+        let frames = FrameStream::new(stream, FrameReader::new());
+        Ok(PeerConnection { frames, requests: 0 })
     }
 
     /// Sends a request and waits for its answer.
@@ -80,19 +77,9 @@ impl PeerConnection {
         self.answer().await.map_err(|error| error.to_string())
     }
 
-    pub(super) async fn send(&mut self, frame: &[u8]) -> io::Result<()> {
-        let mut sent = 0;
-        while sent < frame.len() {
-            match self.stream.try_write(&[IoSlice::new(&frame[sent..])]) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(bytes) => sent += bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.stream.ready(Interest::WRITABLE).await?;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+    /// Sends encoded frames.
+    pub(super) async fn send(&mut self, frames: &[u8]) -> io::Result<()> {
+        self.frames.send(frames).await
     }
 
     /// Says hello to a shard and waits for its welcome.
@@ -103,7 +90,7 @@ impl PeerConnection {
     ) -> Result<(), String> {
         match self.ask(peer_hello.hello(shard).into(), RestoreEpoch(0)).await? {
             (Message::Welcome(_), _) => {
-                self.reader.open();
+                self.frames.open();
                 Ok(())
             }
             (message, _) => Err(unexpected(message)),
@@ -112,49 +99,19 @@ impl PeerConnection {
 
     /// Receives the next frame, which must have no body. Cancel-safe: a partly read frame is kept.
     pub(super) async fn next(&mut self) -> Result<(Header, Message), ReadError> {
-        loop {
-            let stream = &self.stream;
-            let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
-            match self.reader.poll(&mut source)? {
-                Poll::Frame(header, message) if header.body_bytes == 0 => {
-                    return Ok((header, message));
-                }
-                Poll::Frame(..) => {
-                    return Err(io::Error::from(io::ErrorKind::InvalidData).into());
-                }
-                Poll::Closed => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                Poll::Pending => {}
-            }
-            self.stream.ready(Interest::READABLE).await?;
+        match self.frames.next().await? {
+            (header, message) if header.body_bytes == 0 => Ok((header, message)),
+            _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
         }
     }
 
     async fn answer(&mut self) -> Result<(Message, Vec<u8>), ReadError> {
-        let mut answer: Option<(Message, Vec<u8>)> = None;
-        loop {
-            let stream = &self.stream;
-            let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
-            if let Some((_, body)) = &mut answer {
-                if self.reader.poll_body(&mut source, body)? == BodyPoll::Done {
-                    return Ok(answer.take().expect("a body is read only for an answer"));
-                }
-            } else {
-                match self.reader.poll(&mut source)? {
-                    Poll::Frame(header, message) if header.body_bytes == 0 => {
-                        return Ok((message, Vec::new()));
-                    }
-                    Poll::Frame(header, message) => {
-                        // The reader has checked the length against the largest body of this kind.
-                        answer = Some((message, vec![0; header.body_bytes as usize]));
-                        continue;
-                    }
-                    Poll::Closed => {
-                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-                    }
-                    Poll::Pending => {}
-                }
-            }
-            self.stream.ready(Interest::READABLE).await?;
+        let (header, message) = self.frames.next().await?;
+        // The reader has checked the length against the largest body of this kind.
+        let mut body = vec![0; header.body_bytes as usize];
+        if !body.is_empty() {
+            self.frames.body(&mut body).await?;
         }
+        Ok((message, body))
     }
 }

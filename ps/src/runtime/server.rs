@@ -152,7 +152,6 @@ impl Listener {
             shards.push(open_shard(parts, arena_storage, state.as_ref(), server_run)?);
         }
         let (stop, addresses) = (CancellationToken::new(), self.addresses().into());
-        let storage = config.checkpoints.as_ref().map(|checkpoints| checkpoints.storage.clone());
         let saves = config.checkpoints.clone().filter(|_| config.owns_step());
         let (save_waiters, waiter_receiver) = mpsc::channel(ORDERS_MAX);
         let save_waiters = saves.is_some().then_some(save_waiters);
@@ -204,14 +203,12 @@ impl Listener {
             let (member_sender, member_receiver) = watch::channel((0, 0));
             senders.push(sender);
             members.push(member_receiver);
-            let (stop, waits) = (stop.clone(), (config.stall_timeout, config.busy_poll));
+            let (stop, config) = (stop.clone(), config.clone());
+            let name = format!("ps-{}-shard-{index}", config.task.index);
             let saver = saver.take().filter(|_| index == 0);
             let owner = owner_address(&config, &identity, ps.handle.address(), index as u16);
-            let events = config.events.clone();
-            let links = ShardLinks { storage: storage.clone(), saver, owner, events };
-            ps.spawn(format!("ps-{}-shard-{index}", config.task.index), &end, move || {
-                shard_thread::run(shard, arrivals, member_sender, waits, links, &stop)
-            })?;
+            let links = ShardLinks { config, arrivals, members: member_sender, saver, owner };
+            ps.spawn(name, &end, move || shard_thread::run(shard, links, &stop))?;
         }
         let acceptor = Acceptor {
             endpoints: self.endpoints,

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
 
+use super::grad_norm::NormJob;
 use super::growth::AwaitedGrowth;
 use super::intake::Intake;
 use super::rows::RowWork;
 use super::scan::ScanJob;
+use super::step_job::StepJob;
 use super::steps::Steps;
 use super::streaming_apply::StreamingApply;
+use super::update::Scratch;
 use super::variables::Variables;
 use super::work::ShardJob;
 use crate::aggregate::step_coordinator::PerPush;
@@ -26,10 +29,7 @@ pub(super) struct Applier {
     pub(super) streaming: Option<StreamingApply>,
     /// The rows that the current push or step changes.
     pub(super) rows: RowWork,
-    /// Scratch memory for elements that are computed from a gradient.
-    pub(super) tile: Vec<u64>,
-    /// Scratch memory for elements copied from a push buffer.
-    pub(super) shared_tile: Vec<u64>,
+    pub(super) scratch: Scratch,
     /// The memory that the shard waits for, if it cannot grow.
     pub(super) growth: Option<AwaitedGrowth>,
 }
@@ -42,8 +42,7 @@ impl Applier {
             jobs: VecDeque::new(),
             streaming: None,
             rows: RowWork::default(),
-            tile: Vec::new(),
-            shared_tile: Vec::new(),
+            scratch: Scratch::default(),
             growth: None,
         }
     }
@@ -80,7 +79,7 @@ impl Applier {
     pub(super) fn begin_norm(&mut self, intake: &Intake, push_slot: u32) {
         let push = intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let order = push.map(|push| push.order);
-        self.jobs.extend(order.map(|order| ShardJob::norm(push_slot, order)));
+        self.jobs.extend(order.map(|order| ShardJob::Norm(NormJob::new(push_slot, order))));
     }
 
     /// Queues the scan of a push that has arrived whole.
@@ -103,7 +102,10 @@ impl Applier {
             // All admitted pushes are complete here. A step without one of them would be a
             // different step.
             if push_slots.len() == tokens.len() {
-                self.jobs.push_back(ShardJob::step(push_slots, follower.factors().collect()));
+                self.jobs.push_back(ShardJob::Step(StepJob::new(
+                    push_slots,
+                    follower.factors().collect(),
+                )));
             }
         }
     }

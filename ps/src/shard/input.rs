@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pushpull_common::protocol::message::Hello;
-use pushpull_common::protocol::{Envelope, Header, Message};
+use pushpull_common::protocol::{Envelope, FrameEvent, Header, Message};
 
 use super::PeerOrigin;
 use super::checkpoints::saver_order::SaverEvent;
@@ -76,6 +76,19 @@ pub(crate) enum ShardInput<'a> {
     ShardRestored(Box<ShardRestored>),
     /// The time has advanced. This input comes at least every [`TICK`].
     Tick,
+}
+
+impl<'a> ShardInput<'a> {
+    /// Returns the input for an event of a connection.
+    pub(crate) fn of_frame(connection: u64, event: FrameEvent<'a>) -> ShardInput<'a> {
+        match event {
+            FrameEvent::Message(header, message) => {
+                ShardInput::Message { connection, header, message }
+            }
+            FrameEvent::Progress => ShardInput::Progress { connection },
+            FrameEvent::Body => ShardInput::Body { connection },
+        }
+    }
 }
 
 /// The longest time between two [`ShardInput::Tick`].

@@ -26,7 +26,7 @@ use super::shard_files::{ShardFiles, storage_refusal};
 use super::steps::Steps;
 use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
-use crate::aggregate::step_owner::Issued;
+use crate::aggregate::token_ledger::Issued;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::inbox::{Inbox, PendingAnswer};
@@ -334,12 +334,13 @@ impl Intake {
             (Some(owner), Some(_)) if self.config.planted.has(Bug::KeyByReplica) => {
                 !owner.has_out(client)
             }
-            (Some(owner), Some(_)) => !owner.holds(client, part.token, part.generation),
+            (Some(owner), Some(_)) => !owner.ledger().holds(client, part.token, part.generation),
             (None, Some(follower)) => step.0 < follower.step(),
             // A complete push owns its token, even if other parts are sent under it.
             (Some(owner), None) => {
-                owner.holds(client, part.token, part.generation)
-                    && owner.is_too_old(part.token, step)
+                let tokens = owner.asynchronous_tokens();
+                owner.ledger().holds(client, part.token, part.generation)
+                    && tokens.is_some_and(|tokens| tokens.is_too_old(part.token, step))
                     && !self.is_whole(part.token)
             }
             (None, None) => false,

@@ -159,12 +159,15 @@ impl Shard {
         for token in self.intake.inbox.iter().flat_map(|inbox| inbox.whole_tokens()) {
             assert!(whole.insert(token), "token {token} is spent twice");
         }
-        for (token, holder) in owner.outstanding() {
+        for out in owner.ledger().iter() {
+            let (token, holder) = (out.issued.token, out.holder);
             let present = self.peers.registry.client(holder).presence == ClientPresence::Present;
-            let recalled = owner.recalls().has(token);
+            let tokens = owner.asynchronous_tokens();
+            let recalled = tokens.is_some_and(|tokens| tokens.recalls.has(token));
             assert!(present || recalled || whole.contains(&token), "token {token} is lost");
         }
-        let mut known: BTreeSet<TokenId> = owner.outstanding().map(|(token, _)| token).collect();
+        let mut known: BTreeSet<TokenId> =
+            owner.ledger().iter().map(|out| out.issued.token).collect();
         let admitted = owner.coordinator().into_iter().flat_map(|a| a.admitted());
         known.extend(admitted.map(|grant| TokenId(grant.token)));
         assert!(whole.is_subset(&known), "a whole push spends a token that is not out");

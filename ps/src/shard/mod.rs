@@ -9,31 +9,34 @@
 mod applier;
 mod buffer_pool;
 pub(crate) mod checkpoints;
-pub(crate) mod frames;
 mod fused_ranges;
 mod grad_norm;
 mod growth;
+mod held_push;
+mod initialization;
 mod input;
 mod intake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
 mod mean;
 pub(crate) mod output;
+mod peer_shards;
 pub(crate) mod peers;
 mod pulls;
+mod push_job;
 mod recalls;
 mod rows;
 mod scan;
 pub(crate) mod shard_files;
 mod staleness;
-mod step_messages;
-mod step_work;
+mod step_job;
 mod steps;
 mod stragglers;
 mod streaming_apply;
-mod synchronous;
+mod to_owner;
 mod tokens;
 mod two_pass;
+mod update;
 mod variables;
 pub(crate) mod work;
 
@@ -140,6 +143,18 @@ impl Shard {
         self.follow_up(now);
     }
 
+    /// Calls `receive` with [`Shard::body_target`].
+    pub(crate) fn with_body<R>(
+        &mut self,
+        connection: u64,
+        receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
+    ) -> R {
+        match self.body_target(connection) {
+            Some(target) => receive(Some(&mut [target])),
+            None => receive(None),
+        }
+    }
+
     /// Returns the next output.
     pub(crate) fn poll_output(&mut self) -> Option<ShardOutput> {
         self.out.queue.pop_front()
@@ -206,7 +221,8 @@ impl Shard {
         // A shard that has failed to flush trains no more. Its saves still report their failure.
         let trains = self.files.poisoned().is_none();
         if trains {
-            self.decide(now);
+            let Shard { peers, intake, applier, steps, out, .. } = self;
+            steps.decide(applier, intake, peers, out, now);
         }
         let Shard { variables, files, peers, intake, steps, pulls, checkpoints, out, .. } = self;
         checkpoints.begin_requested_save(variables, peers, steps, out, now);
@@ -276,7 +292,8 @@ impl Shard {
             if self.steps.is_synchronous() { PerPush::new() } else { self.intake.whole_tokens() };
         let asks = !self.steps.shards_to_ask().is_empty();
         if let Some(owner) = self.steps.owner.as_mut().filter(|_| !asks) {
-            let expired = owner.expire(now, |token| complete.contains(&token));
+            let timeout = self.config.token_timeout;
+            let expired = owner.expire(now, timeout, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
         }
         self.intake.reclaim_stalled(now);
@@ -309,7 +326,7 @@ impl Shard {
         variables.revoke_shared(connection);
         peers.parked.drop_connection(connection);
         checkpoints.abandon_save_of(connection);
-        steps.forget_peer_connection(connection);
+        steps.shards.forget_connection(connection);
         checkpoints.drop_save_requests_of(connection);
         // The client stays a member for its lease: it may reconnect and continue.
         if let Some(client) = state.client
@@ -336,13 +353,14 @@ impl Shard {
             inbox.drop_client(client);
         }
         self.pulls.last_pulls.drop_client(client);
-        self.steps.replica_leaves(client, fenced);
         if !fenced && !self.steps.shards_to_ask().is_empty() {
-            self.steps.owner.iter_mut().for_each(|owner| owner.leave(client));
+            if let Some(tokens) = self.steps.asynchronous_tokens_mut() {
+                tokens.leave(client);
+            }
             self.recall_tokens(now);
         } else if let Some(owner) = &mut self.steps.owner {
             let complete = self.intake.whole_tokens();
-            let returned = owner.drop_client(client, |token| complete.contains(&token));
+            let returned = owner.drop_client(client, fenced, |token| complete.contains(&token));
             self.counters.tokens_taken_back.add(returned as u64);
         }
     }

@@ -1,7 +1,6 @@
 //! The outputs of a shard, such as frames to send and connections to close.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
 use std::ops::{Deref, Range};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -285,12 +284,6 @@ impl PulledParts {
         }
     }
 
-    /// Returns whether the values are sent encoded.
-    #[cfg(fuzzing)]
-    pub(crate) fn is_encoded(&self) -> bool {
-        self.encoder.is_some()
-    }
-
     /// Appends the header and meta of the next part to `head`, and returns the range of its body.
     /// `None` after the last part. An answer without bytes is one part without a body.
     pub(crate) fn next_part(&mut self, head: &mut Vec<u8>) -> Option<Range<u64>> {
@@ -322,24 +315,18 @@ impl PulledParts {
                 (PulledEncoded { part, bytes }.into(), self.encoded.body.len() as u64)
             }
         };
-        let crc = self.crc.then(|| self.checksum(start..end));
+        let crc = self.crc.then(|| self.slices(start..end).fold(0, crc32c::crc32c_append));
         encode(head, &self.envelope, &message, BodyStamp { bytes, crc });
         Some(start..end)
     }
 
-    /// Appends the body of the range that `next_part` has just returned, as slices in order.
-    pub(crate) fn slices<'a>(&'a self, range: Range<u64>, out: &mut Vec<IoSlice<'a>>) {
-        match &self.encoder {
-            None => out.extend(self.snapshot.pieces(range).map(IoSlice::new)),
-            Some(_) => out.push(IoSlice::new(&self.encoded.body)),
-        }
-    }
-
-    fn checksum(&self, range: Range<u64>) -> u32 {
-        match &self.encoder {
-            None => self.snapshot.pieces(range).fold(0, crc32c::crc32c_append),
-            Some(_) => crc32c::crc32c(&self.encoded.body),
-        }
+    /// Yields the body of the range that `next_part` has just returned, as slices in order.
+    pub(crate) fn slices(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
+        let (pieces, encoded) = match &self.encoder {
+            None => (Some(self.snapshot.pieces(range)), None),
+            Some(_) => (None, Some(&self.encoded.body[..])),
+        };
+        pieces.into_iter().flatten().chain(encoded)
     }
 
     /// Unpins the values and returns the buffers that encoded them.

@@ -24,7 +24,7 @@ use super::Detail;
 use super::output::{Outputs, ShardOutput};
 use super::shard_files::ShardFiles;
 use super::variables::Variables;
-use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
+use crate::aggregate::token_ledger::{TOKEN_LIMIT, generation_of};
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use chief_fence::ChiefFence;

@@ -1,7 +1,7 @@
 //! Recalls of tokens in asynchronous mode: the step owner asks the other shards, and they answer.
 //! The reasons are in `aggregate::recall`.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, ShardId, TokenId};
 use pushpull_common::protocol::message;
@@ -16,6 +16,24 @@ use super::peers::client_registry::ClientPresence;
 use super::steps::Steps;
 use crate::client_key::ClientKey;
 
+/// The questions of the step owner to the other shards about recalled tokens.
+#[derive(Debug, Default)]
+pub(super) struct RecallQuestions {
+    /// When they were last asked about all recalled tokens.
+    asked_at: Option<Instant>,
+}
+
+impl RecallQuestions {
+    /// Returns whether all questions are to be asked again now, and notes it.
+    fn are_due(&mut self, now: Instant, interval: Duration) -> bool {
+        let due = self.asked_at.is_none_or(|at| now >= at + interval);
+        if due {
+            self.asked_at = Some(now);
+        }
+        due
+    }
+}
+
 impl Shard {
     /// On the step owner: recalls the tokens that are due, and takes back those that every shard
     /// has reported free.
@@ -27,14 +45,11 @@ impl Shard {
         let complete = self.intake.whole_tokens();
         let registry = &self.peers.registry;
         let absent = |client| registry.client(client).presence != ClientPresence::Present;
-        let Some(owner) = &mut self.steps.owner else { return };
-        let new = owner.recall(now, absent, |token| complete.contains(&token));
+        let Some(tokens) = self.steps.asynchronous_tokens_mut() else { return };
+        let timeout = self.config.token_timeout;
+        let new = tokens.recall(now, timeout, absent, |token| complete.contains(&token));
         // An answer may be lost with its connection.
-        let again =
-            self.steps.shards.recalls_asked_at.is_none_or(|at| now >= at + self.config.lease / 5);
-        if again {
-            self.steps.shards.recalls_asked_at = Some(now);
-        }
+        let again = self.steps.recall_questions.are_due(now, self.config.lease / 5);
         self.steps.ask_for_recalls(&self.peers, &mut self.out, &shards, |token| {
             again || new.contains(&token)
         });
@@ -45,17 +60,18 @@ impl Shard {
     /// Retires absent clients whose push a shard has applied, after two leases. A retired client
     /// that comes back is fenced. A present client may wait for a push slot without a limit.
     fn retire_overdue(&mut self, now: Instant) {
-        let Some(owner) = &mut self.steps.owner else { return };
+        let Some(tokens) = self.steps.asynchronous_tokens_mut() else { return };
         let registry = &self.peers.registry;
-        owner.put_off_recalls(now, |client| {
+        tokens.put_off_recalls(now, |client| {
             registry.client(client).presence == ClientPresence::Present
         });
-        let owner = &*owner;
+        let tokens = &*tokens;
         let comes = |token: TokenId| {
             self.intake.inbox.as_ref().is_some_and(|inbox| !inbox.push_slots_of(token.0).is_empty())
         };
-        let overdue = owner.recalls().overdue(now, self.config.lease * 2);
-        let holders = overdue.filter(|&token| !comes(token)).filter_map(|t| owner.holder_of(t));
+        let overdue = tokens.recalls.overdue(now, self.config.lease * 2);
+        let holders =
+            overdue.filter(|&token| !comes(token)).filter_map(|t| tokens.ledger.holder_of(t));
         let mut holders: Vec<ClientKey> = holders.collect();
         holders.sort_unstable();
         holders.dedup();
@@ -112,23 +128,20 @@ impl Steps {
     /// Names the shards that have not answered for all recalled tokens, with the time since each
     /// was last heard from. `None` if all have.
     pub(super) fn awaited_recalls(&self, now: Instant) -> Option<String> {
-        let recalls = self.owner.as_ref()?.recalls();
+        let recalls = &self.asynchronous_tokens()?.recalls;
         let shards = self.shards_to_ask();
         let awaits =
             |shard: &&ShardId| recalls.tokens().any(|token| recalls.awaits(token, **shard));
-        let silent: Vec<String> = shards
-            .iter()
-            .filter(awaits)
-            .map(|&shard| self.describe_peer_shard(now, shard))
-            .collect();
+        let silent: Vec<String> =
+            shards.iter().filter(awaits).map(|&shard| self.shards.describe(now, shard)).collect();
         (!silent.is_empty())
             .then(|| format!("the answers of {} about recalled tokens", silent.join(", ")))
     }
 
     pub(super) fn take_back_free_tokens(&mut self, intake: &Intake, shards: &[ShardId]) {
         let complete = intake.whole_tokens();
-        let Some(owner) = &mut self.owner else { return };
-        let returned = owner.take_back_free(shards, |token| complete.contains(&token));
+        let Some(tokens) = self.asynchronous_tokens_mut() else { return };
+        let returned = tokens.take_back_free(shards, |token| complete.contains(&token));
         if returned > 0 {
             self.counters.tokens_taken_back.add(returned as u64);
         }
@@ -141,14 +154,14 @@ impl Steps {
         shards: &[ShardId],
         asks: impl Fn(TokenId) -> bool,
     ) {
-        let Some(owner) = &self.owner else { return };
+        let Some(tokens) = self.asynchronous_tokens() else { return };
         let mut due: Vec<(u64, message::Recall)> = Vec::new();
-        for token in owner.recalls().tokens().filter(|&token| asks(token)) {
-            let Some(holder) = owner.holder_of(token) else { continue };
+        for token in tokens.recalls.tokens().filter(|&token| asks(token)) {
+            let Some(holder) = tokens.ledger.holder_of(token) else { continue };
             let recall = message::Recall { token, client: peers.registry.client(holder).epoch };
-            let silent = shards.iter().filter(|&&shard| owner.recalls().awaits(token, shard));
-            let connections = silent.filter_map(|shard| self.shards.connections.get(shard));
-            due.extend(connections.map(|&connection| (connection, recall.clone())));
+            let silent = shards.iter().filter(|&&shard| tokens.recalls.awaits(token, shard));
+            let connections = silent.filter_map(|shard| self.shards.connection_of(*shard));
+            due.extend(connections.map(|connection| (connection, recall.clone())));
         }
         for (connection, recall) in due {
             let envelope = out.epoch_only();
@@ -171,8 +184,8 @@ impl Steps {
             return;
         }
         let shards = self.shards_to_ask();
-        let Some(owner) = &mut self.owner else { return };
-        owner.recall_answered(token, shard, applied);
+        let Some(tokens) = self.asynchronous_tokens_mut() else { return };
+        tokens.recall_answered(token, shard, applied);
         self.take_back_free_tokens(intake, &shards);
     }
 }

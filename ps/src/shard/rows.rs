@@ -5,7 +5,7 @@ use std::ops::Range;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
-use pushpull_optim::optimizer::{ApplyAt, VariableRules};
+use pushpull_optim::optimizer::VariableRules;
 use pushpull_store::change::{NoFreeBlock, Stalled};
 use pushpull_store::commit::Journal;
 use pushpull_store::store::Store;
@@ -13,10 +13,11 @@ use pushpull_store::table::Table;
 
 use super::mean::{self, MeanElement};
 use super::staleness::TILE_BYTES;
-use super::work::{budget_of, change_of};
+use super::update::{UpdatePushes, UpdateTarget};
+use super::work::budget_of;
 use crate::aggregate::SparseReduction;
 use crate::aggregate::step_coordinator::PerPush;
-use crate::inbox::{Inbox, PushedRows};
+use crate::inbox::PushedRows;
 
 /// The rows that the current push or step changes, and the progress with them. A shard has one,
 /// because one update is under way at a time. Its memory is reused.
@@ -55,34 +56,17 @@ enum RowSelection {
     Ids(usize, Range<usize>),
 }
 
-/// How the rows change.
-#[derive(Clone, Copy)]
-pub(super) struct RowChange<'a> {
-    pub(super) rules: &'a VariableRules,
-    pub(super) operation: Operation,
-    pub(super) at: ApplyAt,
-    pub(super) reduction: SparseReduction,
-    /// The factor of each push's rows. Empty if all are 1.
-    pub(super) factors: &'a [f64],
-}
-
 impl RowWork {
-    /// Finds the rows that the pushes in these slots change together.
-    pub(super) fn find(
-        &mut self,
-        (inbox, push_slots): (&Inbox, &[u32]),
-        store: &Store,
-        operation: Operation,
-        rules: &VariableRules,
-    ) {
+    /// Finds the rows that these pushes change together.
+    pub(super) fn find(&mut self, update: UpdatePushes<'_>, store: &Store, rules: &VariableRules) {
         self.clear();
         for partition in store.layout().sparse().filter(|partition| !partition.is_table()) {
-            let pushes = pushes_of(inbox, push_slots, &[], partition);
+            let pushes = update.rows_of(partition);
             if pushes.is_empty() {
                 continue;
             }
             let rule = rules.optimizer(partition.variable);
-            let all = operation == Operation::Gradient {} && rule.moves_absent_rows();
+            let all = update.operation == Operation::Gradient {} && rule.moves_absent_rows();
             let rows = match all {
                 true => RowSelection::All,
                 false => {
@@ -96,7 +80,7 @@ impl RowWork {
         // Tables come last: once the update changes their rows in place, it must not be
         // interrupted.
         for (table, partition) in store.layout().tables().iter().enumerate() {
-            let pushes = pushes_of(inbox, push_slots, &[], partition);
+            let pushes = update.rows_of(partition);
             if !pushes.is_empty() {
                 let ids = pushes.iter().flat_map(PushedRows::numbers);
                 let rows = RowSelection::Ids(table, union(&mut self.ids, ids, pushes.len()));
@@ -154,23 +138,20 @@ impl RowWork {
     /// are done.
     pub(super) fn slice(
         &mut self,
-        store: &mut Store,
-        inbox: &Inbox,
-        push_slots: &[u32],
-        change: RowChange<'_>,
+        UpdateTarget { store, spec, config, scratch, .. }: &mut UpdateTarget<'_>,
+        update: UpdatePushes<'_>,
         budget: &mut u64,
-        tile: &mut Vec<u64>,
     ) -> Result<bool, NoFreeBlock> {
         while let Some(TouchedRows { partition, rows }) = self.touched.get(self.at) {
             let row_bytes = partition.row_bytes();
-            let pushes = pushes_of(inbox, push_slots, change.factors, partition);
+            let pushes = update.rows_of(partition);
             let count = match rows {
                 RowSelection::Pushed(rows) => rows.len(),
                 RowSelection::All => partition.row_count() as usize,
                 RowSelection::Ids(_, ids) => ids.len(),
             };
-            let RowChange { rules, operation, at, reduction, .. } = change;
-            let change = change_of(rules, operation, at, partition);
+            let change = spec.change_of(partition);
+            let reduction = config.sparse_reduction;
             let sums = PushedRowSums { partition, pushes: &pushes, reduction };
             if matches!(rows, RowSelection::Ids(..)) {
                 store.settle_tables(self.version);
@@ -197,15 +178,19 @@ impl RowWork {
                     (Some(push), _) => &push.values[start..end],
                     (None, RowSelection::Pushed(rows)) => {
                         let rows = &self.numbers[rows.clone()][these.clone()];
-                        sums.add_up(rows.iter().map(|&row| row.into()), tile, &mut self.push_counts)
+                        sums.add_up(
+                            rows.iter().map(|&row| row.into()),
+                            &mut scratch.tile,
+                            &mut self.push_counts,
+                        )
                     }
                     (None, RowSelection::Ids(_, ids)) => {
                         let ids = &self.ids[ids.clone()][these.clone()];
-                        sums.add_up(ids.iter().copied(), tile, &mut self.push_counts)
+                        sums.add_up(ids.iter().copied(), &mut scratch.tile, &mut self.push_counts)
                     }
                     (None, RowSelection::All) => {
                         let all = these.clone().map(|row| row as u64);
-                        sums.add_up(all, tile, &mut self.push_counts)
+                        sums.add_up(all, &mut scratch.tile, &mut self.push_counts)
                     }
                 };
                 let end = these.end;
@@ -232,17 +217,13 @@ impl RowWork {
     }
 }
 
-/// Returns the rows that the pushes in these slots have of a partition, in order, with their
-/// factors.
-fn pushes_of<'a>(
-    inbox: &'a Inbox,
-    push_slots: &[u32],
-    factors: &[f64],
-    partition: &Partition,
-) -> PerPush<PushedRows<'a>> {
-    let factors = factors.iter().copied().chain(std::iter::repeat(1.0));
-    let rows_of = |(&push_slot, factor)| Some(inbox.rows(push_slot, partition)?.times(factor));
-    push_slots.iter().zip(factors).filter_map(rows_of).collect()
+impl<'a> UpdatePushes<'a> {
+    /// Returns the rows that the pushes have of a partition, in order, with their factors.
+    fn rows_of(&self, partition: &Partition) -> PerPush<PushedRows<'a>> {
+        let factors = self.factors.iter().copied().chain(std::iter::repeat(1.0));
+        let rows_of = |(&slot, factor)| Some(self.inbox.rows(slot, partition)?.times(factor));
+        self.push_slots.iter().zip(factors).filter_map(rows_of).collect()
+    }
 }
 
 /// Appends the distinct rows of `pushes` pushes, ascending. Returns their range.

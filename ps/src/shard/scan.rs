@@ -17,7 +17,9 @@ use pushpull_optim::volatile::Volatile;
 use pushpull_store::store::{ByteSource, ChangeInput, SharedInput};
 
 use super::Shard;
+use super::held_push::HeldPush;
 use super::intake::Intake;
+use super::push_job::PushJob;
 use super::steps::Steps;
 use super::variables::Variables;
 use super::work::{SLICE_BYTES, ShardJob};
@@ -233,10 +235,13 @@ impl Shard {
                 let Shard { peers, intake, steps, out, .. } = self;
                 intake.refuse_whole(peers, steps, out, push_slot, refusal);
             }
-            None if waits => self.push_held(now, push_slot),
+            None if waits => {
+                let Shard { steps, applier, intake, peers, out, .. } = self;
+                HeldPush { push_slot }.take_part(steps, applier, intake, peers, out, now);
+            }
             None => {
                 // Next, so that pushes are applied in the order in which they arrived.
-                self.applier.jobs.push_front(ShardJob::push(push_slot, true));
+                self.applier.jobs.push_front(ShardJob::Push(PushJob::new(push_slot, true)));
                 return true;
             }
         }

@@ -30,8 +30,10 @@ use super::peers::Peers;
 use super::peers::client_registry::CLIENTS_MAX;
 use super::steps::Steps;
 use super::variables::{Variables, VariablesState};
+use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
 use crate::aggregate::step_follower::StepFollower;
-use crate::aggregate::step_owner::{Issued, StepOwner};
+use crate::aggregate::token_issuer::TokenIssuer;
+use crate::aggregate::token_ledger::Issued;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::error::StorageError;
@@ -248,7 +250,8 @@ impl ShardFiles {
     }
 
     pub(super) fn stage_client(&mut self, peers: &mut Peers, steps: &Steps, key: ClientKey) {
-        let bounded_staleness = steps.owner.as_ref().and_then(StepOwner::bounded_staleness);
+        let bounded_staleness =
+            steps.asynchronous_tokens().and_then(AsynchronousTokens::bounded_staleness);
         let progress = bounded_staleness
             .map(|bounded_staleness| bounded_staleness.of(key))
             .unwrap_or_default();
@@ -271,7 +274,7 @@ impl ShardFiles {
         let mut record = ShardRecord {
             version: variables.version,
             gradients: variables.gradients,
-            steps: steps.owner.as_ref().map(StepOwner::steps).unwrap_or_default(),
+            steps: steps.owner.as_ref().map(TokenIssuer::steps).unwrap_or_default(),
             newest_epoch: peers.registry.newest_epoch(),
             chief: peers.chief.epoch,
             chief_client: peers.chief.client,
@@ -320,7 +323,7 @@ impl ShardFiles {
         {
             let first = store.geometry().table_words() + map_words(store.layout());
             inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
-            if let Some(coordinator) = steps.owner.as_ref().and_then(StepOwner::coordinator) {
+            if let Some(coordinator) = steps.owner.as_ref().and_then(TokenIssuer::coordinator) {
                 let first = first + Inbox::table_words(store.layout(), inbox.push_slots());
                 let words = encode_admitted(coordinator.admitted(), inbox.push_slots());
                 for (index, value) in words.enumerate() {

@@ -11,10 +11,11 @@ use pushpull_store::arena::{Budget, Reservation};
 use pushpull_store::change::NoFreeBlock;
 use pushpull_store::store::{ChangeInput, Store};
 
-use super::Shard;
+use super::variables::Variables;
+use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
 use crate::aggregate::staleness::{StalenessPolicy, compensate};
 use crate::client_key::ClientKey;
-use crate::inbox::PushArrival;
+use crate::inbox::Inbox;
 use crate::metrics::Counters;
 
 /// The bytes of a gradient that are computed at a time. They stay in the fastest cache until they
@@ -51,12 +52,51 @@ enum Compensation {
 
 impl Default for StalenessAdjustment {
     fn default() -> StalenessAdjustment {
-        let (at, compensation) = (ApplyAt::new(0, 0), Compensation::None);
-        StalenessAdjustment { at, staleness: None, compensation }
+        StalenessAdjustment::none(ApplyAt::new(0, 0))
     }
 }
 
 impl StalenessAdjustment {
+    /// Creates the adjustment of an update at this count that is not adjusted.
+    pub(super) fn none(at: ApplyAt) -> StalenessAdjustment {
+        StalenessAdjustment { at, staleness: None, compensation: Compensation::None }
+    }
+
+    /// Returns the adjustment of the push in a slot, if it is applied next.
+    pub(super) fn of(
+        push_slot: u32,
+        inbox: &Inbox,
+        variables: &Variables,
+        owner: Option<&AsynchronousTokens>,
+        last_pulls: &LastPulls,
+    ) -> StalenessAdjustment {
+        let push = inbox.arrival(push_slot);
+        let Some(push) = push.filter(|push| push.operation == Operation::Gradient {}) else {
+            return StalenessAdjustment::default();
+        };
+        let policy = variables.config.staleness;
+        let staleness = match owner {
+            // Every gradient has a share on the step owner, so steps count gradients. Unlike the
+            // client's own count, the step survives this process, and cannot be older than the
+            // grant.
+            Some(owner) => Some(owner.staleness(push.token, push.step)),
+            // No client can have read gradients that were not applied.
+            None => push.read.map(|read| variables.gradients.saturating_sub(read)),
+        };
+        let at = ApplyAt::new(variables.gradients + 1, push.step.0);
+        let at = at.at_rate(policy.rate(staleness.unwrap_or(0)));
+        let compensation = match policy {
+            StalenessPolicy::DelayCompensation { lambda } if staleness != Some(0) => {
+                match last_pulls.of(inbox.holder(push_slot), push.read) {
+                    Some(read) => Compensation::By { lambda, read: read.clone() },
+                    None => Compensation::Lacking,
+                }
+            }
+            _ => Compensation::None,
+        };
+        StalenessAdjustment { at, staleness, compensation }
+    }
+
     /// Counts a gradient that was applied with this adjustment.
     pub(super) fn count(&self, counters: &Counters) {
         match self.staleness {
@@ -170,41 +210,5 @@ impl LastPulls {
     /// Drops all values, because the variables are forgotten.
     pub(super) fn clear(&mut self) {
         self.0.clear();
-    }
-}
-
-impl Shard {
-    /// Returns the adjustment of the push in a slot, if it is applied next.
-    pub(super) fn adjustment_of(&self, push_slot: u32) -> StalenessAdjustment {
-        let push = self.intake.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
-        let Some(push) = push.filter(|push| push.operation == Operation::Gradient {}) else {
-            return StalenessAdjustment::default();
-        };
-        let policy = self.config.staleness;
-        let staleness = self.staleness_of(push);
-        let at = ApplyAt::new(self.variables.gradients + 1, push.step.0);
-        let at = at.at_rate(policy.rate(staleness.unwrap_or(0)));
-        let compensation = match policy {
-            StalenessPolicy::DelayCompensation { lambda } if staleness != Some(0) => {
-                let client = self.intake.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
-                match self.pulls.last_pulls.of(client, push.read) {
-                    Some(read) => Compensation::By { lambda, read: read.clone() },
-                    None => Compensation::Lacking,
-                }
-            }
-            _ => Compensation::None,
-        };
-        StalenessAdjustment { at, staleness, compensation }
-    }
-
-    fn staleness_of(&self, push: &PushArrival) -> Option<u64> {
-        match &self.steps.owner {
-            // Every gradient has a share on the step owner, so steps count gradients. Unlike the
-            // client's own count, the step survives this process, and cannot be older than the
-            // grant.
-            Some(owner) => Some(owner.staleness(push.token, push.step)),
-            // No client can have read gradients that were not applied.
-            None => push.read.map(|read| self.variables.gradients.saturating_sub(read)),
-        }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Refusal};
 
@@ -13,26 +12,48 @@ use super::steps::Steps;
 use crate::aggregate::mode::OnLoss;
 use crate::client_key::ClientKey;
 
+/// How long a synchronous step has waited for replicas.
+#[derive(Debug, Default)]
+pub(super) struct Stragglers {
+    /// When the first replica joined this process.
+    first_join: Option<Instant>,
+    /// Since when the step has had too few replicas.
+    short_since: Option<Instant>,
+}
+
+impl Stragglers {
+    /// Records that a replica has joined.
+    pub(super) fn replica_joins(&mut self, now: Instant) {
+        self.first_join.get_or_insert(now);
+    }
+
+    /// Records whether the step has too few replicas. Returns whether it has had too few for
+    /// `timeout`.
+    fn are_overdue(&mut self, now: Instant, is_short: bool, timeout: Option<Duration>) -> bool {
+        self.short_since = self.short_since.filter(|_| is_short).or(is_short.then_some(now));
+        let short_since = self.short_since.zip(timeout);
+        short_since.is_some_and(|(since, timeout)| now.saturating_duration_since(since) >= timeout)
+    }
+
+    /// Returns how long replicas have had to join.
+    fn waited(&self, now: Instant) -> Duration {
+        self.first_join.map_or(Duration::ZERO, |first| now.duration_since(first))
+    }
+}
+
 impl Shard {
     /// Ends the waits of clients for a step that needs more gradients than the present replicas can
     /// give, if so configured. Also ends the waits of pushes whose deadline has passed. Held pushes
     /// stay without a waiting client.
     pub(super) fn end_straggler_waits(&mut self, now: Instant) {
         let Some(coordinator) = self.steps.coordinator() else { return };
-        let short = coordinator.is_short();
-        self.steps.stragglers.short_since =
-            self.steps.stragglers.short_since.filter(|_| short).or(short.then_some(now));
+        let is_short = coordinator.is_short();
         let timeout = match self.config.on_loss {
             OnLoss::Wait { timeout } => Some(timeout),
             OnLoss::Fail => Some(Duration::ZERO),
             OnLoss::Shrink { .. } => None,
         };
-        let all = self
-            .steps
-            .stragglers
-            .short_since
-            .zip(timeout)
-            .is_some_and(|(since, timeout)| now.saturating_duration_since(since) >= timeout);
+        let all = self.steps.stragglers.are_overdue(now, is_short, timeout);
         self.end_waits_of_pushes(now, all);
         if !all {
             return;
@@ -66,7 +87,7 @@ impl Shard {
         if shard == self.id {
             return Some(self.applier.with_growth(format!("{shard} itself")));
         }
-        Some(self.steps.describe_peer_shard(now, shard))
+        Some(self.steps.shards.describe(now, shard))
     }
 
     /// Answers the clients of held and undecided pushes whose wait has ended. The pushes stay.
@@ -133,48 +154,14 @@ impl Shard {
 }
 
 impl Steps {
-    /// Describes that this shard cannot reach the step owner, so that it makes no steps. Empty if
-    /// it can.
-    fn owner_outage(&self, now: Instant) -> String {
-        let cut_off = self.is_synchronous() && self.owner.is_none() && !self.to_owner.is_up;
-        match self.to_owner.lost_at {
-            _ if !cut_off => String::new(),
-            None => format!("; {} has not reached the step owner yet", self.id),
-            Some(since) => {
-                let away = now.saturating_duration_since(since).as_millis();
-                format!("; {} has had no connection to the step owner for {away} ms", self.id)
-            }
-        }
-    }
-
-    /// On the step owner: describes another shard, and when it was last heard from.
-    pub(super) fn describe_peer_shard(&self, now: Instant, shard: ShardId) -> String {
-        let link =
-            if self.shards.connections.contains_key(&shard) { "" } else { "not connected, " };
-        match self.shards.heard_at.get(&shard) {
-            None => format!("{shard} ({link}not heard from yet)"),
-            Some(&heard_at) => {
-                let silent = now.saturating_duration_since(heard_at).as_millis();
-                format!("{shard} ({link}heard from {silent} ms ago)")
-            }
-        }
-    }
-
     /// Stops expecting replicas that have not joined within the join timeout.
     pub(super) fn stop_expecting(&mut self, now: Instant) {
-        let timeout = self.config.join_timeout;
-        let waited =
-            self.stragglers.first_join.map_or(Duration::ZERO, |first| now.duration_since(first));
+        let is_over = self.stragglers.waited(now) >= self.config.join_timeout;
         if let Some(coordinator) = self.coordinator_mut()
             && coordinator.expects() > 0
-            && waited >= timeout
+            && is_over
         {
             coordinator.expect_nobody();
         }
-    }
-
-    /// Describes what a request for a push slot waits for.
-    pub(super) fn awaited_push_slot(&self, now: Instant) -> String {
-        format!("a push slot{}", self.owner_outage(now))
     }
 }

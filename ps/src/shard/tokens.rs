@@ -5,6 +5,7 @@ use std::time::Instant;
 use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
 use pushpull_common::protocol::message::{EndReason, ReturnToken};
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
 use smallvec::SmallVec;
 
@@ -13,47 +14,53 @@ use super::output::Outputs;
 use super::peers::Peers;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::steps::Steps;
-use super::{Detail, Shard};
-use crate::aggregate::step_owner::{Issued, StepOwner, TokenResponse};
+use crate::aggregate::token_issuer::{TokenIssuer, TokenResponse};
+use crate::aggregate::token_ledger::Issued;
 use crate::client_key::ClientKey;
 
-impl Shard {
-    pub(super) fn token_request(&mut self, now: Instant, entry: ParkedRequest, newest: TokenId) {
-        let (connection, request) = (entry.request.connection, entry.request.envelope);
-        let lost = entry.request.client.zip(self.steps.owner.as_ref());
-        if let Some(issued) = lost.and_then(|(client, owner)| {
-            owner.lost_answer(client, newest, |token| self.intake.is_whole(token))
-        }) {
-            return self.intake.answer_token(
-                &self.peers,
-                &mut self.out,
-                now,
-                &entry,
-                TokenResponse::Granted(issued),
-            );
+/// A client's request for a token.
+pub(super) struct ClientTokenRequest {
+    pub(super) entry: ParkedRequest,
+    /// The newest token that the client knows.
+    pub(super) newest: TokenId,
+}
+
+impl ClientTokenRequest {
+    /// Grants a token if there is one, otherwise parks or refuses the request.
+    pub(super) fn answer(
+        self,
+        steps: &mut Steps,
+        intake: &mut Intake,
+        peers: &mut Peers,
+        out: &mut Outputs,
+        now: Instant,
+    ) {
+        let ClientTokenRequest { entry, newest } = self;
+        let request = entry.request;
+        let owner = request.client.zip(steps.owner.as_ref());
+        let lost = owner.and_then(|(client, owner)| {
+            owner.lost_answer(client, newest, |token| intake.is_whole(token))
+        });
+        if let Some(issued) = lost {
+            return intake.answer_token(peers, out, now, &entry, TokenResponse::Granted(issued));
         }
-        if self.checkpoints.restoring.is_some() {
-            return self.out.refuse(connection, request, Refusal::NotInitialized {});
-        }
-        let held = lost.map_or(0, |(client, owner)| owner.tokens_of(client).count());
+        let held = owner.map_or(0, |(client, owner)| owner.ledger().count_of(client));
         // Tokens that the client waits for count as held.
         let waits = |other: &&ParkedRequest| {
             other.request.client == entry.request.client && matches!(other.wait, WaitReason::Token)
         };
-        let held = held + self.peers.parked.count(waits);
+        let held = held + peers.parked.count(waits);
         if held >= TOKENS_PER_CLIENT_MAX {
             let (what, limit) = (Detail::clipped("tokens of one client"), held as u64);
-            return self.out.refuse(connection, request, Refusal::Busy { what, limit });
+            return request.refuse(out, Refusal::Busy { what, limit });
         }
-        match self.steps.ask_owner(&self.peers, now, &entry) {
+        match steps.ask_owner(peers, now, &entry) {
             None => {
-                let detail = Detail::clipped(format!("{} does not own the step", self.id));
-                self.out.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
+                let detail = Detail::clipped(format!("{} does not own the step", steps.id));
+                request.refuse(out, Refusal::Unsupported { kind: 20, detail });
             }
-            Some(TokenResponse::Wait) => self.peers.park(&mut self.out, entry),
-            Some(settled) => {
-                self.intake.answer_token(&self.peers, &mut self.out, now, &entry, settled)
-            }
+            Some(TokenResponse::Wait) => peers.park(out, entry),
+            Some(settled) => intake.answer_token(peers, out, now, &entry, settled),
         }
     }
 }
@@ -104,7 +111,7 @@ impl Steps {
         now: Instant,
         client: ClientKey,
     ) -> (Option<Grant>, Option<EndReason>) {
-        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
+        let in_turn = self.owner.as_ref().is_some_and(TokenIssuer::serves_in_turn);
         // Parked requests come first.
         if in_turn && peers.parked.any(|entry| matches!(entry.wait, WaitReason::Token)) {
             return (None, None);
@@ -130,11 +137,11 @@ impl Steps {
         now: Instant,
         client: Option<ClientKey>,
     ) -> String {
-        let Some(owner) = &self.owner else {
+        let Some(tokens) = self.asynchronous_tokens() else {
             return "a token".into();
         };
-        if client.is_some_and(|client| owner.is_ahead(client))
-            && let Some(bounded_staleness) = owner.bounded_staleness()
+        if client.is_some_and(|client| tokens.is_ahead(client))
+            && let Some(bounded_staleness) = tokens.bounded_staleness()
         {
             let slowest =
                 bounded_staleness.the_slowest().map(|client| peers.registry.describe(now, client));
@@ -142,10 +149,10 @@ impl Steps {
             let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
             return format!("the slowest replicas, which have made {made} gradients: {slowest}");
         }
-        let holders: Vec<String> =
-            owner.holders().map(|client| peers.registry.client(client).task.to_string()).collect();
-        let tokens =
-            format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "));
+        let tokens = &tokens.ledger;
+        let holders = tokens.holders().map(|client| peers.registry.client(client).task.to_string());
+        let holders = holders.collect::<Vec<String>>().join(", ");
+        let tokens = format!("the last {} tokens, held by {holders}", tokens.len());
         match self.awaited_recalls(now) {
             Some(awaited) => format!("{awaited}; {tokens}"),
             None => tokens,
@@ -162,7 +169,7 @@ impl Steps {
     ) {
         // A client may have to wait because it has given its share of a step, or is too far ahead,
         // while the next one need not.
-        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
+        let in_turn = self.owner.as_ref().is_some_and(TokenIssuer::serves_in_turn);
         let mut waiting: SmallVec<[ParkedRequest; 2]> = SmallVec::new();
         while let Some(entry) =
             peers.parked.take_first(|entry| matches!(entry.wait, WaitReason::Token))

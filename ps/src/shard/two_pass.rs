@@ -6,11 +6,11 @@ use std::ops::Range;
 use pushpull_common::catalogue::{Partition, ShardLayout};
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::message::Operation;
-use pushpull_optim::optimizer::{ApplyAt, Sums, VariableRules};
+use pushpull_optim::optimizer::{Sums, VariableRules};
 use pushpull_store::change::NoFreeBlock;
 use pushpull_store::store::{ChangeInput, Store};
 
-use super::work::change_of;
+use super::update::UpdateSpec;
 
 /// The passes over the values of a shard: one, or two if an optimizer needs sums over whole
 /// variables first.
@@ -51,17 +51,16 @@ impl TwoPass {
     pub(super) fn apply(
         &mut self,
         store: &mut Store,
-        (rules, operation, at): (&VariableRules, Operation, ApplyAt),
+        mut spec: UpdateSpec<'_>,
         partition: &Partition,
         range: Range<u64>,
         input: ChangeInput<'_>,
     ) -> Result<(), NoFreeBlock> {
         // The sums are complete, and passed on, only after the summing pass.
-        let at = match self.sums.get(&partition.variable).filter(|_| !self.is_summing) {
-            Some(sums) => at.with_sums(sums.totals()),
-            None => at,
-        };
-        let change = change_of(rules, operation, at, partition);
+        if let Some(sums) = self.sums.get(&partition.variable).filter(|_| !self.is_summing) {
+            spec.at = spec.at.with_sums(sums.totals());
+        }
+        let change = spec.change_of(partition);
         if !self.is_summing {
             return store.change(change, range, input);
         }

@@ -19,6 +19,7 @@ use pushpull_store::table::Table;
 use super::Detail;
 use super::applier::Applier;
 use super::fused_ranges::FusedRanges;
+use super::initialization::InitializeJob;
 use super::output::{AnswerBody, Outputs};
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::peer_request::PeerRequest;
@@ -300,7 +301,9 @@ impl Variables {
                 request.refuse(out, self.other_epoch(epoch));
             }
             VariablesState::Declared(_) => {
-                applier.jobs.push_back(ShardJob::initialize(connection, envelope, epoch));
+                applier.jobs.push_back(ShardJob::Initialize(InitializeJob::new(
+                    connection, envelope, epoch,
+                )));
             }
         }
     }

@@ -12,67 +12,68 @@ use super::schedule::ScheduleOption;
 
 /// Flags of one update rule. An omitted hyperparameter has the default of the rule.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Optimizer")]
 pub(crate) struct RuleOptions {
-    /// Update rule of the variables. Each rule accepts only the hyperparameters listed for it.
-    #[arg(long, value_enum, default_value_t = Rule::Sgd)]
-    optimizer: Rule,
-    /// Learning rate at the start of the schedule.
-    #[arg(long, default_value_t = 0.01)]
-    learning_rate: f64,
-    /// Learning rate by global step: steps:STEP=RATE,... (RATE after STEP), exponential:RATE/STEPS
-    /// or staircase:RATE/STEPS (times RATE every STEPS, gradually or at once), cosine:RATE/STEPS
-    /// (down to RATE within STEPS). [default: constant]
-    #[arg(long)]
-    schedule: Option<ScheduleOption>,
-    /// Number of steps before the schedule in which the learning rate rises linearly.
-    #[arg(long, default_value_t = 0)]
-    warm_up: u64,
-    /// Share of the momentum that each update keeps: required by momentum and nesterov; rmsprop
-    /// [0].
+    /// Update rule of the variables, listed below
     #[arg(
         long,
+        value_name = "NAME",
+        value_enum,
+        default_value_t = Rule::Sgd,
+        hide_possible_values = true
+    )]
+    optimizer: Rule,
+    /// Learning rate at the start of the schedule
+    #[arg(long, value_name = "RATE", default_value_t = 0.01)]
+    learning_rate: f64,
+    /// Learning rate by step, listed below [default: constant]
+    #[arg(long)]
+    schedule: Option<ScheduleOption>,
+    /// Steps of linear rise before the schedule
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    warm_up: u64,
+    /// Share of the momentum kept; required by momentum and nesterov [rmsprop: 0]
+    #[arg(
+        long,
+        value_name = "SHARE",
         required_if_eq_any([("optimizer", "momentum"), ("optimizer", "nesterov")]),
     )]
     momentum: Option<f64>,
-    /// Share of the mean square that each update keeps: adadelta [0.95], rmsprop [0.9].
-    #[arg(long)]
+    /// Share of the mean square kept [default: 0.9; adadelta: 0.95]
+    #[arg(long, value_name = "SHARE")]
     rho: Option<f64>,
-    /// Divide by the root of the variance in place of the mean square: rmsprop.
+    /// Divide by the root of the variance, not the mean square
     #[arg(long)]
     centered: bool,
-    /// Decay of the first moment: adam, lazy_adam, adamw, lamb [0.9].
-    #[arg(long)]
+    /// Decay of the first moment [default: 0.9]
+    #[arg(long, value_name = "DECAY")]
     beta1: Option<f64>,
-    /// Decay of the second moment: adam, lazy_adam, adamw, lamb [0.999].
-    #[arg(long)]
+    /// Decay of the second moment [default: 0.999]
+    #[arg(long, value_name = "DECAY")]
     beta2: Option<f64>,
-    /// Term that keeps a divisor above zero: adadelta [1e-8], rmsprop [1e-10], adam and lazy_adam
-    /// [1e-8], adamw [1e-7], lamb [1e-6].
-    #[arg(long)]
+    /// Added to divisors [default: 1e-8; adamw: 1e-7, lamb: 1e-6, rmsprop: 1e-10]
+    #[arg(long, value_name = "TERM")]
     epsilon: Option<f64>,
-    /// Share of a weight that an update at learning rate 1 removes: adamw [0.004]; sgd, momentum
-    /// and nesterov [0]; lamb [0], times its ratio of norms.
-    #[arg(long)]
+    /// Share of a weight removed at learning rate 1 [default: 0; adamw: 0.004]
+    #[arg(long, value_name = "SHARE")]
     weight_decay: Option<f64>,
-    /// Initial value of the sum of squares: adagrad, ftrl [0.1].
-    #[arg(long)]
+    /// Initial sum of squares [default: 0.1]
+    #[arg(long, value_name = "SUM")]
     initial_accumulator: Option<f64>,
-    /// Power of the sum of squares by which steps shrink: ftrl [-0.5].
-    #[arg(long, allow_negative_numbers = true)]
+    /// Power of the sum of squares by which steps shrink [default: -0.5]
+    #[arg(long, value_name = "POWER", allow_negative_numbers = true)]
     learning_rate_power: Option<f64>,
-    /// Sum of gradients below which a weight stays zero: ftrl [0].
-    #[arg(long)]
+    /// Sum of gradients below which a weight stays zero [default: 0]
+    #[arg(long, value_name = "SUM")]
     l1: Option<f64>,
-    /// Factor of the squared weight in the loss: ftrl [0]; of half the squared weight: momentum,
-    /// nesterov [0].
-    #[arg(long)]
+    /// Factor of w^2 (ftrl) or w^2 / 2 in the loss [default: 0]
+    #[arg(long, value_name = "FACTOR")]
     l2: Option<f64>,
-    /// Factor of the squared weight in the loss, added to each gradient but not to the sum of
-    /// squares: ftrl [0].
-    #[arg(long)]
+    /// As --l2, but left out of the sum of squares [default: 0]
+    #[arg(long, value_name = "FACTOR")]
     l2_shrinkage: Option<f64>,
-    /// Term added to the root of the sum of squares: ftrl [0].
-    #[arg(long)]
+    /// Added to the root of the sum of squares [default: 0]
+    #[arg(long, value_name = "TERM")]
     beta: Option<f64>,
 }
 
@@ -92,7 +93,19 @@ enum Rule {
     Ftrl,
 }
 
+/// Returns a line for each rule, with the hyperparameters that it accepts.
+pub(crate) fn optimizer_list() -> String {
+    let line = |rule: &Rule| format!("  {:<10} {}\n", rule.name(), rule.flags().join(" "));
+    Rule::value_variants().iter().map(line).collect()
+}
+
 impl Rule {
+    /// Returns its name on the command line.
+    fn name(self) -> String {
+        let value = self.to_possible_value().expect("no rule is skipped");
+        value.get_name().to_owned()
+    }
+
     /// Returns the flags that the rule accepts in addition to the learning rate and its schedule.
     const fn flags(self) -> &'static [&'static str] {
         match self {
@@ -186,9 +199,8 @@ impl RuleOptions {
         else {
             return Ok(());
         };
-        let rule = self.optimizer.to_possible_value().expect("no rule is skipped");
         let takes = [&["--learning-rate", "--schedule", "--warm-up"], takes].concat().join(", ");
-        Err(format!("--optimizer {} does not take {flag}, only {takes}", rule.get_name()))
+        Err(format!("--optimizer {} does not take {flag}, only {takes}", self.optimizer.name()))
     }
 
     fn sgd(&self, rate: impl Into<Schedule>) -> Sgd {

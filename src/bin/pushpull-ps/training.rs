@@ -10,17 +10,14 @@ use super::rule::RuleOptions;
 
 /// Update rule of all variables, with exceptions for some.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Optimizer")]
 pub(crate) struct TrainingOptions {
     #[command(flatten)]
     rule: RuleOptions,
-    /// Update rule for some variables, with its flags: 'embedding/*=adagrad --learning-rate 0.1'.
-    /// NAMES is one name, or a prefix followed by `*`. May be given several times; the last match
-    /// counts. Omitted hyperparameters have the defaults of this rule, not the values of the rule
-    /// for all variables.
-    #[arg(long, value_name = "NAMES=OPTIMIZER [FLAGS]")]
+    /// Update rule of some variables: 'emb/*=adagrad --learning-rate 0.1'
+    #[arg(long, value_name = "NAMES=RULE")]
     optimizer_for: Vec<RuleFor>,
-    /// Factor of the learning rate of some variables: 'bias*=0.5'. NAMES is one name, or a prefix
-    /// followed by `*`. May be given several times; the last match counts.
+    /// Factor of the rate of some variables: 'bias*=0.5'
     #[arg(long, value_name = "NAMES=FACTOR")]
     rate_for: Vec<RateFor>,
 }

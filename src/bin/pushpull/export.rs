@@ -10,27 +10,26 @@ use pushpull::{CheckpointError, LocalDirectory};
 
 /// Options of `pushpull export`.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
-    /// Directory of the checkpoints.
+pub(crate) struct ExportOptions {
+    /// Directory of the checkpoints
     directory: PathBuf,
-    /// File to write. It replaces an existing file once it is complete.
-    #[arg(long)]
+    /// File to write; replaced once the new one is complete
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     to: PathBuf,
-    /// Name of the checkpoint. Default: the newest sound one.
-    #[arg(long)]
-    checkpoint: Option<String>,
-    /// Also write the optimizer slots, as `name:slot`.
-    #[arg(long)]
+    /// Write the optimizer slots as well, as `name:slot`
+    #[arg(long, help_heading = "Output")]
     slots: bool,
-    /// Of each table that grows, write only the rows pushed since this global step, for example
-    /// that of an older checkpoint.
-    #[arg(long, value_name = "STEP", default_value_t = 0)]
+    /// Name of the checkpoint [default: the newest sound one]
+    #[arg(long, value_name = "NAME", help_heading = "Checkpoint")]
+    checkpoint: Option<String>,
+    /// Of tables that grow, write only rows pushed since this global step
+    #[arg(long, value_name = "STEP", default_value_t = 0, help_heading = "Checkpoint")]
     since: u64,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &ExportOptions) -> Result<(), Box<dyn Error>> {
     let storage = Arc::new(LocalDirectory::open(&options.directory)?);
-    let Options { checkpoint, to, slots, since, .. } = options;
+    let ExportOptions { checkpoint, to, slots, since, .. } = options;
     let exported = export_since(storage, checkpoint.as_deref(), to, *slots, *since);
     exported.map_err(|error| match (&error, checkpoint) {
         (CheckpointError::NotFound { .. }, Some(name)) => format!("--checkpoint {name}: {error}"),

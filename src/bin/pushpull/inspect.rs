@@ -15,18 +15,17 @@ use super::output::print_lines;
 
 /// Options of `pushpull inspect`.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
-    /// State directory, folder of one shard in it, or directory of checkpoints. Nothing in it is
-    /// changed, and a server may be running on it.
+pub(crate) struct InspectOptions {
+    /// State directory, folder of one shard in it, or directory of checkpoints
     directory: PathBuf,
-    /// Print one JSON object.
-    #[arg(long)]
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
 type Failure = Box<dyn Error>;
 
-pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+pub(crate) fn run(options: &InspectOptions) -> Result<(), Failure> {
     if super::saved::holds_checkpoints(&options.directory)? {
         return super::saved::run(&options.directory, options.json);
     }

@@ -17,7 +17,7 @@ use clap::{Parser, Subcommand};
 /// Tools for pushpull clusters.
 #[derive(Debug, Parser)]
 #[command(name = "pushpull", version)]
-struct Options {
+struct ToolOptions {
     #[command(subcommand)]
     command: Command,
 }
@@ -25,15 +25,15 @@ struct Options {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measure pulls and pushes beside the ceiling of the same transport and size.
-    Bench(Box<bench::Options>),
+    Bench(Box<bench::BenchOptions>),
     /// Write a checkpoint as one safetensors file, with whole tensors under their own names.
-    Export(export::Options),
-    /// Show what a state or checkpoint directory holds, and whether it is sound.
-    Inspect(inspect::Options),
+    Export(export::ExportOptions),
+    /// Show what a state or checkpoint directory holds, and whether it is sound; change nothing.
+    Inspect(inspect::InspectOptions),
 }
 
 fn main() -> ExitCode {
-    let done = match Options::try_parse() {
+    let done = match ToolOptions::try_parse() {
         Ok(options) => run(&options.command).map(|()| ExitCode::SUCCESS),
         // clap reports --help and --version as errors, too.
         Err(error) => {

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use pushpull_common::ids::ShardId;
+use pushpull_ps::testing::ClientHost;
 
 use super::{ScheduledEvent, SimWorld};
 use crate::chance::SimChance;
@@ -28,9 +29,7 @@ impl SimWorld {
         *count += 1;
         let mut chance = SimChance::of(self.setting.seed, &format!("{name}, {count}"));
         let delay = chance.micros(50, 5000);
-        let mut connection = Connection::new(client, server, chance);
-        connection.same_host = self.is_same_host(client);
-        self.connections.insert(number, connection);
+        self.connections.insert(number, Connection::new(client, server, chance));
         self.after(delay, ScheduledEvent::Connect(number));
         number
     }
@@ -43,11 +42,10 @@ impl SimWorld {
             self.connections.remove(&number);
             return self.client_gone(number, client);
         }
-        let mut same_host = false;
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.is_up = true;
-            same_host = connection.same_host;
         }
+        let same_host = self.host_of(client) == ClientHost::Same;
         match client {
             LinkClient::Worker { process, link } => {
                 self.with_process(process, |endpoint| endpoint.connected(now, link, same_host));
@@ -99,14 +97,18 @@ impl SimWorld {
         passed.into_iter().for_each(|descriptors| endpoint.descriptors_received(link, descriptors));
     }
 
-    /// Whether a client is on the same host as the servers.
-    fn is_same_host(&self, client: LinkClient) -> bool {
-        match client {
+    /// Returns the host of a client, as servers see it.
+    fn host_of(&self, client: LinkClient) -> ClientHost {
+        let remote = match client {
             LinkClient::Worker { process, .. } => {
-                let incarnation = self.processes[process].trainer.incarnation;
-                self.setting.shares && incarnation.is_multiple_of(2)
+                !self.processes[process].trainer.incarnation.is_multiple_of(2)
             }
             LinkClient::Shard(_) => false,
+        };
+        match (remote, self.setting.shares) {
+            (true, _) => ClientHost::Remote,
+            (false, true) => ClientHost::Same,
+            (false, false) => ClientHost::Loopback,
         }
     }
 
@@ -121,7 +123,8 @@ impl SimWorld {
         let now = self.now;
         let sound = match (direction, client) {
             (Direction::ToServer, _) => {
-                self.with_shard(server, |endpoint| endpoint.receive(now, number, bytes))
+                let host = self.host_of(client);
+                self.with_shard(server, |endpoint| endpoint.receive(now, number, host, bytes))
             }
             (Direction::ToClient, LinkClient::Worker { process, link }) => {
                 let mut sound = true;

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use pushpull_common::ids::ShardId;
-use pushpull_ps::simulation::{self as ps, Files, TICK, WorkState};
+use pushpull_ps::testing::{KilledFiles, ShardEndpoint, ShardEvent, TICK, WorkState};
 
 use super::{Host, ScheduledEvent, SimWorld};
 use crate::network::{Connection, Direction, Item, LinkClient};
 use crate::setting::LEASE;
 
 impl SimWorld {
-    fn shard(&mut self, shard: ShardId) -> Option<&mut ps::ShardEndpoint> {
+    fn shard(&mut self, shard: ShardId) -> Option<&mut ShardEndpoint> {
         match self.tasks.get_mut(shard.task as usize)?.shards.get_mut(shard.shard as usize)? {
             Host::Up(endpoint) => Some(endpoint),
             Host::Down(_) => None,
@@ -21,7 +21,7 @@ impl SimWorld {
     pub(super) fn with_shard<R>(
         &mut self,
         shard: ShardId,
-        act: impl FnOnce(&mut ps::ShardEndpoint) -> R,
+        act: impl FnOnce(&mut ShardEndpoint) -> R,
     ) -> Option<R> {
         let task = shard.task as usize;
         let at_once = self.tasks[task].chance.percent(60);
@@ -50,29 +50,29 @@ impl SimWorld {
         Some(result)
     }
 
-    fn carry_out(&mut self, shard: ShardId, event: ps::Event) {
+    fn carry_out(&mut self, shard: ShardId, event: ShardEvent) {
         match event {
-            ps::Event::Send { connection, frame } => {
+            ShardEvent::Send { connection, frame } => {
                 self.send(connection, Direction::ToClient, Item::Bytes(frame.into()));
             }
-            ps::Event::Shared { connection, frame, descriptors } => {
+            ShardEvent::Shared { connection, frame, descriptors } => {
                 if let Some(connection) = self.connections.get_mut(&connection) {
                     connection.passed.push(descriptors);
                 }
                 self.send(connection, Direction::ToClient, Item::Bytes(frame.into()));
             }
-            ps::Event::Values { connection, values } => {
+            ShardEvent::Values { connection, values } => {
                 self.send(connection, Direction::ToClient, Item::Values(values));
             }
-            ps::Event::Close { connection } => {
+            ShardEvent::Close { connection } => {
                 self.send(connection, Direction::ToClient, Item::End)
             }
-            ps::Event::ToOwner { frame } => {
+            ShardEvent::ToOwner { frame } => {
                 if let Some(&(connection, _)) = self.to_owner.get(&shard) {
                     self.send(connection, Direction::ToServer, Item::Bytes(frame.into()));
                 }
             }
-            ps::Event::Applied { step, tokens } => {
+            ShardEvent::Applied { step, tokens } => {
                 self.trace.note(|| format!("  {shard} has applied step {step}: {tokens:?}"));
                 self.checker.applied(shard, step, tokens);
             }
@@ -121,17 +121,17 @@ impl SimWorld {
         for index in 0..self.setting.shards {
             let id = ShardId { task, shard: index };
             let host = &mut self.tasks[task as usize].shards[index as usize];
-            let Host::Down(files) = std::mem::replace(host, Host::Down(Files::default())) else {
+            let Host::Down(files) = std::mem::replace(host, Host::Down(KilledFiles::default()))
+            else {
                 unreachable!("the task was down")
             };
-            let endpoint = ps::ShardEndpoint::open(
+            let endpoint = ShardEndpoint::open(
                 self.setting.config(task),
                 index,
                 files,
                 life,
                 self.now,
                 self.setting.part_bytes,
-                self.setting.shares,
             );
             let (steps, owns) = (endpoint.steps(), endpoint.owns_step());
             *host = Host::Up(Box::new(endpoint));
@@ -158,7 +158,8 @@ impl SimWorld {
             let id = ShardId { task, shard: index };
             self.working.remove(&id);
             let host = &mut self.tasks[task as usize].shards[index as usize];
-            if let Host::Up(endpoint) = std::mem::replace(host, Host::Down(Files::default())) {
+            if let Host::Up(endpoint) = std::mem::replace(host, Host::Down(KilledFiles::default()))
+            {
                 self.retired += endpoint.metrics().clients_retired;
                 *host = Host::Down(endpoint.kill());
             }

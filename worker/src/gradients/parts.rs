@@ -162,3 +162,22 @@ impl OutgoingPart {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_of_a_body_is_that_of_its_slices() {
+        for index in 0..40 {
+            let chunk = |length: usize| Bytes::from(vec![index as u8; length]);
+            let body: FrameBody = match index % 3 {
+                0 => FrameBody::Empty,
+                1 => chunk(5 * index).into(),
+                _ => (0..100 + index).map(|_| chunk(1 + index % 4)).collect(),
+            };
+            assert_eq!(body.bytes(), body.concat().len() as u64);
+            assert!(body.slices().all(|slice| !slice.is_empty()));
+        }
+    }
+}

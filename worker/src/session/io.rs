@@ -11,7 +11,7 @@ use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId, V
 use pushpull_common::protocol::message::{
     NonFinitePolicy, Operation, Role, SharedPushBuffer, SharedValues,
 };
-use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
+use pushpull_common::protocol::{Envelope, FrameEvent, Grant, Header, Message, Outcome};
 use smallvec::SmallVec;
 
 use crate::config::Checksums;
@@ -211,6 +211,19 @@ pub(crate) enum SessionInput {
     Body { link: usize },
     /// Time has passed.
     Tick,
+}
+
+impl SessionInput {
+    /// Returns the input for an event of a transport.
+    pub(crate) fn of_frame(link: usize, event: FrameEvent<'_>) -> SessionInput {
+        match event {
+            FrameEvent::Message(&header, message) => {
+                SessionInput::Message { link, header, message }
+            }
+            FrameEvent::Progress => SessionInput::BytesReceived { link },
+            FrameEvent::Body => SessionInput::Body { link },
+        }
+    }
 }
 
 /// An action for the caller of the session.

@@ -245,7 +245,7 @@ impl ShardCheckpoints {
         };
         let step = steps.step();
         if steps.is_synchronous() {
-            for connection in steps.shards.connections.values().copied().collect::<Vec<u64>>() {
+            for connection in steps.shards.connections() {
                 let envelope = out.stamped(Envelope::default());
                 out.send(connection, envelope, message::KeepCut {}.into());
             }

@@ -11,11 +11,14 @@ use super::encoded_parts::{EncodedPart, PartBody, PartEncoding};
 use super::whole_push::WholePush;
 use crate::client_key::ClientKey;
 use crate::inbox::{Extents, PendingAnswer, PushArrival, is_for_trainable};
+use crate::shard::held_push::HeldPush;
 use crate::shard::intake::Intake;
 use crate::shard::peers::connection_state::ExpectedBody;
 use crate::shard::peers::peer_request::PeerRequest;
+use crate::shard::push_job::PushJob;
 use crate::shard::shard_files::ShardFiles;
 use crate::shard::steps::Steps;
+use crate::shard::streaming_apply::ArrivedPart;
 use crate::shard::variables::{Variables, VariablesState};
 use crate::shard::work::ShardJob;
 use crate::shard::{Detail, Shard};
@@ -359,8 +362,10 @@ impl Shard {
         let (push_slot, range) = (incoming.part.push_slot, &incoming.range);
         if !range.is_empty() {
             let may_begin = self.intake.add_range(now, &self.variables, incoming);
-            if !self.apply_on_arrival(push_slot, range, may_begin)? {
-                self.intake.scan_part(&self.variables, push_slot, range)?;
+            let arrived = ArrivedPart { push_slot, range, may_begin };
+            let Shard { applier, intake, variables, steps, pulls, .. } = self;
+            if !applier.apply_on_arrival(intake, variables, steps, pulls, arrived)? {
+                intake.scan_part(variables, push_slot, range)?;
             }
         }
         self.complete_push(now, incoming)
@@ -370,7 +375,7 @@ impl Shard {
     fn complete_push(&mut self, now: Instant, incoming: &IncomingPart) -> Result<(), Refusal> {
         let Some(named_bytes) = incoming.part.whole else { return Ok(()) };
         let (client, push_slot) = (incoming.client, incoming.part.push_slot);
-        let Shard { variables, files, peers, intake, applier, steps, .. } = self;
+        let Shard { variables, files, peers, intake, applier, steps, out, .. } = self;
         WholePush { client, push_slot, named_bytes }
             .check(intake, files, peers, steps, variables)?;
         intake.count_direct_push(push_slot);
@@ -383,8 +388,10 @@ impl Shard {
             _ if intake.is_scanned_first(variables, steps, push_slot) => {
                 applier.begin_scan(intake, push_slot)
             }
-            true => self.push_held(now, push_slot),
-            false => applier.jobs.push_back(ShardJob::push(push_slot, false)),
+            true => {
+                HeldPush { push_slot }.take_part(steps, applier, intake, peers, out, now);
+            }
+            false => applier.jobs.push_back(ShardJob::Push(PushJob::new(push_slot, false))),
         }
         Ok(())
     }

@@ -63,7 +63,7 @@ impl WholePush {
         let held = match &steps.owner {
             // In synchronous mode a push under a token that is over is stale. It is not refused.
             _ if steps.is_synchronous() => true,
-            Some(owner) => owner.holds(client, token, generation),
+            Some(owner) => owner.ledger().holds(client, token, generation),
             None => peers.could_hold_token(client, token, generation),
         };
         // A token pays for one push.
@@ -135,7 +135,9 @@ impl Shard {
             return false;
         };
         let too_old = inbox.arrival(push_slot).is_some_and(|push| {
-            push.operation == Operation::Gradient {} && owner.is_too_old(push.token, push.step)
+            let tokens = owner.asynchronous_tokens();
+            push.operation == Operation::Gradient {}
+                && tokens.is_some_and(|tokens| tokens.is_too_old(push.token, push.step))
         });
         if !too_old {
             return false;

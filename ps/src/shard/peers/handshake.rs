@@ -218,7 +218,7 @@ impl Shard {
             // The work of an older chief is abandoned.
             checkpoints.abandon_restore("another chief has joined");
             checkpoints.drop_save_requests_of_chiefs(out, "another chief has joined");
-            steps.announce_chief(peers, out);
+            steps.shards.announce_chief(peers, out);
         }
         steps.replica_joins(peers, now, admitted.key);
         Ok(admitted)

@@ -15,6 +15,7 @@ use crate::client_key::ClientKey;
 use crate::shard::intake::encoded_parts::PartEncoding;
 use crate::shard::output::Outputs;
 use crate::shard::pulls::{wait_for_values, wrong_encoding};
+use crate::shard::tokens::ClientTokenRequest;
 use crate::shard::{Detail, Shard};
 
 /// A request of a peer, with everything that its answer needs.
@@ -154,8 +155,12 @@ impl Shard {
                 self.receive_row_numbers(request, header, wait);
             }
             (Message::TokenRequest(token), Some(_)) => {
+                if checkpoints.restoring.is_some() {
+                    return request.refuse(out, Refusal::NotInitialized {});
+                }
                 let entry = ParkedRequest { request, wait: WaitReason::Token };
-                self.token_request(now, entry, token.newest);
+                let token = ClientTokenRequest { entry, newest: token.newest };
+                token.answer(steps, intake, peers, out, now);
             }
             (Message::ReturnToken(token), Some(client)) => {
                 steps.return_token(intake, out, connection, client, envelope, &token);

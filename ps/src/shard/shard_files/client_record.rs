@@ -8,7 +8,7 @@ use pushpull_store::testing::planted::PlantedBugs;
 
 use super::record::{COUNT_LIMIT, wrong};
 use crate::aggregate::bounded_staleness::ReplicaProgress;
-use crate::aggregate::step_owner::Issued;
+use crate::aggregate::token_ledger::Issued;
 use crate::push_window::PushWindow;
 use crate::shard::peers::client_registry::{
     ClientEntry, ClientPresence, DurableClient, EPOCH_LIMIT,

@@ -18,7 +18,7 @@ use pushpull_store::store::{Store, StoreGeometry, StorePlan};
 use pushpull_store::table::Table;
 
 use super::record::{ShardRecord, admitted_words};
-use crate::aggregate::step_owner::StepOwner;
+use crate::aggregate::token_issuer::TokenIssuer;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
@@ -173,7 +173,7 @@ impl Shard {
             Ok(()) => {
                 let state = self.variables.catalogue_state();
                 let restore_epoch = self.variables.epoch;
-                let trained = self.steps.owner.as_ref().is_some_and(StepOwner::has_trained);
+                let trained = self.steps.owner.as_ref().is_some_and(TokenIssuer::has_trained);
                 let declared = Declared { state, restore_epoch, trained };
                 request.answer(&mut self.out, declared.into());
             }

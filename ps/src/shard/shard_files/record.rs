@@ -16,7 +16,7 @@
 //! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `token_request`; a client with a token gets no other one with an answer |
 //! | the name of a job | `JOB_BYTES_MAX` | the type of the field in `Hello` |
 //! | the window of a client | one entry for each of its sequences | `PushWindow::settle`: a sequence is never 0, see `find_or_begin_push` and `PushWindow::state` |
-//! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::request_token` numbers tokens; `clipping::factor` |
+//! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::request` numbers tokens; `clipping::factor` |
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch};
 use pushpull_store::commit::{Address, FIRST_WORDS, offset_of};
@@ -24,7 +24,7 @@ use pushpull_store::layout::Fault;
 
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_coordinator::AdmittedPush;
-use crate::aggregate::step_owner::StepState;
+use crate::aggregate::token_ledger::StepState;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::shard::peers::client_registry::{CLIENTS_MAX, EPOCH_LIMIT};

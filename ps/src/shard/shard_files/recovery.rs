@@ -24,6 +24,7 @@ use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::shard::Shard;
 use crate::shard::peers::Peers;
 use crate::shard::peers::client_registry::ClientPresence;
+use crate::shard::push_job::PushJob;
 use crate::shard::shard_files::{ShardFiles, transaction_words};
 use crate::shard::steps::Steps;
 use crate::shard::variables::{Variables, VariablesState};
@@ -86,8 +87,8 @@ impl Recovery {
                 return fault(format!("a client whose token {token} no other client holds"));
             }
         }
-        if let Some(owner) = &mut steps.owner {
-            owner.restore_progress(key, progress);
+        if let Some(tokens) = steps.asynchronous_tokens_mut() {
+            tokens.restore_progress(key, progress);
         }
         match peers.registry.restore(client, self.now) {
             true => Ok(()),
@@ -193,7 +194,8 @@ impl Recovery {
             let allowed = is_ready || push.operation == Operation::Assign {};
             let paid = !gradient
                 || steps.owner.as_ref().is_none_or(|owner| {
-                    let out = owner.is_out(push.token, push.generation);
+                    let out = owner.ledger().get(push.token.0);
+                    let out = out.is_some_and(|out| out.issued.generation == push.generation);
                     (out || admitted(push.token.0)) && spent.insert(push.token)
                 });
             if settled || !allowed || !paid {
@@ -214,18 +216,18 @@ impl Recovery {
         complete: &BTreeSet<TokenId>,
     ) {
         let asks = !steps.shards_to_ask().is_empty();
-        let Some(owner) = &mut steps.owner else { return };
         let absent = |holder| peers.registry.client(holder).presence != ClientPresence::Present;
-        if asks {
-            owner.recall(self.now, absent, |token| complete.contains(&token));
+        let timeout = steps.config.token_timeout;
+        if asks && let Some(tokens) = steps.asynchronous_tokens_mut() {
+            tokens.recall(self.now, timeout, absent, |token| complete.contains(&token));
             return;
         }
-        let lost = owner
-            .outstanding()
-            .filter(|&(token, holder)| absent(holder) && !complete.contains(&token));
-        let lost: BTreeSet<ClientKey> = lost.map(|(_, holder)| holder).collect();
+        let Some(owner) = &mut steps.owner else { return };
+        let lost = owner.ledger().iter();
+        let lost = lost.filter(|out| absent(out.holder) && !complete.contains(&out.issued.token));
+        let lost: BTreeSet<ClientKey> = lost.map(|out| out.holder).collect();
         for holder in lost {
-            owner.drop_client(holder, |token| complete.contains(&token));
+            owner.drop_client(holder, false, |token| complete.contains(&token));
         }
     }
 
@@ -306,8 +308,10 @@ impl Shard {
         let due: Vec<u32> = whole.into_iter().filter(|push_slot| !waits(push_slot)).collect();
         intake.inbox = Some(inbox);
         // These pushes were sent, and scanned on arrival: push buffers end with their process.
-        applier.jobs.extend(due.into_iter().map(|push_slot| ShardJob::push(push_slot, true)));
-        self.recover_held();
+        applier
+            .jobs
+            .extend(due.into_iter().map(|push_slot| ShardJob::Push(PushJob::new(push_slot, true))));
+        steps.recover_held(applier, intake);
         Ok(())
     }
 }

@@ -19,9 +19,6 @@ use super::poison::PoisonRecord;
 use super::power::Power;
 use super::record::{ShardRecord, ShardStage};
 use super::recovery::Recovery;
-use crate::aggregate::step_coordinator::StepCoordinator;
-use crate::aggregate::step_follower::StepFollower;
-use crate::aggregate::step_owner::StepOwner;
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::metrics::Counters;
@@ -144,14 +141,6 @@ impl ShardSetup {
     /// Returns a shard without variables and clients.
     fn shard(self, arena: Arena, journal: Journal, run: ServerRun) -> Shard {
         let ShardSetup { id, config, identity, budget, counters } = self;
-        let owns_step = id.shard == 0 && config.owns_step();
-        let follower = config.rule().map(|_| StepFollower::new(0, config.planted));
-        let owner = owns_step.then(|| {
-            let coordinator =
-                config.rule().map(|rule| StepCoordinator::new(rule, 1, config.planted));
-            StepOwner::new(config.last_step, config.token_timeout, coordinator)
-                .with_staleness_limits(config.wait_ahead, config.reject_older)
-        });
         let power = (config.durability == Durability::Power).then(Power::default);
         let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted);
         let (generation, lives) = (0, 0);
@@ -169,7 +158,7 @@ impl ShardSetup {
             peers: Peers::new(config.clone(), registry),
             intake: Intake::new(config.clone(), counters.clone()),
             applier: Applier::new(id, counters.clone()),
-            steps: Steps::new(id, config.clone(), counters.clone(), owner, follower),
+            steps: Steps::new(id, config.clone(), counters.clone()),
             pulls: Pulls::new(config.clone(), counters.clone()),
             checkpoints: ShardCheckpoints::new(id, config.clone()),
             out: Outputs::default(),
@@ -209,7 +198,8 @@ impl Shard {
             inbox.number_from(shard.intake.next_push_slot);
         }
         shard.stamp_answers();
-        shard.decide(now);
+        let Shard { peers, intake, applier, steps, out, .. } = &mut shard;
+        steps.decide(applier, intake, peers, out, now);
         shard.persist();
         Ok(shard)
     }

@@ -124,7 +124,7 @@ impl Shard {
         let window = PushWindow::decode(&window, PlantedBugs::default()).expect("a window");
         let (task, epoch) = (&client.task, client.epoch);
         let name = format!("{task} {epoch:?} {:?} {:?}", client.incarnation, client.presence);
-        let tokens = self.steps.owner.iter().flat_map(|owner| owner.tokens_of(key));
+        let tokens = self.steps.owner.iter().flat_map(|owner| owner.ledger().of(key));
         let tokens = tokens.map(|token| format!("{token:?}")).collect();
         Client { name, window: window.words(), tokens }
     }

@@ -1,18 +1,19 @@
 //! Membership: leases, leaving, and coming back.
 
-use std::io::{self, IoSliceMut, Read};
 use std::time::Duration;
 
 use pushpull_common::ids::PartitionId;
+use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::message::{self, Role, Selection};
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encode};
+use pushpull_common::protocol::{
+    BodyStamp, Envelope, FrameEvent, FrameProgress, FrameReader, FrameSink, Message, encode,
+};
 use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::shard::ShardInput;
-use crate::shard::frames::{FrameProgress, FrameReceiver, FrameSink};
 
 const LEASE: Duration = Duration::from_secs(5);
 
@@ -56,16 +57,16 @@ fn bytes_of_a_body_renew_a_lease_and_those_over_a_replaced_connection_do_not() {
 /// Passes the inputs of a connection to a shard of a world.
 struct ShardInputs<'a> {
     world: &'a mut World,
-    shard: usize,
+    line: ConnectionId,
 }
 
 impl FrameSink for ShardInputs<'_> {
-    fn frame_input(&mut self, input: ShardInput<'_>) {
-        self.world.input(self.shard, input);
+    fn on_frame(&mut self, event: FrameEvent<'_>) {
+        self.world.input(self.line.shard, ShardInput::of_frame(self.line.connection, event));
     }
 
-    fn with_body<R>(&mut self, connection: u64, receive: impl FnOnce(Option<&mut [u8]>) -> R) -> R {
-        receive(self.world.shards[self.shard].body_target(connection))
+    fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
+        self.world.shards[self.line.shard].with_body(self.line.connection, receive)
     }
 }
 
@@ -73,15 +74,10 @@ impl FrameSink for ShardInputs<'_> {
 fn deliver(
     world: &mut World,
     line: ConnectionId,
-    frames: &mut FrameReceiver,
+    reader: &mut FrameReader,
     bytes: &[u8],
 ) -> FrameProgress {
-    let mut rest = bytes;
-    let mut source = |slices: &mut [IoSliceMut<'_>]| match rest.is_empty() {
-        true => Err(io::ErrorKind::WouldBlock.into()),
-        false => rest.read_vectored(slices),
-    };
-    frames.next(&mut source, &mut ShardInputs { world, shard: line.shard }).unwrap()
+    reader.receive(&mut slice_source(bytes), &mut ShardInputs { world, line }).unwrap()
 }
 
 #[test]
@@ -93,7 +89,8 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
     let line = world.join(0, &mut worker(1));
     let push = Push::gradient(1, world.token(line), world.push_slot(line));
     let part = push.part(0, Some(16));
-    let mut frames = FrameReceiver::new(line.connection, FrameReader::new());
+    let mut reader = FrameReader::new();
+    reader.open();
     // Each message arrives in pieces of this size, one within each lease.
     for (message, body, piece) in [(large, 0, 250), (part, 16, 1)] {
         let (mut bytes, stamp) = (Vec::new(), BodyStamp::plain(body));
@@ -105,8 +102,8 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
             .chunks(piece)
             .map(|piece| {
                 world.pass(LEASE - Duration::from_millis(50), &[]);
-                let result = deliver(&mut world, line, &mut frames, piece);
-                assert!(!world.closed.contains(&line), "{} of {message:?}", frames.bytes());
+                let result = deliver(&mut world, line, &mut reader, piece);
+                assert!(!world.closed.contains(&line), "{} of {message:?}", reader.bytes());
                 usize::from(result == FrameProgress::Whole)
             })
             .sum();
@@ -117,7 +114,7 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
     // Half a header renews the lease once. A client that stops there is lost.
     let mut bytes = Vec::new();
     encode(&mut bytes, &Envelope::default(), &message::Heartbeat {}.into(), BodyStamp::NONE);
-    assert_eq!(deliver(&mut world, line, &mut frames, &bytes[..40]), FrameProgress::Blocked);
+    assert_eq!(deliver(&mut world, line, &mut reader, &bytes[..40]), FrameProgress::Blocked);
     world.pass(LEASE, &[]);
     assert!(world.closed.contains(&line));
     assert_eq!(world.members[0].1, 0);

@@ -195,10 +195,8 @@ pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
             "all parts have one version"
         );
         version = Some(pulled.version);
-        let mut slices = Vec::new();
-        parts.slices(range, &mut slices);
         let start = bytes.len();
-        slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
+        parts.slices(range).for_each(|slice| bytes.extend_from_slice(slice));
         assert_eq!((bytes.len() - start) as u64, header.body_bytes);
     }
     (bytes, version.expect("an answer has at least one part"))

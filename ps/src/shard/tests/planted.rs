@@ -36,7 +36,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "rules",
-        run: |planted| _ = crate::aggregate::exhaustive::suite(planted),
+        run: |planted| _ = crate::aggregate::tests::exhaustive::suite(planted),
         looks_for: |bug| !is_of_state(bug),
     },
 ];

@@ -592,7 +592,7 @@ fn the_token_of_a_refused_push_is_free_once_its_client_is_gone() {
     let metrics = world.metrics();
     assert_eq!((metrics.tokens_taken_back, metrics.gradients_applied), (1, 0));
     let owner = world.shards[0].steps.owner.as_ref().unwrap();
-    assert_eq!(owner.tokens_out(), 0);
+    assert_eq!(owner.ledger().len(), 0);
 }
 
 #[test]
@@ -756,7 +756,7 @@ fn the_token_of_a_push_that_is_lost_with_client_and_server_is_free() {
     world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], Some(16)), &[]);
     let left = world.say(line, message::Leave {}.into());
     assert!(matches!(world.answer(line, left), Some(Message::Left(_))));
-    let owner = |world: &World| world.shards[0].steps.owner.as_ref().unwrap().tokens_out();
+    let owner = |world: &World| world.shards[0].steps.owner.as_ref().unwrap().ledger().len();
     assert_eq!(owner(&world), 1, "the push belongs to the server");
     world.restart(0).unwrap();
     assert_eq!((owner(&world), world.shards[0].has_work()), (0, false));

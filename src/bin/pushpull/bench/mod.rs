@@ -6,6 +6,7 @@ mod ceiling;
 mod daemon;
 mod memory;
 mod mlp;
+mod options;
 mod page;
 mod plot;
 mod probe;
@@ -23,118 +24,19 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 
+pub(crate) use self::options::BenchOptions;
+
+use self::options::Suite;
 use self::report::Report;
 use self::turns::Pace;
 
-/// Options of `pushpull bench`.
-#[derive(Debug, Args)]
-pub(crate) struct Options {
-    /// Suites to run.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Suite::Transport])]
-    suite: Vec<Suite>,
-    /// Transports of the suites `transport`, `rows` and `mlp`.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Transport::ALL)]
-    transport: Vec<Transport>,
-    /// Total sizes of the variables in the suite `transport`, such as 64B, 4KiB or 4MiB.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_parser = size,
-        default_values = ["64B", "4KiB", "64KiB", "1MiB", "4MiB", "64MiB"]
-    )]
-    sizes: Vec<String>,
-    /// Number of variables that the total size is divided into.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    variables: u32,
-    /// Number of workers that pull and push at once.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
-    replicas: u32,
-    /// Number of shards of the server in this process.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
-    shards: u16,
-    /// Addresses of running daemons, all of them in the order of their tasks, to measure in place
-    /// of a server in this process. They must run `--optimizer sgd` in asynchronous mode, and hold
-    /// no variables or those of an earlier run with the same options.
-    #[arg(long, value_delimiter = ',')]
-    address: Vec<String>,
-    /// Learning rate of the daemons of --address. Their values are checked against the sum of the
-    /// pushes.
-    #[arg(long, default_value_t = bed::RATE, requires = "address")]
-    learning_rate: f64,
-    /// Size of the variable of the suite `apply`.
-    #[arg(long, value_parser = size, default_value = "256MiB")]
-    apply_size: String,
-    /// Sizes of the state in the suite `restart`.
-    #[arg(long, value_delimiter = ',', value_parser = size, default_values = ["64MiB", "1GiB", "4GiB"])]
-    restart_sizes: Vec<String>,
-    /// Size of the values in the suite `memory`.
-    #[arg(long, value_parser = size, default_value = "256MiB")]
-    memory_size: String,
-    /// Size of the pull in the suite `memory` whose reader stops reading.
-    #[arg(long, value_parser = size, default_value = "1GiB")]
-    stalled_size: String,
-    /// Largest number of variables in the suite `scale`.
-    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    scale_variables: u32,
-    /// Largest number of connections in the suite `scale`.
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=4_000))]
-    scale_connections: u32,
-    /// Size of the variable of the suite `checkpoint`.
-    #[arg(long, value_parser = size, default_value = "256MiB")]
-    checkpoint_size: String,
-    /// Number of rounds of pushpull and its ceiling, interleaved. Figures are medians over the
-    /// rounds.
-    #[arg(long, default_value_t = 7, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(5..=1000))]
-    rounds: usize,
-    /// Approximate duration of one side of a round, in milliseconds.
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
-    round_ms: u64,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    json: bool,
-    /// Draw the throughputs of the suite `transport` by size, with the ceilings, into an SVG file.
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
-    /// Write the figures, the machine and the command into a Markdown page, between its figure
-    /// markers.
-    #[arg(long, value_name = "FILE.md")]
-    page: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Suite {
-    /// A short selection of the other suites, in less than a minute.
-    Quick,
-    /// Pulls and pushes beside the bare transport.
-    Transport,
-    /// Update rules in the store beside the same rules in place.
-    Apply,
-    /// Rows of a sparse variable and of a table, in the store and over the transports, beside a
-    /// bare gather.
-    Rows,
-    /// A killed daemon from exec to its first answered pull, beside a process that only prints its
-    /// version.
-    Restart,
-    /// A small network trained by two workers, beside the same two that only compute.
-    Mlp,
-    /// Memory of a daemon beside the bounds of its configuration, memory of an idle connection, and
-    /// pushes beside a reader that requested everything and stopped reading.
-    Memory,
-    /// Pulls and pushes with many variables and with many connections, beside one of each.
-    Scale,
-    /// A checkpoint during pushes, beside a file that is written, flushed and read.
-    Checkpoint,
-}
-
+/// A transport; the help of the command describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
-    /// TCP over loopback.
     Tcp,
-    /// A Unix socket without shared memory.
     Uds,
-    /// Memory that the server shares over a Unix socket.
     Shm,
 }
 
@@ -175,16 +77,16 @@ impl Transport {
 pub(crate) type Failure = Box<dyn Error>;
 
 /// Runs the suites of the options and prints their rows.
-pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let mut report = Report::new(options.json);
-    let pace = Pace { rounds: options.rounds, round: Duration::from_millis(options.round_ms) };
+pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    let mut report = Report::new(options.output.json);
+    let pace = options.pace();
     for &suite in &options.suite {
         measure(suite, options, pace, &mut report)?;
     }
-    if let Some(path) = &options.plot {
+    if let Some(path) = &options.output.plot {
         plot::draw(path, report.lines())?;
     }
-    if let Some(path) = &options.page {
+    if let Some(path) = &options.output.page {
         page::write(path, report.lines())?;
     }
     Ok(())
@@ -192,22 +94,22 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 fn measure(
     suite: Suite,
-    options: &Options,
+    options: &BenchOptions,
     pace: Pace,
     report: &mut Report,
 ) -> Result<(), Failure> {
     match suite {
         Suite::Quick => quick(options, report),
-        Suite::Transport => transport::run(options, &options.sizes, pace, report),
-        Suite::Restart => restart::run(&options.restart_sizes, pace.rounds, report),
+        Suite::Transport => transport::run(options, &options.transport_suite.sizes, pace, report),
+        Suite::Restart => restart::run(&options.suites.restart_sizes, pace.rounds, report),
         Suite::Memory => {
-            memory::run(bytes_of(&options.memory_size)?, report)?;
-            stalled::run(&options.stalled_size, pace, report)
+            memory::run(bytes_of(&options.suites.memory_size)?, report)?;
+            stalled::run(&options.suites.stalled_size, pace, report)
         }
         Suite::Scale => scale::run(options, pace, report),
         Suite::Checkpoint => {
-            let bytes = bytes_of(&options.checkpoint_size)?;
-            saving::run(&options.checkpoint_size, bytes, pace.rounds, report)
+            let bytes = bytes_of(&options.suites.checkpoint_size)?;
+            saving::run(&options.suites.checkpoint_size, bytes, pace.rounds, report)
         }
         Suite::Mlp => {
             options.transport.iter().try_for_each(|&transport| mlp::run(transport, pace, report))
@@ -220,15 +122,15 @@ fn measure(
                 .try_for_each(|&transport| served::run(&[16, 64], transport, pace, report))
         }
         Suite::Apply => {
-            let bytes = bytes_of(&options.apply_size)?;
+            let bytes = bytes_of(&options.suites.apply_size)?;
             apply::run(&apply::every_rule(), bytes, pace, report)
         }
     }
 }
 
 /// Runs short rounds of the most telling suites.
-fn quick(options: &Options, report: &mut Report) -> Result<(), Failure> {
-    let pace = Pace { rounds: options.rounds.min(5), round: Duration::from_millis(80) };
+fn quick(options: &BenchOptions, report: &mut Report) -> Result<(), Failure> {
+    let pace = Pace { rounds: options.pace().rounds.min(5), round: Duration::from_millis(80) };
     let sizes = ["64B", "4KiB", "1MiB", "16MiB"].map(str::to_owned);
     transport::run(options, &sizes, pace, report)?;
     apply::run(&apply::every_rule()[..2], 32 << 20, pace, report)?;

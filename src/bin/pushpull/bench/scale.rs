@@ -11,7 +11,7 @@ use super::daemon::expect;
 use super::probe::ProbeConnection;
 use super::report::{Report, ReportLine, Row, Unit};
 use super::turns::{Pace, interleave};
-use super::{Failure, Options, Transport};
+use super::{BenchOptions, Failure, Transport};
 
 /// Size in bytes of the model that is divided into many variables.
 const MODEL_BYTES: usize = 4 << 20;
@@ -20,10 +20,10 @@ const MODEL_BYTES: usize = 4 << 20;
 const SMALL_BYTES: usize = 64;
 
 /// Measures hundreds, thousands and so on, up to the counts of the options.
-pub(crate) fn run(options: &Options, pace: Pace, report: &mut Report) -> Result<(), Failure> {
+pub(crate) fn run(options: &BenchOptions, pace: Pace, report: &mut Report) -> Result<(), Failure> {
     let transport = options.transport.first().copied().unwrap_or(Transport::Tcp);
     let mut worst: Option<ReportLine> = None;
-    for variables in counts(options.scale_variables) {
+    for variables in counts(options.suites.scale_variables) {
         for (verb, direction) in
             [("pull", PayloadDirection::Pull), ("push", PayloadDirection::Push)]
         {
@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options, pace: Pace, report: &mut Report) -> Result<
     }
     summary("scale_variables", worst, report)?;
     let mut worst = None;
-    for connections in counts(options.scale_connections) {
+    for connections in counts(options.suites.scale_connections) {
         let mut one = ReaderConnections::start(transport, 1)?;
         let mut many = ReaderConnections::start(transport, connections)?;
         let (ours, theirs) = interleave(pace, || many.pull(), || one.pull())?;

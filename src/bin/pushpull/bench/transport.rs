@@ -8,7 +8,7 @@ use super::ceiling::{
 };
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave};
-use super::{Failure, Options, Transport, bytes_of};
+use super::{BenchOptions, Failure, Transport, bytes_of};
 
 /// Bytes that each of several concurrent workers moves in one operation.
 const OPERATION_BYTES: usize = 8 << 20;
@@ -17,12 +17,12 @@ const OPERATION_REPEATS_MAX: usize = 256;
 
 /// Measures these sizes over the transports of the options, or with the daemons of `--address`.
 pub(crate) fn run(
-    options: &Options,
+    options: &BenchOptions,
     sizes: &[String],
     pace: Pace,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    if let Some(address) = options.address.first() {
+    if let Some(address) = options.transport_suite.address.first() {
         let [size] = sizes else {
             return Err(
                 "cannot measure several sizes with --address: the variables of a daemon are \
@@ -30,13 +30,16 @@ pub(crate) fn run(
                     .into(),
             );
         };
-        let at = Target::Daemons { addresses: &options.address, rate: options.learning_rate };
+        let at = Target::Daemons {
+            addresses: &options.transport_suite.address,
+            rate: options.transport_suite.learning_rate,
+        };
         let mut ways = options.transport.iter().filter(|transport| transport.fits(address));
         return ways.try_for_each(|&transport| measure(options, at, transport, size, pace, report));
     }
     for &transport in &options.transport {
         for size in sizes {
-            let at = Target::InProcess { shards: options.shards };
+            let at = Target::InProcess { shards: options.transport_suite.shards };
             measure(options, at, transport, size, pace, report)?;
         }
     }
@@ -44,21 +47,21 @@ pub(crate) fn run(
 }
 
 fn measure(
-    options: &Options,
+    options: &BenchOptions,
     at: Target<'_>,
     transport: Transport,
     size: &str,
     pace: Pace,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    let (bytes, variables) = (bytes_of(size)?, options.variables as usize);
-    let replicas = options.replicas as usize;
+    let (bytes, variables) = (bytes_of(size)?, options.transport_suite.variables as usize);
+    let replicas = options.transport_suite.replicas as usize;
     let bed = TestBed::start(at, transport, BenchModel { bytes, variables }, replicas)?;
     let mut end = format!("_{}_{size}", transport.name());
     for (what, count, usual) in [
         ("variables", variables, 1),
         ("replicas", replicas, 1),
-        ("shards", options.shards.into(), 1),
+        ("shards", options.transport_suite.shards.into(), 1),
     ] {
         if count != usual {
             end.push_str(&format!("_{what}{count}"));

@@ -9,7 +9,6 @@ mod push_buffers;
 mod stepwise_reader;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,8 +19,11 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{Incarnation, RestoreEpoch, Sequence, ShardId, TaskId, VariableId};
+use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::message::{self, Declared, Operation, Role};
-use pushpull_common::protocol::{BodyPoll, BodyStamp, FrameReader, Grant, Message, Poll, encode};
+use pushpull_common::protocol::{
+    BodyStamp, FrameEvent, FrameProgress, FrameReader, FrameSink, Grant, Message, encode,
+};
 
 use crate::client::is_outdated;
 use crate::config::Checksums;
@@ -44,7 +46,7 @@ pub struct SessionEndpoint {
     session: Session,
     plan: Arc<ShardingPlan>,
     owner: ShardId,
-    links: BTreeMap<usize, (FrameReader, bool)>,
+    links: BTreeMap<usize, FrameReader>,
     /// Descriptors received over each link and not used yet, in the order of the answers they
     /// belong to.
     descriptors: BTreeMap<usize, VecDeque<Vec<OwnedFd>>>,
@@ -63,6 +65,23 @@ pub struct SessionEndpoint {
     /// How many gradients each shard had applied to the values of the last pull.
     pulled_gradients: GradientCounts,
     events: VecDeque<EndpointEvent>,
+}
+
+/// Passes the frames of a link to the session, at a fixed time.
+struct LinkSink<'a> {
+    endpoint: &'a mut SessionEndpoint,
+    now: Instant,
+    link: usize,
+}
+
+impl FrameSink for LinkSink<'_> {
+    fn on_frame(&mut self, event: FrameEvent<'_>) {
+        self.endpoint.handle(self.now, SessionInput::of_frame(self.link, event));
+    }
+
+    fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
+        self.endpoint.session.with_targets(self.link, receive)
+    }
 }
 
 impl SessionEndpoint {
@@ -328,7 +347,7 @@ impl SessionEndpoint {
     pub fn connected(&mut self, now: Instant, link: usize, same_host: bool) {
         let mut reader = FrameReader::new();
         reader.open();
-        self.links.insert(link, (reader, false));
+        self.links.insert(link, reader);
         self.descriptors.remove(&link);
         self.handle(now, SessionInput::Connected { link, same_host });
     }
@@ -352,70 +371,20 @@ impl SessionEndpoint {
         // The entry stays in the map: its absence afterwards means that the session has closed the
         // link.
         let Some(place) = self.links.get_mut(&link) else { return true };
-        let (mut reader, mut in_body) = std::mem::take(place);
-        let sound = self.read(now, link, (&mut reader, &mut in_body), bytes);
+        let mut reader = std::mem::take(place);
+        let mut source = slice_source(bytes);
+        let mut sink = LinkSink { endpoint: self, now, link };
+        let sound = loop {
+            match reader.receive(&mut source, &mut sink) {
+                Err(_) => break false,
+                Ok(FrameProgress::Whole) if sink.endpoint.links.contains_key(&link) => {}
+                Ok(_) => break true,
+            }
+        };
         if let Some(place) = self.links.get_mut(&link) {
-            *place = (reader, in_body);
+            *place = reader;
         }
         sound
-    }
-
-    fn read(
-        &mut self,
-        now: Instant,
-        link: usize,
-        (reader, in_body): (&mut FrameReader, &mut bool),
-        bytes: &[u8],
-    ) -> bool {
-        let mut rest = bytes;
-        let mut source = |slices: &mut [IoSliceMut<'_>]| {
-            if rest.is_empty() {
-                return Err(io::ErrorKind::WouldBlock.into());
-            }
-            let mut count = 0;
-            for slice in slices {
-                let taken = slice.len().min(rest.len());
-                let (head, tail) = rest.split_at(taken);
-                slice[..taken].copy_from_slice(head);
-                rest = tail;
-                count += taken;
-            }
-            Ok(count)
-        };
-        loop {
-            if !self.links.contains_key(&link) {
-                return true;
-            }
-            if *in_body {
-                let before = reader.bytes();
-                let polled = self.session.with_targets(link, |targets| match targets {
-                    Some(targets) => reader.poll_body_scattered(&mut source, targets),
-                    None => reader.skip_body(&mut source),
-                });
-                match polled {
-                    Err(_) => return false,
-                    Ok(BodyPoll::Done) => {
-                        *in_body = false;
-                        self.handle(now, SessionInput::Body { link });
-                    }
-                    Ok(BodyPoll::Pending) => {
-                        if reader.bytes() != before {
-                            self.handle(now, SessionInput::BytesReceived { link });
-                        }
-                        return true;
-                    }
-                }
-                continue;
-            }
-            match reader.poll(&mut source) {
-                Err(_) => return false,
-                Ok(Poll::Pending | Poll::Closed) => return true,
-                Ok(Poll::Frame(header, message)) => {
-                    *in_body = header.body_bytes > 0;
-                    self.handle(now, SessionInput::Message { link, header, message });
-                }
-            }
-        }
     }
 
     /// Reports that time has passed.

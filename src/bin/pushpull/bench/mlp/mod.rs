@@ -9,7 +9,7 @@
 
 mod alone;
 mod data;
-#[path = "../../../../../examples/digits/model/mod.rs"]
+#[path = "../../../../../examples/mlp/mod.rs"]
 #[allow(dead_code, reason = "the example measures its accuracy as well")]
 mod model;
 mod training;

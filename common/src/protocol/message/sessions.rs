@@ -1,0 +1,202 @@
+//! How a session opens, is kept alive, and ends.
+
+use super::variables::CatalogueState;
+use crate::codec::Encodings;
+use crate::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
+use crate::protocol::limits;
+use crate::protocol::refusal::Refusal;
+use crate::protocol::wire::{List, Text, wire_enum, wire_struct};
+
+/// An identity on the wire: names and values, in order of names.
+pub type IdentityFields = List<
+    (Text<{ limits::IDENTITY_NAME_BYTES_MAX }>, Text<{ limits::IDENTITY_VALUE_BYTES_MAX }>),
+    { limits::IDENTITY_FIELDS_MAX },
+>;
+
+wire_enum! {
+    /// What a peer may do; checked for every message.
+    #[derive(Copy, Eq)]
+    Role {
+        /// Takes tokens, pulls and pushes.
+        1 => Worker {},
+        /// A worker that also declares and initializes the variables and ends training.
+        2 => Chief {},
+        /// Only pulls, without tokens; holds no lease.
+        3 => Reader {},
+        /// Stops and saves; reserved.
+        4 => Admin {},
+        /// Another ps task.
+        5 => Peer {},
+    }
+}
+
+impl Role {
+    /// Returns the role's code on the wire.
+    pub fn code(self) -> u8 {
+        match self {
+            Role::Worker {} => 1,
+            Role::Chief {} => 2,
+            Role::Reader {} => 3,
+            Role::Admin {} => 4,
+            Role::Peer {} => 5,
+        }
+    }
+
+    /// Returns whether the role is a member: it holds a lease and may push.
+    pub fn is_member(self) -> bool {
+        matches!(self, Role::Worker {} | Role::Chief {})
+    }
+}
+
+wire_enum! {
+    /// Whether bodies have a checksum.
+    #[derive(Copy, Eq)]
+    BodyCrc {
+        /// Every body has one.
+        1 => On {},
+        /// Bodies have none.
+        2 => Off {},
+        /// In a request: the server decides by the transport.
+        3 => Auto {},
+    }
+}
+
+wire_enum! {
+    /// The update mode of a shard.
+    #[derive(Copy, Eq)]
+    ModeIs {
+        /// Each push is applied at once.
+        1 => Asynchronous {
+            /// Whether the step owner drops stale gradients. A client then sends the last part to
+            /// the other shards only after the owner has applied the push.
+            owner_first: bool,
+        },
+        /// A step combines several pushes.
+        2 => Synchronous {
+            /// The number of gradients in a step.
+            replicas_to_aggregate: u32,
+            /// The expected number of replicas, backup replicas included.
+            total_num_replicas: u32,
+        },
+    }
+}
+
+wire_enum! {
+    /// The handling of NaN and infinities in a push.
+    #[derive(Copy, Eq)]
+    NonFinitePolicy {
+        /// The push is refused: by the worker before a byte is sent, and again by the server.
+        1 => Reject {},
+        /// The push is applied and the server counts it.
+        2 => Count {},
+        /// No check.
+        3 => Allow {},
+    }
+}
+
+wire_struct! {
+    /// Opens a session with one shard.
+    Hello {
+        /// The oldest protocol version that the client speaks.
+        version_oldest: u16,
+        /// The newest protocol version that the client speaks.
+        version_newest: u16,
+        /// The role that the client requests.
+        role: Role,
+        /// The client's job.
+        job: Text<{ limits::JOB_BYTES_MAX }>,
+        /// The client's task index.
+        task: u32,
+        /// The shard that the session is for.
+        shard: ShardId,
+        /// Chosen by the client at each start.
+        incarnation: Incarnation,
+        /// The epoch assigned to this incarnation; 0 requests one from the step owner.
+        client_epoch: ClientEpoch,
+        /// The restore epoch that the client has joined on this shard; 0 before.
+        seen_epoch: RestoreEpoch,
+        /// The newest global step known to the client.
+        seen_step: GlobalStep,
+        /// SHA-256 of the client's catalogue; absent before it has joined.
+        catalogue: Option<[u8; 32]>,
+        /// Whether the client requests checksums for bodies.
+        body_crc: BodyCrc,
+        /// The facts that must agree, as known to the client.
+        identity: IdentityFields,
+        /// Reserved for authentication; empty in this version.
+        auth: List<u8, { limits::AUTH_BYTES_MAX }>,
+    }
+}
+
+wire_struct! {
+    /// Accepts a session.
+    Welcome {
+        /// The protocol version of the session.
+        version: u16,
+        /// The number of shards of each ps task.
+        shards: u16,
+        /// The client's epoch, assigned by the step owner or repeated by another shard.
+        client_epoch: ClientEpoch,
+        /// The update mode.
+        mode: ModeIs,
+        /// The lease: a member that is silent for this long is lost.
+        lease_ms: u32,
+        /// The largest part that the shard accepts.
+        part_bytes_max: u32,
+        /// Whether bodies have checksums in this session: `On` or `Off`.
+        body_crc: BodyCrc,
+        /// The handling of non-finite values.
+        non_finite: NonFinitePolicy,
+        /// The encodings that the shard can decode; those of values it can also encode.
+        encodings: Encodings,
+        /// The state of the variables.
+        catalogue: CatalogueState,
+        /// The restore epoch. It rises when the cluster restores a checkpoint or is initialized
+        /// again; 0 before the variables of this shard have had values.
+        restore_epoch: RestoreEpoch,
+        /// The global step at which that epoch began.
+        restored_step: GlobalStep,
+        /// The address of a Unix socket of the same server, in the form of a cluster's addresses;
+        /// empty if there is none. There the server shares memory with clients of its host and
+        /// user. A client that is connected in another way may connect there instead.
+        unix_address: Text<{ limits::UNIX_ADDRESS_BYTES_MAX }>,
+        /// The facts that must agree, as known to the server.
+        identity: IdentityFields,
+        /// Reserved for authentication; empty in this version.
+        auth: List<u8, { limits::AUTH_BYTES_MAX }>,
+    }
+}
+
+wire_struct! {
+    /// Answers any request with a refusal.
+    Refused {
+        /// The reason.
+        refusal: Refusal,
+    }
+}
+
+wire_struct! {
+    /// Renews a lease. Any byte does; a heartbeat is for times without other traffic.
+    Heartbeat {}
+}
+wire_struct! {
+    /// Answers a heartbeat, so that the client knows that the server is alive.
+    HeartbeatAnswer {}
+}
+
+wire_struct! {
+    /// Ends the training: no client gets another token (chief).
+    Finish {}
+}
+wire_struct! {
+    /// The training has ended.
+    Finished {}
+}
+wire_struct! {
+    /// Leaves the training and returns this client's tokens.
+    Leave {}
+}
+wire_struct! {
+    /// The client has left; the connection may close.
+    Left {}
+}

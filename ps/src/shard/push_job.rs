@@ -1,0 +1,220 @@
+//! The job that applies a push which is whole in the inbox.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use pushpull_common::ids::TokenId;
+use pushpull_common::protocol::message::{Operation, PushAnswer};
+use pushpull_common::protocol::{Envelope, Outcome, Refusal};
+use pushpull_common::tensor::DType;
+use pushpull_optim::volatile::Volatile;
+use pushpull_store::change::Stalled;
+use pushpull_store::commit::Journal;
+use pushpull_store::testing::planted::Bug;
+
+use super::applier::Applier;
+use super::intake::Intake;
+use super::peers::client_registry::ClientPresence;
+use super::pulls::Pulls;
+use super::scan::{NonFiniteScan, ScanningInput};
+use super::shard_files::record::RESTORED_LIMIT;
+use super::staleness::StalenessAdjustment;
+use super::steps::Steps;
+use super::update::{DenseInput, InputRange, InputValues, Update, UpdateProgress, UpdatePushes};
+use super::variables::Variables;
+use super::{Shard, VariablesState};
+use crate::client_key::ClientKey;
+use crate::inbox::{PushArrival, PushSource, PushValues};
+
+/// A push that is whole in the inbox and is being applied.
+#[derive(Debug)]
+pub(super) struct PushJob {
+    pub(super) push_slot: u32,
+    update: Update,
+    /// Whether a [`ScanJob`](super::scan::ScanJob) has scanned its ranges in a push buffer.
+    /// Otherwise they are scanned as they are applied.
+    is_scanned: bool,
+    /// Why the push is refused, if it is.
+    pub(super) refusal: Option<Refusal>,
+}
+
+/// The values of one push.
+pub(super) struct PushInput<'a> {
+    pub(super) source: PushSource<'a>,
+    /// Whether the values that were sent, and those in a push buffer, are scanned.
+    pub(super) scans_own: bool,
+    pub(super) scans_shared: bool,
+}
+
+impl<'a> PushInput<'a> {
+    /// Returns the values at the start of a range, as far as they are in one memory.
+    pub(super) fn next(
+        &self,
+        range: Range<u64>,
+        dtype: DType,
+        budget: u64,
+        scan: Option<NonFiniteScan<'a>>,
+    ) -> InputRange<'a> {
+        let range = range.start..range.end.min(range.start.saturating_add(budget));
+        let (values, end) = match self.source.values(range.clone()) {
+            Some((values, end)) => (Some(values), end),
+            None => (None, range.end),
+        };
+        let scanning = |values, scan| {
+            InputValues::Scanned(ScanningInput::new(values, range.start, dtype, scan))
+        };
+        let values = values.map(|values| match values {
+            PushValues::Own(bytes) if self.scans_own => scanning(Volatile::of(bytes), scan),
+            PushValues::Own(bytes) => InputValues::Bytes(bytes),
+            PushValues::Shared(shared) => scanning(shared, scan.filter(|_| self.scans_shared)),
+        });
+        InputRange { end, read: end - range.start, values }
+    }
+}
+
+impl PushJob {
+    /// Creates the job for the push in this slot.
+    pub(super) fn new(push_slot: u32, is_scanned: bool) -> PushJob {
+        PushJob { push_slot, update: Update::default(), is_scanned, refusal: None }
+    }
+
+    /// Returns whether the job has begun to change values.
+    pub(super) fn has_begun(&self) -> bool {
+        self.update.has_begun()
+    }
+
+    /// Applies a slice; returns whether the job is done.
+    pub(super) fn slice(
+        &mut self,
+        applier: &mut Applier,
+        intake: &Intake,
+        variables: &mut Variables,
+        steps: &Steps,
+        pulls: &Pulls,
+        journal: &mut Journal,
+    ) -> Result<bool, Stalled> {
+        let push_slot = self.push_slot;
+        if !self.has_begun()
+            && let Some(streaming) =
+                applier.streaming.take().filter(|streaming| streaming.push_slot == push_slot)
+        {
+            // The push was applied as it arrived, and nothing was committed since.
+            self.update = streaming.update;
+            return Ok(true);
+        }
+        let Some(inbox) = &intake.inbox else { return Ok(true) };
+        let (Some(push), Some(source)) = (inbox.arrival(push_slot), inbox.source(push_slot)) else {
+            return Ok(true);
+        };
+        let (operation, push_slots) = (push.operation, &[push_slot][..]);
+        let pushes = UpdatePushes { inbox, push_slots, factors: &[], operation };
+        if !self.has_begun() {
+            // A shard that is not the step owner takes the client's step, up to a limit.
+            let known = steps.owner.as_ref().map(|owner| owner.step().0);
+            let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
+            let (owner, last_pulls) = (steps.asynchronous_tokens(), &pulls.last_pulls);
+            let adjustment =
+                StalenessAdjustment::of(push_slot, inbox, variables, owner, last_pulls);
+            self.update.begin(applier, variables, journal, pushes, adjustment, step)?;
+        }
+        // Parts that were sent were scanned on arrival.
+        let (scans_own, scans_shared) = (false, !self.is_scanned);
+        let input = PushInput { source, scans_own, scans_shared };
+        match self.update.slice(applier, variables, pushes, DenseInput::Push(&input))? {
+            UpdateProgress::Unfinished => return Ok(false),
+            UpdateProgress::Done => {}
+            UpdateProgress::Refused(refusal) => self.refusal = Some(refusal),
+        }
+        Ok(true)
+    }
+}
+
+impl Shard {
+    /// Settles a push that has been applied, frees its slot, and answers.
+    pub(super) fn push_applied(&mut self, now: Instant, job: PushJob) {
+        let Some(inbox) = &mut self.intake.inbox else { return };
+        let Some((client, push)) = inbox.take(job.push_slot) else {
+            return;
+        };
+        self.variables.count_overflow();
+        if !self.config.planted.has(Bug::SequenceBeforeFlip) {
+            self.variables.publish(&mut self.files);
+        }
+        self.variables.version += 1;
+        let gradient = push.operation == Operation::Gradient {};
+        let mut staleness = 0;
+        if gradient {
+            self.variables.gradients += 1;
+            self.counters.gradients_applied.add(1);
+            debug_assert_eq!(
+                job.update.adjustment.at.count, self.variables.gradients,
+                "no gradient was applied in between"
+            );
+            job.update.adjustment.count(&self.counters);
+            if let Some(tokens) = self.steps.asynchronous_tokens_mut() {
+                staleness = tokens.spend(push.token, push.step);
+                debug_assert_eq!(
+                    job.update.adjustment.staleness,
+                    Some(staleness),
+                    "the staleness has changed since the push began"
+                );
+                self.counters.global_step.set(tokens.ledger.steps.step);
+                self.stamp_answers();
+            }
+        } else {
+            self.counters.assigns_applied.add(1);
+            if let VariablesState::Declared(store) = &self.variables.state {
+                for extent in push.extents.ranges() {
+                    let stored = store.layout().within(extent.clone()).filter(|p| !p.is_table());
+                    self.variables.assigned.extend(stored.map(|partition| partition.id));
+                }
+            }
+        }
+        let outcome = Outcome::Applied {
+            version: self.variables.version,
+            step: self.steps.step(),
+            staleness,
+        };
+        self.applier.rows.clear();
+        if let Some(client) = client {
+            self.settle_and_answer(now, client, &push, outcome);
+        }
+        if self.config.planted.has(Bug::SequenceBeforeFlip) {
+            self.persist();
+            self.variables.publish(&mut self.files);
+        }
+    }
+
+    /// Settles a push in its client's window, and only then acknowledges it.
+    pub(super) fn settle_and_answer(
+        &mut self,
+        now: Instant,
+        client: ClientKey,
+        push: &PushArrival,
+        outcome: Outcome,
+    ) {
+        let entry = self.peers.registry.client_mut(client);
+        // The step owner tracks its tokens itself.
+        let spends = push.operation == (Operation::Gradient {}) && self.steps.owner.is_none();
+        let token = if spends { push.token } else { TokenId(0) };
+        entry.window.settle_under(token, push.sequence, outcome);
+        let (Some(connection), Some(whole)) = (entry.connection, push.whole) else {
+            return;
+        };
+        if whole.connection != connection {
+            // The request came over a connection that has ended. A repeated request is answered.
+            return;
+        }
+        let present = entry.presence == ClientPresence::Present;
+        let (next, ended) = match whole.next && present {
+            true => self.steps.next_token(&self.peers, now, client),
+            false => (None, None),
+        };
+        let push_slot =
+            if present { self.intake.free_push_slot(&self.peers, now, client) } else { 0 };
+        let answer = PushAnswer { outcome, duplicate: false, next, ended, push_slot };
+        let (request, sequence) = (whole.request, push.sequence);
+        let request = Envelope { request, sequence, ..Envelope::default() };
+        self.out.answer(connection, request, answer.into());
+    }
+}

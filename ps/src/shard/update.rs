@@ -1,0 +1,342 @@
+//! An update of a shard's values: which dense ranges and rows it changes, and how far it is.
+//!
+//! One loop changes the dense ranges, for whole pushes, synchronous steps and parts on arrival.
+
+use std::ops::Range;
+
+use pushpull_common::catalogue::Partition;
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::Operation;
+use pushpull_optim::optimizer::{ApplyAt, VariableRules};
+use pushpull_store::change::{Change, NoFreeBlock, Stalled};
+use pushpull_store::commit::Journal;
+use pushpull_store::store::{ChangeInput, Store};
+
+use super::VariablesState;
+use super::applier::Applier;
+use super::fused_ranges::FusedRanges;
+use super::intake::whole_push::overflow_refusal;
+use super::push_job::PushInput;
+use super::scan::{NonFiniteElement, NonFiniteScan, ScanningInput};
+use super::staleness::StalenessAdjustment;
+use super::step_job::{StepInput, StepMean};
+use super::two_pass::TwoPass;
+use super::variables::Variables;
+use super::work::budget_of;
+use crate::aggregate::step_coordinator::PerPush;
+use crate::config::{NonFinite, PsConfig};
+use crate::inbox::{Extents, Inbox};
+use crate::metrics::Counters;
+
+/// An update by a push or by a synchronous step, applied in slices: first dense ranges, then rows,
+/// then tables.
+#[derive(Debug, Default)]
+pub(super) struct Update {
+    begun: bool,
+    /// Decided when the update begins.
+    pub(super) adjustment: StalenessAdjustment,
+    two_pass: TwoPass,
+    /// The dense ranges that it changes.
+    dense: Extents,
+    /// The index of the current range, and the byte of the layout up to which it is changed.
+    range: usize,
+    done_to: u64,
+}
+
+/// How far an update is after a slice.
+#[derive(Debug)]
+pub(super) enum UpdateProgress {
+    Unfinished,
+    Done,
+    /// The update is refused and discarded.
+    Refused(Refusal),
+}
+
+/// How an update changes values.
+#[derive(Clone, Copy)]
+pub(super) struct UpdateSpec<'a> {
+    pub(super) rules: &'a VariableRules,
+    pub(super) operation: Operation,
+    pub(super) at: ApplyAt,
+}
+
+/// The pushes that make an update.
+#[derive(Clone, Copy)]
+pub(super) struct UpdatePushes<'a> {
+    pub(super) inbox: &'a Inbox,
+    /// Their slots, in the order of summation.
+    pub(super) push_slots: &'a [u32],
+    /// The factor of each push. Empty if all are 1.
+    pub(super) factors: &'a [f64],
+    pub(super) operation: Operation,
+}
+
+/// The values that an update changes, and what it needs for that.
+pub(super) struct UpdateTarget<'a> {
+    pub(super) store: &'a mut Store,
+    pub(super) spec: UpdateSpec<'a>,
+    pub(super) config: &'a PsConfig,
+    pub(super) scratch: &'a mut Scratch,
+    fused_ranges: &'a FusedRanges,
+    counters: &'a Counters,
+}
+
+/// Scratch memory of updates.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// For elements that are computed from a gradient.
+    pub(super) tile: Vec<u64>,
+    /// For elements copied from a push buffer.
+    pub(super) shared_tile: Vec<u64>,
+}
+
+/// The dense values that an update takes.
+#[derive(Clone, Copy)]
+pub(super) enum DenseInput<'i, 'a> {
+    Push(&'i PushInput<'a>),
+    Step(&'i StepInput<'a>),
+}
+
+/// The input of a range of one type, to be changed at once.
+pub(super) struct InputRange<'a> {
+    pub(super) end: u64,
+    /// The bytes that are read, which count towards the budget of a slice.
+    pub(super) read: u64,
+    /// `None` if no push contains the range.
+    pub(super) values: Option<InputValues<'a>>,
+}
+
+/// The values for a range.
+pub(super) enum InputValues<'a> {
+    Bytes(&'a [u8]),
+    Scanned(ScanningInput<'a>),
+    Mean(StepMean<'a>),
+}
+
+impl Update {
+    /// Creates an update whose adjustment is known before it begins.
+    pub(super) fn new(adjustment: StalenessAdjustment) -> Update {
+        Update { adjustment, ..Update::default() }
+    }
+
+    /// Returns whether it has begun to change values.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Begins to change the dense ranges and the rows of these pushes, at a global step. After an
+    /// error it can be begun again.
+    pub(super) fn begin(
+        &mut self,
+        applier: &mut Applier,
+        variables: &mut Variables,
+        journal: &mut Journal,
+        pushes: UpdatePushes<'_>,
+        adjustment: StalenessAdjustment,
+        step: u64,
+    ) -> Result<(), Stalled> {
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut variables.state
+        else {
+            return Ok(());
+        };
+        applier.streaming = None;
+        let (layout, rules, operation) = (store.layout(), &variables.rules, pushes.operation);
+        self.dense.unite(&pushes.ranges(), layout);
+        self.two_pass = TwoPass::new(layout, rules, operation);
+        applier.rows.find(pushes, store, rules);
+        let at = (step, variables.version + 1);
+        let begun = applier.rows.begin(store, journal, self.dense.ranges(), at, operation);
+        match begun {
+            Ok(()) => (self.begun, self.adjustment) = (true, adjustment),
+            Err(_) => store.discard(),
+        }
+        begun
+    }
+
+    /// Applies a slice. `input` has the dense values of the pushes.
+    pub(super) fn slice(
+        &mut self,
+        applier: &mut Applier,
+        variables: &mut Variables,
+        pushes: UpdatePushes<'_>,
+        input: DenseInput<'_, '_>,
+    ) -> Result<UpdateProgress, Stalled> {
+        let (operation, at) = (pushes.operation, self.adjustment.at);
+        let scratch = &mut applier.scratch;
+        let Some(mut target) = UpdateTarget::new(variables, operation, at, scratch) else {
+            return Ok(UpdateProgress::Done);
+        };
+        let mut budget = budget_of(target.store);
+        match self.change_dense(&mut target, input, &mut budget)? {
+            UpdateProgress::Done => {}
+            other => return Ok(other),
+        }
+        let rows_done = applier.rows.slice(&mut target, pushes, &mut budget)?;
+        Ok(match target.refuse_overflow() {
+            Some(refusal) => UpdateProgress::Refused(refusal),
+            None if rows_done => UpdateProgress::Done,
+            None => UpdateProgress::Unfinished,
+        })
+    }
+
+    /// Applies a part of a push that arrives, into shadow blocks.
+    pub(super) fn apply_part(
+        &mut self,
+        target: &mut UpdateTarget<'_>,
+        input: DenseInput<'_, '_>,
+        part: &Range<u64>,
+    ) -> Result<UpdateProgress, NoFreeBlock> {
+        target.store.can_change(std::iter::once(part.clone()))?;
+        (self.begun, self.range, self.done_to) = (true, 0, 0);
+        self.dense = Extents::default();
+        self.dense.add(part.clone());
+        let mut budget = u64::MAX;
+        self.change_dense(target, input, &mut budget)
+    }
+
+    /// Changes the dense ranges from the current position on, until the budget is used up. A refused
+    /// change is discarded.
+    fn change_dense(
+        &mut self,
+        target: &mut UpdateTarget<'_>,
+        input: DenseInput<'_, '_>,
+        budget: &mut u64,
+    ) -> Result<UpdateProgress, NoFreeBlock> {
+        while let Some((part, partition)) = self.next_part(target) {
+            if *budget == 0 {
+                return Ok(UpdateProgress::Unfinished);
+            }
+            let block_bytes = target.store.geometry().block_bytes as u64;
+            let Scratch { tile, shared_tile } = &mut *target.scratch;
+            let (dtype, config) = (partition.dtype, target.config);
+            let InputRange { end, read, values } = match input {
+                DenseInput::Push(push) => {
+                    let scan =
+                        NonFiniteScan { policy: config.non_finite, counters: target.counters };
+                    // The client may change the values between two passes. Both passes scan if
+                    // non-finite values are refused; only the pass that changes values counts them.
+                    let scans = scan.policy == NonFinite::Reject || self.two_pass.changes_values();
+                    push.next(part.clone(), dtype, *budget, Some(scan).filter(|_| scans))
+                }
+                DenseInput::Step(step) => {
+                    step.next(part.clone(), dtype, *budget, block_bytes, shared_tile)
+                }
+            };
+            let (two_pass, adjustment) = (&mut self.two_pass, &self.adjustment);
+            let (spec, store) = (target.spec, &mut *target.store);
+            let change_values = |mut values: InputValues<'_>| {
+                let (range, input) = (part.start..end, values.input());
+                let take = |store: &mut Store, range, input: ChangeInput<'_>| {
+                    two_pass.apply(store, spec, &partition, range, input)
+                };
+                adjustment.each(store, dtype, range, input, tile, take)?;
+                Ok(values.found())
+            };
+            if let Some(found) = values.map(change_values).transpose()?.flatten() {
+                target.store.discard();
+                return Ok(UpdateProgress::Refused(found.refusal(target.store.layout())));
+            }
+            if let Some(refusal) = target.refuse_overflow() {
+                return Ok(UpdateProgress::Refused(refusal));
+            }
+            // Rounded to words, so that the next slice starts with an element of any type.
+            *budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
+            self.done_to = end;
+        }
+        Ok(UpdateProgress::Done)
+    }
+
+    /// Returns the next part of a dense range that this pass changes, and its partition: as much as
+    /// is in one fused range. `None` after the last pass.
+    fn next_part(&mut self, target: &UpdateTarget<'_>) -> Option<(Range<u64>, Partition)> {
+        loop {
+            let Some(range) = self.dense.ranges().get(self.range) else {
+                if !self.two_pass.end_pass() {
+                    return None;
+                }
+                (self.range, self.done_to) = (0, 0);
+                continue;
+            };
+            let left = self.done_to.max(range.start)..range.end;
+            // The end of a range may be padding, or a partition without elements.
+            let Some(fused_range) = target.fused_ranges.within(left.clone()).next() else {
+                self.range += 1;
+                continue;
+            };
+            let partition = fused_range.partition(target.store.layout());
+            if !self.two_pass.skips(target.spec.rules, partition) {
+                return Some((fused_range.part_of(&left), partition.clone()));
+            }
+            self.done_to = fused_range.range.end;
+        }
+    }
+}
+
+impl<'a> UpdateSpec<'a> {
+    /// Returns the change of a partition.
+    pub(super) fn change_of(self, partition: &Partition) -> Change<'a> {
+        let (variable, dtype) = (partition.variable, partition.dtype);
+        match self.operation {
+            Operation::Gradient {} => {
+                let at = self.at.at_rate(self.at.rate * self.rules.rate(variable));
+                Change::Gradient { optimizer: self.rules.optimizer(variable), at, dtype }
+            }
+            Operation::AssignAdd {} => Change::Add { dtype },
+            Operation::Assign {} => Change::Assign,
+        }
+    }
+}
+
+impl<'a> UpdatePushes<'a> {
+    /// Returns the ranges of each push.
+    fn ranges(&self) -> PerPush<&'a [Range<u64>]> {
+        let arrivals = self.push_slots.iter().filter_map(|&slot| self.inbox.arrival(slot));
+        arrivals.map(|push| push.extents.ranges()).collect()
+    }
+}
+
+impl<'a> UpdateTarget<'a> {
+    /// Creates the target of an update. `None` if no variables are declared.
+    pub(super) fn new(
+        variables: &'a mut Variables,
+        operation: Operation,
+        at: ApplyAt,
+        scratch: &'a mut Scratch,
+    ) -> Option<UpdateTarget<'a>> {
+        let Variables { state, rules, fused_ranges, config, counters, .. } = variables;
+        let (VariablesState::Declared(store) | VariablesState::Ready(store)) = state else {
+            return None;
+        };
+        let spec = UpdateSpec { rules, operation, at };
+        Some(UpdateTarget { store, spec, config, scratch, fused_ranges, counters })
+    }
+
+    /// Abandons a change that has made a value infinite or NaN, if such changes are refused.
+    /// Returns the refusal.
+    fn refuse_overflow(&mut self) -> Option<Refusal> {
+        let overflow = self.store.overflow().filter(|_| self.config.refuses_overflows())?;
+        if !self.store.abandon_change() {
+            return None;
+        }
+        self.counters.overflows_refused.add(1);
+        Some(overflow_refusal(overflow))
+    }
+}
+
+impl InputValues<'_> {
+    fn input(&mut self) -> ChangeInput<'_> {
+        match self {
+            InputValues::Bytes(bytes) => (*bytes).into(),
+            InputValues::Scanned(scanning) => ChangeInput::Source(scanning),
+            InputValues::Mean(mean) => ChangeInput::Source(mean),
+        }
+    }
+
+    /// Returns the element to refuse among those that were read.
+    fn found(&self) -> Option<NonFiniteElement> {
+        match self {
+            InputValues::Scanned(scanning) => scanning.found(),
+            InputValues::Bytes(_) | InputValues::Mean(_) => None,
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The messages of an adversary: honest pushes, and any message with any numbers.
+
+use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, ShardId, TokenId};
+use pushpull_common::protocol::message::{
+    self, CheckpointId, Operation, PushEncoded, PushPart, PushShared, Selection, SharedRange,
+};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{BodyStamp, Envelope, Header, Message, encode};
+use pushpull_common::{rows, table};
+
+use super::choices::{Choices, KnownNumbers};
+use crate::aggregate::token_ledger::generation_of;
+
+/// Draws messages from the choices of an input and from the numbers that peers have learned.
+pub(super) struct MessageDraw<'a> {
+    pub(super) choices: Choices<'a>,
+    pub(super) known: KnownNumbers,
+}
+
+impl MessageDraw<'_> {
+    /// Draws any number; see [`Choices::number`].
+    pub(super) fn number(&mut self) -> u64 {
+        self.choices.number(&self.known)
+    }
+
+    /// Draws the parts of an honest push: offset and body of each.
+    pub(super) fn parts(
+        &mut self,
+        layout: &ShardLayout,
+        operation: Operation,
+    ) -> Vec<(u64, Vec<u8>)> {
+        let chosen = self.choices.byte();
+        let mut parts = Vec::new();
+        for (index, partition) in layout.all().iter().enumerate() {
+            let fits = match operation {
+                Operation::Gradient {} => partition.trainable,
+                Operation::AssignAdd {} => !partition.trainable,
+                _ => true,
+            };
+            let takes = chosen >> (index % 8) & 1 == 0;
+            if !fits || !takes || partition.bytes == 0 {
+                continue;
+            }
+            if !partition.is_sparse() {
+                let bytes = (partition.end() - partition.offset) as usize;
+                parts.push((partition.offset, self.content(bytes)));
+                continue;
+            }
+            let Some(at) = partition.index else { continue };
+            let numbers = self.rows_of(partition);
+            let mut body = Vec::new();
+            rows::encode_index(partition, numbers.iter().copied(), &mut body);
+            parts.push((at, body));
+            let bytes = rows::values_bytes(partition, numbers.len() as u64) as usize;
+            if bytes > 0 {
+                parts.push((partition.offset, self.content(bytes)));
+            }
+        }
+        if parts.is_empty() {
+            parts.push((0, Vec::new()));
+        }
+        parts
+    }
+
+    /// Returns up to three rows of a partition, in ascending order.
+    fn rows_of(&mut self, partition: &Partition) -> Vec<u64> {
+        let count = self.choices.below(4) as u64;
+        match partition.is_table() {
+            true => (0..)
+                .filter(|&id| partition.rows.contains(&table::bucket(id)))
+                .take(count as usize)
+                .collect(),
+            false => (0..count.min(partition.row_count())).collect(),
+        }
+    }
+
+    /// Returns a body of one repeated word: zeros, NaN, any number, or ones.
+    fn content(&mut self, bytes: usize) -> Vec<u8> {
+        let word = match self.choices.below(6) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => self.number(),
+            _ => u64::from_le_bytes(bytemuck::cast([1.0_f32, 1.0])),
+        };
+        let words = std::iter::repeat_n(word.to_le_bytes(), bytes.div_ceil(8));
+        words.flatten().take(bytes).collect()
+    }
+
+    /// Draws a message of any kind, with any number in any field, and its body. `client` is the epoch
+    /// of its sender.
+    pub(super) fn any_message(
+        &mut self,
+        client: ClientEpoch,
+        catalogue: &Catalogue,
+    ) -> (Message, Vec<u8>) {
+        let mut body = Vec::new();
+        if self.choices.one_in(2) {
+            let bytes = [0, 4, 8, 12, 16, 24, 600][self.choices.below(7)];
+            body = self.content(bytes);
+        }
+        let encoding = self.choices.below(8) as u8;
+        let partition = PartitionId(match self.choices.one_in(4) {
+            true => self.number() as u32,
+            false => self.choices.below(8) as u32,
+        });
+        let message: Message = match self.choices.below(31) {
+            0 => message::Heartbeat {}.into(),
+            1 => message::Pull { selection: self.selection(partition) }.into(),
+            2 => {
+                let pull = message::Pull { selection: self.selection(partition) };
+                message::PullEncoded { pull, encoding }.into()
+            }
+            3 => message::PullRows { partition }.into(),
+            4 => {
+                let pull = message::PullRows { partition };
+                message::PullRowsEncoded { pull, encoding }.into()
+            }
+            5 => message::AwaitReady {}.into(),
+            6 => message::FetchCatalogue {}.into(),
+            7 => message::ShareValues { wants: self.number() }.into(),
+            8 => message::SharePushBuffer {}.into(),
+            9 => {
+                if self.choices.one_in(2) {
+                    body = catalogue.encode().to_vec();
+                }
+                message::Declare { digest: catalogue.digest() }.into()
+            }
+            10 => message::Initialize { epoch: RestoreEpoch(self.number() as u32) }.into(),
+            11 => message::FindCheckpoint {}.into(),
+            12 => {
+                let (epoch, of, step) = (self.number() as u32, self.number() as u32, self.number());
+                let checkpoint = CheckpointId {
+                    name: Text::clipped("ckpt"),
+                    epoch: RestoreEpoch(of),
+                    step: GlobalStep(step),
+                };
+                message::Restore { checkpoint, epoch: RestoreEpoch(epoch) }.into()
+            }
+            13 => message::Save {}.into(),
+            14 => message::SaveShard { name: Text::clipped("ckpt") }.into(),
+            15 => message::TokenRequest { newest: TokenId(self.number()) }.into(),
+            16 => {
+                let token = self.choices.of(&self.known.tokens);
+                let generation = generation_of(TokenId(token), client);
+                message::ReturnToken { token: TokenId(token), generation }.into()
+            }
+            17 => {
+                let (token, generation) = (TokenId(self.number()), self.number() as u32);
+                message::ReturnToken { token, generation }.into()
+            }
+            18 => message::Reserve {}.into(),
+            19 => self.any_part(client).into(),
+            20 => {
+                let part = self.any_part(client);
+                let elements = match self.choices.one_in(2) {
+                    true => self.number() as u32,
+                    false => (body.len() / 2) as u32,
+                };
+                let factor = [1.0, 0.5, 0.0, f64::NAN, f64::INFINITY][self.choices.below(5)];
+                PushEncoded { part, encoding, elements, factor }.into()
+            }
+            21 => {
+                let part = self.any_part(client);
+                let count = self.choices.below(4);
+                let ranges =
+                    (0..count).map(|_| SharedRange { start: self.number(), end: self.number() });
+                let ranges = List::new(ranges.collect()).expect("a few");
+                let PushPart { operation, token, generation, push_slot, whole, next, read, .. } =
+                    part;
+                PushShared { operation, token, generation, push_slot, whole, next, read, ranges }
+                    .into()
+            }
+            22 => message::Withdraw {}.into(),
+            23 => message::OutcomeQuery {}.into(),
+            24 if self.choices.one_in(4) => message::Finish {}.into(),
+            25 => message::Leave {}.into(),
+            26 | 27 => {
+                let token = match self.choices.one_in(4) {
+                    true => self.number(),
+                    false => self.choices.of(&self.known.tokens),
+                };
+                let squares = [0.0, 1.0, -1.0, f64::NAN, f64::INFINITY][self.choices.below(5)];
+                let client = ClientEpoch(self.choices.of(&self.known.epochs));
+                let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
+                message::Held { token: TokenId(token), client, shard, squares }.into()
+            }
+            28 => {
+                let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
+                message::StepApplied { shard }.into()
+            }
+            29 => {
+                let token = TokenId(self.choices.of(&self.known.tokens));
+                let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
+                message::Recalled { token, shard, applied: self.choices.one_in(2) }.into()
+            }
+            _ => message::TokenOver { token: TokenId(self.number()) }.into(),
+        };
+        if Message::body_limit(message.kind()) == Some(0) {
+            body.clear();
+        }
+        (message, body)
+    }
+
+    fn any_part(&mut self, client: ClientEpoch) -> PushPart {
+        let operations = [Operation::Gradient {}, Operation::Assign {}, Operation::AssignAdd {}];
+        let token = self.number();
+        PushPart {
+            operation: operations[self.choices.below(3)],
+            token: TokenId(token),
+            generation: match self.choices.one_in(2) {
+                true => generation_of(TokenId(token), client),
+                false => self.number() as u32,
+            },
+            push_slot: match self.choices.one_in(3) {
+                true => self.number() as u32,
+                false => self.choices.of(&self.known.push_slots) as u32,
+            },
+            offset: self.number(),
+            whole: self.choices.one_in(2).then(|| self.number()),
+            next: self.choices.one_in(2),
+            read: self.choices.one_in(2).then(|| self.number()),
+        }
+    }
+
+    fn selection(&mut self, partition: PartitionId) -> Selection {
+        match self.choices.below(4) {
+            0 => Selection::All {},
+            1 => Selection::Dense {},
+            _ => {
+                let partitions = vec![partition, PartitionId(partition.0.wrapping_add(1))];
+                Selection::Partitions { partitions: List::new(partitions).expect("two") }
+            }
+        }
+    }
+}
+
+/// Encodes a message and decodes it again, as it arrives; `None` if it is invalid.
+pub(super) fn framed(
+    envelope: &Envelope,
+    message: &Message,
+    body: usize,
+) -> Option<(Header, Message)> {
+    let mut bytes = Vec::new();
+    encode(&mut bytes, envelope, message, BodyStamp::plain(body as u64));
+    let header = Header::take(bytes.first_chunk()?).ok()?;
+    let message = Message::take(header.kind, &bytes[Header::BYTES..]).ok()?;
+    Some((header, message))
+}

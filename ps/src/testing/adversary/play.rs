@@ -1,0 +1,486 @@
+//! A shard and its peers, in the hands of an adversary.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, Sequence, TokenId,
+};
+use pushpull_common::protocol::message::{
+    self, BodyCrc, Hello, Operation, PushPart, PushShared, Role, SharedRange,
+};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{Envelope, Message, version};
+use pushpull_store::testing::test_files::TestFiles;
+
+use super::choices::{Choices, KnownNumbers};
+use super::messages::{MessageDraw, framed};
+use super::setting::{LEASE, ShardSetting};
+use crate::aggregate::token_ledger::generation_of;
+use crate::metrics::Counters;
+use crate::shard::output::{PulledParts, ShardOutput};
+use crate::shard::work::Work;
+use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
+
+/// More outputs than one input can cause with at most six connections.
+const OUTPUTS_MAX: usize = 4096;
+
+/// The maximum number of actions that one input plays.
+const ACTIONS_MAX: usize = 400;
+
+/// The peer's side of a connection.
+#[derive(Clone, Copy, Debug)]
+struct PeerLine {
+    connection: u64,
+    /// The epoch of the client, from its hello or its welcome.
+    epoch: ClientEpoch,
+    /// The sequence of the newest push.
+    next: u64,
+    /// The body that is due: its length, and how much has been sent.
+    body: Option<(usize, usize)>,
+}
+
+/// A shard and the state of its peers.
+pub(super) struct Play<'a> {
+    draw: MessageDraw<'a>,
+    shard: Shard,
+    test_files: TestFiles,
+    setting: ShardSetting,
+    now: Instant,
+    lines: Vec<PeerLine>,
+    next_connection: u64,
+    next_request: u64,
+    streams: Vec<PulledParts>,
+    /// The metrics of all processes of the shard together.
+    counters: Arc<Counters>,
+}
+
+impl<'a> Play<'a> {
+    /// Opens the shard of an input.
+    pub(super) fn new(mut choices: Choices<'a>) -> Play<'a> {
+        let setting = ShardSetting::draw(&mut choices);
+        let (test_files, now) = (TestFiles::default(), Instant::now());
+        let counters = Arc::<Counters>::default();
+        let shard = setting.open(&test_files, &counters, now);
+        Play {
+            counters,
+            draw: MessageDraw { choices, known: KnownNumbers::default() },
+            shard,
+            test_files,
+            setting,
+            now,
+            lines: Vec::new(),
+            next_connection: 1,
+            next_request: 1,
+            streams: Vec::new(),
+        }
+    }
+
+    /// Plays all choices. Returns how many gradients the shard has applied, and whether it is the
+    /// step owner.
+    pub(super) fn run(mut self) -> (u64, bool) {
+        if self.draw.choices.one_in(8) {
+            // One input in eight starts before any variable is declared.
+        } else {
+            self.begin();
+        }
+        for _ in 0..ACTIONS_MAX {
+            if self.draw.choices.is_empty() {
+                break;
+            }
+            self.act();
+            self.handle_outputs();
+        }
+        self.reopen();
+        (self.counters.gradients_applied.read(), self.setting.id.shard == 0)
+    }
+
+    /// Connects an honest chief, which declares and initializes the variables.
+    fn begin(&mut self) {
+        let epoch = if self.setting.id.shard == 0 { 0 } else { 1 };
+        let hello = Hello { client_epoch: ClientEpoch(epoch), ..self.hello(Role::Chief {}, 0) };
+        self.connect(&hello, PeerOrigin::Remote);
+        let catalogue = self.setting.catalogue.clone();
+        let declare = message::Declare { digest: catalogue.digest() };
+        self.send(0, Envelope::default(), declare.into(), catalogue.encode());
+        let initialize = message::Initialize { epoch: RestoreEpoch(1) };
+        self.send(0, Envelope::default(), initialize.into(), &[]);
+        self.settle();
+    }
+
+    fn act(&mut self) {
+        match self.draw.choices.below(32) {
+            0..3 => self.connect_any(),
+            3 => self.disconnect(),
+            4 => self.advance_time(),
+            5..9 => self.settle(),
+            9 => {
+                self.shard.work(self.now);
+            }
+            10 => self.streams.clear(),
+            11 => self.reopen(),
+            12 => self.on_owner_message(),
+            13 | 14 => self.continue_body(),
+            15..22 => self.push(),
+            _ => self.send_any_message(),
+        }
+    }
+
+    fn hello(&self, role: Role, task: u32) -> Hello {
+        Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role,
+            job: Text::clipped("worker"),
+            task,
+            shard: self.setting.id,
+            incarnation: Incarnation(100 + u64::from(task)),
+            client_epoch: ClientEpoch(0),
+            seen_epoch: RestoreEpoch(0),
+            seen_step: GlobalStep(0),
+            catalogue: None,
+            body_crc: BodyCrc::Auto {},
+            identity: Identity::new().to_wire(),
+            auth: List::default(),
+        }
+    }
+
+    /// Connects a peer with a random role and, at times, wrong fields in its hello.
+    fn connect_any(&mut self) {
+        let roles = [Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}];
+        let role = roles[[0, 0, 0, 1, 1, 2, 3, 3][self.draw.choices.below(8)]];
+        let task = self.draw.choices.below(4) as u32;
+        let mut hello = self.hello(role, task);
+        if role == (Role::Peer {}) {
+            (hello.job, hello.task) = (Text::clipped("ps"), 0);
+        }
+        if self.draw.choices.one_in(3) {
+            hello.incarnation = Incarnation(self.draw.number());
+        }
+        // Often an epoch that the step owner has minted or would mint for this task.
+        let epoch = match self.draw.choices.below(4) {
+            0 => 0,
+            1 => u64::from(task) + 1,
+            2 => self.draw.choices.of(&self.draw.known.epochs),
+            _ => self.draw.number(),
+        };
+        hello.client_epoch = ClientEpoch(epoch);
+        if self.draw.choices.one_in(16) {
+            let (epoch, step) = (self.draw.number() as u32, self.draw.number());
+            (hello.seen_epoch, hello.seen_step) = (RestoreEpoch(epoch), GlobalStep(step));
+            hello.task = self.draw.number() as u32;
+        }
+        if self.draw.choices.one_in(16) {
+            hello.catalogue = Some(self.setting.catalogue.digest());
+            hello.shard.shard = self.draw.number() as u16;
+        }
+        let same_host = self.draw.choices.one_in(4);
+        self.connect(
+            &hello,
+            if same_host { PeerOrigin::Unix { same_user: true } } else { PeerOrigin::Remote },
+        );
+    }
+
+    fn connect(&mut self, hello: &Hello, origin: PeerOrigin) {
+        let connection = self.next_connection;
+        self.next_connection += 1;
+        let envelope = self.envelope(Envelope::default());
+        let Some((header, Message::Hello(hello))) = framed(&envelope, &hello.clone().into(), 0)
+        else {
+            return;
+        };
+        self.lines.push(PeerLine { connection, epoch: hello.client_epoch, next: 1, body: None });
+        let (hello, header) = (&hello, &header);
+        self.shard.handle(self.now, ShardInput::Connected { connection, hello, header, origin });
+        self.handle_outputs();
+    }
+
+    fn disconnect(&mut self) {
+        if let Some(index) = self.line() {
+            let PeerLine { connection, .. } = self.lines.swap_remove(index);
+            self.shard.handle(self.now, ShardInput::Disconnected { connection });
+        }
+    }
+
+    fn advance_time(&mut self) {
+        let times = [TICK, TICK, LEASE / 2, LEASE, 4 * LEASE];
+        let time = times[self.draw.choices.below(times.len())];
+        self.now += time;
+        // The clock jumps, as after a stop of the process. At times the same tick arrives twice.
+        let ticks = if self.draw.choices.one_in(2) { 1 } else { 2 };
+        for _ in 0..ticks {
+            self.shard.handle(self.now, ShardInput::Tick);
+        }
+    }
+
+    /// Does all work that is due.
+    fn settle(&mut self) {
+        while self.shard.has_work() {
+            match self.shard.work(self.now) {
+                Work::Blocked => self.streams.clear(),
+                Work::Idle | Work::More | Work::Flushing => {}
+                // The shard retries a failed growth only after some time, so this loop cannot wait.
+                Work::Growing => return self.handle_outputs(),
+            }
+            self.handle_outputs();
+        }
+    }
+
+    /// Sends a message of the step owner to the shard, unless the shard is the step owner.
+    fn on_owner_message(&mut self) {
+        if self.setting.id.shard == 0 {
+            return;
+        }
+        self.shard.handle(self.now, ShardInput::OwnerLink { up: self.draw.choices.one_in(4) });
+        let token = TokenId(self.draw.choices.of(&self.draw.known.tokens));
+        let client = ClientEpoch(self.draw.choices.of(&self.draw.known.epochs));
+        let message: Message = match self.draw.choices.below(6) {
+            5 => message::ChiefIs { client }.into(),
+            _ if self.setting.config.rule().is_none() => message::Recall { token, client }.into(),
+            4 => message::Recall { token, client }.into(),
+            0 => message::TokenOver { token }.into(),
+            1 => message::KeepCut {}.into(),
+            _ => {
+                let count = self.draw.choices.below(4);
+                let factors = [1.0, 1.0, 0.5, 0.0, f64::NAN, f64::MIN_POSITIVE];
+                let pushes: Vec<(TokenId, f64)> = (0..count)
+                    .map(|_| {
+                        let token = TokenId(self.draw.choices.of(&self.draw.known.tokens));
+                        (token, factors[self.draw.choices.below(factors.len())])
+                    })
+                    .collect();
+                message::Commit { pushes: List::new(pushes).expect("a few") }.into()
+            }
+        };
+        let step = match self.draw.choices.one_in(3) {
+            true => self.draw.number(),
+            false => self.shard.step().0,
+        };
+        let envelope = Envelope {
+            step: GlobalStep(step),
+            restore_epoch: RestoreEpoch(1),
+            ..Envelope::default()
+        };
+        if let Some((header, message)) = framed(&envelope, &message, 0) {
+            self.shard.handle(self.now, ShardInput::Owner { header: &header, message });
+        }
+    }
+
+    /// Pushes as an honest client does, except for a wrong field now and then.
+    fn push(&mut self) {
+        let Some(index) = self.line() else { return };
+        let operations = [Operation::Gradient {}, Operation::Assign {}, Operation::AssignAdd {}];
+        let operation = operations[[0, 0, 0, 0, 1, 2][self.draw.choices.below(6)]];
+        if self.draw.choices.one_in(2) {
+            let newest = TokenId(u64::MAX);
+            self.send(index, Envelope::default(), message::TokenRequest { newest }.into(), &[]);
+        }
+        if !self.draw.choices.one_in(4) {
+            self.send(index, Envelope::default(), message::Reserve {}.into(), &[]);
+        }
+        let known = self.draw.known.tokens.last().copied();
+        let token = known.unwrap_or_else(|| 1 + self.draw.choices.below(16) as u64);
+        let token = if self.draw.choices.one_in(6) { self.draw.number() } else { token };
+        let push_slot = self.draw.known.push_slots.last().copied().unwrap_or(1);
+        let push_slot =
+            if self.draw.choices.one_in(6) { self.draw.number() } else { push_slot } as u32;
+        let step = self.shard.step().0;
+        let step = if self.draw.choices.one_in(6) { self.draw.number() } else { step };
+        let sequence = self.sequence(index);
+        let generation = match self.draw.choices.one_in(16) {
+            true => self.draw.number() as u32,
+            false => generation_of(TokenId(token), self.lines[index].epoch),
+        };
+        let read = self.draw.choices.one_in(3).then(|| self.draw.number());
+        let next = self.draw.choices.one_in(3);
+        let layout = self.setting.catalogue.layout(self.setting.id);
+        let parts = self.draw.parts(&layout, operation);
+        let total: u64 = parts.iter().map(|(_, body)| body.len() as u64).sum();
+        let count = parts.len();
+        let stops = self.draw.choices.one_in(6).then(|| self.draw.choices.below(count + 1));
+        let shared = self.draw.choices.one_in(4);
+        for (at, (offset, body)) in parts.into_iter().enumerate() {
+            if stops == Some(at) {
+                return;
+            }
+            let last = at + 1 == count;
+            let named = if self.draw.choices.one_in(12) { self.draw.number() } else { total };
+            let whole = last.then_some(named);
+            let offset = if self.draw.choices.one_in(12) { self.draw.number() } else { offset };
+            let end = offset.wrapping_add(body.len() as u64);
+            let (token, next) = (TokenId(token), last && next);
+            let part =
+                PushPart { operation, token, generation, push_slot, offset, whole, next, read };
+            let envelope = Envelope {
+                sequence: Sequence(sequence),
+                step: GlobalStep(step),
+                ..Envelope::default()
+            };
+            if shared {
+                let ranges = List::new(vec![SharedRange { start: offset, end }]).expect("one");
+                let PushPart { operation, token, generation, push_slot, whole, next, read, .. } =
+                    part;
+                let shared = PushShared {
+                    operation,
+                    token,
+                    generation,
+                    push_slot,
+                    whole,
+                    next,
+                    read,
+                    ranges,
+                };
+                self.send(index, envelope, shared.into(), &[]);
+            } else {
+                self.send(index, envelope, part.into(), &body);
+            }
+        }
+    }
+
+    /// Sends a message of any kind, with any number in any field.
+    fn send_any_message(&mut self) {
+        let Some(index) = self.line() else { return };
+        let client = self.lines[index].epoch;
+        let (message, body) = self.draw.any_message(client, &self.setting.catalogue);
+        let sequence = match self.draw.choices.one_in(3) {
+            true => self.draw.number(),
+            false => self.sequence(index),
+        };
+        let step = match self.draw.choices.one_in(2) {
+            true => self.draw.number(),
+            false => self.shard.step().0,
+        };
+        let epoch = if self.draw.choices.one_in(16) { self.draw.number() as u32 } else { 0 };
+        let deadlines = [0, 1, 100, u32::MAX];
+        let envelope = Envelope {
+            sequence: Sequence(sequence),
+            step: GlobalStep(step),
+            restore_epoch: RestoreEpoch(epoch),
+            deadline_ms: deadlines[self.draw.choices.below(deadlines.len())],
+            ..Envelope::default()
+        };
+        self.send(index, envelope, message, &body);
+    }
+
+    /// Returns the next sequence for the pushes of a connection, or at times the last one again.
+    fn sequence(&mut self, index: usize) -> u64 {
+        let again = self.draw.choices.one_in(4);
+        let line = &mut self.lines[index];
+        line.next += u64::from(!again);
+        line.next
+    }
+
+    /// Chooses a connection; `None` if there is none.
+    fn line(&mut self) -> Option<usize> {
+        let count = self.lines.len();
+        (count > 0).then(|| self.draw.choices.below(count))
+    }
+
+    fn envelope(&mut self, envelope: Envelope) -> Envelope {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        Envelope { request, ..envelope }
+    }
+
+    /// Sends a message with its body. The second half of the body may follow later or never.
+    fn send(&mut self, index: usize, envelope: Envelope, message: Message, body: &[u8]) {
+        let Some(line) = self.lines.get(index).copied().filter(|line| line.body.is_none()) else {
+            return;
+        };
+        let envelope = self.envelope(envelope);
+        let Some((header, message)) = framed(&envelope, &message, body.len()) else { return };
+        let connection = line.connection;
+        if header.body_bytes > 0 {
+            self.lines[index].body = Some((body.len(), 0));
+        }
+        self.shard.handle(self.now, ShardInput::Message { connection, header: &header, message });
+        let now = if self.draw.choices.one_in(12) { body.len() / 2 } else { body.len() };
+        if header.body_bytes > 0 {
+            self.receive(index, connection, &body[..now]);
+        }
+        self.handle_outputs();
+    }
+
+    /// Sends the rest of a body that is due, as zeros.
+    fn continue_body(&mut self) {
+        let due = self.lines.iter().position(|line| line.body.is_some());
+        let Some(index) = due else { return };
+        let PeerLine { connection, body, .. } = self.lines[index];
+        let (bytes, taken) = body.unwrap_or_default();
+        self.receive(index, connection, &vec![0; bytes - taken]);
+    }
+
+    /// Delivers bytes of the body that is due, as the runtime does.
+    fn receive(&mut self, index: usize, connection: u64, bytes: &[u8]) {
+        let line = self.lines.get_mut(index).filter(|line| line.connection == connection);
+        let Some(PeerLine { body: Some((length, taken)), .. }) = line else { return };
+        if let Some(target) = self.shard.body_target(connection) {
+            assert_eq!(target.len(), *length, "the target is as long as the body");
+            target[*taken..*taken + bytes.len()].copy_from_slice(bytes);
+        }
+        *taken += bytes.len();
+        if taken == length {
+            self.lines[index].body = None;
+            self.shard.handle(self.now, ShardInput::Body { connection });
+        } else if !bytes.is_empty() {
+            self.shard.handle(self.now, ShardInput::Progress { connection });
+        }
+    }
+
+    /// Handles the shard's outputs.
+    fn handle_outputs(&mut self) {
+        for count in 0.. {
+            assert!(count < OUTPUTS_MAX, "the outputs of one input are bounded");
+            let Some(output) = self.shard.poll_output() else { break };
+            match output {
+                ShardOutput::Send { connection, envelope, message, body, .. } => {
+                    let sent = framed(&envelope, &message, body.len());
+                    assert!(sent.is_some(), "the server sends an invalid message: {message:?}");
+                    self.draw.known.learn(&message);
+                    let line = self.lines.iter_mut().find(|line| line.connection == connection);
+                    if let (Some(line), Message::Welcome(welcome)) = (line, &message) {
+                        line.epoch = welcome.client_epoch;
+                    }
+                }
+                ShardOutput::Stream { parts, .. } => self.streams.push(parts),
+                ShardOutput::Close { connection } => {
+                    if let Some(at) = self.lines.iter().position(|l| l.connection == connection) {
+                        self.lines.swap_remove(at);
+                        self.shard.handle(self.now, ShardInput::Disconnected { connection });
+                    }
+                }
+                ShardOutput::Shared { message, .. } => self.draw.known.learn(&message),
+                ShardOutput::Members { joined, present } => assert!(present <= joined),
+                ShardOutput::RestoreShard(_)
+                | ShardOutput::SaveShard(_)
+                | ShardOutput::Flush(_) => {
+                    unreachable!("there is no checkpoint directory and no disk")
+                }
+                ShardOutput::ToOwner { .. }
+                | ShardOutput::SaverOrder(_)
+                | ShardOutput::Event(_) => {}
+            }
+        }
+    }
+
+    /// Kills the process and opens the shard again from its files.
+    fn reopen(&mut self) {
+        let settles = self.draw.choices.one_in(2);
+        if settles {
+            self.settle();
+        }
+        // While work is due, the state in memory may differ from the durable state.
+        let before = (!self.shard.has_work()).then(|| self.shard.durable_state());
+        self.streams.clear();
+        self.lines.clear();
+        self.test_files = TestFiles::with(self.test_files.contents());
+        self.shard = self.setting.open(&self.test_files, &self.counters, self.now);
+        if let Some(before) = before {
+            let after = self.shard.durable_state();
+            assert!(before == after, "the state changed from {before:?} to {after:?}");
+        }
+        self.shard.check_invariants();
+        self.handle_outputs();
+    }
+}

@@ -1,0 +1,499 @@
+//! An endpoint of one shard, for the simulator of whole clusters and for the fuzz targets.
+//!
+//! The [`ShardEndpoint`] does for its shard what `runtime` does, without a socket, a thread or a
+//! clock. Bytes of connections go in and out, and the caller passes the time. Files of a killed
+//! process are kept. The shard's invariants are checked after every input.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{RequestId, ShardId};
+use pushpull_common::protocol::decode::slice_source;
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
+use pushpull_common::protocol::message;
+use pushpull_common::protocol::{
+    BodyStamp, Envelope, FrameEvent, FrameProgress, FrameReader, FrameSink, Message, Poll, encode,
+};
+use pushpull_store::arena::{ArenaStorage, Budget};
+use pushpull_store::testing::test_files::TestFiles;
+
+use crate::config::PsConfig;
+use crate::metrics::{Counters, Metrics};
+use crate::peer_hello::PeerHello;
+use crate::shard::output::{PulledParts, ShardOutput};
+use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
+use crate::shard::work::Work;
+use crate::shard::{PeerOrigin, Shard, ShardInput};
+
+/// The interval at which a shard needs [`ShardEndpoint::tick`].
+pub const TICK: Duration = crate::shard::TICK;
+
+/// The maximum memory of a shard with files, and of one without.
+const BYTES_MAX: u64 = 16 << 20;
+const MEMORY_BYTES_MAX: u64 = 4 << 20;
+/// The bytes of a block of a shard with files: few, so that small variables have several blocks.
+const BLOCK_BYTES: usize = 256;
+
+/// More outputs than one input can cause.
+const OUTPUTS_MAX: usize = 4096;
+
+/// The distance of the epoch bases of two processes, in milliseconds: two minutes. That is longer
+/// than most processes live, and hundreds of them are less than a day, within which other shards
+/// accept epochs.
+const EPOCHS_A_LIFE: u64 = 1 << 17;
+
+/// A shard's files as a killed process leaves them.
+#[derive(Debug, Default)]
+pub struct KilledFiles(TestFiles);
+
+/// The host of the client of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientHost {
+    /// Possibly another host.
+    Remote,
+    /// This host, over TCP.
+    Loopback,
+    /// This host, over a Unix socket, which passes descriptors.
+    Same,
+}
+
+/// An output of a shard, which the caller carries out.
+#[derive(Debug)]
+pub enum ShardEvent {
+    /// Send a frame.
+    Send {
+        /// The connection.
+        connection: u64,
+        /// The bytes of the frame.
+        frame: Vec<u8>,
+    },
+    /// Send a frame, with descriptors at its first byte.
+    Shared {
+        /// The connection: a Unix socket.
+        connection: u64,
+        /// The bytes of the frame.
+        frame: Vec<u8>,
+        /// The descriptors of the shared memory.
+        descriptors: Vec<OwnedFd>,
+    },
+    /// Send the values that answer a pull.
+    Values {
+        /// The connection.
+        connection: u64,
+        /// The values, to be sent frame by frame as the connection takes them.
+        values: Box<PulledFrames>,
+    },
+    /// Close a connection after all earlier frames are sent.
+    Close {
+        /// The connection.
+        connection: u64,
+    },
+    /// Send a frame over the connection to the step owner.
+    ToOwner {
+        /// The bytes of the frame.
+        frame: Vec<u8>,
+    },
+    /// A synchronous step has been applied and committed.
+    Applied {
+        /// The index of the step, from 0.
+        step: u64,
+        /// The tokens of the pushes in the step, in the order of their sum.
+        tokens: Vec<u64>,
+    },
+}
+
+/// The values that answer a pull. Their blocks stay pinned until this is dropped.
+#[derive(Debug)]
+pub struct PulledFrames {
+    parts: PulledParts,
+    part_bytes: u64,
+}
+
+/// The state of a shard's work after a slice of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkState {
+    /// No work is left.
+    Idle,
+    /// Work is left.
+    More,
+    /// Work is left, and waits until values that are being sent are unpinned.
+    Blocked,
+}
+
+/// One shard of a ps task with its connections.
+#[derive(Debug)]
+pub struct ShardEndpoint {
+    shard: Shard,
+    id: ShardId,
+    config: Arc<PsConfig>,
+    test_files: TestFiles,
+    connections: BTreeMap<u64, ConnectionReader>,
+    /// The reader of the step owner's connection, and whether the step owner has welcomed this
+    /// shard.
+    owner: Option<(FrameReader, bool)>,
+    requests: u64,
+    part_bytes: u64,
+    counters: Arc<Counters>,
+    events: VecDeque<ShardEvent>,
+}
+
+/// The reading side of a connection.
+#[derive(Debug, Default)]
+struct ConnectionReader {
+    reader: FrameReader,
+    /// Whether the client has said hello.
+    greeted: bool,
+    closing: bool,
+}
+
+/// Passes the frames of a connection to the shard, at a fixed time.
+struct ConnectionSink<'a> {
+    endpoint: &'a mut ShardEndpoint,
+    now: Instant,
+    connection: u64,
+}
+
+impl FrameSink for ConnectionSink<'_> {
+    fn on_frame(&mut self, event: FrameEvent<'_>) {
+        self.endpoint.handle(self.now, ShardInput::of_frame(self.connection, event));
+    }
+
+    fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
+        self.endpoint.shard.with_body(self.connection, receive)
+    }
+}
+
+impl PulledFrames {
+    /// Encodes the next frame; `None` after the last.
+    pub fn next_frame(&mut self) -> Option<Vec<u8>> {
+        let mut frame = Vec::new();
+        let range = self.parts.next_part_of(self.part_bytes, &mut frame)?;
+        self.parts.slices(range).for_each(|slice| frame.extend_from_slice(slice));
+        Some(frame)
+    }
+}
+
+impl ShardEndpoint {
+    /// Opens a shard on the files that an earlier process left, or on new ones.
+    ///
+    /// `life` must be higher than in all earlier processes. Values are sent in parts of at most
+    /// `part_bytes`.
+    ///
+    /// # Panics
+    /// If the configuration is invalid or the files cannot be opened.
+    pub fn open(
+        config: PsConfig,
+        shard: u16,
+        files: KilledFiles,
+        life: u64,
+        now: Instant,
+        part_bytes: u64,
+    ) -> ShardEndpoint {
+        let config = PsConfig { block_bytes: BLOCK_BYTES, ..config };
+        let storage = ArenaStorage::TestFiles(files.0.clone());
+        let run = ServerRun { boot: [1; 16], arena: life, epoch_base: life * EPOCHS_A_LIFE };
+        let setup = setup(config, shard, BYTES_MAX);
+        ShardEndpoint { test_files: files.0, part_bytes, ..Self::start(setup, storage, run, now) }
+    }
+
+    /// Opens a new shard 0 in anonymous memory, which cannot be shared.
+    ///
+    /// # Panics
+    /// If the configuration is invalid.
+    pub fn in_memory(config: PsConfig, now: Instant) -> ShardEndpoint {
+        let run = ServerRun { boot: [0; 16], arena: 1, epoch_base: 0 };
+        let setup = setup(config, 0, MEMORY_BYTES_MAX);
+        ShardEndpoint::start(setup, ArenaStorage::Anonymous, run, now)
+    }
+
+    fn start(
+        setup: ShardSetup,
+        storage: ArenaStorage,
+        run: ServerRun,
+        now: Instant,
+    ) -> ShardEndpoint {
+        let (id, config, counters) = (setup.id, setup.config.clone(), setup.counters.clone());
+        let opened = Shard::open(setup, storage, run, now);
+        let mut endpoint = ShardEndpoint {
+            shard: opened.expect("a shard recovers from the files that it left"),
+            id,
+            config,
+            test_files: TestFiles::default(),
+            connections: BTreeMap::new(),
+            owner: None,
+            requests: 0,
+            part_bytes: PART_BYTES_MAX,
+            counters,
+            events: VecDeque::new(),
+        };
+        endpoint.settle();
+        endpoint
+    }
+
+    /// Kills the process and returns the files that it leaves.
+    pub fn kill(self) -> KilledFiles {
+        KilledFiles(TestFiles::with(self.test_files.contents()))
+    }
+
+    /// Returns the id of the shard.
+    pub fn id(&self) -> ShardId {
+        self.id
+    }
+
+    /// Whether this shard owns the step.
+    pub fn owns_step(&self) -> bool {
+        self.config.owns_step() && self.id.shard == 0
+    }
+
+    /// Returns how many steps this shard has applied. In asynchronous mode only the step owner
+    /// counts them.
+    pub fn steps(&self) -> u64 {
+        self.shard.step().0
+    }
+
+    /// Returns the shard's metrics.
+    pub fn metrics(&self) -> Metrics {
+        Metrics::sum([&*self.counters])
+    }
+
+    /// Describes the shard's step, the pushes it holds, and the replicas it waits for.
+    pub fn waits(&self, now: Instant) -> String {
+        let (steps, due) = self.shard.steps_and_due();
+        let held = self.shard.whole_tokens();
+        let awaited = self.shard.awaited_step(now).unwrap_or_default();
+        format!("{}: {steps} steps applied, due {due:?}, held {held:?}; {awaited}", self.id)
+    }
+
+    /// Receives bytes over a connection; the first bytes of a connection open it. Returns false if
+    /// they violate the protocol: the caller must cut the connection.
+    pub fn receive(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        host: ClientHost,
+        bytes: &[u8],
+    ) -> bool {
+        // The entry that stays in the map records whether an output closes the connection
+        // meanwhile.
+        let place = self.connections.entry(connection).or_default();
+        let (mut reader, mut greeted) = (std::mem::take(&mut place.reader), place.greeted);
+        let mut source = slice_source(bytes);
+        let is_closing = |endpoint: &ShardEndpoint| {
+            endpoint.connections.get(&connection).is_some_and(|stream| stream.closing)
+        };
+        let sound = loop {
+            // A connection that is being closed is not read.
+            if is_closing(self) {
+                break true;
+            }
+            if greeted {
+                let mut sink = ConnectionSink { endpoint: self, now, connection };
+                match reader.receive(&mut source, &mut sink) {
+                    Err(_) => break false,
+                    Ok(FrameProgress::Blocked | FrameProgress::Closed) => break true,
+                    Ok(FrameProgress::Whole) => continue,
+                }
+            }
+            match reader.poll(&mut source) {
+                Err(_) => break false,
+                Ok(Poll::Pending | Poll::Closed) => break true,
+                Ok(Poll::Frame(header, Message::Hello(hello))) => {
+                    greeted = true;
+                    reader.open();
+                    let (hello, header) = (&hello, &header);
+                    let origin = match host {
+                        ClientHost::Remote => PeerOrigin::Remote,
+                        ClientHost::Loopback => PeerOrigin::Loopback,
+                        ClientHost::Same => PeerOrigin::Unix { same_user: true },
+                    };
+                    self.handle(now, ShardInput::Connected { connection, hello, header, origin });
+                }
+                Ok(Poll::Frame(..)) => break false,
+            }
+        };
+        if let Some(place) = self.connections.get_mut(&connection) {
+            (place.reader, place.greeted) = (reader, greeted);
+        }
+        sound
+    }
+
+    /// Returns whether a client may send a frame: its connection is open, and no other frame has
+    /// arrived in part.
+    pub fn is_between_frames(&self, connection: u64) -> bool {
+        let stream = self.connections.get(&connection);
+        stream.is_some_and(|stream| !stream.closing && !stream.reader.has_begun())
+    }
+
+    /// Ends a connection that is gone.
+    pub fn disconnect(&mut self, now: Instant, connection: u64) {
+        if self.connections.remove(&connection).is_some_and(|stream| stream.greeted) {
+            self.handle(now, ShardInput::Disconnected { connection });
+        }
+    }
+
+    /// Advances the shard's time. Due at least every [`TICK`].
+    pub fn tick(&mut self, now: Instant) {
+        self.handle(now, ShardInput::Tick);
+        let stall_timeout = self.config.stall_timeout;
+        for connection in self.shard.revoke_stalled_readers(now, stall_timeout) {
+            if let Some(stream) = self.connections.get_mut(&connection) {
+                stream.closing = true;
+            }
+            self.events.push_back(ShardEvent::Close { connection });
+        }
+    }
+
+    /// Sends the hello over a new connection to the step owner.
+    pub fn owner_connected(&mut self) {
+        self.owner = Some((FrameReader::new(), false));
+        let owner = self.config.cluster.step_owner().expect("a cluster has a ps task");
+        let (task, identity) = (self.config.task.clone(), self.config.identity());
+        let owner = ShardId { task: owner.index, shard: 0 };
+        let hello = PeerHello { task, identity }.hello(owner);
+        self.requests += 1;
+        let request = RequestId(self.requests);
+        self.send_to_owner(&Envelope { request, ..Envelope::default() }, &hello.into());
+    }
+
+    /// Receives bytes from the step owner. Returns false if the connection is unusable.
+    pub fn on_owner_message(&mut self, now: Instant, bytes: &[u8]) -> bool {
+        let Some((mut reader, mut welcome)) = self.owner.take() else { return false };
+        let mut source = slice_source(bytes);
+        let sound = loop {
+            match reader.poll(&mut source) {
+                Err(_) => break false,
+                Ok(Poll::Pending | Poll::Closed) => break true,
+                Ok(Poll::Frame(_, Message::Welcome(_))) if !welcome => {
+                    welcome = true;
+                    reader.open();
+                    self.handle(now, ShardInput::OwnerLink { up: true });
+                    self.handle(now, ShardInput::Tick);
+                }
+                Ok(Poll::Frame(..)) if !welcome => break false,
+                Ok(Poll::Frame(header, message)) => {
+                    self.handle(now, ShardInput::Owner { header: &header, message });
+                }
+            }
+        };
+        self.owner = Some((reader, welcome));
+        sound
+    }
+
+    /// Ends the connection to the step owner, which is gone.
+    pub fn owner_lost(&mut self, now: Instant) {
+        if self.owner.take().is_some_and(|(_, welcome)| welcome) {
+            self.handle(now, ShardInput::OwnerLink { up: false });
+        }
+    }
+
+    /// Sends a heartbeat to the step owner, if it has welcomed this shard.
+    pub fn send_heartbeat(&mut self) {
+        if self.owner.as_ref().is_some_and(|(_, welcome)| *welcome) {
+            self.send_to_owner(&Envelope::default(), &message::Heartbeat {}.into());
+        }
+    }
+
+    fn send_to_owner(&mut self, envelope: &Envelope, message: &Message) {
+        let frame = frame_of(envelope, message, &[]);
+        self.events.push_back(ShardEvent::ToOwner { frame });
+    }
+
+    /// Whether work is due.
+    pub fn has_work(&self) -> bool {
+        self.shard.has_work()
+    }
+
+    /// Does one slice of the work that is due.
+    pub fn work(&mut self, now: Instant) -> WorkState {
+        let (step, due) = self.shard.steps_and_due();
+        let due = due.map(<[u64]>::to_vec);
+        let work = self.shard.work(now);
+        self.shard.check_invariants();
+        let applied = self.shard.steps_and_due().0;
+        if applied != step {
+            assert_eq!(applied, step + 1, "a slice of work applies at most one step");
+            let tokens = due.expect("an applied step was due");
+            self.events.push_back(ShardEvent::Applied { step, tokens });
+        }
+        self.settle();
+        match work {
+            Work::Idle => WorkState::Idle,
+            Work::More => WorkState::More,
+            Work::Blocked | Work::Flushing | Work::Growing => WorkState::Blocked,
+        }
+    }
+
+    /// Takes the next output.
+    pub fn poll(&mut self) -> Option<ShardEvent> {
+        self.events.pop_front()
+    }
+
+    fn handle(&mut self, now: Instant, input: ShardInput<'_>) {
+        self.shard.handle(now, input);
+        self.shard.check_invariants();
+        self.settle();
+    }
+
+    /// Converts the shard's outputs to events.
+    fn settle(&mut self) {
+        for count in 0.. {
+            assert!(count < OUTPUTS_MAX, "the outputs of one input are bounded");
+            let Some(output) = self.shard.poll_output() else { break };
+            let event = match output {
+                ShardOutput::Send { connection, envelope, message, body, .. } => {
+                    ShardEvent::Send { connection, frame: frame_of(&envelope, &message, &body) }
+                }
+                ShardOutput::Stream { connection, parts } => {
+                    let values = PulledFrames { parts, part_bytes: self.part_bytes };
+                    ShardEvent::Values { connection, values: Box::new(values) }
+                }
+                ShardOutput::Close { connection } => {
+                    if let Some(stream) = self.connections.get_mut(&connection) {
+                        stream.closing = true;
+                    }
+                    ShardEvent::Close { connection }
+                }
+                ShardOutput::ToOwner { envelope, message } => {
+                    ShardEvent::ToOwner { frame: frame_of(&envelope, &message, &[]) }
+                }
+                ShardOutput::Event(_) => continue,
+                ShardOutput::Members { joined, present } => {
+                    assert!(present <= joined, "{present} of {joined} members are present");
+                    continue;
+                }
+                ShardOutput::Shared { connection, envelope, message, descriptors } => {
+                    let frame = frame_of(&envelope, &message, &[]);
+                    ShardEvent::Shared { connection, frame, descriptors }
+                }
+                ShardOutput::SaverOrder(_)
+                | ShardOutput::SaveShard(_)
+                | ShardOutput::Flush(_)
+                | ShardOutput::RestoreShard(_) => {
+                    unreachable!("no checkpoint directory is configured")
+                }
+            };
+            self.events.push_back(event);
+        }
+    }
+}
+
+fn frame_of(envelope: &Envelope, message: &Message, body: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    encode(&mut frame, envelope, message, BodyStamp::plain(body.len() as u64));
+    frame.extend_from_slice(body);
+    frame
+}
+
+/// Checks a configuration and returns the setup of one of its shards.
+fn setup(config: PsConfig, shard: u16, bytes_max: u64) -> ShardSetup {
+    config.check().expect("the configuration is valid");
+    ShardSetup {
+        id: ShardId { task: config.task.index, shard },
+        identity: Arc::new(config.identity()),
+        config: Arc::new(config),
+        budget: Budget::new(bytes_max),
+        counters: Arc::default(),
+    }
+}

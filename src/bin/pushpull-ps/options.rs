@@ -1,0 +1,328 @@
+//! The command line of the daemon, grouped as its help shows it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, ValueEnum};
+use pushpull::{
+    Checkpoints, ClusterSpec, Durability, LocalDirectory, NonFinite, PsConfig, Retention, Storage,
+    TaskId,
+};
+
+use super::complaint::{CommandLine, DaemonError};
+use super::modes::{AsynchronousOptions, SynchronousOptions};
+use super::rule::optimizer_list;
+use super::training::TrainingOptions;
+
+/// Serve one ps task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
+#[derive(Debug, Parser)]
+#[command(name = "pushpull-ps", version, after_help = details())]
+pub(crate) struct DaemonOptions {
+    #[command(flatten)]
+    pub(crate) cluster: ClusterOptions,
+    #[command(flatten)]
+    pub(crate) network: NetworkOptions,
+    #[command(flatten)]
+    storage: StorageOptions,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointOptions,
+    #[command(flatten)]
+    training: TrainingOptions,
+    #[command(flatten)]
+    pub(crate) synchronous: SynchronousOptions,
+    #[command(flatten)]
+    asynchronous: AsynchronousOptions,
+    #[command(flatten)]
+    run: RunOptions,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct ClusterOptions {
+    /// Addresses of the ps tasks, host:port or unix:/path, separated by commas
+    #[arg(
+        long,
+        value_name = "ADDRESSES",
+        value_delimiter = ',',
+        required_unless_present = "cluster"
+    )]
+    ps_hosts: Vec<String>,
+    // Nothing connects to a worker.
+    /// Names of the worker tasks, separated by commas; others are then refused
+    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
+    worker_hosts: Vec<String>,
+    /// Accept workers that the cluster does not list
+    #[arg(long)]
+    elastic_workers: bool,
+    /// Cluster as "ps=a:1,b:1;worker=c:1" or as JSON, in place of the hosts
+    #[arg(long, conflicts_with_all = ["ps_hosts", "worker_hosts"])]
+    cluster: Option<String>,
+    /// Index of this task in the ps job
+    #[arg(long, value_name = "INDEX", default_value_t = 0)]
+    pub(crate) task_index: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Network")]
+pub(crate) struct NetworkOptions {
+    /// Address to listen on [default: that of the task in the cluster]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<String>,
+    /// Unix socket to listen on as well [default: none]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) unix_socket: Option<PathBuf>,
+    /// Share no memory with clients of the same host and user
+    #[arg(long)]
+    no_shared_memory: bool,
+    /// Listen where others can reach it, without authentication
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// Maximum time for a peer to say hello, in ms
+    #[arg(long, value_name = "MS", default_value_t = 5000)]
+    handshake_timeout_ms: u64,
+    /// Maximum number of connections without a hello
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    waiting_connections_max: usize,
+    /// Maximum number of connections of each shard
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    connections_max: usize,
+    /// Polling of busy sockets before a sleep, in us; 0 for none
+    #[arg(long, value_name = "US", default_value_t = 50)]
+    busy_poll_us: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Storage")]
+struct StorageOptions {
+    /// Number of shards, each with a thread of its own
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    shards: u16,
+    /// Directory of the state, best on tmpfs [default: anonymous memory]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Memory limit of all shards together, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = Storage::BYTES_MAX)]
+    bytes_max: u64,
+    /// Loss that an acknowledged push survives: process or power
+    #[arg(
+        long,
+        value_name = "FAILURE",
+        value_enum,
+        default_value_t = DurabilityOption::Process,
+        hide_possible_values = true
+    )]
+    durability: DurabilityOption,
+    /// Keep checksums of all blocks, and verify them at the start
+    #[arg(long, requires = "state_dir")]
+    integrity_full: bool,
+    /// Push slots of each shard, beside those of synchronous steps
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    inbox_pushes: usize,
+    /// Memory that each shard pins for pulls and checkpoints, in bytes [default: all its values]
+    #[arg(long, value_name = "BYTES")]
+    pin_bytes_max: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Checkpoints")]
+pub(crate) struct CheckpointOptions {
+    /// Directory of the checkpoints, the same for all ps tasks [default: none]
+    #[arg(long, value_name = "DIR")]
+    checkpoint_dir: Option<PathBuf>,
+    /// Interval between checkpoints, in ms; 0 for none
+    #[arg(long, value_name = "MS", default_value_t = 0, requires = "checkpoint_dir")]
+    checkpoint_every_ms: u64,
+    /// Number of newest checkpoints to keep; 0 keeps all
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    max_to_keep: usize,
+    /// Period of which one checkpoint is kept for good, in hours; 0 for none
+    #[arg(long, value_name = "HOURS", default_value_t = 10_000)]
+    keep_every_hours: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Training")]
+struct RunOptions {
+    /// Global step at which training ends [default: none]
+    #[arg(long, value_name = "STEP")]
+    last_step: Option<u64>,
+    /// Time after which a silent worker is lost, in ms
+    #[arg(long, value_name = "MS", default_value_t = 5000)]
+    lease_ms: u64,
+    /// Maximum age of a token, in ms; 0 for no limit
+    #[arg(long, value_name = "MS", default_value_t = 600_000)]
+    token_timeout_ms: u64,
+    /// Pushes with NaN or infinity: reject, count or allow
+    #[arg(
+        long,
+        value_name = "POLICY",
+        value_enum,
+        default_value_t = NonFiniteOption::Reject,
+        hide_possible_values = true
+    )]
+    non_finite: NonFiniteOption,
+    /// Exit once every worker that joined has left or is lost
+    #[arg(long)]
+    exit_when_done: bool,
+    /// Time that --exit-when-done waits for another worker, in ms
+    #[arg(long, value_name = "MS", default_value_t = 10_000)]
+    exit_grace_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DurabilityOption {
+    Process,
+    Power,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum NonFiniteOption {
+    Reject,
+    Count,
+    Allow,
+}
+
+impl DaemonOptions {
+    /// Returns the configuration of the server, without its checkpoints.
+    ///
+    /// # Errors
+    /// Returns the text to print if the flags of an update rule are invalid.
+    pub(crate) fn config(&self, cluster: ClusterSpec) -> Result<PsConfig, String> {
+        let config = self.training.config(cluster, TaskId::ps(self.cluster.task_index))?;
+        let config = config.elastic_workers(self.cluster.elastic_workers);
+        let config = self.storage.apply(self.network.apply(config));
+        let config = self.asynchronous.apply(self.synchronous.apply(config));
+        Ok(self.run.apply(config))
+    }
+}
+
+impl ClusterOptions {
+    /// Returns the flag that gives the address of this task.
+    pub(crate) fn address_flag(&self) -> &'static str {
+        if self.cluster.is_some() { "--cluster" } else { "--ps-hosts" }
+    }
+
+    /// Returns the cluster.
+    ///
+    /// # Errors
+    /// Returns an error that names the flag with the fault.
+    pub(crate) fn spec(&self, typed: &CommandLine) -> Result<ClusterSpec, DaemonError> {
+        if let Some(text) = &self.cluster {
+            let cluster = match text.trim_start().starts_with('{') {
+                true => ClusterSpec::from_json(text),
+                false => text.parse(),
+            };
+            return cluster.map_err(|error| typed.blame("--cluster", &error));
+        }
+        let servers = || ClusterSpec::builder().job("ps", &self.ps_hosts);
+        let alone = servers().build().map_err(|error| typed.blame("--ps-hosts", &error))?;
+        if self.worker_hosts.is_empty() {
+            return Ok(alone);
+        }
+        let both = servers().job("worker", &self.worker_hosts).build();
+        both.map_err(|error| typed.blame("--worker-hosts", &error))
+    }
+}
+
+impl NetworkOptions {
+    fn apply(&self, config: PsConfig) -> PsConfig {
+        config
+            .shared_memory(!self.no_shared_memory)
+            .handshake_timeout(Duration::from_millis(self.handshake_timeout_ms))
+            .waiting_connections_max(self.waiting_connections_max)
+            .connections_max(self.connections_max)
+            .busy_poll(Duration::from_micros(self.busy_poll_us))
+    }
+}
+
+impl StorageOptions {
+    fn apply(&self, config: PsConfig) -> PsConfig {
+        let bytes_max = self.bytes_max;
+        let config = config
+            .shards(self.shards)
+            .storage(match &self.state_dir {
+                Some(state) => Storage::Directory { state: state.clone(), bytes_max },
+                None => Storage::Memory { bytes_max },
+            })
+            .durability(match self.durability {
+                DurabilityOption::Process => Durability::Process,
+                DurabilityOption::Power => Durability::Power,
+            })
+            .integrity_full(self.integrity_full)
+            .inbox_pushes(self.inbox_pushes);
+        self.pin_bytes_max.into_iter().fold(config, PsConfig::pin_bytes_max)
+    }
+}
+
+impl CheckpointOptions {
+    /// Adds the checkpoints to a configuration. Creates their directory.
+    ///
+    /// # Errors
+    /// Returns an error that names the flag if the directory cannot be used.
+    pub(crate) fn apply(
+        &self,
+        config: PsConfig,
+        typed: &CommandLine,
+    ) -> Result<PsConfig, DaemonError> {
+        let Some(directory) = &self.checkpoint_dir else {
+            return Ok(config);
+        };
+        let mut retention = Retention::default();
+        retention.max_to_keep = self.max_to_keep;
+        retention.keep_every_hours = self.keep_every_hours;
+        let storage = LocalDirectory::create(directory)
+            .map_err(|error| typed.blame("--checkpoint-dir", &error))?;
+        let checkpoints = Checkpoints::new(storage).retention(retention);
+        Ok(config.checkpoints(match self.checkpoint_every_ms {
+            0 => checkpoints,
+            millis => checkpoints.every(Duration::from_millis(millis)),
+        }))
+    }
+}
+
+impl RunOptions {
+    fn apply(&self, config: PsConfig) -> PsConfig {
+        let token_timeout = Duration::from_millis(self.token_timeout_ms);
+        let mut config = config
+            .lease(Duration::from_millis(self.lease_ms))
+            .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
+            .non_finite(match self.non_finite {
+                NonFiniteOption::Reject => NonFinite::Reject,
+                NonFiniteOption::Count => NonFinite::Count,
+                NonFiniteOption::Allow => NonFinite::Allow,
+            });
+        if let Some(step) = self.last_step {
+            config = config.last_step(step);
+        }
+        if self.exit_when_done {
+            config = config.exit_when_done(Duration::from_millis(self.exit_grace_ms));
+        }
+        config
+    }
+}
+
+/// Returns what the help explains after the flags.
+fn details() -> String {
+    format!("{DETAILS}\nOptimizers, with the flags that each accepts:\n{}", optimizer_list())
+}
+
+const DETAILS: &str = "\
+Schedules:
+  steps:STEP=RATE,...     RATE after STEP
+  exponential:RATE/STEPS  times RATE every STEPS, gradually
+  staircase:RATE/STEPS    times RATE every STEPS, at once
+  cosine:RATE/STEPS       down to RATE within STEPS
+
+Policies:
+  --on-loss shrink:MIN    the step takes what the other replicas can give, at least MIN gradients
+  --on-loss wait:SECONDS  the step waits for another replica, then reports the absent ones
+  --on-loss fail          the step reports the absent replicas at once
+  --staleness damp        divides the learning rate of a gradient by 1 + its staleness
+  --staleness compensate  adds LAMBDA g g (w - w_read) to a gradient; LAMBDA is 0.04 if not given
+  --non-finite reject     refuses the push; one shard alone also refuses updates that overflow
+  --non-finite count      accepts and counts the push
+  --non-finite allow      does not check
+
+NAMES is one name, or a prefix followed by *. --optimizer-for and --rate-for may be given several
+times; the last match counts. Without its own flags, the rule of --optimizer-for has its defaults.
+";
