@@ -64,7 +64,7 @@
 pub use pushpull_common::catalogue::{Catalogue, CatalogueError};
 pub use pushpull_common::cluster::{ClusterError, ClusterSpec, ClusterSpecBuilder};
 pub use pushpull_common::codec::{Codec, CodecError};
-pub use pushpull_common::device::{DeviceError, DeviceFilters, DeviceSpec};
+pub use pushpull_common::device::{DeviceError, DeviceSpec};
 pub use pushpull_common::ids::{GlobalStep, Sequence, ShardId, TaskId, VariableId};
 pub use pushpull_common::initializer::Initializer;
 pub use pushpull_common::partition::Partitioner;
