@@ -42,7 +42,7 @@
 //! # Synchronous training
 //!
 //! The mode is a setting of the servers ([`PsConfig::mode`], or `pushpull-ps --synchronous 4/5`).
-//! The training loop does not change. In [`Mode::Synchronous`] a step applies the mean of several
+//! The training loop does not change. With [`Synchronous`] a step applies the mean of several
 //! gradients, those of the fastest replicas, and all shards use the same ones. Pulled values are of
 //! one step on all shards. The outcomes are:
 //!
@@ -53,11 +53,11 @@
 //! After each of them the loop takes another token, which waits until the step is applied on all
 //! shards. These settings decide how a step treats absent replicas:
 //!
-//! - [`PsConfig::on_loss`] (`--on-loss shrink:MIN`, `wait:SECONDS`, `fail`): what happens to a step
+//! - [`Synchronous::on_loss`] (`--on-loss shrink:MIN`, `wait:SECONDS`, `fail`): what happens to a step
 //!   when a replica is lost.
-//! - [`PsConfig::join_timeout`] (`--join-timeout-ms`): how long the first step waits for replicas
+//! - [`Synchronous::join_timeout`] (`--join-timeout-ms`): how long the first step waits for replicas
 //!   that have not joined.
-//! - [`PsConfig::deterministic`] (`--deterministic`): two runs give the same bits.
+//! - [`Synchronous::deterministic`] (`--deterministic`): two runs give the same bits.
 
 #![forbid(unsafe_code)]
 
@@ -76,11 +76,11 @@ pub use pushpull_common::table::{Eviction, RowAdmission, TableError, TableSpec};
 pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
-    Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,
-    Event, Ftrl, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum, NonFinite,
-    OnLoss, Optimizer, Overflowed, Ps, PsConfig, PsHandle, Retention, RmsProp, SaveError,
-    SaveStatus, Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy, StartError,
-    Storage, StorageError, aggregate, inspect, optimizer,
+    Adadelta, Adagrad, Adam, AdamW, Asynchronous, CheckpointError, CheckpointStorage, Checkpoints,
+    Durability, Event, Ftrl, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum,
+    Network, NonFinite, OnLoss, Optimizer, Overflowed, Ps, PsConfig, PsHandle, Retention, RmsProp,
+    SaveError, SaveStatus, Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy,
+    StartError, Storage, StorageError, Synchronous, aggregate, inspect, optimizer,
 };
 pub use pushpull_worker::{
     Checksums, ClipError, ConnectError, Error, Gradients, InitialValues, JoinError, LossScale,

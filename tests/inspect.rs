@@ -30,9 +30,10 @@ fn try_serve(
         .job("worker", ["127.0.0.1:1"])
         .build()
         .unwrap();
-    let storage = Storage::Directory { state: state.to_owned(), bytes_max: 1 << 28 };
+    let storage = Storage::directory(state).bytes_max(1 << 28);
+    let storage = storage.integrity_full(true).durability(durability);
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), optimizer);
-    let config = config.storage(storage).shards(2).integrity_full(true).durability(durability);
+    let config = config.storage(storage).shards(2);
     Ok((listener.start(config)?, cluster))
 }
 

@@ -53,11 +53,13 @@ pub use pushpull_store::testing::measure;
 #[cfg(feature = "planted")]
 pub use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
-pub use aggregate::mode::{Mode, OnLoss};
 pub use aggregate::staleness::StalenessPolicy;
 pub use aggregate::{Accumulator, Reduction, SparseAccumulator, SparseReduction, TokenQueue};
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
-pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};
+pub use config::{
+    Asynchronous, Checkpoints, Durability, Mode, Network, NonFinite, OnLoss, PsConfig, Storage,
+    Synchronous,
+};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use event::Event;
 pub use inspect::inspect;

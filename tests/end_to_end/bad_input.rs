@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::{
-    Adam, ClusterSpec, DType, Error, JoinError, ListenError, Mode, NonFinite, Partitioner, Ps,
-    PsConfig, Push, Refusal, Sgd, Shape, StartError, Storage, TaskId, VariableSpec, ViewError,
-    WorkerConfig,
+    Adam, ClusterSpec, DType, Error, JoinError, ListenError, Mode, Network, NonFinite, Partitioner,
+    Ps, PsConfig, Push, Refusal, Sgd, Shape, StartError, Storage, Synchronous, TaskId,
+    VariableSpec, ViewError, WorkerConfig,
 };
 
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector};
@@ -213,8 +213,8 @@ fn non_finite_gradients_for_several_shards_are_not_sent() {
 /// The scan covers all parts of a large push, and the token of a push that it rejects goes back.
 #[test]
 fn a_large_push_with_a_bad_element_is_not_sent_to_any_shard() {
-    let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
-    for mode in [Mode::Asynchronous, synchronous] {
+    let synchronous = Synchronous::new(1);
+    for mode in [Mode::default(), synchronous.into()] {
         let configure = |config: PsConfig| config.last_step(1).mode(mode);
         let cluster = Cluster::start(2, 1, Sgd::new(1.0), configure);
         let mut worker = cluster.worker(0);
@@ -255,8 +255,8 @@ fn a_large_push_with_a_bad_element_is_not_sent_to_any_shard() {
 /// The shard may find the bad element in any part, after it has applied others to shadow blocks.
 #[test]
 fn a_push_that_a_shard_refuses_is_discarded_whole() {
-    let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
-    for mode in [Mode::Asynchronous, synchronous] {
+    let synchronous = Synchronous::new(1);
+    for mode in [Mode::default(), synchronous.into()] {
         let cluster = Cluster::sgd(1, |config| config.last_step(1).mode(mode));
         let mut worker = cluster.worker(0);
         let elements = 1_500_000;
@@ -337,7 +337,7 @@ fn bad_element(result: Result<Push, Error>) -> usize {
 
 #[test]
 fn a_join_that_does_not_fit_names_need_and_limit() {
-    let cluster = Cluster::sgd(1, |config| config.storage(Storage::Memory { bytes_max: 1 << 20 }));
+    let cluster = Cluster::sgd(1, |config| config.storage(Storage::memory().bytes_max(1 << 20)));
     let mut worker = cluster.worker(0);
     let error = worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap_err();
     let JoinError::Session(Error::Refused { refusal, .. }) = &error else { panic!("{error}") };
@@ -356,7 +356,7 @@ fn state_without_its_control_file_is_not_overwritten() {
     std::fs::write(state.join("shard-0/values-1"), b"precious").unwrap();
     let listener = listen();
     let cluster = spec([listener.address()], 1);
-    let storage = Storage::Directory { state: state.clone(), bytes_max: 1 << 20 };
+    let storage = Storage::directory(state.clone()).bytes_max(1 << 20);
     let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0)).storage(storage);
     let error = listener.start(config).unwrap_err().to_string();
     assert!(error.contains("shard-0/control: it is missing"), "{error}");
@@ -374,7 +374,9 @@ fn a_reader_waits_for_values_only_until_its_deadline() {
 
 #[test]
 fn connections_without_a_hello_in_time_are_closed() {
-    let cluster = Cluster::sgd(1, |config| config.handshake_timeout(Duration::from_millis(300)));
+    let cluster = Cluster::sgd(1, |config| {
+        config.network(Network::default().handshake_timeout(Duration::from_millis(300)))
+    });
     let address = cluster.handle().address().to_owned();
     // One peer sends nothing; the other sends the start of a hello, byte by byte.
     let mut silent = TcpStream::connect(&address).unwrap();

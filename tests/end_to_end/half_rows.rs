@@ -9,8 +9,8 @@ use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::{export, export_since};
 use pushpull::{
     Adam, Checkpoints, Codec, DType, Element, Error, Initializer, LocalDirectory, LossScale, Mode,
-    NonFinite, Optimizer, Partitioner, PsConfig, Push, Sgd, TableSpec, Token, VariableId,
-    VariableSpec, ViewError, bf16, f16,
+    NonFinite, Optimizer, Partitioner, PsConfig, Push, Sgd, Synchronous, TableSpec, Token,
+    VariableId, VariableSpec, ViewError, bf16, f16,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -151,8 +151,7 @@ fn check_rounding(worker: &mut Worker) -> [Vec<u32>; 2] {
 /// holds them unrounded.
 #[test]
 fn master_rows_equal_f32_rows() {
-    let modes =
-        [Mode::Asynchronous, Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 }];
+    let modes = [Mode::default(), Synchronous::new(1).into()];
     for (shards, mode) in [1, 2, 5].into_iter().flat_map(|n| modes.map(|mode| (n, mode))) {
         let folder = tempfile::tempdir().unwrap();
         let saving = checkpoints(folder.path());

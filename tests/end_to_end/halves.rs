@@ -8,7 +8,7 @@ use pushpull::checkpoint::export;
 use pushpull::{
     Adam, Checkpoints, Codec, DType, Element, Error, Gradients, Initializer, LocalDirectory,
     LossScale, Mode, NonFinite, Optimizer, Params, Partitioner, PsConfig, Push, Sgd, Shape,
-    VariableId, VariableSpec, ViewError, bf16, f16,
+    Synchronous, VariableId, VariableSpec, ViewError, bf16, f16,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -100,8 +100,7 @@ fn checkpoints(directory: &Path) -> impl Fn(PsConfig) -> PsConfig {
 /// checkpoint holds them unrounded.
 #[test]
 fn masters_equal_f32_variables() {
-    let modes =
-        [Mode::Asynchronous, Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 }];
+    let modes = [Mode::default(), Synchronous::new(1).into()];
     for (shards, mode) in [1, 2, 5].into_iter().flat_map(|n| modes.map(|mode| (n, mode))) {
         let folder = tempfile::tempdir().unwrap();
         let saving = checkpoints(folder.path());

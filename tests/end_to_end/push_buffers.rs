@@ -5,14 +5,14 @@ use std::path::Path;
 
 use pushpull::blocking::Worker;
 use pushpull::{
-    Adam, Codec, DType, Error, Mode, Params, Partitioner, PsConfig, Pulled, Push, Shape, Storage,
-    VariableSpec, WorkerConfig,
+    Adam, Codec, DType, Error, Mode, Network, Params, Partitioner, PsConfig, Pulled, Push, Shape,
+    Storage, Synchronous, VariableSpec, WorkerConfig,
 };
 
 use super::cluster::{Cluster, block_on, spec, vector};
 use super::shared_values::{await_counts, same_host_only, start};
 
-const SYNCHRONOUS: Mode = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
+const SYNCHRONOUS: Synchronous = Synchronous::new(1);
 
 /// Variables of every kind: some are in a push buffer, the others are sent with the push.
 fn variables() -> Vec<VariableSpec> {
@@ -112,7 +112,7 @@ fn train(
 #[test]
 fn gradients_in_push_buffers_give_the_same_values_as_sent_gradients() {
     let folder = tempfile::tempdir().unwrap();
-    for mode in [Mode::Asynchronous, SYNCHRONOUS] {
+    for mode in [Mode::default(), SYNCHRONOUS.into()] {
         for shards in [1, 2] {
             let server = |config: PsConfig| config.mode(mode).shards(shards);
             let (sent, none) = train(folder.path(), server, |config| config.shared_memory(false));
@@ -129,13 +129,13 @@ fn gradients_in_push_buffers_give_the_same_values_as_sent_gradients() {
 fn gradients_are_sent_to_a_server_without_push_buffers() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (shared, _) = train(folder.path(), |config| config, |config| config);
-    let none = |config: PsConfig| config.shared_memory(false);
+    let none = |config: PsConfig| config.network(Network::default().shared_memory(false));
     let (sent, direct) = train(folder.path(), none, |config| config);
     assert!(shared == sent && direct == 0);
     // State in files gives the same values.
     let in_files = |config: PsConfig| {
         let state = state.path().to_owned();
-        config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
+        config.storage(Storage::directory(state).bytes_max(1 << 30))
     };
     let (kept, _) = train(folder.path(), in_files, |config| config);
     assert!(shared == kept);
@@ -206,7 +206,7 @@ fn gradients_of_another_worker_are_applied_as_written() {
 #[test]
 fn non_finite_elements_in_push_buffers_are_refused_with_their_index() {
     let folder = tempfile::tempdir().unwrap();
-    for mode in [Mode::Asynchronous, SYNCHRONOUS] {
+    for mode in [Mode::default(), SYNCHRONOUS.into()] {
         for shards in [1, 2] {
             let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(shards));
             let mut worker = cluster.worker(0);
@@ -264,7 +264,7 @@ fn dropped_gradients_free_their_slots_and_excess_gradients_are_sent() {
 #[test]
 fn an_accepted_gradient_is_not_overwritten_before_all_shards_apply_it() {
     let folder = tempfile::tempdir().unwrap();
-    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let mode = Synchronous::new(2);
     let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(2));
     let replicas = [0, 1].map(|index| {
         let config = cluster.config(index);
@@ -295,7 +295,7 @@ fn gradients_outlive_the_server_that_shares_their_memory() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let stored = |config: PsConfig| {
         let state = state.path().to_owned();
-        config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
+        config.storage(Storage::directory(state).bytes_max(1 << 30))
     };
     let mut cluster = same_host_only(folder.path(), stored);
     let mut worker = cluster.worker(0);

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::codec::{Residual, ScaleBlocks};
 use pushpull::{
     Adagrad, Codec, DType, Initializer, Mode, Partitioner, PsConfig, Push, ResidualsError, Sgd,
-    Shape, TableSpec, TaskId, VariableSpec, WorkerConfig,
+    Shape, Synchronous, TableSpec, TaskId, VariableSpec, WorkerConfig,
 };
+use pushpull_common::codec::{Residual, ScaleBlocks};
 
 use super::cluster::{Cluster, listen, spec, vector};
 use super::proxy::Proxy;
@@ -143,8 +143,8 @@ fn trained(ps: usize, mode: Mode, codec: Codec, encoded: bool) -> (Vec<Vec<f32>>
 
 #[test]
 fn encoded_rows_train_as_their_decoded_values() {
-    let synchronous = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
-    for mode in [Mode::default(), synchronous] {
+    let synchronous = Synchronous::new(2);
+    for mode in [Mode::default(), synchronous.into()] {
         for codec in CODECS {
             let (expected, plain) = trained(1, mode, codec, false);
             assert!(expected.iter().flatten().filter(|&&value| value != 0.0).count() > 300);

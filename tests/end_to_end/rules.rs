@@ -90,7 +90,7 @@ fn each_variable_has_its_own_optimizer_on_any_number_of_shards() {
 /// Configures a server on a Unix socket with a state directory.
 fn config(folder: &Path) -> PsConfig {
     let cluster = spec([format!("unix:{}", folder.join("ps.sock").display())], 1);
-    let storage = Storage::Directory { state: folder.join("state"), bytes_max: 1 << 26 };
+    let storage = Storage::directory(folder.join("state")).bytes_max(1 << 26);
     PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.25)).shards(2).storage(storage)
 }
 

@@ -1,7 +1,9 @@
 //! Stale gradients over sockets: measured on every shard, damped and compensated.
 
 use pushpull::blocking::Worker;
-use pushpull::{Params, PsConfig, PsHandle, Push, Sgd, StalenessPolicy, Token, VariableSpec};
+use pushpull::{
+    Asynchronous, Params, PsConfig, PsHandle, Push, Sgd, StalenessPolicy, Token, VariableSpec,
+};
 
 use super::cluster::{Cluster, vector};
 
@@ -112,7 +114,7 @@ fn the_histograms_of_all_shards_add_up_to_the_pushes() {
 /// 0; the second was computed from the same values.
 fn after_two(policy: StalenessPolicy) -> [f32; 2] {
     let (cluster, [(mut a, mut params_a), (mut b, mut params_b)]) =
-        pair(|config| config.staleness(policy));
+        pair(|config| config.mode(Asynchronous::default().staleness(policy)));
     let stale = read(&mut a, &mut params_a);
     let fresh = read(&mut b, &mut params_b);
     assert_eq!(push(&mut b, fresh, &["a", "b"], 2.0), 0);

@@ -253,7 +253,7 @@ fn pushes_beyond_the_limits_of_a_table_are_refused() {
     cluster.stop();
 
     // A table's limit may not exceed the server's memory, even while the table is empty.
-    let storage = || Storage::Memory { bytes_max: 1 << 25 };
+    let storage = || Storage::memory().bytes_max(1 << 25);
     let cluster = Cluster::start(1, 1, Sgd::new(0.1), |config| config.storage(storage()));
     let large = cluster.worker(0).join(&variables(1, TableSpec::new(1 << 30)), |_| ()).unwrap_err();
     let large = large.to_string();

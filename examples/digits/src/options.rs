@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
-use pushpull::{ClusterSpec, Codec, Mode, TaskId};
+use pushpull::{ClusterSpec, Codec, Mode, Synchronous, TaskId};
 
 use super::data::Split;
 
@@ -104,9 +104,9 @@ impl DigitsOptions {
     /// Returns the update mode.
     pub(crate) fn mode(&self) -> Mode {
         match self.synchronous {
-            None => Mode::Asynchronous,
+            None => Mode::default(),
             Some(Replicas { aggregate, total }) => {
-                Mode::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total }
+                Synchronous::new(aggregate).total_num_replicas(total).into()
             }
         }
     }

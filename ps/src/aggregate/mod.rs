@@ -7,7 +7,6 @@
 pub(crate) mod asynchronous_tokens;
 pub(crate) mod bounded_staleness;
 pub(crate) mod clipping;
-pub(crate) mod mode;
 pub(crate) mod recall;
 pub(crate) mod staleness;
 pub(crate) mod step_coordinator;

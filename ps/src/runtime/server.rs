@@ -23,7 +23,7 @@ use super::publisher::Publisher;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, ShardLinks};
 use crate::checkpoint::AbandonFlag;
-use crate::config::{Durability, PsConfig, Storage};
+use crate::config::{Durability, PsConfig};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::{Counters, SaveRecord};
 use crate::peer_hello::PeerHello;
@@ -118,10 +118,7 @@ impl Listener {
         let unix_address =
             self.unix_address().filter(|_| config.sharing_obstacle().is_none()).unwrap_or_default();
         let config = Arc::new(PsConfig { unix_address, ..config });
-        let state = match &config.storage {
-            Storage::Memory { .. } => None,
-            Storage::Directory { state, .. } => Some(StateDirectory::open(state)?),
-        };
+        let state = config.storage.directory.as_deref().map(StateDirectory::open).transpose()?;
         let arena_storages = (0..config.shards)
             .map(|shard| match &state {
                 // Memory with a descriptor costs something: only if it can be shared.
@@ -131,7 +128,7 @@ impl Listener {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let in_memory = |arena_storage: &ArenaStorage| matches!(arena_storage, ArenaStorage::Folder(f) if f.is_in_memory());
-        if config.durability == Durability::Power && arena_storages.iter().any(in_memory) {
+        if config.storage.durability == Durability::Power && arena_storages.iter().any(in_memory) {
             let (setting, value) = ("durability", "power".to_owned());
             let reason = "the state directory is on a file system in memory";
             return Err(StartError::Setting { setting, value, reason });
@@ -139,7 +136,7 @@ impl Listener {
         let counters: Arc<[Arc<Counters>]> =
             arena_storages.iter().map(|_| Arc::default()).collect();
         let (identity, server_run) = (Arc::new(config.identity()), server_run());
-        let budget = Budget::new(config.storage.bytes_max());
+        let budget = Budget::new(config.storage.bytes_max);
         let mut shards = Vec::new();
         for (index, arena_storage) in arena_storages.into_iter().enumerate() {
             let parts = ShardSetup {
@@ -214,8 +211,8 @@ impl Listener {
             endpoints: self.endpoints,
             shards: senders,
             members,
-            handshake_timeout: config.handshake_timeout,
-            waiting_connections_max: config.waiting_connections_max,
+            handshake_timeout: config.network.handshake_timeout,
+            waiting_connections_max: config.network.waiting_connections_max,
             counters: counters[0].clone(),
             exit_when_done: config.exit_when_done,
             stop,
@@ -331,7 +328,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::LocalDirectory;
-    use crate::config::Checkpoints;
+    use crate::config::{Checkpoints, Storage};
     use crate::shard::ShardInput;
     use crate::shard::output::ShardOutput;
 
@@ -376,7 +373,7 @@ mod tests {
         let open = |durability| {
             let parts = ShardSetup {
                 id: ShardId { task: 0, shard: 0 },
-                config: Arc::new(config.clone().durability(durability)),
+                config: Arc::new(config.clone().storage(Storage::memory().durability(durability))),
                 identity: Arc::new(Identity::new().with("ps", "0")),
                 budget: Budget::new(1 << 20),
                 counters: Arc::default(),

@@ -43,7 +43,7 @@ impl Shard {
         let memory =
             self.files.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
         // Checksums are needed to find pages that a loss of power kept from the disk.
-        let integrity = self.config.integrity_full || self.power.is_some();
+        let integrity = self.config.storage.integrity_full || self.power.is_some();
         let plan = StorePlan {
             arena: self.files.arena.clone(),
             generation,
@@ -106,7 +106,12 @@ impl Shard {
 
     fn geometry(&self, layout: &ShardLayout, rules: &VariableRules) -> StoreGeometry {
         let slots = rules.most_slots(layout);
-        StoreGeometry::new(layout, slots, self.config.block_bytes, self.config.pin_bytes_max)
+        StoreGeometry::new(
+            layout,
+            slots,
+            self.config.block_bytes,
+            self.config.storage.pin_bytes_max,
+        )
     }
 
     /// Returns the bytes that the variables of a catalogue need.

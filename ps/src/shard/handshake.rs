@@ -13,7 +13,7 @@ use pushpull_common::protocol::{Header, Refusal, version};
 
 use super::client_registry::AdmittedClient;
 use super::{ConnectionState, Shard, answer_to};
-use crate::aggregate::mode::Mode;
+use crate::config::Mode;
 use crate::config::NonFinite;
 
 /// The job of the parameter servers.
@@ -81,7 +81,7 @@ impl Shard {
             let what = Detail::clipped("restores under way");
             return Err(Refusal::Busy { what, limit: 1 });
         }
-        let limit = self.config.connections_max;
+        let limit = self.config.network.connections_max;
         if self.peers.connections.len() >= limit {
             let what = Detail::clipped("connections");
             return Err(Refusal::Busy { what, limit: limit as u64 });
@@ -110,13 +110,14 @@ impl Shard {
             version,
             shards: self.config.shards,
             client_epoch,
-            mode: match self.config.mode {
-                Mode::Asynchronous => {
-                    ModeIs::Asynchronous { owner_first: self.config.reject_older.is_some() }
+            mode: match &self.config.mode {
+                Mode::Asynchronous(mode) => {
+                    ModeIs::Asynchronous { owner_first: mode.reject_older.is_some() }
                 }
-                Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
-                    ModeIs::Synchronous { replicas_to_aggregate, total_num_replicas }
-                }
+                Mode::Synchronous(mode) => ModeIs::Synchronous {
+                    replicas_to_aggregate: mode.replicas_to_aggregate,
+                    total_num_replicas: mode.total_num_replicas,
+                },
             },
             lease_ms: u32::try_from(self.config.lease.as_millis()).unwrap_or(u32::MAX),
             part_bytes_max: PART_BYTES_MAX as u32,

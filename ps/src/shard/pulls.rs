@@ -24,7 +24,6 @@ use super::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::Peers;
 use super::staleness::LastPulls;
 use super::variables::Variables;
-use crate::aggregate::staleness::StalenessPolicy;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
@@ -141,8 +140,7 @@ impl Pulls {
         client: ClientKey,
         present: bool,
     ) {
-        let compensates =
-            matches!(self.config.staleness, StalenessPolicy::DelayCompensation { .. });
+        let compensates = self.config.compensates();
         // Rows are read by other pulls, and a copy of all of them would be too large.
         if let Some(store) = variables.ready()
             && compensates

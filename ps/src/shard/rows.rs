@@ -151,7 +151,7 @@ impl RowWork {
                 RowSelection::Ids(_, ids) => ids.len(),
             };
             let change = spec.change_of(partition);
-            let reduction = config.sparse_reduction;
+            let reduction = config.mode.sparse_reduction();
             let sums = PushedRowSums { partition, pushes: &pushes, reduction };
             if matches!(rows, RowSelection::Ids(..)) {
                 store.settle_tables(self.version);

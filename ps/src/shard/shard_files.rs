@@ -98,7 +98,7 @@ impl Shard {
         run: ServerRun,
         now: Instant,
     ) -> Result<Shard, StorageError> {
-        if parts.config.durability == Durability::Power {
+        if parts.config.storage.durability == Durability::Power {
             storage.sync_way()?;
         }
         let control = storage.open(&file_name(Kind::Control, 0))?;
@@ -142,7 +142,7 @@ impl Shard {
         control.write(0, &page.encode());
         let journal =
             Journal::create(&arena, control, transaction_words(0, 0), parts.config.planted)?;
-        if parts.config.durability == Durability::Power {
+        if parts.config.storage.durability == Durability::Power {
             // The first page identifies the arena of an image.
             arena.storage.sync(CONTROL_NEW)?;
             // Nothing is committed before both names are on disk. An intent with a commit but
@@ -155,7 +155,7 @@ impl Shard {
 
     fn with(parts: ShardSetup, arena: Arena, journal: Journal, run: ServerRun) -> Shard {
         let ShardSetup { id, config, identity, budget, counters } = parts;
-        let power = (config.durability == Durability::Power).then(Power::default);
+        let power = (config.storage.durability == Durability::Power).then(Power::default);
         let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted);
         Shard {
             files: ShardFiles { arena, budget, journal, generation: 0, lives: 0 },

@@ -95,7 +95,7 @@ impl TestBed {
                 let listener = runtime.block_on(Ps::listen(&address))?;
                 let cluster = builder.job("ps", [listener.address()]).build()?;
                 let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE));
-                let config = config.shards(shards).shared_memory(transport.is_shared());
+                let config = config.shards(shards).network(transport.network());
                 (cluster, Some(listener.start(config)?), RATE, folder)
             }
         };
