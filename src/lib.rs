@@ -79,15 +79,14 @@ pub use pushpull_ps::{
     Adadelta, Adagrad, Adam, AdamW, Asynchronous, CheckpointError, CheckpointStorage, Checkpoints,
     Durability, Event, Ftrl, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum,
     Network, NonFinite, OnLoss, Optimizer, Overflowed, Ps, PsConfig, PsHandle, Retention, RmsProp,
-    SaveError, SaveStatus, Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy,
-    StartError, Storage, StorageError, Synchronous, aggregate, inspect, optimizer,
+    SaveStatus, Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy, StartError,
+    Storage, StorageError, Synchronous, aggregate, inspect, optimizer,
 };
 pub use pushpull_worker::{
-    Checksums, ClipError, ConnectError, Error, Gradients, InitialValues, JoinError, LossScale,
-    LossScaleError, Params, PassedOver, PullHandle, Pulled, Push, PushHandle, Reader, ReaderError,
-    ResidualsError, RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush, Token,
-    UnresponsiveShard, UnresponsiveShards, VariableHandle, ViewError, Worker, WorkerConfig,
-    blocking,
+    Checksums, ConfigError, Error, Gradients, InitialValues, LossScale, Params, PassedOver,
+    PullHandle, Pulled, Push, PushHandle, Reader, RestoredCheckpoint, SavedCheckpoint, StepOutcome,
+    StreamingPush, Token, UnresponsiveShard, UnresponsiveShards, VariableHandle, ViewError, Worker,
+    WorkerConfig, blocking,
 };
 
 /// The protocol and the shared vocabulary, for programs that speak the wire protocol themselves.

@@ -60,7 +60,7 @@ pub use config::{
     Asynchronous, Checkpoints, Durability, Mode, Network, NonFinite, OnLoss, PsConfig, Storage,
     Synchronous,
 };
-pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
+pub use error::{ListenError, ServeError, StartError, StorageError};
 pub use event::Event;
 pub use inspect::inspect;
 pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};

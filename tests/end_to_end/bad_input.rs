@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::{
-    Adam, ClusterSpec, DType, Error, JoinError, ListenError, Mode, Network, NonFinite, Partitioner,
-    Ps, PsConfig, Push, Refusal, Sgd, Shape, StartError, Storage, Synchronous, TaskId,
-    VariableSpec, ViewError, WorkerConfig,
+    Adam, ClusterSpec, DType, Error, ListenError, Mode, Network, NonFinite, Partitioner, Ps,
+    PsConfig, Push, Refusal, Sgd, Shape, StartError, Storage, Synchronous, TaskId, VariableSpec,
+    ViewError, WorkerConfig,
 };
 
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector};
@@ -81,9 +81,7 @@ fn a_refused_identity_names_the_field_that_differs() {
     let cluster = Cluster::sgd(1, |config| config);
     let other = spec([cluster.handle().address().to_owned(), "127.0.0.1:9".into()], 1);
     let error = Worker::connect(WorkerConfig::new(other, TaskId::worker(0))).unwrap_err();
-    let pushpull::ConnectError::Session(Error::Refused { refusal, .. }) = &error else {
-        panic!("{error}")
-    };
+    let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
     let Refusal::Identity { field, server, client, server_hash, client_hash } = refusal else {
         panic!("{error}")
     };
@@ -103,14 +101,7 @@ fn servers_with_different_optimizers_are_refused() {
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
     let error = worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap_err();
     match error {
-        JoinError::Session(Error::Identity {
-            field,
-            left_value,
-            right_value,
-            left_hash,
-            right_hash,
-            ..
-        }) => {
+        Error::Identity { field, left_value, right_value, left_hash, right_hash, .. } => {
             assert_eq!(field, "optimizer");
             assert_eq!((left_value.as_str(), right_value.as_str()), ("sgd", "adam"));
             assert_ne!(left_hash, right_hash);
@@ -137,7 +128,7 @@ fn a_join_with_other_variables_names_the_first_difference() {
         for worker in [0, 1] {
             let mut worker = cluster.worker(worker);
             let error = worker.join(&variables, |_| ()).unwrap_err();
-            assert!(matches!(error, JoinError::Differs { .. }), "{error}");
+            assert!(matches!(error, Error::Differs { .. }), "{error}");
             let error = error.to_string();
             assert!(expected.iter().all(|word| error.contains(word)), "{error}");
         }
@@ -340,7 +331,7 @@ fn a_join_that_does_not_fit_names_need_and_limit() {
     let cluster = Cluster::sgd(1, |config| config.storage(Storage::memory().bytes_max(1 << 20)));
     let mut worker = cluster.worker(0);
     let error = worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap_err();
-    let JoinError::Session(Error::Refused { refusal, .. }) = &error else { panic!("{error}") };
+    let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
     let Refusal::DoesNotFit { need, limit } = refusal else { panic!("{error}") };
     assert!(*need > 4 << 20 && *limit == 1 << 20, "{error}");
     // A smaller variable fits.

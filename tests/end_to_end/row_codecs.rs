@@ -5,8 +5,8 @@ use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::{
-    Adagrad, Codec, DType, Initializer, Mode, Partitioner, PsConfig, Push, ResidualsError, Sgd,
-    Shape, Synchronous, TableSpec, TaskId, VariableSpec, WorkerConfig,
+    Adagrad, Codec, DType, Error, Initializer, Mode, Partitioner, PsConfig, Push, Sgd, Shape,
+    Synchronous, TableSpec, TaskId, VariableSpec, WorkerConfig,
 };
 use pushpull_common::codec::{Residual, ScaleBlocks};
 
@@ -243,7 +243,7 @@ fn residuals_of_rows_are_restored_by_another_worker() {
         for at in (0..saved.len()).step_by(97) {
             let mut other = saved.clone();
             other[at] ^= 1;
-            let damaged = Err(ResidualsError::Damaged);
+            let damaged = Err(Error::DamagedResiduals);
             assert_eq!(worker.restore_residuals(&other), damaged, "a bit at {at}");
             assert_eq!(worker.restore_residuals(&saved[..at]), damaged, "cut at {at}");
         }

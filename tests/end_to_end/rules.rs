@@ -6,8 +6,8 @@ use std::sync::Arc;
 use pushpull::blocking::Worker;
 use pushpull::checkpoint::{contents, export, list};
 use pushpull::{
-    Adagrad, Adam, Checkpoints, Error, Ftrl, JoinError, LocalDirectory, Optimizer, Params,
-    Partitioner, Ps, PsConfig, Refusal, Sgd, Storage, TaskId, VariableSpec, WorkerConfig,
+    Adagrad, Adam, Checkpoints, Error, Ftrl, LocalDirectory, Optimizer, Params, Partitioner, Ps,
+    PsConfig, Refusal, Sgd, Storage, TaskId, VariableSpec, WorkerConfig,
 };
 use safetensors::SafeTensors;
 
@@ -185,7 +185,7 @@ fn untrainable_variables_are_refused_by_name() {
     for (configure, expected, reason) in cases {
         let cluster = Cluster::start(1, 1, Adam::new(0.25), configure);
         let error = cluster.worker(0).join(&[vector("embedding", 3)], |_| ()).unwrap_err();
-        let JoinError::Session(Error::Refused { refusal, .. }) = &error else { panic!("{error}") };
+        let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
         let Refusal::Untrainable { variable, detail } = refusal else { panic!("{error}") };
         assert_eq!(variable.as_str(), expected);
         assert!(detail.as_str().contains(reason), "{error}");

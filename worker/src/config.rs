@@ -11,7 +11,7 @@ use pushpull_common::names::NamePattern;
 use pushpull_common::placement::PlacementStrategy;
 
 use crate::compression::CodecRule;
-use crate::error::{ConnectError, UnresponsiveShards};
+use crate::error::{ConfigError, UnresponsiveShards};
 use crate::runtime::CALLER_SPIN;
 
 /// Receives the shards that an operation waits for.
@@ -181,12 +181,12 @@ impl WorkerConfig {
     }
 
     /// Validates the codecs.
-    pub(crate) fn check_codecs(&self) -> Result<(), ConnectError> {
+    pub(crate) fn check_codecs(&self) -> Result<(), ConfigError> {
         for codec in self.codecs.iter().filter_map(|rule| rule.codec) {
             codec.validate()?;
         }
         match self.values.filter(|codec| codec.encoding().codec_of_values().is_none()) {
-            Some(codec) => Err(ConnectError::PullCodec { codec }),
+            Some(codec) => Err(ConfigError::PullCodec { codec }),
             None => Ok(()),
         }
     }
