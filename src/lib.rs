@@ -61,41 +61,101 @@
 
 #![forbid(unsafe_code)]
 
-pub use pushpull_common::catalogue::{Catalogue, CatalogueError};
-pub use pushpull_common::cluster::{ClusterError, ClusterSpec, ClusterSpecBuilder};
-pub use pushpull_common::codec::{Codec, CodecError};
-pub use pushpull_common::device::{DeviceError, DeviceSpec};
-pub use pushpull_common::ids::{GlobalStep, Sequence, ShardId, TaskId, VariableId};
-pub use pushpull_common::initializer::Initializer;
-pub use pushpull_common::partition::Partitioner;
-pub use pushpull_common::placement::{
-    DeviceSetter, Placement, PlacementError, PlacementStrategy, ShardMap,
-};
-pub use pushpull_common::protocol::Refusal;
-pub use pushpull_common::table::{Eviction, RowAdmission, TableError, TableSpec};
-pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
-pub use pushpull_common::variable::{VariableError, VariableSpec};
+pub use pushpull_common::cluster::ClusterSpec;
+pub use pushpull_common::ids::TaskId;
+pub use pushpull_common::variable::VariableSpec;
 pub use pushpull_ps::{
-    Adadelta, Adagrad, Adam, AdamW, Asynchronous, CheckpointError, CheckpointStorage, Checkpoints,
-    Durability, Event, Ftrl, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum,
-    Network, NonFinite, OnLoss, Optimizer, Overflowed, Ps, PsConfig, PsHandle, Retention, RmsProp,
-    SaveStatus, Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy, StartError,
-    Storage, StorageError, Synchronous, aggregate, inspect, optimizer,
+    Adam, Asynchronous, Mode, Ps, PsConfig, PsHandle, Sgd, Storage, Synchronous,
 };
 pub use pushpull_worker::{
-    Checksums, ConfigError, Error, Gradients, InitialValues, LossScale, Params, PassedOver,
-    PullHandle, Pulled, Push, PushHandle, Reader, RestoredCheckpoint, SavedCheckpoint, StepOutcome,
-    StreamingPush, Token, UnresponsiveShard, UnresponsiveShards, VariableHandle, ViewError, Worker,
-    WorkerConfig, blocking,
+    Error, Gradients, Params, Pulled, Push, Reader, Token, Worker, WorkerConfig, blocking,
 };
 
-/// The protocol and the shared vocabulary, for programs that speak the wire protocol themselves.
-pub use pushpull_common as common;
-/// Checkpoint files: list, read and export them without a server.
-pub use pushpull_ps::checkpoint;
-/// A shard's store by itself, for benchmarks.
-#[doc(hidden)]
-pub use pushpull_ps::measure;
+/// Tasks, and the shards on which variables are placed.
+pub mod cluster {
+    pub use pushpull_common::cluster::ClusterSpecBuilder;
+    pub use pushpull_common::device::DeviceSpec;
+    pub use pushpull_common::ids::ShardId;
+    pub use pushpull_common::placement::{
+        CustomStrategy, DeviceSetter, PlacedPartition, Placement, PlacementStrategy, ShardMap,
+    };
+}
+
+/// What a variable is: its type and shape, its first values, how it is cut, and tables that grow.
+pub mod variable {
+    pub use pushpull_common::catalogue::Catalogue;
+    pub use pushpull_common::ids::VariableId;
+    pub use pushpull_common::initializer::Initializer;
+    pub use pushpull_common::partition::Partitioner;
+    pub use pushpull_common::table::{Eviction, RowAdmission, TableSpec};
+    pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
+}
+
+/// The settings of a server, and what it reports.
+pub mod server {
+    pub use pushpull_ps::{
+        Durability, Event, Listener, Metrics, Network, NonFinite, OnLoss, Overflowed, SaveStatus,
+        StalenessHistogram, StalenessPolicy,
+    };
+}
+
+/// What a training loop meets beside [`Worker`]: pushes under way, outcomes, codecs, loss scaling.
+pub mod training {
+    pub use pushpull_common::codec::Codec;
+    pub use pushpull_common::ids::{GlobalStep, Sequence};
+    pub use pushpull_worker::{
+        Checksums, InitialValues, LossScale, PassedOver, PullHandle, PushHandle,
+        RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard,
+        UnresponsiveShards, VariableHandle,
+    };
+}
+
+/// Checkpoints: where and when servers save them; files can be listed, read and exported without a
+/// server.
+pub mod checkpoint {
+    pub use pushpull_ps::Checkpoints;
+    pub use pushpull_ps::checkpoint::*;
+}
+
+pub use pushpull_ps::{inspect, optim};
+
+pub mod error {
+    //! Every error of this crate, by the operation that returns it.
+    //!
+    //! | operation | error |
+    //! | --- | --- |
+    //! | name tasks and devices | [`ClusterError`], [`DeviceError`] |
+    //! | declare a variable | [`VariableError`], whose source is one of [`ShapeError`], [`InitializerError`], [`PartitionError`] and [`TableError`] |
+    //! | place variables | [`PlacementError`], [`CatalogueError`] |
+    //! | encode gradients | [`CodecError`] |
+    //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`] |
+    //! | open or inspect a state directory | [`StorageError`] |
+    //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |
+    //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program |
+
+    pub use pushpull_common::catalogue::CatalogueError;
+    pub use pushpull_common::cluster::{AddressProblem, ClusterError};
+    pub use pushpull_common::codec::CodecError;
+    pub use pushpull_common::device::DeviceError;
+    pub use pushpull_common::initializer::InitializerError;
+    pub use pushpull_common::partition::PartitionError;
+    pub use pushpull_common::placement::PlacementError;
+    pub use pushpull_common::table::TableError;
+    pub use pushpull_common::tensor::ShapeError;
+    pub use pushpull_common::variable::VariableError;
+    pub use pushpull_ps::{ListenError, ServeError, StartError, StorageError};
+    pub use pushpull_worker::{ConfigError, ViewError};
+}
+
+/// The wire protocol, for programs that speak it themselves.
+pub mod protocol {
+    pub use pushpull_common::codec::{Encoding, Encodings};
+    pub use pushpull_common::identity::Identity;
+    pub use pushpull_common::ids::{
+        ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, TokenId,
+    };
+    pub use pushpull_common::protocol::*;
+}
 
 /// Compiles the code blocks of the README as doctests.
 #[cfg(doctest)]

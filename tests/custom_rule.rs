@@ -7,8 +7,8 @@
 mod custom_rule;
 
 use custom_rule::Lion;
-use pushpull::Optimizer;
-use pushpull::optimizer::{ApplyAt, Run};
+use pushpull::optim::Optimizer;
+use pushpull::optim::{ApplyAt, Run};
 
 #[test]
 fn the_optimizer_steps_by_the_sign_of_its_momentum() {

@@ -6,10 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use pushpull::blocking::Worker;
+use pushpull::error::{StartError, StorageError};
 use pushpull::inspect::{FileReport, Presence, VariablesStage, Verdict};
+use pushpull::optim::{Adagrad, Optimizer};
+use pushpull::server::Durability;
+use pushpull::training::GlobalStep;
+use pushpull::variable::{DType, TableSpec, f16};
 use pushpull::{
-    Adagrad, Adam, ClusterSpec, DType, Durability, GlobalStep, Optimizer, Ps, PsConfig, Push,
-    StartError, Storage, StorageError, TableSpec, TaskId, VariableSpec, WorkerConfig, f16,
+    Adam, ClusterSpec, Ps, PsConfig, Push, Storage, TaskId, VariableSpec, WorkerConfig,
 };
 use serde_json::Value;
 

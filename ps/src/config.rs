@@ -163,7 +163,7 @@ impl PsConfig {
     ///
     /// A declaration of variables is refused if a name matches none that is trained, or a matching
     /// variable's optimizer has no scalable rate ([`Optimizer::scales_rate`]: all but
-    /// [`crate::Ftrl`] do).
+    /// [`crate::optim::Ftrl`] do).
     pub fn rate_for(mut self, names: impl Into<NamePattern>, factor: f64) -> Self {
         self.rules.rate_for(names.into(), factor);
         self

@@ -3,9 +3,11 @@
 use std::fmt::{self, Display};
 
 use pushpull::blocking::Worker;
+use pushpull::training::Codec;
+use pushpull::variable::{DType, Element, bf16, f16};
 use pushpull::{
-    ClusterSpec, Codec, DType, Element, Mode, Params, Ps, PsConfig, Push, Sgd, Synchronous, TaskId,
-    VariableSpec, WorkerConfig, bf16, f16,
+    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, Synchronous, TaskId, VariableSpec,
+    WorkerConfig,
 };
 
 use crate::counting::check_counting;

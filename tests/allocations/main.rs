@@ -13,7 +13,8 @@ mod rows;
 
 use cluster::{AllocationCase, Form, PLAIN};
 use counting::{RARE, exclusive};
-use pushpull::{Codec, DType};
+use pushpull::training::Codec;
+use pushpull::variable::DType;
 
 #[test]
 fn a_dense_step_makes_no_bulk_allocation() {

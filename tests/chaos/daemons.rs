@@ -14,7 +14,7 @@ use crate::process::{LoggedProcess, POLL_INTERVAL, TIMEOUT};
 use crate::setting::{
     ADAM_RATE, ChaosSetting, LEASE, MOMENTUM, MOMENTUM_RATE, SHARDS, TOKEN_TIMEOUT, worker_hosts,
 };
-use pushpull::common::protocol::message::{Role, Selection};
+use pushpull_common::protocol::message::{Role, Selection};
 
 /// The kind of addresses on which the servers of a cluster listen.
 #[derive(Clone, Copy, Debug)]

@@ -6,10 +6,13 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::error::{ListenError, StartError, ViewError};
+use pushpull::protocol::Refusal;
+use pushpull::server::{Network, NonFinite};
+use pushpull::variable::{DType, Partitioner, Shape};
 use pushpull::{
-    Adam, ClusterSpec, DType, Error, ListenError, Mode, Network, NonFinite, Partitioner, Ps,
-    PsConfig, Push, Refusal, Sgd, Shape, StartError, Storage, Synchronous, TaskId, VariableSpec,
-    ViewError, WorkerConfig,
+    Adam, ClusterSpec, Error, Mode, Ps, PsConfig, Push, Sgd, Storage, Synchronous, TaskId,
+    VariableSpec, WorkerConfig,
 };
 
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector};

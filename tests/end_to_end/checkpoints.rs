@@ -8,11 +8,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::checkpoint::{CheckpointStorage, Checkpoints, LocalDirectory, Retention};
 use pushpull::checkpoint::{ReadFile, StorageFault, WriteFile, export, list};
+use pushpull::cluster::ShardId;
+use pushpull::server::Event;
+use pushpull::variable::Partitioner;
 use pushpull::{
-    Adam, CheckpointStorage, Checkpoints, ClusterSpec, Error, Event, LocalDirectory, Params,
-    Partitioner, Ps, PsConfig, Retention, Sgd, ShardId, Storage, Synchronous, TaskId, VariableSpec,
-    WorkerConfig,
+    Adam, ClusterSpec, Error, Params, Ps, PsConfig, Sgd, Storage, Synchronous, TaskId,
+    VariableSpec, WorkerConfig,
 };
 use safetensors::SafeTensors;
 

@@ -1,8 +1,7 @@
 //! Clipping by global norm on the servers of a synchronous cluster.
 
-use pushpull::{
-    DType, Gradients, Partitioner, PsConfig, Push, Sgd, Shape, Synchronous, TableSpec, VariableSpec,
-};
+use pushpull::variable::{DType, Partitioner, Shape, TableSpec};
+use pushpull::{Gradients, PsConfig, Push, Sgd, Synchronous, VariableSpec};
 
 use crate::cluster::Cluster;
 

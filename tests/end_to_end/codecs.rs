@@ -3,10 +3,11 @@
 use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{
-    Codec, ConfigError, DType, Error, NonFinite, Partitioner, PsConfig, Push, Sgd, Shape, TaskId,
-    VariableSpec, WorkerConfig,
-};
+use pushpull::error::ConfigError;
+use pushpull::server::NonFinite;
+use pushpull::training::Codec;
+use pushpull::variable::{DType, Partitioner, Shape};
+use pushpull::{Error, PsConfig, Push, Sgd, TaskId, VariableSpec, WorkerConfig};
 use pushpull_common::codec::{Residual, ScaleBlocks};
 
 use super::cluster::{Cluster, listen, spec, vector};

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
-use pushpull::{
-    DType, Event, Partitioner, Push, Sgd, Storage, TableSpec, VariableSpec, WorkerConfig,
-};
+use pushpull::server::Event;
+use pushpull::variable::{DType, Partitioner, TableSpec};
+use pushpull::{Push, Sgd, Storage, VariableSpec, WorkerConfig};
 
 use super::cluster::{Cluster, LONG};
 

@@ -6,12 +6,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::checkpoint::{export, export_since};
-use pushpull::{
-    Adam, Checkpoints, Codec, DType, Element, Error, Initializer, LocalDirectory, LossScale, Mode,
-    NonFinite, Optimizer, Partitioner, PsConfig, Push, Sgd, Synchronous, TableSpec, Token,
-    VariableId, VariableSpec, ViewError, bf16, f16,
+use pushpull::error::ViewError;
+use pushpull::optim::Optimizer;
+use pushpull::server::NonFinite;
+use pushpull::training::{Codec, LossScale};
+use pushpull::variable::{
+    DType, Element, Initializer, Partitioner, TableSpec, VariableId, bf16, f16,
 };
+use pushpull::{Adam, Error, Mode, PsConfig, Push, Sgd, Synchronous, Token, VariableSpec};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::cluster::{Cluster, vector};

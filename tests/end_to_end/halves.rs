@@ -5,10 +5,14 @@ use std::sync::Arc;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::export;
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
+use pushpull::error::ViewError;
+use pushpull::optim::Optimizer;
+use pushpull::server::NonFinite;
+use pushpull::training::{Codec, LossScale};
+use pushpull::variable::{DType, Element, Initializer, Partitioner, Shape, VariableId, bf16, f16};
 use pushpull::{
-    Adam, Checkpoints, Codec, DType, Element, Error, Gradients, Initializer, LocalDirectory,
-    LossScale, Mode, NonFinite, Optimizer, Params, Partitioner, PsConfig, Push, Sgd, Shape,
-    Synchronous, VariableId, VariableSpec, ViewError, bf16, f16,
+    Adam, Error, Gradients, Mode, Params, PsConfig, Push, Sgd, Synchronous, VariableSpec,
 };
 use safetensors::{Dtype, SafeTensors};
 

@@ -3,7 +3,8 @@
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-use pushpull::{Network, ShardId};
+use pushpull::cluster::ShardId;
+use pushpull::server::Network;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, Incarnation, RestoreEpoch, Sequence, TokenId};
 use pushpull_common::protocol::message::{self, BodyCrc, Hello, Operation, PushPart, Role};

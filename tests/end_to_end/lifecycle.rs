@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
-use pushpull::{ConfigError, Error, PsConfig, Sgd, TaskId, WorkerConfig};
+use pushpull::error::ConfigError;
+use pushpull::{Error, PsConfig, Sgd, TaskId, WorkerConfig};
 
 use super::cluster::{Cluster, block_on, listen, spec, vector, wait_for_end};
 
@@ -98,7 +99,7 @@ fn a_worker_waits_for_servers_that_are_not_up_yet() {
     while reports.lock().unwrap().is_empty() {
         thread::yield_now();
     }
-    let start = |listener: pushpull::Listener, index| {
+    let start = |listener: pushpull::server::Listener, index| {
         let config = PsConfig::new(cluster.clone(), TaskId::ps(index), Sgd::new(1.0));
         listener.start(config).unwrap()
     };
@@ -178,7 +179,7 @@ fn a_server_that_restarts_empty_is_named_and_the_others_keep_their_values() {
         let addresses: Vec<String> =
             cluster.servers.iter().map(|server| server.handle().address().to_owned()).collect();
         let variables = [vector("a", 1), vector("b", 1)];
-        let fill = |initial: &mut pushpull::InitialValues<'_>| {
+        let fill = |initial: &mut pushpull::training::InitialValues<'_>| {
             initial.set("a", &[100.0_f32]).set("b", &[100.0_f32]);
         };
         let mut chief = cluster.worker(0);

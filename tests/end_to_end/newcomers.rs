@@ -6,7 +6,10 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use pushpull::{ClusterSpec, GlobalStep, Network, Ps, PsConfig, PsHandle, Sgd, ShardId, TaskId};
+use pushpull::cluster::ShardId;
+use pushpull::server::Network;
+use pushpull::training::GlobalStep;
+use pushpull::{ClusterSpec, Ps, PsConfig, PsHandle, Sgd, TaskId};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, Incarnation, RestoreEpoch};
 use pushpull_common::protocol::message::{BodyCrc, Hello, Role};

@@ -5,9 +5,11 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 
 use pushpull::blocking::Worker;
+use pushpull::error::ViewError;
+use pushpull::training::{PushHandle, StepOutcome};
+use pushpull::variable::Partitioner;
 use pushpull::{
-    Error, Gradients, Mode, Params, Partitioner, Pulled, Push, PushHandle, Sgd, StepOutcome,
-    Synchronous, Token, VariableSpec, ViewError,
+    Error, Gradients, Mode, Params, Pulled, Push, Sgd, Synchronous, Token, VariableSpec,
 };
 
 use super::cluster::{Cluster, block_on, vector};
@@ -139,11 +141,14 @@ fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
         let mut gradients = worker.gradients();
         gradients.view_mut::<f32>("large").unwrap().fill(1.0);
         gradients.view_mut::<f32>("small").unwrap().fill(2.0);
-        gradients.view_mut::<pushpull::f16>("halves").unwrap().fill(pushpull::f16::ONE);
+        gradients
+            .view_mut::<pushpull::variable::f16>("halves")
+            .unwrap()
+            .fill(pushpull::variable::f16::ONE);
         worker.push(token, gradients).unwrap();
         let token = worker.token().unwrap().unwrap();
         let (mut small, mut large) = ([0.0_f32; 3], vec![0.0_f32; ELEMENTS as usize]);
-        let (mut empty, mut halves) = ([0.0_f32; 0], [pushpull::f16::ZERO; 5]);
+        let (mut empty, mut halves) = ([0.0_f32; 0], [pushpull::variable::f16::ZERO; 5]);
         let first = worker.start_pull_variable(&token, "small", &mut small);
         let second = worker.start_pull_variable(&token, "large", &mut large);
         let third = worker.start_pull_variable(&token, "halves", &mut halves);
@@ -152,7 +157,7 @@ fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
         assert_eq!(third.wait().unwrap(), Pulled::Pulled { step: 1 });
         assert_eq!(second.wait().unwrap(), Pulled::Pulled { step: 1 });
         assert!(large.iter().all(|value| *value == -1.0));
-        assert_eq!(halves, [-pushpull::f16::ONE; 5]);
+        assert_eq!(halves, [-pushpull::variable::f16::ONE; 5]);
         worker.pull_variable(&token, "empty", &mut empty).unwrap();
         let mut one = [7.0_f32];
         for (name, error) in [

@@ -4,9 +4,12 @@
 use std::path::Path;
 
 use pushpull::blocking::Worker;
+use pushpull::server::Network;
+use pushpull::training::Codec;
+use pushpull::variable::{DType, Partitioner, Shape};
 use pushpull::{
-    Adam, Codec, DType, Error, Mode, Network, Params, Partitioner, PsConfig, Pulled, Push, Shape,
-    Storage, Synchronous, VariableSpec, WorkerConfig,
+    Adam, Error, Mode, Params, PsConfig, Pulled, Push, Storage, Synchronous, VariableSpec,
+    WorkerConfig,
 };
 
 use super::cluster::{Cluster, block_on, spec, vector};
@@ -46,11 +49,11 @@ fn gradients(worker: &mut Worker, step: u64) -> pushpull::Gradients {
     }
     let wide = gradients.view_mut::<f64>("wide").unwrap();
     wide.iter_mut().enumerate().for_each(|(index, g)| *g = value(index));
-    let halves = gradients.view_mut::<pushpull::bf16>("halves").unwrap();
+    let halves = gradients.view_mut::<pushpull::variable::bf16>("halves").unwrap();
     halves
         .iter_mut()
         .enumerate()
-        .for_each(|(index, g)| *g = pushpull::bf16::from_f64(value(index)));
+        .for_each(|(index, g)| *g = pushpull::variable::bf16::from_f64(value(index)));
     let rows: Vec<f32> = (0..12).map(|index| value(index) as f32).collect();
     gradients.set_rows("rows", &[step % 7, 9, 40], &rows).unwrap();
     if step.is_multiple_of(3) {
@@ -65,7 +68,7 @@ fn bits(params: &Params) -> Vec<u64> {
     let names = ["small", "large", "split", "encoded", "last"];
     let narrow = names.iter().flat_map(|name| params.view::<f32>(name).unwrap());
     let wide = params.view::<f64>("wide").unwrap().iter().map(|value| value.to_bits());
-    let halves = params.view::<pushpull::bf16>("halves").unwrap();
+    let halves = params.view::<pushpull::variable::bf16>("halves").unwrap();
     let halves = halves.iter().map(|value| u64::from(value.to_bits()));
     narrow.map(|value| u64::from(value.to_bits())).chain(wide).chain(halves).collect()
 }

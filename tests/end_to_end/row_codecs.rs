@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{
-    Adagrad, Codec, DType, Error, Initializer, Mode, Partitioner, PsConfig, Push, Sgd, Shape,
-    Synchronous, TableSpec, TaskId, VariableSpec, WorkerConfig,
-};
+use pushpull::optim::Adagrad;
+use pushpull::training::Codec;
+use pushpull::variable::{DType, Initializer, Partitioner, Shape, TableSpec};
+use pushpull::{Error, Mode, PsConfig, Push, Sgd, Synchronous, TaskId, VariableSpec, WorkerConfig};
 use pushpull_common::codec::{Residual, ScaleBlocks};
 
 use super::cluster::{Cluster, listen, spec, vector};

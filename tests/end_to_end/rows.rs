@@ -1,11 +1,11 @@
 //! Rows of sparse variables, from the worker's side.
 
-use pushpull::aggregate::SparseReduction;
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{
-    Adagrad, Adam, Error, Initializer, Mode, Optimizer, Partitioner, Pulled, Push, Sgd,
-    Synchronous, VariableSpec, ViewError,
-};
+use pushpull::error::ViewError;
+use pushpull::optim::SparseReduction;
+use pushpull::optim::{Adagrad, Optimizer};
+use pushpull::variable::{Initializer, Partitioner};
+use pushpull::{Adam, Error, Mode, Pulled, Push, Sgd, Synchronous, VariableSpec};
 
 use super::cluster::{Cluster, vector};
 

@@ -4,10 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushpull::blocking::Worker;
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::checkpoint::{contents, export, list};
+use pushpull::optim::{Adagrad, Ftrl, Optimizer};
+use pushpull::protocol::Refusal;
+use pushpull::variable::Partitioner;
 use pushpull::{
-    Adagrad, Adam, Checkpoints, Error, Ftrl, LocalDirectory, Optimizer, Params, Partitioner, Ps,
-    PsConfig, Refusal, Sgd, Storage, TaskId, VariableSpec, WorkerConfig,
+    Adam, Error, Params, Ps, PsConfig, Sgd, Storage, TaskId, VariableSpec, WorkerConfig,
 };
 use safetensors::SafeTensors;
 
@@ -94,7 +97,7 @@ fn config(folder: &Path) -> PsConfig {
     PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.25)).shards(2).storage(storage)
 }
 
-fn serve(folder: &Path, config: PsConfig) -> Result<Ps, pushpull::StartError> {
+fn serve(folder: &Path, config: PsConfig) -> Result<Ps, pushpull::error::StartError> {
     let address = format!("unix:{}", folder.join("ps.sock").display());
     block_on(Ps::listen(&address)).unwrap().start(config)
 }

@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull::blocking::Worker;
+use pushpull::cluster::ShardId;
+use pushpull::server::Network;
 use pushpull::{
-    ClusterSpec, Network, Params, Ps, PsConfig, Pulled, Push, Sgd, ShardId, Storage, Synchronous,
-    TaskId, VariableSpec, WorkerConfig,
+    ClusterSpec, Params, Ps, PsConfig, Pulled, Push, Sgd, Storage, Synchronous, TaskId,
+    VariableSpec, WorkerConfig,
 };
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
 use pushpull_common::protocol::message::{
@@ -319,7 +321,7 @@ pub(super) fn same_host_only(folder: &Path, configure: impl Fn(PsConfig) -> PsCo
 }
 
 pub(super) fn start(
-    listener: pushpull::Listener,
+    listener: pushpull::server::Listener,
     spec: &ClusterSpec,
     configure: impl Fn(PsConfig) -> PsConfig,
 ) -> Ps {
@@ -369,7 +371,10 @@ fn a_worker_reads_shared_values_if_it_can() {
 }
 
 /// Waits for the metrics: workers report direct pulls only now and then.
-pub(super) fn await_counts(cluster: &Cluster, counted: impl Fn(&pushpull::Metrics) -> bool) {
+pub(super) fn await_counts(
+    cluster: &Cluster,
+    counted: impl Fn(&pushpull::server::Metrics) -> bool,
+) {
     let began = std::time::Instant::now();
     while !counted(&cluster.handle().metrics()) {
         assert!(began.elapsed() < LONG, "{:?}", cluster.handle().metrics());

@@ -4,8 +4,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use pushpull::Push;
 use pushpull::blocking::Reader;
-use pushpull::{Network, Push, ShardId};
+use pushpull::cluster::ShardId;
+use pushpull::server::Network;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
 use pushpull_common::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
 use pushpull_common::protocol::wire::{List, Text};

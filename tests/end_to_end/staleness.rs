@@ -1,9 +1,8 @@
 //! Stale gradients over sockets: measured on every shard, damped and compensated.
 
 use pushpull::blocking::Worker;
-use pushpull::{
-    Asynchronous, Params, PsConfig, PsHandle, Push, Sgd, StalenessPolicy, Token, VariableSpec,
-};
+use pushpull::server::StalenessPolicy;
+use pushpull::{Asynchronous, Params, PsConfig, PsHandle, Push, Sgd, Token, VariableSpec};
 
 use super::cluster::{Cluster, vector};
 
@@ -12,7 +11,7 @@ fn variables() -> [VariableSpec; 2] {
     [vector("a", 3), vector("b", 3)]
 }
 
-fn ones(initial: &mut pushpull::InitialValues<'_>) {
+fn ones(initial: &mut pushpull::training::InitialValues<'_>) {
     for name in ["a", "b"] {
         initial.set(name, &[1.0_f32; 3]);
     }

@@ -3,7 +3,9 @@
 
 use std::sync::Barrier;
 
-use pushpull::{Adam, OnLoss, Optimizer, PsConfig, Pulled, Push, Sgd, Synchronous, VariableSpec};
+use pushpull::optim::Optimizer;
+use pushpull::server::OnLoss;
+use pushpull::{Adam, PsConfig, Pulled, Push, Sgd, Synchronous, VariableSpec};
 use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, vector};

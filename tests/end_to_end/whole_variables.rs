@@ -1,10 +1,10 @@
 //! Optimizers that need sums over a whole variable before they update any part of it.
 
-use pushpull::optimizer::{ApplyAt, Run, SlotSpec, SumRun, Sums};
-use pushpull::{
-    Adam, Asynchronous, InitialValues, Lamb, Optimizer, PsConfig, Push, StalenessPolicy,
-    Synchronous, VariableSpec,
-};
+use pushpull::optim::{ApplyAt, Run, SlotSpec, SumRun, Sums};
+use pushpull::optim::{Lamb, Optimizer};
+use pushpull::server::StalenessPolicy;
+use pushpull::training::InitialValues;
+use pushpull::{Adam, Asynchronous, PsConfig, Push, Synchronous, VariableSpec};
 
 use crate::cluster::{Cluster, vector};
 

@@ -3,7 +3,7 @@
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::Path;
 
-use pushpull::Codec;
+use pushpull::training::Codec;
 
 use super::cluster::{Cluster, Size};
 use super::data::{DataError, Epoch, FIELDS, Split};

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use pushpull::{Asynchronous, Mode, OnLoss, StalenessPolicy, Synchronous};
+use pushpull::server::{OnLoss, StalenessPolicy};
+use pushpull::{Asynchronous, Mode, Synchronous};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Synchronous training")]

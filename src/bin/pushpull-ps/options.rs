@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use pushpull::{
-    Checkpoints, ClusterSpec, Durability, LocalDirectory, Network, NonFinite, PsConfig, Retention,
-    Storage, TaskId,
-};
+use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention};
+use pushpull::server::{Durability, Network, NonFinite};
+use pushpull::{ClusterSpec, PsConfig, Storage, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
 use super::modes::{AsynchronousOptions, SynchronousOptions};

@@ -6,7 +6,7 @@
 mod logistic;
 mod network;
 
-use pushpull::Initializer;
+use pushpull::variable::Initializer;
 
 pub(crate) use logistic::Logistic;
 pub(crate) use network::Network;
@@ -85,7 +85,7 @@ fn slope(logit: f32, late: bool) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use pushpull::Shape;
+    use pushpull::variable::Shape;
 
     use super::*;
     use crate::metrics::log_loss;

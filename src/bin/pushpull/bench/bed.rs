@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::protocol::limits::BUFFER_SLOTS_MAX;
+use pushpull::protocol::limits::BUFFER_SLOTS_MAX;
 use pushpull::{
     ClusterSpec, Gradients, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
 };

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use pushpull::Network;
+use pushpull::server::Network;
 
 pub(crate) use self::options::BenchOptions;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{Adagrad, ClusterSpec, Ps, PsConfig, TaskId, VariableSpec, WorkerConfig};
+use pushpull::optim::Adagrad;
+use pushpull::{ClusterSpec, Ps, PsConfig, TaskId, VariableSpec, WorkerConfig};
 use pushpull_ps::measure::RowsInPlace;
 
 use super::report::{Report, Row, Unit};

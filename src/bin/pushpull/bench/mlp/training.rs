@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use pushpull::blocking::Worker;
+use pushpull::training::StepOutcome;
 use pushpull::{
-    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, StepOutcome, TaskId, Token, VariableSpec,
-    WorkerConfig,
+    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId, Token, VariableSpec, WorkerConfig,
 };
 
 use super::alone::initial_values;
