@@ -67,9 +67,102 @@ pub use pushpull_common::variable::VariableSpec;
 pub use pushpull_ps::{
     Adam, Asynchronous, Mode, Ps, PsConfig, PsHandle, Sgd, Storage, Synchronous,
 };
-pub use pushpull_worker::{
-    Error, Gradients, Params, Pulled, Push, Reader, Token, Worker, WorkerConfig, blocking,
-};
+pub use pushpull_worker::{Error, Pulled, Push, Token, WorkerConfig, blocking};
+
+/// The training loop of one replica.
+///
+/// ```
+/// # use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
+/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
+/// # let _ps = listener.start(config)?;
+/// let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+/// let mut params = worker
+///     .join(&[VariableSpec::f32("w", [2])?], |initial| {
+///         initial.set("w", &[8.0_f32, 4.0]);
+///     })
+///     .await?;
+/// while let Some(token) = worker.token().await? {
+///     worker.pull(&token, &mut params).await?;
+///     let mut gradients = worker.gradients();
+///     gradients.view_mut::<f32>("w")?.copy_from_slice(params.view("w")?);
+///     worker.push(token, gradients).await?;
+/// }
+/// worker.leave().await?;
+/// # Ok(()) }
+/// ```
+pub use pushpull_worker::Worker;
+
+/// Reads the values of a model that others train.
+///
+/// ```
+/// # use pushpull::{ClusterSpec, Ps, PsConfig, Reader, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
+/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
+/// # let _ps = listener.start(config)?;
+/// # let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
+/// # let mut worker = Worker::connect(config).await?;
+/// # let variables = [VariableSpec::f32("w", [2])?];
+/// # let _ = worker.join(&variables, |initial| _ = initial.set("w", &[8.0_f32, 4.0])).await?;
+/// let mut reader = Reader::connect(WorkerConfig::new(cluster, TaskId::worker(1))).await?;
+/// let mut params = reader.params();
+/// let step = reader.pull(&mut params).await?;
+/// assert_eq!((step, params.view::<f32>("w")?), (0, &[8.0, 4.0][..]));
+/// # Ok(()) }
+/// ```
+pub use pushpull_worker::Reader;
+
+/// The values of a model in the memory of a replica.
+///
+/// ```
+/// # use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
+/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
+/// # let _ps = listener.start(config)?;
+/// # let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+/// let variables = [VariableSpec::f32("w", [2, 2])?, VariableSpec::f32("b", [2])?];
+/// let params = worker.join(&variables, |initial| _ = initial.set("b", &[0.5_f32, 1.5])).await?;
+/// let [w, b] = params.views::<f32, 2>(["w", "b"])?;
+/// assert_eq!((w, b), (&[0.0; 4][..], &[0.5, 1.5][..]));
+/// assert!(params.view::<f64>("b").is_err(), "its elements are f32");
+/// # Ok(()) }
+/// ```
+pub use pushpull_worker::Params;
+
+/// The contents of one push.
+///
+/// ```
+/// # use pushpull::{ClusterSpec, Ps, PsConfig, Push, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
+/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
+/// # let _ps = listener.start(config)?;
+/// # let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+/// # let variables = [VariableSpec::f32("w", [2])?, VariableSpec::f32("b", [1])?];
+/// # let _ = worker.join(&variables, |_| ()).await?;
+/// # let token = worker.token().await?.ok_or("there are three steps")?;
+/// let mut gradients = worker.gradients(); // "b" is left out
+/// gradients.view_mut::<f32>("w")?.copy_from_slice(&[3.0, 4.0]);
+/// assert_eq!(gradients.clip_by_global_norm(1.0)?, 5.0);
+/// assert_eq!(worker.push(token, gradients).await?, Push::Applied { step: 1, staleness: 0 });
+/// # Ok(()) }
+/// ```
+pub use pushpull_worker::Gradients;
 
 /// Tasks, and the shards on which variables are placed.
 pub mod cluster {

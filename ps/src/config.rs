@@ -83,6 +83,24 @@ pub enum NonFinite {
 /// the number of shards, the kinds of the optimizers, the mode, and whether gradients are clipped
 /// must be the same on all ps tasks. A worker refuses to train with servers that differ in one of
 /// them.
+///
+/// Settings that belong together are one value: the mode, the storage and the network.
+///
+/// ```
+/// use pushpull_common::cluster::ClusterSpec;
+/// use pushpull_common::ids::TaskId;
+/// use pushpull_ps::{Adam, Network, PsConfig, Storage, Synchronous};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let cluster: ClusterSpec = "ps=127.0.0.1:2222;worker=127.0.0.1:2223,127.0.0.1:2224".parse()?;
+/// let config = PsConfig::new(cluster, TaskId::ps(0), Adam::new(1e-3))
+///     .mode(Synchronous::new(2).clip_by_global_norm(1.0))
+///     .storage(Storage::directory("/dev/shm/state").bytes_max(8 << 30))
+///     .network(Network::default().connections_max(64))
+///     .last_step(10_000);
+/// # let _ = config;
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct PsConfig {
     pub(crate) cluster: ClusterSpec,

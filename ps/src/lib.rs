@@ -1,12 +1,13 @@
 //! The parameter server of pushpull: shards over memory-mapped arenas, and the runtime that serves
 //! them.
 //!
-//! ```no_run
+//! ```
 //! use pushpull_common::cluster::ClusterSpec;
 //! use pushpull_common::ids::TaskId;
 //! use pushpull_ps::{Adam, Ps, PsConfig};
 //!
-//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let listener = Ps::listen("127.0.0.1:0").await?;
 //! let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build()?;
 //! let ps = listener.start(PsConfig::new(cluster, TaskId::ps(0), Adam::default()))?;

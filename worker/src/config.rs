@@ -35,6 +35,22 @@ pub enum Checksums {
 ///
 /// Only the cluster and the task are required. A setting says "all workers must agree" where they
 /// must.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pushpull_common::codec::Codec;
+/// use pushpull_common::ids::TaskId;
+/// use pushpull_worker::WorkerConfig;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let cluster = "ps=127.0.0.1:2222;worker=127.0.0.1:2223,127.0.0.1:2224".parse()?;
+/// let config = WorkerConfig::new(cluster, TaskId::worker(0))
+///     .codec("dense/*", Codec::Bf16)
+///     .timeout(Duration::from_secs(30));
+/// assert!(config.is_chief(), "the worker with the lowest index");
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct WorkerConfig {
     pub(crate) cluster: ClusterSpec,

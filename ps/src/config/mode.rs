@@ -6,6 +6,17 @@ use crate::aggregate::staleness::StalenessPolicy;
 use pushpull_optim::SparseReduction;
 
 /// Whether gradients are applied one by one or averaged over several replicas.
+///
+/// A mode has only its own settings. Asynchronous servers do not clip, and synchronous steps have
+/// no staleness:
+///
+/// ```compile_fail,E0599
+/// pushpull_ps::Asynchronous::default().clip_by_global_norm(1.0);
+/// ```
+///
+/// ```compile_fail,E0599
+/// pushpull_ps::Synchronous::new(2).wait_ahead(1);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
     /// Each push is applied immediately, independently of other workers.

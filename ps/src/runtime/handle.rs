@@ -12,6 +12,22 @@ use crate::checkpoint::CheckpointError;
 use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
 
 /// A handle on a running server; cheap to clone.
+///
+/// ```
+/// # use pushpull_common::{cluster::ClusterSpec, ids::TaskId};
+/// # use pushpull_ps::{Adam, Ps, PsConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build()?;
+/// # let ps = listener.start(PsConfig::new(cluster, TaskId::ps(0), Adam::default()))?;
+/// let handle = ps.handle();
+/// assert_eq!(handle.metrics().global_step, 0);
+/// // Another thread ends the server.
+/// std::thread::spawn(move || handle.stop());
+/// ps.serve(std::future::pending()).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct PsHandle {
     pub(super) addresses: Arc<[String]>,

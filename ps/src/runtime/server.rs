@@ -40,6 +40,19 @@ const ARRIVALS_MAX: usize = 64;
 ///
 /// It runs on its own threads and needs no runtime from its caller. Dropping it stops it and waits
 /// for its threads.
+///
+/// ```
+/// # use pushpull_common::{cluster::ClusterSpec, ids::TaskId};
+/// # use pushpull_ps::{Adam, Ps, PsConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // The cluster names the port that the system chose.
+/// let listener = Ps::listen("127.0.0.1:0").await?;
+/// let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build()?;
+/// let ps = listener.start(PsConfig::new(cluster, TaskId::ps(0), Adam::default()))?;
+/// ps.serve(async { /* until this future completes */ }).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Ps {
     handle: PsHandle,
