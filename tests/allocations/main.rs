@@ -11,10 +11,11 @@ mod counting;
 mod dense;
 mod rows;
 
-use cluster::{AllocationCase, Form, PLAIN};
-use counting::{RARE, exclusive};
 use pushpull::training::Codec;
 use pushpull::variable::DType;
+
+use cluster::{AllocationCase, Form, PLAIN};
+use counting::{RARE, exclusive};
 
 #[test]
 fn a_dense_step_makes_no_bulk_allocation() {

@@ -10,12 +10,11 @@ use pushpull_common::ids::{GlobalStep, ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_common::variable::VariableSpec;
 
+use crate::setting::Setting;
 use asynchronous::AsynchronousChecker;
 pub(crate) use asynchronous::Known;
 pub(crate) use line::{Elements, Tensors};
 use synchronous::SynchronousChecker;
-
-use crate::setting::Setting;
 
 /// The checker of one run, for its update mode.
 #[derive(Debug)]

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::aggregate::staleness::StalenessPolicy;
 use pushpull_optim::SparseReduction;
+
+use crate::aggregate::staleness::StalenessPolicy;
 
 /// Whether gradients are applied one by one or averaged over several replicas.
 ///
