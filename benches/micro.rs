@@ -10,12 +10,14 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use pushpull::common::ids::{PartitionId, RequestId};
-use pushpull::common::protocol::message::{Pull, Selection};
-use pushpull::common::protocol::wire::List;
-use pushpull::common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode};
-use pushpull::measure::{InPlace, StoreUnderTest};
-use pushpull::{Adam, Codec, Optimizer, Sgd};
+use pushpull::optim::Optimizer;
+use pushpull::training::Codec;
+use pushpull::{Adam, Sgd};
+use pushpull_common::ids::{PartitionId, RequestId};
+use pushpull_common::protocol::message::{Pull, Selection};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode};
+use pushpull_ps::measure::{InPlace, StoreUnderTest};
 
 /// Number of elements that are encoded at once.
 const ELEMENTS: usize = 1 << 16;

@@ -6,10 +6,9 @@
 
 use std::error::Error;
 
-use pushpull::optimizer::{ApplyAt, Run, SlotSpec};
-use pushpull::{
-    ClusterSpec, Optimizer, Ps, PsConfig, Schedule, TaskId, VariableSpec, Worker, WorkerConfig,
-};
+use pushpull::optim::{ApplyAt, Run, SlotSpec};
+use pushpull::optim::{Optimizer, Schedule};
+use pushpull::{ClusterSpec, Ps, PsConfig, TaskId, VariableSpec, Worker, WorkerConfig};
 
 /// Lion: `w -= lr sign(b1 m + (1-b1) g)`, `m = b2 m + (1-b2) g`.
 #[derive(Debug)]

@@ -42,7 +42,7 @@
 //! # Synchronous training
 //!
 //! The mode is a setting of the servers ([`PsConfig::mode`], or `pushpull-ps --synchronous 4/5`).
-//! The training loop does not change. In [`Mode::Synchronous`] a step applies the mean of several
+//! The training loop does not change. With [`Synchronous`] a step applies the mean of several
 //! gradients, those of the fastest replicas, and all shards use the same ones. Pulled values are of
 //! one step on all shards. The outcomes are:
 //!
@@ -53,50 +53,202 @@
 //! After each of them the loop takes another token, which waits until the step is applied on all
 //! shards. These settings decide how a step treats absent replicas:
 //!
-//! - [`PsConfig::on_loss`] (`--on-loss shrink:MIN`, `wait:SECONDS`, `fail`): what happens to a step
+//! - [`Synchronous::on_loss`] (`--on-loss shrink:MIN`, `wait:SECONDS`, `fail`): what happens to a step
 //!   when a replica is lost.
-//! - [`PsConfig::join_timeout`] (`--join-timeout-ms`): how long the first step waits for replicas
+//! - [`Synchronous::join_timeout`] (`--join-timeout-ms`): how long the first step waits for replicas
 //!   that have not joined.
-//! - [`PsConfig::deterministic`] (`--deterministic`): two runs give the same bits.
+//! - [`Synchronous::deterministic`] (`--deterministic`): two runs give the same bits.
 
 #![forbid(unsafe_code)]
 
-pub use pushpull_common::catalogue::{Catalogue, CatalogueError};
-pub use pushpull_common::cluster::{ClusterError, ClusterSpec, ClusterSpecBuilder};
-pub use pushpull_common::codec::{Codec, CodecError};
-pub use pushpull_common::device::{DeviceError, DeviceFilters, DeviceSpec};
-pub use pushpull_common::ids::{GlobalStep, Sequence, ShardId, TaskId, VariableId};
-pub use pushpull_common::initializer::Initializer;
-pub use pushpull_common::partition::Partitioner;
-pub use pushpull_common::placement::{
-    DeviceSetter, Placement, PlacementError, PlacementStrategy, ShardMap,
-};
-pub use pushpull_common::protocol::Refusal;
-pub use pushpull_common::table::{Eviction, RowAdmission, TableError, TableSpec};
-pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
-pub use pushpull_common::variable::{VariableError, VariableSpec};
+pub use pushpull_common::cluster::ClusterSpec;
+pub use pushpull_common::ids::TaskId;
+pub use pushpull_common::variable::VariableSpec;
 pub use pushpull_ps::{
-    Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,
-    Event, Ftrl, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum, NonFinite,
-    OnLoss, Optimizer, Overflowed, Ps, PsConfig, PsHandle, Retention, RmsProp, SaveError,
-    SaveStatus, Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy, StartError,
-    Storage, StorageError, aggregate, inspect, optimizer,
+    Adam, Asynchronous, Mode, Ps, PsConfig, PsHandle, Sgd, Storage, Synchronous,
 };
-pub use pushpull_worker::{
-    Checksums, ClipError, ConnectError, Error, Gradients, InitialValues, JoinError, LossScale,
-    LossScaleError, Params, PassedOver, PullHandle, Pulled, Push, PushHandle, Reader, ReaderError,
-    ResidualsError, RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush, Token,
-    UnresponsiveShard, UnresponsiveShards, VariableHandle, ViewError, Worker, WorkerConfig,
-    blocking,
-};
+pub use pushpull_worker::{Error, Pulled, Push, Token, WorkerConfig, blocking};
 
-/// The protocol and the shared vocabulary, for programs that speak the wire protocol themselves.
-pub use pushpull_common as common;
-/// Checkpoint files: list, read and export them without a server.
-pub use pushpull_ps::checkpoint;
-/// A shard's store by itself, for benchmarks.
-#[doc(hidden)]
-pub use pushpull_ps::measure;
+/// The training loop of one replica.
+///
+/// ```
+/// # use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
+/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
+/// # let _ps = listener.start(config)?;
+/// let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+/// let mut params = worker
+///     .join(&[VariableSpec::f32("w", [2])?], |initial| {
+///         initial.set("w", &[8.0_f32, 4.0]);
+///     })
+///     .await?;
+/// while let Some(token) = worker.token().await? {
+///     worker.pull(&token, &mut params).await?;
+///     let mut gradients = worker.gradients();
+///     gradients.view_mut::<f32>("w")?.copy_from_slice(params.view("w")?);
+///     worker.push(token, gradients).await?;
+/// }
+/// worker.leave().await?;
+/// # Ok(()) }
+/// ```
+pub use pushpull_worker::Worker;
+
+/// Reads the values of a model that others train.
+///
+/// ```
+/// # use pushpull::{ClusterSpec, Ps, PsConfig, Reader, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
+/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
+/// # let _ps = listener.start(config)?;
+/// # let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
+/// # let mut worker = Worker::connect(config).await?;
+/// # let variables = [VariableSpec::f32("w", [2])?];
+/// # let _ = worker.join(&variables, |initial| _ = initial.set("w", &[8.0_f32, 4.0])).await?;
+/// let mut reader = Reader::connect(WorkerConfig::new(cluster, TaskId::worker(1))).await?;
+/// let mut params = reader.params();
+/// let step = reader.pull(&mut params).await?;
+/// assert_eq!((step, params.view::<f32>("w")?), (0, &[8.0, 4.0][..]));
+/// # Ok(()) }
+/// ```
+pub use pushpull_worker::Reader;
+
+/// The values of a model in the memory of a replica.
+///
+/// ```
+/// # use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
+/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
+/// # let _ps = listener.start(config)?;
+/// # let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+/// let variables = [VariableSpec::f32("w", [2, 2])?, VariableSpec::f32("b", [2])?];
+/// let params = worker.join(&variables, |initial| _ = initial.set("b", &[0.5_f32, 1.5])).await?;
+/// let [w, b] = params.views::<f32, 2>(["w", "b"])?;
+/// assert_eq!((w, b), (&[0.0; 4][..], &[0.5, 1.5][..]));
+/// assert!(params.view::<f64>("b").is_err(), "its elements are f32");
+/// # Ok(()) }
+/// ```
+pub use pushpull_worker::Params;
+
+/// The contents of one push.
+///
+/// ```
+/// # use pushpull::{ClusterSpec, Ps, PsConfig, Push, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
+/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
+/// # let _ps = listener.start(config)?;
+/// # let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+/// # let variables = [VariableSpec::f32("w", [2])?, VariableSpec::f32("b", [1])?];
+/// # let _ = worker.join(&variables, |_| ()).await?;
+/// # let token = worker.token().await?.ok_or("there are three steps")?;
+/// let mut gradients = worker.gradients(); // "b" is left out
+/// gradients.view_mut::<f32>("w")?.copy_from_slice(&[3.0, 4.0]);
+/// assert_eq!(gradients.clip_by_global_norm(1.0)?, 5.0);
+/// assert_eq!(worker.push(token, gradients).await?, Push::Applied { step: 1, staleness: 0 });
+/// # Ok(()) }
+/// ```
+pub use pushpull_worker::Gradients;
+
+/// Tasks, and the shards on which variables are placed.
+pub mod cluster {
+    pub use pushpull_common::cluster::ClusterSpecBuilder;
+    pub use pushpull_common::device::DeviceSpec;
+    pub use pushpull_common::ids::ShardId;
+    pub use pushpull_common::placement::{
+        CustomStrategy, DeviceSetter, PlacedPartition, Placement, PlacementStrategy, ShardMap,
+    };
+}
+
+/// What a variable is: its type and shape, its first values, how it is cut, and tables that grow.
+pub mod variable {
+    pub use pushpull_common::catalogue::Catalogue;
+    pub use pushpull_common::ids::VariableId;
+    pub use pushpull_common::initializer::Initializer;
+    pub use pushpull_common::partition::Partitioner;
+    pub use pushpull_common::table::{Eviction, RowAdmission, TableSpec};
+    pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
+}
+
+/// The settings of a server, and what it reports.
+pub mod server {
+    pub use pushpull_ps::{
+        Durability, Event, Listener, Metrics, Network, NonFinite, OnLoss, Overflowed, SaveStatus,
+        StalenessHistogram, StalenessPolicy,
+    };
+}
+
+/// What a training loop meets beside [`Worker`]: pushes under way, outcomes, codecs, loss scaling.
+pub mod training {
+    pub use pushpull_common::codec::Codec;
+    pub use pushpull_common::ids::{GlobalStep, Sequence};
+    pub use pushpull_worker::{
+        Checksums, InitialValues, LossScale, PassedOver, PullHandle, PushHandle,
+        RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard,
+        UnresponsiveShards, VariableHandle,
+    };
+}
+
+/// Checkpoints: where and when servers save them; files can be listed, read and exported without a
+/// server.
+pub mod checkpoint {
+    pub use pushpull_ps::Checkpoints;
+    pub use pushpull_ps::checkpoint::*;
+}
+
+pub use pushpull_ps::{inspect, optim};
+
+pub mod error {
+    //! Every error of this crate, by the operation that returns it.
+    //!
+    //! | operation | error |
+    //! | --- | --- |
+    //! | name tasks and devices | [`ClusterError`], [`DeviceError`] |
+    //! | declare a variable | [`VariableError`], whose source is one of [`ShapeError`], [`InitializerError`], [`PartitionError`] and [`TableError`] |
+    //! | place variables | [`PlacementError`], [`CatalogueError`] |
+    //! | encode gradients | [`CodecError`] |
+    //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`] |
+    //! | open or inspect a state directory | [`StorageError`] |
+    //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |
+    //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program |
+
+    pub use pushpull_common::catalogue::CatalogueError;
+    pub use pushpull_common::cluster::{AddressProblem, ClusterError};
+    pub use pushpull_common::codec::CodecError;
+    pub use pushpull_common::device::DeviceError;
+    pub use pushpull_common::initializer::InitializerError;
+    pub use pushpull_common::partition::PartitionError;
+    pub use pushpull_common::placement::PlacementError;
+    pub use pushpull_common::table::TableError;
+    pub use pushpull_common::tensor::ShapeError;
+    pub use pushpull_common::variable::VariableError;
+    pub use pushpull_ps::{ListenError, ServeError, StartError, StorageError};
+    pub use pushpull_worker::{ConfigError, ViewError};
+}
+
+/// The wire protocol, for programs that speak it themselves.
+pub mod protocol {
+    pub use pushpull_common::codec::{Encoding, Encodings};
+    pub use pushpull_common::identity::Identity;
+    pub use pushpull_common::ids::{
+        ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, TokenId,
+    };
+    pub use pushpull_common::protocol::*;
+}
 
 /// Compiles the code blocks of the README as doctests.
 #[cfg(doctest)]

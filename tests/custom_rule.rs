@@ -6,9 +6,10 @@
 #[path = "../examples/custom_rule.rs"]
 mod custom_rule;
 
+use pushpull::optim::Optimizer;
+use pushpull::optim::{ApplyAt, Run};
+
 use custom_rule::Lion;
-use pushpull::Optimizer;
-use pushpull::optimizer::{ApplyAt, Run};
 
 #[test]
 fn the_optimizer_steps_by_the_sign_of_its_momentum() {

@@ -6,10 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use pushpull::blocking::Worker;
+use pushpull::error::{StartError, StorageError};
 use pushpull::inspect::{FileReport, Presence, VariablesStage, Verdict};
+use pushpull::optim::{Adagrad, Optimizer};
+use pushpull::server::Durability;
+use pushpull::training::GlobalStep;
+use pushpull::variable::{DType, TableSpec, f16};
 use pushpull::{
-    Adagrad, Adam, ClusterSpec, DType, Durability, GlobalStep, Optimizer, Ps, PsConfig, Push,
-    StartError, Storage, StorageError, TableSpec, TaskId, VariableSpec, WorkerConfig, f16,
+    Adam, ClusterSpec, Ps, PsConfig, Push, Storage, TaskId, VariableSpec, WorkerConfig,
 };
 use serde_json::Value;
 
@@ -30,9 +34,10 @@ fn try_serve(
         .job("worker", ["127.0.0.1:1"])
         .build()
         .unwrap();
-    let storage = Storage::Directory { state: state.to_owned(), bytes_max: 1 << 28 };
+    let storage = Storage::directory(state).bytes_max(1 << 28);
+    let storage = storage.integrity_full(true).durability(durability);
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), optimizer);
-    let config = config.storage(storage).shards(2).integrity_full(true).durability(durability);
+    let config = config.storage(storage).shards(2);
     Ok((listener.start(config)?, cluster))
 }
 

@@ -8,7 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
-use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig, bf16};
+use pushpull::variable::bf16;
+use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig};
 
 /// Deadline that only ends a hang.
 const LONG: Duration = Duration::from_secs(120);

@@ -67,8 +67,8 @@ fn start_and_stop(runtime: &tokio::runtime::Runtime, directory: &Path, index: us
         .unwrap();
     let bytes_max = 1 << 24;
     let storage = match index % 4 {
-        0 | 1 => Storage::Memory { bytes_max },
-        _ => Storage::Directory { state: state.clone(), bytes_max },
+        0 | 1 => Storage::memory().bytes_max(bytes_max),
+        _ => Storage::directory(state.clone()).bytes_max(bytes_max),
     };
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)).storage(storage);
     let ps = listener.start(config).unwrap();

@@ -19,7 +19,7 @@ mod text;
 pub use blocks::ScaleBlocks;
 pub use encodings::Encodings;
 use error::length;
-pub use error::{CodecError, DecodeError, EncodeError};
+pub use error::{CodecError, DecodeError};
 pub use real::Real;
 pub use residual::Residual;
 
@@ -113,7 +113,7 @@ impl Codec {
     /// multiple of 8. On an error `out` is unchanged.
     ///
     /// The error of the encoding is lost; gradients need [`Residual::encode`].
-    pub fn encode<T: Real>(&self, values: &[T], out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    pub fn encode<T: Real>(&self, values: &[T], out: &mut Vec<u8>) -> Result<(), CodecError> {
         self.encode_rows(ScaleBlocks::THROUGH, values, out)
     }
 
@@ -123,23 +123,23 @@ impl Codec {
         blocks: ScaleBlocks,
         values: &[T],
         out: &mut Vec<u8>,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<(), CodecError> {
         self.check(values)?;
         self.encode_checked(blocks, values, &mut Vec::new(), out);
         Ok(())
     }
 
     /// Checks that these values can be encoded: not too many, and finite if the codec needs that.
-    pub fn check<T: Real>(&self, values: &[T]) -> Result<(), EncodeError> {
+    pub fn check<T: Real>(&self, values: &[T]) -> Result<(), CodecError> {
         if values.len() > STRETCH_ELEMENTS_MAX {
-            return Err(EncodeError::TooLong { elements: values.len() });
+            return Err(CodecError::TooLong { elements: values.len() });
         }
         if self.encoding().takes_non_finite() {
             return Ok(());
         }
         match first_non_finite(T::DTYPE, bytemuck::cast_slice(values)) {
             None => Ok(()),
-            Some((element, value)) => Err(EncodeError::NonFinite { codec: *self, element, value }),
+            Some((element, value)) => Err(CodecError::NonFinite { codec: *self, element, value }),
         }
     }
 

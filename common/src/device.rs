@@ -1,9 +1,7 @@
 //! [`DeviceSpec`]: names a device or a set of devices, as in `/job:ps/task:0/device:CPU:0`.
 
-mod filter;
 mod parse;
 
-pub use filter::DeviceFilters;
 pub use parse::DeviceError;
 
 use std::fmt;

@@ -5,7 +5,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use pushpull_common::codec::{
-    BLOCK, Codec, DecodeError, EncodeError, Encoding, Real, Residual, ScaleBlocks,
+    BLOCK, Codec, CodecError, DecodeError, Encoding, Real, Residual, ScaleBlocks,
 };
 use pushpull_common::tensor::DType;
 
@@ -312,7 +312,7 @@ fn non_finite_elements_are_encoded_or_named_in_the_error() {
             assert_eq!(residual.left()[2..4], [0.0; 2]);
         } else {
             let value = f64::NEG_INFINITY;
-            assert_eq!(result, Err(EncodeError::NonFinite { codec, element: 2, value }));
+            assert_eq!(result, Err(CodecError::NonFinite { codec, element: 2, value }));
             assert_eq!((out, residual.left()), (vec![9], before.left()));
         }
     }

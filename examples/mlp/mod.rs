@@ -176,7 +176,7 @@ const ROWS_AT_ONCE: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use pushpull::{Initializer, Shape};
+    use pushpull::variable::{Initializer, Shape};
 
     use super::*;
 

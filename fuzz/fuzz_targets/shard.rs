@@ -18,7 +18,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
-use pushpull_ps::{Adam, NonFinite, PsConfig, Sgd};
+use pushpull_ps::{Adam, Network, NonFinite, PsConfig, Sgd};
 
 use model::{Action, World};
 
@@ -67,7 +67,7 @@ fn config(input: &Input) -> PsConfig {
         .token_timeout(token_timeout)
         .lease(Duration::from_secs(1))
         .inbox_pushes(if input.inbox_pushes { 2 } else { 1 })
-        .connections_max(6);
+        .network(Network::default().connections_max(6));
     match input.last_step {
         Some(step) => config.last_step(step.into()),
         None => config,

@@ -83,15 +83,6 @@ pub enum StartError {
     },
 }
 
-/// The error of a failed checkpoint save. Earlier checkpoints are unaffected.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("cannot save a checkpoint: {reason}")]
-#[non_exhaustive]
-pub struct SaveError {
-    /// The reason.
-    pub reason: String,
-}
-
 /// An error that ended a running server.
 #[derive(Debug, Error)]
 #[non_exhaustive]

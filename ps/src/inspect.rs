@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use pushpull_store::arena::{ArenaStorage, Folder, SaveNote, file_name, is_locked};
 use pushpull_store::layout::Kind;
-use thiserror::Error;
 
 use crate::error::StorageError;
 use reader::ShardReader;
@@ -22,24 +21,6 @@ pub use report::{
     ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
 };
 
-/// An error that prevents an inspection.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum InspectError {
-    /// The path is neither a state directory nor the folder of a shard.
-    #[error(
-        "cannot inspect {}: it holds neither folders shard-0, shard-1 ... nor a control file",
-        path.display()
-    )]
-    NoState {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// The operating system returned an error.
-    #[error(transparent)]
-    Storage(#[from] StorageError),
-}
-
 /// Inspects a state directory, or the folder of one shard. Changes nothing and holds no lock: a
 /// server may be running on the files.
 ///
@@ -47,9 +28,9 @@ pub enum InspectError {
 /// and slots.
 ///
 /// # Errors
-/// If the path contains no state, or a directory cannot be read. Damaged files are reported in the
-/// [`Inspection`].
-pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, InspectError> {
+/// [`StorageError::NoState`] if the path contains no state, [`StorageError::Io`] if a directory
+/// cannot be read. Damaged files are reported in the [`Inspection`].
+pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, StorageError> {
     let path = path.as_ref();
     let name = file_name(Kind::Control, 0);
     let (directory, folders) = match path.join(&name).exists() {
@@ -57,7 +38,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, InspectError> {
         false => (path, shard_folders(path)?),
     };
     if folders.is_empty() {
-        return Err(InspectError::NoState { path: path.to_owned() });
+        return Err(StorageError::NoState { path: path.to_owned() });
     }
     let live = is_locked(directory);
     let shards =
@@ -79,7 +60,7 @@ fn shard_folders(path: &Path) -> Result<Vec<PathBuf>, StorageError> {
 /// The maximum number of reads of a running server's files before a fault is reported.
 const ATTEMPTS_MAX: u32 = 20;
 
-fn inspect_shard(folder: &Path, live: bool) -> Result<ShardInspection, InspectError> {
+fn inspect_shard(folder: &Path, live: bool) -> Result<ShardInspection, StorageError> {
     let storage = ArenaStorage::Folder(Folder::read_only(folder));
     for attempt in 1.. {
         let before = storage.open(&file_name(Kind::Control, 0))?;

@@ -1,12 +1,13 @@
 //! The parameter server of pushpull: shards over memory-mapped arenas, and the runtime that serves
 //! them.
 //!
-//! ```no_run
+//! ```
 //! use pushpull_common::cluster::ClusterSpec;
 //! use pushpull_common::ids::TaskId;
 //! use pushpull_ps::{Adam, Ps, PsConfig};
 //!
-//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let listener = Ps::listen("127.0.0.1:0").await?;
 //! let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build()?;
 //! let ps = listener.start(PsConfig::new(cluster, TaskId::ps(0), Adam::default()))?;
@@ -20,7 +21,7 @@
 //! memory of `pushpull-store`. `runtime` drives them with sockets, threads and clocks. This crate
 //! does not depend on the worker.
 
-pub mod aggregate;
+mod aggregate;
 pub mod checkpoint;
 mod checkpoint_source;
 mod client_key;
@@ -38,14 +39,19 @@ mod shard;
 #[doc(hidden)]
 pub mod testing;
 
-/// Optimizers: one trait, and one type for each rule. They can be used without a server.
-pub mod optimizer {
-    pub use pushpull_optim::optimizer::{
-        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Run,
-        Runs, Schedule, Sgd, SlotSpec, SumRun, Sums,
-    };
+/// Optimizers, one type for each rule, with their schedules; and the accumulators and the token
+/// queue of classic synchronous training. All can be used without a server.
+pub mod optim {
+    pub use pushpull_optim::optimizer::{Runs, SumRun, Sums};
     #[doc(hidden)]
     pub use pushpull_optim::optimizer::{StreamRun, StreamRuns};
+    pub use pushpull_optim::{
+        Accumulator, Adadelta, Adagrad, Adam, AdamW, Applied, ApplyAt, ApplyError, Dequeued, Ftrl,
+        Lamb, Momentum, Optimizer, PushTokensError, Real, Reduction, RmsProp, Run, Schedule, Sgd,
+        SlotSpec, SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction,
+        SynchronousTokens, SynchronousTokensError, TakeError, Taken, Ticket, TokenQueue,
+        WAITERS_MAX, WaitError, WaiterId,
+    };
 }
 
 #[doc(hidden)]
@@ -53,16 +59,14 @@ pub use pushpull_store::testing::measure;
 #[cfg(feature = "planted")]
 pub use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
-pub use aggregate::mode::{Mode, OnLoss};
 pub use aggregate::staleness::StalenessPolicy;
-pub use aggregate::{Accumulator, Reduction, SparseAccumulator, SparseReduction, TokenQueue};
-pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
-pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};
-pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
+pub use config::{
+    Asynchronous, Checkpoints, Durability, Mode, Network, NonFinite, OnLoss, PsConfig, Storage,
+    Synchronous,
+};
+pub use error::{ListenError, ServeError, StartError, StorageError};
 pub use event::Event;
 pub use inspect::inspect;
 pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
-pub use optimizer::{
-    Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
-};
+pub use optim::{Adam, Sgd};
 pub use runtime::{Listener, Ps, PsHandle};

@@ -101,7 +101,7 @@ counters! {
     /// Gradients that the step owner admitted to synchronous steps.
     gradients_admitted,
     /// Stale gradients that the step owner dropped: their synchronous step had passed, or, in
-    /// asynchronous mode, they were older than [`crate::PsConfig::reject_older`] allows.
+    /// asynchronous mode, they were older than [`crate::Asynchronous::reject_older`] allows.
     gradients_stale,
     /// Gradients applied in asynchronous mode whose staleness the shard did not know: nothing was
     /// pulled under their token, or the server was killed between their arrival and their
@@ -189,11 +189,11 @@ counters! {
     /// Connections closed because the peer violated the protocol or stalled.
     connections_faulted,
     /// Connections closed before their hello to make space for others
-    /// ([`crate::PsConfig::waiting_connections_max`]), or for lack of descriptors. This counter and
+    /// ([`crate::Network::waiting_connections_max`]), or for lack of descriptors. This counter and
     /// the next two belong to the task and are counted on its first shard.
     waiting_evicted,
     /// Connections closed because no hello arrived in time
-    /// ([`crate::PsConfig::handshake_timeout`]).
+    /// ([`crate::Network::handshake_timeout`]).
     waiting_timed_out,
     /// Connections closed because their first message was not a valid hello.
     waiting_faulted,

@@ -3,9 +3,11 @@
 use std::fmt::{self, Display};
 
 use pushpull::blocking::Worker;
+use pushpull::training::Codec;
+use pushpull::variable::{DType, Element, bf16, f16};
 use pushpull::{
-    ClusterSpec, Codec, DType, Element, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId,
-    VariableSpec, WorkerConfig, bf16, f16,
+    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, Synchronous, TaskId, VariableSpec,
+    WorkerConfig,
 };
 
 use crate::counting::check_counting;
@@ -98,8 +100,8 @@ pub(crate) fn training<R>(
     let (ps, workers) = ([listener.address()], ["127.0.0.1:1"]);
     let cluster = ClusterSpec::builder().job("ps", ps).job("worker", workers).build().unwrap();
     let mode = match case.synchronous {
-        true => Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 },
-        false => Mode::Asynchronous,
+        true => Synchronous::new(1).into(),
+        false => Mode::default(),
     };
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1e-3));
     let server = listener.start(config.mode(mode).shards(case.shards)).unwrap();

@@ -1,7 +1,8 @@
 //! Steps with dense variables.
 
 use pushpull::blocking::Worker;
-use pushpull::{DType, Gradients, Params, Partitioner, Shape, Token, VariableSpec, bf16, f16};
+use pushpull::variable::{DType, Partitioner, Shape, bf16, f16};
+use pushpull::{Gradients, Params, Token, VariableSpec};
 
 use crate::cluster::{AllocationCase, GradientElement, check_counted, training, write};
 use crate::counting::{WARM_UP, counted};

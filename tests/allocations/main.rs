@@ -11,9 +11,11 @@ mod counting;
 mod dense;
 mod rows;
 
+use pushpull::training::Codec;
+use pushpull::variable::DType;
+
 use cluster::{AllocationCase, Form, PLAIN};
 use counting::{RARE, exclusive};
-use pushpull::{Codec, DType};
 
 #[test]
 fn a_dense_step_makes_no_bulk_allocation() {

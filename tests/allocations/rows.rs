@@ -1,7 +1,8 @@
 //! Steps with rows of sparse variables and tables.
 
 use pushpull::blocking::Worker;
-use pushpull::{DType, Partitioner, Shape, TableSpec, Token, VariableSpec, bf16, f16};
+use pushpull::variable::{DType, Partitioner, Shape, TableSpec, bf16, f16};
+use pushpull::{Token, VariableSpec};
 
 use crate::cluster::{AllocationCase, GradientElement, check_counted, training, write};
 use crate::counting::{WARM_UP, counted};

@@ -7,6 +7,8 @@ use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pushpull_common::protocol::message::{Role, Selection};
+
 use crate::chance::Chance;
 use crate::links::Links;
 use crate::probe;
@@ -14,7 +16,6 @@ use crate::process::{LoggedProcess, POLL_INTERVAL, TIMEOUT};
 use crate::setting::{
     ADAM_RATE, ChaosSetting, LEASE, MOMENTUM, MOMENTUM_RATE, SHARDS, TOKEN_TIMEOUT, worker_hosts,
 };
-use pushpull::common::protocol::message::{Role, Selection};
 
 /// The kind of addresses on which the servers of a cluster listen.
 #[derive(Clone, Copy, Debug)]

@@ -12,14 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pushpull::common::ids::{
-    ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, Sequence, TokenId,
-};
-use pushpull::common::protocol::message::{
-    Hello, Operation, PushPart, Reserve, Role, TokenRequest,
-};
-use pushpull::common::protocol::{Envelope, Grant, Message};
-use pushpull::{ClusterSpec, ShardId};
+use pushpull::ClusterSpec;
+use pushpull::cluster::ShardId;
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, Sequence, TokenId};
+use pushpull_common::protocol::message::{Hello, Operation, PushPart, Reserve, Role, TokenRequest};
+use pushpull_common::protocol::{Envelope, Grant, Message};
 
 use crate::chance::Chance;
 use crate::probe::{ProbeConnection, hello};

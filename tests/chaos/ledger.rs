@@ -1,8 +1,9 @@
 //! The judge: compares the values on the servers with the histories of the workers.
 
 use pushpull::blocking::Reader;
-use pushpull::optimizer::{ApplyAt, Run};
-use pushpull::{Adam, Error, Momentum, Optimizer, Params};
+use pushpull::optim::{ApplyAt, Run};
+use pushpull::optim::{Momentum, Optimizer};
+use pushpull::{Adam, Error, Params};
 
 use crate::history::{Entry, History};
 use crate::setting::{

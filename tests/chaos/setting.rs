@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pushpull::{
-    ClusterSpec, DType, Eviction, Params, Partitioner, ShardId, TableSpec, VariableSpec, ViewError,
-    f16,
-};
+use pushpull::cluster::ShardId;
+use pushpull::error::ViewError;
+use pushpull::variable::{DType, Eviction, Partitioner, TableSpec, f16};
+use pushpull::{ClusterSpec, Params, VariableSpec};
 
 /// How many workers train.
 pub(crate) const WORKERS: u32 = 3;

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pushpull::blocking::Worker;
-use pushpull::{Params, Push, Refusal, TaskId, Token, WorkerConfig, f16};
+use pushpull::protocol::Refusal;
+use pushpull::variable::f16;
+use pushpull::{Params, Push, TaskId, Token, WorkerConfig};
 
 use crate::history::{History, Log};
 use crate::ledger::LedgerVerdict;
@@ -280,7 +282,7 @@ fn check_places(setting: &ChaosSetting, session: &Worker) -> Result<(), Box<dyn 
     let placement = session.placement().ok_or("a joined worker has no placement")?;
     let mut index = 0;
     for (id, variable) in setting.variables().iter().enumerate() {
-        for placed in placement.of_variable(pushpull::VariableId(id as u32)) {
+        for placed in placement.of_variable(pushpull::variable::VariableId(id as u32)) {
             let shard = setting.shard(index % SHARDS);
             if placed.shard != shard {
                 return Err(format!("{} is not on {shard}: {placed:?}", variable.name()).into());

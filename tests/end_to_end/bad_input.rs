@@ -6,10 +6,13 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::error::{ListenError, StartError, ViewError};
+use pushpull::protocol::Refusal;
+use pushpull::server::{Network, NonFinite};
+use pushpull::variable::{DType, Partitioner, Shape};
 use pushpull::{
-    Adam, ClusterSpec, DType, Error, JoinError, ListenError, Mode, NonFinite, Partitioner, Ps,
-    PsConfig, Push, Refusal, Sgd, Shape, StartError, Storage, TaskId, VariableSpec, ViewError,
-    WorkerConfig,
+    Adam, ClusterSpec, Error, Mode, Ps, PsConfig, Push, Sgd, Storage, Synchronous, TaskId,
+    VariableSpec, WorkerConfig,
 };
 
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector};
@@ -81,9 +84,7 @@ fn a_refused_identity_names_the_field_that_differs() {
     let cluster = Cluster::sgd(1, |config| config);
     let other = spec([cluster.handle().address().to_owned(), "127.0.0.1:9".into()], 1);
     let error = Worker::connect(WorkerConfig::new(other, TaskId::worker(0))).unwrap_err();
-    let pushpull::ConnectError::Session(Error::Refused { refusal, .. }) = &error else {
-        panic!("{error}")
-    };
+    let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
     let Refusal::Identity { field, server, client, server_hash, client_hash } = refusal else {
         panic!("{error}")
     };
@@ -103,14 +104,7 @@ fn servers_with_different_optimizers_are_refused() {
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
     let error = worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap_err();
     match error {
-        JoinError::Session(Error::Identity {
-            field,
-            left_value,
-            right_value,
-            left_hash,
-            right_hash,
-            ..
-        }) => {
+        Error::Identity { field, left_value, right_value, left_hash, right_hash, .. } => {
             assert_eq!(field, "optimizer");
             assert_eq!((left_value.as_str(), right_value.as_str()), ("sgd", "adam"));
             assert_ne!(left_hash, right_hash);
@@ -137,7 +131,7 @@ fn a_join_with_other_variables_names_the_first_difference() {
         for worker in [0, 1] {
             let mut worker = cluster.worker(worker);
             let error = worker.join(&variables, |_| ()).unwrap_err();
-            assert!(matches!(error, JoinError::Differs { .. }), "{error}");
+            assert!(matches!(error, Error::Differs { .. }), "{error}");
             let error = error.to_string();
             assert!(expected.iter().all(|word| error.contains(word)), "{error}");
         }
@@ -213,8 +207,8 @@ fn non_finite_gradients_for_several_shards_are_not_sent() {
 /// The scan covers all parts of a large push, and the token of a push that it rejects goes back.
 #[test]
 fn a_large_push_with_a_bad_element_is_not_sent_to_any_shard() {
-    let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
-    for mode in [Mode::Asynchronous, synchronous] {
+    let synchronous = Synchronous::new(1);
+    for mode in [Mode::default(), synchronous.into()] {
         let configure = |config: PsConfig| config.last_step(1).mode(mode);
         let cluster = Cluster::start(2, 1, Sgd::new(1.0), configure);
         let mut worker = cluster.worker(0);
@@ -255,8 +249,8 @@ fn a_large_push_with_a_bad_element_is_not_sent_to_any_shard() {
 /// The shard may find the bad element in any part, after it has applied others to shadow blocks.
 #[test]
 fn a_push_that_a_shard_refuses_is_discarded_whole() {
-    let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
-    for mode in [Mode::Asynchronous, synchronous] {
+    let synchronous = Synchronous::new(1);
+    for mode in [Mode::default(), synchronous.into()] {
         let cluster = Cluster::sgd(1, |config| config.last_step(1).mode(mode));
         let mut worker = cluster.worker(0);
         let elements = 1_500_000;
@@ -337,10 +331,10 @@ fn bad_element(result: Result<Push, Error>) -> usize {
 
 #[test]
 fn a_join_that_does_not_fit_names_need_and_limit() {
-    let cluster = Cluster::sgd(1, |config| config.storage(Storage::Memory { bytes_max: 1 << 20 }));
+    let cluster = Cluster::sgd(1, |config| config.storage(Storage::memory().bytes_max(1 << 20)));
     let mut worker = cluster.worker(0);
     let error = worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap_err();
-    let JoinError::Session(Error::Refused { refusal, .. }) = &error else { panic!("{error}") };
+    let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
     let Refusal::DoesNotFit { need, limit } = refusal else { panic!("{error}") };
     assert!(*need > 4 << 20 && *limit == 1 << 20, "{error}");
     // A smaller variable fits.
@@ -356,7 +350,7 @@ fn state_without_its_control_file_is_not_overwritten() {
     std::fs::write(state.join("shard-0/values-1"), b"precious").unwrap();
     let listener = listen();
     let cluster = spec([listener.address()], 1);
-    let storage = Storage::Directory { state: state.clone(), bytes_max: 1 << 20 };
+    let storage = Storage::directory(state.clone()).bytes_max(1 << 20);
     let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0)).storage(storage);
     let error = listener.start(config).unwrap_err().to_string();
     assert!(error.contains("shard-0/control: it is missing"), "{error}");
@@ -374,7 +368,9 @@ fn a_reader_waits_for_values_only_until_its_deadline() {
 
 #[test]
 fn connections_without_a_hello_in_time_are_closed() {
-    let cluster = Cluster::sgd(1, |config| config.handshake_timeout(Duration::from_millis(300)));
+    let cluster = Cluster::sgd(1, |config| {
+        config.network(Network::default().handshake_timeout(Duration::from_millis(300)))
+    });
     let address = cluster.handle().address().to_owned();
     // One peer sends nothing; the other sends the start of a hello, byte by byte.
     let mut silent = TcpStream::connect(&address).unwrap();

@@ -1,6 +1,6 @@
 //! Bounded staleness over sockets and two ps tasks.
 
-use pushpull::{Push, Sgd, VariableSpec};
+use pushpull::{Asynchronous, Push, Sgd, VariableSpec};
 
 use crate::cluster::{Cluster, vector};
 
@@ -11,7 +11,9 @@ fn variables() -> [VariableSpec; 2] {
 
 #[test]
 fn stale_pushes_are_dropped_on_every_shard() {
-    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| config.reject_older(2));
+    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
+        config.mode(Asynchronous::default().reject_older(2))
+    });
     let mut workers = [cluster.worker(0), cluster.worker(1)];
     let mut params = workers.each_mut().map(|worker| worker.join(&variables(), |_| ()).unwrap());
     let push = |worker: &mut pushpull::blocking::Worker, token| {
@@ -42,7 +44,9 @@ fn stale_pushes_are_dropped_on_every_shard() {
 fn a_fast_worker_stays_within_the_bound_of_a_slow_one() {
     const BOUND: u64 = 3;
     const GRADIENTS: u64 = 40;
-    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| config.wait_ahead(BOUND));
+    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
+        config.mode(Asynchronous::default().wait_ahead(BOUND))
+    });
     let made = [0, 1].map(|_| std::sync::atomic::AtomicU64::new(0));
     let ready = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {

@@ -8,11 +8,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::checkpoint::{CheckpointStorage, Checkpoints, LocalDirectory, Retention};
 use pushpull::checkpoint::{ReadFile, StorageFault, WriteFile, export, list};
+use pushpull::cluster::ShardId;
+use pushpull::server::Event;
+use pushpull::variable::Partitioner;
 use pushpull::{
-    Adam, CheckpointStorage, Checkpoints, ClusterSpec, Error, Event, LocalDirectory, Mode, Params,
-    Partitioner, Ps, PsConfig, Retention, Sgd, ShardId, Storage, TaskId, VariableSpec,
-    WorkerConfig,
+    Adam, ClusterSpec, Error, Params, Ps, PsConfig, Sgd, Storage, Synchronous, TaskId,
+    VariableSpec, WorkerConfig,
 };
 use safetensors::SafeTensors;
 
@@ -266,7 +269,7 @@ fn one_server_without_state_takes_all_back_to_one_checkpoint() {
     let cluster = spec(addresses.clone(), 1);
     let start = |index: u32| {
         let state = folder.path().join(format!("state-{index}"));
-        let storage_of_state = Storage::Directory { state, bytes_max: 1 << 26 };
+        let storage_of_state = Storage::directory(state).bytes_max(1 << 26);
         let config = PsConfig::new(cluster.clone(), TaskId::ps(index), Adam::new(0.25))
             .storage(storage_of_state)
             .checkpoints(Checkpoints::new(storage(&folder.path().join("checkpoints"))));
@@ -362,7 +365,7 @@ fn failing_automatic_saves_are_reported_until_the_directory_is_back() {
     let events = Arc::new(Mutex::new(Vec::new()));
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
         let (every, sink) = (Duration::from_millis(30), events.clone());
-        let state = Storage::Directory { state: state.clone(), bytes_max: 1 << 26 };
+        let state = Storage::directory(state.clone()).bytes_max(1 << 26);
         config
             .storage(state)
             .checkpoints(Checkpoints::new(storage(&directory)).every(every))
@@ -412,9 +415,7 @@ fn synchronous_checkpoints_hold_one_step_on_all_shards() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
-        config
-            .mode(Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 })
-            .checkpoints(Checkpoints::new(storage(&directory)))
+        config.mode(Synchronous::new(2)).checkpoints(Checkpoints::new(storage(&directory)))
     });
     let variables = [vector("a", 9_000), vector("b", 20_000)];
     let over = AtomicBool::new(false);

@@ -1,11 +1,9 @@
 //! Clipping by global norm on the servers of a synchronous cluster.
 
-use pushpull::{
-    Adam, DType, Gradients, Mode, Partitioner, PsConfig, Push, Sgd, Shape, StartError, TableSpec,
-    VariableSpec,
-};
+use pushpull::variable::{DType, Partitioner, Shape, TableSpec};
+use pushpull::{Gradients, PsConfig, Push, Sgd, Synchronous, VariableSpec};
 
-use crate::cluster::{Cluster, listen, spec};
+use crate::cluster::Cluster;
 
 /// Variables on every shard: f32 and f64, partitioned, sparse, and a table.
 fn variables() -> [VariableSpec; 4] {
@@ -36,11 +34,11 @@ fn fill(gradients: &mut Gradients, worker: u32, step: u64) {
 /// Returns all values after four steps of two workers, which apply `change` to each gradient before
 /// they push it.
 fn trained(
-    configure: impl Fn(PsConfig) -> PsConfig,
+    configure: impl Fn(Synchronous) -> Synchronous,
     change: impl Fn(&mut Gradients),
 ) -> (Vec<f32>, Vec<f64>, [Vec<f32>; 2]) {
-    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
-    let configure = |config: PsConfig| configure(config.mode(mode).shards(2));
+    let mode = configure(Synchronous::new(2));
+    let configure = |config: PsConfig| config.mode(mode).shards(2);
     let cluster = Cluster::start(2, 2, Sgd::new(0.5), configure);
     let join = |index| {
         let mut worker = cluster.worker(index);
@@ -75,28 +73,17 @@ fn trained(
 #[test]
 fn clipping_on_servers_equals_clipping_on_workers() {
     const BOUND: f64 = 6.5;
-    let by_servers = trained(|config| config.clip_by_global_norm(BOUND), |_| ());
+    let by_servers = trained(|mode| mode.clip_by_global_norm(BOUND), |_| ());
     let by_workers = trained(
-        |config| config,
+        |mode| mode,
         |gradients| {
             let norm = gradients.clip_by_global_norm(BOUND).unwrap();
             assert!(norm > BOUND, "{norm}");
         },
     );
     assert_eq!(by_servers, by_workers);
-    let unclipped = trained(|config| config, |_| ());
+    let unclipped = trained(|mode| mode, |_| ());
     assert_ne!(by_servers, unclipped);
-    let below_bound = trained(|config| config.clip_by_global_norm(1e6), |_| ());
+    let below_bound = trained(|mode| mode.clip_by_global_norm(1e6), |_| ());
     assert_eq!(below_bound, unclipped);
-}
-
-#[test]
-fn asynchronous_servers_refuse_to_clip() {
-    let listener = listen();
-    let cluster = spec([listener.address()], 1);
-    let config = PsConfig::new(cluster, pushpull::TaskId::ps(0), Adam::default());
-    let error = listener.start(config.clip_by_global_norm(1.0)).unwrap_err();
-    let StartError::Setting { setting, value, reason } = error else { panic!("{error}") };
-    assert_eq!((setting, &*value), ("clip_by_global_norm", "1"));
-    assert!(reason.contains("Gradients::clip_by_global_norm"), "{reason}");
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use pushpull::blocking::Worker;
-use pushpull::{
-    ClusterSpec, Listener, Optimizer, Ps, PsConfig, PsHandle, ServeError, Sgd, TaskId,
-    VariableSpec, WorkerConfig,
-};
+use pushpull::error::ServeError;
+use pushpull::optim::Optimizer;
+use pushpull::server::Listener;
+use pushpull::{ClusterSpec, Ps, PsConfig, PsHandle, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 /// Deadline that only ends a hang. No test depends on its length.
 pub(crate) const LONG: Duration = Duration::from_secs(60);

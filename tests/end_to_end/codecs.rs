@@ -3,11 +3,12 @@
 use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::codec::{Residual, ScaleBlocks};
-use pushpull::{
-    Codec, DType, Error, JoinError, NonFinite, Partitioner, PsConfig, Push, ResidualsError, Sgd,
-    Shape, TaskId, VariableSpec, WorkerConfig,
-};
+use pushpull::error::ConfigError;
+use pushpull::server::NonFinite;
+use pushpull::training::Codec;
+use pushpull::variable::{DType, Partitioner, Shape};
+use pushpull::{Error, PsConfig, Push, Sgd, TaskId, VariableSpec, WorkerConfig};
+use pushpull_common::codec::{Residual, ScaleBlocks};
 
 use super::cluster::{Cluster, listen, spec, vector};
 use super::proxy::Proxy;
@@ -168,7 +169,7 @@ fn residuals_are_restored_by_another_worker() {
     worker.leave().unwrap();
 
     let mut worker = connect();
-    let damaged = Err(ResidualsError::Damaged);
+    let damaged = Err(Error::DamagedResiduals);
     for at in 0..saved.len() {
         let mut other = saved.clone();
         other[at] ^= 1;
@@ -181,17 +182,20 @@ fn residuals_are_restored_by_another_worker() {
     assert_eq!(values(&cluster, "w"), descend(codec, 0..6, 1000).0);
 
     let mut plain = Worker::connect(cluster.config(0).codec("b", codec)).unwrap();
-    assert_eq!(plain.restore_residuals(&saved), Err(ResidualsError::NotJoined));
+    assert_eq!(
+        plain.restore_residuals(&saved),
+        Err(Error::NotJoined { doing: "restore residuals" })
+    );
     plain.join(&[vector("w", 1000), vector("b", 3)], |_| ()).unwrap();
     let variable = "w".to_owned();
-    let error = Err(ResidualsError::NotCompressed { variable });
+    let error = Err(Error::ResidualWithoutCodec { variable });
     assert_eq!(plain.restore_residuals(&saved), error);
     cluster.stop();
 
     let cluster = Cluster::sgd(1, |config| config);
     let mut other = Worker::connect(cluster.config(0).codec("w", codec)).unwrap();
     other.join(&[vector("w", 1001)], |_| ()).unwrap();
-    assert_eq!(other.restore_residuals(&saved), Err(ResidualsError::OtherVariables));
+    assert_eq!(other.restore_residuals(&saved), Err(Error::ForeignResiduals));
     cluster.stop();
 }
 
@@ -257,7 +261,9 @@ fn invalid_codecs_are_named() {
         Worker::connect(config).unwrap().join(&variables, |_| ()).map(|_| ())
     };
     let error = join(cluster.config(0).codec("dense/*", Codec::F16)).unwrap_err();
-    assert!(matches!(&error, JoinError::NothingToCompress { names } if names == "dense/*"));
+    assert!(
+        matches!(&error, Error::Config(ConfigError::NothingToCompress { names }) if names == "dense/*")
+    );
     // Rows support few codecs: with the others, a row's residual might never be sent.
     let topk = Codec::TopK { fraction: 0.1 };
     let refused = [
@@ -269,7 +275,7 @@ fn invalid_codecs_are_named() {
     ];
     for (names, name, tried) in refused {
         match join(cluster.config(0).codec(names, tried)).unwrap_err() {
-            JoinError::NotCompressible { variable, codec } => {
+            Error::Config(ConfigError::NotCompressible { variable, codec }) => {
                 assert_eq!((&variable[..], codec), (name, tried));
             }
             error => panic!("{error}"),

@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{Error, Push, Refusal, Sgd, WorkerConfig};
+use pushpull::protocol::Refusal;
+use pushpull::{Error, Push, Sgd, WorkerConfig};
 
 use super::cluster::{Cluster, vector};
 

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
-use pushpull::{
-    DType, Event, Partitioner, Push, Sgd, Storage, TableSpec, VariableSpec, WorkerConfig,
-};
+use pushpull::server::Event;
+use pushpull::variable::{DType, Partitioner, TableSpec};
+use pushpull::{Push, Sgd, Storage, VariableSpec, WorkerConfig};
 
 use super::cluster::{Cluster, LONG};
 
@@ -32,7 +32,7 @@ fn a_push_waits_with_a_reported_cause_until_its_table_can_grow() {
         let state = folder.path().join(format!("state-{}", index.replace(index.get() + 1)));
         let events = events.clone();
         config
-            .storage(Storage::Directory { state, bytes_max: 1 << 28 })
+            .storage(Storage::directory(state).bytes_max(1 << 28))
             .lease(Duration::from_millis(500))
             .on_event(move |event| events.lock().unwrap().push(event.clone()))
     });

@@ -6,12 +6,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::checkpoint::{export, export_since};
-use pushpull::{
-    Adam, Checkpoints, Codec, DType, Element, Error, Initializer, LocalDirectory, LossScale, Mode,
-    NonFinite, Optimizer, Partitioner, PsConfig, Push, Sgd, TableSpec, Token, VariableId,
-    VariableSpec, ViewError, bf16, f16,
+use pushpull::error::ViewError;
+use pushpull::optim::Optimizer;
+use pushpull::server::NonFinite;
+use pushpull::training::{Codec, LossScale};
+use pushpull::variable::{
+    DType, Element, Initializer, Partitioner, TableSpec, VariableId, bf16, f16,
 };
+use pushpull::{Adam, Error, Mode, PsConfig, Push, Sgd, Synchronous, Token, VariableSpec};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::cluster::{Cluster, vector};
@@ -151,8 +155,7 @@ fn check_rounding(worker: &mut Worker) -> [Vec<u32>; 2] {
 /// holds them unrounded.
 #[test]
 fn master_rows_equal_f32_rows() {
-    let modes =
-        [Mode::Asynchronous, Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 }];
+    let modes = [Mode::default(), Synchronous::new(1).into()];
     for (shards, mode) in [1, 2, 5].into_iter().flat_map(|n| modes.map(|mode| (n, mode))) {
         let folder = tempfile::tempdir().unwrap();
         let saving = checkpoints(folder.path());

@@ -5,10 +5,14 @@ use std::sync::Arc;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::export;
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
+use pushpull::error::ViewError;
+use pushpull::optim::Optimizer;
+use pushpull::server::NonFinite;
+use pushpull::training::{Codec, LossScale};
+use pushpull::variable::{DType, Element, Initializer, Partitioner, Shape, VariableId, bf16, f16};
 use pushpull::{
-    Adam, Checkpoints, Codec, DType, Element, Error, Gradients, Initializer, LocalDirectory,
-    LossScale, Mode, NonFinite, Optimizer, Params, Partitioner, PsConfig, Push, Sgd, Shape,
-    VariableId, VariableSpec, ViewError, bf16, f16,
+    Adam, Error, Gradients, Mode, Params, PsConfig, Push, Sgd, Synchronous, VariableSpec,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -100,8 +104,7 @@ fn checkpoints(directory: &Path) -> impl Fn(PsConfig) -> PsConfig {
 /// checkpoint holds them unrounded.
 #[test]
 fn masters_equal_f32_variables() {
-    let modes =
-        [Mode::Asynchronous, Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 }];
+    let modes = [Mode::default(), Synchronous::new(1).into()];
     for (shards, mode) in [1, 2, 5].into_iter().flat_map(|n| modes.map(|mode| (n, mode))) {
         let folder = tempfile::tempdir().unwrap();
         let saving = checkpoints(folder.path());

@@ -3,12 +3,13 @@
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-use pushpull::ShardId;
-use pushpull::common::identity::Identity;
-use pushpull::common::ids::{ClientEpoch, Incarnation, RestoreEpoch, Sequence, TokenId};
-use pushpull::common::protocol::message::{self, BodyCrc, Hello, Operation, PushPart, Role};
-use pushpull::common::protocol::wire::{List, Text};
-use pushpull::common::protocol::{
+use pushpull::cluster::ShardId;
+use pushpull::server::Network;
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{ClientEpoch, Incarnation, RestoreEpoch, Sequence, TokenId};
+use pushpull_common::protocol::message::{self, BodyCrc, Hello, Operation, PushPart, Role};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
 };
 
@@ -230,7 +231,8 @@ fn a_hostile_frame_ends_only_its_own_connection() {
 
 #[test]
 fn silent_connections_do_not_keep_a_worker_out() {
-    let cluster = Cluster::sgd(1, |config| config.waiting_connections_max(8));
+    let cluster =
+        Cluster::sgd(1, |config| config.network(Network::default().waiting_connections_max(8)));
     let address = cluster.handle().address().to_owned();
     let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
     drop(silent);

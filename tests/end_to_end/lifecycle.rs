@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
-use pushpull::{ConnectError, Error, PsConfig, Sgd, TaskId, WorkerConfig};
+use pushpull::error::ConfigError;
+use pushpull::{Error, PsConfig, Sgd, TaskId, WorkerConfig};
 
 use super::cluster::{Cluster, block_on, listen, spec, vector, wait_for_end};
 
@@ -98,7 +99,7 @@ fn a_worker_waits_for_servers_that_are_not_up_yet() {
     while reports.lock().unwrap().is_empty() {
         thread::yield_now();
     }
-    let start = |listener: pushpull::Listener, index| {
+    let start = |listener: pushpull::server::Listener, index| {
         let config = PsConfig::new(cluster.clone(), TaskId::ps(index), Sgd::new(1.0));
         listener.start(config).unwrap()
     };
@@ -123,9 +124,7 @@ fn a_timeout_names_the_silent_tasks_and_their_last_errors() {
     let mut worker = Worker::connect(config).unwrap();
     let error = worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap_err();
     assert!(start.elapsed() >= Duration::from_millis(300));
-    let pushpull::JoinError::Session(Error::Timeout { awaited, .. }) = &error else {
-        panic!("{error}")
-    };
+    let Error::Timeout { awaited, .. } = &error else { panic!("{error}") };
     assert_eq!(awaited.0.len(), 1, "{error}");
     assert_eq!((awaited.0[0].shard.task, &awaited.0[0].address), (1, &address));
     assert!(awaited.0[0].last.contains("refused"), "{error}");
@@ -135,7 +134,7 @@ fn a_timeout_names_the_silent_tasks_and_their_last_errors() {
 fn a_cluster_without_servers_is_refused_at_once() {
     let cluster = pushpull::ClusterSpec::builder().job("worker", ["a:1"]).build().unwrap();
     let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
-    assert!(matches!(Worker::connect(config), Err(ConnectError::NoPs { .. })));
+    assert!(matches!(Worker::connect(config), Err(Error::Config(ConfigError::NoPs { .. }))));
     let config = WorkerConfig::new(cluster, TaskId::worker(7));
     let error = Worker::connect(config).unwrap_err().to_string();
     assert!(error.contains("task:7"), "{error}");
@@ -180,7 +179,7 @@ fn a_server_that_restarts_empty_is_named_and_the_others_keep_their_values() {
         let addresses: Vec<String> =
             cluster.servers.iter().map(|server| server.handle().address().to_owned()).collect();
         let variables = [vector("a", 1), vector("b", 1)];
-        let fill = |initial: &mut pushpull::InitialValues<'_>| {
+        let fill = |initial: &mut pushpull::training::InitialValues<'_>| {
             initial.set("a", &[100.0_f32]).set("b", &[100.0_f32]);
         };
         let mut chief = cluster.worker(0);
@@ -197,9 +196,7 @@ fn a_server_that_restarts_empty_is_named_and_the_others_keep_their_values() {
         let _back = restart(&addresses[lost], &cluster.spec, lost as u32);
 
         let error = cluster.worker(0).join(&variables, fill).unwrap_err();
-        let pushpull::JoinError::Session(Error::StateLost { shard }) = &error else {
-            panic!("{error}")
-        };
+        let Error::StateLost { shard } = &error else { panic!("{error}") };
         assert_eq!(shard.task, lost as u32);
         // The other server still holds the trained values.
         let kept = &cluster.servers[0].handle().metrics();

@@ -6,14 +6,15 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use pushpull::common::identity::Identity;
-use pushpull::common::ids::{ClientEpoch, Incarnation, RestoreEpoch};
-use pushpull::common::protocol::message::{BodyCrc, Hello, Role};
-use pushpull::common::protocol::wire::{List, Text};
-use pushpull::common::protocol::{
-    BodyStamp, Envelope, FrameReader, Message, Poll, encode, version,
-};
-use pushpull::{ClusterSpec, GlobalStep, Ps, PsConfig, PsHandle, Sgd, ShardId, TaskId};
+use pushpull::cluster::ShardId;
+use pushpull::server::Network;
+use pushpull::training::GlobalStep;
+use pushpull::{ClusterSpec, Ps, PsConfig, PsHandle, Sgd, TaskId};
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{ClientEpoch, Incarnation, RestoreEpoch};
+use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode, version};
 
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector, wait_for_end};
 
@@ -67,8 +68,9 @@ fn await_evicted(handle: &PsHandle, count: u64) {
 
 #[test]
 fn a_worker_joins_beside_500_silent_connections() {
-    let cluster =
-        Cluster::sgd(1, |config| config.waiting_connections_max(64).handshake_timeout(NEVER));
+    let cluster = Cluster::sgd(1, |config| {
+        config.network(Network::default().waiting_connections_max(64).handshake_timeout(NEVER))
+    });
     let address = cluster.handle().address().to_owned();
     let silent: Vec<TcpStream> = (0..500).map(|_| connect(&address)).collect();
     let mut worker = cluster.worker(0);
@@ -121,7 +123,11 @@ fn clients_that_said_hello_before_the_server_started_are_not_evicted() {
         local.push(greet(stream, &spec, 1000 + task));
     }
     let config = PsConfig::new(spec, TaskId::ps(0), Sgd::new(1.0));
-    let ps = listener.start(config.waiting_connections_max(2).handshake_timeout(NEVER)).unwrap();
+    let ps = listener
+        .start(
+            config.network(Network::default().waiting_connections_max(2).handshake_timeout(NEVER)),
+        )
+        .unwrap();
     let handle = ps.handle();
     for (index, stream) in remote.into_iter().enumerate() {
         assert!(is_welcome(stream), "{index}");
@@ -152,12 +158,14 @@ fn await_counted(handle: &PsHandle, expected: (u64, u64)) {
 #[test]
 fn silent_and_malformed_connections_are_counted() {
     let soon = Duration::from_millis(100);
-    let cluster = Cluster::sgd(1, |config| config.handshake_timeout(soon));
+    let cluster =
+        Cluster::sgd(1, |config| config.network(Network::default().handshake_timeout(soon)));
     let mut silent = connect(cluster.handle().address());
     assert_eq!(silent.read(&mut [0]).unwrap(), 0);
     await_counted(&cluster.handle(), (1, 0));
     cluster.stop();
-    let cluster = Cluster::sgd(1, |config| config.handshake_timeout(NEVER));
+    let cluster =
+        Cluster::sgd(1, |config| config.network(Network::default().handshake_timeout(NEVER)));
     let mut wrong = connect(cluster.handle().address());
     let mut bytes = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec();
     bytes.resize(100, 0);

@@ -5,9 +5,11 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 
 use pushpull::blocking::Worker;
+use pushpull::error::ViewError;
+use pushpull::training::{PushHandle, StepOutcome};
+use pushpull::variable::Partitioner;
 use pushpull::{
-    Error, Gradients, Mode, Params, Partitioner, Pulled, Push, PushHandle, Sgd, StepOutcome, Token,
-    VariableSpec, ViewError,
+    Error, Gradients, Mode, Params, Pulled, Push, Sgd, Synchronous, Token, VariableSpec,
 };
 
 use super::cluster::{Cluster, block_on, vector};
@@ -33,7 +35,7 @@ fn all_are(params: &Params, expected: f32) -> bool {
 }
 
 fn synchronous(aggregate: u32, total: u32) -> Mode {
-    Mode::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total }
+    Synchronous::new(aggregate).total_num_replicas(total).into()
 }
 
 #[test]
@@ -127,7 +129,7 @@ fn values_are_pulled_during_a_streamed_push() {
 
 #[test]
 fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
-    for mode in [Mode::Asynchronous, synchronous(1, 1)] {
+    for mode in [Mode::default(), synchronous(1, 1)] {
         let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.mode(mode));
         let mut worker = cluster.worker(0);
         let [large, small] = variables(2);
@@ -139,11 +141,14 @@ fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
         let mut gradients = worker.gradients();
         gradients.view_mut::<f32>("large").unwrap().fill(1.0);
         gradients.view_mut::<f32>("small").unwrap().fill(2.0);
-        gradients.view_mut::<pushpull::f16>("halves").unwrap().fill(pushpull::f16::ONE);
+        gradients
+            .view_mut::<pushpull::variable::f16>("halves")
+            .unwrap()
+            .fill(pushpull::variable::f16::ONE);
         worker.push(token, gradients).unwrap();
         let token = worker.token().unwrap().unwrap();
         let (mut small, mut large) = ([0.0_f32; 3], vec![0.0_f32; ELEMENTS as usize]);
-        let (mut empty, mut halves) = ([0.0_f32; 0], [pushpull::f16::ZERO; 5]);
+        let (mut empty, mut halves) = ([0.0_f32; 0], [pushpull::variable::f16::ZERO; 5]);
         let first = worker.start_pull_variable(&token, "small", &mut small);
         let second = worker.start_pull_variable(&token, "large", &mut large);
         let third = worker.start_pull_variable(&token, "halves", &mut halves);
@@ -152,7 +157,7 @@ fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
         assert_eq!(third.wait().unwrap(), Pulled::Pulled { step: 1 });
         assert_eq!(second.wait().unwrap(), Pulled::Pulled { step: 1 });
         assert!(large.iter().all(|value| *value == -1.0));
-        assert_eq!(halves, [-pushpull::f16::ONE; 5]);
+        assert_eq!(halves, [-pushpull::variable::f16::ONE; 5]);
         worker.pull_variable(&token, "empty", &mut empty).unwrap();
         let mut one = [7.0_f32];
         for (name, error) in [
@@ -219,7 +224,7 @@ fn step_to_the_end(
 /// ahead of the outcome.
 #[test]
 fn push_and_pull_is_a_push_a_token_and_a_pull() {
-    for mode in [Mode::Asynchronous, synchronous(1, 1), synchronous(2, 1)] {
+    for mode in [Mode::default(), synchronous(1, 1), synchronous(2, 1)] {
         for ps in [1, 2] {
             let last = 12;
             let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(last);
@@ -239,12 +244,12 @@ fn push_and_pull_is_a_push_a_token_and_a_pull() {
 
 #[test]
 fn several_workers_push_and_pull_together() {
-    for (mode, each) in [(Mode::Asynchronous, 1), (synchronous(2, 2), 2), (synchronous(1, 2), 1)] {
+    for (mode, each) in [(Mode::default(), 1), (synchronous(2, 2), 2), (synchronous(1, 2), 1)] {
         for ps in [1, 2] {
             let last = 20;
             let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(last);
             let cluster = Cluster::start(ps, 2, Sgd::new(1.0), configure);
-            let exact = mode != Mode::Asynchronous;
+            let exact = matches!(mode, Mode::Synchronous(_));
             let steps: u64 = std::thread::scope(|scope| {
                 let workers = [0, 1].map(|task| {
                     let cluster = &cluster;
@@ -275,7 +280,7 @@ fn several_workers_push_and_pull_together() {
 /// lost.
 #[test]
 fn a_step_with_a_refused_push_ends_at_once_and_returns_its_token() {
-    for mode in [Mode::Asynchronous, synchronous(1, 1)] {
+    for mode in [Mode::default(), synchronous(1, 1)] {
         for ps in [1, 2] {
             let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(1);
             let cluster = Cluster::start(ps, 1, Sgd::new(1.0), configure);

@@ -4,15 +4,18 @@
 use std::path::Path;
 
 use pushpull::blocking::Worker;
+use pushpull::server::Network;
+use pushpull::training::Codec;
+use pushpull::variable::{DType, Partitioner, Shape};
 use pushpull::{
-    Adam, Codec, DType, Error, Mode, Params, Partitioner, PsConfig, Pulled, Push, Shape, Storage,
-    VariableSpec, WorkerConfig,
+    Adam, Error, Mode, Params, PsConfig, Pulled, Push, Storage, Synchronous, VariableSpec,
+    WorkerConfig,
 };
 
 use super::cluster::{Cluster, block_on, spec, vector};
 use super::shared_values::{await_counts, same_host_only, start};
 
-const SYNCHRONOUS: Mode = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
+const SYNCHRONOUS: Synchronous = Synchronous::new(1);
 
 /// Variables of every kind: some are in a push buffer, the others are sent with the push.
 fn variables() -> Vec<VariableSpec> {
@@ -46,11 +49,11 @@ fn gradients(worker: &mut Worker, step: u64) -> pushpull::Gradients {
     }
     let wide = gradients.view_mut::<f64>("wide").unwrap();
     wide.iter_mut().enumerate().for_each(|(index, g)| *g = value(index));
-    let halves = gradients.view_mut::<pushpull::bf16>("halves").unwrap();
+    let halves = gradients.view_mut::<pushpull::variable::bf16>("halves").unwrap();
     halves
         .iter_mut()
         .enumerate()
-        .for_each(|(index, g)| *g = pushpull::bf16::from_f64(value(index)));
+        .for_each(|(index, g)| *g = pushpull::variable::bf16::from_f64(value(index)));
     let rows: Vec<f32> = (0..12).map(|index| value(index) as f32).collect();
     gradients.set_rows("rows", &[step % 7, 9, 40], &rows).unwrap();
     if step.is_multiple_of(3) {
@@ -65,7 +68,7 @@ fn bits(params: &Params) -> Vec<u64> {
     let names = ["small", "large", "split", "encoded", "last"];
     let narrow = names.iter().flat_map(|name| params.view::<f32>(name).unwrap());
     let wide = params.view::<f64>("wide").unwrap().iter().map(|value| value.to_bits());
-    let halves = params.view::<pushpull::bf16>("halves").unwrap();
+    let halves = params.view::<pushpull::variable::bf16>("halves").unwrap();
     let halves = halves.iter().map(|value| u64::from(value.to_bits()));
     narrow.map(|value| u64::from(value.to_bits())).chain(wide).chain(halves).collect()
 }
@@ -112,7 +115,7 @@ fn train(
 #[test]
 fn gradients_in_push_buffers_give_the_same_values_as_sent_gradients() {
     let folder = tempfile::tempdir().unwrap();
-    for mode in [Mode::Asynchronous, SYNCHRONOUS] {
+    for mode in [Mode::default(), SYNCHRONOUS.into()] {
         for shards in [1, 2] {
             let server = |config: PsConfig| config.mode(mode).shards(shards);
             let (sent, none) = train(folder.path(), server, |config| config.shared_memory(false));
@@ -129,13 +132,13 @@ fn gradients_in_push_buffers_give_the_same_values_as_sent_gradients() {
 fn gradients_are_sent_to_a_server_without_push_buffers() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (shared, _) = train(folder.path(), |config| config, |config| config);
-    let none = |config: PsConfig| config.shared_memory(false);
+    let none = |config: PsConfig| config.network(Network::default().shared_memory(false));
     let (sent, direct) = train(folder.path(), none, |config| config);
     assert!(shared == sent && direct == 0);
     // State in files gives the same values.
     let in_files = |config: PsConfig| {
         let state = state.path().to_owned();
-        config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
+        config.storage(Storage::directory(state).bytes_max(1 << 30))
     };
     let (kept, _) = train(folder.path(), in_files, |config| config);
     assert!(shared == kept);
@@ -206,7 +209,7 @@ fn gradients_of_another_worker_are_applied_as_written() {
 #[test]
 fn non_finite_elements_in_push_buffers_are_refused_with_their_index() {
     let folder = tempfile::tempdir().unwrap();
-    for mode in [Mode::Asynchronous, SYNCHRONOUS] {
+    for mode in [Mode::default(), SYNCHRONOUS.into()] {
         for shards in [1, 2] {
             let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(shards));
             let mut worker = cluster.worker(0);
@@ -264,7 +267,7 @@ fn dropped_gradients_free_their_slots_and_excess_gradients_are_sent() {
 #[test]
 fn an_accepted_gradient_is_not_overwritten_before_all_shards_apply_it() {
     let folder = tempfile::tempdir().unwrap();
-    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let mode = Synchronous::new(2);
     let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(2));
     let replicas = [0, 1].map(|index| {
         let config = cluster.config(index);
@@ -295,7 +298,7 @@ fn gradients_outlive_the_server_that_shares_their_memory() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let stored = |config: PsConfig| {
         let state = state.path().to_owned();
-        config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
+        config.storage(Storage::directory(state).bytes_max(1 << 30))
     };
     let mut cluster = same_host_only(folder.path(), stored);
     let mut worker = cluster.worker(0);

@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{DType, Error, PsConfig, Push, Sgd, Shape, TaskId, VariableSpec, WorkerConfig};
+use pushpull::variable::{DType, Shape};
+use pushpull::{Error, PsConfig, Push, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 use super::cluster::{listen, spec, vector};
 use super::proxy::Proxy;

@@ -24,7 +24,7 @@ impl Server {
 
     fn config(&self) -> PsConfig {
         let state = self.directory.path().join("state");
-        let storage = Storage::Directory { state, bytes_max: 1 << 26 };
+        let storage = Storage::directory(state).bytes_max(1 << 26);
         let cluster = spec([self.address()], 2);
         PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.5)).shards(2).storage(storage)
     }
@@ -111,7 +111,7 @@ fn state_with_another_configuration_is_refused_by_name() {
     let listener = block_on(Ps::listen(&server.address())).unwrap();
     let other = spec([server.address()], 2);
     let state = server.directory.path().join("state");
-    let storage = Storage::Directory { state, bytes_max: 1 << 26 };
+    let storage = Storage::directory(state).bytes_max(1 << 26);
     let other = PsConfig::new(other, TaskId::ps(0), Sgd::new(0.5)).shards(2).storage(storage);
     let error = listener.start(other).unwrap_err().to_string();
     assert!(error.contains("optimizer") && error.contains("adam"), "{error}");

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::codec::{Residual, ScaleBlocks};
-use pushpull::{
-    Adagrad, Codec, DType, Initializer, Mode, Partitioner, PsConfig, Push, ResidualsError, Sgd,
-    Shape, TableSpec, TaskId, VariableSpec, WorkerConfig,
-};
+use pushpull::optim::Adagrad;
+use pushpull::training::Codec;
+use pushpull::variable::{DType, Initializer, Partitioner, Shape, TableSpec};
+use pushpull::{Error, Mode, PsConfig, Push, Sgd, Synchronous, TaskId, VariableSpec, WorkerConfig};
+use pushpull_common::codec::{Residual, ScaleBlocks};
 
 use super::cluster::{Cluster, listen, spec, vector};
 use super::proxy::Proxy;
@@ -143,8 +143,8 @@ fn trained(ps: usize, mode: Mode, codec: Codec, encoded: bool) -> (Vec<Vec<f32>>
 
 #[test]
 fn encoded_rows_train_as_their_decoded_values() {
-    let synchronous = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
-    for mode in [Mode::default(), synchronous] {
+    let synchronous = Synchronous::new(2);
+    for mode in [Mode::default(), synchronous.into()] {
         for codec in CODECS {
             let (expected, plain) = trained(1, mode, codec, false);
             assert!(expected.iter().flatten().filter(|&&value| value != 0.0).count() > 300);
@@ -243,7 +243,7 @@ fn residuals_of_rows_are_restored_by_another_worker() {
         for at in (0..saved.len()).step_by(97) {
             let mut other = saved.clone();
             other[at] ^= 1;
-            let damaged = Err(ResidualsError::Damaged);
+            let damaged = Err(Error::DamagedResiduals);
             assert_eq!(worker.restore_residuals(&other), damaged, "a bit at {at}");
             assert_eq!(worker.restore_residuals(&saved[..at]), damaged, "cut at {at}");
         }

@@ -1,11 +1,11 @@
 //! Rows of sparse variables, from the worker's side.
 
-use pushpull::aggregate::SparseReduction;
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{
-    Adagrad, Adam, Error, Initializer, Mode, Optimizer, Partitioner, Pulled, Push, Sgd,
-    VariableSpec, ViewError,
-};
+use pushpull::error::ViewError;
+use pushpull::optim::SparseReduction;
+use pushpull::optim::{Adagrad, Optimizer};
+use pushpull::variable::{Initializer, Partitioner};
+use pushpull::{Adam, Error, Mode, Pulled, Push, Sgd, Synchronous, VariableSpec};
 
 use super::cluster::{Cluster, vector};
 
@@ -79,9 +79,8 @@ fn a_synchronous_step_reduces_rows() {
 pub(crate) fn check_reductions(table: &VariableSpec, id: fn(u64) -> u64) {
     let table = table.clone().partitioner(Partitioner::Fixed { shards: 4 });
     let pulled = |reduction| {
-        let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
-        let configure =
-            |config: pushpull::PsConfig| config.mode(mode).shards(2).sparse_reduction(reduction);
+        let mode = Synchronous::new(2).sparse_reduction(reduction);
+        let configure = |config: pushpull::PsConfig| config.mode(mode).shards(2);
         let cluster = Cluster::start(2, 2, Sgd::new(1.0), configure);
         let mut workers = [cluster.worker(0), cluster.worker(1)];
         for worker in &mut workers {
@@ -176,8 +175,8 @@ fn bad_rows_are_reported_before_anything_is_sent() {
 fn few_rows_and_a_large_dense_variable_are_one_commit() {
     const DENSE: u64 = 400_000;
     const TABLE: u64 = 210_000;
-    let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
-    for mode in [Mode::Asynchronous, synchronous] {
+    let synchronous = Synchronous::new(1);
+    for mode in [Mode::default(), synchronous.into()] {
         let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config.mode(mode));
         let mut worker = cluster.worker(0);
         let table = VariableSpec::f32("table", [TABLE, 16]).unwrap().sparse();

@@ -4,10 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushpull::blocking::Worker;
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::checkpoint::{contents, export, list};
+use pushpull::optim::{Adagrad, Ftrl, Optimizer};
+use pushpull::protocol::Refusal;
+use pushpull::variable::Partitioner;
 use pushpull::{
-    Adagrad, Adam, Checkpoints, Error, Ftrl, JoinError, LocalDirectory, Optimizer, Params,
-    Partitioner, Ps, PsConfig, Refusal, Sgd, Storage, TaskId, VariableSpec, WorkerConfig,
+    Adam, Error, Params, Ps, PsConfig, Sgd, Storage, TaskId, VariableSpec, WorkerConfig,
 };
 use safetensors::SafeTensors;
 
@@ -90,11 +93,11 @@ fn each_variable_has_its_own_optimizer_on_any_number_of_shards() {
 /// Configures a server on a Unix socket with a state directory.
 fn config(folder: &Path) -> PsConfig {
     let cluster = spec([format!("unix:{}", folder.join("ps.sock").display())], 1);
-    let storage = Storage::Directory { state: folder.join("state"), bytes_max: 1 << 26 };
+    let storage = Storage::directory(folder.join("state")).bytes_max(1 << 26);
     PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.25)).shards(2).storage(storage)
 }
 
-fn serve(folder: &Path, config: PsConfig) -> Result<Ps, pushpull::StartError> {
+fn serve(folder: &Path, config: PsConfig) -> Result<Ps, pushpull::error::StartError> {
     let address = format!("unix:{}", folder.join("ps.sock").display());
     block_on(Ps::listen(&address)).unwrap().start(config)
 }
@@ -185,7 +188,7 @@ fn untrainable_variables_are_refused_by_name() {
     for (configure, expected, reason) in cases {
         let cluster = Cluster::start(1, 1, Adam::new(0.25), configure);
         let error = cluster.worker(0).join(&[vector("embedding", 3)], |_| ()).unwrap_err();
-        let JoinError::Session(Error::Refused { refusal, .. }) = &error else { panic!("{error}") };
+        let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
         let Refusal::Untrainable { variable, detail } = refusal else { panic!("{error}") };
         assert_eq!(variable.as_str(), expected);
         assert!(detail.as_str().contains(reason), "{error}");

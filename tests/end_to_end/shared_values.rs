@@ -12,19 +12,21 @@ use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull::blocking::Worker;
-use pushpull::common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
-use pushpull::common::protocol::message::{
-    BodyCrc, Hello, Pull, Role, Selection, ShareValues, SharedValues,
-};
-use pushpull::common::protocol::wire::{List, Text};
-use pushpull::common::protocol::{
-    BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
-};
-use pushpull::common::shared_values::{AtomicWords, Geometry, PinError, Reader, ValueCounts};
+use pushpull::cluster::ShardId;
+use pushpull::server::Network;
 use pushpull::{
-    ClusterSpec, Mode, Params, Ps, PsConfig, Pulled, Push, Sgd, ShardId, Storage, TaskId,
+    ClusterSpec, Params, Ps, PsConfig, Pulled, Push, Sgd, Storage, Synchronous, TaskId,
     VariableSpec, WorkerConfig,
 };
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
+use pushpull_common::protocol::message::{
+    BodyCrc, Hello, Pull, Role, Selection, ShareValues, SharedValues,
+};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{
+    BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
+};
+use pushpull_common::shared_values::{AtomicWords, Geometry, PinError, Reader, ValueCounts};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::cluster::{Cluster, LONG, block_on, spec, vector};
@@ -247,7 +249,9 @@ fn a_reader_that_pins_values_for_too_long_is_disconnected() {
     let timeout = Duration::from_millis(200);
     let (cluster, socket) = cluster(folder.path(), |config| {
         // The least spare memory: a second push needs the blocks that the first one frees.
-        config.stall_timeout(timeout).pin_bytes_max(1)
+        config
+            .network(Network::default().stall_timeout(timeout))
+            .storage(Storage::memory().pin_bytes_max(1))
     });
     let mut worker = cluster.worker(0);
     worker.join(&[vector("small", SMALL), vector("large", LARGE)], |_| ()).unwrap();
@@ -285,7 +289,9 @@ fn recvmsg_once(stream: &UnixStream, rest: &mut [u8]) -> usize {
 fn a_welcome_over_tcp_names_the_unix_socket_of_shared_values() {
     let folder = tempfile::tempdir().unwrap();
     for shared in [true, false] {
-        let (cluster, socket) = cluster(folder.path(), |config| config.shared_memory(shared));
+        let (cluster, socket) = cluster(folder.path(), |config| {
+            config.network(Network::default().shared_memory(shared))
+        });
         let mut worker = cluster.worker(0);
         worker.join(&[vector("small", SMALL)], |_| ()).unwrap();
         let stream = TcpStream::connect(cluster.handle().address()).unwrap();
@@ -315,7 +321,7 @@ pub(super) fn same_host_only(folder: &Path, configure: impl Fn(PsConfig) -> PsCo
 }
 
 pub(super) fn start(
-    listener: pushpull::Listener,
+    listener: pushpull::server::Listener,
     spec: &ClusterSpec,
     configure: impl Fn(PsConfig) -> PsConfig,
 ) -> Ps {
@@ -348,7 +354,7 @@ fn a_worker_reads_shared_values_if_it_can() {
     let cases: [(&dyn Fn(WorkerConfig) -> WorkerConfig, bool); 3] = [
         (&|config| config, true),
         (&|config| config.shared_memory(false), false),
-        (&|config| config.pull_codec(pushpull::common::codec::Codec::F16), false),
+        (&|config| config.pull_codec(pushpull_common::codec::Codec::F16), false),
     ];
     for (configure, direct) in cases {
         let cluster = same_host_only(folder.path(), |config| config);
@@ -365,7 +371,10 @@ fn a_worker_reads_shared_values_if_it_can() {
 }
 
 /// Waits for the metrics: workers report direct pulls only now and then.
-pub(super) fn await_counts(cluster: &Cluster, counted: impl Fn(&pushpull::Metrics) -> bool) {
+pub(super) fn await_counts(
+    cluster: &Cluster,
+    counted: impl Fn(&pushpull::server::Metrics) -> bool,
+) {
     let began = std::time::Instant::now();
     while !counted(&cluster.handle().metrics()) {
         assert!(began.elapsed() < LONG, "{:?}", cluster.handle().metrics());
@@ -378,7 +387,7 @@ fn a_restarted_server_shares_its_values_again() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let stored = |config: PsConfig| {
         let state = state.path().to_owned();
-        config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
+        config.storage(Storage::directory(state).bytes_max(1 << 30))
     };
     let mut cluster = same_host_only(folder.path(), stored);
     let mut worker = cluster.worker(0);
@@ -399,7 +408,7 @@ fn a_restarted_server_shares_its_values_again() {
 #[test]
 fn synchronous_replicas_read_the_values_of_their_tokens_step() {
     let folder = tempfile::tempdir().unwrap();
-    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let mode = Synchronous::new(2);
     let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(2));
     let replicas = [0, 1].map(|index| {
         let config = cluster.config(index);

@@ -5,12 +5,13 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use pushpull::Push;
-use pushpull::ShardId;
 use pushpull::blocking::Reader;
-use pushpull::common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
-use pushpull::common::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
-use pushpull::common::protocol::wire::{List, Text};
-use pushpull::common::protocol::{BodyStamp, Envelope, Message, encode, version};
+use pushpull::cluster::ShardId;
+use pushpull::server::Network;
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
+use pushpull_common::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode, version};
 
 use super::cluster::{Cluster, LONG, vector};
 
@@ -47,7 +48,9 @@ fn hello_and_pulls(pulls: u64) -> Vec<u8> {
 #[test]
 fn a_slow_reader_delays_others_no_longer_than_the_stall_timeout() {
     let elements = 4_000_000;
-    let cluster = Cluster::sgd(1, |config| config.stall_timeout(Duration::from_millis(500)));
+    let cluster = Cluster::sgd(1, |config| {
+        config.network(Network::default().stall_timeout(Duration::from_millis(500)))
+    });
     let mut worker = cluster.worker(0);
     worker.join(&[vector("w", elements)], |_| ()).unwrap();
 

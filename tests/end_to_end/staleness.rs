@@ -1,7 +1,8 @@
 //! Stale gradients over sockets: measured on every shard, damped and compensated.
 
 use pushpull::blocking::Worker;
-use pushpull::{Params, PsConfig, PsHandle, Push, Sgd, StalenessPolicy, Token, VariableSpec};
+use pushpull::server::StalenessPolicy;
+use pushpull::{Asynchronous, Params, PsConfig, PsHandle, Push, Sgd, Token, VariableSpec};
 
 use super::cluster::{Cluster, vector};
 
@@ -10,7 +11,7 @@ fn variables() -> [VariableSpec; 2] {
     [vector("a", 3), vector("b", 3)]
 }
 
-fn ones(initial: &mut pushpull::InitialValues<'_>) {
+fn ones(initial: &mut pushpull::training::InitialValues<'_>) {
     for name in ["a", "b"] {
         initial.set(name, &[1.0_f32; 3]);
     }
@@ -112,7 +113,7 @@ fn the_histograms_of_all_shards_add_up_to_the_pushes() {
 /// 0; the second was computed from the same values.
 fn after_two(policy: StalenessPolicy) -> [f32; 2] {
     let (cluster, [(mut a, mut params_a), (mut b, mut params_b)]) =
-        pair(|config| config.staleness(policy));
+        pair(|config| config.mode(Asynchronous::default().staleness(policy)));
     let stale = read(&mut a, &mut params_a);
     let fresh = read(&mut b, &mut params_b);
     assert_eq!(push(&mut b, fresh, &["a", "b"], 2.0), 0);

@@ -3,7 +3,9 @@
 
 use std::sync::Barrier;
 
-use pushpull::{Adam, Mode, OnLoss, Optimizer, PsConfig, Pulled, Push, Sgd, VariableSpec};
+use pushpull::optim::Optimizer;
+use pushpull::server::OnLoss;
+use pushpull::{Adam, PsConfig, Pulled, Push, Sgd, Synchronous, VariableSpec};
 use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, vector};
@@ -13,8 +15,8 @@ const STEPS: u64 = 50;
 /// Samples per step, over all replicas.
 const BATCH: usize = 32;
 
-fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
-    Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
+fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Synchronous {
+    Synchronous::new(replicas_to_aggregate).total_num_replicas(total_num_replicas)
 }
 
 /// Returns a number between -1 and 1 that depends only on `at`.
@@ -47,11 +49,11 @@ fn variables() -> [VariableSpec; 2] {
 fn train(
     replicas: u32,
     optimizer: impl Optimizer + Clone,
-    configure: impl Fn(PsConfig) -> PsConfig,
+    configure: impl Fn(PsConfig, Synchronous) -> PsConfig,
 ) -> Vec<f32> {
     let mode = synchronous(replicas, replicas);
     let cluster = Cluster::start(2, replicas as usize, optimizer, |config| {
-        configure(config.mode(mode).last_step(STEPS))
+        configure(config.last_step(STEPS), mode)
     });
     let trained = Barrier::new(replicas as usize);
     let values = std::thread::scope(|scope| {
@@ -97,15 +99,15 @@ fn train(
 #[test]
 fn replicas_with_small_batches_equal_one_with_a_large_batch() {
     for replicas in [2, 4] {
-        let many = train(replicas, Sgd::new(0.1), |config| config);
-        let one = train(1, Sgd::new(0.1), |config| config);
+        let many = train(replicas, Sgd::new(0.1), |config, mode| config.mode(mode));
+        let one = train(1, Sgd::new(0.1), |config, mode| config.mode(mode));
         assert!(one[1] > 0.05, "nothing was learned: {one:?}");
         for (many, one) in many.iter().zip(&one) {
             assert!((many - one).abs() <= 1e-5, "{many} of {replicas} replicas, {one} of one");
         }
     }
-    let many = train(2, Adam::new(0.02), |config| config.shards(2));
-    let one = train(1, Adam::new(0.02), |config| config);
+    let many = train(2, Adam::new(0.02), |config, mode| config.mode(mode).shards(2));
+    let one = train(1, Adam::new(0.02), |config, mode| config.mode(mode));
     for (many, one) in many.iter().zip(&one) {
         assert!((many - one).abs() <= 1e-5, "{many} of 2 replicas, {one} of one, with Adam");
     }
@@ -114,7 +116,9 @@ fn replicas_with_small_batches_equal_one_with_a_large_batch() {
 #[test]
 fn two_deterministic_runs_give_the_same_bits() {
     let run = || {
-        let values = train(4, Adam::new(0.02), |config| config.deterministic(true).shards(2));
+        let values = train(4, Adam::new(0.02), |config, mode| {
+            config.mode(mode.deterministic(true)).shards(2)
+        });
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let digest = Sha256::digest(&bytes);
         digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
@@ -126,10 +130,8 @@ fn two_deterministic_runs_give_the_same_bits() {
 
 #[test]
 fn a_step_with_a_backup_replica_takes_two_gradients_of_three() {
-    let mode = synchronous(2, 3);
-    let cluster = Cluster::sgd(3, |config| {
-        config.mode(mode).last_step(40).shards(2).on_loss(OnLoss::Shrink { min: 2 })
-    });
+    let mode = synchronous(2, 3).on_loss(OnLoss::Shrink { min: 2 });
+    let cluster = Cluster::sgd(3, |config| config.mode(mode).last_step(40).shards(2));
     let results: Vec<(u64, u64)> = std::thread::scope(|scope| {
         let train = |index: u32| {
             let cluster = &cluster;

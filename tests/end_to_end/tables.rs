@@ -5,12 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::checkpoint::{export, export_since};
-use pushpull::{
-    Adagrad, Adam, Checkpoints, DType, Error, Eviction, Initializer, LocalDirectory, Optimizer,
-    Partitioner, Pulled, Push, RowAdmission, Sgd, ShardId, Storage, TableSpec, VariableError,
-    VariableSpec, ViewError,
-};
+use pushpull::cluster::ShardId;
+use pushpull::error::{VariableError, ViewError};
+use pushpull::optim::{Adagrad, Optimizer};
+use pushpull::variable::{DType, Eviction, Initializer, Partitioner, RowAdmission, TableSpec};
+use pushpull::{Adam, Error, Pulled, Push, Sgd, Storage, VariableSpec};
 use safetensors::SafeTensors;
 
 use super::cluster::{Cluster, vector};
@@ -253,7 +254,7 @@ fn pushes_beyond_the_limits_of_a_table_are_refused() {
     cluster.stop();
 
     // A table's limit may not exceed the server's memory, even while the table is empty.
-    let storage = || Storage::Memory { bytes_max: 1 << 25 };
+    let storage = || Storage::memory().bytes_max(1 << 25);
     let cluster = Cluster::start(1, 1, Sgd::new(0.1), |config| config.storage(storage()));
     let large = cluster.worker(0).join(&variables(1, TableSpec::new(1 << 30)), |_| ()).unwrap_err();
     let large = large.to_string();
@@ -320,7 +321,7 @@ fn a_table_with_a_budget_keeps_the_rows_in_use() {
     for (row, first) in rows.iter().zip(first) {
         assert!((row - (first - 29.0)).abs() < 1e-4, "{row} of {first}");
     }
-    let sum = |value: fn(&pushpull::Metrics) -> u64| -> u64 {
+    let sum = |value: fn(&pushpull::server::Metrics) -> u64| -> u64 {
         cluster.servers.iter().map(|ps| value(&ps.handle().metrics())).sum()
     };
     assert!(sum(|m| m.table_rows) <= 400 && sum(|m| m.table_rows_evicted) >= 400);

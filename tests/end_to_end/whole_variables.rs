@@ -1,9 +1,10 @@
 //! Optimizers that need sums over a whole variable before they update any part of it.
 
-use pushpull::optimizer::{ApplyAt, Run, SlotSpec, SumRun, Sums};
-use pushpull::{
-    Adam, InitialValues, Lamb, Mode, Optimizer, PsConfig, Push, StalenessPolicy, VariableSpec,
-};
+use pushpull::optim::{ApplyAt, Run, SlotSpec, SumRun, Sums};
+use pushpull::optim::{Lamb, Optimizer};
+use pushpull::server::StalenessPolicy;
+use pushpull::training::InitialValues;
+use pushpull::{Adam, Asynchronous, PsConfig, Push, Synchronous, VariableSpec};
 
 use crate::cluster::{Cluster, vector};
 
@@ -156,7 +157,7 @@ fn an_optimizer_with_norms_sees_the_whole_variable_on_any_number_of_shards() {
 
 #[test]
 fn an_optimizer_with_norms_uses_the_mean_of_a_step() {
-    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let mode = Synchronous::new(2);
     let mean = |step| {
         let both = gradient(0, step).into_iter().zip(gradient(1, step));
         both.map(|(a, b)| (a + b) / 2.0).collect::<Vec<f32>>()
@@ -171,7 +172,9 @@ fn an_optimizer_with_norms_uses_the_compensated_gradient() {
     const LAMBDA: f32 = 64.0;
     let lamb = Lamb::new(0.1);
     let policy = StalenessPolicy::DelayCompensation { lambda: LAMBDA.into() };
-    let [_, w, _] = trained(lamb.clone(), 2, 2, 2, |config| config.staleness(policy));
+    let [_, w, _] = trained(lamb.clone(), 2, 2, 2, |config| {
+        config.mode(Asynchronous::default().staleness(policy))
+    });
     let mut reference = ReferenceVariable::new(&lamb);
     for step in 0..2 {
         let read = reference.values.clone();

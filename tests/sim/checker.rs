@@ -10,18 +10,17 @@ use pushpull_common::ids::{GlobalStep, ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_common::variable::VariableSpec;
 
-use asynchronous::Asynchronous;
+use crate::setting::Setting;
+use asynchronous::AsynchronousChecker;
 pub(crate) use asynchronous::Known;
 pub(crate) use line::{Elements, Tensors};
-use synchronous::Synchronous;
-
-use crate::setting::Setting;
+use synchronous::SynchronousChecker;
 
 /// The checker of one run, for its update mode.
 #[derive(Debug)]
 pub(crate) enum Checker {
-    Synchronous(Synchronous),
-    Asynchronous(Asynchronous),
+    Synchronous(SynchronousChecker),
+    Asynchronous(AsynchronousChecker),
 }
 
 /// A push that a worker is about to start.
@@ -49,8 +48,8 @@ pub(crate) struct CheckedPull<'a, R> {
 impl Checker {
     pub(crate) fn new(setting: &Setting) -> Checker {
         match setting.asynchronous {
-            true => Checker::Asynchronous(Asynchronous::new(setting)),
-            false => Checker::Synchronous(Synchronous::new(setting)),
+            true => Checker::Asynchronous(AsynchronousChecker::new(setting)),
+            false => Checker::Synchronous(SynchronousChecker::new(setting)),
         }
     }
 

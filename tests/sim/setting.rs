@@ -9,7 +9,7 @@ use pushpull_common::ids::TaskId;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
-use pushpull_ps::{Mode, OnLoss, PsConfig, Sgd};
+use pushpull_ps::{Asynchronous, Mode, Network, OnLoss, PsConfig, Sgd, Storage, Synchronous};
 
 use crate::chance::SimChance;
 use crate::scenario::Sizes;
@@ -189,39 +189,44 @@ impl Setting {
 
     /// Returns the configuration of a ps task.
     pub(crate) fn config(&self, task: u32) -> PsConfig {
-        let mode = match self.asynchronous {
-            true => Mode::Asynchronous,
-            false => Mode::Synchronous {
-                replicas_to_aggregate: self.aggregate,
-                total_num_replicas: self.total,
-            },
+        let storage = match self.tight {
+            true => Storage::memory().pin_bytes_max(PIN_BYTES),
+            false => Storage::memory(),
         };
-        let mut config = PsConfig::new(self.cluster.clone(), TaskId::ps(task), Sgd::new(RATE));
-        if let Some(gradients) = self.wait_ahead {
-            config = config.wait_ahead(gradients);
-        }
-        if let Some(steps) = self.reject_older {
-            config = config.reject_older(steps);
-        }
-        if let Some(bound) = self.clip {
-            config = config.clip_by_global_norm(bound);
-        }
-        if self.tight {
-            config = config.pin_bytes_max(PIN_BYTES);
-        }
+        let config = PsConfig::new(self.cluster.clone(), TaskId::ps(task), Sgd::new(RATE));
         #[cfg(feature = "planted")]
         let config = config.planted(self.planted);
         config
             .shards(self.shards)
-            .mode(mode)
-            .on_loss(self.on_loss)
+            .mode(self.ps_mode())
+            .storage(storage)
             .lease(LEASE)
-            .stall_timeout(STALL)
-            .join_timeout(Duration::from_secs(2))
+            .network(Network::default().stall_timeout(STALL))
             .token_timeout(self.token_timeout)
-            .deterministic(self.deterministic)
             .inbox_pushes(self.inbox_pushes)
             .last_step(self.last_step)
+    }
+
+    fn ps_mode(&self) -> Mode {
+        if self.asynchronous {
+            let mut mode = Asynchronous::default();
+            if let Some(gradients) = self.wait_ahead {
+                mode = mode.wait_ahead(gradients);
+            }
+            if let Some(steps) = self.reject_older {
+                mode = mode.reject_older(steps);
+            }
+            return mode.into();
+        }
+        let mode = Synchronous::new(self.aggregate)
+            .total_num_replicas(self.total)
+            .on_loss(self.on_loss)
+            .join_timeout(Duration::from_secs(2))
+            .deterministic(self.deterministic);
+        match self.clip {
+            Some(bound) => mode.clip_by_global_norm(bound).into(),
+            None => mode.into(),
+        }
     }
 }
 

@@ -16,13 +16,11 @@ use pushpull_common::placement::Placement;
 use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
 
-use crate::compression::ResidualsError;
 use crate::config::WorkerConfig;
-use crate::error::{ConnectError, Error, JoinError};
+use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::initial_values::InitialValues;
 use crate::outcome::{Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
-use crate::reader::ReaderError;
 use crate::runtime::SessionRunner;
 use crate::token::Token;
 
@@ -35,7 +33,7 @@ pub struct Worker {
 
 impl Worker {
     /// See [`crate::Worker::connect`].
-    pub fn connect(config: WorkerConfig) -> Result<Worker, ConnectError> {
+    pub fn connect(config: WorkerConfig) -> Result<Worker, Error> {
         let mut waiter = Waiter::default();
         let inner = waiter.wait_apart(crate::Worker::connect(config))?;
         waiter.runner = Some(inner.runner().clone());
@@ -52,7 +50,7 @@ impl Worker {
         &mut self,
         variables: &[VariableSpec],
         fill: impl FnOnce(&mut InitialValues<'_>),
-    ) -> Result<Params, JoinError> {
+    ) -> Result<Params, Error> {
         // The caller's `fill` may have a runtime of its own.
         self.waiter.wait_apart(self.inner.join(variables, fill))
     }
@@ -194,7 +192,7 @@ impl Worker {
     }
 
     /// See [`crate::Worker::restore_residuals`].
-    pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), ResidualsError> {
+    pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.inner.restore_residuals(bytes)
     }
 
@@ -265,7 +263,7 @@ pub struct Reader {
 
 impl Reader {
     /// See [`crate::Reader::connect`].
-    pub fn connect(config: WorkerConfig) -> Result<Reader, ReaderError> {
+    pub fn connect(config: WorkerConfig) -> Result<Reader, Error> {
         let mut waiter = Waiter::default();
         let inner = waiter.wait_apart(crate::Reader::connect(config))?;
         waiter.runner = Some(inner.runner().clone());

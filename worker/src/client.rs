@@ -17,7 +17,7 @@ use pushpull_common::protocol::{Message, Refusal, message};
 use pushpull_common::tensor::Element;
 
 use crate::config::WorkerConfig;
-use crate::error::{ConnectError, Error, JoinError};
+use crate::error::{ConfigError, Error};
 use crate::gradients::gradient_buffer::AlignedBuffer;
 use crate::gradients::params::Params;
 use crate::gradients::row_ids;
@@ -42,15 +42,11 @@ pub(crate) struct SessionClient {
 
 impl SessionClient {
     /// Starts a session and connects to the step owner.
-    pub(crate) async fn connect(
-        config: WorkerConfig,
-        role: Role,
-    ) -> Result<SessionClient, ConnectError> {
+    pub(crate) async fn connect(config: WorkerConfig, role: Role) -> Result<SessionClient, Error> {
         config.check_codecs()?;
         let cluster = &config.cluster;
         let task = config.task.clone();
-        let owner: TaskId =
-            cluster.step_owner().ok_or(ConnectError::NoPs { task: task.clone() })?;
+        let owner: TaskId = cluster.step_owner().ok_or(ConfigError::NoPs { task: task.clone() })?;
         let indices = cluster.task_indices("ps").unwrap_or_default();
         let addresses = indices.into_iter().filter_map(|index| {
             let address = cluster.task_address("ps", index).ok()?;
@@ -70,7 +66,7 @@ impl SessionClient {
             progress_interval: config.progress.is_some().then_some(config.progress_interval),
         };
         let thread = SessionThread::start(start, config.progress.clone(), config.busy_poll)
-            .map_err(|source| ConnectError::Thread { source })?;
+            .map_err(|error| Error::Thread { reason: error.to_string() })?;
         let caller = thread.caller().clone();
         let settings = open(&caller, vec![owner], config.connect_timeout).await?;
         let buffers = Arc::default();
@@ -127,7 +123,7 @@ impl SessionClient {
         &self,
         plan: &Arc<ShardingPlan>,
         shards: &[ShardId],
-    ) -> Result<(), JoinError> {
+    ) -> Result<(), Error> {
         let deadline = Deadline::after(self.config.connect_timeout);
         loop {
             for &shard in shards {
@@ -139,7 +135,7 @@ impl SessionClient {
             match self.adopt(plan, deadline.remaining()).await {
                 // A shard has lost its values since it answered.
                 Err(error) if is_outdated(&error) && !deadline.has_passed() => {}
-                adopted => return Ok(adopted?),
+                adopted => return adopted,
             }
         }
     }
@@ -149,32 +145,33 @@ impl SessionClient {
         &self,
         plan: &ShardingPlan,
         shard: ShardId,
-    ) -> Result<JoinError, JoinError> {
+    ) -> Result<Error, Error> {
         let theirs = self.fetch_catalogue(shard).await?;
         let differs = plan.catalogue().difference(&theirs);
         let differs = differs.unwrap_or_else(|| "their placement".to_owned());
-        Ok(JoinError::Differs { shard, differs })
+        Ok(Error::Differs { shard, differs })
     }
 
     /// Adds to the refusal of a catalogue how the shard's own catalogue differs.
-    pub(crate) async fn explain(&self, plan: &ShardingPlan, error: Error) -> JoinError {
+    pub(crate) async fn explain(&self, plan: &ShardingPlan, error: Error) -> Error {
         let Error::Refused { shard, refusal: refusal @ Refusal::Catalogue { .. }, .. } = &error
         else {
-            return error.into();
+            return error;
         };
         let theirs = self.fetch_catalogue(*shard).await.ok();
         let differs = theirs.and_then(|theirs| plan.catalogue().difference(&theirs));
         let differs = differs.unwrap_or_else(|| refusal.to_string());
-        JoinError::Differs { shard: *shard, differs }
+        Error::Differs { shard: *shard, differs }
     }
 
     /// Fetches the catalogue that a shard holds.
-    pub(crate) async fn fetch_catalogue(&self, shard: ShardId) -> Result<Catalogue, JoinError> {
+    pub(crate) async fn fetch_catalogue(&self, shard: ShardId) -> Result<Catalogue, Error> {
         let (timeout, body) = (self.config.timeout, Bytes::new());
         let doing = "fetch the catalogue";
         let fetch = message::FetchCatalogue {};
         let (_, body) = self.request(doing, shard, fetch, body, timeout).await?;
-        Ok(Catalogue::decode(&body)?)
+        Catalogue::decode(&body)
+            .map_err(|error| Error::ForeignCatalogue { shard, reason: error.to_string() })
     }
 
     /// Announces the plan to the session, and waits until its shards are in one restore epoch.

@@ -7,18 +7,17 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
-use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
+use pushpull_common::codec::{Codec, CodecError, Encoding, Encodings, Real, Residual};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::names::NamePattern;
 use pushpull_common::tensor::{DType, Element, bf16, f16};
 use pushpull_common::variable::VariableSpec;
 
-use crate::error::{Error, JoinError};
+use crate::error::{ConfigError, Error};
 use crate::gradients::part_buffer::PartBuffer;
 use crate::gradients::rows::VariableRows;
 use crate::gradients::sharding_plan::{ShardingPlan, part_elements};
 use rows::RowResiduals;
-pub use saved::ResidualsError;
 
 /// A call of [`crate::WorkerConfig::codec`]: the variables that it matches, and their codec or
 /// none.
@@ -32,12 +31,12 @@ impl CodecRule {
     /// Checks that the rule matches a variable, and that its codec suits the trained ones among
     /// them. If it matches no trained variable, that is an error too. A rule for all variables
     /// skips those that its codec does not suit.
-    fn check(&self, catalogue: &Catalogue) -> Result<(), JoinError> {
+    fn check(&self, catalogue: &Catalogue) -> Result<(), ConfigError> {
         let variables = catalogue.variables().iter();
         let matched: Vec<&VariableSpec> =
             variables.filter(|variable| self.names.matches(variable.name())).collect();
         let Some(first) = matched.first() else {
-            return Err(JoinError::NothingToCompress { names: self.names.to_string() });
+            return Err(ConfigError::NothingToCompress { names: self.names.to_string() });
         };
         let Some(codec) = self.codec.filter(|_| !self.names.matches_all()) else { return Ok(()) };
         let mut trained = matched.iter().filter(|variable| variable.is_trainable()).peekable();
@@ -47,7 +46,7 @@ impl CodecRule {
         };
         match refused {
             Some(variable) => {
-                Err(JoinError::NotCompressible { variable: variable.name().to_owned(), codec })
+                Err(ConfigError::NotCompressible { variable: variable.name().to_owned(), codec })
             }
             None => Ok(()),
         }
@@ -119,7 +118,7 @@ impl Compression {
         rules: &[CodecRule],
         known: &BTreeMap<ShardId, Encodings>,
         row_residual_bytes: u64,
-    ) -> Result<Compression, JoinError> {
+    ) -> Result<Compression, Error> {
         rules.iter().try_for_each(|rule| rule.check(catalogue))?;
         let mut variables = BTreeMap::new();
         for (index, variable) in catalogue.variables().iter().enumerate() {
@@ -137,7 +136,7 @@ impl Compression {
             };
             let shards = catalogue.partitions_of(id).iter().map(|partition| partition.shard);
             if let Some(shard) = shards.into_iter().find(lacks) {
-                return Err(JoinError::UnknownCodec { variable: name.to_owned(), codec, shard });
+                return Err(Error::UnknownCodec { variable: name.to_owned(), codec, shard });
             }
             let residual = VariableResidual::zeros(variable, row_residual_bytes);
             variables.insert(id, VariableCodec { codec, residual });
@@ -188,7 +187,7 @@ impl Compression {
             dtype => check_f32(codec, dtype, rows.values, factor),
         };
         result.map_err(|error| match error {
-            EncodeError::NonFinite { element, value, .. } => rows.non_finite(plan, element, value),
+            CodecError::NonFinite { element, value, .. } => rows.non_finite(plan, element, value),
             error => Compression::error(plan, id, error),
         })
     }
@@ -253,10 +252,10 @@ impl Compression {
         encoded.map_err(|error| Compression::error(plan, id, error))
     }
 
-    fn error(plan: &ShardingPlan, id: VariableId, error: EncodeError) -> Error {
+    fn error(plan: &ShardingPlan, id: VariableId, error: CodecError) -> Error {
         let variable = plan.catalogue().variable(id).name().to_owned();
         match error {
-            EncodeError::NonFinite { element, value, .. } => {
+            CodecError::NonFinite { element, value, .. } => {
                 Error::NonFinite { variable, element, value }
             }
             error => Error::Encode { variable, error },
@@ -271,7 +270,7 @@ fn encode<T: Real>(
     plan: &ShardingPlan,
     gradient: &[T],
     out: &mut PartBuffer,
-) -> Result<(), EncodeError> {
+) -> Result<(), CodecError> {
     partitions.iter().try_for_each(|partition| {
         let elements = partition.elements.start as usize..partition.elements.end as usize;
         add_encoded_parts(codec, residual, partition, plan.part_bytes(), elements, gradient, out)
@@ -288,7 +287,7 @@ fn add_encoded_parts<T: Real>(
     elements: Range<usize>,
     gradient: &[T],
     out: &mut PartBuffer,
-) -> Result<(), EncodeError> {
+) -> Result<(), CodecError> {
     let encoding = codec.encoding();
     let mut start = elements.start;
     while start < elements.end {
@@ -335,11 +334,11 @@ pub(crate) fn find_in_f32<R>(
     })
 }
 
-fn check_f32(codec: &Codec, dtype: DType, bytes: &[u8], factor: f64) -> Result<(), EncodeError> {
+fn check_f32(codec: &Codec, dtype: DType, bytes: &[u8], factor: f64) -> Result<(), CodecError> {
     match find_in_f32(dtype, bytes, factor, |elements| codec.check(elements).err()) {
         None => Ok(()),
-        Some((first, EncodeError::NonFinite { codec, element, value })) => {
-            Err(EncodeError::NonFinite { codec, element: first + element, value })
+        Some((first, CodecError::NonFinite { codec, element, value })) => {
+            Err(CodecError::NonFinite { codec, element: first + element, value })
         }
         Some((_, error)) => Err(error),
     }
@@ -409,7 +408,7 @@ mod tests {
         };
         let refused = join("*", Codec::OneBit).unwrap_err();
         assert!(
-            matches!(&refused, JoinError::UnknownCodec { variable, codec: Codec::OneBit, shard }
+            matches!(&refused, Error::UnknownCodec { variable, codec: Codec::OneBit, shard }
                 if variable == "b" && *shard == shards[1]),
             "{refused}"
         );
@@ -428,7 +427,7 @@ mod tests {
         halves[999] = f16::INFINITY;
         let bytes = bytemuck::cast_slice(&halves);
         let found = check_f32(&Codec::Int8, DType::F16, bytes, 1.0);
-        assert!(matches!(found, Err(EncodeError::NonFinite { element: 999, .. })), "{found:?}");
+        assert!(matches!(found, Err(CodecError::NonFinite { element: 999, .. })), "{found:?}");
         let mut widened = Vec::default();
         assert_eq!(as_f32(DType::F16, bytes, 0.5, &mut widened)[699..702], [1.0, 1.5, 1.0]);
         let own = [1.0_f32, 2.0];

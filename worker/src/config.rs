@@ -11,7 +11,7 @@ use pushpull_common::names::NamePattern;
 use pushpull_common::placement::PlacementStrategy;
 
 use crate::compression::CodecRule;
-use crate::error::{ConnectError, UnresponsiveShards};
+use crate::error::{ConfigError, UnresponsiveShards};
 use crate::runtime::CALLER_SPIN;
 
 /// Receives the shards that an operation waits for.
@@ -35,6 +35,22 @@ pub enum Checksums {
 ///
 /// Only the cluster and the task are required. A setting says "all workers must agree" where they
 /// must.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pushpull_common::codec::Codec;
+/// use pushpull_common::ids::TaskId;
+/// use pushpull_worker::WorkerConfig;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let cluster = "ps=127.0.0.1:2222;worker=127.0.0.1:2223,127.0.0.1:2224".parse()?;
+/// let config = WorkerConfig::new(cluster, TaskId::worker(0))
+///     .codec("dense/*", Codec::Bf16)
+///     .timeout(Duration::from_secs(30));
+/// assert!(config.is_chief(), "the worker with the lowest index");
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct WorkerConfig {
     pub(crate) cluster: ClusterSpec,
@@ -181,12 +197,12 @@ impl WorkerConfig {
     }
 
     /// Validates the codecs.
-    pub(crate) fn check_codecs(&self) -> Result<(), ConnectError> {
+    pub(crate) fn check_codecs(&self) -> Result<(), ConfigError> {
         for codec in self.codecs.iter().filter_map(|rule| rule.codec) {
             codec.validate()?;
         }
         match self.values.filter(|codec| codec.encoding().codec_of_values().is_none()) {
-            Some(codec) => Err(ConnectError::PullCodec { codec }),
+            Some(codec) => Err(ConfigError::PullCodec { codec }),
             None => Ok(()),
         }
     }

@@ -1,100 +1,34 @@
 //! The errors of a worker, and what the caller can do about each.
 
-use std::fmt;
+mod config_error;
+mod unresponsive_shard;
+mod view_error;
+
 use std::time::Duration;
 
-use pushpull_common::catalogue::CatalogueError;
-use pushpull_common::cluster::ClusterError;
-use pushpull_common::codec::{Codec, CodecError, EncodeError};
-use pushpull_common::ids::{Sequence, ShardId, TaskId};
-use pushpull_common::placement::PlacementError;
+use pushpull_common::codec::{Codec, CodecError};
+use pushpull_common::ids::{Sequence, ShardId};
 use pushpull_common::protocol::Refusal;
-use pushpull_common::tensor::DType;
 use thiserror::Error;
 
-/// A shard that has not answered, with its last known state.
-#[derive(Clone, Debug, PartialEq, Eq)]
+pub use config_error::ConfigError;
+pub use unresponsive_shard::{UnresponsiveShard, UnresponsiveShards};
+pub use view_error::ViewError;
+
+/// Why an operation failed. Every method of a worker and a reader returns this type, so a cause is
+/// found at the same place whichever call meets it.
+///
+/// - [`Error::Config`] and [`Error::View`] are faults of the program.
+/// - [`Error::Refused`], [`Error::Identity`] and [`Error::Differs`] name the server that disagrees.
+/// - [`Error::Timeout`] names the shards that have not answered.
+/// - After [`Error::RolledBack`] and [`Error::StateLost`] the program connects and joins again.
+/// - [`Error::Fenced`] ends this process.
+#[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-pub struct UnresponsiveShard {
-    /// The shard.
-    pub shard: ShardId,
-    /// Its address.
-    pub address: String,
-    /// The last transport error, the state of the connection, or what the shard waits for.
-    pub last: String,
-}
-
-impl fmt::Display for UnresponsiveShard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {} ({})", self.shard, self.address, self.last)
-    }
-}
-
-/// Shards that have not answered. `Display` lists them, separated by commas.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UnresponsiveShards(pub Vec<UnresponsiveShard>);
-
-impl fmt::Display for UnresponsiveShards {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, silent) in self.0.iter().enumerate() {
-            write!(f, "{}{silent}", if index > 0 { ", " } else { "" })?;
-        }
-        Ok(())
-    }
-}
-
-/// Why a worker could not connect. Correct the configuration, or try again later.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// The cluster has no ps task.
-    #[error("cannot connect {task}: the cluster has no ps task")]
-    NoPs {
-        /// The worker's task.
-        task: TaskId,
-    },
-    /// The cluster does not have this task.
-    #[error("cannot connect {task}: {source}")]
-    UnknownTask {
-        /// The worker's task.
-        task: TaskId,
-        /// The cause.
-        source: ClusterError,
-    },
-    /// A codec of the configuration has parameters out of range.
-    #[error("cannot connect: {source}")]
-    Codec {
-        /// The cause.
-        #[from]
-        source: CodecError,
-    },
-    /// Pulled values cannot be encoded with this codec.
-    #[error("cannot pull values as {codec}: only f16 and bf16 are possible")]
-    PullCodec {
-        /// The codec.
-        codec: Codec,
-    },
-    /// The operating system did not start a thread.
-    #[error("cannot start the session's thread: {source}")]
-    Thread {
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// The session failed, for example because the step owner did not answer in time.
+pub enum Error {
+    /// A setting or a declaration of this program is invalid.
     #[error(transparent)]
-    Session(#[from] Error),
-}
-
-/// Why a worker could not join.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum JoinError {
-    /// The placement strategy cannot place the variables.
-    #[error(transparent)]
-    Placement(#[from] PlacementError),
-    /// The variables do not form a valid catalogue.
-    #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
+    Config(#[from] ConfigError),
     /// The servers hold other variables: another model, or another version of it.
     #[error("cannot join: the variables differ from those on {shard}: {differs}")]
     Differs {
@@ -103,9 +37,6 @@ pub enum JoinError {
         /// The first difference, this worker's side first.
         differs: String,
     },
-    /// The chief's `fill` set values that do not fit their variable.
-    #[error(transparent)]
-    InitialValues(ViewError),
     /// A server does not support the codec of a variable. Choose another, or update the server.
     #[error("cannot push {variable:?} as {codec}: {shard} does not support it")]
     UnknownCodec {
@@ -116,24 +47,6 @@ pub enum JoinError {
         /// The shard that does not support it.
         shard: ShardId,
     },
-    /// The codec cannot encode the variable. Plain variables have no gradients; rows support only
-    /// f16, bf16 and int8.
-    #[error(
-        "cannot push {variable:?} as {codec}: it is plain, or it is pushed by rows, which support \
-         only f16, bf16 and int8"
-    )]
-    NotCompressible {
-        /// The variable.
-        variable: String,
-        /// The codec.
-        codec: Codec,
-    },
-    /// A codec was chosen for names that match no variable.
-    #[error("cannot choose a codec for {names:?}: no variable has that name")]
-    NothingToCompress {
-        /// The name, or the prefix of names.
-        names: String,
-    },
     /// A shard reports the highest restore epoch. The shard is hostile, or its state is damaged.
     #[error("cannot join: {shard} is in restore epoch {epoch}, and there is no higher one")]
     NoEpoch {
@@ -142,154 +55,39 @@ pub enum JoinError {
         /// The epoch.
         epoch: u32,
     },
+    /// The variables that a shard holds are not a valid catalogue. The shard is hostile, or its
+    /// state is damaged.
+    #[error("cannot read the variables of {shard}: {reason}")]
+    ForeignCatalogue {
+        /// The shard.
+        shard: ShardId,
+        /// The fault.
+        reason: String,
+    },
     /// The worker has joined already.
     #[error("cannot join twice")]
-    Twice,
-    /// The session failed, or the servers have lost state: see [`Error::StateLost`].
-    #[error(transparent)]
-    Session(#[from] Error),
-}
-
-/// The bound of a clipping call is not positive and finite.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[error("cannot clip to {bound}: it must be above 0 and finite")]
-#[non_exhaustive]
-pub struct ClipError {
-    /// The bound.
-    pub bound: f64,
-}
-
-/// Why a [`crate::LossScale`] cannot have these parameters.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[non_exhaustive]
-pub enum LossScaleError {
-    /// The scale is out of range or NaN.
-    #[error("cannot scale losses by {scale}: it must be 1 to 2^32")]
-    Scale {
-        /// The scale.
-        scale: f64,
+    AlreadyJoined,
+    /// The operating system did not start a thread.
+    #[error("cannot start the session's thread: {reason}")]
+    Thread {
+        /// The operating system's error.
+        reason: String,
     },
-    /// The scale would grow with every gradient.
-    #[error("cannot let the scale grow after 0 gradients")]
-    GrowthInterval,
-    /// The factor would not shrink the scale.
-    #[error("cannot multiply the scale by {backoff}: it must be between 0 and 1")]
-    Backoff {
-        /// The factor.
-        backoff: f64,
-    },
-}
-
-/// Why a call cannot use a variable like this. Nothing was sent or changed.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum ViewError {
-    /// No declared variable has this name.
-    #[error("cannot use the variable {name:?}: none of this name is declared")]
-    Unknown {
-        /// The name.
-        name: String,
-    },
-    /// The variable's elements are of another type.
-    #[error("cannot use {name:?} as {asked}: its elements are {dtype}")]
-    Type {
+    /// The bytes are not the result of [`crate::Worker::residuals`], or damaged. Nothing was
+    /// restored.
+    #[error("cannot restore residuals: the bytes are damaged or no residuals")]
+    DamagedResiduals,
+    /// The residuals belong to other variables, or to the same with another placement. Nothing was
+    /// restored.
+    #[error("cannot restore residuals: they are of other variables")]
+    ForeignResiduals,
+    /// A variable has a saved residual but no codec any more: the residual would be lost. Nothing
+    /// was restored.
+    #[error("cannot restore residuals: {variable:?} has one, but has no codec")]
+    ResidualWithoutCodec {
         /// The variable.
-        name: String,
-        /// The requested type.
-        asked: DType,
-        /// The variable's type.
-        dtype: DType,
+        variable: String,
     },
-    /// The number of elements is not the variable's.
-    #[error("cannot take {elements} elements for {name:?}: its shape is {shape}")]
-    Length {
-        /// The variable.
-        name: String,
-        /// The elements given.
-        elements: usize,
-        /// The variable's shape.
-        shape: String,
-    },
-    /// The variable is plain: it supports `assign` and `assign_add`, and has no gradients.
-    #[error("cannot push a gradient for {name:?}: it is a plain variable")]
-    Plain {
-        /// The variable.
-        name: String,
-    },
-    /// The optimizer trains the variable: it supports gradients and `assign`.
-    #[error("cannot add to {name:?}: it is trained by the optimizer")]
-    Trainable {
-        /// The variable.
-        name: String,
-    },
-    /// The variable is sparse: it is pulled and pushed by rows, and workers have no copy of it.
-    #[error("cannot use {name:?} whole: it is sparse, and pulled and pushed by rows")]
-    Sparse {
-        /// The variable.
-        name: String,
-    },
-    /// The variable is dense: it is pulled and pushed whole.
-    #[error("cannot use rows of {name:?}: it is not sparse")]
-    Dense {
-        /// The variable.
-        name: String,
-    },
-    /// The number of elements is not a whole row for each id.
-    #[error("cannot take {elements} elements for {rows} rows of {name:?}: a row has {width}")]
-    Width {
-        /// The variable.
-        name: String,
-        /// The number of ids.
-        rows: usize,
-        /// The number of elements.
-        elements: usize,
-        /// The elements of one row.
-        width: u64,
-    },
-    /// The variable has no such row.
-    #[error("cannot use row {row} of {name:?}, at index {place}: it has {rows} rows")]
-    Row {
-        /// The variable.
-        name: String,
-        /// The first invalid id.
-        row: u64,
-        /// Its index among the ids, from 0.
-        place: usize,
-        /// The number of rows of the variable.
-        rows: u64,
-    },
-    /// The push has more rows of a table for one shard than the table's `rows_at_once`.
-    #[error("cannot push {rows} rows of table {name:?} to one shard: it takes {limit} at once")]
-    RowsAtOnce {
-        /// The table.
-        name: String,
-        /// The number of different rows.
-        rows: usize,
-        /// The limit.
-        limit: u32,
-    },
-    /// An assignment names a row twice.
-    #[error("cannot assign row {row} of {name:?} twice: it is repeated at index {place}")]
-    RowTwice {
-        /// The variable.
-        name: String,
-        /// The row.
-        row: u64,
-        /// The index of its second occurrence among the ids, from 0.
-        place: usize,
-    },
-    /// The variable already has a gradient in this push, or is named twice in one call.
-    #[error("cannot use {name:?} twice in one push")]
-    Twice {
-        /// The variable.
-        name: String,
-    },
-}
-
-/// Why an operation failed.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[non_exhaustive]
-pub enum Error {
     /// A pushed or assigned row of a table has a NaN or an infinity. The push changes nothing, and
     /// its token is returned.
     #[error("cannot push {value} in row {row} of {variable:?}, as element {element} of the row")]
@@ -432,7 +230,7 @@ pub enum Error {
         /// The variable.
         variable: String,
         /// The reason.
-        error: EncodeError,
+        error: CodecError,
     },
     /// The user data for a checkpoint is too long. Nothing was sent.
     #[error("cannot save a checkpoint: {bytes} bytes of user data, the limit is {limit}")]

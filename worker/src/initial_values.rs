@@ -26,8 +26,7 @@ impl<'a> InitialValues<'a> {
     }
 
     /// Sets the first values of a dense variable, in row-major order. A later call replaces an
-    /// earlier one. Wrong names, types and lengths are errors of `join`:
-    /// [`crate::JoinError::InitialValues`].
+    /// earlier one. Wrong names, types and lengths are errors of `join`: [`crate::Error::View`].
     pub fn set<T: Element>(&mut self, name: &str, values: &[T]) -> &mut Self {
         match padded_bytes(self.plan, name, values) {
             Ok((id, bytes)) => {

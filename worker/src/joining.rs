@@ -11,7 +11,7 @@ use pushpull_common::protocol::message::{CheckpointId, Operation};
 use pushpull_common::protocol::{Message, message};
 
 use crate::client::{Deadline, SessionClient, is_outdated, join_all};
-use crate::error::{Error, JoinError};
+use crate::error::Error;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
@@ -49,28 +49,27 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
     }
 
     /// Joins, and returns the restored checkpoint, if there was one.
-    pub(crate) async fn join(mut self) -> Result<Option<RestoredCheckpoint>, JoinError> {
+    pub(crate) async fn join(mut self) -> Result<Option<RestoredCheckpoint>, Error> {
         let deadline = Deadline::after(self.client().config.connect_timeout);
         loop {
             match self.try_join().await {
-                Err(JoinError::Session(error)) if is_outdated(&error) && !deadline.has_passed() => {
-                }
+                Err(error) if is_outdated(&error) && !deadline.has_passed() => {}
                 result => return result.map(|()| self.restored),
             }
         }
     }
 
-    async fn try_join(&mut self) -> Result<(), JoinError> {
+    async fn try_join(&mut self) -> Result<(), Error> {
         let found = self.declare().await?;
         match start::common_epoch(&found) {
             // A restore by an interrupted attempt is still reported.
             Some(epoch) => self.restored = self.restored.take().filter(|r| r.epoch == epoch.0),
             None => self.give_values(&found).await?,
         }
-        Ok(self.client().adopt(self.plan, self.client().config.timeout).await?)
+        self.client().adopt(self.plan, self.client().config.timeout).await
     }
 
-    async fn declare(&self) -> Result<Vec<DeclaredShard>, JoinError> {
+    async fn declare(&self) -> Result<Vec<DeclaredShard>, Error> {
         let digest = self.plan.catalogue().digest();
         let body = Bytes::copy_from_slice(self.plan.catalogue().encode());
         let (timeout, doing) = (self.client().config.timeout, "declare the variables");
@@ -81,22 +80,22 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
                 Ok((Message::Declared(declared), _)) => {
                     found.push(DeclaredShard::new(shard, &declared));
                 }
-                Ok(_) => return Err(Error::Ended { doing }.into()),
+                Ok(_) => return Err(Error::Ended { doing }),
                 Err(error) => return Err(self.client().explain(self.plan, error).await),
             }
         }
         Ok(found)
     }
 
-    async fn give_values(&mut self, found: &[DeclaredShard]) -> Result<(), JoinError> {
+    async fn give_values(&mut self, found: &[DeclaredShard]) -> Result<(), Error> {
         let checkpoint = self.find_checkpoint().await?;
         self.restored = None;
         match start::decide(found, checkpoint) {
             StartDecision::Restore { checkpoint, epoch } => self.restore(checkpoint, epoch).await,
             StartDecision::Initialize { shards, epoch } => self.initialize(&shards, epoch).await,
-            StartDecision::Lost { shard } => Err(Error::StateLost { shard }.into()),
+            StartDecision::Lost { shard } => Err(Error::StateLost { shard }),
             StartDecision::NoEpoch { shard, epoch } => {
-                Err(JoinError::NoEpoch { shard, epoch: epoch.0 })
+                Err(Error::NoEpoch { shard, epoch: epoch.0 })
             }
         }
     }
@@ -133,7 +132,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         &mut self,
         checkpoint: CheckpointId,
         epoch: RestoreEpoch,
-    ) -> Result<(), JoinError> {
+    ) -> Result<(), Error> {
         let (name, step) = (checkpoint.name.to_string(), checkpoint.step.0);
         let passed_over = self.passed_over().await;
         self.restored = Some(RestoredCheckpoint { name, step, epoch: epoch.0, passed_over });
@@ -148,15 +147,11 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
 
     /// Initializes these shards, the step owner first, so that its state shows how far a dead chief
     /// had come.
-    async fn initialize(
-        &mut self,
-        shards: &[ShardId],
-        epoch: RestoreEpoch,
-    ) -> Result<(), JoinError> {
+    async fn initialize(&mut self, shards: &[ShardId], epoch: RestoreEpoch) -> Result<(), Error> {
         if let Some(fill) = self.fill.take() {
             let mut initial_values = InitialValues::new(self.plan);
             fill(&mut initial_values);
-            self.values = initial_values.finish().map_err(JoinError::InitialValues)?;
+            self.values = initial_values.finish().map_err(Error::View)?;
         }
         for (id, values) in &self.values {
             // An initialized variable keeps its assigned values.
@@ -176,13 +171,13 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         doing: &'static str,
         shard: ShardId,
         message: impl Into<Message>,
-    ) -> Result<(), JoinError> {
+    ) -> Result<(), Error> {
         let (timeout, body) = (self.client().config.connect_timeout, Bytes::new());
         match self.client().request(doing, shard, message, body, timeout).await? {
             (Message::Ready(ready), _) if ready.digest == self.plan.catalogue().digest() => Ok(()),
             // Another chief has declared other variables meanwhile.
             (Message::Ready(_), _) => Err(self.client().differs(self.plan, shard).await?),
-            _ => Err(Error::Ended { doing }.into()),
+            _ => Err(Error::Ended { doing }),
         }
     }
 

@@ -56,12 +56,8 @@ mod testing;
 mod token;
 mod worker;
 
-pub use compression::ResidualsError;
 pub use config::{Checksums, WorkerConfig};
-pub use error::{
-    ClipError, ConnectError, Error, JoinError, LossScaleError, UnresponsiveShard,
-    UnresponsiveShards, ViewError,
-};
+pub use error::{ConfigError, Error, UnresponsiveShard, UnresponsiveShards, ViewError};
 pub use gradients::params::{Gradients, Params};
 pub use initial_values::InitialValues;
 pub use loss_scale::LossScale;
@@ -69,7 +65,7 @@ pub use outcome::{
     PassedOver, PullHandle, Pulled, Push, PushHandle, RestoredCheckpoint, SavedCheckpoint,
     StepOutcome, VariableHandle,
 };
-pub use reader::{Reader, ReaderError};
+pub use reader::Reader;
 pub use streaming_push::StreamingPush;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]

@@ -1,6 +1,6 @@
 //! Loss scaling, so that small gradients are not lost in half precision.
 
-use crate::error::LossScaleError;
+use crate::error::ConfigError;
 use crate::gradients::params::Gradients;
 
 /// A factor for the loss that grows while gradients are finite and shrinks when they are not
@@ -46,15 +46,15 @@ impl LossScale {
     /// # Errors
     /// If the scale is out of these limits, the interval is 0, or the backoff is not between 0 and
     /// 1.
-    pub fn new(scale: f64, growth_interval: u64, backoff: f64) -> Result<Self, LossScaleError> {
+    pub fn new(scale: f64, growth_interval: u64, backoff: f64) -> Result<Self, ConfigError> {
         if !(1.0..=Self::SCALE_MAX).contains(&scale) {
-            return Err(LossScaleError::Scale { scale });
+            return Err(ConfigError::LossScale { scale });
         }
         if growth_interval == 0 {
-            return Err(LossScaleError::GrowthInterval);
+            return Err(ConfigError::GrowthInterval);
         }
         if !(backoff > 0.0 && backoff < 1.0) {
-            return Err(LossScaleError::Backoff { backoff });
+            return Err(ConfigError::Backoff { backoff });
         }
         Ok(LossScale { scale, growth_interval, backoff, finite: 0 })
     }
@@ -131,12 +131,12 @@ mod tests {
     #[test]
     fn invalid_scales_are_refused() {
         for scale in [0.5, f64::NAN, f64::INFINITY] {
-            assert!(matches!(LossScale::new(scale, 1, 0.5), Err(LossScaleError::Scale { .. })));
+            assert!(matches!(LossScale::new(scale, 1, 0.5), Err(ConfigError::LossScale { .. })));
         }
-        assert_eq!(LossScale::new(1.0, 0, 0.5), Err(LossScaleError::GrowthInterval));
+        assert_eq!(LossScale::new(1.0, 0, 0.5), Err(ConfigError::GrowthInterval));
         for backoff in [0.0, 1.0, f64::NAN] {
             let error = LossScale::new(1.0, 1, backoff);
-            assert!(matches!(error, Err(LossScaleError::Backoff { .. })));
+            assert!(matches!(error, Err(ConfigError::Backoff { .. })));
         }
     }
 }

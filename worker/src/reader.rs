@@ -8,7 +8,7 @@ use pushpull_common::tensor::Element;
 
 use crate::client::SessionClient;
 use crate::config::WorkerConfig;
-use crate::error::{Error, JoinError};
+use crate::error::Error;
 use crate::gradients::params::Params;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::runtime::SessionRunner;
@@ -27,13 +27,13 @@ impl Reader {
     /// cluster need not contain it.
     ///
     /// Dropping the future ends the session.
-    pub async fn connect(config: WorkerConfig) -> Result<Reader, ReaderError> {
+    pub async fn connect(config: WorkerConfig) -> Result<Reader, Error> {
         let client = SessionClient::connect(config, Role::Reader {}).await?;
         let timeout = client.config.connect_timeout;
-        client.await_ready(client.owner, timeout).await.map_err(JoinError::from)?;
+        client.await_ready(client.owner, timeout).await?;
         let catalogue = client.fetch_catalogue(client.owner).await?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
-        let (shards, _) = client.open(&plan).await.map_err(JoinError::from)?;
+        let (shards, _) = client.open(&plan).await?;
         client.await_values(&plan, &shards).await?;
         Ok(Reader { client, plan })
     }
@@ -87,16 +87,4 @@ impl Reader {
         let read = self.client.pull_rows(&self.plan, name, ids, rows, None).await?;
         read.map(|read| read.step.0).ok_or(Error::Ended { doing: "pull rows" })
     }
-}
-
-/// Why a reader could not connect.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReaderError {
-    /// No session with the servers could be started.
-    #[error(transparent)]
-    Connect(#[from] crate::error::ConnectError),
-    /// The variables could not be fetched.
-    #[error(transparent)]
-    Join(#[from] JoinError),
 }

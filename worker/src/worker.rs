@@ -20,7 +20,7 @@ use pushpull_common::variable::VariableSpec;
 use crate::client::{SessionClient, join_all};
 use crate::compression::Compression;
 use crate::config::WorkerConfig;
-use crate::error::{ConnectError, Error, JoinError};
+use crate::error::{ConfigError, Error};
 use crate::gradients::gradient_buffer::BufferRun;
 use crate::gradients::params::{GradientMemory, Gradients, Params};
 use crate::gradients::scatter::Scatter;
@@ -72,10 +72,10 @@ impl Worker {
     /// each other.
     ///
     /// Dropping the future ends the session.
-    pub async fn connect(config: WorkerConfig) -> Result<Worker, ConnectError> {
+    pub async fn connect(config: WorkerConfig) -> Result<Worker, Error> {
         let job = config.task.job.clone();
         if let Err(source) = config.cluster.task_address(&job, config.task.index) {
-            return Err(ConnectError::UnknownTask { task: config.task, source });
+            return Err(ConfigError::UnknownTask { task: config.task, source }.into());
         }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = SessionClient::connect(config, role).await?;
@@ -111,7 +111,7 @@ impl Worker {
     /// never call `fill`.
     ///
     /// # Errors
-    /// [`JoinError::Differs`] if the servers hold other variables, [`JoinError::Twice`] if this
+    /// [`Error::Differs`] if the servers hold other variables, [`Error::AlreadyJoined`] if this
     /// worker has joined, and the errors of placement, codecs and the session.
     ///
     /// Dropping the future leaves the worker unjoined; a later `join` continues with what the
@@ -120,16 +120,14 @@ impl Worker {
         &mut self,
         variables: &[VariableSpec],
         fill: impl FnOnce(&mut InitialValues<'_>),
-    ) -> Result<Params, JoinError> {
+    ) -> Result<Params, Error> {
         if self.model.is_some() {
-            return Err(JoinError::Twice);
+            return Err(Error::AlreadyJoined);
         }
         let config = &self.client.config;
         let shards = self.client.settings.shards_per_task;
-        let map = ShardMap::of_cluster(&config.cluster, shards)?;
-        let placement = Placement::plan(variables, &map, &config.placement)?;
-        let catalogue = Arc::new(Catalogue::new(variables.to_vec(), &placement)?);
-        let plan = Arc::new(ShardingPlan::new(catalogue));
+        let (placement, catalogue) = place(config, variables, shards)?;
+        let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
         let (shards, settings) = self.client.open(&plan).await?;
         let codecs = &self.client.config.codecs;
         let row_bytes = self.client.config.row_residual_bytes;
@@ -326,6 +324,18 @@ impl Worker {
 }
 
 /// Extracts the token from a reply.
+/// Places the variables on shards.
+fn place(
+    config: &WorkerConfig,
+    variables: &[VariableSpec],
+    shards_per_task: u16,
+) -> Result<(Placement, Catalogue), ConfigError> {
+    let map = ShardMap::of_cluster(&config.cluster, shards_per_task)?;
+    let placement = Placement::plan(variables, &map, &config.placement)?;
+    let catalogue = Catalogue::new(variables.to_vec(), &placement)?;
+    Ok((placement, catalogue))
+}
+
 fn token_of(caller: &Caller, reply: Reply) -> Result<Option<Token>, Error> {
     match reply {
         Reply::Token(grant) => Ok(grant.map(|grant| Token::new(grant, caller.returns().clone()))),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::layout::ShardLayout;
-use crate::codec::{DecodeError, EncodeError, Encoding, ScaleBlocks};
+use crate::codec::{CodecError, DecodeError, Encoding, ScaleBlocks};
 use crate::tensor::DType;
 
 /// A form in which values travel, which may be shorter than the stored form.
@@ -146,7 +146,7 @@ impl ShardLayout {
         range: Range<u64>,
         words: &[u64],
         out: &mut Vec<u8>,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<(), CodecError> {
         for piece in self.pieces(range.clone()) {
             let words = &words[((piece.range.start - range.start) / 8) as usize..];
             let words = &words[..((piece.range.end - piece.range.start) / 8) as usize];

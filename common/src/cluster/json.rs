@@ -24,8 +24,7 @@ impl ClusterSpec {
         ClusterSpec::from_json_value(&value)
     }
 
-    /// Reads a cluster that is part of a larger JSON document.
-    pub fn from_json_value(value: &Value) -> Result<ClusterSpec, ClusterError> {
+    fn from_json_value(value: &Value) -> Result<ClusterSpec, ClusterError> {
         let Value::Object(jobs) = value else {
             return Err(ClusterError::NotJobs { found: kind(value) });
         };

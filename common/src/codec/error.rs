@@ -1,11 +1,11 @@
-//! The errors of configuring a codec, of encoding and of decoding.
+//! The errors of choosing a codec and encoding with it, and of decoding.
 
 use thiserror::Error;
 
 use super::{Codec, Encoding, STRETCH_ELEMENTS_MAX};
 use crate::tensor::DType;
 
-/// An invalid codec. The caller's configuration is at fault.
+/// An invalid codec, or elements that it cannot encode. The caller is at fault.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CodecError {
@@ -27,12 +27,6 @@ pub enum CodecError {
         /// The text.
         text: String,
     },
-}
-
-/// Elements that cannot be encoded. The caller is at fault.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[non_exhaustive]
-pub enum EncodeError {
     /// An element is NaN or infinite, which the codec cannot express.
     #[error("cannot encode element {element} as {codec}: it is {value}")]
     NonFinite {

@@ -1,6 +1,6 @@
 //! Error feedback: the error of one encoding is added to the next gradient.
 
-use super::{Codec, EncodeError, Real, ScaleBlocks};
+use super::{Codec, CodecError, Real, ScaleBlocks};
 
 /// The accumulated encoding error of a variable's gradients, one element for each of the
 /// variable's.
@@ -57,7 +57,7 @@ impl<T: Real> Residual<T> {
         first: usize,
         values: &[T],
         out: &mut Vec<u8>,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<(), CodecError> {
         codec.check(values)?;
         let left = &mut self.left[first..first + values.len()];
         for (left, &value) in left.iter_mut().zip(values) {

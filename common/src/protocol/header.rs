@@ -126,12 +126,6 @@ impl Header {
         bound("its meta", self.meta_bytes.into(), limits::META_BYTES_MAX.into())?;
         bound("its body", self.body_bytes, body_limit)
     }
-
-    /// Returns the bytes of the whole frame.
-    pub fn frame_bytes(&self) -> u64 {
-        // Cannot overflow: `check` bounds both lengths.
-        Header::BYTES as u64 + u64::from(self.meta_bytes) + self.body_bytes
-    }
 }
 
 /// Rejects a value in a field that must be zero.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use pushpull::Codec;
+use pushpull::training::Codec;
 
 use super::data::Split;
 use super::options::DigitsOptions;

@@ -19,7 +19,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use pushpull::{Adam, ClusterSpec, Listener, Ps, PsConfig, TaskId};
+use pushpull::server::Listener;
+use pushpull::{Adam, ClusterSpec, Ps, PsConfig, TaskId};
 
 use data::Split;
 use options::{DigitsOptions, Job, Replicas};
@@ -69,7 +70,7 @@ struct Run {
 fn train_here(options: &DigitsOptions, split: &Split) -> Result<Run, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let listeners = runtime.block_on(async {
-        Ok::<_, pushpull::ListenError>([
+        Ok::<_, pushpull::error::ListenError>([
             Ps::listen("127.0.0.1:0").await?,
             Ps::listen("127.0.0.1:0").await?,
         ])

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
-use pushpull::{ClusterSpec, Codec, Mode, TaskId};
+use pushpull::training::Codec;
+use pushpull::{ClusterSpec, Mode, Synchronous, TaskId};
 
 use super::data::Split;
 
@@ -104,9 +105,9 @@ impl DigitsOptions {
     /// Returns the update mode.
     pub(crate) fn mode(&self) -> Mode {
         match self.synchronous {
-            None => Mode::Asynchronous,
+            None => Mode::default(),
             Some(Replicas { aggregate, total }) => {
-                Mode::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total }
+                Synchronous::new(aggregate).total_num_replicas(total).into()
             }
         }
     }
@@ -129,7 +130,9 @@ impl DigitsOptions {
     }
 
     /// Returns the role, task and cluster of this process, or `None` for the whole cluster.
-    pub(crate) fn job(&self) -> Result<Option<(Job, TaskId, ClusterSpec)>, pushpull::ClusterError> {
+    pub(crate) fn job(
+        &self,
+    ) -> Result<Option<(Job, TaskId, ClusterSpec)>, pushpull::error::ClusterError> {
         let Some(job) = self.job_name else {
             return Ok(None);
         };

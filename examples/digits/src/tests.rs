@@ -1,6 +1,6 @@
 //! Trains the network on the digits without servers.
 
-use pushpull::{Initializer, Shape};
+use pushpull::variable::{Initializer, Shape};
 
 use super::data::{Batch, Batches, Split};
 use super::model::{Mlp, NAMES};

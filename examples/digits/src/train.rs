@@ -4,10 +4,9 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{
-    ClusterSpec, DType, Initializer, Partitioner, PlacementStrategy, Push, Shape, TaskId,
-    VariableSpec, WorkerConfig,
-};
+use pushpull::cluster::PlacementStrategy;
+use pushpull::variable::{DType, Initializer, Partitioner, Shape};
+use pushpull::{ClusterSpec, Push, TaskId, VariableSpec, WorkerConfig};
 
 use super::data::{Batch, Batches, Split};
 use super::model::{Mlp, NAMES};
@@ -127,7 +126,7 @@ fn variables(
     model: &Mlp,
     seed: u64,
     servers: u32,
-) -> Result<Vec<VariableSpec>, pushpull::VariableError> {
+) -> Result<Vec<VariableSpec>, pushpull::error::VariableError> {
     let shapes = NAMES.into_iter().zip(model.shapes());
     let arrived = VariableSpec::new(ARRIVAL_COUNT, DType::I64, Shape::scalar());
     shapes

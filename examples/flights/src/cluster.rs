@@ -6,9 +6,10 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::thread;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{
-    Adagrad, ClusterSpec, Codec, Listener, Params, Ps, PsConfig, Push, TaskId, WorkerConfig,
-};
+use pushpull::optim::Adagrad;
+use pushpull::server::Listener;
+use pushpull::training::Codec;
+use pushpull::{ClusterSpec, Params, Ps, PsConfig, Push, TaskId, WorkerConfig};
 use tokio::runtime::Runtime;
 
 use super::data::{Batch, Dataset, Epoch};

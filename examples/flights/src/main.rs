@@ -22,7 +22,7 @@ use clap::Parser;
 
 use cluster::{Cluster, Failure};
 use data::{Epoch, FIELDS, Split};
-use model::{Logistic, Model, Network};
+use model::{EmbeddingNetwork, Logistic, Model};
 use options::{FlightsOptions, Kind};
 use reference::Reference;
 use score::Score;
@@ -32,7 +32,9 @@ fn main() -> ExitCode {
     let options = FlightsOptions::parse();
     let result = match options.model {
         Kind::Logistic => run(&options, Logistic::new(FIELDS)),
-        Kind::Network => run(&options, Network::new(FIELDS, EMBEDDING_WIDTH, HIDDEN_UNITS)),
+        Kind::Network => {
+            run(&options, EmbeddingNetwork::new(FIELDS, EMBEDDING_WIDTH, HIDDEN_UNITS))
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -112,10 +114,10 @@ fn scores<M: Model<N>, const N: usize>(
 /// Maximum difference of the areas under the ROC curves.
 const DIFFERENCE_MAX: f64 = 0.005;
 
-/// Number of values in an embedding of [`Network`].
+/// Number of values in an embedding of [`EmbeddingNetwork`].
 const EMBEDDING_WIDTH: usize = 8;
 
-/// Number of units in the hidden layer of [`Network`].
+/// Number of units in the hidden layer of [`EmbeddingNetwork`].
 const HIDDEN_UNITS: usize = 32;
 
 #[cfg(test)]

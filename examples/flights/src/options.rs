@@ -4,7 +4,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use pushpull::Codec;
+use pushpull::training::Codec;
 
 use super::cluster::Size;
 

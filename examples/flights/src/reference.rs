@@ -1,6 +1,7 @@
 //! The reference: the same model and rule in plain loops, without servers.
 
-use pushpull::{Shape, VariableSpec};
+use pushpull::VariableSpec;
+use pushpull::variable::Shape;
 
 use super::data::{Batch, Dataset, Epoch};
 use super::model::{Model, Weights, WeightsMut};

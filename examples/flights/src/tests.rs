@@ -3,11 +3,11 @@
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::Path;
 
-use pushpull::Codec;
+use pushpull::training::Codec;
 
 use super::cluster::{Cluster, Size};
 use super::data::{DataError, Epoch, FIELDS, Split};
-use super::model::{Logistic, Model, Network};
+use super::model::{EmbeddingNetwork, Logistic, Model};
 use super::random::SplitMix64;
 use super::reference::Reference;
 use super::score::Score;
@@ -45,7 +45,7 @@ fn learn<M: Model<N>, const N: usize>(model: M, split: &Split, epochs: u64) -> S
 #[test]
 fn the_network_learns_an_interaction_of_fields() {
     let split = synthetic(4000);
-    let network = learn(Network::new(FIELDS, 4, 16), &split, 5);
+    let network = learn(EmbeddingNetwork::new(FIELDS, 4, 16), &split, 5);
     assert!(network.auc > 0.95 && network.log_loss < 0.3, "{network:?}");
     let logistic = learn(Logistic::new(FIELDS), &split, 5);
     assert!((0.4..0.6).contains(&logistic.auc), "{logistic:?}");
@@ -80,13 +80,13 @@ fn one_worker_reaches_exactly_the_scores_of_the_reference() {
     let split = synthetic(1000);
     let [ours, theirs] = compare(Logistic::new(FIELDS), &split, 1, None);
     assert_eq!(ours, theirs);
-    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1, None);
+    let [ours, theirs] = compare(EmbeddingNetwork::new(FIELDS, 4, 16), &split, 1, None);
     assert_eq!(ours, theirs);
 }
 
 #[test]
 fn two_workers_come_close_to_the_reference() {
-    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &synthetic(4000), 2, None);
+    let [ours, theirs] = compare(EmbeddingNetwork::new(FIELDS, 4, 16), &synthetic(4000), 2, None);
     assert!((ours.auc - theirs.auc).abs() < 0.02, "{ours:?} {theirs:?}");
     assert!(ours.auc > 0.95, "{ours:?} {theirs:?}");
 }
@@ -95,7 +95,7 @@ fn two_workers_come_close_to_the_reference() {
 fn encoded_gradients_come_close_to_the_reference() {
     let split = synthetic(4000);
     for codec in [Codec::Bf16, Codec::Int8] {
-        let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1, Some(codec));
+        let [ours, theirs] = compare(EmbeddingNetwork::new(FIELDS, 4, 16), &split, 1, Some(codec));
         assert!(ours != theirs, "{codec}: it was not encoded");
         assert!((ours.auc - theirs.auc).abs() < 0.02, "{codec}: {ours:?} {theirs:?}");
         assert!(ours.auc > 0.95, "{codec}: {ours:?} {theirs:?}");

@@ -1,6 +1,8 @@
 //! The variables of a model, the same for the servers and for the run without servers.
 
-use pushpull::{Initializer, Partitioner, VariableError, VariableSpec};
+use pushpull::VariableSpec;
+use pushpull::error::VariableError;
+use pushpull::variable::{Initializer, Partitioner};
 
 use super::model::Model;
 

@@ -1,13 +1,11 @@
 //! Gradient aggregation: how pushed gradients become steps.
 //!
 //! The step owner's token issuer counts steps and grants tokens; in synchronous mode a coordinator decides which gradients make a
-//! step and each shard follows. The accumulators and the token queue that a program can use by itself are those of
-//! `pushpull-optim`.
+//! step and each shard follows.
 
 pub(crate) mod asynchronous_tokens;
 pub(crate) mod bounded_staleness;
 pub(crate) mod clipping;
-pub(crate) mod mode;
 pub(crate) mod recall;
 pub(crate) mod staleness;
 pub(crate) mod step_coordinator;
@@ -16,12 +14,6 @@ pub(crate) mod step_replicas;
 pub(crate) mod step_rule;
 pub(crate) mod token_issuer;
 pub(crate) mod token_ledger;
-
-pub use pushpull_optim::{
-    Accumulator, Applied, ApplyError, Dequeued, PushTokensError, Real, Reduction,
-    SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction, SynchronousTokens,
-    SynchronousTokensError, TakeError, Taken, Ticket, TokenQueue, WAITERS_MAX, WaitError, WaiterId,
-};
 
 #[cfg(test)]
 pub(crate) mod tests {

@@ -18,7 +18,7 @@ pub enum StalenessPolicy {
     /// The learning rate of the gradient is divided by `1 + staleness` (Zhang et al. 2016). The
     /// optimizer slots receive the whole gradient. Costs nothing.
     ///
-    /// Requires an optimizer with [`crate::Optimizer::scales_rate`]; all built-in ones except FTRL
+    /// Requires an optimizer with [`crate::optim::Optimizer::scales_rate`]; all built-in ones except FTRL
     /// have it. With another optimizer the server does not start.
     Damp,
     /// `lambda g g (w - w_read)` is added to each element, where `w_read` are the values that the

@@ -27,6 +27,12 @@ pub enum CheckpointError {
         /// The reason.
         reason: &'static str,
     },
+    /// A running server did not save a checkpoint. Earlier checkpoints are unaffected.
+    #[error("cannot save a checkpoint: {reason}")]
+    NotSaved {
+        /// The reason.
+        reason: String,
+    },
     /// A file is not what was written: it was damaged, truncated, swapped, or is foreign.
     #[error("cannot trust {file}: at byte {offset} it has {found}, not {expected}")]
     Corrupt {

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use pushpull_store::change::SLOTS_MAX;
 
-use super::{Durability, PsConfig, Storage};
-use crate::aggregate::mode::{Mode, OnLoss};
+use super::{Durability, Network, OnLoss, PsConfig};
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::error::StartError;
 
@@ -30,31 +29,13 @@ impl PsConfig {
         if self.lease < Duration::from_millis(100) {
             return setting("lease", format!("{:?}", self.lease), "it must be at least 100 ms");
         }
-        let mode_fault = self.synchronous_fault().or_else(|| self.bounds_fault());
-        let mode_fault = mode_fault.or_else(|| self.clipping_fault());
-        if let Some((setting, value, reason)) = mode_fault {
+        let mode_fault = self.synchronous_fault().or_else(|| self.asynchronous_fault());
+        let fault = mode_fault.or_else(|| self.network.fault());
+        if let Some((setting, value, reason)) = fault {
             return Err(StartError::Setting { setting, value, reason });
         }
-        if let Some((value, reason)) = self.staleness_fault() {
-            return setting("staleness", value, reason);
-        }
-        if self.connections_max == 0 {
-            return setting("connections_max", "0".into(), "it must be at least 1");
-        }
-        let waiting = self.waiting_connections_max;
-        if !(1..=PsConfig::WAITING_CONNECTIONS_MAX).contains(&waiting) {
-            return setting(
-                "waiting_connections_max",
-                waiting.to_string(),
-                "it must be 1 to 65536",
-            );
-        }
-        let handshake = self.handshake_timeout;
-        if !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&handshake) {
-            let reason = "it must be 100 ms to 10 minutes";
-            return setting("handshake_timeout", format!("{handshake:?}"), reason);
-        }
-        if self.durability == Durability::Power && matches!(self.storage, Storage::Memory { .. }) {
+        let is_power = self.storage.durability == Durability::Power;
+        if is_power && self.storage.directory.is_none() {
             let reason = "it needs a state directory";
             return setting("durability", "power".into(), reason);
         }
@@ -74,11 +55,9 @@ impl PsConfig {
     }
 
     /// Returns the first invalid setting of synchronous mode.
-    fn synchronous_fault(&self) -> Option<(&'static str, String, &'static str)> {
-        let Mode::Synchronous { replicas_to_aggregate, total_num_replicas } = self.mode else {
-            return None;
-        };
-        let (aggregate, total) = (replicas_to_aggregate, total_num_replicas);
+    fn synchronous_fault(&self) -> Option<Fault> {
+        let settings = self.mode.synchronous()?;
+        let (aggregate, total) = (settings.replicas_to_aggregate, settings.total_num_replicas);
         let mode = format!("{aggregate} of {total}");
         if aggregate == 0 || total == 0 {
             return Some(("mode", mode, "both numbers must be at least 1"));
@@ -90,61 +69,63 @@ impl PsConfig {
                 "inbox_pushes and the gradients of a step may be at most 1024",
             ));
         }
-        if let OnLoss::Shrink { min } = self.on_loss
+        if let OnLoss::Shrink { min } = settings.on_loss
             && !(1..=aggregate).contains(&min)
         {
             let reason = "it must be 1 to replicas_to_aggregate";
             return Some(("on_loss.min", min.to_string(), reason));
         }
-        if self.durability == Durability::Power {
+        if self.storage.durability == Durability::Power {
             let reason = "durable images do not contain what synchronous steps need of the inbox";
             return Some(("durability", "power".to_owned(), reason));
         }
-        let reason = "deterministic steps need exactly one gradient of each replica";
-        (self.deterministic && aggregate != total).then_some(("mode", mode, reason))
+        if settings.deterministic && aggregate != total {
+            let reason = "deterministic steps need exactly one gradient of each replica";
+            return Some(("mode", mode, reason));
+        }
+        let bound = settings.clip_by_global_norm?;
+        let reason = "it must be above 0 and finite";
+        let is_valid = bound > 0.0 && bound.is_finite();
+        (!is_valid).then(|| ("clip_by_global_norm", bound.to_string(), reason))
     }
 
-    /// Returns the staleness policy and the reason, if it is invalid.
-    fn staleness_fault(&self) -> Option<(String, &'static str)> {
-        let policy = self.staleness;
-        if let Some(fault) = policy.fault() {
-            return Some(fault);
+    /// Returns the first invalid setting of asynchronous mode.
+    fn asynchronous_fault(&self) -> Option<Fault> {
+        let settings = self.mode.asynchronous()?;
+        if settings.wait_ahead == Some(0) {
+            return Some(("wait_ahead", "0".to_owned(), "it must be at least 1"));
         }
-        if policy != StalenessPolicy::Ignore && self.mode != Mode::Asynchronous {
-            let reason = "a synchronous step takes no stale gradients";
-            return Some((format!("{policy:?}"), reason));
+        let policy = settings.staleness;
+        if let Some((value, reason)) = policy.fault() {
+            return Some(("staleness", value, reason));
         }
         let damps_all = self.rules.optimizers().all(|rule| rule.scales_rate());
         let damps_nothing = policy == StalenessPolicy::Damp && !damps_all;
-        damps_nothing
-            .then(|| (format!("{policy:?}"), "an optimizer does not scale its learning rate"))
-    }
-
-    /// Returns the clipping bound if it is invalid.
-    fn clipping_fault(&self) -> Option<(&'static str, String, &'static str)> {
-        let bound = self.clip_by_global_norm?;
-        let fault = |reason| Some(("clip_by_global_norm", bound.to_string(), reason));
-        if self.mode == Mode::Asynchronous {
-            return fault("in asynchronous mode workers clip: Gradients::clip_by_global_norm");
-        }
-        if !(bound > 0.0 && bound.is_finite()) {
-            fault("it must be above 0 and finite")
-        } else {
-            None
-        }
-    }
-
-    /// Returns the first invalid bound of asynchronous mode.
-    fn bounds_fault(&self) -> Option<(&'static str, String, &'static str)> {
-        let bounds = [("wait_ahead", self.wait_ahead), ("reject_older", self.reject_older)];
-        let set = bounds.into_iter().find_map(|(name, bound)| Some((name, bound?)));
-        if let (Some((name, bound)), Some(_)) = (set, self.rule()) {
-            return Some((name, bound.to_string(), "it applies to asynchronous mode only"));
-        }
-        let reason = "it must be at least 1";
-        (self.wait_ahead == Some(0)).then(|| ("wait_ahead", "0".to_owned(), reason))
+        let reason = "an optimizer does not scale its learning rate";
+        damps_nothing.then(|| ("staleness", format!("{policy:?}"), reason))
     }
 }
+
+impl Network {
+    /// Returns the first invalid setting.
+    fn fault(&self) -> Option<Fault> {
+        if self.connections_max == 0 {
+            return Some(("connections_max", "0".into(), "it must be at least 1"));
+        }
+        let waiting = self.waiting_connections_max;
+        if !(1..=Network::WAITING_CONNECTIONS_MAX).contains(&waiting) {
+            let reason = "it must be 1 to 65536";
+            return Some(("waiting_connections_max", waiting.to_string(), reason));
+        }
+        let handshake = self.handshake_timeout;
+        let is_valid = (Duration::from_millis(100)..=Duration::from_secs(600)).contains(&handshake);
+        let reason = "it must be 100 ms to 10 minutes";
+        (!is_valid).then(|| ("handshake_timeout", format!("{handshake:?}"), reason))
+    }
+}
+
+/// The name of an invalid setting, its value and the reason.
+type Fault = (&'static str, String, &'static str);
 
 #[cfg(test)]
 mod tests {
@@ -153,6 +134,7 @@ mod tests {
     use pushpull_optim::optimizer::{ApplyAt, Optimizer, Run, Sgd, SlotSpec};
 
     use super::*;
+    use crate::config::{Asynchronous, Synchronous};
 
     const DAMP: StalenessPolicy = StalenessPolicy::Damp;
 
@@ -178,8 +160,16 @@ mod tests {
         fn apply_f64(&self, _: ApplyAt, _: Run<'_, f64>) {}
     }
 
-    fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
-        Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
+    fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Synchronous {
+        Synchronous::new(replicas_to_aggregate).total_num_replicas(total_num_replicas)
+    }
+
+    fn hello_within(timeout: Duration) -> Network {
+        Network::default().handshake_timeout(timeout)
+    }
+
+    fn stale(policy: StalenessPolicy) -> Asynchronous {
+        Asynchronous::default().staleness(policy)
     }
 
     fn config(task: TaskId) -> PsConfig {
@@ -196,36 +186,37 @@ mod tests {
     #[test]
     fn invalid_settings_are_rejected_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 29] = [
+        let changes: [(Change, &str); 24] = [
             (|c| c.shards(0), "shards"),
             (|c| c.shards(257), "shards"),
             (|c| c.inbox_pushes(0), "inbox_pushes"),
             (|c| c.mode(synchronous(0, 2)), "mode"),
             (|c| c.mode(synchronous(2, 0)), "mode"),
             (|c| c.mode(synchronous(u32::MAX, 3)), "mode"),
-            (|c| c.mode(synchronous(2, 3)).on_loss(OnLoss::Shrink { min: 3 }), "on_loss.min"),
-            (|c| c.mode(synchronous(2, 3)).deterministic(true), "mode"),
-            (|c| c.wait_ahead(0), "wait_ahead"),
-            (|c| c.mode(synchronous(2, 3)).wait_ahead(1), "wait_ahead"),
-            (|c| c.mode(synchronous(2, 3)).reject_older(0), "reject_older"),
-            (|c| c.clip_by_global_norm(1.0), "clip_by_global_norm"),
-            (|c| c.mode(synchronous(2, 3)).clip_by_global_norm(0.0), "clip_by_global_norm"),
-            (|c| c.mode(synchronous(2, 3)).clip_by_global_norm(f64::NAN), "clip_by_global_norm"),
+            (|c| c.mode(synchronous(2, 3).on_loss(OnLoss::Shrink { min: 3 })), "on_loss.min"),
+            (|c| c.mode(synchronous(2, 3).deterministic(true)), "mode"),
+            (|c| c.mode(Asynchronous::default().wait_ahead(0)), "wait_ahead"),
+            (|c| c.mode(synchronous(2, 3).clip_by_global_norm(0.0)), "clip_by_global_norm"),
+            (|c| c.mode(synchronous(2, 3).clip_by_global_norm(f64::NAN)), "clip_by_global_norm"),
             (|c| c.lease(Duration::from_millis(99)), "lease"),
-            (|c| c.connections_max(0), "connections_max"),
-            (|c| c.waiting_connections_max(0), "waiting_connections_max"),
-            (|c| c.waiting_connections_max(65_537), "waiting_connections_max"),
-            (|c| c.handshake_timeout(Duration::from_millis(99)), "handshake_timeout"),
-            (|c| c.handshake_timeout(Duration::from_secs(601)), "handshake_timeout"),
+            (|c| c.network(Network::default().connections_max(0)), "connections_max"),
+            (
+                |c| c.network(Network::default().waiting_connections_max(0)),
+                "waiting_connections_max",
+            ),
+            (
+                |c| c.network(Network::default().waiting_connections_max(65_537)),
+                "waiting_connections_max",
+            ),
+            (|c| c.network(hello_within(Duration::from_millis(99))), "handshake_timeout"),
+            (|c| c.network(hello_within(Duration::from_secs(601))), "handshake_timeout"),
             (|c| trained_by(c, Sgd::new(f64::NAN)), "learning_rate"),
             (|c| c.optimizer_for("w", Sgd::new(-1.0)), "learning_rate"),
             (|c| c.rate_for("w", f64::INFINITY), "rate_for"),
-            (|c| c.staleness(DAMP).optimizer_for("w", Fixed), "staleness"),
-            (|c| c.staleness(compensation(f64::NAN)), "staleness"),
-            (|c| c.staleness(compensation(-0.04)), "staleness"),
-            (|c| c.staleness(compensation(0.04)).mode(synchronous(1, 1)), "staleness"),
-            (|c| c.staleness(StalenessPolicy::Damp).mode(synchronous(1, 1)), "staleness"),
-            (|c| trained_by(c.staleness(DAMP), Fixed), "staleness"),
+            (|c| c.mode(stale(DAMP)).optimizer_for("w", Fixed), "staleness"),
+            (|c| c.mode(stale(compensation(f64::NAN))), "staleness"),
+            (|c| c.mode(stale(compensation(-0.04))), "staleness"),
+            (|c| trained_by(c.mode(stale(DAMP)), Fixed), "staleness"),
         ];
         for (change, name) in changes {
             let error = change(config(TaskId::ps(0))).check().unwrap_err();
@@ -233,8 +224,8 @@ mod tests {
             assert!(named, "{error}");
         }
         config(TaskId::ps(1)).shards(256).check().unwrap();
-        config(TaskId::ps(1)).staleness(DAMP).check().unwrap();
-        config(TaskId::ps(1)).staleness(compensation(0.0)).check().unwrap();
+        config(TaskId::ps(1)).mode(stale(DAMP)).check().unwrap();
+        config(TaskId::ps(1)).mode(stale(compensation(0.0))).check().unwrap();
         let error = config(TaskId::ps(2)).check().unwrap_err();
         assert!(matches!(error, StartError::UnknownTask { .. }), "{error}");
         let error = config(TaskId::worker(0)).check().unwrap_err();

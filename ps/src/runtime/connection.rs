@@ -124,7 +124,7 @@ mod tests {
     use pushpull_optim::optimizer::Sgd;
 
     use super::*;
-    use crate::config::PsConfig;
+    use crate::config::{Network, PsConfig};
     use crate::runtime::Ps;
 
     /// A connection of this job panics once it is registered with the shard.
@@ -174,7 +174,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let listener = runtime.block_on(Ps::listen("127.0.0.1:0")).unwrap();
         let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build().unwrap();
-        let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0)).connections_max(1);
+        let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0))
+            .network(Network::default().connections_max(1));
         let ps = listener.start(config).unwrap();
         let handle = ps.handle();
         let address = handle.address().to_owned();

@@ -8,10 +8,26 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::saver::SaveWaiter;
-use crate::error::SaveError;
+use crate::checkpoint::CheckpointError;
 use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
 
 /// A handle on a running server; cheap to clone.
+///
+/// ```
+/// # use pushpull_common::{cluster::ClusterSpec, ids::TaskId};
+/// # use pushpull_ps::{Adam, Ps, PsConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build()?;
+/// # let ps = listener.start(PsConfig::new(cluster, TaskId::ps(0), Adam::default()))?;
+/// let handle = ps.handle();
+/// assert_eq!(handle.metrics().global_step, 0);
+/// // Another thread ends the server.
+/// std::thread::spawn(move || handle.stop());
+/// ps.serve(std::future::pending()).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct PsHandle {
     pub(super) addresses: Arc<[String]>,
@@ -50,21 +66,23 @@ impl PsHandle {
     /// of older checkpoints is no error; it is counted in [`Metrics::retentions_failed`].
     ///
     /// Dropping the future does not stop the save.
-    pub async fn save(&self, user: &[u8]) -> Result<String, SaveError> {
+    pub async fn save(&self, user: &[u8]) -> Result<String, CheckpointError> {
         let Some(save_waiters) = &self.save_waiters else {
             let reason = "this task has no checkpoint storage or does not own the step".to_owned();
-            return Err(SaveError { reason });
+            return Err(CheckpointError::NotSaved { reason });
         };
         let limit = USER_BLOB_BYTES_MAX;
         if user.len() as u64 > limit {
             let reason = format!("{} user bytes exceed the limit of {limit}", user.len());
-            return Err(SaveError { reason });
+            return Err(CheckpointError::NotSaved { reason });
         }
         let (done, wait) = oneshot::channel();
-        let stopping = || SaveError { reason: "the server is stopping".to_owned() };
+        let stopping = || CheckpointError::NotSaved { reason: "the server is stopping".to_owned() };
         save_waiters.send((user.to_vec(), done)).await.map_err(|_| stopping())?;
         let saved = wait.await.map_err(|_| stopping())?;
-        saved.map(|id| id.name.as_str().to_owned()).map_err(|reason| SaveError { reason })
+        saved
+            .map(|id| id.name.as_str().to_owned())
+            .map_err(|reason| CheckpointError::NotSaved { reason })
     }
 
     /// Returns the state of saving, periodic saves included: whether the last saves failed, and

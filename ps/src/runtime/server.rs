@@ -23,7 +23,7 @@ use super::publisher::Publisher;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, ShardLinks};
 use crate::checkpoint::AbandonFlag;
-use crate::config::{Durability, PsConfig, Storage};
+use crate::config::{Durability, PsConfig};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::{Counters, SaveRecord};
 use crate::peer_hello::PeerHello;
@@ -40,6 +40,19 @@ const ARRIVALS_MAX: usize = 64;
 ///
 /// It runs on its own threads and needs no runtime from its caller. Dropping it stops it and waits
 /// for its threads.
+///
+/// ```
+/// # use pushpull_common::{cluster::ClusterSpec, ids::TaskId};
+/// # use pushpull_ps::{Adam, Ps, PsConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // The cluster names the port that the system chose.
+/// let listener = Ps::listen("127.0.0.1:0").await?;
+/// let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build()?;
+/// let ps = listener.start(PsConfig::new(cluster, TaskId::ps(0), Adam::default()))?;
+/// ps.serve(async { /* until this future completes */ }).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Ps {
     handle: PsHandle,
@@ -118,10 +131,7 @@ impl Listener {
         let unix_address =
             self.unix_address().filter(|_| config.sharing_obstacle().is_none()).unwrap_or_default();
         let config = Arc::new(PsConfig { unix_address, ..config });
-        let state = match &config.storage {
-            Storage::Memory { .. } => None,
-            Storage::Directory { state, .. } => Some(StateDirectory::open(state)?),
-        };
+        let state = config.storage.directory.as_deref().map(StateDirectory::open).transpose()?;
         let arena_storages = (0..config.shards)
             .map(|shard| match &state {
                 // Memory with a descriptor costs something: only if it can be shared.
@@ -131,7 +141,7 @@ impl Listener {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let in_memory = |arena_storage: &ArenaStorage| matches!(arena_storage, ArenaStorage::Folder(f) if f.is_in_memory());
-        if config.durability == Durability::Power && arena_storages.iter().any(in_memory) {
+        if config.storage.durability == Durability::Power && arena_storages.iter().any(in_memory) {
             let (setting, value) = ("durability", "power".to_owned());
             let reason = "the state directory is on a file system in memory";
             return Err(StartError::Setting { setting, value, reason });
@@ -139,7 +149,7 @@ impl Listener {
         let counters: Arc<[Arc<Counters>]> =
             arena_storages.iter().map(|_| Arc::default()).collect();
         let (identity, server_run) = (Arc::new(config.identity()), server_run());
-        let budget = Budget::new(config.storage.bytes_max());
+        let budget = Budget::new(config.storage.bytes_max);
         let mut shards = Vec::new();
         for (index, arena_storage) in arena_storages.into_iter().enumerate() {
             let parts = ShardSetup {
@@ -214,8 +224,8 @@ impl Listener {
             endpoints: self.endpoints,
             shards: senders,
             members,
-            handshake_timeout: config.handshake_timeout,
-            waiting_connections_max: config.waiting_connections_max,
+            handshake_timeout: config.network.handshake_timeout,
+            waiting_connections_max: config.network.waiting_connections_max,
             counters: counters[0].clone(),
             exit_when_done: config.exit_when_done,
             stop,
@@ -331,7 +341,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::LocalDirectory;
-    use crate::config::Checkpoints;
+    use crate::config::{Checkpoints, Storage};
     use crate::shard::ShardInput;
     use crate::shard::output::ShardOutput;
 
@@ -376,7 +386,7 @@ mod tests {
         let open = |durability| {
             let parts = ShardSetup {
                 id: ShardId { task: 0, shard: 0 },
-                config: Arc::new(config.clone().durability(durability)),
+                config: Arc::new(config.clone().storage(Storage::memory().durability(durability))),
                 identity: Arc::new(Identity::new().with("ps", "0")),
                 budget: Budget::new(1 << 20),
                 counters: Arc::default(),

@@ -373,13 +373,13 @@ pub(super) fn run(
         work: Notify::new(),
         blocked_since: Cell::new(None),
         members,
-        stall_timeout: config.stall_timeout,
+        stall_timeout: config.network.stall_timeout,
         events: config.events.clone(),
         saver_orders: SaverOrders::new(orders),
         unsent: UnsentFrames::default(),
         file_jobs: FileJobs::new(storage),
         flushed: Notify::new(),
-        polling: PeerPolling::new(config.busy_poll),
+        polling: PeerPolling::new(config.network.busy_poll),
     });
     let local = LocalSet::new();
     local.block_on(&runtime, async {

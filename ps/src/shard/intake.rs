@@ -64,7 +64,7 @@ impl Intake {
     /// being computed or scanned. 0 without clipping.
     pub(super) fn squares_of(&self, push_slot: u32) -> Option<f64> {
         let push = self.inbox.as_ref()?.arrival(push_slot)?;
-        match self.config.clip_by_global_norm {
+        match self.config.mode.clip_by_global_norm() {
             None => (!push.scanning).then_some(0.0),
             Some(_) => push.squares,
         }

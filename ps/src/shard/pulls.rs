@@ -26,7 +26,6 @@ use super::shard_files::ShardFiles;
 use super::staleness::LastPulls;
 use super::steps::Steps;
 use super::variables::Variables;
-use crate::aggregate::staleness::StalenessPolicy;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
@@ -190,8 +189,7 @@ impl Pulls {
         client: ClientKey,
         present: bool,
     ) {
-        let compensates =
-            matches!(self.config.staleness, StalenessPolicy::DelayCompensation { .. });
+        let compensates = self.config.compensates();
         // Rows are read by other pulls, and a copy of all of them would be too large.
         if let Some(store) = variables.ready()
             && compensates

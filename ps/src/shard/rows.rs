@@ -5,6 +5,7 @@ use std::ops::Range;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
+use pushpull_optim::SparseReduction;
 use pushpull_optim::optimizer::VariableRules;
 use pushpull_store::change::{NoFreeBlock, Stalled};
 use pushpull_store::commit::Journal;
@@ -15,7 +16,6 @@ use super::mean::{self, MeanElement};
 use super::staleness::TILE_BYTES;
 use super::update::{UpdatePushes, UpdateTarget};
 use super::work::budget_of;
-use crate::aggregate::SparseReduction;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::inbox::PushedRows;
 
@@ -151,7 +151,7 @@ impl RowWork {
                 RowSelection::Ids(_, ids) => ids.len(),
             };
             let change = spec.change_of(partition);
-            let reduction = config.sparse_reduction;
+            let reduction = config.mode.sparse_reduction();
             let sums = PushedRowSums { partition, pushes: &pushes, reduction };
             if matches!(rows, RowSelection::Ids(..)) {
                 store.settle_tables(self.version);

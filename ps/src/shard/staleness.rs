@@ -74,7 +74,7 @@ impl StalenessAdjustment {
         let Some(push) = push.filter(|push| push.operation == Operation::Gradient {}) else {
             return StalenessAdjustment::default();
         };
-        let policy = variables.config.staleness;
+        let policy = variables.config.mode.staleness();
         let staleness = match owner {
             // Every gradient has a share on the step owner, so steps count gradients. Unlike the
             // client's own count, the step survives this process, and cannot be older than the

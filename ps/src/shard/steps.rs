@@ -51,13 +51,15 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) fn new(id: ShardId, config: Arc<PsConfig>, counters: Arc<Counters>) -> Steps {
-        let PsConfig { last_step, wait_ahead, reject_older, planted, .. } = *config;
+        let PsConfig { last_step, planted, .. } = *config;
         let (rule, owns_step) = (config.rule(), id.shard == 0 && config.owns_step());
         let owner = owns_step.then(|| match rule {
             Some(rule) => {
                 TokenIssuer::Synchronous(Box::new(StepCoordinator::new(rule, 1, planted)))
             }
             None => {
+                let mode = config.mode.asynchronous().copied().unwrap_or_default();
+                let (wait_ahead, reject_older) = (mode.wait_ahead, mode.reject_older);
                 let tokens = AsynchronousTokens::new(last_step, wait_ahead, reject_older);
                 TokenIssuer::Asynchronous(Box::new(tokens))
             }
@@ -215,13 +217,13 @@ impl Steps {
     /// Restores the complete pushes that an earlier process left.
     pub(super) fn recover_held(&mut self, applier: &mut Applier, intake: &Intake) {
         let tokens = intake.whole_tokens();
-        if self.config.clip_by_global_norm.is_some() {
+        if self.config.mode.clip_by_global_norm().is_some() {
             let push_slots = intake.inbox.iter().flat_map(|inbox| {
                 tokens.iter().filter_map(|token| inbox.whole_push_slot_of(token.0))
             });
             push_slots.for_each(|push_slot| applier.begin_norm(intake, push_slot));
         }
-        let measured = self.config.clip_by_global_norm.is_none();
+        let measured = self.config.mode.clip_by_global_norm().is_none();
         let own = self.index_of(self.id);
         let step = self.follower.as_ref().map_or(0, StepFollower::step);
         if let (Some(own), Some(coordinator)) = (own, self.coordinator_mut()) {

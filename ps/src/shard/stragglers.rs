@@ -9,8 +9,8 @@ use super::Shard;
 use super::peers::client_registry::ClientPresence;
 use super::peers::parked_requests::WaitReason;
 use super::steps::Steps;
-use crate::aggregate::mode::OnLoss;
 use crate::client_key::ClientKey;
+use crate::config::OnLoss;
 
 /// How long a synchronous step has waited for replicas.
 #[derive(Debug, Default)]
@@ -48,10 +48,10 @@ impl Shard {
     pub(super) fn end_straggler_waits(&mut self, now: Instant) {
         let Some(coordinator) = self.steps.coordinator() else { return };
         let is_short = coordinator.is_short();
-        let timeout = match self.config.on_loss {
-            OnLoss::Wait { timeout } => Some(timeout),
-            OnLoss::Fail => Some(Duration::ZERO),
-            OnLoss::Shrink { .. } => None,
+        let timeout = match self.config.mode.synchronous().map(|mode| mode.on_loss) {
+            Some(OnLoss::Wait { timeout }) => Some(timeout),
+            Some(OnLoss::Fail) => Some(Duration::ZERO),
+            Some(OnLoss::Shrink { .. }) | None => None,
         };
         let all = self.steps.stragglers.are_overdue(now, is_short, timeout);
         self.end_waits_of_pushes(now, all);
@@ -156,7 +156,8 @@ impl Shard {
 impl Steps {
     /// Stops expecting replicas that have not joined within the join timeout.
     pub(super) fn stop_expecting(&mut self, now: Instant) {
-        let is_over = self.stragglers.waited(now) >= self.config.join_timeout;
+        let Some(mode) = self.config.mode.synchronous() else { return };
+        let is_over = self.stragglers.waited(now) >= mode.join_timeout;
         if let Some(coordinator) = self.coordinator_mut()
             && coordinator.expects() > 0
             && is_over

@@ -335,7 +335,7 @@ impl Variables {
             return Ok(());
         };
         let here = catalogue.layout(self.id).tables().len();
-        let reason = if self.config.durability == Durability::Power {
+        let reason = if self.config.storage.durability == Durability::Power {
             "a table survives a loss of power in checkpoints only, not with Durability::Power"
                 .to_owned()
         } else if here > TABLES_MAX {

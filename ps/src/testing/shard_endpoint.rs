@@ -336,7 +336,7 @@ impl ShardEndpoint {
     /// Advances the shard's time. Due at least every [`TICK`].
     pub fn tick(&mut self, now: Instant) {
         self.handle(now, ShardInput::Tick);
-        let stall_timeout = self.config.stall_timeout;
+        let stall_timeout = self.config.network.stall_timeout;
         for connection in self.shard.revoke_stalled_readers(now, stall_timeout) {
             if let Some(stream) = self.connections.get_mut(&connection) {
                 stream.closing = true;

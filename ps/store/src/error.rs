@@ -98,6 +98,15 @@ pub enum StorageError {
         /// The reason.
         reason: String,
     },
+    /// The inspected path is neither a state directory nor the folder of a shard.
+    #[error(
+        "cannot inspect {}: it holds neither folders shard-0, shard-1 ... nor a control file",
+        path.display()
+    )]
+    NoState {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The operating system returned an error.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
-use pushpull::{ListenError, StartError, StorageError};
+use pushpull::error::{ListenError, StartError, StorageError};
 
 /// An error of the daemon, before or while it serves, as the line to print.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::io;
 use std::task::Poll;
 
-use pushpull::Metrics;
+use pushpull::server::Metrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// The signals that end the daemon. They are handled from its start on.

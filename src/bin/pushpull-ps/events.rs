@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
-use pushpull::Event;
+use pushpull::server::Event;
 
 /// Minimum time between two lines of one kind.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);

@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use clap::Args;
-use pushpull::{Mode, OnLoss, PsConfig, StalenessPolicy};
+use pushpull::server::{OnLoss, StalenessPolicy};
+use pushpull::{Asynchronous, Mode, Synchronous};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Synchronous training")]
 pub(crate) struct SynchronousOptions {
     /// Make each step of the mean of A gradients of R replicas, such as 4/5 [default: none]
     #[arg(long, value_name = "A/R", value_parser = synchronous)]
-    pub(crate) synchronous: Option<Mode>,
+    pub(crate) synchronous: Option<Synchronous>,
     /// Step of a lost replica: shrink:MIN, wait:SECONDS or fail [default: shrink:1]
     #[arg(long, value_name = "POLICY", value_parser = on_loss, requires = "synchronous")]
     on_loss: Option<OnLoss>,
@@ -40,46 +41,47 @@ pub(crate) struct AsynchronousOptions {
 }
 
 impl SynchronousOptions {
-    pub(crate) fn apply(&self, mut config: PsConfig) -> PsConfig {
-        if let Some(mode) = self.synchronous {
-            config = config.mode(mode).deterministic(self.deterministic);
-        }
+    /// Returns the mode, if the flags choose it.
+    pub(crate) fn mode(&self) -> Option<Mode> {
+        let mut mode = self.synchronous?.deterministic(self.deterministic);
         if let Some(policy) = self.on_loss {
-            config = config.on_loss(policy);
+            mode = mode.on_loss(policy);
         }
         if let Some(millis) = self.join_timeout_ms {
-            config = config.join_timeout(Duration::from_millis(millis));
+            mode = mode.join_timeout(Duration::from_millis(millis));
         }
         if let Some(bound) = self.clip_by_global_norm {
-            config = config.clip_by_global_norm(bound);
+            mode = mode.clip_by_global_norm(bound);
         }
-        config
+        Some(mode.into())
     }
 }
 
 impl AsynchronousOptions {
-    pub(crate) fn apply(&self, mut config: PsConfig) -> PsConfig {
+    /// Returns the mode.
+    pub(crate) fn mode(&self) -> Asynchronous {
+        let mut mode = Asynchronous::default();
         if let Some(policy) = self.staleness {
-            config = config.staleness(policy);
+            mode = mode.staleness(policy);
         }
         if let Some(gradients) = self.wait_ahead {
-            config = config.wait_ahead(gradients);
+            mode = mode.wait_ahead(gradients);
         }
         if let Some(steps) = self.reject_older {
-            config = config.reject_older(steps);
+            mode = mode.reject_older(steps);
         }
-        config
+        mode
     }
 }
 
 /// Parses `A/R`, two positive integers, as a synchronous mode.
-fn synchronous(text: &str) -> Result<Mode, String> {
+fn synchronous(text: &str) -> Result<Synchronous, String> {
     let number = |part: &str| part.parse().ok().filter(|&number: &u32| number > 0);
     let parts = text.split_once('/').map(|(a, r)| (number(a), number(r)));
     let Some((Some(replicas_to_aggregate), Some(total_num_replicas))) = parts else {
         return Err("expected A/R, two whole numbers from 1 on, such as 4/5".to_owned());
     };
-    Ok(Mode::Synchronous { replicas_to_aggregate, total_num_replicas })
+    Ok(Synchronous::new(replicas_to_aggregate).total_num_replicas(total_num_replicas))
 }
 
 /// Parses the policy for the loss of a replica.
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_synchronous_mode_is_two_positive_integers() {
-        let mode = Mode::Synchronous { replicas_to_aggregate: 3, total_num_replicas: 4 };
+        let mode = Synchronous::new(3).total_num_replicas(4);
         assert_eq!(synchronous("3/4"), Ok(mode));
         for text in ["", "3", "3/", "/4", "0/4", "3/0", "3/4/5", "-3/4", "3 / 4", "4294967296/1"] {
             assert!(synchronous(text).is_err(), "{text:?}");

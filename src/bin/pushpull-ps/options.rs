@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use pushpull::{
-    Checkpoints, ClusterSpec, Durability, LocalDirectory, NonFinite, PsConfig, Retention, Storage,
-    TaskId,
-};
+use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention};
+use pushpull::server::{Durability, Network, NonFinite};
+use pushpull::{ClusterSpec, PsConfig, Storage, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
@@ -191,8 +190,8 @@ impl DaemonOptions {
         let config = self.training.config(cluster, TaskId::ps(self.cluster.task_index))?;
         let config = config.elastic_workers(self.cluster.elastic_workers);
         let config = self.storage.apply(self.network.apply(config));
-        let config = self.asynchronous.apply(self.synchronous.apply(config));
-        Ok(self.run.apply(config))
+        let mode = self.synchronous.mode().unwrap_or_else(|| self.asynchronous.mode().into());
+        Ok(self.run.apply(config.mode(mode)))
     }
 }
 
@@ -226,31 +225,31 @@ impl ClusterOptions {
 
 impl NetworkOptions {
     fn apply(&self, config: PsConfig) -> PsConfig {
-        config
+        let network = Network::default()
             .shared_memory(!self.no_shared_memory)
             .handshake_timeout(Duration::from_millis(self.handshake_timeout_ms))
             .waiting_connections_max(self.waiting_connections_max)
             .connections_max(self.connections_max)
-            .busy_poll(Duration::from_micros(self.busy_poll_us))
+            .busy_poll(Duration::from_micros(self.busy_poll_us));
+        config.network(network)
     }
 }
 
 impl StorageOptions {
     fn apply(&self, config: PsConfig) -> PsConfig {
-        let bytes_max = self.bytes_max;
-        let config = config
-            .shards(self.shards)
-            .storage(match &self.state_dir {
-                Some(state) => Storage::Directory { state: state.clone(), bytes_max },
-                None => Storage::Memory { bytes_max },
-            })
+        let storage = match &self.state_dir {
+            Some(state) => Storage::directory(state),
+            None => Storage::memory(),
+        };
+        let storage = storage
+            .bytes_max(self.bytes_max)
+            .integrity_full(self.integrity_full)
             .durability(match self.durability {
                 DurabilityOption::Process => Durability::Process,
                 DurabilityOption::Power => Durability::Power,
-            })
-            .integrity_full(self.integrity_full)
-            .inbox_pushes(self.inbox_pushes);
-        self.pin_bytes_max.into_iter().fold(config, PsConfig::pin_bytes_max)
+            });
+        let storage = self.pin_bytes_max.into_iter().fold(storage, Storage::pin_bytes_max);
+        config.shards(self.shards).storage(storage).inbox_pushes(self.inbox_pushes)
     }
 }
 

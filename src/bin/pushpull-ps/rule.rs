@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use pushpull::{
-    Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
+use pushpull::optim::{
+    Adadelta, Adagrad, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule,
 };
+use pushpull::{Adam, Sgd};
 
 use super::complaint::flag_called;
 use super::schedule::ScheduleOption;

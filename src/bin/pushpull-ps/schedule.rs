@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use pushpull::Schedule;
+use pushpull::optim::Schedule;
 
 /// A learning-rate schedule without its initial rate, which `--learning-rate` gives.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use pushpull::checkpoint::CheckpointError;
+use pushpull::checkpoint::LocalDirectory;
 use pushpull::checkpoint::export_since;
-use pushpull::{CheckpointError, LocalDirectory};
 
 /// Options of `pushpull export`.
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
-use pushpull::LocalDirectory;
+use pushpull::checkpoint::LocalDirectory;
 use pushpull::checkpoint::{CheckpointContents, CheckpointSummary, contents, list};
 use serde_json::{Value, json};
 

@@ -31,7 +31,7 @@ struct CheckedPush {
 
 /// The checker of a run in asynchronous mode.
 #[derive(Debug)]
-pub(crate) struct Asynchronous {
+pub(crate) struct AsynchronousChecker {
     catalogue: Arc<Catalogue>,
     owner: ShardId,
     reject_older: Option<u64>,
@@ -45,10 +45,10 @@ pub(crate) struct Asynchronous {
     pub(super) pulls: u64,
 }
 
-impl Asynchronous {
-    pub(super) fn new(setting: &Setting) -> Asynchronous {
+impl AsynchronousChecker {
+    pub(super) fn new(setting: &Setting) -> AsynchronousChecker {
         let catalogue = setting.catalogue.clone();
-        Asynchronous {
+        AsynchronousChecker {
             known: catalogue.shards().map(|shard| (shard, BTreeSet::new())).collect(),
             catalogue,
             owner: ShardId { task: 0, shard: 0 },

@@ -20,7 +20,7 @@ struct AppliedStep {
 
 /// The checker of a run in synchronous mode.
 #[derive(Debug)]
-pub(crate) struct Synchronous {
+pub(crate) struct SynchronousChecker {
     begin: Vec<Elements>,
     steps: Vec<AppliedStep>,
     /// How many steps each shard has applied.
@@ -40,13 +40,13 @@ pub(crate) struct Synchronous {
     pub(super) pulls: u64,
 }
 
-impl Synchronous {
-    pub(super) fn new(setting: &Setting) -> Synchronous {
+impl SynchronousChecker {
+    pub(super) fn new(setting: &Setting) -> SynchronousChecker {
         let zeros = setting.catalogue.variables().iter().map(|variable| {
             let size = variable.dtype().size() as u64;
             Elements::zeros(variable.dtype(), (variable.bytes() / size) as usize)
         });
-        Synchronous {
+        SynchronousChecker {
             begin: zeros.collect(),
             steps: Vec::new(),
             applied: BTreeMap::new(),

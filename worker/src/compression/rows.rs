@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pushpull_common::catalogue::Partition;
-use pushpull_common::codec::{Codec, EncodeError, Real, Residual};
+use pushpull_common::codec::{Codec, CodecError, Real, Residual};
 
 use super::add_encoded_parts;
 use crate::gradients::part_buffer::PartBuffer;
@@ -81,7 +81,7 @@ impl<T: Real> RowResiduals<T> {
         ids: &[u64],
         values: &[T],
         out: &mut PartBuffer,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<(), CodecError> {
         let mut gathered = std::mem::take(&mut self.gathered);
         self.gather(ids, &mut gathered);
         self.left.swap_left(&mut gathered);

@@ -14,33 +14,12 @@ use pushpull_common::codec::{Real, Residual};
 use pushpull_common::finite::first_non_finite;
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::elements_of;
-use thiserror::Error;
 
 use super::rows::RowResiduals;
 use super::{Compression, VariableResidual};
+use crate::error::Error;
 
 const MAGIC: [u8; 8] = *b"ppleft\0\0";
-
-/// Why residuals cannot be restored. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum ResidualsError {
-    /// The bytes are not the result of [`crate::Worker::residuals`], or damaged.
-    #[error("cannot restore residuals: the bytes are damaged or no residuals")]
-    Damaged,
-    /// They belong to other variables, or to the same with another placement.
-    #[error("cannot restore residuals: they are of other variables")]
-    OtherVariables,
-    /// A variable has a residual but no codec any more: the residual would be lost.
-    #[error("cannot restore residuals: {variable:?} has one, but has no codec")]
-    NotCompressed {
-        /// The variable.
-        variable: String,
-    },
-    /// The worker has not joined, so it has no variables yet.
-    #[error("cannot restore residuals before joining")]
-    NotJoined,
-}
 
 impl Compression {
     /// Returns all residuals as bytes.
@@ -65,21 +44,17 @@ impl Compression {
     }
 
     /// Restores residuals. Those of variables that are not included start at zero.
-    pub(crate) fn restore(
-        &mut self,
-        catalogue: &Catalogue,
-        bytes: &[u8],
-    ) -> Result<(), ResidualsError> {
-        let (body, crc) = bytes.split_last_chunk().ok_or(ResidualsError::Damaged)?;
+    pub(crate) fn restore(&mut self, catalogue: &Catalogue, bytes: &[u8]) -> Result<(), Error> {
+        let (body, crc) = bytes.split_last_chunk().ok_or(Error::DamagedResiduals)?;
         if u64::from_le_bytes(*crc) != u64::from(crc32c::crc32c(body)) {
-            return Err(ResidualsError::Damaged);
+            return Err(Error::DamagedResiduals);
         }
         let mut rest = body;
         if take::<8>(&mut rest)? != MAGIC {
-            return Err(ResidualsError::Damaged);
+            return Err(Error::DamagedResiduals);
         }
         if take::<32>(&mut rest)? != catalogue.digest() {
-            return Err(ResidualsError::OtherVariables);
+            return Err(Error::ForeignResiduals);
         }
         let count = u64::from_le_bytes(take(&mut rest)?);
         let mut found = Vec::new();
@@ -89,12 +64,12 @@ impl Compression {
             found.push(saved);
         }
         if !rest.is_empty() {
-            return Err(ResidualsError::Damaged);
+            return Err(Error::DamagedResiduals);
         }
         for saved in &found {
             if !self.covers(saved.id) {
                 let variable = catalogue.variable(saved.id).name().to_owned();
-                return Err(ResidualsError::NotCompressed { variable });
+                return Err(Error::ResidualWithoutCodec { variable });
             }
         }
         for (id, compressed) in &mut self.variables {
@@ -120,15 +95,12 @@ struct SavedResidual<'a> {
 
 impl<'a> SavedResidual<'a> {
     /// Takes the next saved residual from the rest of the bytes.
-    fn take(
-        catalogue: &Catalogue,
-        rest: &mut &'a [u8],
-    ) -> Result<SavedResidual<'a>, ResidualsError> {
+    fn take(catalogue: &Catalogue, rest: &mut &'a [u8]) -> Result<SavedResidual<'a>, Error> {
         let id = VariableId(u32::from_le_bytes(take(rest)?));
         let code = u32::from_le_bytes(take(rest)?);
         let count = u64::from_le_bytes(take(rest)?);
         let variable = catalogue.variables().get(id.0 as usize);
-        let variable = variable.ok_or(ResidualsError::Damaged)?;
+        let variable = variable.ok_or(Error::DamagedResiduals)?;
         let dtype = variable.dtype().master();
         let (ids, elements) = match variable.is_sparse() {
             true => (count.saturating_mul(8), count.saturating_mul(variable.master_row_bytes())),
@@ -143,10 +115,10 @@ impl<'a> SavedResidual<'a> {
             Some(&taken[..bytes as usize])
         };
         let taken = next(ids).zip(next(elements)).filter(|_| same);
-        let (ids, elements) = taken.ok_or(ResidualsError::Damaged)?;
+        let (ids, elements) = taken.ok_or(Error::DamagedResiduals)?;
         if first_non_finite(dtype, elements).is_some() {
             // No sum of pushed gradients is NaN or infinite.
-            return Err(ResidualsError::Damaged);
+            return Err(Error::DamagedResiduals);
         }
         Ok(SavedResidual { id, ids, elements })
     }
@@ -189,8 +161,8 @@ fn rows<T: Real>(old: &RowResiduals<T>, saved: Option<&SavedResidual<'_>>) -> Ro
     left
 }
 
-fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ResidualsError> {
-    let (taken, tail) = rest.split_first_chunk().ok_or(ResidualsError::Damaged)?;
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Error> {
+    let (taken, tail) = rest.split_first_chunk().ok_or(Error::DamagedResiduals)?;
     *rest = tail;
     Ok(*taken)
 }

@@ -6,7 +6,6 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::message::Operation;
 
 use super::{POOL_MAX, Worker};
-use crate::compression::ResidualsError;
 use crate::error::Error;
 use crate::gradients::params::Gradients;
 use crate::gradients::scatter::{Scatter, ScatteredGradients};
@@ -122,9 +121,10 @@ impl Worker {
     /// start at zero.
     ///
     /// # Errors
-    /// [`ResidualsError`]; nothing has changed then.
-    pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), ResidualsError> {
-        let model = self.model.as_ref().ok_or(ResidualsError::NotJoined)?;
+    /// [`Error::DamagedResiduals`], [`Error::ForeignResiduals`], [`Error::ResidualWithoutCodec`] and
+    /// [`Error::NotJoined`]; nothing has changed then.
+    pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let model = self.model.as_ref().ok_or(Error::NotJoined { doing: "restore residuals" })?;
         model.compression().restore(model.plan.catalogue(), bytes)
     }
 

@@ -13,7 +13,7 @@ use pushpull_common::protocol::message::CheckpointId;
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::variable::VariableSpec;
 use pushpull_worker::blocking::Worker;
-use pushpull_worker::{Error, JoinError, WorkerConfig};
+use pushpull_worker::{Error, WorkerConfig};
 
 use server::{CrashKind, ScriptedServer, ServerState};
 
@@ -51,7 +51,7 @@ fn connect(servers: &[ScriptedServer; 2]) -> Worker {
 }
 
 /// Whether `fill` was called, and the step and the epoch that were restored.
-type JoinOutcome = Result<(bool, Option<(u64, u32)>), JoinError>;
+type JoinOutcome = Result<(bool, Option<(u64, u32)>), Error>;
 
 fn join(servers: &[ScriptedServer; 2]) -> JoinOutcome {
     let mut worker = connect(servers);
@@ -115,9 +115,7 @@ fn the_epoch_exceeds_that_of_the_checkpoint_if_all_shards_have_lost_their_state(
 #[test]
 fn a_state_lost_without_a_checkpoint_is_an_error() {
     let servers = start([ready(1, 9), ServerState::default()], None);
-    let JoinError::Session(Error::StateLost { shard }) = join(&servers).unwrap_err() else {
-        panic!()
-    };
+    let Error::StateLost { shard } = join(&servers).unwrap_err() else { panic!() };
     assert_eq!(shard.task, 1);
     assert_requests(&servers, [&["declare", "find"], &["declare"]]);
 }

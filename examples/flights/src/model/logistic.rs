@@ -1,6 +1,6 @@
 //! Logistic regression on ids.
 
-use pushpull::Initializer;
+use pushpull::variable::Initializer;
 
 use super::{Model, Samples, Weights, WeightsMut, slope};
 use crate::metrics::cross_entropy;

@@ -6,10 +6,10 @@
 mod logistic;
 mod network;
 
-use pushpull::Initializer;
+use pushpull::variable::Initializer;
 
 pub(crate) use logistic::Logistic;
-pub(crate) use network::Network;
+pub(crate) use network::EmbeddingNetwork;
 
 /// A model of `N` dense tensors and a table with a row per id.
 pub(crate) trait Model<const N: usize>: Clone + Send {
@@ -85,7 +85,7 @@ fn slope(logit: f32, late: bool) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use pushpull::Shape;
+    use pushpull::variable::Shape;
 
     use super::*;
     use crate::metrics::log_loss;
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn the_network_agrees_with_central_differences() {
-        agrees(Network::new(FIELDS, 2, 5), |weights, places| {
+        agrees(EmbeddingNetwork::new(FIELDS, 2, 5), |weights, places| {
             let [w1, b1, w2, b2, rows] = weights else { panic!("five tensors") };
             let inputs: Vec<f64> = places
                 .iter()
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!((slope(-1e4, true), slope(-1e4, false)), (-1.0, 0.0));
         assert!(slope(f32::NAN, true).is_nan());
 
-        let mut network = Network::new(FIELDS, 2, 5);
+        let mut network = EmbeddingNetwork::new(FIELDS, 2, 5);
         let mut weights = random(&network);
         weights[0][0] = f32::NAN;
         let mut logits = Vec::new();

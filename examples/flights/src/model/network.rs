@@ -1,6 +1,6 @@
 //! A small network over embeddings.
 
-use pushpull::Initializer;
+use pushpull::variable::Initializer;
 
 use super::{Model, Samples, Weights, WeightsMut, slope};
 use crate::metrics::cross_entropy;
@@ -11,7 +11,7 @@ use crate::metrics::cross_entropy;
 /// inputs of one hidden layer of rectified linear units. The logit is a weighted sum of its
 /// outputs.
 #[derive(Clone, Debug)]
-pub(crate) struct Network {
+pub(crate) struct EmbeddingNetwork {
     fields: usize,
     width: usize,
     hidden: usize,
@@ -21,12 +21,12 @@ pub(crate) struct Network {
     units: Vec<f32>,
 }
 
-impl Network {
+impl EmbeddingNetwork {
     /// Creates a network for samples of `fields` ids, with embeddings of `width` values and
     /// `hidden` units.
-    pub(crate) fn new(fields: usize, width: usize, hidden: usize) -> Network {
+    pub(crate) fn new(fields: usize, width: usize, hidden: usize) -> EmbeddingNetwork {
         let (inputs, units) = (vec![0.0; fields * width], vec![0.0; hidden]);
-        Network { fields, width, hidden, inputs, units }
+        EmbeddingNetwork { fields, width, hidden, inputs, units }
     }
 
     /// Returns the logit of one sample, and fills `inputs` and `units`.
@@ -47,7 +47,7 @@ impl Network {
     }
 }
 
-impl Model<4> for Network {
+impl Model<4> for EmbeddingNetwork {
     const NAMES: [&'static str; 4] = ["w1", "b1", "w2", "b2"];
 
     fn width(&self) -> usize {

@@ -14,8 +14,7 @@ use pushpull_common::protocol::{Header, Refusal, version};
 use super::client_registry::AdmittedClient;
 use super::connection_state::ConnectionState;
 use super::peer_request::answer_to;
-use crate::aggregate::mode::Mode;
-use crate::config::{NonFinite, PsConfig};
+use crate::config::{Mode, NonFinite, PsConfig};
 use crate::shard::Shard;
 use crate::shard::variables::Variables;
 
@@ -128,13 +127,14 @@ impl IncomingHello<'_> {
             version,
             shards: config.shards,
             client_epoch,
-            mode: match config.mode {
-                Mode::Asynchronous => {
-                    ModeIs::Asynchronous { owner_first: config.reject_older.is_some() }
+            mode: match &config.mode {
+                Mode::Asynchronous(mode) => {
+                    ModeIs::Asynchronous { owner_first: mode.reject_older.is_some() }
                 }
-                Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
-                    ModeIs::Synchronous { replicas_to_aggregate, total_num_replicas }
-                }
+                Mode::Synchronous(mode) => ModeIs::Synchronous {
+                    replicas_to_aggregate: mode.replicas_to_aggregate,
+                    total_num_replicas: mode.total_num_replicas,
+                },
             },
             lease_ms: u32::try_from(config.lease.as_millis()).unwrap_or(u32::MAX),
             part_bytes_max: PART_BYTES_MAX as u32,
@@ -170,7 +170,7 @@ impl Shard {
         let IncomingHello { connection, hello, origin, .. } = incoming;
         let version = incoming.check_peer(self)?;
         incoming.check_variables(&self.variables, self.checkpoints.restoring.is_some())?;
-        let limit = self.config.connections_max;
+        let limit = self.config.network.connections_max;
         if self.peers.connections.len() >= limit {
             let what = Detail::clipped("connections");
             return Err(Refusal::Busy { what, limit: limit as u64 });

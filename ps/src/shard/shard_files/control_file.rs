@@ -34,7 +34,7 @@ pub(in crate::shard) fn open_control(
     let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
     page.check(Kind::Control, stamp, 0).map_err(|fault| storage.corrupt(&name, fault))?;
     let boot = check_text(&page.text, &parts.identity, storage, &name)?;
-    let image = match parts.config.durability {
+    let image = match parts.config.storage.durability {
         Durability::Power => newest_image(storage, stamp)?,
         Durability::Process => None,
     };

@@ -47,7 +47,8 @@ impl Generation {
         let layout = catalogue.layout(id);
         let rules = config.rules.of_variables(&catalogue);
         let slots = rules.most_slots(&layout);
-        let geometry = StoreGeometry::new(&layout, slots, config.block_bytes, config.pin_bytes_max);
+        let geometry =
+            StoreGeometry::new(&layout, slots, config.block_bytes, config.storage.pin_bytes_max);
         let push_slots = config.push_slots();
         Generation { catalogue, layout, rules, geometry, push_slots }
     }
@@ -147,7 +148,7 @@ impl Generation {
         let inbox = Inbox::new(inbox, layout, *push_slots, first_push_slot);
         let memory = files.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
         // Checksums are needed to find pages that a loss of power kept from the disk.
-        let integrity = files.config.integrity_full || files.power.is_some();
+        let integrity = files.config.storage.integrity_full || files.power.is_some();
         let mut store =
             Store::create(self.store_plan(files, generation, integrity), reservation, rules)?;
         files.journal.reserve_intent(transaction_words(words, tables))?;

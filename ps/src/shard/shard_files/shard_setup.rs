@@ -68,7 +68,7 @@ impl ShardSetup {
         control.write(0, &page.encode());
         let journal =
             Journal::create(&arena, control, transaction_words(0, 0), self.config.planted)?;
-        if self.config.durability == Durability::Power {
+        if self.config.storage.durability == Durability::Power {
             // The first page identifies the arena of an image.
             arena.storage.sync(CONTROL_NEW)?;
             // Nothing is committed before both names are on disk. An intent with a commit but
@@ -141,7 +141,7 @@ impl ShardSetup {
     /// Returns a shard without variables and clients.
     fn shard(self, arena: Arena, journal: Journal, run: ServerRun) -> Shard {
         let ShardSetup { id, config, identity, budget, counters } = self;
-        let power = (config.durability == Durability::Power).then(Power::default);
+        let power = (config.storage.durability == Durability::Power).then(Power::default);
         let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted);
         let (generation, lives) = (0, 0);
         Shard {
@@ -178,7 +178,7 @@ impl Shard {
         run: ServerRun,
         now: Instant,
     ) -> Result<Shard, StorageError> {
-        if setup.config.durability == Durability::Power {
+        if setup.config.storage.durability == Durability::Power {
             storage.sync_way()?;
         }
         let control = storage.open(&file_name(Kind::Control, 0))?;

@@ -17,7 +17,7 @@ use pushpull_store::testing::test_files::TestFiles;
 
 use super::peers::{Push, bytes_of, worker};
 use super::world::{ConnectionId, LIFE, World};
-use crate::config::PsConfig;
+use crate::config::{PsConfig, Storage};
 use crate::error::StorageError;
 use crate::shard::shard_files::shard_setup::ServerRun;
 use crate::shard::{Shard, VariablesState};
@@ -44,7 +44,10 @@ const TRAINED: usize = 440;
 /// A world with these variables, not yet declared.
 pub(super) fn world(life: ServerRun, shards: u16, integrity: bool) -> World {
     World::bare_as(life, variables(), Adam::new(0.5), |config| {
-        let config = config.shards(shards).inbox_pushes(3).integrity_full(integrity);
+        let config = config
+            .shards(shards)
+            .inbox_pushes(3)
+            .storage(Storage::memory().integrity_full(integrity));
         PsConfig { block_bytes: 128, ..config }
     })
 }

@@ -11,7 +11,7 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Peer, Push, bytes_of, f64s, worker};
 use super::world::{ConnectionId, World};
-use crate::config::PsConfig;
+use crate::config::{Asynchronous, PsConfig};
 use crate::shard::TICK;
 
 /// Workers that train one variable of two elements, at a learning rate of 1.
@@ -93,7 +93,7 @@ impl Workers {
 
 #[test]
 fn a_replica_that_is_ahead_waits_for_the_slowest() {
-    let mut workers = Workers::new(3, |config| config.wait_ahead(2));
+    let mut workers = Workers::new(3, |config| config.mode(Asynchronous::default().wait_ahead(2)));
     let slow = workers.token(2).unwrap();
     assert!(workers.train(0) && workers.train(0) && workers.train(1));
     let ahead = workers.ask(0, u64::MAX);
@@ -111,7 +111,7 @@ fn a_replica_that_is_ahead_waits_for_the_slowest() {
 
 #[test]
 fn a_wait_for_the_slowest_replica_names_it() {
-    let mut workers = Workers::new(2, |config| config.wait_ahead(1));
+    let mut workers = Workers::new(2, |config| config.mode(Asynchronous::default().wait_ahead(1)));
     assert!(workers.token(1).is_some() && workers.train(0));
     let newest = TokenId(u64::MAX);
     let envelope = Envelope { deadline_ms: 300, ..Envelope::default() };
@@ -136,7 +136,9 @@ fn a_wait_for_the_slowest_replica_names_it() {
 fn absent_and_idle_replicas_are_not_waited_for() {
     let lease = Duration::from_secs(5);
     for leaves in [true, false] {
-        let mut workers = Workers::new(3, |config| config.wait_ahead(1).lease(lease));
+        let mut workers = Workers::new(3, |config| {
+            config.mode(Asynchronous::default().wait_ahead(1)).lease(lease)
+        });
         assert!(workers.token(1).is_some());
         // The third replica has joined, but requests no token.
         assert!(workers.train(0));
@@ -164,7 +166,7 @@ fn absent_and_idle_replicas_are_not_waited_for() {
 
 #[test]
 fn a_killed_step_owner_knows_the_progress_of_each_replica() {
-    let mut workers = Workers::new(2, |config| config.wait_ahead(3));
+    let mut workers = Workers::new(2, |config| config.mode(Asynchronous::default().wait_ahead(3)));
     let slow = workers.token(1).unwrap();
     assert!(workers.train(0) && workers.train(0));
     workers.world.restart(0).unwrap();
@@ -182,7 +184,8 @@ fn a_killed_step_owner_knows_the_progress_of_each_replica() {
 
 #[test]
 fn gradients_that_are_too_old_are_dropped_as_stale() {
-    let mut workers = Workers::new(2, |config| config.reject_older(1));
+    let mut workers =
+        Workers::new(2, |config| config.mode(Asynchronous::default().reject_older(1)));
     let [old, older] = [workers.token(1).unwrap(), workers.token(1).unwrap()];
     assert!(workers.train(0));
     assert!(matches!(workers.push(1, old), Outcome::Applied { staleness: 1, .. }));
@@ -211,7 +214,8 @@ fn gradients_that_are_too_old_are_dropped_as_stale() {
 
 #[test]
 fn a_gradient_that_becomes_too_old_while_it_arrives_is_dropped_whole() {
-    let mut workers = Workers::new(3, |config| config.reject_older(0));
+    let mut workers =
+        Workers::new(3, |config| config.mode(Asynchronous::default().reject_older(0)));
     let old = workers.token(1).unwrap();
     let push = workers.begin(1, old, false);
     let (line, half) = (workers.lines[1], bytes_of(&[9.0]));
@@ -249,7 +253,8 @@ fn a_gradient_that_becomes_too_old_while_it_arrives_is_dropped_whole() {
 
 #[test]
 fn a_whole_push_keeps_its_token_when_another_is_sent_under_it() {
-    let mut workers = Workers::new(2, |config| config.reject_older(1).last_step(5));
+    let mut workers =
+        Workers::new(2, |config| config.mode(Asynchronous::default().reject_older(1)).last_step(5));
     let token = workers.token(1).unwrap();
     assert!(workers.train(0) && workers.train(0));
     // A whole push of the newest values, which is queued.

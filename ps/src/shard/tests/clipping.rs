@@ -10,8 +10,8 @@ fn norm() -> f64 {
 #[test]
 fn a_gradient_is_scaled_by_its_norm_over_all_shards() {
     for shards in [1, 2] {
-        let mode = synchronous(2, 2);
-        let mut cluster = Cluster::new(shards, mode, |config| config.clip_by_global_norm(norm()));
+        let mode = synchronous(2, 2).clip_by_global_norm(norm());
+        let mut cluster = Cluster::new(shards, mode, |config| config);
         let (a, b) = (cluster.token(0), cluster.token(1));
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         assert_eq!(cluster.push(1, b, 4.0), ACCEPTED(0));
@@ -27,7 +27,7 @@ fn a_gradient_is_scaled_by_its_norm_over_all_shards() {
 #[test]
 fn kills_do_not_change_the_bits_of_a_clipped_step() {
     // With this bound no clipping factor is exact.
-    let found = with_kills(|config| config.clip_by_global_norm(0.7));
+    let found = with_kills(|mode| mode.clip_by_global_norm(0.7));
     let factor = 0.7 / (45.0_f64.sqrt());
     let one = 0.7 / norm();
     let expected = ((one + 3.0 * factor) / -2.0) as f32;

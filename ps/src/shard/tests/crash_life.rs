@@ -15,7 +15,7 @@ use pushpull_store::testing::test_files::TestFiles;
 
 use super::peers::{Push, bytes_of, chief, index_of, place, variables, worker};
 use super::world::{ConnectionId, Observer, World};
-use crate::config::PsConfig;
+use crate::config::{PsConfig, Storage};
 
 /// The size of a block: the variables before `table` fill three blocks.
 pub(super) const BLOCK_BYTES: usize = 256;
@@ -45,7 +45,8 @@ impl CrashScenario {
             rules.optimizer_for("bias".into(), Arc::new(Adagrad::new(0.5)));
         }
         let cached_bytes_max = if self.past_cache { 0 } else { config.cached_bytes_max };
-        let config = config.integrity_full(true).inbox_pushes(2).lease(LEASE);
+        let config =
+            config.storage(Storage::memory().integrity_full(true)).inbox_pushes(2).lease(LEASE);
         PsConfig {
             rules,
             block_bytes: BLOCK_BYTES,

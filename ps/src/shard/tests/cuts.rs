@@ -12,11 +12,10 @@ use pushpull_common::protocol::{Message, Outcome, Refusal};
 use super::peers::{Peer, worker};
 use super::synchronous::{ACCEPTED, Cluster, synchronous};
 use super::world::ConnectionId;
-use crate::aggregate::mode::Mode;
 use crate::checkpoint::{
     CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save, ShardEntry,
 };
-use crate::config::Checkpoints;
+use crate::config::{Checkpoints, Mode};
 use crate::shard::ShardInput;
 use crate::shard::checkpoints::saver_order::{
     PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder,
@@ -27,7 +26,10 @@ fn cluster(folder: &std::path::Path) -> (Cluster, Arc<dyn CheckpointStorage>) {
     cluster_of(folder, synchronous(2, 2))
 }
 
-fn cluster_of(folder: &std::path::Path, mode: Mode) -> (Cluster, Arc<dyn CheckpointStorage>) {
+fn cluster_of(
+    folder: &std::path::Path,
+    mode: impl Into<Mode>,
+) -> (Cluster, Arc<dyn CheckpointStorage>) {
     let storage = || LocalDirectory::create(folder).unwrap();
     let checkpoints = Checkpoints::new(storage());
     let configure = |config: crate::config::PsConfig| config.checkpoints(checkpoints.clone());
@@ -124,7 +126,7 @@ fn update(cluster: &mut Cluster) {
 #[test]
 fn an_asynchronous_cut_of_the_step_owner_has_the_updates_that_its_step_counts() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, storage) = cluster_of(folder.path(), Mode::Asynchronous);
+    let (mut cluster, storage) = cluster_of(folder.path(), Mode::default());
     update(&mut cluster);
     assert_eq!(request_save(&mut cluster), [1]);
     update(&mut cluster);
@@ -145,7 +147,7 @@ fn an_asynchronous_cut_of_the_step_owner_has_the_updates_that_its_step_counts() 
 #[test]
 fn asynchronous_saves_run_one_at_a_time_and_at_most_16_wait() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, storage) = cluster_of(folder.path(), Mode::Asynchronous);
+    let (mut cluster, storage) = cluster_of(folder.path(), Mode::default());
     update(&mut cluster);
     assert_eq!(request_save(&mut cluster), [1]);
     for ticket in 1..=17 {

@@ -10,10 +10,12 @@ use pushpull_store::testing::planted::PlantedBugs;
 
 use super::peers::{Peer, identity, variables, worker};
 use super::world::World;
-use crate::config::PsConfig;
+use crate::config::{Network, PsConfig};
 
 fn bare() -> World {
-    World::bare(variables(), Sgd::new(1.0), |config| config.connections_max(3))
+    World::bare(variables(), Sgd::new(1.0), |config| {
+        config.network(Network::default().connections_max(3))
+    })
 }
 
 #[test]

@@ -13,16 +13,18 @@ use pushpull_optim::optimizer::{Adam, Sgd};
 
 use super::peers::{Push, bytes_of, chief, f32s, f64s, place, variables, worker};
 use super::world::{Received, World};
-use crate::config::Storage;
+use crate::config::{Network, Storage};
 
 fn bare() -> World {
-    World::bare(variables(), Sgd::new(1.0), |config| config.connections_max(3))
+    World::bare(variables(), Sgd::new(1.0), |config| {
+        config.network(Network::default().connections_max(3))
+    })
 }
 
 #[test]
 fn a_declaration_that_does_not_fit_is_refused_with_need_and_limit() {
     let limit = 3 << 20;
-    let storage = Storage::Memory { bytes_max: limit };
+    let storage = Storage::memory().bytes_max(limit);
     let mut world =
         World::bare(variables(), Adam::new(0.1), |config| config.storage(storage.clone()));
     let line = world.join(0, &mut chief());

@@ -149,7 +149,7 @@ pub(super) fn open_at(
         id: ShardId { task: 0, shard: 0 },
         config: config.clone(),
         identity: Arc::new(identity()),
-        budget: Budget::new(config.storage.bytes_max()),
+        budget: Budget::new(config.storage.bytes_max),
         counters: Arc::new(Counters::default()),
     };
     Shard::open(parts, storage, LIFE, now)

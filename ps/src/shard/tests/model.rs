@@ -18,7 +18,7 @@ use super::actors::{Actor, DENSE, LEDGER, Pending, actor, check_whole, random_pa
 use super::peers::{Peer, Push, unpack};
 use super::random::Random;
 use super::world::{ConnectionId, World};
-use crate::config::PsConfig;
+use crate::config::{PsConfig, Storage};
 
 const SEEDS: u64 = 300;
 const STEPS: usize = 600;
@@ -53,7 +53,8 @@ impl Model {
             let timeout = Some(Duration::from_secs(3));
             let config = config.last_step(last_step).lease(LEASE).inbox_pushes(push_slots);
             // Small blocks, so that a push spans several of them and a block holds few rows.
-            let config = config.token_timeout(timeout).integrity_full(true);
+            let config =
+                config.token_timeout(timeout).storage(Storage::memory().integrity_full(true));
             PsConfig { block_bytes: 256, planted, ..config }
         });
         let (reader, chief) = (lines[0], super::peers::chief());

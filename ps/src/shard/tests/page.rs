@@ -298,11 +298,11 @@ fn the_bounds_of_a_server_match_the_page() {
     let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(0.1));
     let seconds = |time: std::time::Duration| format!("{} s", time.as_secs_f64());
     let expected = BTreeMap::from([
-        ("`waiting_connections_max`", config.waiting_connections_max.to_string()),
-        ("`handshake_timeout`", seconds(config.handshake_timeout)),
-        ("`connections_max`", config.connections_max.to_string()),
+        ("`waiting_connections_max`", config.network.waiting_connections_max.to_string()),
+        ("`handshake_timeout`", seconds(config.network.handshake_timeout)),
+        ("`connections_max`", config.network.connections_max.to_string()),
         ("`lease`", seconds(config.lease)),
-        ("`stall_timeout`", seconds(config.stall_timeout)),
+        ("`stall_timeout`", seconds(config.network.stall_timeout)),
         ("`token_timeout`", seconds(config.token_timeout.unwrap())),
         ("`inbox_pushes`", config.inbox_pushes.to_string()),
         ("`CLIENTS_MAX`", CLIENTS_MAX.to_string()),

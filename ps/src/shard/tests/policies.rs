@@ -12,7 +12,7 @@ use super::random::Random;
 use super::staleness::{Client, Step, metrics, ones};
 use super::world::World;
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::config::{PsConfig, Storage};
+use crate::config::{Asynchronous, PsConfig, Storage};
 
 const DAMP: StalenessPolicy = StalenessPolicy::Damp;
 const HALF: StalenessPolicy = StalenessPolicy::DelayCompensation { lambda: 0.5 };
@@ -32,7 +32,8 @@ fn values(world: &mut World, client: &Client) -> Vec<Vec<f64>> {
 
 #[test]
 fn a_damped_gradient_is_scaled_by_its_staleness() {
-    let (mut world, mut a, mut b) = two_shards(|config| config.staleness(DAMP));
+    let (mut world, mut a, mut b) =
+        two_shards(|config| config.mode(Asynchronous::default().staleness(DAMP)));
     let stale = a.step(&mut world);
     for parts in [&[0, 1][..], &[0], &[0]] {
         let step = b.step(&mut world);
@@ -49,7 +50,8 @@ fn a_damped_gradient_is_scaled_by_its_staleness() {
 
 #[test]
 fn a_gradient_is_compensated_for_the_change_of_its_shard() {
-    let (mut world, mut a, mut b) = two_shards(|config| config.staleness(HALF));
+    let (mut world, mut a, mut b) =
+        two_shards(|config| config.mode(Asynchronous::default().staleness(HALF)));
     let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
     let bodies = [bytes_of(&[2_f64, -2.0]), bytes_of(&[1_f64, 0.0])];
     b.push(&mut world, &fresh, &[(0, &bodies[0]), (1, &bodies[1])]);
@@ -64,7 +66,8 @@ fn a_gradient_is_compensated_for_the_change_of_its_shard() {
 /// A client pushes a gradient that was not computed from the values that it pulled last.
 #[test]
 fn a_gradient_whose_base_values_are_lost_is_not_compensated() {
-    let (mut world, mut a, mut b) = two_shards(|config| config.staleness(HALF));
+    let (mut world, mut a, mut b) =
+        two_shards(|config| config.mode(Asynchronous::default().staleness(HALF)));
     let ones = bytes_of(&[1_f64, 1.0]);
     let (early, fresh) = (a.step(&mut world), b.step(&mut world));
     b.push(&mut world, &fresh, &[(0, &ones), (1, &ones)]);
@@ -81,7 +84,8 @@ fn a_gradient_whose_base_values_are_lost_is_not_compensated() {
 
 #[test]
 fn base_values_are_lost_with_the_process() {
-    let (mut world, mut a, mut b) = two_shards(|config| config.staleness(HALF));
+    let (mut world, mut a, mut b) =
+        two_shards(|config| config.mode(Asynchronous::default().staleness(HALF)));
     let ones = bytes_of(&[1_f64, 1.0]);
     let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
     b.push(&mut world, &fresh, &[(0, &ones), (1, &ones)]);
@@ -98,7 +102,8 @@ fn base_values_are_lost_with_the_process() {
 #[test]
 fn copies_count_against_bytes_max_and_are_freed_with_their_clients() {
     let left = |world: &World| world.shards[0].files.budget.left();
-    let (mut world, a, b) = two_shards(|config| config.staleness(HALF));
+    let (mut world, a, b) =
+        two_shards(|config| config.mode(Asynchronous::default().staleness(HALF)));
     let before = left(&world);
     for _ in 0..3 {
         a.step(&mut world);
@@ -112,9 +117,10 @@ fn copies_count_against_bytes_max_and_are_freed_with_their_clients() {
     assert_eq!(before - left(&world), 2 * 16);
 
     let bytes_max = Storage::BYTES_MAX - before + 16;
-    let storage = Storage::Memory { bytes_max };
-    let (mut world, mut a, mut b) =
-        two_shards(|config| config.staleness(HALF).storage(storage.clone()));
+    let storage = Storage::memory().bytes_max(bytes_max);
+    let (mut world, mut a, mut b) = two_shards(|config| {
+        config.mode(Asynchronous::default().staleness(HALF)).storage(storage.clone())
+    });
     let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
     let ones = bytes_of(&[1_f64, 1.0]);
     b.push(&mut world, &fresh, &[(0, &ones), (1, &ones)]);
@@ -128,7 +134,8 @@ fn copies_count_against_bytes_max_and_are_freed_with_their_clients() {
 #[test]
 fn policies_that_need_no_copies_keep_none() {
     for policy in [StalenessPolicy::Ignore, DAMP] {
-        let (mut world, a, _) = two_shards(|config| config.staleness(policy));
+        let (mut world, a, _) =
+            two_shards(|config| config.mode(Asynchronous::default().staleness(policy)));
         let before = world.shards[0].files.budget.left();
         a.step(&mut world);
         assert_eq!(world.shards[0].files.budget.left(), before);
@@ -154,7 +161,9 @@ fn every_element_of_a_large_push_is_compensated_by_its_own_values() {
     let first_of_v = bytes_of(&some(0)).len();
     for cuts in [vec![], vec![first_of_v / 2 / 8 * 8], vec![16, 16 << 10, first_of_v]] {
         let variables = vec![w.clone(), v.clone()];
-        let (mut world, _) = World::ready(variables, Sgd::new(0.25), |c| c.staleness(HALF));
+        let (mut world, _) = World::ready(variables, Sgd::new(0.25), |c| {
+            c.mode(Asynchronous::default().staleness(HALF))
+        });
         let (a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
         let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
         b.push(&mut world, &fresh, &[(0, &body(1))]);
@@ -193,7 +202,8 @@ fn one_by_one(
         VariableSpec::f32("w", [3]).unwrap().initializer(Initializer::Ones),
         VariableSpec::new("v", DType::F64, shape).unwrap(),
     ];
-    let (mut world, _) = World::ready(variables, optimizer, |c| c.staleness(policy));
+    let (mut world, _) =
+        World::ready(variables, optimizer, |c| c.mode(Asynchronous::default().staleness(policy)));
     let client = Client::join(&mut world, 1);
     for (sequence, (narrow, wide)) in (1..).zip(gradients) {
         let Step { grant, read, .. } = client.step(&mut world);
@@ -237,7 +247,9 @@ fn damped_steps_converge_where_plain_steps_diverge() {
     let train = |policy| {
         let variables = vec![ones("w", 1)];
         // w(t+1) = w(t) - rate w(t-7) diverges from a rate of 2 sin(pi/30) = 0.21 on.
-        let (mut world, _) = World::ready(variables, Sgd::new(0.5), |c| c.staleness(policy));
+        let (mut world, _) = World::ready(variables, Sgd::new(0.5), |c| {
+            c.mode(Asynchronous::default().staleness(policy))
+        });
         let mut workers: Vec<Client> =
             (1..=WORKERS).map(|task| Client::join(&mut world, task)).collect();
         let mut steps: Vec<Step> = workers.iter().map(|worker| worker.step(&mut world)).collect();
@@ -268,7 +280,9 @@ fn regression(workers: u32, policy: StalenessPolicy) -> Vec<Vec<f64>> {
     let mut random = Random::new(1);
     let mut unit = || random.below(1 << 32) as f64 / (1_u64 << 32) as f64;
     let zeros = ones("w", 4).initializer(Initializer::Zeros);
-    let (mut world, _) = World::ready(vec![zeros], Sgd::new(0.2), |c| c.staleness(policy));
+    let (mut world, _) = World::ready(vec![zeros], Sgd::new(0.2), |c| {
+        c.mode(Asynchronous::default().staleness(policy))
+    });
     let mut workers: Vec<(Client, Step)> = (1..=workers)
         .map(|task| {
             let worker = Client::join(&mut world, task);

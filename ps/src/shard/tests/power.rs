@@ -18,7 +18,7 @@ use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
 use super::synchronous::synchronous;
 use super::world::{ConnectionId, LIFE, World};
-use crate::config::{Durability, PsConfig};
+use crate::config::{Durability, PsConfig, Storage};
 use crate::error::StorageError;
 use crate::shard::checkpoints::saver_order::{SaverEvent, SaverOrder};
 use crate::shard::{Shard, ShardInput};
@@ -29,7 +29,8 @@ const SEEDS: u64 = 40;
 fn world(planted: PlantedBugs) -> (World, ConnectionId) {
     let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
     let (world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
-        let config = config.durability(Durability::Power).inbox_pushes(2);
+        let config =
+            config.storage(Storage::memory().durability(Durability::Power)).inbox_pushes(2);
         PsConfig { block_bytes: 2048, planted, ..config }
     });
     (world, lines[0])
@@ -272,7 +273,7 @@ fn a_failed_flush_ends_pushes_for_good() {
 fn a_failed_flush_ends_synchronous_steps_for_good() {
     let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
     let (mut world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
-        config.durability(Durability::Power).mode(synchronous(1, 1))
+        config.storage(Storage::memory().durability(Durability::Power)).mode(synchronous(1, 1))
     });
     let grant = world.token(lines[0]);
     let push_slot = world.push_slot(lines[0]);

@@ -8,6 +8,7 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, f32s, unpack, variables, worker};
 use super::world::{ConnectionId, World};
+use crate::config::Storage;
 use crate::shard::work::Work;
 
 /// Five slices of values.
@@ -18,8 +19,9 @@ const PINNED_FREELY: u64 = 64 << 20;
 
 fn large(pin_bytes: u64) -> (World, ConnectionId, ConnectionId) {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
-    let (mut world, _) =
-        World::ready(vec![w], Sgd::new(1.0), |config| config.pin_bytes_max(pin_bytes));
+    let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), |config| {
+        config.storage(Storage::memory().pin_bytes_max(pin_bytes))
+    });
     let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
     (world, a, b)
 }

@@ -28,7 +28,7 @@ use super::staleness::Client;
 use super::synchronous::synchronous;
 use super::world::{ConnectionId, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::config::{NonFinite, PsConfig, Storage};
+use crate::config::{Asynchronous, Network, NonFinite, PsConfig, Storage};
 use crate::metrics::Counters;
 use crate::shard::PeerOrigin;
 use crate::shard::scan::{NonFiniteScan, ScanningInput};
@@ -143,7 +143,9 @@ fn gradients_in_a_push_buffer_are_applied_like_sent_ones() {
     for policy in [StalenessPolicy::default(), StalenessPolicy::Damp] {
         let mut found = Vec::new();
         for in_push_buffer in [false, true] {
-            let (mut world, ..) = same_host(variables(), |config| config.staleness(policy));
+            let (mut world, ..) = same_host(variables(), |config| {
+                config.mode(Asynchronous::default().staleness(policy))
+            });
             let (mut a, mut b) = (Client::join(&mut world, 2), Client::join(&mut world, 3));
             let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
             b.push(&mut world, &fresh, &[(0, &body(1))]);
@@ -662,7 +664,8 @@ fn a_client_that_is_refused_a_push_buffer_learns_why_and_continues() {
 
     let mut bare = at(ArenaStorage::Shareable, variables(), |config| config);
     assert_eq!(refused(&mut bare, SAME_HOST, member), "NotInitialized");
-    let (mut world, ..) = same_host(variables(), |config| config.shared_memory(false));
+    let (mut world, ..) =
+        same_host(variables(), |config| config.network(Network::default().shared_memory(false)));
     assert_eq!(refused(&mut world, SAME_HOST, member), "shared memory is switched off");
     let mode = synchronous(1, 1);
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config.mode(mode));
@@ -674,7 +677,7 @@ fn a_client_that_is_refused_a_push_buffer_learns_why_and_continues() {
 #[test]
 fn push_buffers_and_the_parts_sent_beside_them_count_as_memory() {
     let memory = |bytes_max| {
-        let storage = Storage::Memory { bytes_max };
+        let storage = Storage::memory().bytes_max(bytes_max);
         let (mut world, _, line) = same_host(variables(), |config| config.storage(storage.clone()));
         let used = bytes_max - world.bytes_left();
         (world.ask(line, SharePushBuffer {}.into()), used, world, line)

@@ -11,7 +11,7 @@ use super::push_buffers::MappedBuffer;
 use super::shared_values::{LARGE, shareable};
 use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
 use super::world::World;
-use crate::config::PsConfig;
+use crate::config::{PsConfig, Synchronous};
 use crate::shard::ShardInput;
 use crate::shard::work::Work;
 
@@ -23,22 +23,16 @@ pub(super) struct SharedBuffers {
 }
 
 impl SharedBuffers {
-    fn new(
-        shards: u16,
-        take: u32,
-        of: u32,
-        configure: impl Fn(PsConfig) -> PsConfig,
-    ) -> SharedBuffers {
-        SharedBuffers::with(variables(), shards, (take, of), configure)
+    fn new(shards: u16, mode: Synchronous) -> SharedBuffers {
+        SharedBuffers::with(variables(), shards, mode, |config| config)
     }
 
     pub(super) fn with(
         variables: Vec<VariableSpec>,
         shards: u16,
-        (take, of): (u32, u32),
+        mode: Synchronous,
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> SharedBuffers {
-        let mode = synchronous(take, of);
         let configure =
             |config: PsConfig| configure(config.shards(shards).mode(mode).inbox_pushes(1));
         let mut cluster = Cluster::of(shareable(variables, configure), mode);
@@ -96,7 +90,7 @@ impl SharedBuffers {
 #[test]
 fn a_step_is_the_mean_of_gradients_in_push_buffers_and_sent_ones() {
     for shards in [1, 2] {
-        let mut shared = SharedBuffers::new(shards, 3, 3, |config| config);
+        let mut shared = SharedBuffers::new(shards, synchronous(3, 3));
         for step in 0..4 {
             let tokens = [0, 1, 2].map(|replica| shared.cluster.token(replica));
             let place = (step % 2) as usize;
@@ -115,8 +109,8 @@ fn gradients_in_push_buffers_are_clipped_by_their_norm() {
     for shards in [1, 2] {
         // Five elements of 2 have a norm of the root of 20.
         let norm = 20_f64.sqrt();
-        let clip = |config: PsConfig| config.clip_by_global_norm(norm / 2.0);
-        let mut shared = SharedBuffers::new(shards, 2, 2, clip);
+        let mode = synchronous(2, 2).clip_by_global_norm(norm / 2.0);
+        let mut shared = SharedBuffers::new(shards, mode);
         let (a, b) = (shared.cluster.token(0), shared.cluster.token(1));
         assert_eq!(shared.push(0, 0, a, 2.0), ACCEPTED(0));
         assert_eq!(shared.push(1, 0, b, 0.5), ACCEPTED(0));
@@ -129,11 +123,11 @@ fn gradients_in_push_buffers_are_clipped_by_their_norm() {
 fn nan_is_refused_before_a_shard_reports_that_it_holds_the_push() {
     for shards in [1_u16, 2] {
         for clips in [false, true] {
-            let clip = |config: PsConfig| match clips {
-                true => config.clip_by_global_norm(1e9),
-                false => config,
+            let clip = |mode: Synchronous| match clips {
+                true => mode.clip_by_global_norm(1e9),
+                false => mode,
             };
-            let mut shared = SharedBuffers::new(shards, 1, 1, clip);
+            let mut shared = SharedBuffers::new(shards, clip(synchronous(1, 1)));
             let grant = shared.cluster.token(0);
             shared.cluster.replicas[0].sequence += 1;
             let last = usize::from(shards) - 1;
@@ -155,7 +149,7 @@ fn nan_is_refused_before_a_shard_reports_that_it_holds_the_push() {
 
 #[test]
 fn a_stale_push_frees_its_buffer_slot_and_a_held_one_does_not() {
-    let mut shared = SharedBuffers::new(2, 1, 2, |config| config);
+    let mut shared = SharedBuffers::new(2, synchronous(1, 2));
     let (fast, slow) = (shared.cluster.token(0), shared.cluster.token(1));
     // One shard holds the slow replica's part before the step is made without it.
     shared.cluster.replicas[1].sequence += 1;
@@ -180,11 +174,11 @@ fn a_stale_push_frees_its_buffer_slot_and_a_held_one_does_not() {
 #[test]
 fn work_due_on_a_push_is_not_done_on_the_next_in_its_buffer_slot() {
     for clips in [false, true] {
-        let clip = |config: PsConfig| match clips {
-            true => config.clip_by_global_norm(1e9),
-            false => config,
+        let clip = |mode: Synchronous| match clips {
+            true => mode.clip_by_global_norm(1e9),
+            false => mode,
         };
-        let mut shared = SharedBuffers::new(1, 1, 1, clip);
+        let mut shared = SharedBuffers::new(1, clip(synchronous(1, 1)));
         let grant = shared.cluster.token(0);
         let (line, push_buffer) = (shared.cluster.replicas[0].lines[0], &shared.push_buffers[0][0]);
         push_buffer.put(0, 0, &[0; 56]);
@@ -211,7 +205,7 @@ fn work_due_on_a_push_is_not_done_on_the_next_in_its_buffer_slot() {
 
 #[test]
 fn an_unscanned_push_is_not_reported_as_held() {
-    let mut shared = SharedBuffers::new(2, 1, 1, |config| config);
+    let mut shared = SharedBuffers::new(2, synchronous(1, 1));
     let grant = shared.cluster.token(0);
     let (line, push_buffer) = (shared.cluster.replicas[0].lines[1], &shared.push_buffers[0][1]);
     push_buffer.put(0, 0, &bytes_of(&[f64::NAN, 1.0]));
@@ -234,7 +228,7 @@ fn an_unscanned_push_is_not_reported_as_held() {
 /// stale one.
 #[test]
 fn an_unscanned_push_is_answered_when_its_step_is_over() {
-    let mut shared = SharedBuffers::new(2, 1, 2, |config| config);
+    let mut shared = SharedBuffers::new(2, synchronous(1, 2));
     let slow = shared.cluster.token(1);
     let (line, push_buffer) = (shared.cluster.replicas[1].lines[1], &shared.push_buffers[1][1]);
     push_buffer.put(0, 0, &bytes_of(&[9.0, 9.0]));
@@ -256,8 +250,8 @@ fn an_unscanned_push_is_answered_when_its_step_is_over() {
 fn a_gradient_is_measured_alone_after_an_unfinished_one_in_its_buffer_slot() {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     let norm = (LARGE as f64).sqrt();
-    let mut shared =
-        SharedBuffers::with(vec![w], 1, (1, 1), |config| config.clip_by_global_norm(norm + 1.0));
+    let mode = synchronous(1, 1).clip_by_global_norm(norm + 1.0);
+    let mut shared = SharedBuffers::with(vec![w], 1, mode, |config| config);
     let first = shared.cluster.token(0);
     let (line, push_buffer) = (shared.cluster.replicas[0].lines[0], &shared.push_buffers[0][0]);
     let bytes = 4 * LARGE as u64;
@@ -294,12 +288,13 @@ fn large_gradients_are_averaged_in_slices() {
     let norm = (0..LARGE).map(|at| f64::from(ramp(at)).powi(2)).sum::<f64>().sqrt();
     for (replicas, clips) in (1_u32..6).flat_map(|n| [(n, false), (n, true)]) {
         let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
-        let clip = |config: PsConfig| match clips {
-            true => config.clip_by_global_norm(norm),
-            false => config,
+        let clip = |mode: Synchronous| match clips {
+            true => mode.clip_by_global_norm(norm),
+            false => mode,
         };
-        let (mut shared, bytes) =
-            (SharedBuffers::with(vec![w], 1, (replicas, replicas), clip), 4 * LARGE as u64);
+        let mode = clip(synchronous(replicas, replicas));
+        let mut shared = SharedBuffers::with(vec![w], 1, mode, |config| config);
+        let bytes = 4 * LARGE as u64;
         for replica in 0..replicas as usize {
             let grant = shared.cluster.token(replica);
             let (line, push_buffer) =
@@ -327,8 +322,8 @@ fn large_gradients_are_averaged_in_slices() {
 fn a_gradient_without_rows_of_a_sparse_variable_is_measured() {
     let dense = VariableSpec::f32("dense", [6]).unwrap();
     let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
-    let clip = |config: PsConfig| config.clip_by_global_norm(12_f64.sqrt());
-    let mut shared = SharedBuffers::with(vec![dense, table], 1, (1, 1), clip);
+    let mode = synchronous(1, 1).clip_by_global_norm(12_f64.sqrt());
+    let mut shared = SharedBuffers::with(vec![dense, table], 1, mode, |config| config);
     let grant = shared.cluster.token(0);
     let (line, push_buffer) = (shared.cluster.replicas[0].lines[0], &shared.push_buffers[0][0]);
     push_buffer.put(0, 0, &bytes_of(&[2_f32, 2.0, 2.0, -2.0, -4.0, -4.0]));

@@ -7,15 +7,14 @@ use pushpull_common::protocol::message::EndReason;
 use pushpull_common::protocol::{Grant, Message, Outcome, Refusal, message};
 
 use super::synchronous::Cluster;
-use crate::aggregate::mode::Mode;
-use crate::config::PsConfig;
+use crate::config::{Mode, PsConfig};
 
 const LEASE: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two shards and three replicas. The tests recall the tokens of the second replica.
 fn cluster(configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
-    Cluster::new(2, Mode::Asynchronous, |config| configure(config).inbox_pushes(3))
+    Cluster::new(2, Mode::default(), |config| configure(config).inbox_pushes(3))
 }
 
 /// Returns how many gradients each shard has applied.

@@ -9,7 +9,7 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, f32s, variables, worker};
 use super::world::{ConnectionId, World};
-use crate::config::{Durability, NonFinite};
+use crate::config::{Durability, NonFinite, Storage};
 
 const ADD: Operation = Operation::AssignAdd {};
 const GRADIENT: Operation = Operation::Gradient {};
@@ -370,13 +370,16 @@ fn a_whole_push_accepted_under_another_policy_does_no_harm() {
 #[test]
 fn a_bad_push_received_with_power_durability_is_not_applied_without_it() {
     let w = VariableSpec::f32("w", [4]).unwrap();
-    let power = |config: crate::PsConfig| config.durability(Durability::Power);
+    let power =
+        |config: crate::PsConfig| config.storage(Storage::memory().durability(Durability::Power));
     let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), power);
     let line = world.join(0, &mut worker(1));
     let grant = world.token(line);
     let push = Push::gradient(1, grant, world.push_slot(line));
     world.push(line, &push, &[(0, &bytes_of(&[1.0, f32::NAN, 1.0, 1.0]))]);
-    world.config = crate::PsConfig::clone(&world.config).durability(Durability::Process).into();
+    world.config = crate::PsConfig::clone(&world.config)
+        .storage(Storage::memory().durability(Durability::Process))
+        .into();
     world.restart(0).unwrap();
     world.work();
     let line = world.join(0, &mut worker(1));

@@ -15,7 +15,7 @@ use pushpull_store::arena::{ArenaStorage, Memory, SharedWords, StateDirectory};
 use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
 use super::world::{ConnectionId, LIFE, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::config::{Durability, PsConfig, Storage};
+use crate::config::{Asynchronous, Durability, Network, PsConfig, Storage};
 use crate::shard::shard_files::shard_setup::ServerRun;
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard};
@@ -65,7 +65,7 @@ pub(super) fn same_host(
 
 pub(super) fn large(pin_bytes: u64) -> (World, ConnectionId, ConnectionId) {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
-    same_host(vec![w], |config| config.pin_bytes_max(pin_bytes))
+    same_host(vec![w], |config| config.storage(Storage::memory().pin_bytes_max(pin_bytes)))
 }
 
 fn share() -> Message {
@@ -384,13 +384,17 @@ fn a_client_that_is_refused_shared_values_learns_why_and_continues() {
     let mut bare = at(ArenaStorage::Shareable, variables(), |config| config);
     assert_eq!(refused(&mut bare, SAME_HOST, 1, member), "NotInitialized");
 
-    let (mut world, ..) = same_host(variables(), |config| config.shared_memory(false));
+    let (mut world, ..) =
+        same_host(variables(), |config| config.network(Network::default().shared_memory(false)));
     assert_eq!(refused(&mut world, SAME_HOST, 1, member), "shared memory is switched off");
     let compensates = StalenessPolicy::DelayCompensation { lambda: 0.04 };
-    let (mut world, ..) = same_host(variables(), |config| config.staleness(compensates));
+    let (mut world, ..) = same_host(variables(), |config| {
+        config.mode(Asynchronous::default().staleness(compensates))
+    });
     assert!(refused(&mut world, SAME_HOST, 1, member).contains("compensate"));
-    let (mut world, _) =
-        World::ready(variables(), Sgd::new(1.0), |config| config.durability(Durability::Power));
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| {
+        config.storage(Storage::memory().durability(Durability::Power))
+    });
     assert!(refused(&mut world, SAME_HOST, 1, member).contains("disk"));
     // Anonymous memory has no descriptor.
     let mut world = at(ArenaStorage::Anonymous, variables(), |config| config);
@@ -402,7 +406,7 @@ fn a_client_that_is_refused_shared_values_learns_why_and_continues() {
 fn shared_values_count_as_memory() {
     let memory = |bytes_max| {
         let (mut world, _, line) =
-            same_host(variables(), |config| config.storage(Storage::Memory { bytes_max }));
+            same_host(variables(), |config| config.storage(Storage::memory().bytes_max(bytes_max)));
         let used = bytes_max - world.bytes_left();
         (world.refused_or_shared(line), used)
     };

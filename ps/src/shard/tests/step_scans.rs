@@ -11,7 +11,7 @@ use pushpull_optim::optimizer::{ApplyAt, Optimizer, Run, SlotSpec};
 use super::peers::{Push, bytes_of, f32s};
 use super::push_buffers_synchronous::SharedBuffers;
 use super::shared_values::LARGE;
-use super::synchronous::{ACCEPTED, STALE};
+use super::synchronous::{ACCEPTED, STALE, synchronous};
 use crate::config::{NonFinite, PsConfig};
 use crate::shard::work::{SLICE_BYTES, Work};
 
@@ -27,7 +27,7 @@ const PLAIN: u64 = 16;
 fn replicas(take: u32, of: u32, configure: impl Fn(PsConfig) -> PsConfig) -> SharedBuffers {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     let plain = VariableSpec::f32("plain", [PLAIN / 4]).unwrap().plain();
-    SharedBuffers::with(vec![w, plain], 1, (take, of), configure)
+    SharedBuffers::with(vec![w, plain], 1, synchronous(take, of), configure)
 }
 
 impl SharedBuffers {
@@ -310,8 +310,8 @@ fn a_step_from_push_buffers_equals_one_from_sent_parts() {
             of("short", DType::F32, 1),
         ]
     };
-    let mut shared = SharedBuffers::with(variables(), 1, (2, 2), |config| config);
-    let mut sent = SharedBuffers::with(variables(), 1, (2, 2), |config| config);
+    let mut shared = SharedBuffers::with(variables(), 1, synchronous(2, 2), |config| config);
+    let mut sent = SharedBuffers::with(variables(), 1, synchronous(2, 2), |config| config);
     let extents: Vec<(u64, u64)> = shared.cluster.world.shards[0]
         .variables
         .store()

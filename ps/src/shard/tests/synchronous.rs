@@ -9,8 +9,7 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, f64s, pack, variables, worker};
 use super::world::{ConnectionId, Received, World};
-use crate::aggregate::mode::{Mode, OnLoss};
-use crate::config::PsConfig;
+use crate::config::{Mode, OnLoss, PsConfig, Synchronous};
 use crate::shard::{ShardInput, TICK};
 
 const LEASE: Duration = Duration::from_secs(5);
@@ -31,16 +30,17 @@ pub(super) struct Cluster {
     pub(super) replicas: Vec<Replica>,
 }
 
-pub(super) fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
-    Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
+pub(super) fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Synchronous {
+    Synchronous::new(replicas_to_aggregate).total_num_replicas(total_num_replicas)
 }
 
 impl Cluster {
     pub(super) fn new(
         shards: u16,
-        mode: Mode,
+        mode: impl Into<Mode>,
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> Cluster {
+        let mode = mode.into();
         let configure = |config: PsConfig| {
             configure(config.shards(shards).mode(mode).lease(LEASE).inbox_pushes(1))
         };
@@ -48,15 +48,13 @@ impl Cluster {
     }
 
     /// Forms a cluster of the shards of this world, in which nothing is declared yet.
-    pub(super) fn of(mut world: World, mode: Mode) -> Cluster {
+    pub(super) fn of(mut world: World, mode: impl Into<Mode>) -> Cluster {
         let (shards, lines) = (world.shards.len(), world.begin());
         let first = Replica { peer: chief(), lines, sequence: 0, newest: 0 };
         let mut cluster = Cluster { world, links: vec![None; shards], replicas: vec![first] };
         (1..shards).for_each(|shard| cluster.link(shard));
-        let total_num_replicas = match mode {
-            Mode::Synchronous { total_num_replicas, .. } => total_num_replicas,
-            Mode::Asynchronous => 3,
-        };
+        let mode = mode.into();
+        let total_num_replicas = mode.synchronous().map_or(3, |mode| mode.total_num_replicas);
         (1..total_num_replicas).for_each(|task| cluster.add(task));
         cluster.settle();
         cluster
@@ -386,12 +384,11 @@ fn a_replica_that_comes_late_makes_the_next_step_larger() {
 #[test]
 fn absent_replicas_are_waited_for_until_the_join_timeout() {
     let wait = Duration::from_secs(20);
-    let mode = synchronous(2, 2);
-    let mut cluster = Cluster::new(1, mode, |config| config.join_timeout(wait));
+    let mode = synchronous(2, 2).join_timeout(wait);
+    let mut cluster = Cluster::new(1, mode, |config| config);
     // Another world, in which only the chief has joined.
-    let (world, lines) = World::ready(variables(), Sgd::new(1.0), |config| {
-        config.mode(mode).lease(LEASE).join_timeout(wait)
-    });
+    let (world, lines) =
+        World::ready(variables(), Sgd::new(1.0), |config| config.mode(mode).lease(LEASE));
     cluster.world = world;
     cluster.replicas = vec![Replica { peer: chief(), lines, sequence: 0, newest: 0 }];
     let a = cluster.token(0);
@@ -480,11 +477,11 @@ fn the_step_owner_may_be_killed_between_admission_and_commit() {
 
 /// Returns the values after a step of the gradients 1 and 3, for each shard and each moment of the
 /// step at which that shard is killed.
-pub(super) fn with_kills(configure: impl Fn(PsConfig) -> PsConfig + Copy) -> Vec<(f32, f64)> {
+pub(super) fn with_kills(configure: impl Fn(Synchronous) -> Synchronous) -> Vec<(f32, f64)> {
     let mut found = Vec::new();
     for killed in [0, 1] {
         for at in 0..7 {
-            let mut cluster = Cluster::new(2, synchronous(2, 2), configure);
+            let mut cluster = Cluster::new(2, configure(synchronous(2, 2)), |config| config);
             let mut moment = 0;
             let mut kill = |cluster: &mut Cluster| {
                 if moment == at {
@@ -575,7 +572,7 @@ fn gradients_that_are_left_at_the_end_of_training_make_a_last_step() {
 
 #[test]
 fn a_push_that_waits_for_an_earlier_task_is_kept_beyond_its_deadline() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config.deterministic(true));
+    let mut cluster = Cluster::new(2, synchronous(2, 2).deterministic(true), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.replicas[1].sequence += 1;
     cluster.push_to(1, 1, b, 3.0);
@@ -685,7 +682,7 @@ fn a_replica_that_leaves_and_comes_back_is_one_of_the_expected_replicas() {
 
 #[test]
 fn a_deterministic_last_step_does_without_absent_gradients() {
-    let mut cluster = Cluster::new(1, synchronous(3, 3), |config| config.deterministic(true));
+    let mut cluster = Cluster::new(1, synchronous(3, 3).deterministic(true), |config| config);
     let (a, c) = (cluster.token(0), cluster.token(2));
     cluster.push(0, a, 1.0);
     assert_eq!(cluster.push(2, c, 3.0), None, "the gradient of the second task comes first");
@@ -829,8 +826,8 @@ fn deterministic_steps_add_gradients_in_the_order_of_tasks() {
     let gradients = [1.0e8_f32, 1.0, -1.0e8];
     let mut results = Vec::new();
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
-        let mode = synchronous(3, 3);
-        let mut cluster = Cluster::new(2, mode, |config| config.deterministic(true));
+        let mode = synchronous(3, 3).deterministic(true);
+        let mut cluster = Cluster::new(2, mode, |config| config);
         let tokens = [cluster.token(0), cluster.token(1), cluster.token(2)];
         for replica in order {
             cluster.push(replica, tokens[replica], gradients[replica]);
@@ -848,7 +845,7 @@ fn deterministic_steps_add_gradients_in_the_order_of_tasks() {
 fn a_wait_for_a_lost_replica_ends_and_names_it() {
     let timeout = Duration::from_secs(30);
     for (policy, timeout) in [(OnLoss::Wait { timeout }, timeout), (OnLoss::Fail, Duration::ZERO)] {
-        let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config.on_loss(policy));
+        let mut cluster = Cluster::new(1, synchronous(2, 2).on_loss(policy), |config| config);
         let a = cluster.token(0);
         cluster.push(0, a, 1.0);
         let line = cluster.replicas[0].lines[0];
@@ -874,7 +871,7 @@ fn a_wait_for_a_lost_replica_ends_and_names_it() {
 
 #[test]
 fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
-    let fails = |config: PsConfig| config.on_loss(OnLoss::Fail);
+    let fails = OnLoss::Fail;
     let wait_text = |cluster: &mut Cluster| {
         let line = cluster.replicas[0].lines[0];
         let newest = cluster.token(0).token;
@@ -886,13 +883,13 @@ fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
         let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
         awaited.to_string()
     };
-    let mut cluster = Cluster::new(1, synchronous(2, 2), fails);
+    let mut cluster = Cluster::new(1, synchronous(2, 2).on_loss(fails), |config| config);
     cluster.leave(1);
     let awaited = wait_text(&mut cluster);
     assert!(awaited.contains("/job:worker/task:1 (left"), "{awaited}");
 
     // The replica contributes one of its two gradients.
-    let mut cluster = Cluster::new(1, synchronous(4, 2), fails);
+    let mut cluster = Cluster::new(1, synchronous(4, 2).on_loss(fails), |config| config);
     let b = cluster.token(1);
     cluster.push(1, b, 3.0);
     cluster.pass(LEASE + TICK, &[0]);
@@ -903,7 +900,7 @@ fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
 
     // The absent replica is no longer expected, but it is named.
     let mut cluster = Cluster::new(1, synchronous(2, 1), |config| {
-        config.mode(synchronous(2, 2)).on_loss(OnLoss::Fail).join_timeout(TICK)
+        config.mode(synchronous(2, 2).on_loss(fails).join_timeout(TICK))
     });
     cluster.pass(2 * TICK, &[0]);
     let awaited = wait_text(&mut cluster);

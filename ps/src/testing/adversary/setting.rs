@@ -16,9 +16,8 @@ use pushpull_store::arena::{ArenaStorage, Budget};
 use pushpull_store::testing::test_files::TestFiles;
 
 use super::choices::Choices;
-use crate::aggregate::mode::Mode;
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::config::{NonFinite, PsConfig};
+use crate::config::{Asynchronous, Network, NonFinite, PsConfig, Storage, Synchronous};
 use crate::metrics::Counters;
 use crate::shard::Shard;
 use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
@@ -105,26 +104,31 @@ fn config(choices: &mut Choices<'_>, shards: u16) -> PsConfig {
         .lease(LEASE)
         .token_timeout(choices.one_in(2).then_some(3 * LEASE))
         .inbox_pushes(1 + choices.below(3))
-        .connections_max(6)
+        .network(Network::default().connections_max(6))
         .non_finite(policies[choices.below(3)])
-        .integrity_full(choices.one_in(4));
+        .storage(Storage::memory().integrity_full(choices.one_in(4)));
     config.block_bytes = BLOCK_BYTES;
     config.last_step = choices.one_in(4).then(|| choices.below(8) as u64 + 1);
     if choices.one_in(2) {
         let total = 1 + choices.below(3) as u32;
         let aggregate = 1 + choices.below(total as usize) as u32;
-        let mode =
-            Mode::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total };
-        config = config.mode(mode).deterministic(aggregate == total && choices.one_in(3));
-        if choices.one_in(3) {
-            config = config.clip_by_global_norm(0.5);
-        }
+        let mode = Synchronous::new(aggregate)
+            .total_num_replicas(total)
+            .deterministic(aggregate == total && choices.one_in(3));
+        config = config.mode(match choices.one_in(3) {
+            true => mode.clip_by_global_norm(0.5),
+            false => mode,
+        });
     } else {
-        config.wait_ahead = choices.one_in(4).then_some(1);
-        config.reject_older = choices.one_in(4).then(|| choices.below(2) as u64);
+        let mut mode = Asynchronous {
+            wait_ahead: choices.one_in(4).then_some(1),
+            reject_older: choices.one_in(4).then(|| choices.below(2) as u64),
+            ..Asynchronous::default()
+        };
         if choices.one_in(4) {
-            config.staleness = StalenessPolicy::DelayCompensation { lambda: 0.5 };
+            mode.staleness = StalenessPolicy::DelayCompensation { lambda: 0.5 };
         }
+        config = config.mode(mode);
     }
     config.check().expect("the configuration is valid");
     config

@@ -5,8 +5,9 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull::measure::{InPlace, StoreUnderTest};
-use pushpull::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Sgd};
+use pushpull::optim::{Adadelta, Adagrad, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp};
+use pushpull::{Adam, Sgd};
+use pushpull_ps::measure::{InPlace, StoreUnderTest};
 
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave};

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::protocol::limits::BUFFER_SLOTS_MAX;
+use pushpull::protocol::limits::BUFFER_SLOTS_MAX;
 use pushpull::{
     ClusterSpec, Gradients, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
 };
@@ -95,7 +95,7 @@ impl TestBed {
                 let listener = runtime.block_on(Ps::listen(&address))?;
                 let cluster = builder.job("ps", [listener.address()]).build()?;
                 let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE));
-                let config = config.shards(shards).shared_memory(transport.is_shared());
+                let config = config.shards(shards).network(transport.network());
                 (cluster, Some(listener.start(config)?), RATE, folder)
             }
         };

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushpull::Sgd;
-use pushpull::measure::{InPlace, StoreUnderTest};
+use pushpull_ps::measure::{InPlace, StoreUnderTest};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::bed::RATE;

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pushpull::common::ids::RestoreEpoch;
-use pushpull::common::protocol::Message;
-use pushpull::common::protocol::message::{Declare, Initialize, Role};
-use pushpull::{
-    Catalogue, ClusterSpec, Placement, PlacementStrategy, ShardId, ShardMap, VariableSpec,
-};
+use pushpull::cluster::{Placement, PlacementStrategy, ShardId, ShardMap};
+use pushpull::protocol::Message;
+use pushpull::protocol::RestoreEpoch;
+use pushpull::protocol::message::{Declare, Initialize, Role};
+use pushpull::variable::Catalogue;
+use pushpull::{ClusterSpec, VariableSpec};
 
 use super::probe::ProbeConnection;
 use super::{BenchFolder, Failure};

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pushpull::blocking::Worker;
-use pushpull::common::protocol::message::Role;
-use pushpull::{Params, ShardId, TaskId, VariableSpec, WorkerConfig};
+use pushpull::cluster::ShardId;
+use pushpull::protocol::message::Role;
+use pushpull::{Params, TaskId, VariableSpec, WorkerConfig};
 
 use super::Failure;
 use super::daemon::BenchDaemons;

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use pushpull::server::Network;
 
 pub(crate) use self::options::BenchOptions;
 
@@ -51,6 +52,11 @@ impl Transport {
     /// Returns whether the server shares memory.
     pub(crate) fn is_shared(self) -> bool {
         self == Transport::Shm
+    }
+
+    /// Returns the settings of a server's connections over it.
+    pub(crate) fn network(self) -> Network {
+        Network::default().shared_memory(self.is_shared())
     }
 
     /// Returns its name within row names.

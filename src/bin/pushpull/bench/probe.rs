@@ -9,15 +9,16 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use pushpull::common::identity::Identity;
-use pushpull::common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
-use pushpull::common::protocol::decode::ReadError;
-use pushpull::common::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
-use pushpull::common::protocol::wire::{List, Text};
-use pushpull::common::protocol::{
+use pushpull::ClusterSpec;
+use pushpull::cluster::ShardId;
+use pushpull::protocol::Identity;
+use pushpull::protocol::decode::ReadError;
+use pushpull::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
+use pushpull::protocol::wire::{List, Text};
+use pushpull::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, encode, version,
 };
-use pushpull::{ClusterSpec, ShardId};
+use pushpull::protocol::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
 
 /// Limit on each read, for a server that is alive but does not answer.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -3,10 +3,11 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pushpull::common::ids::PartitionId;
-use pushpull::common::protocol::message::Selection;
-use pushpull::common::protocol::wire::List;
-use pushpull::{ClusterSpec, ShardId, VariableSpec};
+use pushpull::cluster::ShardId;
+use pushpull::protocol::PartitionId;
+use pushpull::protocol::message::Selection;
+use pushpull::protocol::wire::List;
+use pushpull::{ClusterSpec, VariableSpec};
 
 use super::daemon::{BenchDaemons, TIMEOUT};
 use super::probe::answers;

@@ -5,8 +5,9 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull::measure::{RowsInPlace, StoreUnderTest};
-use pushpull::{Adagrad, TableSpec};
+use pushpull::optim::Adagrad;
+use pushpull::variable::TableSpec;
+use pushpull_ps::measure::{RowsInPlace, StoreUnderTest};
 
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave};

@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
-use pushpull::{
-    Checkpoints, ClusterSpec, LocalDirectory, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
-};
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
+use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 use super::report::{Report, Row, Unit};
 use super::{BenchFolder, Failure};

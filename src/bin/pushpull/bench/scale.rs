@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull::common::protocol::message::{Pull, Role, Selection};
-use pushpull::{ClusterSpec, ShardId};
+use pushpull::ClusterSpec;
+use pushpull::cluster::ShardId;
+use pushpull::protocol::message::{Pull, Role, Selection};
 
 use super::bed::{BenchModel, Target, TestBed};
 use super::ceiling::PayloadDirection;

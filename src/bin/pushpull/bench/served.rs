@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::measure::RowsInPlace;
-use pushpull::{Adagrad, ClusterSpec, Ps, PsConfig, TaskId, VariableSpec, WorkerConfig};
+use pushpull::optim::Adagrad;
+use pushpull::{ClusterSpec, Ps, PsConfig, TaskId, VariableSpec, WorkerConfig};
+use pushpull_ps::measure::RowsInPlace;
 
 use super::report::{Report, Row, Unit};
 use super::rows::{BATCH, ROWS, batches, sorted};
@@ -42,7 +43,7 @@ fn measure(
     let builder = ClusterSpec::builder().job("ps", [listener.address()]);
     let cluster = builder.job("worker", ["127.0.0.1:1"]).build()?;
     let server = PsConfig::new(cluster.clone(), TaskId::ps(0), Adagrad::new(RATE));
-    let _server = listener.start(server.shared_memory(transport.is_shared()))?;
+    let _server = listener.start(server.network(transport.network()))?;
     let config = WorkerConfig::new(cluster, TaskId::worker(0));
     let config = config.shared_memory(transport.is_shared());
     let mut worker = Worker::connect(config.clone())?;

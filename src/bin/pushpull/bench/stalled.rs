@@ -2,8 +2,9 @@
 //! the memory of the daemon.
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::protocol::message::{Pull, Role, Selection};
-use pushpull::{ShardId, TaskId, VariableSpec, WorkerConfig};
+use pushpull::cluster::ShardId;
+use pushpull::protocol::message::{Pull, Role, Selection};
+use pushpull::{TaskId, VariableSpec, WorkerConfig};
 
 use super::daemon::BenchDaemons;
 use super::memory::memory_used;

@@ -1,6 +1,6 @@
 //! The ceilings: the same computation without a parameter server.
 
-use pushpull::{Initializer, Shape};
+use pushpull::variable::{Initializer, Shape};
 
 use super::data::Data;
 use super::model::gemm::{Matrix, multiply};

@@ -1,6 +1,6 @@
 //! The training data: random inputs, and the classes that a fixed teacher assigns to them.
 
-use pushpull::{Initializer, Shape};
+use pushpull::variable::{Initializer, Shape};
 
 use super::model::Samples;
 use super::model::gemm::{Matrix, multiply};

@@ -17,7 +17,7 @@ mod training;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use pushpull::Mode;
+use pushpull::{Mode, Synchronous};
 
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave_all};
@@ -50,9 +50,8 @@ pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Resu
     let mut exchanging = replicas()
         .map(|replica| Exchange::start(replica, transport))
         .collect::<Result<Vec<_>, _>>()?;
-    let both = WORKERS as u32;
-    let synchronous = Mode::Synchronous { replicas_to_aggregate: both, total_num_replicas: both };
-    let mut asynchronous = Training::start(transport, Mode::Asynchronous, &data)?;
+    let synchronous = Synchronous::new(WORKERS as u32).into();
+    let mut asynchronous = Training::start(transport, Mode::default(), &data)?;
     let mut synchronous = Training::start(transport, synchronous, &data)?;
 
     let [products, computing, exchanging, ours, in_step] = interleave_all(

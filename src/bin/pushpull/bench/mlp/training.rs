@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use pushpull::blocking::Worker;
+use pushpull::training::StepOutcome;
 use pushpull::{
-    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, StepOutcome, TaskId, Token, VariableSpec,
-    WorkerConfig,
+    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId, Token, VariableSpec, WorkerConfig,
 };
 
 use super::alone::initial_values;
@@ -33,10 +33,8 @@ impl<'a> Training<'a> {
         data: &'a Data,
     ) -> Result<Training<'a>, Failure> {
         let (what, gradients_per_step) = match mode {
-            Mode::Synchronous { replicas_to_aggregate, .. } => {
-                ("synchronous", replicas_to_aggregate.into())
-            }
-            _ => ("asynchronous", 1),
+            Mode::Synchronous(_) => ("synchronous", WORKERS as u64),
+            Mode::Asynchronous(_) => ("asynchronous", 1),
         };
         let (address, folder) = transport.address(what)?;
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
@@ -46,7 +44,7 @@ impl<'a> Training<'a> {
             .job("worker", (0..WORKERS).map(|worker| format!("127.0.0.1:{}", worker + 1)))
             .build()?;
         let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE)).mode(mode);
-        let server = listener.start(config.shared_memory(transport.is_shared()))?;
+        let server = listener.start(config.network(transport.network()))?;
         let join = |worker| TrainingWorker::join(&cluster, worker, transport, data);
         let trainers = (0..WORKERS).map(join);
         let mut trainers = trainers.collect::<Result<Vec<_>, ThreadError>>().map_err(failure)?;

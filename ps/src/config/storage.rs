@@ -1,0 +1,84 @@
+//! The memory of a server: where it is, its limits, and the failures that it survives.
+
+use std::path::PathBuf;
+
+/// The memory in which a server keeps its variables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// The state directory; none for anonymous memory.
+    pub(crate) directory: Option<PathBuf>,
+    pub(crate) bytes_max: u64,
+    pub(crate) durability: Durability,
+    pub(crate) integrity_full: bool,
+    pub(crate) pin_bytes_max: Option<u64>,
+}
+
+impl Storage {
+    /// The default memory limit: 16 GiB.
+    pub const BYTES_MAX: u64 = 16 << 30;
+
+    /// Configures anonymous memory, lost with the process.
+    pub const fn memory() -> Self {
+        Storage {
+            directory: None,
+            bytes_max: Storage::BYTES_MAX,
+            durability: Durability::Process,
+            integrity_full: false,
+            pin_bytes_max: None,
+        }
+    }
+
+    /// Configures memory-mapped files in a directory. The directory is created if needed, must
+    /// belong to this user alone, and is locked.
+    ///
+    /// The mapped files are the server's state: a server started on them continues where the
+    /// previous one was stopped or killed. Put the directory on a memory file system, for example
+    /// `/dev/shm`; on a disk, writers stall while the kernel writes a page back. State from before
+    /// a reboot is rejected, except with [`Durability::Power`]. The files remain when the server
+    /// stops. To start from nothing, remove the directory.
+    pub fn directory(state: impl Into<PathBuf>) -> Self {
+        Storage { directory: Some(state.into()), ..Storage::memory() }
+    }
+
+    /// Sets the limit for all shards of the task together, in bytes. Default
+    /// [`Storage::BYTES_MAX`].
+    pub fn bytes_max(self, bytes: u64) -> Self {
+        Storage { bytes_max: bytes, ..self }
+    }
+
+    /// Sets which failures an acknowledged push survives. Default [`Durability::Process`].
+    pub fn durability(self, durability: Durability) -> Self {
+        Storage { durability, ..self }
+    }
+
+    /// Sets whether the state has a checksum of every block of values and slots, verified when the
+    /// state is opened. Costs a pass over the whole state then, and a pass over every block that a
+    /// push changes. Tables and everything else that names blocks always have checksums. Default
+    /// false.
+    pub fn integrity_full(self, full: bool) -> Self {
+        Storage { integrity_full: full, ..self }
+    }
+
+    /// Limits the bytes of values that each shard keeps pinned for pulls being sent and checkpoints
+    /// being written while pushes continue. The same limit holds for each optimizer slot. At the
+    /// limit, pushes wait for the slowest pull, and a checkpoint is abandoned. Default: the size of
+    /// the shard's values, with which a checkpoint is never abandoned.
+    pub fn pin_bytes_max(self, bytes: u64) -> Self {
+        Storage { pin_bytes_max: Some(bytes), ..self }
+    }
+}
+
+/// The failures that an acknowledged push survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durability {
+    /// The end of this process by any cause, with [`Storage::directory`]: kill -9, a panic, the
+    /// out-of-memory killer, an upgrade. If the machine's memory is lost, the newest checkpoint
+    /// remains, and [`crate::Checkpoints::every`] bounds the loss. Costs a few percent of a push.
+    #[default]
+    Process,
+    /// A power failure as well, if the disk honors flushes. Requires [`Storage::directory`] on a
+    /// disk. Responses wait for the disk and share its flushes, a few milliseconds each, and every
+    /// changed block is written. For small models. Not available in [`crate::Mode::Synchronous`].
+    Power,
+}

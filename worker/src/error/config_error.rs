@@ -1,0 +1,86 @@
+//! Faults in what the program configures or declares.
+
+use pushpull_common::catalogue::CatalogueError;
+use pushpull_common::cluster::ClusterError;
+use pushpull_common::codec::{Codec, CodecError};
+use pushpull_common::ids::TaskId;
+use pushpull_common::placement::PlacementError;
+use thiserror::Error;
+
+/// Why a setting or a declaration of this program is invalid. Correct the program.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The cluster has no ps task.
+    #[error("cannot connect {task}: the cluster has no ps task")]
+    NoPs {
+        /// The worker's task.
+        task: TaskId,
+    },
+    /// The cluster does not have this task.
+    #[error("cannot connect {task}: {source}")]
+    UnknownTask {
+        /// The worker's task.
+        task: TaskId,
+        /// The cause.
+        source: ClusterError,
+    },
+    /// A codec of the configuration has parameters out of range.
+    #[error("cannot connect: {source}")]
+    Codec {
+        /// The cause.
+        #[from]
+        source: CodecError,
+    },
+    /// Pulled values cannot be encoded with this codec.
+    #[error("cannot pull values as {codec}: only f16 and bf16 are possible")]
+    PullCodec {
+        /// The codec.
+        codec: Codec,
+    },
+    /// A codec was chosen for names that match no variable.
+    #[error("cannot choose a codec for {names:?}: no variable has that name")]
+    NothingToCompress {
+        /// The name, or the prefix of names.
+        names: String,
+    },
+    /// The codec cannot encode the variable. Plain variables have no gradients; rows support only
+    /// f16, bf16 and int8.
+    #[error(
+        "cannot push {variable:?} as {codec}: it is plain, or it is pushed by rows, which support \
+         only f16, bf16 and int8"
+    )]
+    NotCompressible {
+        /// The variable.
+        variable: String,
+        /// The codec.
+        codec: Codec,
+    },
+    /// The placement strategy cannot place the variables.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// The variables do not form a valid catalogue.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    /// The bound of a clipping call is not positive and finite.
+    #[error("cannot clip to {bound}: it must be above 0 and finite")]
+    ClipBound {
+        /// The bound.
+        bound: f64,
+    },
+    /// The scale of a [`crate::LossScale`] is out of range or NaN.
+    #[error("cannot scale losses by {scale}: it must be 1 to 2^32")]
+    LossScale {
+        /// The scale.
+        scale: f64,
+    },
+    /// The scale of a [`crate::LossScale`] would grow with every gradient.
+    #[error("cannot let the scale grow after 0 gradients")]
+    GrowthInterval,
+    /// The factor of a [`crate::LossScale`] would not shrink the scale.
+    #[error("cannot multiply the scale by {backoff}: it must be between 0 and 1")]
+    Backoff {
+        /// The factor.
+        backoff: f64,
+    },
+}
