@@ -208,16 +208,16 @@ mod tests {
         })
     }
 
-    struct Batch {
+    struct MlpBatch {
         features: Vec<f32>,
         labels: Vec<u8>,
     }
 
-    impl Batch {
-        fn random(rows: usize, width: usize, classes: usize) -> Batch {
+    impl MlpBatch {
+        fn random(rows: usize, width: usize, classes: usize) -> MlpBatch {
             let class = |row: usize| (row * row % classes) as u8;
             let features = random("features", rows * width, 1.0);
-            Batch { features, labels: (0..rows).map(class).collect() }
+            MlpBatch { features, labels: (0..rows).map(class).collect() }
         }
 
         fn samples(&self) -> Samples<'_> {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     /// Computes the loss by its definition, in double precision and without the code above.
-    fn reference_loss(params: &[Vec<f64>; 4], batch: &Batch) -> f64 {
+    fn reference_loss(params: &[Vec<f64>; 4], batch: &MlpBatch) -> f64 {
         let [w1, b1, w2, b2] = params;
         let layer = |inputs: &[f64], weights: &[f64], biases: &[f64]| -> Vec<f64> {
             let sum = |output: usize| -> f64 {
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn gradients_agree_with_central_differences() {
         let mut mlp = Mlp::new(5, 7, 4);
-        let batch = Batch::random(6, 5, 4);
+        let batch = MlpBatch::random(6, 5, 4);
         let params = random_params(&mlp);
         let mut gradients = zeros(&mlp).map(|tensor| vec![f32::NAN; tensor.len()]);
         let loss = mlp.gradients(views(&params), batch.samples(), views_mut(&mut gradients));
@@ -283,7 +283,7 @@ mod tests {
     fn equal_outputs_have_a_loss_of_the_logarithm_of_the_classes() {
         let mut mlp = Mlp::new(5, 7, 4);
         let (params, mut gradients) = (zeros(&mlp), zeros(&mlp));
-        let batch = Batch::random(6, 5, 4);
+        let batch = MlpBatch::random(6, 5, 4);
         let loss = mlp.gradients(views(&params), batch.samples(), views_mut(&mut gradients));
         assert!((loss - 4f32.ln()).abs() < 1e-6, "{loss}");
     }
@@ -293,7 +293,7 @@ mod tests {
         let mut mlp = Mlp::new(5, 7, 4);
         let mut params = zeros(&mlp);
         let mut gradients = zeros(&mlp);
-        let mut batch = Batch::random(1, 5, 4);
+        let mut batch = MlpBatch::random(1, 5, 4);
         batch.labels[0] = 1;
         params[3] = vec![1e4, -1e4, 0.0, 1e4];
         let loss = mlp.gradients(views(&params), batch.samples(), views_mut(&mut gradients));
@@ -309,7 +309,7 @@ mod tests {
     fn accuracy_counts_ties_and_nan_as_wrong() {
         let mut mlp = Mlp::new(1, 1, 2);
         let labels = (0..600).map(|row| u8::from(row % 3 == 0)).collect();
-        let batch = Batch { features: vec![1.0; 600], labels };
+        let batch = MlpBatch { features: vec![1.0; 600], labels };
         let mut params = zeros(&mlp);
         assert_eq!(mlp.accuracy(views(&params), batch.samples()), 0.0);
         params[3] = vec![0.0, 1.0];

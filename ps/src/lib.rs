@@ -47,8 +47,8 @@ pub mod optim {
     pub use pushpull_optim::optimizer::{StreamRun, StreamRuns};
     pub use pushpull_optim::{
         Accumulator, Adadelta, Adagrad, Adam, AdamW, Applied, ApplyAt, ApplyError, Dequeued, Ftrl,
-        Lamb, Momentum, Optimizer, PushTokensError, Real, Reduction, RmsProp, Run, Schedule, Sgd,
-        SlotSpec, SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction,
+        Lamb, Momentum, Optimizer, PushTokensError, Reduction, RmsProp, Run, Schedule, Sgd,
+        SlotSpec, SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction, Summand,
         SynchronousTokens, SynchronousTokensError, TakeError, Taken, Ticket, TokenQueue,
         WAITERS_MAX, WaitError, WaiterId,
     };

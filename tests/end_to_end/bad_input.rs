@@ -15,7 +15,7 @@ use pushpull::{
     VariableSpec, WorkerConfig,
 };
 
-use super::cluster::{Cluster, LONG, block_on, listen, spec, vector};
+use super::cluster::{LONG, TestCluster, block_on, listen, spec, vector};
 
 #[test]
 fn an_address_in_use_is_named() {
@@ -81,7 +81,7 @@ fn duplicate_addresses_and_absent_tasks_are_refused() {
 
 #[test]
 fn a_refused_identity_names_the_field_that_differs() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let other = spec([cluster.handle().address().to_owned(), "127.0.0.1:9".into()], 1);
     let error = Worker::connect(WorkerConfig::new(other, TaskId::worker(0))).unwrap_err();
     let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
@@ -116,7 +116,7 @@ fn servers_with_different_optimizers_are_refused() {
 
 #[test]
 fn a_join_with_other_variables_names_the_first_difference() {
-    let cluster = Cluster::sgd(2, |config| config);
+    let cluster = TestCluster::sgd(2, |config| config);
     let mut chief = cluster.worker(0);
     chief.join(&[vector("w", 3), vector("b", 4)], |_| ()).unwrap();
     let cases: [(Vec<VariableSpec>, &[&str]); 3] = [
@@ -141,7 +141,7 @@ fn a_join_with_other_variables_names_the_first_difference() {
 
 #[test]
 fn variables_are_checked_by_name_type_and_shape() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
     assert_eq!(worker.token().unwrap_err(), Error::NotJoined { doing: "take a token" });
     let error = worker.join(&[vector("w", 3), vector("w", 3)], |_| ()).unwrap_err();
@@ -171,7 +171,7 @@ fn variables_are_checked_by_name_type_and_shape() {
 #[test]
 fn non_finite_gradients_are_refused_counted_or_allowed() {
     let push = |policy| {
-        let cluster = Cluster::sgd(1, |config| config.non_finite(policy));
+        let cluster = TestCluster::sgd(1, |config| config.non_finite(policy));
         let mut worker = cluster.worker(0);
         worker.join(&[vector("w", 5000)], |_| ()).unwrap();
         let result = push_bad(&mut worker);
@@ -194,7 +194,7 @@ fn non_finite_gradients_are_refused_counted_or_allowed() {
 /// could apply a part of a push that another shard refuses.
 #[test]
 fn non_finite_gradients_for_several_shards_are_not_sent() {
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     worker.join(&[vector("v", 3), vector("w", 5000)], |_| ()).unwrap();
     assert_eq!(bad_element(push_bad(&mut worker)), 4321);
@@ -210,7 +210,7 @@ fn a_large_push_with_a_bad_element_is_not_sent_to_any_shard() {
     let synchronous = Synchronous::new(1);
     for mode in [Mode::default(), synchronous.into()] {
         let configure = |config: PsConfig| config.last_step(1).mode(mode);
-        let cluster = Cluster::start(2, 1, Sgd::new(1.0), configure);
+        let cluster = TestCluster::start(2, 1, Sgd::new(1.0), configure);
         let mut worker = cluster.worker(0);
         let elements = 2_700_000;
         let split = Partitioner::Fixed { shards: 2 };
@@ -251,7 +251,7 @@ fn a_large_push_with_a_bad_element_is_not_sent_to_any_shard() {
 fn a_push_that_a_shard_refuses_is_discarded_whole() {
     let synchronous = Synchronous::new(1);
     for mode in [Mode::default(), synchronous.into()] {
-        let cluster = Cluster::sgd(1, |config| config.last_step(1).mode(mode));
+        let cluster = TestCluster::sgd(1, |config| config.last_step(1).mode(mode));
         let mut worker = cluster.worker(0);
         let elements = 1_500_000;
         let mut params = worker.join(&[vector("w", elements as u64)], |_| ()).unwrap();
@@ -289,7 +289,7 @@ fn push_bad(worker: &mut Worker) -> Result<Push, Error> {
 #[test]
 fn an_overflowing_update_is_refused_by_one_server_and_counted_by_two() {
     for servers in [1, 2] {
-        let cluster = Cluster::start(servers, 1, Sgd::new(1e30), |config| config);
+        let cluster = TestCluster::start(servers, 1, Sgd::new(1e30), |config| config);
         let mut worker = cluster.worker(0);
         let variables = [vector("small", 3), vector("large", 50_000)];
         let mut params = worker.join(&variables, |_| ()).unwrap();
@@ -331,7 +331,8 @@ fn bad_element(result: Result<Push, Error>) -> usize {
 
 #[test]
 fn a_join_that_does_not_fit_names_need_and_limit() {
-    let cluster = Cluster::sgd(1, |config| config.storage(Storage::memory().bytes_max(1 << 20)));
+    let cluster =
+        TestCluster::sgd(1, |config| config.storage(Storage::memory().bytes_max(1 << 20)));
     let mut worker = cluster.worker(0);
     let error = worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap_err();
     let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
@@ -359,7 +360,7 @@ fn state_without_its_control_file_is_not_overwritten() {
 
 #[test]
 fn a_reader_waits_for_values_only_until_its_deadline() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let config = cluster.config(0).connect_timeout(Duration::from_millis(300));
     let error = Reader::connect(config).unwrap_err().to_string();
     assert!(error.contains("initialize"), "{error}");
@@ -368,7 +369,7 @@ fn a_reader_waits_for_values_only_until_its_deadline() {
 
 #[test]
 fn connections_without_a_hello_in_time_are_closed() {
-    let cluster = Cluster::sgd(1, |config| {
+    let cluster = TestCluster::sgd(1, |config| {
         config.network(Network::default().handshake_timeout(Duration::from_millis(300)))
     });
     let address = cluster.handle().address().to_owned();

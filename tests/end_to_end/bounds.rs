@@ -2,7 +2,7 @@
 
 use pushpull::{Asynchronous, Push, Sgd, VariableSpec};
 
-use crate::cluster::{Cluster, vector};
+use crate::cluster::{TestCluster, vector};
 
 /// Two variables, one on each ps task.
 fn variables() -> [VariableSpec; 2] {
@@ -11,7 +11,7 @@ fn variables() -> [VariableSpec; 2] {
 
 #[test]
 fn stale_pushes_are_dropped_on_every_shard() {
-    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
+    let cluster = TestCluster::start(2, 2, Sgd::new(1.0), |config| {
         config.mode(Asynchronous::default().reject_older(2))
     });
     let mut workers = [cluster.worker(0), cluster.worker(1)];
@@ -44,7 +44,7 @@ fn stale_pushes_are_dropped_on_every_shard() {
 fn a_fast_worker_stays_within_the_bound_of_a_slow_one() {
     const BOUND: u64 = 3;
     const GRADIENTS: u64 = 40;
-    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
+    let cluster = TestCluster::start(2, 2, Sgd::new(1.0), |config| {
         config.mode(Asynchronous::default().wait_ahead(BOUND))
     });
     let made = [0, 1].map(|_| std::sync::atomic::AtomicU64::new(0));

@@ -19,7 +19,7 @@ use pushpull::{
 };
 use safetensors::SafeTensors;
 
-use crate::cluster::{Cluster, LONG, block_on, listen, spec, vector};
+use crate::cluster::{LONG, TestCluster, block_on, listen, spec, vector};
 use crate::proxy::Proxy;
 
 const ROWS: u64 = 37;
@@ -38,8 +38,8 @@ fn storage(directory: &Path) -> LocalDirectory {
     LocalDirectory::create(directory).unwrap()
 }
 
-fn cluster(ps: usize, directory: &Path) -> Cluster {
-    Cluster::start(ps, 2, Adam::new(0.25), |config| {
+fn cluster(ps: usize, directory: &Path) -> TestCluster {
+    TestCluster::start(ps, 2, Adam::new(0.25), |config| {
         config.shards(2).checkpoints(Checkpoints::new(storage(directory)))
     })
 }
@@ -114,16 +114,19 @@ fn a_checkpoint_fits_any_number_of_partitions_shards_and_tasks() {
 }
 
 /// A server that keeps its address across restarts but loses its state.
-struct Server {
+struct ForgetfulServer {
     folder: tempfile::TempDir,
     ps: Option<Ps>,
     events: Arc<Mutex<Vec<Event>>>,
 }
 
-impl Server {
-    fn start() -> Server {
-        let mut server =
-            Server { folder: tempfile::tempdir().unwrap(), ps: None, events: Arc::default() };
+impl ForgetfulServer {
+    fn start() -> ForgetfulServer {
+        let mut server = ForgetfulServer {
+            folder: tempfile::tempdir().unwrap(),
+            ps: None,
+            events: Arc::default(),
+        };
         server.restart();
         server
     }
@@ -201,7 +204,7 @@ fn a_worker_ahead_of_the_restored_checkpoint_gets_a_rollback_error() {
 
 #[test]
 fn a_worker_that_reconnects_before_the_restore_gets_a_state_lost_error() {
-    let mut server = Server::start();
+    let mut server = ForgetfulServer::start();
     let mut chief = server.worker(0);
     chief.join(&variables(1), |_| ()).unwrap();
     let mut other = server.worker(1);
@@ -230,7 +233,7 @@ fn a_worker_that_reconnects_before_the_restore_gets_a_state_lost_error() {
 
 #[test]
 fn a_damaged_checkpoint_is_passed_over_for_an_older_one() {
-    let mut server = Server::start();
+    let mut server = ForgetfulServer::start();
     let mut chief = server.worker(0);
     chief.join(&variables(1), |_| ()).unwrap();
     for steps in [0..2, 2..4] {
@@ -300,9 +303,9 @@ fn one_server_without_state_takes_all_back_to_one_checkpoint() {
 }
 
 /// Starts a server with automatic saves every 30 ms, and its worker.
-fn auto_saving(directory: &Path) -> (Cluster, Worker) {
+fn auto_saving(directory: &Path) -> (TestCluster, Worker) {
     let every = Duration::from_millis(30);
-    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+    let cluster = TestCluster::start(1, 1, Adam::new(0.25), |config| {
         config.checkpoints(Checkpoints::new(storage(directory)).every(every))
     });
     let mut worker = cluster.worker(0);
@@ -311,7 +314,7 @@ fn auto_saving(directory: &Path) -> (Cluster, Worker) {
 }
 
 /// Waits until the server has saved more than `saved` checkpoints.
-fn wait_for_more_than(saved: u64, cluster: &Cluster) {
+fn wait_for_more_than(saved: u64, cluster: &TestCluster) {
     let since = Instant::now();
     while cluster.handle().metrics().checkpoints_saved <= saved {
         assert!(since.elapsed() < LONG, "no checkpoint was saved");
@@ -363,7 +366,7 @@ fn failing_automatic_saves_are_reported_until_the_directory_is_back() {
     let folder = tempfile::tempdir().unwrap();
     let (directory, state) = (folder.path().join("checkpoints"), folder.path().join("state"));
     let events = Arc::new(Mutex::new(Vec::new()));
-    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+    let cluster = TestCluster::start(1, 1, Adam::new(0.25), |config| {
         let (every, sink) = (Duration::from_millis(30), events.clone());
         let state = Storage::directory(state.clone()).bytes_max(1 << 26);
         config
@@ -414,7 +417,7 @@ fn synchronous_checkpoints_hold_one_step_on_all_shards() {
     const SAVES: usize = 12;
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
-    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
+    let cluster = TestCluster::start(2, 2, Sgd::new(1.0), |config| {
         config.mode(Synchronous::new(2)).checkpoints(Checkpoints::new(storage(&directory)))
     });
     let variables = [vector("a", 9_000), vector("b", 20_000)];
@@ -465,14 +468,14 @@ struct FaultyStorage {
     /// Whether the deletion of a published checkpoint fails.
     refuses_deletion: bool,
     /// The gate at which reads of shard files wait.
-    gate: Option<Gate>,
+    gate: Option<SaveGate>,
 }
 
 /// Holds reads back until the test admits them, and counts them.
-type Gate = Arc<(Mutex<GateState>, Condvar)>;
+type SaveGate = Arc<(Mutex<SaveGateState>, Condvar)>;
 
 #[derive(Debug, Default)]
-struct GateState {
+struct SaveGateState {
     reads: usize,
     reads_admitted: usize,
     /// Number of files that may still be opened without the gate.
@@ -491,12 +494,12 @@ impl FaultyStorage {
 
 /// A file whose reads wait at a gate.
 #[derive(Debug)]
-struct GatedFile {
-    gate: Gate,
+struct SlowFile {
+    gate: SaveGate,
     file: Box<dyn ReadFile>,
 }
 
-impl ReadFile for GatedFile {
+impl ReadFile for SlowFile {
     fn bytes(&self) -> u64 {
         self.file.bytes()
     }
@@ -512,10 +515,10 @@ impl ReadFile for GatedFile {
 }
 
 fn wait<'a>(
-    gate: &'a Gate,
-    state: MutexGuard<'a, GateState>,
-    on: impl Fn(&GateState) -> bool,
-) -> MutexGuard<'a, GateState> {
+    gate: &'a SaveGate,
+    state: MutexGuard<'a, SaveGateState>,
+    on: impl Fn(&SaveGateState) -> bool,
+) -> MutexGuard<'a, SaveGateState> {
     let (state, timeout) = gate.1.wait_timeout_while(state, LONG, |state| on(state)).unwrap();
     assert!(!timeout.timed_out(), "timed out at the gate: {state:?}");
     state
@@ -543,7 +546,7 @@ impl CheckpointStorage for FaultyStorage {
                     state.opens_ungated -= 1;
                     return Ok(opened);
                 }
-                Box::new(GatedFile { gate: gate.clone(), file: opened })
+                Box::new(SlowFile { gate: gate.clone(), file: opened })
             }
             _ => opened,
         })
@@ -570,7 +573,7 @@ impl CheckpointStorage for FaultyStorage {
 fn a_save_succeeds_although_older_checkpoints_cannot_be_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
-    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+    let cluster = TestCluster::start(1, 1, Adam::new(0.25), |config| {
         let mut retention = Retention::default();
         retention.max_to_keep = 1;
         let checkpoints = Checkpoints::new(FaultyStorage {
@@ -595,12 +598,12 @@ fn a_save_succeeds_although_older_checkpoints_cannot_be_deleted() {
 #[test]
 fn a_stopping_server_finishes_only_the_current_piece_of_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    let gate = Gate::default();
+    let gate = SaveGate::default();
     let faulty = FaultyStorage {
         gate: Some(gate.clone()),
         ..FaultyStorage::new(&folder.path().join("checkpoints"))
     };
-    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+    let cluster = TestCluster::start(1, 1, Adam::new(0.25), |config| {
         config.checkpoints(Checkpoints::new(faulty.clone()))
     });
     let mut worker = cluster.worker(0);
@@ -630,7 +633,7 @@ fn a_stopping_server_abandons_a_restore() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let variables = || [vector("w", 1 << 20)];
-    let first = Cluster::start(1, 1, Adam::new(0.25), |config| {
+    let first = TestCluster::start(1, 1, Adam::new(0.25), |config| {
         config.checkpoints(Checkpoints::new(storage(&directory)))
     });
     let mut worker = first.worker(0);
@@ -639,10 +642,10 @@ fn a_stopping_server_abandons_a_restore() {
     first.stop();
 
     // The file is read once to select the checkpoint, and again to restore it.
-    let gate = Gate::default();
+    let gate = SaveGate::default();
     gate.0.lock().unwrap().opens_ungated = 1;
     let faulty = FaultyStorage { gate: Some(gate.clone()), ..FaultyStorage::new(&directory) };
-    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+    let cluster = TestCluster::start(1, 1, Adam::new(0.25), |config| {
         config.checkpoints(Checkpoints::new(faulty.clone()))
     });
     let proxy_listener = TcpListener::bind("127.0.0.1:0").unwrap();

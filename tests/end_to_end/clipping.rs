@@ -3,7 +3,7 @@
 use pushpull::variable::{DType, Partitioner, Shape, TableSpec};
 use pushpull::{Gradients, PsConfig, Push, Sgd, Synchronous, VariableSpec};
 
-use crate::cluster::Cluster;
+use crate::cluster::TestCluster;
 
 /// Variables on every shard: f32 and f64, partitioned, sparse, and a table.
 fn variables() -> [VariableSpec; 4] {
@@ -39,7 +39,7 @@ fn trained(
 ) -> (Vec<f32>, Vec<f64>, [Vec<f32>; 2]) {
     let mode = configure(Synchronous::new(2));
     let configure = |config: PsConfig| config.mode(mode).shards(2);
-    let cluster = Cluster::start(2, 2, Sgd::new(0.5), configure);
+    let cluster = TestCluster::start(2, 2, Sgd::new(0.5), configure);
     let join = |index| {
         let mut worker = cluster.worker(index);
         let params = worker.join(&variables(), |_| ()).unwrap();

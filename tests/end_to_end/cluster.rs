@@ -22,19 +22,19 @@ pub(crate) fn listen() -> Listener {
 }
 
 /// Running servers and the spec of their cluster.
-pub(crate) struct Cluster {
+pub(crate) struct TestCluster {
     pub(crate) spec: ClusterSpec,
     pub(crate) servers: Vec<Ps>,
 }
 
-impl Cluster {
+impl TestCluster {
     /// Starts `ps` ps tasks. The spec also lists `workers` worker tasks, which are not started.
     pub(crate) fn start(
         ps: usize,
         workers: usize,
         optimizer: impl Optimizer + Clone,
         configure: impl Fn(PsConfig) -> PsConfig,
-    ) -> Cluster {
+    ) -> TestCluster {
         let listeners: Vec<Listener> = (0..ps).map(|_| listen()).collect();
         let spec = spec(listeners.iter().map(Listener::address), workers);
         let servers = listeners.into_iter().enumerate().map(|(index, listener)| {
@@ -42,12 +42,12 @@ impl Cluster {
             let config = PsConfig::new(spec.clone(), task, optimizer.clone());
             listener.start(configure(config)).unwrap()
         });
-        Cluster { servers: servers.collect(), spec }
+        TestCluster { servers: servers.collect(), spec }
     }
 
     /// Starts one ps task with plain gradient descent at learning rate 1.
-    pub(crate) fn sgd(workers: usize, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
-        Cluster::start(1, workers, Sgd::new(1.0), configure)
+    pub(crate) fn sgd(workers: usize, configure: impl Fn(PsConfig) -> PsConfig) -> TestCluster {
+        TestCluster::start(1, workers, Sgd::new(1.0), configure)
     }
 
     pub(crate) fn config(&self, worker: u32) -> WorkerConfig {

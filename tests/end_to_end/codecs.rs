@@ -10,7 +10,7 @@ use pushpull::variable::{DType, Partitioner, Shape};
 use pushpull::{Error, PsConfig, Push, Sgd, TaskId, VariableSpec, WorkerConfig};
 use pushpull_common::codec::{Residual, ScaleBlocks};
 
-use super::cluster::{Cluster, listen, spec, vector};
+use super::cluster::{TestCluster, listen, spec, vector};
 use super::proxy::Proxy;
 
 const CODECS: [Codec; 6] = [
@@ -57,7 +57,7 @@ fn push(worker: &mut Worker, step: u64, names: &[&str]) {
     assert!(matches!(worker.push(token, gradients).unwrap(), Push::Applied { .. }));
 }
 
-fn values(cluster: &Cluster, name: &str) -> Vec<f32> {
+fn values(cluster: &TestCluster, name: &str) -> Vec<f32> {
     let mut reader = Reader::connect(cluster.config(0)).unwrap();
     let mut params = reader.params();
     reader.pull(&mut params).unwrap();
@@ -67,7 +67,7 @@ fn values(cluster: &Cluster, name: &str) -> Vec<f32> {
 #[test]
 fn servers_apply_decoded_gradients_and_the_residual_keeps_the_rest() {
     for codec in CODECS {
-        let cluster = Cluster::sgd(1, |config| config);
+        let cluster = TestCluster::sgd(1, |config| config);
         let config = cluster.config(0).codec("*", codec).codec("plain/*", None);
         let mut worker = Worker::connect(config).unwrap();
         let count = VariableSpec::new("count", DType::I64, Shape::scalar()).unwrap();
@@ -98,7 +98,7 @@ fn servers_apply_decoded_gradients_and_the_residual_keeps_the_rest() {
 #[test]
 fn large_and_partitioned_variables_are_encoded_stretch_by_stretch() {
     for codec in CODECS {
-        let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+        let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config);
         let mut worker = Worker::connect(cluster.config(0).codec("*", codec)).unwrap();
         let parts = Partitioner::Fixed { shards: 2 };
         let doubles = VariableSpec::new("d", DType::F64, Shape::new([3]).unwrap()).unwrap();
@@ -157,7 +157,7 @@ fn encoded_pushes_count_once_through_cut_connections() {
 #[test]
 fn residuals_are_restored_by_another_worker() {
     let codec = Codec::OneBit;
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let connect = || {
         let mut worker = Worker::connect(cluster.config(0).codec("w", codec)).unwrap();
         worker.join(&[vector("w", 1000), vector("b", 3)], |_| ()).unwrap();
@@ -192,7 +192,7 @@ fn residuals_are_restored_by_another_worker() {
     assert_eq!(plain.restore_residuals(&saved), error);
     cluster.stop();
 
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let mut other = Worker::connect(cluster.config(0).codec("w", codec)).unwrap();
     other.join(&[vector("w", 1001)], |_| ()).unwrap();
     assert_eq!(other.restore_residuals(&saved), Err(Error::ForeignResiduals));
@@ -203,7 +203,7 @@ fn residuals_are_restored_by_another_worker() {
 /// and the servers keep full precision.
 #[test]
 fn values_are_pulled_in_half_as_many_bytes() {
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config);
     let mut worker = Worker::connect(cluster.config(0).pull_codec(Codec::Bf16)).unwrap();
     let shape = |extent| Shape::new([extent]).unwrap();
     let variables = [
@@ -250,7 +250,7 @@ fn values_are_pulled_in_half_as_many_bytes() {
 
 #[test]
 fn invalid_codecs_are_named() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let config = cluster.config(0).codec("*", Codec::TopK { fraction: 0.0 });
     let error = Worker::connect(config).unwrap_err().to_string();
     assert!(error.contains("topk(0)"), "{error}");
@@ -291,7 +291,7 @@ fn invalid_codecs_are_named() {
 /// NaN and infinity makes the worker refuse them before it sends.
 #[test]
 fn non_finite_gradients_are_reported_with_codecs_as_without() {
-    let cluster = Cluster::sgd(1, |config| config.non_finite(NonFinite::Count));
+    let cluster = TestCluster::sgd(1, |config| config.non_finite(NonFinite::Count));
     let config = cluster.config(0).codec("half", Codec::Bf16).codec("int", Codec::Int8);
     let mut worker = Worker::connect(config).unwrap();
     worker.join(&[vector("half", 300), vector("int", 300)], |_| ()).unwrap();

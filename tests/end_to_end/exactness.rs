@@ -7,7 +7,7 @@ use pushpull::blocking::{Reader, Worker};
 use pushpull::protocol::Refusal;
 use pushpull::{Error, Push, Sgd, WorkerConfig};
 
-use super::cluster::{Cluster, vector};
+use super::cluster::{TestCluster, vector};
 
 /// Pushes gradients of ones until there are no more tokens, and returns their number.
 fn push_ones(config: WorkerConfig, elements: u64) -> u64 {
@@ -27,7 +27,7 @@ fn push_ones(config: WorkerConfig, elements: u64) -> u64 {
 
 /// Lets all workers of a cluster push ones up to its last step, and returns the value that every
 /// element then has.
-fn sum_of_ones(cluster: &Cluster, workers: u32, elements: u64, last_step: u64) -> f32 {
+fn sum_of_ones(cluster: &TestCluster, workers: u32, elements: u64, last_step: u64) -> f32 {
     let pushed: u64 = thread::scope(|scope| {
         let workers: Vec<_> = (0..workers)
             .map(|index| {
@@ -50,14 +50,14 @@ fn sum_of_ones(cluster: &Cluster, workers: u32, elements: u64, last_step: u64) -
 #[test]
 fn two_workers_times_a_thousand_pushes_are_exact() {
     let cluster =
-        Cluster::start(1, 2, Sgd::new(2.0_f64.powi(-10)), |config| config.last_step(2000));
+        TestCluster::start(1, 2, Sgd::new(2.0_f64.powi(-10)), |config| config.last_step(2000));
     assert_eq!(sum_of_ones(&cluster, 2, 1, 2000), -1.953125);
     cluster.stop();
 }
 
 #[test]
 fn the_last_step_is_exact_over_several_shards_and_tasks() {
-    let cluster = Cluster::start(2, 5, Sgd::new(1.0), |config| config.shards(2).last_step(503));
+    let cluster = TestCluster::start(2, 5, Sgd::new(1.0), |config| config.shards(2).last_step(503));
     // 300,000 elements take two parts of at most 1 MiB.
     assert_eq!(sum_of_ones(&cluster, 5, 300_000, 503), -503.0);
     cluster.stop();
@@ -66,7 +66,7 @@ fn the_last_step_is_exact_over_several_shards_and_tasks() {
 #[test]
 fn a_gradient_with_an_expired_token_is_applied_on_no_shard() {
     let (tasks, last_step) = (2, 40);
-    let cluster = Cluster::start(tasks, 2, Sgd::new(1.0), |config| {
+    let cluster = TestCluster::start(tasks, 2, Sgd::new(1.0), |config| {
         config.shards(2).last_step(last_step).token_timeout(Some(Duration::from_millis(200)))
     });
     let names = ["a", "b", "c", "d"];
@@ -115,8 +115,9 @@ fn twenty_five_clusters_of_eight_workers_share_one_process() {
             .map(|index| {
                 scope.spawn(move || {
                     let last_step = 80 + index;
-                    let cluster =
-                        Cluster::start(1, 8, Sgd::new(1.0), |config| config.last_step(last_step));
+                    let cluster = TestCluster::start(1, 8, Sgd::new(1.0), |config| {
+                        config.last_step(last_step)
+                    });
                     assert_eq!(sum_of_ones(&cluster, 8, 100, last_step), -(last_step as f32));
                     cluster.stop();
                 })

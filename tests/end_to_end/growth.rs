@@ -10,7 +10,7 @@ use pushpull::server::Event;
 use pushpull::variable::{DType, Partitioner, TableSpec};
 use pushpull::{Push, Sgd, Storage, VariableSpec, WorkerConfig};
 
-use super::cluster::{Cluster, LONG};
+use super::cluster::{LONG, TestCluster};
 
 /// Polls `found` until it returns a value, and panics after [`LONG`].
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
@@ -28,7 +28,7 @@ fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
 fn a_push_waits_with_a_reported_cause_until_its_table_can_grow() {
     let folder = tempfile::tempdir().unwrap();
     let (events, index) = (Arc::new(Mutex::new(Vec::new())), Cell::new(0));
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| {
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| {
         let state = folder.path().join(format!("state-{}", index.replace(index.get() + 1)));
         let events = events.clone();
         config

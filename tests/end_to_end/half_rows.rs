@@ -18,7 +18,7 @@ use pushpull::variable::{
 use pushpull::{Adam, Error, Mode, PsConfig, Push, Sgd, Synchronous, Token, VariableSpec};
 use safetensors::{Dtype, SafeTensors};
 
-use crate::cluster::{Cluster, vector};
+use crate::cluster::{TestCluster, vector};
 
 /// Elements per row. Odd, so that rows do not end on whole words.
 const WIDTH: usize = 5;
@@ -29,8 +29,8 @@ fn cluster(
     shards: u16,
     optimizer: impl Optimizer + Clone,
     configure: impl Fn(PsConfig) -> PsConfig,
-) -> Cluster {
-    Cluster::start(1, 1, optimizer, |config| configure(config.shards(shards)))
+) -> TestCluster {
+    TestCluster::start(1, 1, optimizer, |config| configure(config.shards(shards)))
 }
 
 fn checkpoints(directory: &Path) -> impl Fn(PsConfig) -> PsConfig {
@@ -467,7 +467,7 @@ fn bad_half_precision_rows_are_reported_by_name() {
     cluster.stop();
 
     // Under `NonFinite::Count` the servers count them, and the rows hold them.
-    let cluster = Cluster::sgd(1, |config| config.non_finite(NonFinite::Count));
+    let cluster = TestCluster::sgd(1, |config| config.non_finite(NonFinite::Count));
     let mut worker = cluster.worker(0);
     worker.join(&variables, |_| ()).unwrap();
     let token = worker.token().unwrap().unwrap();

@@ -16,15 +16,15 @@ use pushpull::{
 };
 use safetensors::{Dtype, SafeTensors};
 
-use crate::cluster::{Cluster, vector};
+use crate::cluster::{TestCluster, vector};
 
 /// Starts one ps task with `shards` shards.
 fn cluster(
     shards: u16,
     optimizer: impl Optimizer + Clone,
     configure: impl Fn(PsConfig) -> PsConfig,
-) -> Cluster {
-    Cluster::start(1, 1, optimizer, |config| configure(config.shards(shards)))
+) -> TestCluster {
+    TestCluster::start(1, 1, optimizer, |config| configure(config.shards(shards)))
 }
 
 /// A partitioned bf16 matrix and an f16 vector, each with an f32 twin.
@@ -327,7 +327,7 @@ fn bad_half_precision_values_are_reported_by_name() {
 /// Checks that under `NonFinite::Count` the servers count them, and f16 values hold them.
 #[test]
 fn the_non_finite_policy_applies_to_half_precision() {
-    let cluster = Cluster::sgd(1, |config| config.non_finite(NonFinite::Count));
+    let cluster = TestCluster::sgd(1, |config| config.non_finite(NonFinite::Count));
     let mut worker = cluster.worker(0);
     let variables = [VariableSpec::f16("w", [4]).unwrap()];
     let mut params = worker.join(&variables, |_| ()).unwrap();
@@ -348,7 +348,7 @@ fn the_non_finite_policy_applies_to_half_precision() {
 /// server.
 #[test]
 fn masters_beyond_f16_are_pulled_as_the_largest_f16() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
     let variables = [VariableSpec::f16("w", [1]).unwrap()];
     let mut params = worker.join(&variables, |_| ()).unwrap();

@@ -13,7 +13,7 @@ use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
 };
 
-use super::cluster::{Cluster, LONG, vector};
+use super::cluster::{LONG, TestCluster, vector};
 
 /// A client that speaks the protocol itself and may send any message.
 struct RawClient {
@@ -94,7 +94,7 @@ fn epoch(message: &Message) -> u64 {
 
 #[test]
 fn a_second_chief_cannot_assign_initialize_or_finish() {
-    let cluster = Cluster::sgd(3, |config| config);
+    let cluster = TestCluster::sgd(3, |config| config);
     let address = cluster.handle().address().to_owned();
     let mut chief = cluster.worker(0);
     let variables = [vector("w", 4)];
@@ -158,7 +158,7 @@ fn a_second_chief_cannot_assign_initialize_or_finish() {
 
 #[test]
 fn unknown_tasks_are_refused_with_a_detail() {
-    let cluster = Cluster::sgd(2, |config| config);
+    let cluster = TestCluster::sgd(2, |config| config);
     let address = cluster.handle().address().to_owned();
     let (worker, peer) = (Role::Worker {}, Role::Peer {});
     for (role, job, task) in [
@@ -179,7 +179,7 @@ fn unknown_tasks_are_refused_with_a_detail() {
     let (_, answer) = RawClient::greet(&address, worker, ("worker", 1), (1, 0));
     epoch(&answer);
     cluster.stop();
-    let cluster = Cluster::sgd(2, |config| config.elastic_workers(true));
+    let cluster = TestCluster::sgd(2, |config| config.elastic_workers(true));
     let address = cluster.handle().address().to_owned();
     let (_, answer) = RawClient::greet(&address, worker, ("worker", 9), (1, 0));
     epoch(&answer);
@@ -204,7 +204,7 @@ fn send(address: &str, bytes: &[u8], name: &str) {
 
 #[test]
 fn a_hostile_frame_ends_only_its_own_connection() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let address = cluster.handle().address().to_owned();
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&[vector("w", 10)], |_| ()).unwrap();
@@ -232,7 +232,7 @@ fn a_hostile_frame_ends_only_its_own_connection() {
 #[test]
 fn silent_connections_do_not_keep_a_worker_out() {
     let cluster =
-        Cluster::sgd(1, |config| config.network(Network::default().waiting_connections_max(8)));
+        TestCluster::sgd(1, |config| config.network(Network::default().waiting_connections_max(8)));
     let address = cluster.handle().address().to_owned();
     let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
     drop(silent);

@@ -8,11 +8,11 @@ use pushpull::blocking::Worker;
 use pushpull::error::ConfigError;
 use pushpull::{Error, PsConfig, Sgd, TaskId, WorkerConfig};
 
-use super::cluster::{Cluster, block_on, listen, spec, vector, wait_for_end};
+use super::cluster::{TestCluster, block_on, listen, spec, vector, wait_for_end};
 
 #[test]
 fn serve_returns_after_stop_and_after_its_shutdown_future() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
     worker.join(&[vector("w", 10)], |_| ()).unwrap();
     let address = cluster.handle().address().to_owned();
@@ -27,7 +27,7 @@ fn serve_returns_after_stop_and_after_its_shutdown_future() {
 #[test]
 fn a_server_ends_once_all_workers_have_left() {
     let grace = Duration::from_millis(50);
-    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
+    let cluster = TestCluster::start(2, 2, Sgd::new(1.0), |config| {
         config.shards(2).exit_when_done(grace).lease(Duration::from_secs(60))
     });
     let variables: Vec<_> = (0..6).map(|index| vector(&format!("v{index}"), 4)).collect();
@@ -43,7 +43,7 @@ fn a_server_ends_once_all_workers_have_left() {
 
 #[test]
 fn a_server_ends_once_a_silent_worker_has_lost_its_lease() {
-    let cluster = Cluster::sgd(2, |config| {
+    let cluster = TestCluster::sgd(2, |config| {
         config.exit_when_done(Duration::from_millis(50)).lease(Duration::from_millis(300))
     });
     let handle = cluster.handle();
@@ -61,7 +61,8 @@ fn a_server_ends_once_a_silent_worker_has_lost_its_lease() {
 
 #[test]
 fn tokens_of_a_lost_worker_are_granted_to_others() {
-    let cluster = Cluster::sgd(2, |config| config.last_step(2).lease(Duration::from_millis(300)));
+    let cluster =
+        TestCluster::sgd(2, |config| config.last_step(2).lease(Duration::from_millis(300)));
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
     a.join(&[vector("w", 1)], |_| ()).unwrap();
     b.join(&[vector("w", 1)], |_| ()).unwrap();
@@ -142,7 +143,7 @@ fn a_cluster_without_servers_is_refused_at_once() {
 
 #[test]
 fn a_restarted_worker_takes_over_and_fences_its_old_incarnation() {
-    let cluster = Cluster::sgd(1, |config| config.last_step(3));
+    let cluster = TestCluster::sgd(1, |config| config.last_step(3));
     let mut old = cluster.worker(0);
     old.join(&[vector("w", 1)], |_| ()).unwrap();
     let token = old.token().unwrap().unwrap();
@@ -175,7 +176,7 @@ fn restart(address: &str, cluster: &pushpull::ClusterSpec, task: u32) -> pushpul
 #[test]
 fn a_server_that_restarts_empty_is_named_and_the_others_keep_their_values() {
     for lost in [0, 1] {
-        let mut cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| config);
+        let mut cluster = TestCluster::start(2, 2, Sgd::new(1.0), |config| config);
         let addresses: Vec<String> =
             cluster.servers.iter().map(|server| server.handle().address().to_owned()).collect();
         let variables = [vector("a", 1), vector("b", 1)];
@@ -208,7 +209,7 @@ fn a_server_that_restarts_empty_is_named_and_the_others_keep_their_values() {
 
 #[test]
 fn a_server_without_variables_ends_with_the_others() {
-    let cluster = Cluster::start(3, 1, Sgd::new(1.0), |config| {
+    let cluster = TestCluster::start(3, 1, Sgd::new(1.0), |config| {
         config.exit_when_done(Duration::from_millis(50)).lease(Duration::from_secs(60))
     });
     let mut worker = cluster.worker(0);

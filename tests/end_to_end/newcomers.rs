@@ -16,7 +16,7 @@ use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode, version};
 
-use super::cluster::{Cluster, LONG, block_on, listen, spec, vector, wait_for_end};
+use super::cluster::{LONG, TestCluster, block_on, listen, spec, vector, wait_for_end};
 
 /// Longer than any test: a silent connection ends only by eviction.
 const NEVER: Duration = Duration::from_secs(600);
@@ -68,7 +68,7 @@ fn await_evicted(handle: &PsHandle, count: u64) {
 
 #[test]
 fn a_worker_joins_beside_500_silent_connections() {
-    let cluster = Cluster::sgd(1, |config| {
+    let cluster = TestCluster::sgd(1, |config| {
         config.network(Network::default().waiting_connections_max(64).handshake_timeout(NEVER))
     });
     let address = cluster.handle().address().to_owned();
@@ -90,7 +90,7 @@ fn a_worker_joins_beside_500_silent_connections() {
 
 #[test]
 fn a_burst_of_300_hellos_loses_no_client() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let address = cluster.handle().address().to_owned();
     let connected: Vec<TcpStream> = (0..300).map(|_| connect(&address)).collect();
     let greeted: Vec<TcpStream> =
@@ -159,13 +159,13 @@ fn await_counted(handle: &PsHandle, expected: (u64, u64)) {
 fn silent_and_malformed_connections_are_counted() {
     let soon = Duration::from_millis(100);
     let cluster =
-        Cluster::sgd(1, |config| config.network(Network::default().handshake_timeout(soon)));
+        TestCluster::sgd(1, |config| config.network(Network::default().handshake_timeout(soon)));
     let mut silent = connect(cluster.handle().address());
     assert_eq!(silent.read(&mut [0]).unwrap(), 0);
     await_counted(&cluster.handle(), (1, 0));
     cluster.stop();
     let cluster =
-        Cluster::sgd(1, |config| config.network(Network::default().handshake_timeout(NEVER)));
+        TestCluster::sgd(1, |config| config.network(Network::default().handshake_timeout(NEVER)));
     let mut wrong = connect(cluster.handle().address());
     let mut bytes = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec();
     bytes.resize(100, 0);

@@ -12,7 +12,7 @@ use pushpull::{
     Error, Gradients, Mode, Params, Pulled, Push, Sgd, Synchronous, Token, VariableSpec,
 };
 
-use super::cluster::{Cluster, block_on, vector};
+use super::cluster::{TestCluster, block_on, vector};
 
 const ELEMENTS: u64 = 600_000;
 
@@ -41,7 +41,7 @@ fn synchronous(aggregate: u32, total: u32) -> Mode {
 #[test]
 fn pushes_and_pulls_overlap_and_are_awaited_in_any_order() {
     for ps in [1, 2] {
-        let cluster = Cluster::start(ps, 1, Sgd::new(1.0), |config| config.last_step(3));
+        let cluster = TestCluster::start(ps, 1, Sgd::new(1.0), |config| config.last_step(3));
         let mut worker = cluster.worker(0);
         let mut params = worker.join(&variables(ps as u32), |_| ()).unwrap();
         let mut other = params.clone();
@@ -72,7 +72,7 @@ fn pushes_and_pulls_overlap_and_are_awaited_in_any_order() {
 #[test]
 fn a_push_whose_handle_is_dropped_counts_whole_or_not_at_all() {
     for (ps, waits) in [(1, false), (2, false), (1, true), (2, true)] {
-        let cluster = Cluster::start(ps, 1, Sgd::new(1.0), |config| config.last_step(1));
+        let cluster = TestCluster::start(ps, 1, Sgd::new(1.0), |config| config.last_step(1));
         block_on(async {
             let mut worker = pushpull::Worker::connect(cluster.config(0)).await.unwrap();
             let mut params = worker.join(&variables(ps as u32), |_| ()).await.unwrap();
@@ -108,7 +108,7 @@ fn a_push_whose_handle_is_dropped_counts_whole_or_not_at_all() {
 
 #[test]
 fn values_are_pulled_during_a_streamed_push() {
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&variables(2), |_| ()).unwrap();
     let (token, next) = (worker.token().unwrap().unwrap(), worker.token().unwrap().unwrap());
@@ -130,7 +130,7 @@ fn values_are_pulled_during_a_streamed_push() {
 #[test]
 fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
     for mode in [Mode::default(), synchronous(1, 1)] {
-        let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.mode(mode));
+        let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config.mode(mode));
         let mut worker = cluster.worker(0);
         let [large, small] = variables(2);
         let empty = vector("empty", 0);
@@ -176,7 +176,7 @@ fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
 /// Checks a pull for a step that another replica has completed in the meantime.
 #[test]
 fn a_variable_of_a_past_step_is_stale() {
-    let cluster = Cluster::sgd(2, |config| config.mode(synchronous(1, 2)));
+    let cluster = TestCluster::sgd(2, |config| config.mode(synchronous(1, 2)));
     let (mut slow, mut fast) = (cluster.worker(0), cluster.worker(1));
     slow.join(&[vector("small", 3)], |_| ()).unwrap();
     fast.join(&[vector("small", 3)], |_| ()).unwrap();
@@ -228,7 +228,7 @@ fn push_and_pull_is_a_push_a_token_and_a_pull() {
         for ps in [1, 2] {
             let last = 12;
             let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(last);
-            let cluster = Cluster::start(ps, 1, Sgd::new(1.0), configure);
+            let cluster = TestCluster::start(ps, 1, Sgd::new(1.0), configure);
             let mut worker = cluster.worker(0);
             let mut params = worker.join(&variables(ps as u32), |_| ()).unwrap();
             let steps = step_to_the_end(&mut worker, &mut params, |token, params| {
@@ -248,7 +248,7 @@ fn several_workers_push_and_pull_together() {
         for ps in [1, 2] {
             let last = 20;
             let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(last);
-            let cluster = Cluster::start(ps, 2, Sgd::new(1.0), configure);
+            let cluster = TestCluster::start(ps, 2, Sgd::new(1.0), configure);
             let exact = matches!(mode, Mode::Synchronous(_));
             let steps: u64 = std::thread::scope(|scope| {
                 let workers = [0, 1].map(|task| {
@@ -283,7 +283,7 @@ fn a_step_with_a_refused_push_ends_at_once_and_returns_its_token() {
     for mode in [Mode::default(), synchronous(1, 1)] {
         for ps in [1, 2] {
             let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(1);
-            let cluster = Cluster::start(ps, 1, Sgd::new(1.0), configure);
+            let cluster = TestCluster::start(ps, 1, Sgd::new(1.0), configure);
             let mut worker = cluster.worker(0);
             let mut params = worker.join(&variables(ps as u32), |_| ()).unwrap();
             let token = worker.token().unwrap().unwrap();
@@ -303,7 +303,7 @@ fn a_step_with_a_refused_push_ends_at_once_and_returns_its_token() {
 
 #[test]
 fn a_worker_continues_after_a_dropped_step() {
-    let cluster = Cluster::sgd(1, |config| config.mode(synchronous(1, 1)).last_step(2));
+    let cluster = TestCluster::sgd(1, |config| config.mode(synchronous(1, 1)).last_step(2));
     block_on(async {
         let mut worker = pushpull::Worker::connect(cluster.config(0)).await.unwrap();
         let mut params = worker.join(&[vector("small", 3)], |_| ()).await.unwrap();

@@ -12,7 +12,7 @@ use pushpull::{
     WorkerConfig,
 };
 
-use super::cluster::{Cluster, block_on, spec, vector};
+use super::cluster::{TestCluster, block_on, spec, vector};
 use super::shared_values::{await_counts, same_host_only, start};
 
 const SYNCHRONOUS: Synchronous = Synchronous::new(1);
@@ -313,7 +313,7 @@ fn gradients_outlive_the_server_that_shares_their_memory() {
         let address = spec.task_address("ps", 0).unwrap();
         let listener = block_on(pushpull::Ps::listen(address)).unwrap();
         let servers = vec![start(listener, &spec, stored)];
-        cluster = Cluster { spec, servers };
+        cluster = TestCluster { spec, servers };
         assert!(matches!(worker.push(token, held).unwrap(), Push::Applied { .. }));
         assert_eq!(value(&mut worker, &mut params), -4.0 * (life + 1) as f32);
     }
@@ -332,7 +332,7 @@ fn gradients_outlive_a_server_that_loses_its_values() {
     cluster.stop();
     let listener = block_on(pushpull::Ps::listen(&address)).unwrap();
     let spec = spec([listener.address()], 2);
-    let cluster = Cluster { servers: vec![start(listener, &spec, |config| config)], spec };
+    let cluster = TestCluster { servers: vec![start(listener, &spec, |config| config)], spec };
     held.view_mut::<f32>("w").unwrap().fill(2.0);
     assert!(matches!(worker.push(token, held).unwrap_err(), Error::StateLost { .. }));
     filled(&mut worker, 3.0).scale(0.5);

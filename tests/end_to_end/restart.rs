@@ -6,14 +6,14 @@ use pushpull::{Adam, Ps, PsConfig, Push, Sgd, Storage, TaskId, WorkerConfig};
 use crate::cluster::{block_on, spec, vector};
 
 /// A server on a Unix socket, so that it keeps its address across restarts.
-struct Server {
+struct RestartedServer {
     directory: tempfile::TempDir,
     ps: Option<Ps>,
 }
 
-impl Server {
-    fn start() -> Server {
-        let mut server = Server { directory: tempfile::tempdir().unwrap(), ps: None };
+impl RestartedServer {
+    fn start() -> RestartedServer {
+        let mut server = RestartedServer { directory: tempfile::tempdir().unwrap(), ps: None };
         server.restart();
         server
     }
@@ -49,8 +49,8 @@ impl Server {
 
 #[test]
 fn a_training_loop_sees_a_restart_only_as_a_pause() {
-    let mut server = Server::start();
-    let mut undisturbed = Server::start();
+    let mut server = RestartedServer::start();
+    let mut undisturbed = RestartedServer::start();
     let mut results = Vec::new();
     for (server, restarts) in [(&mut server, true), (&mut undisturbed, false)] {
         let mut worker = server.worker(0);
@@ -86,7 +86,7 @@ fn a_training_loop_sees_a_restart_only_as_a_pause() {
 
 #[test]
 fn a_restarted_chief_keeps_the_state_of_a_restarted_server() {
-    let mut server = Server::start();
+    let mut server = RestartedServer::start();
     let mut chief = server.worker(0);
     chief.join(&[vector("w", 3)], |_| ()).unwrap();
     let token = chief.token().unwrap().unwrap();
@@ -106,7 +106,7 @@ fn a_restarted_chief_keeps_the_state_of_a_restarted_server() {
 
 #[test]
 fn state_with_another_configuration_is_refused_by_name() {
-    let mut server = Server::start();
+    let mut server = RestartedServer::start();
     server.stop();
     let listener = block_on(Ps::listen(&server.address())).unwrap();
     let other = spec([server.address()], 2);

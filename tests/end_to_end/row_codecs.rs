@@ -10,7 +10,7 @@ use pushpull::variable::{DType, Initializer, Partitioner, Shape, TableSpec};
 use pushpull::{Error, Mode, PsConfig, Push, Sgd, Synchronous, TaskId, VariableSpec, WorkerConfig};
 use pushpull_common::codec::{Residual, ScaleBlocks};
 
-use super::cluster::{Cluster, listen, spec, vector};
+use super::cluster::{TestCluster, listen, spec, vector};
 use super::proxy::Proxy;
 
 const CODECS: [Codec; 3] = [Codec::F16, Codec::Bf16, Codec::Int8];
@@ -84,7 +84,7 @@ fn with_codec(config: WorkerConfig, codec: Codec) -> WorkerConfig {
 /// `encoded` is set, the workers push the decoded rows without the codec.
 fn trained(ps: usize, mode: Mode, codec: Codec, encoded: bool) -> (Vec<Vec<f32>>, u64) {
     const ROWS: u64 = 41;
-    let cluster = Cluster::start(ps, 2, Adagrad::new(0.1), |config| config.mode(mode));
+    let cluster = TestCluster::start(ps, 2, Adagrad::new(0.1), |config| config.mode(mode));
     let mut workers = [0, 1].map(|index| {
         let config = cluster.config(index);
         let config = if encoded { with_codec(config, codec) } else { config };
@@ -228,7 +228,7 @@ fn encoded_rows_count_once_through_cut_connections() {
 fn residuals_of_rows_are_restored_by_another_worker() {
     const ROWS: u64 = 50;
     for codec in CODECS {
-        let cluster = Cluster::sgd(1, |config| config);
+        let cluster = TestCluster::sgd(1, |config| config);
         let connect = |config: WorkerConfig| {
             let mut worker = Worker::connect(with_codec(config, codec)).unwrap();
             worker.join(&variables(ROWS, 3), |_| ()).unwrap();
@@ -256,7 +256,7 @@ fn residuals_of_rows_are_restored_by_another_worker() {
         cluster.stop();
 
         // With no memory for residuals, each push is encoded alone.
-        let cluster = Cluster::sgd(1, |config| config);
+        let cluster = TestCluster::sgd(1, |config| config);
         let mut worker = connect(cluster.config(0).row_residual_bytes(0));
         descend(&mut worker, 0..4, ROWS);
         assert!(worker.residuals().len() < 100);
@@ -274,7 +274,7 @@ fn residuals_of_rows_are_restored_by_another_worker() {
 #[test]
 fn rows_are_pulled_in_half_as_many_bytes() {
     const ROWS: u64 = 1000;
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config);
     let normal = Initializer::Normal { mean: 0.0, stddev: 1.0 };
     let shape = |rows| Shape::new([rows, 3]).unwrap();
     let [rows, table, _] = variables(ROWS, 4);

@@ -7,7 +7,7 @@ use pushpull::optim::{Adagrad, Optimizer};
 use pushpull::variable::{Initializer, Partitioner};
 use pushpull::{Adam, Error, Mode, Pulled, Push, Sgd, Synchronous, VariableSpec};
 
-use super::cluster::{Cluster, vector};
+use super::cluster::{TestCluster, vector};
 
 const ROWS: u64 = 23;
 
@@ -18,7 +18,7 @@ fn variables(parts: u32) -> Vec<VariableSpec> {
     vec![vector("bias", 4), table.sparse().partitioner(Partitioner::Fixed { shards: parts })]
 }
 
-fn reader(cluster: &Cluster) -> Reader {
+fn reader(cluster: &TestCluster) -> Reader {
     Reader::connect(cluster.config(0)).unwrap()
 }
 
@@ -49,7 +49,7 @@ fn train(worker: &mut Worker, steps: u64) {
 }
 
 fn trained(ps: usize, shards: u16, optimizer: impl Optimizer + Clone) -> Vec<f32> {
-    let cluster = Cluster::start(ps, 1, optimizer, |config| config.shards(shards));
+    let cluster = TestCluster::start(ps, 1, optimizer, |config| config.shards(shards));
     let mut worker = cluster.worker(0);
     train(&mut worker, 6);
     let rows = all_rows(&mut reader(&cluster));
@@ -81,7 +81,7 @@ pub(crate) fn check_reductions(table: &VariableSpec, id: fn(u64) -> u64) {
     let pulled = |reduction| {
         let mode = Synchronous::new(2).sparse_reduction(reduction);
         let configure = |config: pushpull::PsConfig| config.mode(mode).shards(2);
-        let cluster = Cluster::start(2, 2, Sgd::new(1.0), configure);
+        let cluster = TestCluster::start(2, 2, Sgd::new(1.0), configure);
         let mut workers = [cluster.worker(0), cluster.worker(1)];
         for worker in &mut workers {
             worker.join(&[vector("bias", 4), table.clone()], |_| ()).unwrap();
@@ -114,7 +114,7 @@ pub(crate) fn check_reductions(table: &VariableSpec, id: fn(u64) -> u64) {
 
 #[test]
 fn rows_are_streamed_and_assigned() {
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     worker.join(&variables(3), |_| ()).unwrap();
     worker.assign_rows("table", &[22, 0], &[5.0_f32, 5.0, 5.0, 1.0, 2.0, 3.0]).unwrap();
@@ -134,7 +134,7 @@ fn rows_are_streamed_and_assigned() {
 
 #[test]
 fn bad_rows_are_reported_before_anything_is_sent() {
-    let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(1, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&variables(2), |_| ()).unwrap();
     let before = all_rows(&mut reader(&cluster));
@@ -177,7 +177,7 @@ fn few_rows_and_a_large_dense_variable_are_one_commit() {
     const TABLE: u64 = 210_000;
     let synchronous = Synchronous::new(1);
     for mode in [Mode::default(), synchronous.into()] {
-        let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config.mode(mode));
+        let cluster = TestCluster::start(1, 1, Sgd::new(1.0), |config| config.mode(mode));
         let mut worker = cluster.worker(0);
         let table = VariableSpec::f32("table", [TABLE, 16]).unwrap().sparse();
         let mut params = worker.join(&[vector("dense", DENSE), table], |_| ()).unwrap();

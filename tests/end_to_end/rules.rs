@@ -14,7 +14,7 @@ use pushpull::{
 };
 use safetensors::SafeTensors;
 
-use crate::cluster::{Cluster, block_on, spec, vector};
+use crate::cluster::{TestCluster, block_on, spec, vector};
 
 /// An embedding and a matrix in `parts` partitions, and a bias.
 fn variables(parts: u32) -> Vec<VariableSpec> {
@@ -58,7 +58,7 @@ fn train(
 /// Returns the values of a variable after `steps` steps on a cluster with one optimizer and no
 /// other variable.
 fn trained_alone(variable: VariableSpec, rule: impl Optimizer + Clone, steps: u64) -> Vec<f32> {
-    let cluster = Cluster::start(1, 1, rule, |config| config);
+    let cluster = TestCluster::start(1, 1, rule, |config| config);
     let (mut worker, variables) = (cluster.worker(0), [variable]);
     let mut params = worker.join(&variables, |_| ()).unwrap();
     let values = train(&mut worker, &mut params, &variables, 0..steps).remove(0);
@@ -81,7 +81,7 @@ fn each_variable_has_its_own_optimizer_on_any_number_of_shards() {
     let expected = expected(6);
     for (ps, shards, parts) in [(1, 1, 1), (1, 2, 3), (2, 2, 4)] {
         let configure = |config: PsConfig| with_two_optimizers(config).shards(shards);
-        let cluster = Cluster::start(ps, 1, Adam::new(0.25), configure);
+        let cluster = TestCluster::start(ps, 1, Adam::new(0.25), configure);
         let (mut worker, variables) = (cluster.worker(0), variables(parts));
         let mut params = worker.join(&variables, |_| ()).unwrap();
         let values = train(&mut worker, &mut params, &variables, 0..6);
@@ -131,7 +131,7 @@ fn a_checkpoint_has_the_slots_of_each_optimizer_and_fits_other_layouts() {
     let directory = folder.path().join("checkpoints");
     let storage = || LocalDirectory::create(&directory).unwrap();
     let start = |ps, optimizer: Adam, configure: fn(PsConfig) -> PsConfig| {
-        Cluster::start(ps, 1, optimizer, |config| {
+        TestCluster::start(ps, 1, optimizer, |config| {
             configure(config).shards(2).checkpoints(Checkpoints::new(storage()))
         })
     };
@@ -186,7 +186,7 @@ fn untrainable_variables_are_refused_by_name() {
         (|c| c.optimizer_for("*", Ftrl::new(1.0)).rate_for("emb*", 0.5), "embedding", "ftrl"),
     ];
     for (configure, expected, reason) in cases {
-        let cluster = Cluster::start(1, 1, Adam::new(0.25), configure);
+        let cluster = TestCluster::start(1, 1, Adam::new(0.25), configure);
         let error = cluster.worker(0).join(&[vector("embedding", 3)], |_| ()).unwrap_err();
         let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
         let Refusal::Untrainable { variable, detail } = refusal else { panic!("{error}") };

@@ -26,13 +26,13 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
     BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
 };
-use pushpull_common::shared_values::{AtomicWords, Geometry, PinError, Reader, ValueCounts};
+use pushpull_common::shared_values::{AtomicWords, Geometry, PinError, SharedValuesReader, ValueCounts};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use super::cluster::{Cluster, LONG, block_on, spec, vector};
+use super::cluster::{LONG, TestCluster, block_on, spec, vector};
 
 /// Starts a server on loopback and on a Unix socket in `folder`.
-fn cluster(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> (Cluster, String) {
+fn cluster(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> (TestCluster, String) {
     let socket = format!("unix:{}", folder.join("ps").display());
     let listener = block_on(async {
         let unix = Ps::listen(&socket).await.unwrap();
@@ -41,7 +41,7 @@ fn cluster(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> (Cluster,
     let spec = spec([listener.address()], 1);
     let config = PsConfig::new(spec.clone(), TaskId::ps(0), Sgd::new(1.0));
     let servers = vec![listener.start(configure(config)).unwrap()];
-    (Cluster { spec, servers }, socket)
+    (TestCluster { spec, servers }, socket)
 }
 
 /// A reader's connection, with the descriptors that it has received.
@@ -141,7 +141,7 @@ impl AtomicWords for Mapped {
 
 /// The values that a server shares over a connection.
 struct SharedReader {
-    reader: Reader<Mapped>,
+    reader: SharedValuesReader<Mapped>,
     logical_blocks: u32,
     blocks: Vec<u32>,
 }
@@ -164,7 +164,7 @@ impl SharedReader {
         }
         let read = |file| Mapped(MmapOptions::new().map_raw_read_only(file).unwrap());
         let reader_slot = Mapped(MmapOptions::new().map_raw(reader_slot).unwrap());
-        let reader = Reader::new(
+        let reader = SharedValuesReader::new(
             read(block_table),
             reader_slot,
             read(values),
@@ -312,12 +312,15 @@ fn a_welcome_over_tcp_names_the_unix_socket_of_shared_values() {
 }
 
 /// Starts a server that listens only on a Unix socket.
-pub(super) fn same_host_only(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
+pub(super) fn same_host_only(
+    folder: &Path,
+    configure: impl Fn(PsConfig) -> PsConfig,
+) -> TestCluster {
     let socket = format!("unix:{}", folder.join("ps").display());
     let listener = block_on(Ps::listen(&socket)).unwrap();
     let spec = spec([listener.address()], 2);
     let servers = vec![start(listener, &spec, configure)];
-    Cluster { spec, servers }
+    TestCluster { spec, servers }
 }
 
 pub(super) fn start(
@@ -372,7 +375,7 @@ fn a_worker_reads_shared_values_if_it_can() {
 
 /// Waits for the metrics: workers report direct pulls only now and then.
 pub(super) fn await_counts(
-    cluster: &Cluster,
+    cluster: &TestCluster,
     counted: impl Fn(&pushpull::server::Metrics) -> bool,
 ) {
     let began = std::time::Instant::now();
@@ -399,7 +402,7 @@ fn a_restarted_server_shares_its_values_again() {
         cluster.stop();
         let listener = block_on(Ps::listen(spec.task_address("ps", 0).unwrap())).unwrap();
         let servers = vec![start(listener, &spec, stored)];
-        cluster = Cluster { spec, servers };
+        cluster = TestCluster { spec, servers };
     }
     drop(worker);
     cluster.stop();

@@ -13,7 +13,7 @@ use pushpull_common::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode, version};
 
-use super::cluster::{Cluster, LONG, vector};
+use super::cluster::{LONG, TestCluster, vector};
 
 /// Encodes a reader's hello, followed by `pulls` pulls.
 fn hello_and_pulls(pulls: u64) -> Vec<u8> {
@@ -48,7 +48,7 @@ fn hello_and_pulls(pulls: u64) -> Vec<u8> {
 #[test]
 fn a_slow_reader_delays_others_no_longer_than_the_stall_timeout() {
     let elements = 4_000_000;
-    let cluster = Cluster::sgd(1, |config| {
+    let cluster = TestCluster::sgd(1, |config| {
         config.network(Network::default().stall_timeout(Duration::from_millis(500)))
     });
     let mut worker = cluster.worker(0);

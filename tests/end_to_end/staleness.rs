@@ -4,7 +4,7 @@ use pushpull::blocking::Worker;
 use pushpull::server::StalenessPolicy;
 use pushpull::{Asynchronous, Params, PsConfig, PsHandle, Push, Sgd, Token, VariableSpec};
 
-use super::cluster::{Cluster, vector};
+use super::cluster::{TestCluster, vector};
 
 /// Two variables, one on each of two servers.
 fn variables() -> [VariableSpec; 2] {
@@ -18,8 +18,8 @@ fn ones(initial: &mut pushpull::training::InitialValues<'_>) {
 }
 
 /// Starts two servers at rate 0.5, and joins two workers.
-fn pair(configure: impl Fn(PsConfig) -> PsConfig) -> (Cluster, [(Worker, Params); 2]) {
-    let cluster = Cluster::start(2, 2, Sgd::new(0.5), configure);
+fn pair(configure: impl Fn(PsConfig) -> PsConfig) -> (TestCluster, [(Worker, Params); 2]) {
+    let cluster = TestCluster::start(2, 2, Sgd::new(0.5), configure);
     let workers = [0, 1].map(|index| {
         let mut worker = cluster.worker(index);
         let params = worker.join(&variables(), ones).unwrap();
@@ -80,7 +80,7 @@ fn every_server_counts_the_staleness_of_its_part() {
 #[test]
 fn the_histograms_of_all_shards_add_up_to_the_pushes() {
     const PUSHES: u64 = 100;
-    let cluster = Cluster::start(2, 3, Sgd::new(0.001), |c| c.shards(2).last_step(PUSHES));
+    let cluster = TestCluster::start(2, 3, Sgd::new(0.001), |c| c.shards(2).last_step(PUSHES));
     let variables: Vec<VariableSpec> =
         ["a", "b", "c", "d"].map(|name| vector(name, 5)).into_iter().collect();
     std::thread::scope(|scope| {

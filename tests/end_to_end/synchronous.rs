@@ -8,7 +8,7 @@ use pushpull::server::OnLoss;
 use pushpull::{Adam, PsConfig, Pulled, Push, Sgd, Synchronous, VariableSpec};
 use sha2::{Digest, Sha256};
 
-use crate::cluster::{Cluster, vector};
+use crate::cluster::{TestCluster, vector};
 
 const FEATURES: usize = 12;
 const STEPS: u64 = 50;
@@ -52,7 +52,7 @@ fn train(
     configure: impl Fn(PsConfig, Synchronous) -> PsConfig,
 ) -> Vec<f32> {
     let mode = synchronous(replicas, replicas);
-    let cluster = Cluster::start(2, replicas as usize, optimizer, |config| {
+    let cluster = TestCluster::start(2, replicas as usize, optimizer, |config| {
         configure(config.last_step(STEPS), mode)
     });
     let trained = Barrier::new(replicas as usize);
@@ -131,7 +131,7 @@ fn two_deterministic_runs_give_the_same_bits() {
 #[test]
 fn a_step_with_a_backup_replica_takes_two_gradients_of_three() {
     let mode = synchronous(2, 3).on_loss(OnLoss::Shrink { min: 2 });
-    let cluster = Cluster::sgd(3, |config| config.mode(mode).last_step(40).shards(2));
+    let cluster = TestCluster::sgd(3, |config| config.mode(mode).last_step(40).shards(2));
     let results: Vec<(u64, u64)> = std::thread::scope(|scope| {
         let train = |index: u32| {
             let cluster = &cluster;

@@ -14,7 +14,7 @@ use pushpull::variable::{DType, Eviction, Initializer, Partitioner, RowAdmission
 use pushpull::{Adam, Error, Pulled, Push, Sgd, Storage, VariableSpec};
 use safetensors::SafeTensors;
 
-use super::cluster::{Cluster, vector};
+use super::cluster::{TestCluster, vector};
 use super::rows::check_reductions;
 
 /// A table in `parts` partitions, and a dense bias.
@@ -57,7 +57,7 @@ fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
     }
 }
 
-fn rows_of(cluster: &Cluster, ids: &[u64]) -> Vec<f32> {
+fn rows_of(cluster: &TestCluster, ids: &[u64]) -> Vec<f32> {
     let mut reader = Reader::connect(cluster.config(0)).unwrap();
     let mut rows = vec![0.0; 3 * ids.len()];
     reader.pull_rows("table", ids, &mut rows).unwrap();
@@ -70,7 +70,7 @@ fn all_ids(steps: u64) -> Vec<u64> {
 }
 
 fn trained(ps: usize, shards: u16, optimizer: impl Optimizer + Clone) -> Vec<f32> {
-    let cluster = Cluster::start(ps, 1, optimizer, |config| config.shards(shards));
+    let cluster = TestCluster::start(ps, 1, optimizer, |config| config.shards(shards));
     let mut worker = cluster.worker(0);
     worker.join(&variables(5, large_table()), |_| ()).unwrap();
     train(&mut worker, 0..6);
@@ -132,7 +132,7 @@ fn tables_are_saved_and_restored_into_any_layout() {
         let configure = |config: pushpull::PsConfig| {
             config.shards(shards).checkpoints(Checkpoints::new(storage()))
         };
-        Cluster::start(ps, 1, Adagrad::new(0.1), configure)
+        TestCluster::start(ps, 1, Adagrad::new(0.1), configure)
     };
     let first = start(2, 2);
     let mut worker = first.worker(0);
@@ -189,7 +189,7 @@ fn tables_are_saved_and_restored_into_any_layout() {
 /// is not known before: a table takes pushes until it is full, then refuses those with new rows.
 #[test]
 fn a_table_filled_by_random_admission_refuses_new_rows() {
-    let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(1, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let spec = TableSpec::new(100 * (16 + TableSpec::ROW_OVERHEAD_BYTES)).rows_at_once(1_000);
     let spec = spec.admission(RowAdmission::Chance { probability: 0.05 });
@@ -223,7 +223,7 @@ fn a_table_filled_by_random_admission_refuses_new_rows() {
 
 #[test]
 fn pushes_beyond_the_limits_of_a_table_are_refused() {
-    let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(1, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let spec = TableSpec::new(100 * (16 + TableSpec::ROW_OVERHEAD_BYTES)).rows_at_once(200);
     worker.join(&variables(1, spec), |_| ()).unwrap();
@@ -255,13 +255,13 @@ fn pushes_beyond_the_limits_of_a_table_are_refused() {
 
     // A table's limit may not exceed the server's memory, even while the table is empty.
     let storage = || Storage::memory().bytes_max(1 << 25);
-    let cluster = Cluster::start(1, 1, Sgd::new(0.1), |config| config.storage(storage()));
+    let cluster = TestCluster::start(1, 1, Sgd::new(0.1), |config| config.storage(storage()));
     let large = cluster.worker(0).join(&variables(1, TableSpec::new(1 << 30)), |_| ()).unwrap_err();
     let large = large.to_string();
     assert!(large.contains("bytes") && large.contains(&(1 << 25).to_string()), "{large}");
     cluster.stop();
 
-    let cluster = Cluster::start(1, 1, Adam::new(0.1), |config| config);
+    let cluster = TestCluster::start(1, 1, Adam::new(0.1), |config| config);
     let refused = cluster.worker(0).join(&variables(1, large_table()), |_| ()).unwrap_err();
     assert!(refused.to_string().contains("moves rows that no push has"), "{refused}");
     let fans = variables(1, large_table()).remove(1).initializer(Initializer::HeNormal).validate();
@@ -271,7 +271,7 @@ fn pushes_beyond_the_limits_of_a_table_are_refused() {
 
 #[test]
 fn large_pushes_of_many_tables_are_one_commit() {
-    let cluster = Cluster::start(1, 1, Adagrad::new(0.1), |config| config);
+    let cluster = TestCluster::start(1, 1, Adagrad::new(0.1), |config| config);
     let mut worker = cluster.worker(0);
     let tables = ["a", "b", "c", "d"]
         .map(|name| VariableSpec::table(name, DType::F32, [], TableSpec::new(1 << 26)).unwrap());
@@ -299,7 +299,7 @@ fn large_pushes_of_many_tables_are_one_commit() {
 
 #[test]
 fn a_table_with_a_budget_keeps_the_rows_in_use() {
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let spec = TableSpec::new(400 * (16 + TableSpec::ROW_OVERHEAD_BYTES));
     let spec = spec.eviction(Eviction::LeastRecent).admission(RowAdmission::After { pushes: 2 });
@@ -314,7 +314,7 @@ fn a_table_with_a_budget_keeps_the_rows_in_use() {
         worker.push(token, gradients).unwrap();
     }
     let ids: Vec<u64> = (0..100).map(id).collect();
-    let never = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
+    let never = TestCluster::start(1, 1, Sgd::new(1.0), |config| config);
     never.worker(0).join(&variables(1, large_table()), |_| ()).unwrap();
     let (rows, first) = (rows_of(&cluster, &ids), rows_of(&never, &ids));
     // The first gradient of each row is not applied: admission takes two pushes.

@@ -6,12 +6,12 @@ use pushpull::training::Checksums;
 use pushpull::variable::{DType, Initializer, Partitioner, Shape};
 use pushpull::{Adam, Error, Pulled, Push, Sgd, VariableSpec, WorkerConfig};
 
-use super::cluster::{Cluster, block_on, spec, vector};
+use super::cluster::{TestCluster, block_on, spec, vector};
 
 #[test]
 fn asynchronous_updates_do_not_wait_for_each_other() {
     // Loss w^2/2 from w = 1 at rate 0.1: both read 1.0, so both gradients are 1.0.
-    let cluster = Cluster::start(1, 2, Sgd::new(0.1), |config| config);
+    let cluster = TestCluster::start(1, 2, Sgd::new(0.1), |config| config);
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
     let variables = [vector("w", 1)];
     let fill = |initial: &mut pushpull::training::InitialValues<'_>| {
@@ -59,7 +59,7 @@ fn initial_values_do_not_depend_on_the_layout() {
         ]
     };
     let values = |ps, shards| {
-        let cluster = Cluster::start(ps, 1, Adam::default(), |config| config.shards(shards));
+        let cluster = TestCluster::start(ps, 1, Adam::default(), |config| config.shards(shards));
         let mut worker = cluster.worker(0);
         let params = worker.join(&variables(), |_| ()).unwrap();
         let values = (
@@ -78,7 +78,7 @@ fn initial_values_do_not_depend_on_the_layout() {
 
 #[test]
 fn a_partitioned_variable_is_pushed_and_pulled_whole() {
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.shards(2));
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config.shards(2));
     let mut worker = cluster.worker(0);
     let spec =
         VariableSpec::f32("w", [11, 3]).unwrap().partitioner(Partitioner::Fixed { shards: 4 });
@@ -101,7 +101,7 @@ fn a_partitioned_variable_is_pushed_and_pulled_whole() {
 
 #[test]
 fn omitted_variables_are_not_pushed() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&[vector("a", 3), vector("b", 3)], |_| ()).unwrap();
     let token = worker.token().unwrap().unwrap();
@@ -121,7 +121,7 @@ fn omitted_variables_are_not_pushed() {
 
 #[test]
 fn a_streamed_push_is_one_update_and_a_dropped_one_is_none() {
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.last_step(2));
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config.last_step(2));
     let mut worker = cluster.worker(0);
     let large = 600_000;
     let mut params = worker.join(&[vector("a", 3), vector("b", large)], |_| ()).unwrap();
@@ -151,7 +151,7 @@ fn a_streamed_push_is_one_update_and_a_dropped_one_is_none() {
 
 #[test]
 fn plain_variables_are_assigned_and_added_to() {
-    let cluster = Cluster::sgd(1, |config| config);
+    let cluster = TestCluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
     let count = VariableSpec::new("count", DType::I64, Shape::scalar()).unwrap();
     let table =
@@ -177,7 +177,7 @@ fn plain_variables_are_assigned_and_added_to() {
 
 #[test]
 fn a_dropped_token_goes_to_another_worker() {
-    let cluster = Cluster::sgd(2, |config| config.last_step(1));
+    let cluster = TestCluster::sgd(2, |config| config.last_step(1));
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
     a.join(&[vector("w", 1)], |_| ()).unwrap();
     b.join(&[vector("w", 1)], |_| ()).unwrap();
@@ -192,7 +192,7 @@ fn a_dropped_token_goes_to_another_worker() {
 
 #[test]
 fn the_chief_ends_the_training_for_all() {
-    let cluster = Cluster::sgd(2, |config| config);
+    let cluster = TestCluster::sgd(2, |config| config);
     let (mut chief, mut other) = (cluster.worker(0), cluster.worker(1));
     assert!(chief.is_chief() && !other.is_chief());
     chief.join(&[vector("w", 1)], |_| ()).unwrap();
@@ -225,7 +225,7 @@ fn a_worker_joins_over_a_unix_socket() {
 
 #[test]
 fn a_streamed_push_with_an_interrupted_variable_cannot_finish() {
-    let cluster = Cluster::sgd(1, |config| config.last_step(1));
+    let cluster = TestCluster::sgd(1, |config| config.last_step(1));
     block_on(async {
         let mut worker = pushpull::Worker::connect(cluster.config(0)).await.unwrap();
         worker.join(&[vector("a", 3)], |_| ()).await.unwrap();
@@ -259,7 +259,7 @@ fn a_streamed_push_with_an_interrupted_variable_cannot_finish() {
 
 #[test]
 fn bodies_carry_checksums_if_both_sides_agree() {
-    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| config);
     for checksums in [Checksums::Always, Checksums::Never] {
         let config = cluster.config(0).checksums(checksums);
         let mut worker = pushpull::blocking::Worker::connect(config).unwrap();

@@ -6,7 +6,7 @@ use pushpull::server::StalenessPolicy;
 use pushpull::training::InitialValues;
 use pushpull::{Adam, Asynchronous, PsConfig, Push, Synchronous, VariableSpec};
 
-use crate::cluster::{Cluster, vector};
+use crate::cluster::{TestCluster, vector};
 
 /// More than one part of a push, and not a whole number of blocks.
 const ELEMENTS: usize = 300_001;
@@ -102,7 +102,7 @@ fn trained(
 ) -> [Vec<f32>; 3] {
     let configure =
         |config: PsConfig| configure(config.optimizer_for("w", rule.clone())).shards(shards);
-    let cluster = Cluster::start(1, workers as usize, Adam::new(0.25), configure);
+    let cluster = TestCluster::start(1, workers as usize, Adam::new(0.25), configure);
     let mut all: Vec<_> = (0..workers)
         .map(|index| {
             let mut worker = cluster.worker(index);

@@ -15,7 +15,7 @@ use crate::error::{ConfigError, UnresponsiveShards};
 use crate::runtime::CALLER_SPIN;
 
 /// Receives the shards that an operation waits for.
-pub(crate) type Progress = Arc<dyn Fn(&UnresponsiveShards) + Send + Sync>;
+pub(crate) type ProgressCallback = Arc<dyn Fn(&UnresponsiveShards) + Send + Sync>;
 
 /// When the bodies of messages carry a checksum. The headers and small fields of messages always
 /// do.
@@ -64,7 +64,7 @@ pub struct WorkerConfig {
     pub(crate) codecs: Vec<CodecRule>,
     pub(crate) row_residual_bytes: u64,
     pub(crate) values: Option<Codec>,
-    pub(crate) progress: Option<Progress>,
+    pub(crate) progress: Option<ProgressCallback>,
     pub(crate) progress_interval: Duration,
     pub(crate) busy_poll: Duration,
 }

@@ -4,7 +4,7 @@ use pushpull_common::ids::GlobalStep;
 use pushpull_common::tensor::Shape;
 use thiserror::Error;
 
-use super::real::{Real, add};
+use super::real::{Summand, add};
 use super::takers::{Applied, TakeError, Taken, Takers, Ticket};
 
 /// How the gradients that are taken together are combined.
@@ -68,7 +68,7 @@ pub enum ApplyError {
     },
 }
 
-impl<T: Real> Accumulator<T> {
+impl<T: Summand> Accumulator<T> {
     /// Creates an empty accumulator at step 0 for a variable of this shape. Allocates nothing.
     pub fn new(shape: Shape, reduction: Reduction) -> Self {
         Accumulator { shape, reduction, sum: Vec::new(), takers: Takers::new() }
@@ -167,7 +167,7 @@ impl<T: Real> Accumulator<T> {
 }
 
 /// Returns a function that empties the sum of N gradients into their sum or mean.
-fn reduce<T: Real>(sum: &mut Vec<T>, reduction: Reduction) -> impl FnOnce(u64) -> Vec<T> {
+fn reduce<T: Summand>(sum: &mut Vec<T>, reduction: Reduction) -> impl FnOnce(u64) -> Vec<T> {
     move |count| {
         let mut value = std::mem::take(sum);
         if reduction == Reduction::Mean {

@@ -66,7 +66,7 @@ pub use optimizer::{
     Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Run,
     Schedule, Sgd, SlotSpec,
 };
-pub use real::Real;
+pub use real::Summand;
 pub use sparse_accumulator::{
     SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction,
 };

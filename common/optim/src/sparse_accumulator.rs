@@ -7,7 +7,7 @@ use pushpull_common::ids::GlobalStep;
 use pushpull_common::tensor::Shape;
 use thiserror::Error;
 
-use super::real::{Real, add};
+use super::real::{Summand, add};
 use super::takers::{Applied, TakeError, Taken, Takers, Ticket};
 
 /// How the rows that are taken together are combined.
@@ -91,7 +91,7 @@ pub enum SparseApplyError {
     },
 }
 
-impl<T: Real> SparseAccumulator<T> {
+impl<T: Summand> SparseAccumulator<T> {
     /// Creates an empty accumulator at step 0 for a variable of this shape. Rows run along the
     /// first axis; a scalar is one row. Allocates nothing.
     pub fn new(shape: &Shape, reduction: SparseReduction) -> Self {
@@ -216,7 +216,7 @@ struct RowSums<T> {
     pushes: Vec<u64>,
 }
 
-impl<T: Real> RowSums<T> {
+impl<T: Summand> RowSums<T> {
     fn new() -> Self {
         RowSums { positions: BTreeMap::new(), values: Vec::new(), pushes: Vec::new() }
     }

@@ -79,7 +79,7 @@ impl DeviceSpec {
     /// of CPU, GPU, TPU, CUSTOM and EPU in any case; `device:TYPE:INDEX` accepts any type. Job
     /// names are not checked.
     pub fn parse(text: &str) -> Result<DeviceSpec, DeviceError> {
-        let mut reader = Reader::new(text)?;
+        let mut reader = DeviceReader::new(text)?;
         for part in text.split('/').filter(|part| !part.is_empty()) {
             reader.lenient(part)?;
         }
@@ -92,7 +92,7 @@ impl DeviceSpec {
     /// Every part starts with a slash, no field is given twice, job and type are well-formed names,
     /// and `*` leaves a field open.
     pub fn parse_strict(text: &str) -> Result<DeviceSpec, DeviceError> {
-        let mut reader = Reader::new(text)?;
+        let mut reader = DeviceReader::new(text)?;
         if text.is_empty() || text == "/" {
             return Ok(reader.spec);
         }
@@ -111,15 +111,15 @@ impl DeviceSpec {
 }
 
 /// The fields parsed so far, and the whole text for error messages.
-struct Reader<'a> {
+struct DeviceReader<'a> {
     text: &'a str,
     spec: DeviceSpec,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> DeviceReader<'a> {
     fn new(text: &'a str) -> Result<Self, DeviceError> {
         match text.len() <= DeviceSpec::TEXT_BYTES_MAX {
-            true => Ok(Reader { text, spec: DeviceSpec::default() }),
+            true => Ok(DeviceReader { text, spec: DeviceSpec::default() }),
             false => Err(DeviceError::TooLong { bytes: text.len() }),
         }
     }

@@ -41,7 +41,7 @@ mod reader_slot;
 
 pub use block_table::{BlockTable, ValueCounts, block_table_words};
 pub use geometry::{Geometry, InvalidGeometry};
-pub use reader::{PinError, Reader};
+pub use reader::{PinError, SharedValuesReader};
 pub use reader_slot::{READER_SLOT_WORDS, ReaderSlot, holds};
 
 /// Memory that another process has mapped too, as 8-byte little-endian words.

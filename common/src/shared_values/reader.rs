@@ -25,7 +25,7 @@ pub enum PinError {
 
 /// A reader of a shard's values. It holds at most one pin.
 #[derive(Debug)]
-pub struct Reader<W: AtomicWords> {
+pub struct SharedValuesReader<W: AtomicWords> {
     block_table: W,
     reader_slot: ReaderSlot<W>,
     values: W,
@@ -33,7 +33,7 @@ pub struct Reader<W: AtomicWords> {
     owner_generation: u64,
 }
 
-impl<W: AtomicWords> Reader<W> {
+impl<W: AtomicWords> SharedValuesReader<W> {
     /// Creates a reader of values that are owned by the process with this owner generation.
     ///
     /// The caller must have checked the geometry, and that the block table has enough words.
@@ -43,8 +43,8 @@ impl<W: AtomicWords> Reader<W> {
         values: W,
         geometry: Geometry,
         owner_generation: u64,
-    ) -> Reader<W> {
-        Reader {
+    ) -> SharedValuesReader<W> {
+        SharedValuesReader {
             block_table,
             reader_slot: ReaderSlot::new(reader_slot),
             values,
@@ -66,7 +66,7 @@ impl<W: AtomicWords> Reader<W> {
     /// Tries to pin the current version. Returns its counts and, in `blocks`, the block of each of
     /// the given logical blocks. Costs a fence and one load for each logical block.
     ///
-    /// A pin must be released by [`Reader::unpin`] or [`Reader::give_up`]. If this fails, nothing
+    /// A pin must be released by [`SharedValuesReader::unpin`] or [`SharedValuesReader::give_up`]. If this fails, nothing
     /// is pinned and the content of `blocks` is meaningless.
     ///
     /// # Panics

@@ -2,7 +2,7 @@
 //! that pulls both once.
 
 use pushpull_common::shared_values::{
-    AtomicWords, BlockTable, Geometry, PinError, Reader, ReaderSlot, ValueCounts, holds,
+    AtomicWords, BlockTable, Geometry, PinError, ReaderSlot, SharedValuesReader, ValueCounts, holds,
 };
 
 use super::machine::{Program, ProgramRun, Region};
@@ -174,7 +174,8 @@ fn reader(run: &ProgramRun<'_>, fault: PlantedFault) -> Option<Ending> {
     let owner_generation = 0;
     let (block_table, reader_slot, values) =
         (words(Region::BlockTable), words(Region::ReaderSlot), words(Region::Values));
-    let mut reader = Reader::new(block_table, reader_slot, values, GEOMETRY, owner_generation);
+    let mut reader =
+        SharedValuesReader::new(block_table, reader_slot, values, GEOMETRY, owner_generation);
     let mut blocks = run.scratch.borrow_mut();
     let counts = match reader.pin(0..2, &mut blocks) {
         Ok(counts) => counts,

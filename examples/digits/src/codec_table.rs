@@ -9,8 +9,8 @@ use pushpull::training::Codec;
 use super::data::Split;
 use super::options::DigitsOptions;
 use super::output::print_error;
-use super::train::Failure;
-use super::{Run, train_here};
+use super::train::TrainError;
+use super::{TrainingRun, train_here};
 
 /// The codecs that are compared.
 const CODECS: [&str; 9] = [
@@ -30,7 +30,7 @@ const SEEDS: u64 = 3;
 
 /// Trains with each codec and replaces the table of this dataset in the document: the lines between
 /// `<!-- table: NAME -->` and `<!-- end -->`.
-pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Result<(), Failure> {
+pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Result<(), TrainError> {
     let document = fs::read_to_string(path)?;
     let name = if options.data.is_some() { "fashion-mnist" } else { "digits" };
     let begin = format!("<!-- table: {name} -->\n");
@@ -72,7 +72,7 @@ pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Resu
     Ok(())
 }
 
-fn median(runs: &[Run], of: impl Fn(&Run) -> f64) -> f64 {
+fn median(runs: &[TrainingRun], of: impl Fn(&TrainingRun) -> f64) -> f64 {
     let mut values: Vec<f64> = runs.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

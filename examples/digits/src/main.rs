@@ -23,16 +23,16 @@ use pushpull::server::Listener;
 use pushpull::{Adam, ClusterSpec, Ps, PsConfig, TaskId};
 
 use data::Split;
-use options::{DigitsOptions, Job, Replicas};
+use options::{DigitsOptions, JobName, Replicas};
 use output::{print_error, print_line};
-use train::{Failure, Outcome};
+use train::{Outcome, TrainError};
 
 fn main() -> ExitCode {
     let options = DigitsOptions::parse();
     let result = match options.job() {
         Ok(None) => all_in_one(&options),
-        Ok(Some((Job::Ps, task, cluster))) => serve(&options, task, cluster),
-        Ok(Some((Job::Worker, task, cluster))) => work(&options, task, cluster),
+        Ok(Some((JobName::Ps, task, cluster))) => serve(&options, task, cluster),
+        Ok(Some((JobName::Worker, task, cluster))) => work(&options, task, cluster),
         Err(error) => Err(error.into()),
     };
     match result {
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs the whole cluster in this process, once or with each codec.
-fn all_in_one(options: &DigitsOptions) -> Result<(), Failure> {
+fn all_in_one(options: &DigitsOptions) -> Result<(), TrainError> {
     let split = load(options)?;
     match &options.codec_table {
         Some(path) => codec_table::write(options, &split, path),
@@ -57,7 +57,7 @@ fn all_in_one(options: &DigitsOptions) -> Result<(), Failure> {
 }
 
 /// The result of a training.
-struct Run {
+struct TrainingRun {
     outcome: Outcome,
     workers: usize,
     servers: usize,
@@ -67,7 +67,7 @@ struct Run {
 }
 
 /// Trains with servers and workers in this process.
-fn train_here(options: &DigitsOptions, split: &Split) -> Result<Run, Failure> {
+fn train_here(options: &DigitsOptions, split: &Split) -> Result<TrainingRun, TrainError> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let listeners = runtime.block_on(async {
         Ok::<_, pushpull::error::ListenError>([
@@ -103,24 +103,24 @@ fn train_here(options: &DigitsOptions, split: &Split) -> Result<Run, Failure> {
     for server in servers {
         runtime.block_on(server.serve(async {}))?;
     }
-    Run::new(outcome, &cluster, elapsed, push_bytes)
+    TrainingRun::new(outcome, &cluster, elapsed, push_bytes)
 }
 
-impl Run {
+impl TrainingRun {
     fn new(
         outcome: Option<Outcome>,
         cluster: &ClusterSpec,
         elapsed: Duration,
         push_bytes: u64,
-    ) -> Result<Run, Failure> {
+    ) -> Result<TrainingRun, TrainError> {
         let outcome = outcome.ok_or("the chief did not report")?;
         let (workers, servers) = (cluster.num_tasks("worker")?, cluster.num_tasks("ps")?);
-        Ok(Run { outcome, workers, servers, elapsed, push_bytes })
+        Ok(TrainingRun { outcome, workers, servers, elapsed, push_bytes })
     }
 }
 
 /// Runs one parameter server of a cluster.
-fn serve(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
+fn serve(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), TrainError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let address = cluster.task_address("ps", task.index)?;
@@ -146,18 +146,18 @@ fn serve(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<
 }
 
 /// Runs one worker of a cluster.
-fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
+fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), TrainError> {
     let split = load(options)?;
     let start = Instant::now();
     let outcome = train::run(options, &cluster, task, &split)?;
     if outcome.is_some() {
         // The servers run in other processes, so their byte counts are not known here.
-        report(options, &split, &Run::new(outcome, &cluster, start.elapsed(), 0)?)?;
+        report(options, &split, &TrainingRun::new(outcome, &cluster, start.elapsed(), 0)?)?;
     }
     Ok(())
 }
 
-fn load(options: &DigitsOptions) -> Result<Split, Failure> {
+fn load(options: &DigitsOptions) -> Result<Split, TrainError> {
     Ok(match &options.data {
         Some(directory) => Split::open(directory)?,
         None => Split::digits(),
@@ -172,7 +172,7 @@ fn server(options: &DigitsOptions, cluster: &ClusterSpec, task: u32) -> PsConfig
 }
 
 /// Prints the loss curve and, as the last line, one JSON object.
-fn report(options: &DigitsOptions, split: &Split, run: &Run) -> Result<(), Failure> {
+fn report(options: &DigitsOptions, split: &Split, run: &TrainingRun) -> Result<(), TrainError> {
     let outcome = &run.outcome;
     print_line(format_args!("{}", picture::curve(&outcome.losses, 60, 10)))?;
     let mode = match options.synchronous {

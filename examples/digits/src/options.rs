@@ -32,7 +32,7 @@ impl FromStr for Replicas {
 
 /// The role of one process of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Job {
+pub(crate) enum JobName {
     /// A parameter server.
     Ps,
     /// A worker.
@@ -52,7 +52,7 @@ pub(crate) struct DigitsOptions {
     worker_hosts: Vec<String>,
     /// Role of this process in the cluster.
     #[arg(long, value_enum, requires_all = ["ps_hosts", "worker_hosts"])]
-    job_name: Option<Job>,
+    job_name: Option<JobName>,
     /// Index of this process within its job.
     #[arg(long, default_value_t = 0)]
     task_index: u32,
@@ -132,7 +132,7 @@ impl DigitsOptions {
     /// Returns the role, task and cluster of this process, or `None` for the whole cluster.
     pub(crate) fn job(
         &self,
-    ) -> Result<Option<(Job, TaskId, ClusterSpec)>, pushpull::error::ClusterError> {
+    ) -> Result<Option<(JobName, TaskId, ClusterSpec)>, pushpull::error::ClusterError> {
         let Some(job) = self.job_name else {
             return Ok(None);
         };
@@ -141,8 +141,8 @@ impl DigitsOptions {
             .job("worker", &self.worker_hosts)
             .build()?;
         let task = match job {
-            Job::Ps => TaskId::ps(self.task_index),
-            Job::Worker => TaskId::worker(self.task_index),
+            JobName::Ps => TaskId::ps(self.task_index),
+            JobName::Worker => TaskId::worker(self.task_index),
         };
         cluster.task_address(&task.job, task.index)?;
         Ok(Some((job, task, cluster)))

@@ -15,7 +15,7 @@ use super::output::{print_error, print_line};
 use super::progress::Progress;
 
 /// An error of any thread.
-pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+pub(crate) type TrainError = Box<dyn Error + Send + Sync>;
 
 /// The result of a training, reported by the chief.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) fn run(
     cluster: &ClusterSpec,
     task: TaskId,
     split: &Split,
-) -> Result<Option<Outcome>, Failure> {
+) -> Result<Option<Outcome>, TrainError> {
     // Round robin would place both large matrices on one server.
     let config = WorkerConfig::new(cluster.clone(), task.clone())
         .placement(PlacementStrategy::GreedyBytes)
@@ -101,7 +101,7 @@ pub(crate) fn run(
 
 /// Waits until every worker has arrived, so that commands typed in several terminals train
 /// together. Continues without the rest after a minute.
-fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), Failure> {
+fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), TrainError> {
     let mut reader = Reader::connect(config.clone())?;
     let mut values = reader.params();
     let deadline = Instant::now() + Duration::from_secs(60);

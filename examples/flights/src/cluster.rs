@@ -12,13 +12,13 @@ use pushpull::training::Codec;
 use pushpull::{ClusterSpec, Params, Ps, PsConfig, Push, TaskId, WorkerConfig};
 use tokio::runtime::Runtime;
 
-use super::data::{Batch, Dataset, Epoch};
-use super::model::{Model, Weights, WeightsMut};
+use super::data::{Epoch, FlightBatch, FlightData};
+use super::model::{FlightModel, Weights, WeightsMut};
 use super::score::Score;
-use super::variables::{TABLE, Variables};
+use super::variables::{ModelVariables, TABLE};
 
 /// An error of any thread.
-pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+pub(crate) type RunError = Box<dyn Error + Send + Sync>;
 
 /// The size of a cluster.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +41,8 @@ impl Size {
 /// Parameter servers that hold a model, and workers that train it asynchronously with Adagrad. Each
 /// gradient is applied at once, and is stale by the steps that other workers made meanwhile.
 #[derive(Debug)]
-pub(crate) struct Cluster<M, const N: usize> {
-    replicas: Vec<Replica<M, N>>,
+pub(crate) struct RunningCluster<M, const N: usize> {
+    replicas: Vec<TrainingReplica<M, N>>,
     /// Reads the values without taking part in training.
     reader: Reader,
     params: Params,
@@ -54,16 +54,16 @@ pub(crate) struct Cluster<M, const N: usize> {
     runtime: Runtime,
 }
 
-impl<M: Model<N>, const N: usize> Cluster<M, N> {
+impl<M: FlightModel<N>, const N: usize> RunningCluster<M, N> {
     /// Starts servers and workers. `codec` encodes the gradients, if given. The first worker is the
     /// chief and initializes the variables.
     pub(crate) fn start(
         model: M,
-        variables: &Variables<N>,
+        variables: &ModelVariables<N>,
         size: Size,
         learning_rate: f64,
         codec: Option<Codec>,
-    ) -> Result<Cluster<M, N>, Failure> {
+    ) -> Result<RunningCluster<M, N>, RunError> {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let listeners = (0..size.servers.get())
             .map(|_| runtime.block_on(Ps::listen("127.0.0.1:0")))
@@ -85,11 +85,11 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
         let config =
             |index| WorkerConfig::new(cluster.clone(), TaskId::worker(index)).codec("*", codec);
         let replicas = (0..size.workers.get())
-            .map(|index| Replica::join(config(index), model.clone(), variables))
+            .map(|index| TrainingReplica::join(config(index), model.clone(), variables))
             .collect::<Result<Vec<_>, _>>()?;
         let reader = Reader::connect(config(0))?;
         let shape = variables.table.shape();
-        Ok(Cluster {
+        Ok(RunningCluster {
             replicas,
             params: reader.params(),
             reader,
@@ -103,7 +103,7 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
 
     /// Trains on the batches of an epoch, each worker on its share in a thread of its own. Returns
     /// when all are done.
-    pub(crate) fn train(&mut self, dataset: &Dataset, epoch: &Epoch) -> Result<(), Failure> {
+    pub(crate) fn train(&mut self, dataset: &FlightData, epoch: &Epoch) -> Result<(), RunError> {
         let workers = self.replicas.len();
         thread::scope(|scope| {
             let replicas = self.replicas.iter_mut().enumerate();
@@ -120,7 +120,7 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
     }
 
     /// Returns the current score of the model.
-    pub(crate) fn score(&mut self, dataset: &Dataset) -> Result<Option<Score>, Failure> {
+    pub(crate) fn score(&mut self, dataset: &FlightData) -> Result<Option<Score>, RunError> {
         self.reader.pull(&mut self.params)?;
         self.reader.pull_rows(TABLE, &self.ids, &mut self.table)?;
         let weights = Weights { dense: self.params.views(M::NAMES)?, rows: &self.table };
@@ -133,7 +133,7 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
     }
 
     /// Has the workers leave and stops the servers.
-    pub(crate) fn stop(self) -> Result<(), Failure> {
+    pub(crate) fn stop(self) -> Result<(), RunError> {
         for replica in self.replicas {
             replica.worker.leave()?;
         }
@@ -146,33 +146,40 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
 
 /// One worker and its buffers.
 #[derive(Debug)]
-struct Replica<M, const N: usize> {
+struct TrainingReplica<M, const N: usize> {
     worker: Worker,
     /// The dense tensors.
     params: Params,
     model: M,
-    batch: Batch,
+    batch: FlightBatch,
     /// The rows of the batch, and their gradients.
     rows: Vec<f32>,
     row_gradients: Vec<f32>,
 }
 
-impl<M: Model<N>, const N: usize> Replica<M, N> {
+impl<M: FlightModel<N>, const N: usize> TrainingReplica<M, N> {
     fn join(
         config: WorkerConfig,
         model: M,
-        variables: &Variables<N>,
-    ) -> Result<Replica<M, N>, Failure> {
+        variables: &ModelVariables<N>,
+    ) -> Result<TrainingReplica<M, N>, RunError> {
         let mut worker = Worker::connect(config)?;
         let mut specs = variables.dense.to_vec();
         specs.push(variables.table.clone());
         let params = worker.join(&specs, |_| ())?;
-        let batch = Batch::new(variables.table.shape().rows() as usize);
-        Ok(Replica { worker, params, model, batch, rows: Vec::new(), row_gradients: Vec::new() })
+        let batch = FlightBatch::new(variables.table.shape().rows() as usize);
+        Ok(TrainingReplica {
+            worker,
+            params,
+            model,
+            batch,
+            rows: Vec::new(),
+            row_gradients: Vec::new(),
+        })
     }
 
     /// Pulls the dense tensors and the rows of a batch, and pushes their gradients.
-    fn step(&mut self, dataset: &Dataset, rows: &[u32]) -> Result<(), Failure> {
+    fn step(&mut self, dataset: &FlightData, rows: &[u32]) -> Result<(), RunError> {
         self.batch.fill(dataset, rows);
         let values = self.batch.ids.len() * self.model.width();
         self.rows.resize(values, 0.0);

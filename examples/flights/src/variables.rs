@@ -4,28 +4,28 @@ use pushpull::VariableSpec;
 use pushpull::error::VariableError;
 use pushpull::variable::{Initializer, Partitioner};
 
-use super::model::Model;
+use super::model::FlightModel;
 
 /// Name of the table of rows by id.
 pub(crate) const TABLE: &str = "table";
 
 /// The dense tensors of a model and its table.
 #[derive(Clone, Debug)]
-pub(crate) struct Variables<const N: usize> {
+pub(crate) struct ModelVariables<const N: usize> {
     /// The dense tensors: Glorot weights and zero biases.
     pub(crate) dense: [VariableSpec; N],
     /// A sparse variable with a row per id, in `parts` partitions.
     pub(crate) table: VariableSpec,
 }
 
-impl<const N: usize> Variables<N> {
+impl<const N: usize> ModelVariables<N> {
     /// Returns the variables of a model for `ids` ids. Their initial values depend on `seed`.
-    pub(crate) fn of<M: Model<N>>(
+    pub(crate) fn of<M: FlightModel<N>>(
         model: &M,
         ids: usize,
         parts: u32,
         seed: u64,
-    ) -> Result<Variables<N>, VariableError> {
+    ) -> Result<ModelVariables<N>, VariableError> {
         let dense = M::NAMES.into_iter().zip(model.shapes()).map(|(name, extents)| {
             let spec = VariableSpec::f32(name, extents)?.seed(seed);
             Ok(match spec.shape().rank() {
@@ -40,6 +40,6 @@ impl<const N: usize> Variables<N> {
             .partitioner(Partitioner::Fixed { shards: parts })
             .seed(seed);
         let dense = dense.try_into().expect("a specification for each name");
-        Ok(Variables { dense, table })
+        Ok(ModelVariables { dense, table })
     }
 }

@@ -55,7 +55,7 @@ impl PsConfig {
     }
 
     /// Returns the first invalid setting of synchronous mode.
-    fn synchronous_fault(&self) -> Option<Fault> {
+    fn synchronous_fault(&self) -> Option<ConfigFault> {
         let settings = self.mode.synchronous()?;
         let (aggregate, total) = (settings.replicas_to_aggregate, settings.total_num_replicas);
         let mode = format!("{aggregate} of {total}");
@@ -90,7 +90,7 @@ impl PsConfig {
     }
 
     /// Returns the first invalid setting of asynchronous mode.
-    fn asynchronous_fault(&self) -> Option<Fault> {
+    fn asynchronous_fault(&self) -> Option<ConfigFault> {
         let settings = self.mode.asynchronous()?;
         if settings.wait_ahead == Some(0) {
             return Some(("wait_ahead", "0".to_owned(), "it must be at least 1"));
@@ -108,7 +108,7 @@ impl PsConfig {
 
 impl Network {
     /// Returns the first invalid setting.
-    fn fault(&self) -> Option<Fault> {
+    fn fault(&self) -> Option<ConfigFault> {
         if self.connections_max == 0 {
             return Some(("connections_max", "0".into(), "it must be at least 1"));
         }
@@ -125,7 +125,7 @@ impl Network {
 }
 
 /// The name of an invalid setting, its value and the reason.
-type Fault = (&'static str, String, &'static str);
+type ConfigFault = (&'static str, String, &'static str);
 
 #[cfg(test)]
 mod tests {

@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct RuleLine {
+    struct RuleFlags {
         #[command(flatten)]
         rule: RuleOptions,
     }
@@ -294,7 +294,7 @@ mod tests {
         arguments: impl IntoIterator<Item = &'a str>,
     ) -> Result<RuleOptions, clap::Error> {
         let line = ["pushpull-ps"].into_iter().chain(arguments);
-        RuleLine::try_parse_from(line).map(|line| line.rule)
+        RuleFlags::try_parse_from(line).map(|line| line.rule)
     }
 
     fn rules() -> impl Iterator<Item = (&'static str, Rule)> {

@@ -23,9 +23,7 @@ pub(crate) struct InspectOptions {
     json: bool,
 }
 
-type Failure = Box<dyn Error>;
-
-pub(crate) fn run(options: &InspectOptions) -> Result<(), Failure> {
+pub(crate) fn run(options: &InspectOptions) -> Result<(), Box<dyn Error>> {
     if super::saved::holds_checkpoints(&options.directory)? {
         return super::saved::run(&options.directory, options.json);
     }

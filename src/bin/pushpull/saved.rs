@@ -10,8 +10,6 @@ use serde_json::{Value, json};
 
 use super::output::print_lines;
 
-type Failure = Box<dyn Error>;
-
 /// Returns whether the directory has an entry named as a checkpoint, `ckpt-...`.
 pub(crate) fn holds_checkpoints(directory: &Path) -> std::io::Result<bool> {
     for entry in std::fs::read_dir(directory)? {
@@ -23,7 +21,7 @@ pub(crate) fn holds_checkpoints(directory: &Path) -> std::io::Result<bool> {
 }
 
 /// Reads and verifies every checkpoint in full, prints them, and fails if one is not sound.
-pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Failure> {
+pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Box<dyn Error>> {
     let storage = Arc::new(LocalDirectory::open(directory)?);
     let listed = list(&*storage)?;
     let mut unsound = listed.refused.len();

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushpull_common::ids::{GlobalStep, ShardId};
-use pushpull_common::shared_values::{PinError, Reader, ValueCounts};
+use pushpull_common::shared_values::{PinError, SharedValuesReader, ValueCounts};
 
 use super::shared_memory::{MappedFile, MappedPushBuffer};
 use crate::gradients::gradient_buffer::{AlignedBuffer, GradientSlot, PushBufferId};
@@ -41,14 +41,19 @@ struct LinkValues {
 
 #[derive(Debug)]
 struct MappedView {
-    reader: Reader<MappedFile>,
+    reader: SharedValuesReader<MappedFile>,
     copy_plan: Option<CopyPlan>,
     blocks: Vec<u32>,
 }
 
 impl MappedShards {
     /// Adds the values that the shard of a link shares.
-    pub(super) fn add(&self, link: usize, mapped_shard: MappedShard, reader: Reader<MappedFile>) {
+    pub(super) fn add(
+        &self,
+        link: usize,
+        mapped_shard: MappedShard,
+        reader: SharedValuesReader<MappedFile>,
+    ) {
         let view = Mutex::new(MappedView { reader, copy_plan: None, blocks: Vec::new() });
         self.0.add(link, mapped_shard.shard, LinkValues { mapped_shard, view });
     }
@@ -120,7 +125,7 @@ impl MappedView {
 }
 
 fn pin(
-    reader: &mut Reader<MappedFile>,
+    reader: &mut SharedValuesReader<MappedFile>,
     copy_plan: &CopyPlan,
     blocks: &mut Vec<u32>,
 ) -> Option<ValueCounts> {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull_common::protocol::message::{SharedPushBuffer, SharedValues};
 use pushpull_common::shared_values::{
-    AtomicWords, Geometry, READER_SLOT_WORDS, Reader, block_table_words,
+    AtomicWords, Geometry, READER_SLOT_WORDS, SharedValuesReader, block_table_words,
 };
 
 use crate::gradients::gradient_buffer::SlotMemory;
@@ -88,7 +88,7 @@ impl AtomicWords for MappedFile {
 pub(crate) fn map(
     shared: &SharedValues,
     descriptors: Vec<OwnedFd>,
-) -> io::Result<Reader<MappedFile>> {
+) -> io::Result<SharedValuesReader<MappedFile>> {
     let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = *shared;
     let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
     geometry.check(shared.values_bytes).map_err(io::Error::other)?;
@@ -106,7 +106,7 @@ pub(crate) fn map(
     let block_table = MappedFile::new(block_table, shared.block_table_bytes, false)?;
     let reader_slot = MappedFile::new(reader_slot, shared.reader_slot_bytes, true)?;
     let values = MappedFile::new(values, shared.values_bytes, false)?;
-    Ok(Reader::new(block_table, reader_slot, values, geometry, shared.owner_generation))
+    Ok(SharedValuesReader::new(block_table, reader_slot, values, geometry, shared.owner_generation))
 }
 
 /// A mapped push buffer, divided into buffer slots.
@@ -225,7 +225,7 @@ mod tests {
         }
     }
 
-    fn mapped(shared: &SharedValues) -> io::Result<Reader<MappedFile>> {
+    fn mapped(shared: &SharedValues) -> io::Result<SharedValuesReader<MappedFile>> {
         // The files have the sizes of the valid description.
         let valid = super::tests::shared();
         map(

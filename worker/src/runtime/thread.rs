@@ -18,7 +18,7 @@ use super::connection::LinkOutbox;
 use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
 use super::shared_memory;
-use crate::config::Progress;
+use crate::config::ProgressCallback;
 use crate::session::{OpId, Session, SessionConfig, SessionInput, SessionOutput};
 use crate::token::{DroppedItem, ReturnQueue};
 
@@ -32,7 +32,7 @@ pub(crate) struct SessionThread {
 impl SessionThread {
     pub(crate) fn start(
         start: SessionConfig,
-        progress: Option<Progress>,
+        progress: Option<ProgressCallback>,
         busy_poll: Duration,
     ) -> io::Result<SessionThread> {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
@@ -84,7 +84,7 @@ pub(super) struct SessionCore {
     addresses: BTreeMap<u32, String>,
     answers: Mutex<HashMap<OpId, Answer>>,
     outboxes: Mutex<HashMap<usize, Arc<LinkOutbox>>>,
-    progress: Option<Progress>,
+    progress: Option<ProgressCallback>,
     returns: Arc<ReturnQueue>,
     mapped_shards: Arc<MappedShards>,
     push_buffers: Arc<PushBuffers>,
@@ -115,7 +115,7 @@ impl SessionCore {
     fn new(
         session: Session,
         addresses: BTreeMap<u32, String>,
-        progress: Option<Progress>,
+        progress: Option<ProgressCallback>,
         returns: Arc<ReturnQueue>,
         (mapped_shards, push_buffers): (Arc<MappedShards>, Arc<PushBuffers>),
     ) -> SessionCore {

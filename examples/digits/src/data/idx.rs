@@ -21,17 +21,17 @@ pub(super) fn load(
     images: &'static str,
     labels: &'static str,
 ) -> Result<Dataset, DataError> {
-    pair(Source::open(directory, images)?, Source::open(directory, labels)?)
+    pair(IdxSource::open(directory, images)?, IdxSource::open(directory, labels)?)
 }
 
-fn pair(mut images: Source, mut labels: Source) -> Result<Dataset, DataError> {
+fn pair(mut images: IdxSource, mut labels: IdxSource) -> Result<Dataset, DataError> {
     // The labels are read first: they are small, and give the expected number of images.
     let label_values = read_labels(&mut labels)?;
     let (width, features) = read_images(&mut images, &labels, label_values.len())?;
     Ok(Dataset { features, width, labels: label_values, classes: CLASSES })
 }
 
-fn read_labels(source: &mut Source) -> Result<Vec<u8>, DataError> {
+fn read_labels(source: &mut IdxSource) -> Result<Vec<u8>, DataError> {
     source.magic(LABELS_MAGIC)?;
     let count = source.number("labels", COUNT_MAX)?;
     let begin = source.offset;
@@ -50,8 +50,8 @@ fn read_labels(source: &mut Source) -> Result<Vec<u8>, DataError> {
 
 /// Returns the number of pixels of one image and the values of all images.
 fn read_images(
-    source: &mut Source,
-    labels: &Source,
+    source: &mut IdxSource,
+    labels: &IdxSource,
     label_count: usize,
 ) -> Result<(usize, Vec<f32>), DataError> {
     source.magic(IMAGES_MAGIC)?;
@@ -85,27 +85,27 @@ fn read_images(
 }
 
 /// The unpacked bytes of a file, and the number of bytes read so far.
-struct Source {
+struct IdxSource {
     file: PathBuf,
     reader: Box<dyn Read>,
     offset: u64,
 }
 
-impl Source {
-    fn open(directory: &Path, name: &'static str) -> Result<Source, DataError> {
+impl IdxSource {
+    fn open(directory: &Path, name: &'static str) -> Result<IdxSource, DataError> {
         let plain = directory.join(name);
         let packed = directory.join(format!("{name}.gz"));
         if let Some(file) = open_regular(&plain)? {
-            return Ok(Source::new(plain, file));
+            return Ok(IdxSource::new(plain, file));
         }
         if let Some(file) = open_regular(&packed)? {
-            return Ok(Source::new(packed, MultiGzDecoder::new(file)));
+            return Ok(IdxSource::new(packed, MultiGzDecoder::new(file)));
         }
         Err(DataError::NotFound { directory: directory.to_path_buf(), name })
     }
 
-    fn new(file: PathBuf, reader: impl Read + 'static) -> Source {
-        Source { file, reader: Box::new(reader), offset: 0 }
+    fn new(file: PathBuf, reader: impl Read + 'static) -> IdxSource {
+        IdxSource { file, reader: Box::new(reader), offset: 0 }
     }
 
     fn magic(&mut self, expected: u32) -> Result<(), DataError> {
@@ -251,7 +251,8 @@ mod tests {
     }
 
     fn parse(images: Vec<u8>, labels: Vec<u8>) -> Result<Dataset, DataError> {
-        let source = |name: &str, bytes| Source::new(PathBuf::from(name), io::Cursor::new(bytes));
+        let source =
+            |name: &str, bytes| IdxSource::new(PathBuf::from(name), io::Cursor::new(bytes));
         pair(source("images", images), source("labels", labels))
     }
 

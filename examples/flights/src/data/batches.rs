@@ -2,8 +2,8 @@
 
 use std::num::NonZeroUsize;
 
-use super::{Dataset, FIELDS};
-use crate::model::Samples;
+use super::{FIELDS, FlightData};
+use crate::model::FlightSamples;
 use crate::random::SplitMix64;
 
 /// A permutation of all rows of a dataset, cut into batches.
@@ -38,7 +38,7 @@ impl Epoch {
 
 /// A batch of samples and its distinct ids. Its buffers are reused from batch to batch.
 #[derive(Clone, Debug)]
-pub(crate) struct Batch {
+pub(crate) struct FlightBatch {
     /// Distinct ids in the order of their first appearance.
     pub(crate) ids: Vec<u64>,
     /// Index in `ids` of each field of each sample.
@@ -48,10 +48,10 @@ pub(crate) struct Batch {
     slots: Vec<u32>,
 }
 
-impl Batch {
+impl FlightBatch {
     /// Creates an empty batch for samples whose ids are below `ids`.
-    pub(crate) fn new(ids: usize) -> Batch {
-        Batch { ids: Vec::new(), places: Vec::new(), late: Vec::new(), slots: vec![0; ids] }
+    pub(crate) fn new(ids: usize) -> FlightBatch {
+        FlightBatch { ids: Vec::new(), places: Vec::new(), late: Vec::new(), slots: vec![0; ids] }
     }
 
     /// Replaces the samples by these rows of a dataset. The time depends on the rows, not on the
@@ -60,7 +60,7 @@ impl Batch {
     /// # Panics
     ///
     /// If a row does not exist, or an id is not below the bound of this batch.
-    pub(crate) fn fill(&mut self, dataset: &Dataset, rows: &[u32]) {
+    pub(crate) fn fill(&mut self, dataset: &FlightData, rows: &[u32]) {
         for id in self.ids.drain(..) {
             self.slots[id as usize] = 0;
         }
@@ -81,8 +81,8 @@ impl Batch {
     }
 
     /// Returns the samples, whose places are indices in [`ids`](Batch::ids).
-    pub(crate) fn samples(&self) -> Samples<'_> {
-        Samples { places: &self.places, late: &self.late }
+    pub(crate) fn samples(&self) -> FlightSamples<'_> {
+        FlightSamples { places: &self.places, late: &self.late }
     }
 }
 
@@ -123,8 +123,8 @@ mod tests {
     #[test]
     fn a_batch_names_each_id_once() {
         let ids = [[3, 1, 0, 0, 4, 2, 9], [3, 7, 0, 0, 4, 2, 9], [8, 1, 0, 5, 4, 2, 9]];
-        let dataset = Dataset { ids: ids.concat(), late: vec![true, false, false] };
-        let mut batch = Batch::new(10);
+        let dataset = FlightData { ids: ids.concat(), late: vec![true, false, false] };
+        let mut batch = FlightBatch::new(10);
         for rows in [&[1, 2, 0][..], &[2], &[], &[0, 0]] {
             batch.fill(&dataset, rows);
             let samples = batch.samples();

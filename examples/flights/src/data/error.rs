@@ -10,7 +10,7 @@ use super::archive::{PACKAGE, SHA256};
 /// An error of loading the flights. Lines of the table count from 1, the header.
 #[derive(Debug)]
 #[non_exhaustive]
-pub(crate) enum DataError {
+pub(crate) enum FlightsError {
     /// The file does not exist. The message says how to download it.
     NotFound {
         /// The path of the file.
@@ -62,10 +62,10 @@ pub(crate) enum DataError {
     },
 }
 
-impl fmt::Display for DataError {
+impl fmt::Display for FlightsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DataError::NotFound { file } => {
+            FlightsError::NotFound { file } => {
                 let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty());
                 let directory = directory.map_or(".".into(), |parent| parent.to_string_lossy());
                 write!(
@@ -74,38 +74,38 @@ impl fmt::Display for DataError {
                     file.display()
                 )
             }
-            DataError::Read { file, source } => {
+            FlightsError::Read { file, source } => {
                 write!(f, "cannot read {}: {source}", file.display())
             }
-            DataError::Checksum { file, found } => write!(
+            FlightsError::Checksum { file, found } => write!(
                 f,
                 "cannot use {}: its SHA-256 is {found}, expected {SHA256}, that of the source \
                  distribution of {PACKAGE}",
                 file.display()
             ),
-            DataError::Column { column } => {
+            FlightsError::Column { column } => {
                 write!(f, "cannot read the flights: line 1 lacks the column {column}")
             }
-            DataError::Fields { line, found, expected } => write!(
+            FlightsError::Fields { line, found, expected } => write!(
                 f,
                 "cannot read the flights: line {line} has {found} fields, expected {expected}"
             ),
-            DataError::Field { line, column, found, expected } => write!(
+            FlightsError::Field { line, column, found, expected } => write!(
                 f,
                 "cannot read the flights: line {line} has {found:?} as {column}, expected \
                  {expected}"
             ),
-            DataError::NoFlights { months } => {
+            FlightsError::NoFlights { months } => {
                 write!(f, "cannot split the flights: no flight that arrived is of {months}")
             }
         }
     }
 }
 
-impl Error for DataError {
+impl Error for FlightsError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            DataError::Read { source, .. } => Some(source),
+            FlightsError::Read { source, .. } => Some(source),
             _ => None,
         }
     }

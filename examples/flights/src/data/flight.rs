@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::DataError;
+use super::FlightsError;
 
 /// A flight that arrived: what was planned, and whether it was late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,38 +35,38 @@ pub(super) struct Flight<'a> {
 ///
 /// # Errors
 ///
-/// A [`DataError`] that names the line, the column, the text found and the expectation.
-pub(super) fn read(table: &str) -> Result<Vec<Flight<'_>>, DataError> {
+/// A [`FlightsError`] that names the line, the column, the text found and the expectation.
+pub(super) fn read(table: &str) -> Result<Vec<Flight<'_>>, FlightsError> {
     let mut lines = (1..).zip(table.lines());
     let (_, names) = lines.next().unwrap_or_default();
-    let header = Header::read(names)?;
+    let header = ColumnPlaces::read(names)?;
     lines.filter_map(|(line, text)| header.flight(line, text).transpose()).collect()
 }
 
 /// The positions of the columns.
-struct Header {
+struct ColumnPlaces {
     /// Number of columns.
     count: usize,
     /// Index of each of [`COLUMNS`].
     places: [usize; COLUMNS.len()],
 }
 
-impl Header {
-    fn read(names: &str) -> Result<Header, DataError> {
+impl ColumnPlaces {
+    fn read(names: &str) -> Result<ColumnPlaces, FlightsError> {
         let names: Vec<&str> = names.split(',').collect();
         let mut places = [0; COLUMNS.len()];
         for (place, column) in places.iter_mut().zip(COLUMNS) {
             let found = names.iter().position(|&name| name == column);
-            *place = found.ok_or(DataError::Column { column })?;
+            *place = found.ok_or(FlightsError::Column { column })?;
         }
-        Ok(Header { count: names.len(), places })
+        Ok(ColumnPlaces { count: names.len(), places })
     }
 
     /// Parses a line. Returns `None` if the flight did not arrive.
-    fn flight<'a>(&self, line: usize, text: &'a str) -> Result<Option<Flight<'a>>, DataError> {
+    fn flight<'a>(&self, line: usize, text: &'a str) -> Result<Option<Flight<'a>>, FlightsError> {
         let texts: Vec<&str> = text.split(',').collect();
         if texts.len() != self.count {
-            return Err(DataError::Fields { line, found: texts.len(), expected: self.count });
+            return Err(FlightsError::Fields { line, found: texts.len(), expected: self.count });
         }
         let field =
             |index: usize| Field { line, column: COLUMNS[index], text: texts[self.places[index]] };
@@ -101,13 +101,13 @@ struct Field<'a> {
 
 impl<'a> Field<'a> {
     /// Parses a name of letters and digits.
-    fn name(&self) -> Result<&'a str, DataError> {
+    fn name(&self) -> Result<&'a str, FlightsError> {
         let whole = !self.text.is_empty() && self.text.bytes().all(|b| b.is_ascii_alphanumeric());
         if whole { Ok(self.text) } else { Err(self.wrong("letters and digits".to_owned())) }
     }
 
     /// Parses an integer within bounds.
-    fn number<T>(&self, bounds: RangeInclusive<T>) -> Result<T, DataError>
+    fn number<T>(&self, bounds: RangeInclusive<T>) -> Result<T, FlightsError>
     where
         T: FromStr + PartialOrd + std::fmt::Display,
     {
@@ -118,9 +118,9 @@ impl<'a> Field<'a> {
         })
     }
 
-    fn wrong(&self, expected: String) -> DataError {
+    fn wrong(&self, expected: String) -> FlightsError {
         let Field { line, column, text } = *self;
-        DataError::Field { line, column, found: text.to_owned(), expected }
+        FlightsError::Field { line, column, found: text.to_owned(), expected }
     }
 }
 
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(short, "cannot read the flights: line 2 has 3 fields, expected 11");
         for header in ["", "year,month,day,arr_delay,carrier,flight,tailnum,dest,hour"] {
             let missing = read(header).unwrap_err();
-            assert!(matches!(missing, DataError::Column { column: "year" | "origin" }));
+            assert!(matches!(missing, FlightsError::Column { column: "year" | "origin" }));
         }
     }
 

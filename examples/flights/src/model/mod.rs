@@ -12,7 +12,7 @@ pub(crate) use logistic::Logistic;
 pub(crate) use network::EmbeddingNetwork;
 
 /// A model of `N` dense tensors and a table with a row per id.
-pub(crate) trait Model<const N: usize>: Clone + Send {
+pub(crate) trait FlightModel<const N: usize>: Clone + Send {
     /// Names of the dense tensors.
     const NAMES: [&'static str; N];
 
@@ -32,7 +32,12 @@ pub(crate) trait Model<const N: usize>: Clone + Send {
     ///
     /// If a tensor does not have the length of its shape, if samples differ in their number of
     /// places, or if a place is beyond the rows.
-    fn logits(&mut self, weights: Weights<'_, N>, samples: Samples<'_>, logits: &mut Vec<f32>);
+    fn logits(
+        &mut self,
+        weights: Weights<'_, N>,
+        samples: FlightSamples<'_>,
+        logits: &mut Vec<f32>,
+    );
 
     /// Returns the mean cross entropy of some samples (natural logarithm), and overwrites
     /// `gradients` with its derivatives by the dense tensors and by the rows.
@@ -43,14 +48,14 @@ pub(crate) trait Model<const N: usize>: Clone + Send {
     fn gradients(
         &mut self,
         weights: Weights<'_, N>,
-        samples: Samples<'_>,
+        samples: FlightSamples<'_>,
         gradients: WeightsMut<'_, N>,
     ) -> f32;
 }
 
 /// Borrowed labelled samples.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Samples<'a> {
+pub(crate) struct FlightSamples<'a> {
     /// Row of each field of each sample, in the table or in the rows of a batch.
     pub(crate) places: &'a [u32],
     /// Whether each sample is late.
@@ -96,10 +101,10 @@ mod tests {
     /// Row 3 is in no sample. Row 1 is twice in one sample and once in another.
     const PLACES: [u32; 4 * FIELDS] = [0, 1, 1, 2, 4, 1, 5, 4, 2, 0, 4, 5];
 
-    const SAMPLES: Samples<'static> = Samples { places: &PLACES, late: &LATE };
+    const SAMPLES: FlightSamples<'static> = FlightSamples { places: &PLACES, late: &LATE };
 
     /// Returns weights within 0.7 of zero, the table last.
-    fn random<M: Model<N>, const N: usize>(model: &M) -> Vec<Vec<f32>> {
+    fn random<M: FlightModel<N>, const N: usize>(model: &M) -> Vec<Vec<f32>> {
         let table = vec![ROWS as u64, model.width() as u64];
         let shapes = model.shapes().into_iter().chain([table]);
         let uniform = Initializer::Uniform { low: -0.7, high: 0.7 };
@@ -131,7 +136,7 @@ mod tests {
     }
 
     /// Compares loss, logits and all gradients with those of a reference.
-    fn agrees<M: Model<N>, const N: usize>(mut model: M, logit: Reference) {
+    fn agrees<M: FlightModel<N>, const N: usize>(mut model: M, logit: Reference) {
         let weights = random(&model);
         let mut gradients: Vec<_> =
             weights.iter().map(|tensor| vec![f32::NAN; tensor.len()]).collect();

@@ -2,7 +2,7 @@
 
 use pushpull::variable::Initializer;
 
-use super::{Model, Samples, Weights, WeightsMut, slope};
+use super::{FlightModel, FlightSamples, Weights, WeightsMut, slope};
 use crate::metrics::cross_entropy;
 
 /// A network with one hidden layer over embeddings.
@@ -47,7 +47,7 @@ impl EmbeddingNetwork {
     }
 }
 
-impl Model<4> for EmbeddingNetwork {
+impl FlightModel<4> for EmbeddingNetwork {
     const NAMES: [&'static str; 4] = ["w1", "b1", "w2", "b2"];
 
     fn width(&self) -> usize {
@@ -63,7 +63,12 @@ impl Model<4> for EmbeddingNetwork {
         [vec![inputs, hidden], vec![hidden], vec![hidden, 1], vec![1]]
     }
 
-    fn logits(&mut self, weights: Weights<'_, 4>, samples: Samples<'_>, logits: &mut Vec<f32>) {
+    fn logits(
+        &mut self,
+        weights: Weights<'_, 4>,
+        samples: FlightSamples<'_>,
+        logits: &mut Vec<f32>,
+    ) {
         for places in samples.places.chunks_exact(self.fields) {
             logits.push(self.forward(weights, places));
         }
@@ -72,7 +77,7 @@ impl Model<4> for EmbeddingNetwork {
     fn gradients(
         &mut self,
         weights: Weights<'_, 4>,
-        samples: Samples<'_>,
+        samples: FlightSamples<'_>,
         gradients: WeightsMut<'_, 4>,
     ) -> f32 {
         let [w1, _, w2, _] = weights.dense;

@@ -15,21 +15,21 @@ use crate::config::{Asynchronous, PsConfig};
 use crate::shard::TICK;
 
 /// Workers that train one variable of two elements, at a learning rate of 1.
-struct Workers {
+struct BoundedWorkers {
     world: World,
     peers: Vec<Peer>,
     lines: Vec<ConnectionId>,
     sequences: Vec<u64>,
 }
 
-impl Workers {
-    fn new(count: u32, configure: impl Fn(PsConfig) -> PsConfig) -> Workers {
+impl BoundedWorkers {
+    fn new(count: u32, configure: impl Fn(PsConfig) -> PsConfig) -> BoundedWorkers {
         let w = VariableSpec::new("w", DType::F64, Shape::new([2]).unwrap()).unwrap();
         let (mut world, chief) = World::ready(vec![w], Sgd::new(1.0), configure);
         world.disconnect(chief[0]);
         let mut peers: Vec<Peer> = (1..=count).map(worker).collect();
         let lines = peers.iter_mut().map(|peer| world.join(0, peer)).collect();
-        Workers { world, sequences: vec![0; peers.len()], peers, lines }
+        BoundedWorkers { world, sequences: vec![0; peers.len()], peers, lines }
     }
 
     fn ask(&mut self, index: usize, newest: u64) -> RequestId {
@@ -93,7 +93,8 @@ impl Workers {
 
 #[test]
 fn a_replica_that_is_ahead_waits_for_the_slowest() {
-    let mut workers = Workers::new(3, |config| config.mode(Asynchronous::default().wait_ahead(2)));
+    let mut workers =
+        BoundedWorkers::new(3, |config| config.mode(Asynchronous::default().wait_ahead(2)));
     let slow = workers.token(2).unwrap();
     assert!(workers.train(0) && workers.train(0) && workers.train(1));
     let ahead = workers.ask(0, u64::MAX);
@@ -111,7 +112,8 @@ fn a_replica_that_is_ahead_waits_for_the_slowest() {
 
 #[test]
 fn a_wait_for_the_slowest_replica_names_it() {
-    let mut workers = Workers::new(2, |config| config.mode(Asynchronous::default().wait_ahead(1)));
+    let mut workers =
+        BoundedWorkers::new(2, |config| config.mode(Asynchronous::default().wait_ahead(1)));
     assert!(workers.token(1).is_some() && workers.train(0));
     let newest = TokenId(u64::MAX);
     let envelope = Envelope { deadline_ms: 300, ..Envelope::default() };
@@ -136,7 +138,7 @@ fn a_wait_for_the_slowest_replica_names_it() {
 fn absent_and_idle_replicas_are_not_waited_for() {
     let lease = Duration::from_secs(5);
     for leaves in [true, false] {
-        let mut workers = Workers::new(3, |config| {
+        let mut workers = BoundedWorkers::new(3, |config| {
             config.mode(Asynchronous::default().wait_ahead(1)).lease(lease)
         });
         assert!(workers.token(1).is_some());
@@ -166,7 +168,8 @@ fn absent_and_idle_replicas_are_not_waited_for() {
 
 #[test]
 fn a_killed_step_owner_knows_the_progress_of_each_replica() {
-    let mut workers = Workers::new(2, |config| config.mode(Asynchronous::default().wait_ahead(3)));
+    let mut workers =
+        BoundedWorkers::new(2, |config| config.mode(Asynchronous::default().wait_ahead(3)));
     let slow = workers.token(1).unwrap();
     assert!(workers.train(0) && workers.train(0));
     workers.world.restart(0).unwrap();
@@ -185,7 +188,7 @@ fn a_killed_step_owner_knows_the_progress_of_each_replica() {
 #[test]
 fn gradients_that_are_too_old_are_dropped_as_stale() {
     let mut workers =
-        Workers::new(2, |config| config.mode(Asynchronous::default().reject_older(1)));
+        BoundedWorkers::new(2, |config| config.mode(Asynchronous::default().reject_older(1)));
     let [old, older] = [workers.token(1).unwrap(), workers.token(1).unwrap()];
     assert!(workers.train(0));
     assert!(matches!(workers.push(1, old), Outcome::Applied { staleness: 1, .. }));
@@ -215,7 +218,7 @@ fn gradients_that_are_too_old_are_dropped_as_stale() {
 #[test]
 fn a_gradient_that_becomes_too_old_while_it_arrives_is_dropped_whole() {
     let mut workers =
-        Workers::new(3, |config| config.mode(Asynchronous::default().reject_older(0)));
+        BoundedWorkers::new(3, |config| config.mode(Asynchronous::default().reject_older(0)));
     let old = workers.token(1).unwrap();
     let push = workers.begin(1, old, false);
     let (line, half) = (workers.lines[1], bytes_of(&[9.0]));
@@ -253,8 +256,9 @@ fn a_gradient_that_becomes_too_old_while_it_arrives_is_dropped_whole() {
 
 #[test]
 fn a_whole_push_keeps_its_token_when_another_is_sent_under_it() {
-    let mut workers =
-        Workers::new(2, |config| config.mode(Asynchronous::default().reject_older(1)).last_step(5));
+    let mut workers = BoundedWorkers::new(2, |config| {
+        config.mode(Asynchronous::default().reject_older(1)).last_step(5)
+    });
     let token = workers.token(1).unwrap();
     assert!(workers.train(0) && workers.train(0));
     // A whole push of the newest values, which is queued.

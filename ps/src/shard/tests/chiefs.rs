@@ -9,7 +9,7 @@ use pushpull_optim::optimizer::Sgd;
 use pushpull_store::testing::planted::PlantedBugs;
 
 use super::peers::{Peer, Push, bytes_of, chief, variables, worker};
-use super::synchronous::Cluster;
+use super::synchronous::ShardCluster;
 use super::world::{ConnectionId, World};
 use crate::config::{Mode, PsConfig};
 use crate::shard::{ShardInput, TICK};
@@ -256,7 +256,7 @@ fn the_next_chief_has_an_epoch_above_all_others() {
 
 #[test]
 fn a_shard_linked_to_the_step_owner_refuses_chiefs_unknown_to_it() {
-    let mut cluster = Cluster::new(2, Mode::default(), |config| config.lease(LEASE));
+    let mut cluster = ShardCluster::new(2, Mode::default(), |config| config.lease(LEASE));
     // A task of the cluster that was never started names an epoch that was never minted.
     let claimed_epoch = cluster.replicas[0].peer.epoch.0 + 100;
     let mut liar = Peer { role: Role::Chief {}, epoch: claimed_epoch.into(), ..worker(9) };

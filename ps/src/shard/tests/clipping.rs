@@ -1,6 +1,6 @@
 //! Clipping of the gradients of synchronous steps by their norm over all shards.
 
-use super::synchronous::{ACCEPTED, Cluster, synchronous, with_kills};
+use super::synchronous::{ACCEPTED, ShardCluster, synchronous, with_kills};
 
 /// The norm of a gradient of ones: three elements on one shard, two on another.
 fn norm() -> f64 {
@@ -11,7 +11,7 @@ fn norm() -> f64 {
 fn a_gradient_is_scaled_by_its_norm_over_all_shards() {
     for shards in [1, 2] {
         let mode = synchronous(2, 2).clip_by_global_norm(norm());
-        let mut cluster = Cluster::new(shards, mode, |config| config);
+        let mut cluster = ShardCluster::new(shards, mode, |config| config);
         let (a, b) = (cluster.token(0), cluster.token(1));
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         assert_eq!(cluster.push(1, b, 4.0), ACCEPTED(0));

@@ -31,7 +31,7 @@ struct Tally {
 }
 
 /// An arena that is damaged in one way at a time.
-struct Matrix {
+struct DamageMatrix {
     world: World,
     files: Files,
     right: Decoded,
@@ -40,7 +40,7 @@ struct Matrix {
     tallies: BTreeMap<String, Tally>,
 }
 
-impl Matrix {
+impl DamageMatrix {
     /// Opens the arena with these files replaced, or removed where there are no bytes, and checks
     /// the result.
     fn judge(&mut self, file: &str, what: &str, changed: Vec<(String, Option<Vec<u8>>)>) {
@@ -266,7 +266,7 @@ fn run(integrity: bool) -> BTreeMap<String, Tally> {
         let world = world(LIFE, 1, integrity);
         let right = Decoded::of(&world, image.files.clone(), LIFE).unwrap();
         let (files, image) = (image.files, image.name);
-        let mut matrix = Matrix { world, files, right, integrity, image, tallies };
+        let mut matrix = DamageMatrix { world, files, right, integrity, image, tallies };
         matrix.flips(&mut random);
         matrix.lengths();
         matrix.swaps(&others);

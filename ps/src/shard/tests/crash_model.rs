@@ -18,7 +18,7 @@ use pushpull_store::testing::test_files::TestFiles;
 
 use super::crash_life::{self, CrashScenario};
 use super::images::Images;
-use super::kept::{Files, PersistentState, open_on};
+use super::kept::{FileCopies, PersistentState, open_on};
 use super::random::{Random, is_thorough};
 use crate::config::PsConfig;
 
@@ -31,7 +31,7 @@ const THOROUGH: u64 = 4;
 
 /// Counts of what a suite has checked.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Figures {
+pub(super) struct CrashFigures {
     events: usize,
     images: usize,
     recoveries: usize,
@@ -39,8 +39,8 @@ pub(super) struct Figures {
     nested_images: usize,
 }
 
-impl std::ops::AddAssign for Figures {
-    fn add_assign(&mut self, more: Figures) {
+impl std::ops::AddAssign for CrashFigures {
+    fn add_assign(&mut self, more: CrashFigures) {
         self.events += more.events;
         self.images += more.images;
         self.recoveries += more.recoveries;
@@ -59,11 +59,11 @@ struct Judge {
     /// shard.
     done: Rc<Cell<usize>>,
     random: Random,
-    figures: Figures,
+    figures: CrashFigures,
 }
 
 impl Judge {
-    fn judge(&mut self, event: StoreEvent, files: &Files) {
+    fn judge(&mut self, event: StoreEvent, files: &FileCopies) {
         self.figures.images += 1;
         let done = self.done.get();
         let (shard, kept) = self.open(files, &format!("at {event:?} of input {done}"));
@@ -85,7 +85,7 @@ impl Judge {
         }
     }
 
-    fn open(&self, files: &Files, when: &str) -> (TestFiles, PersistentState) {
+    fn open(&self, files: &FileCopies, when: &str) -> (TestFiles, PersistentState) {
         let test_files = TestFiles::with(files.clone());
         let kept = match open_on(&test_files, &self.config, self.now) {
             Ok(shard) => {
@@ -99,7 +99,7 @@ impl Judge {
 
     /// Kills the recovery from these files at each of its stores, and recovers again. Also recovers
     /// from the files of the completed recovery.
-    fn crash_the_recovery(&mut self, files: &Files, expected: &PersistentState) {
+    fn crash_the_recovery(&mut self, files: &FileCopies, expected: &PersistentState) {
         self.figures.recoveries += 1;
         let test_files = TestFiles::with(files.clone());
         let images = Rc::new(RefCell::new(Vec::new()));
@@ -131,7 +131,7 @@ impl Judge {
 }
 
 /// Whether a recovery from these files has work to do: a committed intent, or rows to undo.
-fn is_at_work(files: &Files) -> bool {
+fn is_at_work(files: &FileCopies) -> bool {
     let state = |name: &str| files.get(name).and_then(|content| content.word(PAGE_BYTES));
     let undo = files.keys().find(|name| name.starts_with("undo"));
     let idle = [0, 0x5555_aaaa_c3c3_3c3c, 0x5a5a_a5a5_0ff0_f00f];
@@ -156,7 +156,7 @@ fn difference(kept: &PersistentState, before: &PersistentState, after: &Persiste
 }
 
 /// Runs the scenario with a crash at every store.
-fn crash_everywhere(scenario: &CrashScenario) -> Figures {
+fn crash_everywhere(scenario: &CrashScenario) -> CrashFigures {
     let now = Instant::now();
     let reference = Rc::new(RefCell::new(Vec::new()));
     let noted = reference.clone();
@@ -174,7 +174,7 @@ fn crash_everywhere(scenario: &CrashScenario) -> Figures {
         reference: reference.take(),
         done: done.clone(),
         random: Random::new(scenario.seed),
-        figures: Figures::default(),
+        figures: CrashFigures::default(),
     };
     let judge = Rc::new(RefCell::new(judge));
     let test_files = TestFiles::default();
@@ -195,8 +195,8 @@ fn crash_everywhere(scenario: &CrashScenario) -> Figures {
 }
 
 /// All scenarios but [`mixed`], each with a crash at every store.
-pub(super) fn suite(planted: PlantedBugs) -> Figures {
-    let mut figures = Figures::default();
+pub(super) fn suite(planted: PlantedBugs) -> CrashFigures {
+    let mut figures = CrashFigures::default();
     for (seed, past_cache) in [(1, false), (2, true)] {
         // Both optimizers change rows in place; the second changes slots in place, too.
         let lazy = Arc::new(Adam::new(0.1).lazy());

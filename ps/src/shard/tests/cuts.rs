@@ -10,7 +10,7 @@ use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Message, Outcome, Refusal};
 
 use super::peers::{Peer, worker};
-use super::synchronous::{ACCEPTED, Cluster, synchronous};
+use super::synchronous::{ACCEPTED, ShardCluster, synchronous};
 use super::world::ConnectionId;
 use crate::checkpoint::{
     CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save, ShardEntry,
@@ -22,39 +22,39 @@ use crate::shard::checkpoints::saver_order::{
 };
 
 /// Two shards and two replicas, with checkpoint storage.
-fn cluster(folder: &std::path::Path) -> (Cluster, Arc<dyn CheckpointStorage>) {
+fn cluster(folder: &std::path::Path) -> (ShardCluster, Arc<dyn CheckpointStorage>) {
     cluster_of(folder, synchronous(2, 2))
 }
 
 fn cluster_of(
     folder: &std::path::Path,
     mode: impl Into<Mode>,
-) -> (Cluster, Arc<dyn CheckpointStorage>) {
+) -> (ShardCluster, Arc<dyn CheckpointStorage>) {
     let storage = || LocalDirectory::create(folder).unwrap();
     let checkpoints = Checkpoints::new(storage());
     let configure = |config: crate::config::PsConfig| config.checkpoints(checkpoints.clone());
-    let mut cluster = Cluster::new(2, mode, configure);
+    let mut cluster = ShardCluster::new(2, mode, configure);
     let storage: Arc<dyn CheckpointStorage> = Arc::new(storage());
     cluster.world.storage = Some(storage.clone());
     (cluster, storage)
 }
 
 /// Makes a step of the gradients 1 and 3.
-fn step(cluster: &mut Cluster, step: u64) {
+fn step(cluster: &mut ShardCluster, step: u64) {
     let (a, b) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(step));
     assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(step));
 }
 
 /// Requests a checkpoint as the chief, and returns the steps of the saves that are ordered by now.
-fn request_save(cluster: &mut Cluster) -> Vec<u64> {
+fn request_save(cluster: &mut ShardCluster) -> Vec<u64> {
     let line = cluster.replicas[0].lines[0];
     cluster.world.say(line, message::Save {}.into());
     cluster.settle();
     ordered_steps(cluster)
 }
 
-fn ordered_steps(cluster: &mut Cluster) -> Vec<u64> {
+fn ordered_steps(cluster: &mut ShardCluster) -> Vec<u64> {
     let orders = std::mem::take(&mut cluster.world.orders);
     let step = |(_, order)| match order {
         SaverOrder::Save { step, .. } => Some(step.0),
@@ -64,12 +64,12 @@ fn ordered_steps(cluster: &mut Cluster) -> Vec<u64> {
 }
 
 /// Connects a task that asks a shard for its part of a checkpoint.
-fn connect_peer(cluster: &mut Cluster, shard: usize) -> ConnectionId {
+fn connect_peer(cluster: &mut ShardCluster, shard: usize) -> ConnectionId {
     let peer = Peer { role: Role::Peer {}, ..worker(80) };
     cluster.world.handshake(shard, peer.hello(shard), false).unwrap().0
 }
 
-fn part(cluster: &mut Cluster, shard: usize, save: &Save) -> ShardEntry {
+fn part(cluster: &mut ShardCluster, shard: usize, save: &Save) -> ShardEntry {
     let name = Text::clipped(save.name().to_string());
     let line = connect_peer(cluster, shard);
     let request = cluster.world.say(line, message::SaveShard { name }.into());
@@ -98,7 +98,7 @@ fn a_checkpoint_is_of_the_step_that_all_shards_had_applied() {
 }
 
 /// Publishes a checkpoint of these parts, and restores it on every shard.
-fn publish_and_restore(cluster: &mut Cluster, save: Save, shards: Vec<ShardEntry>) {
+fn publish_and_restore(cluster: &mut ShardCluster, save: Save, shards: Vec<ShardEntry>) {
     let catalogue = cluster.world.catalogue.clone();
     let training = CheckpointTraining::by_one(&catalogue, "sgd", &[]);
     let name = save.name();
@@ -118,7 +118,7 @@ fn publish_and_restore(cluster: &mut Cluster, save: Save, shards: Vec<ShardEntry
 }
 
 /// Pushes one gradient to all shards in asynchronous mode.
-fn update(cluster: &mut Cluster) {
+fn update(cluster: &mut ShardCluster) {
     let grant = cluster.token(0);
     assert!(matches!(cluster.push(0, grant, 1.0), Some(Outcome::Applied { .. })));
 }
@@ -220,7 +220,7 @@ fn a_shard_without_a_cut_of_the_step_refuses_to_save_it() {
 
 /// A cluster whose second shard has yet to apply a step: it holds the last gradient, but does not
 /// receive the commit of the step.
-fn one_behind(folder: &std::path::Path) -> Cluster {
+fn one_behind(folder: &std::path::Path) -> ShardCluster {
     let (mut cluster, _) = cluster(folder);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(0, a, 1.0);

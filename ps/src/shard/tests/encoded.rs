@@ -43,8 +43,8 @@ fn a_push_may_be_partly_encoded_and_cut_anywhere() {
     let bits = Some((Encoding::OneBit.code(), 2));
     let one = Some((Encoding::Pairs.code(), 1));
     let two = Some((Encoding::Pairs.code(), 2));
-    type Cut<'a> = &'a [(Option<(u8, u32)>, u64, &'a [u8])];
-    let cuts: [(Cut<'_>, [f32; 3], [f64; 2]); 4] = [
+    type PushCut<'a> = &'a [(Option<(u8, u32)>, u64, &'a [u8])];
+    let cuts: [(PushCut<'_>, [f32; 3], [f64; 2]); 4] = [
         (&[(half, 0, &w), (two, 16, &d)], [-1.0, -2.0, 3.0], [0.0, -5.0]),
         (&[(None, 16, &plain), (half, 0, &w)], [-1.0, -2.0, 3.0], [-4.0, -5.0]),
         (

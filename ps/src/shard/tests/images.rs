@@ -8,7 +8,7 @@
 use pushpull_store::testing::store_trace::StoreEvent;
 use pushpull_store::testing::test_files::TestFiles;
 
-use super::kept::Files;
+use super::kept::FileCopies;
 use super::random::Random;
 
 /// The bytes of a cache line, the unit of streaming stores.
@@ -28,7 +28,7 @@ struct Stretch {
 
 impl Stretch {
     /// Restores the old bytes of each line for which `chance` returns `true`.
-    fn put_back(&self, files: &mut Files, mut chance: impl FnMut() -> bool) {
+    fn put_back(&self, files: &mut FileCopies, mut chance: impl FnMut() -> bool) {
         let Some(content) = files.get_mut(&self.file) else { return };
         let bytes = content.stretch_mut(self.start, self.old.len());
         // The stretch may begin inside a line. The first line ends here.
@@ -43,7 +43,7 @@ impl Stretch {
     }
 
     /// Restores the old bytes from `at` on, or up to `at`.
-    fn cut(&self, files: &mut Files, at: usize, from: bool) {
+    fn cut(&self, files: &mut FileCopies, at: usize, from: bool) {
         let Some(content) = files.get_mut(&self.file) else { return };
         let range = if from { at..self.old.len() } else { 0..at };
         content.stretch_mut(self.start, self.old.len())[range.clone()]
@@ -61,17 +61,17 @@ pub(super) struct Images {
     shared: Vec<Stretch>,
     streamed: Vec<Stretch>,
     random: Random,
-    last: Files,
+    last: FileCopies,
 }
 
 impl Images {
     pub(super) fn new(test_files: TestFiles, seed: u64) -> Images {
         let (shared, streamed) = (Vec::new(), Vec::new());
-        Images { test_files, shared, streamed, random: Random::new(seed), last: Files::new() }
+        Images { test_files, shared, streamed, random: Random::new(seed), last: FileCopies::new() }
     }
 
     /// Returns the distinct images that a crash at this event may leave.
-    pub(super) fn at(&mut self, event: StoreEvent) -> Vec<Files> {
+    pub(super) fn at(&mut self, event: StoreEvent) -> Vec<FileCopies> {
         let Some(opened) = self.stretch_of(event) else {
             // The event concerns memory that holds no file.
             return Vec::new();
@@ -107,7 +107,7 @@ impl Images {
         }
     }
 
-    fn images(&mut self) -> Vec<Files> {
+    fn images(&mut self) -> Vec<FileCopies> {
         let present = self.test_files.contents();
         let mut images = vec![present.clone()];
         for stretches in [&mut self.streamed, &mut self.shared] {

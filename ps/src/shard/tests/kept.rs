@@ -21,7 +21,7 @@ use crate::shard::shard_files::shard_setup::ShardSetup;
 use crate::shard::{Shard, VariablesState};
 
 /// The files of a shard, by name.
-pub(super) type Files = BTreeMap<String, Content>;
+pub(super) type FileCopies = BTreeMap<String, Content>;
 
 /// Everything that a crash must leave intact.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(super) struct Tables {
     next_token: u64,
     finished: bool,
     newest_epoch: u64,
-    clients: Vec<Client>,
+    clients: Vec<DurableClientState>,
     /// 0 for no variables, 1 for declared, 2 for ready.
     variables: u8,
     pub(super) generation: u64,
@@ -55,7 +55,7 @@ pub(super) struct Tables {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Client {
+struct DurableClientState {
     name: String,
     window: Vec<u64>,
     tokens: Vec<String>,
@@ -117,7 +117,7 @@ impl PersistentState {
 }
 
 impl Shard {
-    fn client_state(&self, key: ClientKey) -> Client {
+    fn client_state(&self, key: ClientKey) -> DurableClientState {
         let client = self.peers.registry.client(key);
         // Decodes the window as recovery does: outcomes that have left it are of no use.
         let window: Vec<u64> = client.window.words();
@@ -126,7 +126,7 @@ impl Shard {
         let name = format!("{task} {epoch:?} {:?} {:?}", client.incarnation, client.presence);
         let tokens = self.steps.owner.iter().flat_map(|owner| owner.ledger().of(key));
         let tokens = tokens.map(|token| format!("{token:?}")).collect();
-        Client { name, window: window.words(), tokens }
+        DurableClientState { name, window: window.words(), tokens }
     }
 }
 

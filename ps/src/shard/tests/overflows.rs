@@ -10,7 +10,7 @@ use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::{ApplyAt, Momentum, Optimizer, Run, Sgd, SlotSpec};
 
 use super::peers::{Push, bytes_of, f32s, index_of, worker};
-use super::synchronous::{Cluster, synchronous};
+use super::synchronous::{ShardCluster, synchronous};
 use super::world::{ConnectionId, World};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::Overflowed;
@@ -269,7 +269,7 @@ fn a_synchronous_step_that_overflows_is_applied_and_counted() {
     let variables = super::peers::variables();
     let mode = synchronous(2, 2);
     let world = World::bare(variables, Sgd::new(RATE), |config| config.mode(mode).inbox_pushes(1));
-    let mut cluster = Cluster::of(world, mode);
+    let mut cluster = ShardCluster::of(world, mode);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(0, a, LARGE);
     cluster.push(1, b, LARGE);

@@ -9,7 +9,7 @@ use pushpull_optim::optimizer::{Adam, Optimizer, Sgd};
 
 use super::peers::{Push, bytes_of, f32s, f64s};
 use super::random::Random;
-use super::staleness::{Client, Step, metrics, ones};
+use super::staleness::{Client, PulledStep, metrics, ones};
 use super::world::World;
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::config::{Asynchronous, PsConfig, Storage};
@@ -206,7 +206,7 @@ fn one_by_one(
         World::ready(variables, optimizer, |c| c.mode(Asynchronous::default().staleness(policy)));
     let client = Client::join(&mut world, 1);
     for (sequence, (narrow, wide)) in (1..).zip(gradients) {
-        let Step { grant, read, .. } = client.step(&mut world);
+        let PulledStep { grant, read, .. } = client.step(&mut world);
         let push = Push::gradient(sequence, grant, world.push_slot(client.lines[0]));
         let push = Push { read: read[0], ..push };
         let (narrow, wide) = (bytes_of(narrow), bytes_of(wide));
@@ -252,7 +252,8 @@ fn damped_steps_converge_where_plain_steps_diverge() {
         });
         let mut workers: Vec<Client> =
             (1..=WORKERS).map(|task| Client::join(&mut world, task)).collect();
-        let mut steps: Vec<Step> = workers.iter().map(|worker| worker.step(&mut world)).collect();
+        let mut steps: Vec<PulledStep> =
+            workers.iter().map(|worker| worker.step(&mut world)).collect();
         for _ in 0..50 {
             for (worker, step) in workers.iter_mut().zip(&mut steps) {
                 // The gradient of w w / 2.
@@ -283,7 +284,7 @@ fn regression(workers: u32, policy: StalenessPolicy) -> Vec<Vec<f64>> {
     let (mut world, _) = World::ready(vec![zeros], Sgd::new(0.2), |c| {
         c.mode(Asynchronous::default().staleness(policy))
     });
-    let mut workers: Vec<(Client, Step)> = (1..=workers)
+    let mut workers: Vec<(Client, PulledStep)> = (1..=workers)
         .map(|task| {
             let worker = Client::join(&mut world, task);
             let step = worker.step(&mut world);

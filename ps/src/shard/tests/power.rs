@@ -13,7 +13,7 @@ use pushpull_store::layout::{Kind, PAGE_BYTES, Stamp};
 use pushpull_store::testing::planted::PlantedBugs;
 use pushpull_store::testing::test_files::{Content, TestFiles};
 
-use super::kept::Files;
+use super::kept::FileCopies;
 use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
 use super::synchronous::synchronous;
@@ -49,7 +49,7 @@ fn push(world: &mut World, line: ConnectionId, sequence: u64) -> pushpull_common
 
 /// Returns the files that a power cut leaves. Each page has, at random, what was flushed last or
 /// what was written since.
-fn cut(world: &World, random: &mut Random) -> Files {
+fn cut(world: &World, random: &mut Random) -> FileCopies {
     let now = world.shard_files[0].contents();
     let disk = world.shard_files[0].disk().clone();
     let mut files = BTreeMap::new();

@@ -9,7 +9,7 @@ use pushpull_common::variable::VariableSpec;
 use super::peers::{Push, bytes_of, f32s, index_of, pack, variables};
 use super::push_buffers::MappedBuffer;
 use super::shared_values::{LARGE, shareable};
-use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
+use super::synchronous::{ACCEPTED, STALE, ShardCluster, synchronous};
 use super::world::World;
 use crate::config::{PsConfig, Synchronous};
 use crate::shard::ShardInput;
@@ -17,7 +17,7 @@ use crate::shard::work::Work;
 
 /// A cluster whose replicas have push buffers.
 pub(super) struct SharedBuffers {
-    pub(super) cluster: Cluster,
+    pub(super) cluster: ShardCluster,
     /// By replica and shard.
     pub(super) push_buffers: Vec<Vec<MappedBuffer>>,
 }
@@ -35,7 +35,7 @@ impl SharedBuffers {
     ) -> SharedBuffers {
         let configure =
             |config: PsConfig| configure(config.shards(shards).mode(mode).inbox_pushes(1));
-        let mut cluster = Cluster::of(shareable(variables, configure), mode);
+        let mut cluster = ShardCluster::of(shareable(variables, configure), mode);
         let lines: Vec<_> = cluster.replicas.iter().map(|replica| replica.lines.clone()).collect();
         let of = |lines: Vec<_>| {
             lines.into_iter().map(|line| MappedBuffer::new(&mut cluster.world, line)).collect()

@@ -6,29 +6,29 @@ use std::time::Duration;
 use pushpull_common::protocol::message::EndReason;
 use pushpull_common::protocol::{Grant, Message, Outcome, Refusal, message};
 
-use super::synchronous::Cluster;
+use super::synchronous::ShardCluster;
 use crate::config::{Mode, PsConfig};
 
 const LEASE: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two shards and three replicas. The tests recall the tokens of the second replica.
-fn cluster(configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
-    Cluster::new(2, Mode::default(), |config| configure(config).inbox_pushes(3))
+fn cluster(configure: impl Fn(PsConfig) -> PsConfig) -> ShardCluster {
+    ShardCluster::new(2, Mode::default(), |config| configure(config).inbox_pushes(3))
 }
 
 /// Returns how many gradients each shard has applied.
-fn applied(cluster: &mut Cluster) -> [u64; 2] {
+fn applied(cluster: &mut ShardCluster) -> [u64; 2] {
     let applied = |shard: usize| cluster.world.counters[shard].gradients_applied.read();
     [applied(0), applied(1)]
 }
 
-fn taken_back(cluster: &Cluster) -> u64 {
+fn taken_back(cluster: &ShardCluster) -> u64 {
     cluster.world.metrics().tokens_taken_back
 }
 
 /// Pushes to one shard as the second replica, under its present sequence.
-fn push_to(cluster: &mut Cluster, shard: usize, grant: Grant) -> Result<Outcome, Refusal> {
+fn push_to(cluster: &mut ShardCluster, shard: usize, grant: Grant) -> Result<Outcome, Refusal> {
     let (line, sequence) = (cluster.replicas[1].lines[shard], cluster.replicas[1].sequence);
     let push_slot = cluster.world.push_slot(line);
     let push = super::peers::Push::gradient(sequence, grant, push_slot);

@@ -7,7 +7,9 @@ use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
 use pushpull_common::protocol::message::{self, Role, ShareValues, SharedValues};
 use pushpull_common::protocol::{Message, Refusal};
-use pushpull_common::shared_values::{AtomicWords, Geometry, PinError, Reader, ValueCounts};
+use pushpull_common::shared_values::{
+    AtomicWords, Geometry, PinError, SharedValuesReader, ValueCounts,
+};
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::Sgd;
 use pushpull_store::arena::{ArenaStorage, Memory, SharedWords, StateDirectory};
@@ -73,14 +75,14 @@ fn share() -> Message {
 }
 
 /// A client that shares the values of a world's only shard.
-struct Client {
-    reader: Reader<SharedWords>,
+struct SharingClient {
+    reader: SharedValuesReader<SharedWords>,
     shared: SharedValues,
     blocks: Vec<u32>,
 }
 
-impl Client {
-    fn new(world: &mut World, line: ConnectionId) -> Client {
+impl SharingClient {
+    fn new(world: &mut World, line: ConnectionId) -> SharingClient {
         let Message::SharedValues(shared) = world.ask(line, share()) else {
             panic!("nothing is shared")
         };
@@ -108,14 +110,14 @@ impl Client {
         let read = |file| SharedWords::of(Memory::view_of(file).unwrap());
         let reader_slot =
             SharedWords::of(Memory::of_file(reader_slot.try_clone().unwrap()).unwrap());
-        let reader = Reader::new(
+        let reader = SharedValuesReader::new(
             read(block_table),
             reader_slot,
             read(values),
             geometry,
             shared.owner_generation,
         );
-        Client { reader, shared, blocks: Vec::new() }
+        SharingClient { reader, shared, blocks: Vec::new() }
     }
 
     fn pin(&mut self) -> Result<ValueCounts, PinError> {
@@ -164,7 +166,8 @@ fn shared_values_equal_the_answer_to_a_pull() {
     let mut reader = worker(2);
     reader.role = Role::Reader {};
     let reader = world.join(0, &mut reader);
-    let mut clients = [Client::new(&mut world, line), Client::new(&mut world, reader)];
+    let mut clients =
+        [SharingClient::new(&mut world, line), SharingClient::new(&mut world, reader)];
     let mut blocks = Vec::new();
     for version in 0..4 {
         for client in &mut clients {
@@ -193,7 +196,7 @@ fn shared_values_equal_the_answer_to_a_pull() {
 #[test]
 fn pinned_blocks_are_not_changed_in_place() {
     let (mut world, _, line) = same_host(variables(), |config| config);
-    let mut client = Client::new(&mut world, line);
+    let mut client = SharingClient::new(&mut world, line);
     client.pin().unwrap();
     let blocks = client.blocks.clone();
     push_small(&mut world, line, 1);
@@ -207,7 +210,7 @@ fn pinned_blocks_are_not_changed_in_place() {
 #[test]
 fn a_slow_reader_pins_only_what_it_reads() {
     let (mut world, _, line) = large(80 << 16);
-    let mut client = Client::new(&mut world, line);
+    let mut client = SharingClient::new(&mut world, line);
     client.pin().unwrap();
     for sequence in 1..9 {
         assert_eq!(push_large(&mut world, line, sequence), Work::Idle);
@@ -223,7 +226,7 @@ fn a_slow_reader_pins_only_what_it_reads() {
 fn an_update_waits_until_a_reader_unpins_or_is_revoked() {
     // A push needs as many blocks as it changes, 80, and 20 more may be pinned.
     let (mut world, _, line) = large(20 << 16);
-    let mut client = Client::new(&mut world, line);
+    let mut client = SharingClient::new(&mut world, line);
     client.pin().unwrap();
     assert_eq!(push_large(&mut world, line, 1), Work::Idle);
     assert_eq!(push_large(&mut world, line, 2), Work::Blocked);
@@ -232,7 +235,7 @@ fn an_update_waits_until_a_reader_unpins_or_is_revoked() {
     client.reader.unpin(0).unwrap();
     assert_eq!(world.work(), Work::Idle);
 
-    let mut other = Client::new(&mut world, line);
+    let mut other = SharingClient::new(&mut world, line);
     other.pin().unwrap();
     assert!(client.pin().is_ok());
     assert_eq!(client.reader.unpin(0), Err(PinError::Closed), "a connection has one reader slot");
@@ -242,7 +245,8 @@ fn an_update_waits_until_a_reader_unpins_or_is_revoked() {
 #[test]
 fn a_reader_that_takes_too_long_learns_that_its_pin_is_revoked() {
     let (mut world, chief, line) = large(20 << 16);
-    let (mut slow, mut quick) = (Client::new(&mut world, line), Client::new(&mut world, chief));
+    let (mut slow, mut quick) =
+        (SharingClient::new(&mut world, line), SharingClient::new(&mut world, chief));
     slow.pin().unwrap();
     assert_eq!(push_large(&mut world, line, 1), Work::Idle);
     quick.pin().unwrap();
@@ -260,7 +264,8 @@ fn a_reader_that_takes_too_long_learns_that_its_pin_is_revoked() {
 #[test]
 fn a_stalled_reader_is_cut_off_although_no_update_waits() {
     let (mut world, chief, line) = large(20 << 16);
-    let (mut stopped, mut busy) = (Client::new(&mut world, line), Client::new(&mut world, chief));
+    let (mut stopped, mut busy) =
+        (SharingClient::new(&mut world, line), SharingClient::new(&mut world, chief));
     let stall_timeout = Duration::from_secs(30);
     stopped.pin().unwrap();
     let start = world.now;
@@ -282,13 +287,13 @@ fn a_stalled_reader_is_cut_off_although_no_update_waits() {
 #[test]
 fn blocks_kept_for_readers_of_one_block_table_are_not_kept_for_those_of_the_next() {
     let (mut world, _, line) = large(20 << 16);
-    let mut first = Client::new(&mut world, line);
+    let mut first = SharingClient::new(&mut world, line);
     // The sequence advances to a number that the next block table reaches soon.
     first.pin().unwrap();
     assert_eq!(push_large(&mut world, line, 1), Work::Idle);
     world.disconnect(line);
     let line = world.join(0, &mut worker(3));
-    let mut next = Client::new(&mut world, line);
+    let mut next = SharingClient::new(&mut world, line);
     next.pin().unwrap();
     assert!(world.shards[0].revoke_slow_readers().is_empty());
 }
@@ -308,7 +313,7 @@ fn the_share_requests_of_a_connection_are_limited() {
 #[test]
 fn no_content_of_a_reader_slot_harms_the_shard() {
     let (mut world, _, line) = same_host(variables(), |config| config);
-    Client::new(&mut world, line);
+    SharingClient::new(&mut world, line);
     let Message::SharedValues(_) = world.ask(line, share()) else { panic!("nothing is shared") };
     let files = world.shared.remove(&line).unwrap();
     let mut reader_slot = Memory::of_file(File::from(files.into_iter().nth(1).unwrap())).unwrap();
@@ -324,7 +329,8 @@ fn no_content_of_a_reader_slot_harms_the_shard() {
 #[test]
 fn values_that_are_no_longer_shared_cannot_be_read() {
     let (mut world, chief, line) = same_host(variables(), |config| config);
-    let (mut gone, mut stays) = (Client::new(&mut world, line), Client::new(&mut world, chief));
+    let (mut gone, mut stays) =
+        (SharingClient::new(&mut world, line), SharingClient::new(&mut world, chief));
     gone.pin().unwrap();
     world.disconnect(line);
     assert_eq!(gone.reader.unpin(0), Err(PinError::Closed));
@@ -334,7 +340,7 @@ fn values_that_are_no_longer_shared_cannot_be_read() {
     assert!(!world.shards[0].is_shared());
     // A client that comes later shares the same values.
     let line = world.join(0, &mut worker(3));
-    assert_eq!(Client::new(&mut world, line).pull(56).1, world.values(line));
+    assert_eq!(SharingClient::new(&mut world, line).pull(56).1, world.values(line));
 }
 
 #[test]
@@ -344,7 +350,7 @@ fn values_taken_over_by_another_process_are_not_read() {
     let storage = || ArenaStorage::Folder(state.shard(0).unwrap());
     let mut world = at(storage(), variables(), |config| config);
     let line = world.begin()[0];
-    let mut client = Client::new(&mut world, line);
+    let mut client = SharingClient::new(&mut world, line);
     assert_eq!((client.shared.owner_generation, client.pin().is_ok()), (0, true));
     // The block table of a killed process stays as it is.
     let (parts, life) = (world.parts(0), ServerRun { arena: 2, ..LIFE });
@@ -352,7 +358,7 @@ fn values_taken_over_by_another_process_are_not_read() {
     std::mem::forget(std::mem::replace(&mut world.shards[0], next));
     assert_eq!(client.reader.unpin(0), Err(PinError::Closed));
     let line = world.join(0, &mut chief());
-    let mut client = Client::new(&mut world, line);
+    let mut client = SharingClient::new(&mut world, line);
     assert_eq!((client.shared.owner_generation, client.pull(56).0.version), (1, 0));
 }
 
@@ -434,7 +440,7 @@ fn values_of_forgotten_variables_are_not_read() {
     let state = StateDirectory::open(folder.path()).unwrap();
     let mut world = at(ArenaStorage::Folder(state.shard(0).unwrap()), variables(), |config| config);
     let line = world.begin()[0];
-    let mut client = Client::new(&mut world, line);
+    let mut client = SharingClient::new(&mut world, line);
     assert_eq!(client.pull(56).0.epoch, u64::from(RestoreEpoch(1).0));
     world.shards[0].forget_variables().unwrap();
     assert_eq!(client.pin().unwrap_err(), PinError::Closed);

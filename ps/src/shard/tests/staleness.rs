@@ -33,7 +33,7 @@ pub(super) struct Client {
 /// A token, the values that a client has pulled under it, and how many gradients each shard had
 /// applied to them.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(super) struct PulledStep {
     pub(super) grant: Grant,
     pub(super) read: Vec<Option<u64>>,
     /// The values of each shard.
@@ -50,9 +50,9 @@ impl Client {
 
     /// Requests a token and pulls all values. The tests push nothing but gradients, so versions are
     /// counts of gradients.
-    pub(super) fn step(&self, world: &mut World) -> Step {
+    pub(super) fn step(&self, world: &mut World) -> PulledStep {
         let grant = world.token(self.lines[0]);
-        let mut step = Step { grant, read: Vec::new(), values: Vec::new() };
+        let mut step = PulledStep { grant, read: Vec::new(), values: Vec::new() };
         for &line in &self.lines {
             world.pull(line, grant.step.0);
             let (values, gradients) = unpack(world.streamed(line).expect("a pull is answered"));
@@ -64,7 +64,7 @@ impl Client {
     }
 
     /// Sends a push with these bytes to these shards, and does no work on it.
-    pub(super) fn send(&mut self, world: &mut World, step: &Step, parts: &[(usize, &[u8])]) {
+    pub(super) fn send(&mut self, world: &mut World, step: &PulledStep, parts: &[(usize, &[u8])]) {
         self.sequence += 1;
         for &(shard, body) in parts {
             let line = self.lines[shard];
@@ -78,7 +78,7 @@ impl Client {
     pub(super) fn push(
         &mut self,
         world: &mut World,
-        step: &Step,
+        step: &PulledStep,
         parts: &[(usize, &[u8])],
     ) -> Option<u64> {
         self.send(world, step, parts);
@@ -138,7 +138,7 @@ fn impossible_counts_are_clamped_and_missing_ones_are_counted() {
         let step = a.step(&mut world);
         let claimed = step.grant.step.0.saturating_add(read.unwrap_or(0));
         let grant = Grant { step: GlobalStep(claimed), ..step.grant };
-        let step = Step { grant, read: vec![read; 2], ..step };
+        let step = PulledStep { grant, read: vec![read; 2], ..step };
         assert_eq!(a.push(&mut world, &step, &[(0, &ones), (1, &ones)]), Some(0));
     }
     assert_eq!((histogram(&world, 0), histogram(&world, 1)), ("0: 3".into(), "0: 2".into()));

@@ -28,7 +28,7 @@ use pushpull_store::testing::store_trace::{self, StoreEvent};
 use pushpull_store::testing::test_files::{Content, TestFiles};
 
 use super::crash_life::{CrashScenario, begin_training, numbers};
-use super::kept::{Files, PersistentState, open_at, open_on};
+use super::kept::{FileCopies, PersistentState, open_at, open_on};
 use crate::config::PsConfig;
 use crate::shard::Shard;
 
@@ -115,7 +115,7 @@ impl Case {
     }
 
     /// Returns the files that the child finds, and the configuration of their shard.
-    fn files(&self) -> (Files, Arc<PsConfig>) {
+    fn files(&self) -> (FileCopies, Arc<PsConfig>) {
         let test_files = TestFiles::default();
         // The files are left by a server without planted bugs.
         let (mut world, line) =
@@ -141,7 +141,7 @@ impl Case {
         let whole = test_files.contents();
         world.work();
         drop(watch);
-        let images: Vec<Files> = left.into_iter().collect();
+        let images: Vec<FileCopies> = left.into_iter().collect();
         let files = match self.initial {
             InitialState::Whole(..) => whole,
             InitialState::Committed(..) => images[images.len() / 2].clone(),
@@ -153,7 +153,7 @@ impl Case {
 
 /// Cuts the control file to the clients in use. A recovery would spend most of its instructions on
 /// the checksums of the others.
-fn without_spare_clients(mut files: Files) -> Files {
+fn without_spare_clients(mut files: FileCopies) -> FileCopies {
     let control = files.get_mut("control").expect("every shard has it");
     *control = Content::of(&control.to_vec()[..(1 + 1 + CLIENTS) * PAGE_BYTES]);
     files
@@ -235,9 +235,9 @@ struct Expected {
 }
 
 /// Performs the action in this process, on test files.
-fn rehearse(case: &Case, files: &Files, config: &Arc<PsConfig>) -> Expected {
+fn rehearse(case: &Case, files: &FileCopies, config: &Arc<PsConfig>) -> Expected {
     let now = Instant::now();
-    let kept = |files: &Files| {
+    let kept = |files: &FileCopies| {
         PersistentState::of(
             &open_on(&TestFiles::with(files.clone()), config, now).expect("the files are sound"),
         )
@@ -281,7 +281,7 @@ struct Figures {
 }
 
 impl Figures {
-    fn judge(&mut self, files: Files, config: &Arc<PsConfig>, expected: &Expected) {
+    fn judge(&mut self, files: FileCopies, config: &Arc<PsConfig>, expected: &Expected) {
         self.states += 1;
         let Ok(shard) = open_on(&TestFiles::with(files), config, Instant::now()) else {
             self.torn += 1;
@@ -397,7 +397,7 @@ fn step_through(index: usize, planted: PlantedBugs) -> Option<Figures> {
     }
     let stepped = Stepped::start(index, planted, directory.path())?;
     let maps: BTreeMap<String, Memory> = files.keys().map(|name| map(&folder, name)).collect();
-    let copy = || -> Files {
+    let copy = || -> FileCopies {
         maps.iter().map(|(name, map)| (name.clone(), Content::of(map.bytes()))).collect()
     };
     let changed = |last: &mut [Vec<u8>]| {

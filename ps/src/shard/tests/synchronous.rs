@@ -23,7 +23,7 @@ pub(super) struct Replica {
 }
 
 /// Shards that exchange messages about steps, and replicas, of which the first is the chief.
-pub(super) struct Cluster {
+pub(super) struct ShardCluster {
     pub(super) world: World,
     /// The connections of the other shards to the step owner's.
     pub(super) links: Vec<Option<ConnectionId>>,
@@ -34,24 +34,24 @@ pub(super) fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -
     Synchronous::new(replicas_to_aggregate).total_num_replicas(total_num_replicas)
 }
 
-impl Cluster {
+impl ShardCluster {
     pub(super) fn new(
         shards: u16,
         mode: impl Into<Mode>,
         configure: impl Fn(PsConfig) -> PsConfig,
-    ) -> Cluster {
+    ) -> ShardCluster {
         let mode = mode.into();
         let configure = |config: PsConfig| {
             configure(config.shards(shards).mode(mode).lease(LEASE).inbox_pushes(1))
         };
-        Cluster::of(World::bare(variables(), Sgd::new(1.0), configure), mode)
+        ShardCluster::of(World::bare(variables(), Sgd::new(1.0), configure), mode)
     }
 
     /// Forms a cluster of the shards of this world, in which nothing is declared yet.
-    pub(super) fn of(mut world: World, mode: impl Into<Mode>) -> Cluster {
+    pub(super) fn of(mut world: World, mode: impl Into<Mode>) -> ShardCluster {
         let (shards, lines) = (world.shards.len(), world.begin());
         let first = Replica { peer: chief(), lines, sequence: 0, newest: 0 };
-        let mut cluster = Cluster { world, links: vec![None; shards], replicas: vec![first] };
+        let mut cluster = ShardCluster { world, links: vec![None; shards], replicas: vec![first] };
         (1..shards).for_each(|shard| cluster.link(shard));
         let mode = mode.into();
         let total_num_replicas = mode.synchronous().map_or(3, |mode| mode.total_num_replicas);
@@ -258,7 +258,8 @@ pub(super) const STALE: fn(u64) -> Option<Outcome> =
 #[test]
 fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
     for shards in [1, 2] {
-        let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config.last_step(2));
+        let mut cluster =
+            ShardCluster::new(shards, synchronous(2, 2), |config| config.last_step(2));
         let (a, b) = (cluster.token(0), cluster.token(1));
         assert_eq!(
             (a.step.0, cluster.try_token(0)),
@@ -284,7 +285,7 @@ fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
 
 #[test]
 fn an_answer_to_a_push_is_corked_while_its_replica_waits_for_a_token() {
-    let mut cluster = Cluster::new(1, synchronous(3, 3), |config| config);
+    let mut cluster = ShardCluster::new(1, synchronous(3, 3), |config| config);
     let tokens = [0, 1, 2].map(|replica| cluster.token(replica));
     // The replica may read more data before it requests a token.
     assert_eq!(cluster.push(0, tokens[0], 1.0), ACCEPTED(0));
@@ -306,7 +307,7 @@ fn an_answer_to_a_push_is_corked_while_its_replica_waits_for_a_token() {
 #[test]
 fn a_gradient_that_comes_too_late_is_stale_and_its_worker_continues_at_once() {
     for shards in [1, 2] {
-        let mut cluster = Cluster::new(shards, synchronous(2, 3), |config| config);
+        let mut cluster = ShardCluster::new(shards, synchronous(2, 3), |config| config);
         let tokens = [cluster.token(0), cluster.token(1), cluster.token(2)];
         cluster.push(0, tokens[0], 1.0);
         cluster.push(1, tokens[1], 3.0);
@@ -323,7 +324,7 @@ fn a_gradient_that_comes_too_late_is_stale_and_its_worker_continues_at_once() {
 #[test]
 fn a_replica_killed_with_a_token_blocks_a_step_for_one_lease_at_most() {
     for shards in [1, 2] {
-        let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
+        let mut cluster = ShardCluster::new(shards, synchronous(2, 2), |config| config);
         let a = cluster.token(0);
         let _held = cluster.token(1);
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
@@ -339,7 +340,7 @@ fn a_replica_killed_with_a_token_blocks_a_step_for_one_lease_at_most() {
 
 #[test]
 fn a_replica_that_runs_out_of_data_leaves_the_others_training() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(1, b, 3.0);
     cluster.leave(1);
@@ -357,7 +358,7 @@ fn a_replica_that_runs_out_of_data_leaves_the_others_training() {
 
 #[test]
 fn two_departures_with_one_backup_end_in_smaller_steps() {
-    let mut cluster = Cluster::new(2, synchronous(2, 3), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 3), |config| config);
     let a = cluster.token(0);
     cluster.leave(1);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
@@ -368,7 +369,7 @@ fn two_departures_with_one_backup_end_in_smaller_steps() {
 
 #[test]
 fn a_replica_that_comes_late_makes_the_next_step_larger() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     cluster.leave(1);
     let a = cluster.token(0);
     cluster.push(0, a, 1.0);
@@ -385,7 +386,7 @@ fn a_replica_that_comes_late_makes_the_next_step_larger() {
 fn absent_replicas_are_waited_for_until_the_join_timeout() {
     let wait = Duration::from_secs(20);
     let mode = synchronous(2, 2).join_timeout(wait);
-    let mut cluster = Cluster::new(1, mode, |config| config);
+    let mut cluster = ShardCluster::new(1, mode, |config| config);
     // Another world, in which only the chief has joined.
     let (world, lines) =
         World::ready(variables(), Sgd::new(1.0), |config| config.mode(mode).lease(LEASE));
@@ -401,7 +402,7 @@ fn absent_replicas_are_waited_for_until_the_join_timeout() {
 
 #[test]
 fn a_worker_that_is_started_a_hundred_times_is_one_replica() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     for round in 0..100 {
         let a = cluster.token(0);
         let b = cluster.token(1);
@@ -424,7 +425,7 @@ fn a_worker_that_is_started_a_hundred_times_is_one_replica() {
 #[test]
 fn a_restarted_chief_continues_at_the_same_step() {
     for admitted in [false, true] {
-        let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+        let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
         let (a, b) = (cluster.token(0), cluster.token(1));
         cluster.push(0, a, 1.0);
         cluster.push(1, b, 3.0);
@@ -461,7 +462,7 @@ fn a_restarted_chief_continues_at_the_same_step() {
 #[test]
 fn the_step_owner_may_be_killed_between_admission_and_commit() {
     for shards in [1, 2] {
-        let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
+        let mut cluster = ShardCluster::new(shards, synchronous(2, 2), |config| config);
         let (a, b) = (cluster.token(0), cluster.token(1));
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         cluster.kill_shard(0);
@@ -481,9 +482,9 @@ pub(super) fn with_kills(configure: impl Fn(Synchronous) -> Synchronous) -> Vec<
     let mut found = Vec::new();
     for killed in [0, 1] {
         for at in 0..7 {
-            let mut cluster = Cluster::new(2, configure(synchronous(2, 2)), |config| config);
+            let mut cluster = ShardCluster::new(2, configure(synchronous(2, 2)), |config| config);
             let mut moment = 0;
-            let mut kill = |cluster: &mut Cluster| {
+            let mut kill = |cluster: &mut ShardCluster| {
                 if moment == at {
                     cluster.kill_shard(killed);
                 }
@@ -520,7 +521,7 @@ fn any_shard_may_be_killed_anywhere_in_a_step() {
 fn a_shard_killed_between_commit_and_apply_applies_the_step_when_it_is_back() {
     for shards in [1, 2] {
         for killed in 0..shards.into() {
-            let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
+            let mut cluster = ShardCluster::new(shards, synchronous(2, 2), |config| config);
             let (a, b) = (cluster.token(0), cluster.token(1));
             cluster.push(0, a, 1.0);
             cluster.replicas[1].sequence += 1;
@@ -543,7 +544,7 @@ fn a_shard_killed_between_commit_and_apply_applies_the_step_when_it_is_back() {
 
 #[test]
 fn a_replica_that_does_not_come_back_to_a_restarted_step_owner_is_lost() {
-    let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(1, synchronous(2, 2), |config| config);
     let a = cluster.token(0);
     cluster.push(0, a, 1.0);
     // The other replica is killed, too.
@@ -557,7 +558,7 @@ fn a_replica_that_does_not_come_back_to_a_restarted_step_owner_is_lost() {
 
 #[test]
 fn gradients_that_are_left_at_the_end_of_training_make_a_last_step() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(0, a, 1.0);
     let line = cluster.replicas[0].lines[0];
@@ -572,7 +573,7 @@ fn gradients_that_are_left_at_the_end_of_training_make_a_last_step() {
 
 #[test]
 fn a_push_that_waits_for_an_earlier_task_is_kept_beyond_its_deadline() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2).deterministic(true), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2).deterministic(true), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.replicas[1].sequence += 1;
     cluster.push_to(1, 1, b, 3.0);
@@ -606,7 +607,7 @@ fn a_push_that_waits_for_an_earlier_task_is_kept_beyond_its_deadline() {
 
 #[test]
 fn a_push_is_dropped_when_its_token_is_returned() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.replicas[0].sequence += 1;
     assert_eq!(cluster.push_to(0, 0, a, 50.0), None, "the other shard lacks the push");
@@ -624,7 +625,7 @@ fn a_push_is_dropped_when_its_token_is_returned() {
 
 #[test]
 fn another_replica_takes_the_place_of_a_killed_one_while_the_others_wait() {
-    let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(1, synchronous(2, 2), |config| config);
     let (a, _held) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     assert_eq!(cluster.try_token(0), Ok(None), "it waits first, and has contributed");
@@ -645,7 +646,7 @@ fn another_replica_takes_the_place_of_a_killed_one_while_the_others_wait() {
 fn a_push_on_one_shard_only_is_over_with_its_token() {
     let timeout = Duration::from_secs(60);
     let mut cluster =
-        Cluster::new(2, synchronous(2, 2), |config| config.token_timeout(Some(timeout)));
+        ShardCluster::new(2, synchronous(2, 2), |config| config.token_timeout(Some(timeout)));
     let (a, b) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     cluster.replicas[1].sequence += 1;
@@ -661,7 +662,7 @@ fn a_push_on_one_shard_only_is_over_with_its_token() {
 
 #[test]
 fn a_replica_that_leaves_and_comes_back_is_one_of_the_expected_replicas() {
-    let mut cluster = Cluster::new(1, synchronous(3, 3), |config| config);
+    let mut cluster = ShardCluster::new(1, synchronous(3, 3), |config| config);
     let (world, lines) = World::ready(variables(), Sgd::new(1.0), |config| {
         config.mode(synchronous(3, 3)).lease(LEASE)
     });
@@ -682,7 +683,7 @@ fn a_replica_that_leaves_and_comes_back_is_one_of_the_expected_replicas() {
 
 #[test]
 fn a_deterministic_last_step_does_without_absent_gradients() {
-    let mut cluster = Cluster::new(1, synchronous(3, 3).deterministic(true), |config| config);
+    let mut cluster = ShardCluster::new(1, synchronous(3, 3).deterministic(true), |config| config);
     let (a, c) = (cluster.token(0), cluster.token(2));
     cluster.push(0, a, 1.0);
     assert_eq!(cluster.push(2, c, 3.0), None, "the gradient of the second task comes first");
@@ -697,7 +698,7 @@ fn a_deterministic_last_step_does_without_absent_gradients() {
 
 #[test]
 fn held_and_accepted_pushes_are_not_withdrawn() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     for (shard, outcome) in [(0, Outcome::Accepted { step: 0.into() }), (1, Outcome::Held {})] {
@@ -715,7 +716,7 @@ fn held_and_accepted_pushes_are_not_withdrawn() {
 
 #[test]
 fn claims_of_a_step_that_was_never_made_are_ignored() {
-    let mut cluster = Cluster::new(2, synchronous(1, 1), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(1, 1), |config| config);
     for round in 0..9 {
         let a = cluster.token(0);
         let claim = Grant { step: 999.into(), ..a };
@@ -744,7 +745,7 @@ fn claims_of_a_step_that_was_never_made_are_ignored() {
 
 #[test]
 fn a_push_under_the_token_of_another_replica_adds_nothing() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     // The second replica pushes under the first one's token where the step owner does not see it.
     cluster.replicas[1].sequence += 1;
@@ -764,8 +765,8 @@ fn a_push_under_the_token_of_another_replica_adds_nothing() {
 
 #[test]
 fn a_declaration_says_that_training_has_begun_once_a_gradient_is_accepted() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
-    let declared = |cluster: &mut Cluster| {
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
+    let declared = |cluster: &mut ShardCluster| {
         let line = cluster.replicas[0].lines[0];
         let catalogue = cluster.world.catalogue.clone();
         match cluster.world.declare(line, &catalogue) {
@@ -781,7 +782,7 @@ fn a_declaration_says_that_training_has_begun_once_a_gradient_is_accepted() {
 
 #[test]
 fn a_lost_replica_that_keeps_pushing_adds_nothing() {
-    let mut cluster = Cluster::new(2, synchronous(2, 3), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 3), |config| config);
     let (a, b, c) = (cluster.token(0), cluster.token(1), cluster.token(2));
     cluster.replicas[2].sequence += 1;
     cluster.push_to(1, 2, c, 100.0);
@@ -804,7 +805,7 @@ fn a_lost_replica_that_keeps_pushing_adds_nothing() {
 fn a_replica_that_has_contributed_does_not_block_those_that_wait_behind_it() {
     let timeout = Duration::from_secs(2);
     let mode = synchronous(2, 2);
-    let mut cluster = Cluster::new(2, mode, |config| config.token_timeout(Some(timeout)));
+    let mut cluster = ShardCluster::new(2, mode, |config| config.token_timeout(Some(timeout)));
     let (a, b) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     // The first replica waits for the next step. So does the second, which does not use its token.
@@ -827,7 +828,7 @@ fn deterministic_steps_add_gradients_in_the_order_of_tasks() {
     let mut results = Vec::new();
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
         let mode = synchronous(3, 3).deterministic(true);
-        let mut cluster = Cluster::new(2, mode, |config| config);
+        let mut cluster = ShardCluster::new(2, mode, |config| config);
         let tokens = [cluster.token(0), cluster.token(1), cluster.token(2)];
         for replica in order {
             cluster.push(replica, tokens[replica], gradients[replica]);
@@ -845,7 +846,7 @@ fn deterministic_steps_add_gradients_in_the_order_of_tasks() {
 fn a_wait_for_a_lost_replica_ends_and_names_it() {
     let timeout = Duration::from_secs(30);
     for (policy, timeout) in [(OnLoss::Wait { timeout }, timeout), (OnLoss::Fail, Duration::ZERO)] {
-        let mut cluster = Cluster::new(1, synchronous(2, 2).on_loss(policy), |config| config);
+        let mut cluster = ShardCluster::new(1, synchronous(2, 2).on_loss(policy), |config| config);
         let a = cluster.token(0);
         cluster.push(0, a, 1.0);
         let line = cluster.replicas[0].lines[0];
@@ -872,7 +873,7 @@ fn a_wait_for_a_lost_replica_ends_and_names_it() {
 #[test]
 fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
     let fails = OnLoss::Fail;
-    let wait_text = |cluster: &mut Cluster| {
+    let wait_text = |cluster: &mut ShardCluster| {
         let line = cluster.replicas[0].lines[0];
         let newest = cluster.token(0).token;
         let request = cluster.world.say(line, message::TokenRequest { newest }.into());
@@ -883,13 +884,13 @@ fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
         let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
         awaited.to_string()
     };
-    let mut cluster = Cluster::new(1, synchronous(2, 2).on_loss(fails), |config| config);
+    let mut cluster = ShardCluster::new(1, synchronous(2, 2).on_loss(fails), |config| config);
     cluster.leave(1);
     let awaited = wait_text(&mut cluster);
     assert!(awaited.contains("/job:worker/task:1 (left"), "{awaited}");
 
     // The replica contributes one of its two gradients.
-    let mut cluster = Cluster::new(1, synchronous(4, 2).on_loss(fails), |config| config);
+    let mut cluster = ShardCluster::new(1, synchronous(4, 2).on_loss(fails), |config| config);
     let b = cluster.token(1);
     cluster.push(1, b, 3.0);
     cluster.pass(LEASE + TICK, &[0]);
@@ -899,7 +900,7 @@ fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
     assert!(awaited.contains("1 of 4 gradients"), "{awaited}");
 
     // The absent replica is no longer expected, but it is named.
-    let mut cluster = Cluster::new(1, synchronous(2, 1), |config| {
+    let mut cluster = ShardCluster::new(1, synchronous(2, 1), |config| {
         config.mode(synchronous(2, 2).on_loss(fails).join_timeout(TICK))
     });
     cluster.pass(2 * TICK, &[0]);
@@ -909,7 +910,7 @@ fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
 
 /// Requests a token with this deadline, which is not granted. Returns what the refusal says is
 /// awaited.
-fn awaited_after(cluster: &mut Cluster, replica: usize, time: Duration) -> String {
+fn awaited_after(cluster: &mut ShardCluster, replica: usize, time: Duration) -> String {
     let line = cluster.replicas[replica].lines[0];
     let newest = TokenId(cluster.replicas[replica].newest);
     let deadline_ms = u32::try_from(time.as_millis()).unwrap();
@@ -925,7 +926,7 @@ fn awaited_after(cluster: &mut Cluster, replica: usize, time: Duration) -> Strin
 }
 
 /// Disconnects a shard from the step owner's.
-fn cut_off(cluster: &mut Cluster, shard: usize) {
+fn cut_off(cluster: &mut ShardCluster, shard: usize) {
     let line = cluster.links[shard].take().unwrap();
     cluster.world.disconnect(line);
     cluster.world.input(shard, ShardInput::OwnerLink { up: false });
@@ -933,7 +934,7 @@ fn cut_off(cluster: &mut Cluster, shard: usize) {
 
 #[test]
 fn a_shard_without_a_report_is_named_before_workers_that_have_contributed() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.pass(Duration::from_secs(1), &[0, 1]);
     cut_off(&mut cluster, 1);
@@ -954,7 +955,7 @@ fn a_shard_without_a_report_is_named_before_workers_that_have_contributed() {
 
 #[test]
 fn a_shard_that_has_not_reported_a_step_as_applied_is_named() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     let (a, b) = (cluster.token(0), cluster.token(1));
     cluster.push(0, a, 1.0);
     cluster.replicas[1].sequence += 1;
@@ -976,7 +977,7 @@ fn a_shard_that_has_not_reported_a_step_as_applied_is_named() {
 
 #[test]
 fn a_shard_without_the_step_owner_reports_that_to_waiting_clients() {
-    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     cut_off(&mut cluster, 1);
     let metrics = cluster.world.metrics();
     assert_eq!((metrics.owner_connections_lost, metrics.shards_without_owner), (1, 1));

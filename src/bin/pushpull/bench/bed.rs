@@ -9,7 +9,7 @@ use pushpull::{
 };
 
 use super::ceiling::PayloadDirection;
-use super::{BenchFolder, Failure, Transport};
+use super::{BenchError, BenchFolder, Transport};
 
 /// Learning rate of a server in this process. Multiples of 0.5 are exact in f32 below 2^23, so
 /// fewer than 2^24 pushes add up exactly.
@@ -30,7 +30,7 @@ impl BenchModel {
 
     /// Returns the variables. The first ones are one element longer if the elements do not divide
     /// evenly.
-    fn specs(self) -> Result<Vec<VariableSpec>, Failure> {
+    fn specs(self) -> Result<Vec<VariableSpec>, BenchError> {
         let elements = self.bytes / 4;
         if self.variables > elements {
             let BenchModel { bytes, variables } = self;
@@ -82,7 +82,7 @@ impl TestBed {
         transport: Transport,
         model: BenchModel,
         replicas: usize,
-    ) -> Result<TestBed, Failure> {
+    ) -> Result<TestBed, BenchError> {
         let workers = (1..=replicas).map(|port| format!("127.0.0.1:{port}"));
         let builder = ClusterSpec::builder().job("worker", workers);
         let (cluster, server, rate, folder) = match at {
@@ -121,7 +121,7 @@ impl TestBed {
         &mut self,
         direction: PayloadDirection,
         times: usize,
-    ) -> Result<Duration, Failure> {
+    ) -> Result<Duration, BenchError> {
         let once = |replica: &mut WorkerReplica| match direction {
             PayloadDirection::Pull => replica.pull(),
             PayloadDirection::Push => replica.push(),
@@ -137,7 +137,7 @@ impl TestBed {
     }
 
     /// Checks that the values are the sum of the pushes and that the step counts them.
-    pub(crate) fn check(self) -> Result<(), Failure> {
+    pub(crate) fn check(self) -> Result<(), BenchError> {
         let pushes: u64 = self.replicas.iter().map(|replica| replica.pushes).sum();
         let rate = self.rate as f32;
         // Subtracted one by one in f32, as the server does.
@@ -154,7 +154,7 @@ impl TestBed {
     }
 
     /// Returns the value of every element and the step. Fails if the elements differ.
-    fn every_element(&self) -> Result<(f32, u64), Failure> {
+    fn every_element(&self) -> Result<(f32, u64), BenchError> {
         let mut reader =
             Reader::connect(WorkerConfig::new(self.cluster.clone(), TaskId::worker(0)))?;
         let mut params = reader.params();
@@ -179,7 +179,7 @@ impl WorkerReplica {
         transport: Transport,
         model: BenchModel,
         specs: &[VariableSpec],
-    ) -> Result<WorkerReplica, Failure> {
+    ) -> Result<WorkerReplica, BenchError> {
         let config = WorkerConfig::new(cluster.clone(), TaskId::worker(task));
         let config = config.shared_memory(transport.is_shared());
         let mut worker = Worker::connect(config.clone())?;
@@ -190,7 +190,7 @@ impl WorkerReplica {
         Ok(WorkerReplica { worker, reader, params, names, unpushed, pushes })
     }
 
-    fn pull(&mut self) -> Result<Duration, Failure> {
+    fn pull(&mut self) -> Result<Duration, BenchError> {
         let start = Instant::now();
         self.reader.pull(&mut self.params)?;
         Ok(start.elapsed())
@@ -198,7 +198,7 @@ impl WorkerReplica {
 
     /// Measures one push until it is acknowledged as applied. Filling the gradients, the work of a
     /// model, is not measured.
-    fn push(&mut self) -> Result<Duration, Failure> {
+    fn push(&mut self) -> Result<Duration, BenchError> {
         let token = self.worker.token()?.ok_or("the training has ended")?;
         let mut gradients = self.worker.gradients();
         for name in &self.names {
@@ -217,15 +217,15 @@ impl WorkerReplica {
 pub(crate) fn at_once<T: Send>(
     several: &mut [T],
     times: usize,
-    once: impl Fn(&mut T) -> Result<Duration, Failure> + Sync,
-) -> Result<Duration, Failure> {
-    let again = |one: &mut T| (0..times).map(|_| once(one)).sum::<Result<Duration, Failure>>();
+    once: impl Fn(&mut T) -> Result<Duration, BenchError> + Sync,
+) -> Result<Duration, BenchError> {
+    let again = |one: &mut T| (0..times).map(|_| once(one)).sum::<Result<Duration, BenchError>>();
     if let [one] = several {
         return again(one);
     }
     let (again, count) = (&again, several.len() as u32);
     let sum = std::thread::scope(|scope| {
-        // A `Failure` cannot be sent between threads: its text is.
+        // A `BenchError` cannot be sent between threads: its text is.
         let turn = |one| scope.spawn(move || again(one).map_err(|error| error.to_string()));
         let threads: Vec<_> = several.iter_mut().map(turn).collect();
         let ended = |thread: std::thread::ScopedJoinHandle<'_, _>| {

@@ -13,7 +13,7 @@ use pushpull_ps::measure::{InPlace, StoreUnderTest};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::bed::RATE;
-use super::{Failure, Transport};
+use super::{BenchError, Transport};
 
 /// Size in bytes of the short message of a round trip.
 const SHORT: usize = 32;
@@ -172,7 +172,7 @@ impl SharedWord {
     }
 
     /// Measures one request and its answer.
-    pub(crate) fn once(&mut self) -> Result<Duration, Failure> {
+    pub(crate) fn once(&mut self) -> Result<Duration, BenchError> {
         let start = Instant::now();
         let asked = self.word.load(Ordering::Relaxed) + 1;
         self.word.store(asked, Ordering::Release);
@@ -248,7 +248,7 @@ pub(crate) struct GradientHandoff {
 }
 
 impl GradientHandoff {
-    pub(crate) fn start(bytes: usize) -> Result<GradientHandoff, Failure> {
+    pub(crate) fn start(bytes: usize) -> Result<GradientHandoff, BenchError> {
         let elements = bytes / 4;
         let mut store = StoreUnderTest::new(elements as u64, Arc::new(Sgd::new(RATE)))?;
         let gradient = Arc::new(Mutex::new(vec![0.0; elements]));
@@ -262,7 +262,7 @@ impl GradientHandoff {
     }
 
     /// Measures the hand-over of one gradient. Writing it, the work of a worker, is not measured.
-    pub(crate) fn once(&mut self) -> Result<Duration, Failure> {
+    pub(crate) fn once(&mut self) -> Result<Duration, BenchError> {
         let mut gradient = self.gradient.lock().map_err(|_| "the storing thread panicked")?;
         gradient.fill(1.0);
         drop(gradient);

@@ -12,7 +12,7 @@ use pushpull::variable::Catalogue;
 use pushpull::{ClusterSpec, VariableSpec};
 
 use super::probe::ProbeConnection;
-use super::{BenchFolder, Failure};
+use super::{BenchError, BenchFolder};
 
 /// Maximum time for a server to answer before the measurement fails.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ impl BenchDaemons {
     pub(crate) fn new(
         what: &str,
         arguments: &'static [&'static str],
-    ) -> Result<BenchDaemons, Failure> {
+    ) -> Result<BenchDaemons, BenchError> {
         let (program, folder) = (program()?, BenchFolder::private(what)?);
         let address = format!("unix:{}/ps.sock", folder.path().display());
         let cluster =
@@ -65,7 +65,7 @@ impl BenchDaemons {
     }
 
     /// Declares and initializes variables once a daemon answers.
-    pub(crate) fn declare(&self, variables: Vec<VariableSpec>) -> Result<(), Failure> {
+    pub(crate) fn declare(&self, variables: Vec<VariableSpec>) -> Result<(), BenchError> {
         let map = ShardMap::of_cluster(&self.cluster, 1)?;
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin)?;
         let catalogue = Catalogue::new(variables, &placement)?;
@@ -104,7 +104,7 @@ impl Drop for Daemon {
 }
 
 /// Reads the next message. Fails unless it has this name.
-pub(crate) fn expect(line: &mut ProbeConnection, name: &str) -> Result<(), Failure> {
+pub(crate) fn expect(line: &mut ProbeConnection, name: &str) -> Result<(), BenchError> {
     match line.next()? {
         Message::Refused(refused) => Err(refused.refusal.to_string().into()),
         message if message.name() == name => Ok(()),
@@ -113,7 +113,7 @@ pub(crate) fn expect(line: &mut ProbeConnection, name: &str) -> Result<(), Failu
 }
 
 /// Finds the daemon in the folder of this tool, or in the folder above it.
-fn program() -> Result<PathBuf, Failure> {
+fn program() -> Result<PathBuf, BenchError> {
     let own = std::env::current_exe()?;
     let folders = own.ancestors().skip(1).take(2);
     let mut found = folders.map(|folder| folder.join("pushpull-ps"));

@@ -10,7 +10,7 @@ use pushpull::cluster::ShardId;
 use pushpull::protocol::message::Role;
 use pushpull::{Params, TaskId, VariableSpec, WorkerConfig};
 
-use super::Failure;
+use super::BenchError;
 use super::daemon::BenchDaemons;
 use super::probe::ProbeConnection;
 use super::report::{Report, ReportLine, Unit};
@@ -27,7 +27,7 @@ const STEPS: u64 = 30;
 const CONNECTIONS: usize = 1000;
 
 /// Measures a daemon whose variables have `bytes` bytes in total.
-pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
+pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), BenchError> {
     let daemons = BenchDaemons::new("memory", SETTINGS)?;
     let daemon = daemons.start()?;
     let rows = 1 << 10;
@@ -46,7 +46,7 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
     // the push slots of the inbox, and the pinned values of pulls.
     let formula = bytes * (1 + 1 + INBOX_PUSHES + 1);
     let memory_used = || memory_used(daemon.id(), &daemons.state());
-    let mut figure = |name: &str, memory_used: u64| -> Result<(), Failure> {
+    let mut figure = |name: &str, memory_used: u64| -> Result<(), BenchError> {
         let (unit, ceiling_name) = (Unit::Memory, "state, largest push, inbox and pins");
         let (ours, ceiling) = (memory_used as f64 / 1024.0, Some(formula as f64 / 1024.0));
         let name = name.to_owned();
@@ -94,7 +94,7 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), Failure> {
     let idle = (0..CONNECTIONS).map(|_| {
         let connection =
             ProbeConnection::open(&daemons.cluster, ShardId::default(), Role::Reader {})?;
-        connection.ok_or_else(|| Failure::from("the daemon refused a reader"))
+        connection.ok_or_else(|| BenchError::from("the daemon refused a reader"))
     });
     let idle = idle.collect::<Result<Vec<_>, _>>()?;
     let each = anonymous(daemon.id())?.saturating_sub(before) as f64 / idle.len() as f64;
@@ -117,7 +117,7 @@ fn train(
     mut worker: Worker,
     mut params: Params,
     variables: &[VariableSpec],
-) -> Result<(), Failure> {
+) -> Result<(), BenchError> {
     for _ in 0..STEPS {
         let token = worker.token()?.ok_or("the training has ended")?;
         worker.pull(&token, &mut params)?;
@@ -131,7 +131,7 @@ fn train(
 }
 
 /// Checks that the values are the sum of the pushes.
-fn check(daemons: &BenchDaemons) -> Result<(), Failure> {
+fn check(daemons: &BenchDaemons) -> Result<(), BenchError> {
     let config = WorkerConfig::new(daemons.cluster.clone(), TaskId::worker(0));
     let mut reader = pushpull::blocking::Reader::connect(config)?;
     let mut params = reader.params();

@@ -80,10 +80,10 @@ impl Transport {
     }
 }
 
-pub(crate) type Failure = Box<dyn Error>;
+pub(crate) type BenchError = Box<dyn Error>;
 
 /// Runs the suites of the options and prints their rows.
-pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(crate) fn run(options: &BenchOptions) -> Result<(), BenchError> {
     let mut report = Report::new(options.output.json);
     let pace = options.pace();
     for &suite in &options.suite {
@@ -103,7 +103,7 @@ fn measure(
     options: &BenchOptions,
     pace: Pace,
     report: &mut Report,
-) -> Result<(), Failure> {
+) -> Result<(), BenchError> {
     match suite {
         Suite::Quick => quick(options, report),
         Suite::Transport => transport::run(options, &options.transport_suite.sizes, pace, report),
@@ -135,7 +135,7 @@ fn measure(
 }
 
 /// Runs short rounds of the most telling suites.
-fn quick(options: &BenchOptions, report: &mut Report) -> Result<(), Failure> {
+fn quick(options: &BenchOptions, report: &mut Report) -> Result<(), BenchError> {
     let pace = Pace { rounds: options.pace().rounds.min(5), round: Duration::from_millis(80) };
     let sizes = ["64B", "4KiB", "1MiB", "16MiB"].map(str::to_owned);
     transport::run(options, &sizes, pace, report)?;
@@ -151,7 +151,7 @@ fn size(text: &str) -> Result<String, String> {
 }
 
 /// Parses a size with a unit, such as 4KiB, to bytes.
-fn bytes_of(size: &str) -> Result<usize, Failure> {
+fn bytes_of(size: &str) -> Result<usize, BenchError> {
     let digits = size.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &size[digits.len()..] {
         "B" => 1,

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use super::Failure;
+use super::BenchError;
 use super::report::ReportLine;
 
 /// The marker lines around the figures.
@@ -12,7 +12,7 @@ const BEGIN: &str = "<!-- figures: begin -->";
 const END: &str = "<!-- figures: end -->";
 
 /// Replaces the figures of a page with those of this run: the machine, the command and a table.
-pub(crate) fn write(path: &Path, lines: &[ReportLine]) -> Result<(), Failure> {
+pub(crate) fn write(path: &Path, lines: &[ReportLine]) -> Result<(), BenchError> {
     let page = fs::read_to_string(path)
         .map_err(|error| format!("--page {}: cannot read the page: {error}", path.display()))?;
     let command: Vec<String> = std::env::args().skip(1).collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 use plotters::prelude::*;
 
 use super::report::{ReportLine, Unit};
-use super::{Failure, bytes_of};
+use super::{BenchError, bytes_of};
 
 /// Width and height of the picture.
 const PIXELS: (u32, u32) = (960, 540);
@@ -16,7 +16,7 @@ const PIXELS: (u32, u32) = (960, 540);
 type Points = Vec<(f64, f64, f64)>;
 
 /// Draws the throughput rows that differ in size only, as curves in an SVG file.
-pub(crate) fn draw(path: &Path, lines: &[ReportLine]) -> Result<(), Failure> {
+pub(crate) fn draw(path: &Path, lines: &[ReportLine]) -> Result<(), BenchError> {
     let curves = curves(lines);
     let points = || curves.values().flatten();
     let sizes = points().map(|&(size, ..)| size);

@@ -12,14 +12,14 @@ use pushpull::{ClusterSpec, VariableSpec};
 use super::daemon::{BenchDaemons, TIMEOUT};
 use super::probe::answers;
 use super::report::{Report, ReportLine, Row, Unit};
-use super::{Failure, bytes_of};
+use super::{BenchError, bytes_of};
 
 /// Settings for a small inbox: one push slot and few pinned bytes, so that the state fits in
 /// memory.
 const SMALL_INBOX: &[&str] = &["--inbox-pushes", "1", "--pin-bytes-max", "65536"];
 
 /// Kills and restarts daemons with states of these sizes.
-pub(crate) fn run(sizes: &[String], rounds: usize, report: &mut Report) -> Result<(), Failure> {
+pub(crate) fn run(sizes: &[String], rounds: usize, report: &mut Report) -> Result<(), BenchError> {
     let restarts = sizes.iter().map(|size| one_size(size, rounds, report));
     let restarts = restarts.collect::<Result<Vec<f64>, _>>()?;
     if let [first, .., last] = restarts[..] {
@@ -32,7 +32,7 @@ pub(crate) fn run(sizes: &[String], rounds: usize, report: &mut Report) -> Resul
 }
 
 /// Measures one size. Returns the median restart time in microseconds.
-fn one_size(size: &str, rounds: usize, report: &mut Report) -> Result<f64, Failure> {
+fn one_size(size: &str, rounds: usize, report: &mut Report) -> Result<f64, BenchError> {
     let daemons = BenchDaemons::new("restart", SMALL_INBOX)?;
     let mut running = daemons.start()?;
     let (small, rows) = (VariableSpec::f32("small", [16])?, 1 << 16);
@@ -62,7 +62,7 @@ fn one_size(size: &str, rounds: usize, report: &mut Report) -> Result<f64, Failu
     Ok(line.ours)
 }
 
-fn await_answer(cluster: &ClusterSpec, began: Instant) -> Result<(), Failure> {
+fn await_answer(cluster: &ClusterSpec, began: Instant) -> Result<(), BenchError> {
     let small = || List::new(vec![PartitionId(0)]).unwrap_or_default();
     loop {
         let selection = Selection::Partitions { partitions: small() };

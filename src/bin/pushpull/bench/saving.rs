@@ -10,7 +10,7 @@ use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 use super::report::{Report, Row, Unit};
-use super::{BenchFolder, Failure};
+use super::{BenchError, BenchFolder};
 
 /// Saves a model of `bytes` bytes while one of its small variables is pushed continuously.
 pub(crate) fn run(
@@ -18,7 +18,7 @@ pub(crate) fn run(
     bytes: usize,
     rounds: usize,
     report: &mut Report,
-) -> Result<(), Failure> {
+) -> Result<(), BenchError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let folder = BenchFolder::private("checkpoint")?;
     let address = format!("unix:{}/ps.sock", folder.path().display());
@@ -72,7 +72,7 @@ pub(crate) fn push_small(
     worker: &mut Worker,
     time: Duration,
     stop: Option<&AtomicBool>,
-) -> Result<Vec<Duration>, Failure> {
+) -> Result<Vec<Duration>, BenchError> {
     let (began, mut durations) = (Instant::now(), Vec::new());
     while began.elapsed() < time && !stop.is_some_and(|stop| stop.load(Ordering::Acquire)) {
         let token = worker.token()?.ok_or("the training has ended")?;

@@ -12,7 +12,7 @@ use super::daemon::expect;
 use super::probe::ProbeConnection;
 use super::report::{Report, ReportLine, Row, Unit};
 use super::turns::{Pace, interleave};
-use super::{BenchOptions, Failure, Transport};
+use super::{BenchError, BenchOptions, Transport};
 
 /// Size in bytes of the model that is divided into many variables.
 const MODEL_BYTES: usize = 4 << 20;
@@ -21,7 +21,11 @@ const MODEL_BYTES: usize = 4 << 20;
 const SMALL_BYTES: usize = 64;
 
 /// Measures hundreds, thousands and so on, up to the counts of the options.
-pub(crate) fn run(options: &BenchOptions, pace: Pace, report: &mut Report) -> Result<(), Failure> {
+pub(crate) fn run(
+    options: &BenchOptions,
+    pace: Pace,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let transport = options.transport.first().copied().unwrap_or(Transport::Tcp);
     let mut worst: Option<ReportLine> = None;
     for variables in counts(options.suites.scale_variables) {
@@ -66,7 +70,7 @@ fn counts(most: u32) -> impl Iterator<Item = usize> {
     powers.filter(|count| *count != 10).chain([most])
 }
 
-fn bed(transport: Transport, bytes: usize, variables: usize) -> Result<TestBed, Failure> {
+fn bed(transport: Transport, bytes: usize, variables: usize) -> Result<TestBed, BenchError> {
     TestBed::start(Target::InProcess { shards: 1 }, transport, BenchModel { bytes, variables }, 1)
 }
 
@@ -88,7 +92,7 @@ fn keep_worst(worst: &mut Option<ReportLine>, line: ReportLine) {
 }
 
 /// Prints the worst of several lines under a name of its own.
-fn summary(name: &str, worst: Option<ReportLine>, report: &mut Report) -> Result<(), Failure> {
+fn summary(name: &str, worst: Option<ReportLine>, report: &mut Report) -> Result<(), BenchError> {
     if let Some(worst) = worst {
         report.line(ReportLine { name: name.to_owned(), ..worst })?;
     }
@@ -103,10 +107,10 @@ struct ReaderConnections {
 }
 
 impl ReaderConnections {
-    fn start(transport: Transport, count: usize) -> Result<ReaderConnections, Failure> {
+    fn start(transport: Transport, count: usize) -> Result<ReaderConnections, BenchError> {
         let bed = bed(transport, SMALL_BYTES, 1)?;
         let cluster: &ClusterSpec = bed.cluster();
-        let open = |_| -> Result<ProbeConnection, Failure> {
+        let open = |_| -> Result<ProbeConnection, BenchError> {
             let connection = ProbeConnection::open(cluster, ShardId::default(), Role::Reader {})?;
             connection.ok_or_else(|| "the server refused a reader".into())
         };
@@ -115,7 +119,7 @@ impl ReaderConnections {
     }
 
     /// Pulls over the next connection.
-    fn pull(&mut self) -> Result<Duration, Failure> {
+    fn pull(&mut self) -> Result<Duration, BenchError> {
         let count = self.connections.len();
         let connection = &mut self.connections[self.next % count];
         self.next += 1;

@@ -12,7 +12,7 @@ use pushpull_ps::measure::RowsInPlace;
 use super::report::{Report, Row, Unit};
 use super::rows::{BATCH, ROWS, batches, sorted};
 use super::turns::{Pace, interleave};
-use super::{Failure, Transport};
+use super::{BenchError, Transport};
 
 /// Measures rows of each of these widths, in elements.
 pub(crate) fn run(
@@ -20,7 +20,7 @@ pub(crate) fn run(
     transport: Transport,
     pace: Pace,
     report: &mut Report,
-) -> Result<(), Failure> {
+) -> Result<(), BenchError> {
     let batches = batches();
     // Ascending ids need no sorting.
     let ids: Vec<Vec<u32>> = batches.iter().map(|rows| sorted(rows)).collect();
@@ -36,7 +36,7 @@ fn measure(
     batches: &[Vec<u32>],
     pace: Pace,
     report: &mut Report,
-) -> Result<(), Failure> {
+) -> Result<(), BenchError> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let (address, _folder) = transport.address("rows")?;
     let listener = runtime.block_on(Ps::listen(&address))?;

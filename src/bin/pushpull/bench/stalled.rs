@@ -12,13 +12,13 @@ use super::probe::ProbeConnection;
 use super::report::{Report, ReportLine, Row, Unit, latency};
 use super::saving::push_small;
 use super::turns::Pace;
-use super::{Failure, bytes_of};
+use super::{BenchError, bytes_of};
 
 /// Settings of the daemon. Plain gradient descent has no slots, and one worker needs one push slot.
 const SETTINGS: &[&str] = &["--optimizer", "sgd", "--learning-rate", "1", "--inbox-pushes", "1"];
 
 /// Measures a daemon with values of this size, all of which the reader requests.
-pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Failure> {
+pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), BenchError> {
     let bytes = bytes_of(size)? as u64;
     let daemons = BenchDaemons::new("stalled", SETTINGS)?;
     let daemon = daemons.start()?;

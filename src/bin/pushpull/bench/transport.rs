@@ -8,7 +8,7 @@ use super::ceiling::{
 };
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave};
-use super::{BenchOptions, Failure, Transport, bytes_of};
+use super::{BenchError, BenchOptions, Transport, bytes_of};
 
 /// Bytes that each of several concurrent workers moves in one operation.
 const OPERATION_BYTES: usize = 8 << 20;
@@ -21,7 +21,7 @@ pub(crate) fn run(
     sizes: &[String],
     pace: Pace,
     report: &mut Report,
-) -> Result<(), Failure> {
+) -> Result<(), BenchError> {
     if let Some(address) = options.transport_suite.address.first() {
         let [size] = sizes else {
             return Err(
@@ -53,7 +53,7 @@ fn measure(
     size: &str,
     pace: Pace,
     report: &mut Report,
-) -> Result<(), Failure> {
+) -> Result<(), BenchError> {
     let (bytes, variables) = (bytes_of(size)?, options.transport_suite.variables as usize);
     let replicas = options.transport_suite.replicas as usize;
     let bed = TestBed::start(at, transport, BenchModel { bytes, variables }, replicas)?;
@@ -101,7 +101,7 @@ struct TransportRows<'a> {
 }
 
 impl TransportRows<'_> {
-    fn latency(&mut self) -> Result<(), Failure> {
+    fn latency(&mut self) -> Result<(), BenchError> {
         let (pace, bed) = (self.pace, &mut self.bed);
         let ours = || bed.turn(PayloadDirection::Pull, 1);
         let ((ours, ceiling), ceiling_name) = match self.transport {
@@ -122,7 +122,7 @@ impl TransportRows<'_> {
 
     /// Measures pulls and pushes in shared memory, then pushes that find no free buffer slot and
     /// are sent like those over the bare transport.
-    fn in_shared_memory(&mut self) -> Result<(), Failure> {
+    fn in_shared_memory(&mut self) -> Result<(), BenchError> {
         let bytes = self.bytes;
         let copying = || Ok(Memcpy::new(bytes));
         self.measure_beside(
@@ -148,7 +148,7 @@ impl TransportRows<'_> {
     }
 
     /// Measures a push without its messages.
-    fn handed(&mut self) -> Result<(), Failure> {
+    fn handed(&mut self) -> Result<(), BenchError> {
         let (mut handing, mut applying) =
             (GradientHandoff::start(self.bytes)?, RuleInPlace::new(self.bytes)?);
         let (ours, ceiling) = interleave(self.pace, || handing.once(), || Ok(applying.once()))?;
@@ -162,7 +162,7 @@ impl TransportRows<'_> {
         &mut self,
         verb: &str,
         direction: PayloadDirection,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BenchError> {
         let (transport, bytes) = (self.transport, self.bytes);
         let start = || Ok(RoundTrip::start(transport, direction, bytes)?);
         self.measure_beside(
@@ -179,10 +179,10 @@ impl TransportRows<'_> {
         &mut self,
         verb: &str,
         direction: PayloadDirection,
-        start: impl Fn() -> Result<C, Failure>,
-        once: impl Fn(&mut C) -> Result<Duration, Failure> + Sync,
+        start: impl Fn() -> Result<C, BenchError>,
+        once: impl Fn(&mut C) -> Result<Duration, BenchError> + Sync,
         ceiling_name: &'static str,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BenchError> {
         let (bed, times, replicas) = (&mut self.bed, self.times, self.replicas);
         let mut ceilings = (0..replicas).map(|_| start()).collect::<Result<Vec<C>, _>>()?;
         let ceiling = || at_once(&mut ceilings, times, &once);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Failure;
+use super::BenchError;
 
 /// Number and length of the rounds.
 #[derive(Clone, Copy, Debug)]
@@ -16,14 +16,14 @@ pub(crate) struct Pace {
 pub(crate) type Rounds = Vec<Vec<Duration>>;
 
 /// Runs one operation and returns its duration.
-pub(crate) type Operation<'a> = &'a mut dyn FnMut() -> Result<Duration, Failure>;
+pub(crate) type Operation<'a> = &'a mut dyn FnMut() -> Result<Duration, BenchError>;
 
 /// Alternates between rounds of ours and of the ceiling.
 pub(crate) fn interleave(
     pace: Pace,
-    mut ours: impl FnMut() -> Result<Duration, Failure>,
-    mut ceiling: impl FnMut() -> Result<Duration, Failure>,
-) -> Result<(Rounds, Rounds), Failure> {
+    mut ours: impl FnMut() -> Result<Duration, BenchError>,
+    mut ceiling: impl FnMut() -> Result<Duration, BenchError>,
+) -> Result<(Rounds, Rounds), BenchError> {
     let [ours, ceiling] = interleave_all(pace, [&mut ours, &mut ceiling])?;
     Ok((ours, ceiling))
 }
@@ -32,7 +32,7 @@ pub(crate) fn interleave(
 pub(crate) fn interleave_all<const N: usize>(
     pace: Pace,
     mut operations: [Operation<'_>; N],
-) -> Result<[Rounds; N], Failure> {
+) -> Result<[Rounds; N], BenchError> {
     // Warm up: the first operations fault their memory in.
     for _ in 0..3 {
         for operation in &mut operations {
@@ -48,7 +48,7 @@ pub(crate) fn interleave_all<const N: usize>(
     Ok(all)
 }
 
-fn one_round(time: Duration, operation: Operation<'_>) -> Result<Vec<Duration>, Failure> {
+fn one_round(time: Duration, operation: Operation<'_>) -> Result<Vec<Duration>, BenchError> {
     let start = Instant::now();
     let mut durations = Vec::new();
     while start.elapsed() < time || durations.len() < 3 {

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::SharedValues;
-use pushpull_common::shared_values::{PinError, Reader, ValueCounts};
+use pushpull_common::shared_values::{PinError, SharedValuesReader, ValueCounts};
 
 use crate::gradients::gradient_buffer::AlignedBuffer;
 use crate::gradients::sharding_plan::ShardingPlan;
@@ -27,7 +27,7 @@ const TRIES: usize = 4;
 #[derive(Debug)]
 struct StepwiseReader {
     mapped_shard: MappedShard,
-    reader: Reader<MappedFile>,
+    reader: SharedValuesReader<MappedFile>,
     copy_plan: CopyPlan,
 }
 

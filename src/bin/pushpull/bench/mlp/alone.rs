@@ -7,7 +7,7 @@ use super::model::gemm::{Matrix, multiply};
 use super::model::{Mlp, NAMES};
 use super::{BATCH_ROWS, CLASSES, HIDDEN, INPUTS, ThreadError, WORKERS};
 use crate::bench::ceiling::{PayloadDirection, RoundTrip};
-use crate::bench::{Failure, Transport};
+use crate::bench::{BenchError, Transport};
 
 /// Returns the initial values of the network, the same for every replica.
 pub(super) fn initial_values() -> [Vec<f32>; 4] {
@@ -92,7 +92,7 @@ impl<'a> Exchange<'a> {
     pub(super) fn start(
         replica: FrozenNetwork<'a>,
         transport: Transport,
-    ) -> Result<Exchange<'a>, Failure> {
+    ) -> Result<Exchange<'a>, BenchError> {
         let bytes = 4 * replica.params.iter().map(Vec::len).sum::<usize>();
         let start = |direction| RoundTrip::start(transport, direction, bytes);
         Ok(Exchange {

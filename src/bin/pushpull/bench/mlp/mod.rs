@@ -21,7 +21,7 @@ use pushpull::{Mode, Synchronous};
 
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave_all};
-use super::{Failure, Transport};
+use super::{BenchError, Transport};
 use alone::{Exchange, FrozenNetwork};
 use data::Data;
 use training::Training;
@@ -42,7 +42,7 @@ const BATCHES_PER_TURN: usize = 16;
 /// with the bare transport, and training in both modes.
 ///
 /// "Alone" means two threads that compute gradients and do nothing with them.
-pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Result<(), Failure> {
+pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Result<(), BenchError> {
     let data = Data::generate(BATCHES, BATCH_ROWS, INPUTS, CLASSES);
     let replicas = || (0..WORKERS).map(|worker| FrozenNetwork::new(&data, worker));
     let mut products: Vec<FrozenNetwork> = replicas().collect();
@@ -85,7 +85,7 @@ pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Resu
 fn together<T: Send>(
     workers: &mut [T],
     batch: impl Fn(&mut T) -> Result<(), ThreadError> + Sync,
-) -> Result<Duration, Failure> {
+) -> Result<Duration, BenchError> {
     let (began, batch) = (Instant::now(), &batch);
     std::thread::scope(|scope| {
         let turn = |worker| scope.spawn(move || one_turn(worker, batch));
@@ -94,7 +94,7 @@ fn together<T: Send>(
             thread.join().unwrap_or_else(|_| Err("a worker thread panicked".into()))
         })
     })
-    .map_err(|fault| -> Failure { fault })?;
+    .map_err(|fault| -> BenchError { fault })?;
     Ok(began.elapsed())
 }
 

@@ -12,7 +12,7 @@ use super::alone::initial_values;
 use super::data::Data;
 use super::model::{Mlp, NAMES};
 use super::{CLASSES, HIDDEN, INPUTS, ThreadError, WORKERS, together};
-use crate::bench::{BenchFolder, Failure, Transport};
+use crate::bench::{BenchError, BenchFolder, Transport};
 
 /// A running training.
 pub(super) struct Training<'a> {
@@ -31,7 +31,7 @@ impl<'a> Training<'a> {
         transport: Transport,
         mode: Mode,
         data: &'a Data,
-    ) -> Result<Training<'a>, Failure> {
+    ) -> Result<Training<'a>, BenchError> {
         let (what, gradients_per_step) = match mode {
             Mode::Synchronous(_) => ("synchronous", WORKERS as u64),
             Mode::Asynchronous(_) => ("asynchronous", 1),
@@ -53,12 +53,12 @@ impl<'a> Training<'a> {
     }
 
     /// Has each worker train on some batches. Returns the time until the last one is done.
-    pub(super) fn turn(&mut self) -> Result<Duration, Failure> {
+    pub(super) fn turn(&mut self) -> Result<Duration, BenchError> {
         together(&mut self.trainers, TrainingWorker::step)
     }
 
     /// Checks that every gradient counted and that the loss fell.
-    pub(super) fn check(mut self) -> Result<(), Failure> {
+    pub(super) fn check(mut self) -> Result<(), BenchError> {
         let pushed: u64 = self.trainers.iter().map(|trainer| trainer.pushed).sum();
         let trainer = &mut self.trainers[0];
         // A pull with a token includes all steps before it.
@@ -161,7 +161,7 @@ impl<'a> TrainingWorker<'a> {
     }
 }
 
-fn failure(fault: ThreadError) -> Failure {
+fn failure(fault: ThreadError) -> BenchError {
     fault
 }
 
