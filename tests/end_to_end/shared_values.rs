@@ -26,7 +26,9 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
     BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
 };
-use pushpull_common::shared_values::{AtomicWords, Geometry, PinError, SharedValuesReader, ValueCounts};
+use pushpull_common::shared_values::{
+    AtomicWords, Geometry, PinError, SharedValuesReader, ValueCounts,
+};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::cluster::{LONG, TestCluster, block_on, spec, vector};

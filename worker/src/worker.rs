@@ -226,27 +226,6 @@ impl Worker {
         memory
     }
 
-    /// Returns `memory` if this worker made it, and a copy in memory of its own otherwise.
-    /// Gradients of another worker may be in buffer slots of another session, whose ids mean
-    /// something else in this one.
-    fn adopt(
-        &mut self,
-        plan: &ShardingPlan,
-        runs: &Arc<[BufferRun]>,
-        memory: GradientMemory,
-    ) -> GradientMemory {
-        if memory.buffer.is_of(runs) {
-            return memory;
-        }
-        let mut copy = self.memory(plan, runs);
-        for id in memory.present() {
-            let range = plan.range(id);
-            copy.buffer_mut().slice_mut(range.clone()).copy_from_slice(memory.buffer.slice(range));
-        }
-        (copy.present, copy.staged) = (memory.present, memory.staged);
-        copy
-    }
-
     /// Ends the training for all workers: the step owner grants no more tokens. Only the chief may
     /// call it.
     ///
@@ -323,7 +302,6 @@ impl Worker {
     }
 }
 
-/// Extracts the token from a reply.
 /// Places the variables on shards.
 fn place(
     config: &WorkerConfig,
@@ -336,6 +314,7 @@ fn place(
     Ok((placement, catalogue))
 }
 
+/// Returns the token of a reply.
 fn token_of(caller: &Caller, reply: Reply) -> Result<Option<Token>, Error> {
     match reply {
         Reply::Token(grant) => Ok(grant.map(|grant| Token::new(grant, caller.returns().clone()))),

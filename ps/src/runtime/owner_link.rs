@@ -1,5 +1,5 @@
 //! A shard's connection to the step owner's shard for as long as the shard serves. The shard
-//! reports its held pushes and receives the decisions.
+//! reports its held pushes, receives the decisions, and answers recalls of tokens.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, RandomState};

@@ -58,7 +58,7 @@ pub(super) struct ShardCore {
     stall_timeout: Duration,
     events: EventSink,
     saver_orders: SaverOrders,
-    /// Frames for the step owner, in synchronous mode.
+    /// Frames for the step owner.
     unsent: UnsentFrames,
     file_jobs: FileJobs,
     flushed: Notify,
@@ -73,7 +73,7 @@ pub(super) struct ShardLinks {
     pub(super) members: watch::Sender<Members>,
     /// Set only on the shard that owns the step.
     pub(super) saver: Option<(mpsc::Sender<SaverOrder>, mpsc::Receiver<SaverEvent>)>,
-    /// Set in synchronous mode, on every other shard.
+    /// Set on every shard but the step owner's.
     pub(super) owner: Option<OwnerAddress>,
 }
 

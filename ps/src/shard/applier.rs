@@ -14,7 +14,6 @@ use super::step_job::StepJob;
 use super::steps::Steps;
 use super::streaming_apply::StreamingApply;
 use super::update::Scratch;
-use super::variables::Variables;
 use super::work::ShardJob;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::metrics::Counters;
@@ -55,24 +54,6 @@ impl Applier {
     /// Returns whether [`Shard::work`] has a job to do.
     pub(super) fn has_work(&self) -> bool {
         !self.jobs.is_empty()
-    }
-
-    pub(super) fn abandon_streaming(&mut self, variables: &mut Variables) {
-        self.streaming = None;
-        variables.discard_change();
-    }
-
-    /// Discards the change of a push that was dropped before it was whole.
-    pub(super) fn drop_stale_streaming(&mut self, intake: &Intake, variables: &mut Variables) {
-        let Some(push_slot) =
-            self.streaming.as_ref().map(|streaming_apply| streaming_apply.push_slot)
-        else {
-            return;
-        };
-        let stale = intake.inbox.as_ref().is_none_or(|inbox| inbox.arrival(push_slot).is_none());
-        if stale {
-            self.abandon_streaming(variables);
-        }
     }
 
     /// Queues the computation of a complete gradient's squared norm.

@@ -93,6 +93,20 @@ impl Applier {
             }
         }
     }
+
+    fn abandon_streaming(&mut self, variables: &mut Variables) {
+        self.streaming = None;
+        variables.discard_change();
+    }
+
+    /// Discards the change of a push that was dropped before it was whole.
+    pub(super) fn drop_stale_streaming(&mut self, intake: &Intake, variables: &mut Variables) {
+        let Some(StreamingApply { push_slot, .. }) = self.streaming else { return };
+        let inbox = intake.inbox.as_ref();
+        if inbox.is_none_or(|inbox| inbox.arrival(push_slot).is_none()) {
+            self.abandon_streaming(variables);
+        }
+    }
 }
 
 impl Variables {

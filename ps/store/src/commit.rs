@@ -27,7 +27,6 @@ use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::testing::planted::{Bug, PlantedBugs};
 pub use index::index_bytes;
 pub(crate) use index::page_word;
-use recovery::decode_address;
 use words::Words;
 pub use words::{Address, CELL_WORDS, offset_of};
 
@@ -380,6 +379,18 @@ fn encode_address(address: Address) -> u64 {
         Address::Tables(position) => position as u64 | TABLES,
         Address::Index(table, position) => position as u64 | INDEX | u64::from(table) << INDEX_AT,
     }
+}
+
+fn decode_address(word: u64) -> Address {
+    let position = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
+    if word & TABLES != 0 {
+        return Address::Tables(position(word & !TABLES));
+    }
+    if word & INDEX != 0 {
+        let table = (word & !INDEX) >> INDEX_AT;
+        return Address::Index(table as u16, position(word & ((1 << INDEX_AT) - 1)));
+    }
+    Address::Control(position(word))
 }
 
 /// Recomputes the checksums of a file of words or of a committed intent that a test has modified.

@@ -55,7 +55,8 @@ pub const CACHED_BYTES_MAX: u64 = 16 << 20;
 /// The variables and optimizer slots of one shard.
 ///
 /// A change has these steps: [`Store::begin`], then [`Store::change`] for each range of the push,
-/// then [`Store::publish`] into a transaction, and [`Store::committed`] after the commit.
+/// then [`Store::publish`] into a transaction, and [`Store::committed`] after the commit. A push that
+/// is applied as it arrives begins each part with [`Store::can_change`] instead.
 /// [`Store::discard`] abandons the change.
 ///
 /// Invariant: a block that the committed tables name is changed only while its old bytes are in the

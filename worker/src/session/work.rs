@@ -374,7 +374,7 @@ impl SessionWork {
         self.finish(id, Err(error), outputs);
     }
 
-    /// Handles a step owner that did not decide about a push in time. PendingOperations that began before
+    /// Handles a step owner that did not decide about a push in time. Operations that began before
     /// `completed_at` fail with the list of stragglers. The push stays pending, and the owner is
     /// asked again for the later ones.
     pub(super) fn push_undecided(

@@ -7,8 +7,10 @@ use pushpull_common::protocol::message::Operation;
 
 use super::{POOL_MAX, Worker};
 use crate::error::Error;
-use crate::gradients::params::Gradients;
+use crate::gradients::gradient_buffer::BufferRun;
+use crate::gradients::params::{GradientMemory, Gradients};
 use crate::gradients::scatter::{Scatter, ScatteredGradients};
+use crate::gradients::sharding_plan::ShardingPlan;
 use crate::joined_model::JoinedModel;
 use crate::outcome::{Push, PushHandle};
 use crate::session::{PushOrder, Reply, SessionCommand};
@@ -54,6 +56,27 @@ impl Worker {
             Ok(order) => model.push(SessionCommand::Push { order }),
             Err(error) => model.failed_push(error),
         }
+    }
+
+    /// Returns `memory` if this worker made it, and a copy in memory of its own otherwise.
+    /// Gradients of another worker may be in buffer slots of another session, whose ids mean
+    /// something else in this one.
+    fn adopt(
+        &mut self,
+        plan: &ShardingPlan,
+        runs: &Arc<[BufferRun]>,
+        memory: GradientMemory,
+    ) -> GradientMemory {
+        if memory.buffer.is_of(runs) {
+            return memory;
+        }
+        let mut copy = self.memory(plan, runs);
+        for id in memory.present() {
+            let range = plan.range(id);
+            copy.buffer_mut().slice_mut(range.clone()).copy_from_slice(memory.buffer.slice(range));
+        }
+        (copy.present, copy.staged) = (memory.present, memory.staged);
+        copy
     }
 
     /// Checks the gradients and turns them into an order for the session.

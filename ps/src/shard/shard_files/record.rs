@@ -13,7 +13,7 @@
 //! | restore epochs | `u32` | `initialize` and `restore` refuse the last |
 //! | clients | `CLIENTS_MAX` | [`ClientRegistry::admit`](crate::shard::peers::client_registry::ClientRegistry::admit) |
 //! | push slots | `INBOX_PUSHES_MAX` | `PsConfig::check` |
-//! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `token_request`; a client with a token gets no other one with an answer |
+//! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `ClientTokenRequest::answer`; a client with a token gets no other one with an answer |
 //! | the name of a job | `JOB_BYTES_MAX` | the type of the field in `Hello` |
 //! | the window of a client | one entry for each of its sequences | `PushWindow::settle`: a sequence is never 0, see `find_or_begin_push` and `PushWindow::state` |
 //! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::request` numbers tokens; `clipping::factor` |

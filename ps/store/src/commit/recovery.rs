@@ -2,8 +2,8 @@
 
 use super::words::Words;
 use super::{
-    Address, CELL_WORDS, CHECKSUM, COMMITS, COMMITTED, COUNT, IDLE, INDEX, INDEX_AT, Journal,
-    PAIRS, STATE, TABLES, TABLES_AT, intent_bytes, state,
+    Address, CELL_WORDS, CHECKSUM, COMMITS, COMMITTED, COUNT, IDLE, Journal, PAIRS, STATE,
+    TABLES_AT, decode_address, intent_bytes, state,
 };
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
@@ -157,16 +157,4 @@ impl Journal {
         let words = |file: &Words| PAGE_BYTES / 8..file.memory.len() / 8;
         file.is_some_and(|file| words(file).contains(&position))
     }
-}
-
-pub(super) fn decode_address(word: u64) -> Address {
-    let position = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
-    if word & TABLES != 0 {
-        return Address::Tables(position(word & !TABLES));
-    }
-    if word & INDEX != 0 {
-        let table = (word & !INDEX) >> INDEX_AT;
-        return Address::Index(table as u16, position(word & ((1 << INDEX_AT) - 1)));
-    }
-    Address::Control(position(word))
 }
