@@ -4,7 +4,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ClientKey(pub(crate) u32);
 
-/// The set of the clients that have changed since the last commit. It allocates no more once every client has been in it.
+/// The set of the clients that have changed since the last commit. It allocates no more once every
+/// client has been in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct ChangedClients {
     /// Whether a client is in `listed`, indexed by its key.
@@ -25,7 +26,7 @@ impl ChangedClients {
 
     /// Appends the clients to `all`, and clears the set.
     pub(crate) fn append_to(&mut self, all: &mut Vec<ClientKey>) {
-        self.is_listed.clear();
+        self.listed.iter().for_each(|client| self.is_listed[client.0 as usize] = false);
         all.append(&mut self.listed);
     }
 }

@@ -182,7 +182,8 @@ impl<B: SendBody> SendQueue<B> {
                 continue;
             }
             let Some(QueuedFrame { head, body, .. }) = self.queue.pop_front() else { return };
-            if self.heads.len() < HEADS_MAX {
+            // A connection keeps no memory of a burst, nor of one long meta.
+            if self.heads.len() < HEADS_MAX && head.capacity() <= HEAD_BYTES {
                 self.heads.push(head);
             }
             done(body);
@@ -200,7 +201,7 @@ impl<B> Default for SendQueue<B> {
 const SLICES_MAX: usize = 64;
 
 /// The head buffers that are kept for reuse: usually as many as a connection has in flight.
-const HEADS_MAX: usize = 64;
+const HEADS_MAX: usize = 8;
 
 /// The initial capacity of a head buffer. The heads of all frequent frames fit.
 const HEAD_BYTES: usize = 256;

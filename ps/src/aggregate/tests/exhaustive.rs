@@ -21,7 +21,7 @@ use crate::aggregate::step_coordinator::{Grant, StepCoordinator, TokenOutcome};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_rule::StepRule;
 use crate::aggregate::token_issuer::TokenResponse;
-use crate::client_key::ClientKey;
+use crate::client_key::{ChangedClients, ClientKey};
 
 /// The remaining number of each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -393,7 +393,7 @@ impl ModelState {
     /// Delivers the outcomes of pushes to their replicas.
     fn on_verdicts(&mut self) {
         // What a commit would save is no part of the state.
-        self.owner.ledger.changed.append_to(&mut Vec::new());
+        self.owner.ledger.changed = ChangedClients::default();
         for (grant, verdict) in self.owner.verdicts() {
             if let TokenOutcome::Admitted { step } = verdict {
                 self.accepted.insert((step, grant.token));
