@@ -1,5 +1,5 @@
-//! The choice of a rule's vector loop at run time, among those for the baseline and for AVX2.
-//! The baseline of x86-64 has SSE2; that of AArch64 has NEON.
+//! The choice of a rule's vector loop at run time, among those for the baseline and, for `f32`, for
+//! AVX2. The baseline of x86-64 has SSE2; that of AArch64 has NEON.
 //!
 //! A rule computes the new value of one element and its slots. Two loops apply it to runs, one
 //! line of elements at a time: the one in this file in place, the one in `streaming` to other memory. A
@@ -36,52 +36,52 @@ pub(super) trait RuleRun<F> {
     fn update<R: UpdateRule<F, S>, const S: usize>(self, rule: R);
 }
 
-/// Implements [`RuleRun`] for a kind of run, with the widest vectors of the processor.
+/// Implements [`RuleRun`] for a kind of run. Runs of `f32` use the widest vectors of the processor;
+/// those of `f64`, which few models have, use the baseline's, so that each rule is compiled once
+/// less.
 macro_rules! tiers {
-    ($run:ident, $plain:ident, $avx2:ident, $($float:ty),*) => {
+    ($run:ident, $runs:ident, $plain:ident, $avx2:ident) => {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma")]
-        fn $avx2<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const N: usize>(
-            rule: R,
-            run: $run<'_, F>,
-        ) {
-            $plain::<F, R, S, true, N>(rule, run);
+        fn $avx2<R: UpdateRule<f32, S>, const S: usize>(rule: R, run: $run<'_, f32>) {
+            $plain::<f32, R, S, true, { line_of::<f32>() }>(rule, run);
         }
 
-        $(impl RuleRun<$float> for $run<'_, $float> {
-            fn update<R: UpdateRule<$float, S>, const S: usize>(self, rule: R) {
-                const N: usize = LINE_BYTES / size_of::<$float>();
+        impl RuleRun<f32> for $run<'_, f32> {
+            fn update<R: UpdateRule<f32, S>, const S: usize>(self, rule: R) {
                 #[cfg(target_arch = "x86_64")]
                 if has_avx2() {
                     // SAFETY: the processor has the features that the function is compiled for.
-                    return unsafe { $avx2::<$float, R, S, N>(rule, self) };
+                    return unsafe { $avx2(rule, self) };
                 }
-                $plain::<$float, R, S, false, N>(rule, self);
+                $plain::<f32, R, S, false, { line_of::<f32>() }>(rule, self);
             }
-        })*
-    };
-}
-tiers!(Run, in_place, in_place_avx2, f32, f64);
-tiers!(StreamRun, streamed, streamed_avx2, f32, f64);
+        }
 
-/// Implements [`RuleRun`] for an iterator over runs. The loop is chosen once for all of them.
-macro_rules! tiers_of_runs {
-    ($runs:ident, $plain:ident, $avx2:ident, $($float:ty),*) => {
-        $(impl RuleRun<$float> for &mut $runs<'_, $float> {
-            fn update<R: UpdateRule<$float, S>, const S: usize>(self, rule: R) {
-                const N: usize = LINE_BYTES / size_of::<$float>();
-                #[cfg(target_arch = "x86_64")]
-                if has_avx2() {
-                    // SAFETY: the processor has the features that the function is compiled for.
-                    return self(&mut |run| unsafe { $avx2::<$float, R, S, N>(rule, run) });
-                }
-                self(&mut |run| $plain::<$float, R, S, false, N>(rule, run));
+        impl RuleRun<f64> for $run<'_, f64> {
+            fn update<R: UpdateRule<f64, S>, const S: usize>(self, rule: R) {
+                $plain::<f64, R, S, false, { line_of::<f64>() }>(rule, self);
             }
-        })*
+        }
+
+        // The rule's hyperparameters are rounded once for all runs.
+        impl<F> RuleRun<F> for &mut $runs<'_, F>
+        where
+            for<'a> $run<'a, F>: RuleRun<F>,
+        {
+            fn update<R: UpdateRule<F, S>, const S: usize>(self, rule: R) {
+                self(&mut |run| run.update(rule));
+            }
+        }
     };
 }
-tiers_of_runs!(Runs, in_place, in_place_avx2, f32, f64);
-tiers_of_runs!(StreamRuns, streamed, streamed_avx2, f32, f64);
+tiers!(Run, Runs, in_place, in_place_avx2);
+tiers!(StreamRun, StreamRuns, streamed, streamed_avx2);
+
+/// Returns the number of elements in a cache line.
+const fn line_of<F>() -> usize {
+    LINE_BYTES / size_of::<F>()
+}
 
 /// Adds the terms of `elements` elements to sums, with the widest vectors of the processor.
 pub(super) fn add_up<const N: usize>(sums: &mut Sums, elements: usize, terms: &impl Terms<N>) {
