@@ -50,8 +50,9 @@ wire_struct! {
         whole: Option<u64>,
         /// On the last part: whether the answer should carry the next token.
         next: bool,
-        /// The values that the gradient was computed from: their [`Pulled::gradients`]. None if
-        /// unknown, and for pushes that are not gradients.
+        /// The values that the gradient was computed from: their
+        /// [`Pulled::gradients`](super::Pulled::gradients). None if unknown, and for pushes that
+        /// are not gradients.
         read: Option<u64>,
     }
 }

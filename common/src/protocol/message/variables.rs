@@ -34,7 +34,7 @@ wire_struct! {
     Declared {
         /// The state of the variables.
         state: CatalogueState,
-        /// The restore epoch of this shard, as in [`Welcome`].
+        /// The restore epoch of this shard, as in [`Welcome`](super::Welcome).
         restore_epoch: RestoreEpoch,
         /// Whether the values have been trained, as known to the step owner: by a step or, in
         /// synchronous mode, a gradient accepted for one.
