@@ -2,69 +2,27 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+#[path = "support/test_process.rs"]
+mod test_process;
+
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use pushpull::blocking::Worker;
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
 use rustix::process::Signal;
-
-/// Deadline that only ends a hang.
-const LONG: Duration = Duration::from_secs(120);
+use test_process::{TestProcess, free_addresses, unwritable};
 
 const DAEMON: &str = env!("CARGO_BIN_EXE_pushpull-ps");
 
-/// A process that is killed when the test ends, and its command line.
-struct DaemonProcess(Child, String);
-
-impl Drop for DaemonProcess {
-    fn drop(&mut self) {
-        // The process has already exited unless the test has failed.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn start(command: &mut Command) -> TestProcess {
+    TestProcess::start(format!("{command:?}"), command)
 }
 
-impl DaemonProcess {
-    fn start(command: &mut Command) -> DaemonProcess {
-        let line = format!("{command:?}");
-        DaemonProcess(command.stdin(Stdio::null()).spawn().unwrap(), line)
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = rustix::process::Pid::from_raw(self.0.id().cast_signed()).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    /// Waits until the process exits, and returns its status, output and errors. A stream is empty
-    /// if it is not a pipe, or if the test has taken the pipe.
-    fn finish(&mut self) -> (ExitStatus, String, String) {
-        let start = Instant::now();
-        let status = loop {
-            match self.0.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(start.elapsed() < LONG, "{:?} does not exit", self.1),
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        };
-        let (mut output, mut errors) = (String::new(), String::new());
-        if let Some(mut pipe) = self.0.stdout.take() {
-            pipe.read_to_string(&mut output).unwrap();
-        }
-        if let Some(mut pipe) = self.0.stderr.take() {
-            pipe.read_to_string(&mut errors).unwrap();
-        }
-        (status, output, errors)
-    }
-}
-
-/// Returns an address without a listener: bound once, then released.
 fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    free_addresses(1).remove(0)
 }
 
 fn daemon(address: &str) -> Command {
@@ -168,7 +126,7 @@ fn a_bad_value_is_reported_with_its_flag_as_typed() {
             arguments.extend((argument == "--checkpoint-dir").then_some(checkpoints));
         }
         command.args(&arguments).args([flag, value]).stderr(Stdio::piped());
-        let (status, _, said) = DaemonProcess::start(&mut command).finish();
+        let (status, _, said) = start(&mut command).finish();
         assert_eq!(status.code(), Some(2), "{flag} {value}: {said}");
         let first = said.lines().next().unwrap_or_default();
         let by_us = first.strip_prefix("pushpull-ps: ");
@@ -224,20 +182,12 @@ fn a_bad_value_for_the_tool_is_reported_with_its_flag() {
     }
 }
 
-/// Returns two outputs that cannot be written: a full device, and a pipe without a reader.
-fn unwritable() -> [Stdio; 2] {
-    let full = File::options().write(true).open("/dev/full").unwrap();
-    let (reader, writer) = std::io::pipe().unwrap();
-    drop(reader);
-    [full.into(), writer.into()]
-}
-
 #[test]
 #[cfg(target_os = "linux")]
 fn a_daemon_serves_to_the_end_though_its_output_cannot_be_written() {
     for (out, error) in unwritable().into_iter().zip(unwritable()) {
         let address = free_address();
-        let mut daemon = DaemonProcess::start(daemon(&address).stdout(out).stderr(error));
+        let mut daemon = start(daemon(&address).stdout(out).stderr(error));
         train(&address);
         daemon.signal(Signal::TERM);
         let (status, ..) = daemon.finish();
@@ -253,7 +203,7 @@ fn the_tool_reports_that_its_output_cannot_be_written() {
     let address = free_address();
     let mut running = daemon(&address);
     running.args(["--state-dir", state.to_str().unwrap(), "--bytes-max", "16777216"]);
-    let mut running = DaemonProcess::start(running.stdout(Stdio::null()));
+    let mut running = start(running.stdout(Stdio::null()));
     train(&address);
     running.signal(Signal::TERM);
     assert!(running.finish().0.success());
@@ -262,12 +212,12 @@ fn the_tool_reports_that_its_output_cannot_be_written() {
         let [full, closed] = unwritable();
         let mut command = Command::new(tool);
         command.args(arguments).stdout(full).stderr(Stdio::piped());
-        let (status, _, said) = DaemonProcess::start(&mut command).finish();
+        let (status, _, said) = start(&mut command).finish();
         assert_eq!(status.code(), Some(1), "{arguments:?}: {said}");
         assert!(said.starts_with("pushpull: cannot write"), "{arguments:?}: {said}");
         // A closed pipe is no error: its reader has read enough.
         command.stdout(closed);
-        let (status, _, said) = DaemonProcess::start(&mut command).finish();
+        let (status, _, said) = start(&mut command).finish();
         assert!(status.success() && said.is_empty(), "{arguments:?}: {status}, {said}");
     }
 }
@@ -276,7 +226,7 @@ fn the_tool_reports_that_its_output_cannot_be_written() {
 fn the_daemon_exits_cleanly_on_each_of_its_signals() {
     for signal in [Signal::HUP, Signal::INT, Signal::TERM] {
         let address = free_address();
-        let mut daemon = DaemonProcess::start(daemon(&address).stdout(Stdio::piped()));
+        let mut daemon = start(daemon(&address).stdout(Stdio::piped()));
         train(&address);
         daemon.signal(signal);
         let (status, output, _) = daemon.finish();
@@ -292,8 +242,8 @@ fn a_hangup_signal_ignored_at_start_stays_ignored() {
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", DAEMON]);
     command.args(["--ps-hosts", &address, "--worker-hosts", "127.0.0.1:1", "--last-step", "5"]);
-    let mut daemon = DaemonProcess::start(command.stdout(Stdio::piped()));
-    let mut lines = BufReader::new(daemon.0.stdout.take().unwrap()).lines();
+    let mut daemon = start(command.stdout(Stdio::piped()));
+    let mut lines = BufReader::new(daemon.child.stdout.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().contains("serves on"));
     daemon.signal(Signal::HUP);
     train(&address);
@@ -308,7 +258,7 @@ fn the_last_line_of_synchronous_training_counts_applied_steps() {
     let address = free_address();
     let mut daemon = daemon(&address);
     daemon.args(["--synchronous", "1/1", "--shards", "2"]);
-    let mut daemon = DaemonProcess::start(daemon.stdout(Stdio::piped()));
+    let mut daemon = start(daemon.stdout(Stdio::piped()));
     train(&address);
     daemon.signal(Signal::TERM);
     let (status, output, _) = daemon.finish();
@@ -330,9 +280,8 @@ fn the_daemon_waits_for_an_address_in_use() {
         (tcp.clone(), Box::new(TcpListener::bind(&tcp).unwrap())),
     ];
     for (address, holder) in holders {
-        let mut daemon =
-            DaemonProcess::start(daemon(&address).stdout(Stdio::piped()).stderr(Stdio::piped()));
-        let mut errors = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
+        let mut daemon = start(daemon(&address).stdout(Stdio::piped()).stderr(Stdio::piped()));
+        let mut errors = BufReader::new(daemon.child.stderr.take().unwrap()).lines();
         let waits = errors.next().unwrap().unwrap();
         assert!(waits.contains("waits") && waits.contains(&address), "{waits}");
         drop(holder);
@@ -348,7 +297,7 @@ fn the_daemon_waits_for_an_address_in_use() {
 fn an_address_that_stays_in_use_is_reported_after_a_while() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let mut daemon = DaemonProcess::start(daemon(&address).stderr(Stdio::piped()));
+    let mut daemon = start(daemon(&address).stderr(Stdio::piped()));
     let (status, _, said) = daemon.finish();
     assert_eq!(status.code(), Some(2), "{said}");
     let last = said.lines().last().unwrap_or_default();
@@ -361,8 +310,8 @@ fn an_address_that_stays_in_use_is_reported_after_a_while() {
 fn a_signal_ends_the_wait_for_an_address() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let mut daemon = DaemonProcess::start(daemon(&address).stderr(Stdio::piped()));
-    let mut errors = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
+    let mut daemon = start(daemon(&address).stderr(Stdio::piped()));
+    let mut errors = BufReader::new(daemon.child.stderr.take().unwrap()).lines();
     errors.next().unwrap().unwrap();
     daemon.signal(Signal::TERM);
     let (status, ..) = daemon.finish();

@@ -2,62 +2,27 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
-use std::io::{BufRead, BufReader, Read};
+#[path = "support/test_process.rs"]
+mod test_process;
+
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use pushpull::blocking::Worker;
 use pushpull::variable::bf16;
 use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig};
+use rustix::process::Signal;
+use test_process::{LONG, TestProcess, free_addresses};
 
-/// Deadline that only ends a hang.
-const LONG: Duration = Duration::from_secs(120);
-
-/// A process that is killed when the test ends.
-struct TestProcess {
-    name: &'static str,
-    child: Child,
-}
-
-impl Drop for TestProcess {
-    fn drop(&mut self) {
-        // The process has already exited unless the test has failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl TestProcess {
-    fn start(name: &'static str, command: &mut Command) -> TestProcess {
-        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        TestProcess { name, child: command.spawn().unwrap() }
-    }
-
-    /// Waits until the process exits, and returns its status and output.
-    fn finish(&mut self) -> (ExitStatus, String) {
-        let start = Instant::now();
-        let status = loop {
-            match self.child.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(start.elapsed() < LONG, "{} does not exit", self.name),
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        };
-        let mut output = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
-        (status, output)
-    }
-}
-
-/// Returns addresses without listeners: bound once, then released.
-fn free_addresses(count: usize) -> Vec<String> {
-    let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
+/// Starts a process whose output the test reads.
+fn start(name: &str, command: &mut Command) -> TestProcess {
+    TestProcess::start(name, command.stdout(Stdio::piped()).stderr(Stdio::inherit()))
 }
 
 fn daemon(arguments: &[&str]) -> TestProcess {
-    TestProcess::start("daemon", Command::new(env!("CARGO_BIN_EXE_pushpull-ps")).args(arguments))
+    start("daemon", Command::new(env!("CARGO_BIN_EXE_pushpull-ps")).args(arguments))
 }
 
 #[test]
@@ -92,10 +57,8 @@ fn the_daemon_serves_until_a_signal() {
         gradients.view_mut::<f32>("w").unwrap().fill(1.0);
         worker.push(token, gradients).unwrap();
     }
-    let pid = rustix_pid(&daemon.child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let (status, output) = daemon.finish();
-    assert!(status.success(), "{status}: {output}");
+    daemon.signal(Signal::TERM);
+    let output = daemon.succeed();
     assert!(output.contains("step 5") && output.contains("5 gradients"), "{output}");
     // The state is kept until the user removes it.
     assert!(state.join("shard-0/control").exists());
@@ -118,12 +81,12 @@ fn a_client_in_another_language_joins_pulls_and_pushes() {
             let mut command = Command::new("python3");
             command.args(["examples/protocol_client.py", address, "--task", task]);
             command.args(["--learning-rate", rate, "--steps", steps, "--cut-every", cut_every]);
-            TestProcess::start(name, &mut command)
+            start(name, &mut command)
         };
         if mode.is_empty() {
-            let (status, output) = client("alone", "0", "0.1", "40", "2").finish();
+            let (status, output, _) = client("alone", "0", "0.1", "40", "2").finish();
             assert!(status.success(), "{output}");
-            let (status, output) = client("another rate", "0", "0.2", "20", "0").finish();
+            let (status, output, _) = client("another rate", "0", "0.2", "20", "0").finish();
             assert_eq!(status.code(), Some(3), "it finds the other rate: {output}");
             assert!(output.contains("step 1: the server has"), "{output}");
         }
@@ -132,16 +95,11 @@ fn a_client_in_another_language_joins_pulls_and_pushes() {
             client("worker 0", "0", "0.1", "120", "0"),
         ];
         for client in &mut clients {
-            let (status, output) = client.finish();
-            assert!(status.success(), "{}: {output}", client.name);
+            let output = client.succeed();
             let last = output.lines().last().unwrap_or_default();
             assert!(last.starts_with("loss 0.0000"), "{}: {output}", client.name);
         }
     }
-}
-
-fn rustix_pid(child: &Child) -> rustix::process::Pid {
-    rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap()
 }
 
 /// The commands of one server in its own folder. Its optimizer has three slots, and one variable
@@ -169,7 +127,7 @@ impl ServerCommands {
             .args(["--checkpoint-dir", &self.path("checkpoints")])
             .args(["--optimizer", "rmsprop", "--centered", "--momentum", "0.9"])
             .args(["--optimizer-for", "b=adagrad --learning-rate 0.5", "--rate-for", "b*=0.25"]);
-        TestProcess::start("daemon", &mut command)
+        start("daemon", &mut command)
     }
 
     fn worker(&self) -> Worker {
@@ -190,10 +148,9 @@ fn the_daemon_reports_failed_saves_while_it_serves_and_when_it_exits() {
             .args(["--ps-hosts", &server.address(), "--worker-hosts", "127.0.0.1:1"])
             .args(["--bytes-max", "67108864", "--checkpoint-dir", &checkpoints])
             .args(["--checkpoint-every-ms", "20"])
-            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut daemon = TestProcess { name: "daemon", child: command.spawn().unwrap() };
+        let mut daemon = TestProcess::start("daemon", &mut command);
         let mut stderr = Some(BufReader::new(daemon.child.stderr.take().unwrap()));
         if closed {
             stderr = None;
@@ -221,10 +178,8 @@ fn the_daemon_reports_failed_saves_while_it_serves_and_when_it_exits() {
             assert!(line.contains(&checkpoints) && line.contains("in a row"), "{line}");
         }
         train(&mut worker, 2..4);
-        rustix::process::kill_process(rustix_pid(&daemon.child), rustix::process::Signal::TERM)
-            .unwrap();
-        let (status, output) = daemon.finish();
-        assert!(status.success(), "{status}: {output}");
+        daemon.signal(Signal::TERM);
+        let output = daemon.succeed();
         let last = output.lines().last().unwrap_or_default();
         assert!(
             last.contains("saves of checkpoints failed") && last.contains(&checkpoints),

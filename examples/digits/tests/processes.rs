@@ -2,64 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
-use std::io::Read;
-use std::net::TcpListener;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+#[path = "../../../tests/support/test_process.rs"]
+mod test_process;
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
-use rustix::process::{Pid, Signal, kill_process};
-
-/// Deadline that only ends a hang.
-const LONG: Duration = Duration::from_secs(120);
-
-/// A process that is killed when the test ends.
-struct TrainerProcess {
-    name: &'static str,
-    child: Child,
-}
-
-impl Drop for TrainerProcess {
-    fn drop(&mut self) {
-        // The process has already exited unless the test has failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl TrainerProcess {
-    fn start(name: &'static str, command: &mut Command) -> TrainerProcess {
-        TrainerProcess { name, child: command.stdin(Stdio::null()).spawn().unwrap() }
-    }
-
-    /// Waits until the process exits, and returns its status and, if that is a pipe, its output.
-    fn finish(&mut self) -> (ExitStatus, String) {
-        let start = Instant::now();
-        let status = loop {
-            match self.child.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(start.elapsed() < LONG, "{} does not exit", self.name),
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        };
-        let mut output = String::new();
-        if let Some(mut pipe) = self.child.stdout.take() {
-            pipe.read_to_string(&mut output).unwrap();
-        }
-        (status, output)
-    }
-}
+use rustix::process::Signal;
+use test_process::{TestProcess, free_addresses, unwritable};
 
 /// Returns a command for the trainer.
 fn digits() -> Command {
     Command::new(env!("CARGO_BIN_EXE_digits"))
-}
-
-/// Returns addresses without listeners: bound once, then released.
-fn free_addresses(count: usize) -> Vec<String> {
-    let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
 }
 
 /// The four commands of the README.
@@ -73,7 +29,7 @@ impl ReadmeCluster {
         ReadmeCluster { hosts: free_addresses(4), more }
     }
 
-    fn task(&self, name: &'static str, job: &str, index: u32) -> TrainerProcess {
+    fn task(&self, name: &'static str, job: &str, index: u32) -> TestProcess {
         let mut command = digits();
         command
             .args(["--ps-hosts", &self.hosts[..2].join(",")])
@@ -83,7 +39,7 @@ impl ReadmeCluster {
         if job == "ps" {
             command.args(["--exit-when-done", "--exit-grace", "1"]);
         }
-        TrainerProcess::start(name, command.stdout(Stdio::piped()))
+        TestProcess::start(name, command.stdout(Stdio::piped()))
     }
 }
 
@@ -102,8 +58,7 @@ fn four_processes_in_any_order_train_and_end_by_themselves() {
         cluster.task("ps 0", "ps", 0),
     ];
     for process in &mut processes {
-        let (status, output) = process.finish();
-        assert!(status.success(), "{} ended with {status}: {output}", process.name);
+        let output = process.succeed();
         if process.name == "worker 0" {
             let result = last_line(&output);
             println!("{result}");
@@ -135,12 +90,10 @@ fn a_killed_worker_does_not_stop_the_others() {
     }
     drop(reader);
     victim.child.kill().unwrap();
-    let (status, output) = chief.finish();
-    assert!(status.success(), "{output}");
+    let output = chief.succeed();
     assert_eq!(last_line(&output)["steps"], 6000);
     for process in &mut ps {
-        let (status, output) = process.finish();
-        assert!(status.success(), "{} ended with {status}: {output}", process.name);
+        process.succeed();
     }
 }
 
@@ -153,18 +106,8 @@ fn workers_wait_for_servers_that_start_later() {
     std::thread::sleep(Duration::from_secs(5));
     let mut servers = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
     for process in workers.iter_mut().chain(&mut servers) {
-        let (status, output) = process.finish();
-        assert!(status.success(), "{} ended with {status}: {output}", process.name);
+        process.succeed();
     }
-}
-
-/// Returns two outputs that cannot be written: a full device, and a pipe without a reader.
-#[cfg(target_os = "linux")]
-fn unwritable() -> [Stdio; 2] {
-    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let (reader, writer) = std::io::pipe().unwrap();
-    drop(reader);
-    [full.into(), writer.into()]
 }
 
 #[test]
@@ -175,12 +118,10 @@ fn a_server_of_the_example_serves_though_its_output_cannot_be_written() {
         let mut command = digits();
         command.args(["--ps-hosts", address, "--worker-hosts", "127.0.0.1:1"]);
         command.args(["--job-name", "ps", "--steps", "5"]);
-        let mut server = TrainerProcess::start("server", command.stdout(out).stderr(error));
+        let mut server = TestProcess::start("server", command.stdout(out).stderr(error));
         train(address);
-        let pid = Pid::from_raw(server.child.id().cast_signed()).unwrap();
-        kill_process(pid, Signal::INT).unwrap();
-        let (status, ..) = server.finish();
-        assert!(status.success(), "{status}");
+        server.signal(Signal::INT);
+        server.succeed();
     }
 }
 
