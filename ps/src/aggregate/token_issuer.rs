@@ -307,6 +307,23 @@ mod tests {
         TokenIssuer::Asynchronous(Box::new(AsynchronousTokens::new(last_step, None, None)))
     }
 
+    /// Returns the issuer of steps of two gradients from two replicas, which have joined.
+    fn synchronous_issuer() -> TokenIssuer {
+        let rule = StepRule {
+            aggregate: 2,
+            total: 2,
+            floor: 1,
+            ordered: false,
+            push_slots: 4,
+            last_step: None,
+            clip: None,
+        };
+        let mut coordinator = StepCoordinator::new(rule, 1, PlantedBugs::default());
+        coordinator.join(A, 0);
+        coordinator.join(B, 1);
+        TokenIssuer::Synchronous(Box::new(coordinator))
+    }
+
     fn asynchronous(owner: &mut TokenIssuer) -> &mut AsynchronousTokens {
         owner.asynchronous_tokens_mut().unwrap()
     }
@@ -383,21 +400,7 @@ mod tests {
 
     #[test]
     fn a_lost_replica_loses_the_tokens_of_pushes_that_are_not_admitted() {
-        let now = Instant::now();
-        let rule = StepRule {
-            aggregate: 2,
-            total: 2,
-            floor: 1,
-            ordered: false,
-            push_slots: 4,
-            last_step: None,
-            clip: None,
-        };
-        let coordinator = StepCoordinator::new(rule, 1, PlantedBugs::default());
-        let mut owner = TokenIssuer::Synchronous(Box::new(coordinator));
-        let coordinator = owner.coordinator_mut().unwrap();
-        coordinator.join(A, 0);
-        coordinator.join(B, 1);
+        let (now, mut owner) = (Instant::now(), synchronous_issuer());
         let [a, b] = [A, B].map(|client| granted(owner.request(client, EPOCH, now)));
         assert_eq!(owner.request(A, EPOCH, now), TokenResponse::Wait, "it has its share");
         owner.check_invariants();
@@ -407,5 +410,19 @@ mod tests {
         assert_eq!(owner.drop_client(B, false, |token| token == b.token), 0);
         assert_eq!(owner.ledger().iter().count(), 0, "the token ends all the same");
         owner.check_invariants();
+    }
+
+    #[test]
+    fn training_stays_finished_in_either_mode_until_a_checkpoint_is_restored() {
+        let now = Instant::now();
+        for mut owner in [issuer(None), synchronous_issuer()] {
+            granted(owner.request(A, EPOCH, now));
+            owner.finish();
+            owner.forget_tokens();
+            assert_eq!(owner.request(B, EPOCH, now), TokenResponse::Ended(EndReason::Finished {}));
+            owner.roll_back(GlobalStep(0));
+            granted(owner.request(B, EPOCH, now));
+            owner.check_invariants();
+        }
     }
 }
