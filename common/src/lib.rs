@@ -9,6 +9,7 @@
 pub mod catalogue;
 pub mod cluster;
 pub mod codec;
+pub mod data_set;
 pub mod device;
 pub mod finite;
 pub mod identity;

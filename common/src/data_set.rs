@@ -1,0 +1,257 @@
+//! [`DataSet`]: what all workers must agree on about the data that a training consumes.
+//!
+//! The step owner grants a [`SampleRange`] with each token, so that every sample of an epoch counts
+//! exactly once. It knows numbers only: which sample an index names, and in which order an epoch
+//! visits the samples, is the workers' business.
+
+use thiserror::Error;
+
+/// The declaration of the data that a training consumes.
+///
+/// The epochs are cut into batches of consecutive indices. The last batch of an epoch is shorter if
+/// the length is not a multiple of the batch size, or left out.
+///
+/// ```
+/// use pushpull_common::data_set::{DataSet, SampleRange};
+/// let train = DataSet::new("train", 1_000, 128)?.shuffle(7).epochs(3);
+/// assert_eq!(train.batches(), 8);
+/// assert_eq!(train.range(2, 7), SampleRange { epoch: 2, start: 896, len: 104 });
+/// # Ok::<(), pushpull_common::data_set::DataSetError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DataSet {
+    name: String,
+    samples: u64,
+    batch: u32,
+    seed: Option<u64>,
+    epochs: Option<u64>,
+    drop_remainder: bool,
+}
+
+/// The samples of one batch: `start..start + len` in the order of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SampleRange {
+    /// The epoch, counted from 0.
+    pub epoch: u64,
+    /// The position of the first sample in the order of the epoch.
+    pub start: u64,
+    /// The number of samples.
+    pub len: u32,
+}
+
+/// The reason why a data set cannot be declared. The caller's configuration is at fault.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DataSetError {
+    /// The name is empty, or longer than [`DataSet::NAME_BYTES_MAX`].
+    #[error(
+        "cannot declare the data set {name:?}: a name has 1 to {} bytes",
+        DataSet::NAME_BYTES_MAX
+    )]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// The batch is empty, or longer than the data.
+    #[error("cannot declare {name:?} with batches of {batch}: it has {samples} samples")]
+    Batch {
+        /// The name of the data set.
+        name: String,
+        /// The number of samples of a batch.
+        batch: u32,
+        /// The number of samples of the data set.
+        samples: u64,
+    },
+    /// An epoch has more batches than [`DataSet::BATCHES_MAX`].
+    #[error(
+        "cannot declare {name:?} with {batches} batches an epoch: the limit is {}",
+        DataSet::BATCHES_MAX
+    )]
+    Batches {
+        /// The name of the data set.
+        name: String,
+        /// The number of batches of an epoch.
+        batches: u64,
+    },
+    /// There are no epochs, or more than [`DataSet::EPOCHS_MAX`].
+    #[error(
+        "cannot declare {name:?} with {epochs} epochs: 1 to {} can be counted",
+        DataSet::EPOCHS_MAX
+    )]
+    Epochs {
+        /// The name of the data set.
+        name: String,
+        /// The number of epochs.
+        epochs: u64,
+    },
+}
+
+impl DataSet {
+    /// The limit of the name in bytes.
+    pub const NAME_BYTES_MAX: usize = 128;
+    /// The limit of the batches of an epoch: a batch is saved as 40 bits.
+    pub const BATCHES_MAX: u64 = 1 << 40;
+    /// The limit of the epochs: an epoch is saved as 23 bits.
+    pub const EPOCHS_MAX: u64 = 1 << 23;
+
+    /// Declares `samples` samples that are consumed in batches of `batch`, in the order of their
+    /// indices, epoch after epoch without an end.
+    pub fn new(name: impl Into<String>, samples: u64, batch: u32) -> Result<DataSet, DataSetError> {
+        let (seed, epochs, drop_remainder) = (None, None, false);
+        let set = DataSet { name: name.into(), samples, batch, seed, epochs, drop_remainder };
+        set.validate()?;
+        Ok(set)
+    }
+
+    /// Visits the samples of each epoch in another random order, a function of `seed` and the
+    /// epoch.
+    pub fn shuffle(self, seed: u64) -> DataSet {
+        DataSet { seed: Some(seed), ..self }
+    }
+
+    /// Ends the data after this many epochs.
+    pub fn epochs(self, epochs: u64) -> DataSet {
+        DataSet { epochs: Some(epochs), ..self }
+    }
+
+    /// Whether a last batch that would be shorter is left out of every epoch. Default: no.
+    pub fn drop_remainder(self, drop: bool) -> DataSet {
+        DataSet { drop_remainder: drop, ..self }
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The number of samples.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// The number of samples of a batch.
+    pub fn batch(&self) -> u32 {
+        self.batch
+    }
+
+    /// The seed of the order of epochs; `None` for the order of the indices.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+
+    /// The number of epochs; `None` if the data have no end.
+    pub fn epoch_limit(&self) -> Option<u64> {
+        self.epochs
+    }
+
+    /// Whether a last batch that would be shorter is left out of every epoch.
+    pub fn drops_remainder(&self) -> bool {
+        self.drop_remainder
+    }
+
+    /// The number of batches of an epoch.
+    pub fn batches(&self) -> u64 {
+        let batch = u64::from(self.batch);
+        match self.drop_remainder {
+            true => self.samples / batch,
+            false => self.samples.div_ceil(batch),
+        }
+    }
+
+    /// Returns the samples of a batch, by its number in its epoch.
+    pub fn range(&self, epoch: u64, batch: u64) -> SampleRange {
+        let start = batch * u64::from(self.batch);
+        let len = u64::from(self.batch).min(self.samples.saturating_sub(start));
+        SampleRange { epoch, start, len: len as u32 }
+    }
+
+    /// Checks every limit. Whoever receives a data set from elsewhere calls it first.
+    pub fn validate(&self) -> Result<(), DataSetError> {
+        let name = self.name.clone();
+        if !(1..=DataSet::NAME_BYTES_MAX).contains(&name.len()) {
+            return Err(DataSetError::Name { name });
+        }
+        if self.batch == 0 || u64::from(self.batch) > self.samples {
+            let (batch, samples) = (self.batch, self.samples);
+            return Err(DataSetError::Batch { name, batch, samples });
+        }
+        if self.batches() > DataSet::BATCHES_MAX {
+            return Err(DataSetError::Batches { name, batches: self.batches() });
+        }
+        match self.epochs {
+            Some(epochs) if !(1..=DataSet::EPOCHS_MAX).contains(&epochs) => {
+                Err(DataSetError::Epochs { name, epochs })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Describes the first difference between two data sets, `self` first; `None` if they are
+    /// equal.
+    pub fn difference(&self, other: &DataSet) -> Option<String> {
+        let text = |value: Option<u64>| value.map_or("none".to_owned(), |value| value.to_string());
+        let fields = [
+            ("name", format!("{:?}", self.name), format!("{:?}", other.name)),
+            ("samples", self.samples.to_string(), other.samples.to_string()),
+            ("batch", self.batch.to_string(), other.batch.to_string()),
+            ("seed", text(self.seed), text(other.seed)),
+            ("epochs", text(self.epochs), text(other.epochs)),
+            ("drop_remainder", self.drop_remainder.to_string(), other.drop_remainder.to_string()),
+        ];
+        let mut differing = fields.into_iter().filter(|(_, ours, theirs)| ours != theirs);
+        differing.next().map(|(field, ours, theirs)| format!("{field} is {ours}, not {theirs}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_batches_of_an_epoch_cover_its_samples_once() {
+        for (samples, batch, drop) in [(10, 3, false), (10, 3, true), (9, 3, false), (1, 1, true)] {
+            let set = DataSet::new("d", samples, batch).unwrap().drop_remainder(drop);
+            let ranges = (0..set.batches()).map(|index| set.range(4, index));
+            let covered: Vec<u64> =
+                ranges.flat_map(|range| range.start..range.start + u64::from(range.len)).collect();
+            let end = if drop { samples - samples % u64::from(batch) } else { samples };
+            assert_eq!(covered, (0..end).collect::<Vec<u64>>(), "{set:?}");
+        }
+    }
+
+    #[test]
+    fn a_data_set_that_cannot_be_counted_is_refused_by_name() {
+        let text = |set: Result<DataSet, DataSetError>| set.unwrap_err().to_string();
+        assert_eq!(
+            text(DataSet::new("", 1, 1)),
+            "cannot declare the data set \"\": a name has 1 to 128 bytes"
+        );
+        assert_eq!(
+            text(DataSet::new("train", 100, 101)),
+            "cannot declare \"train\" with batches of 101: it has 100 samples"
+        );
+        assert!(text(DataSet::new("train", 100, 0)).contains("batches of 0"));
+        let many = DataSet::new("train", (1 << 40) + 1, 1);
+        assert!(text(many).contains("1099511627777 batches an epoch: the limit is 1099511627776"));
+        let set = DataSet::new("train", 100, 10).unwrap();
+        assert!(set.clone().epochs(0).validate().is_err());
+        assert!(set.clone().epochs((1 << 23) + 1).validate().is_err());
+        assert!(set.epochs(1 << 23).validate().is_ok());
+    }
+
+    #[test]
+    fn the_first_difference_is_named() {
+        let set = DataSet::new("train", 100, 10).unwrap();
+        assert_eq!(set.difference(&set.clone()), None);
+        let table = [
+            (DataSet::new("test", 100, 10).unwrap(), "name is \"train\", not \"test\""),
+            (DataSet::new("train", 99, 10).unwrap(), "samples is 100, not 99"),
+            (set.clone().shuffle(1), "seed is none, not 1"),
+            (set.clone().epochs(2), "epochs is none, not 2"),
+            (set.clone().drop_remainder(true), "drop_remainder is false, not true"),
+        ];
+        for (other, expected) in table {
+            assert_eq!(set.difference(&other).as_deref(), Some(expected));
+        }
+    }
+}
