@@ -320,6 +320,10 @@ class Worker:
 
     def take_grant(self, fields):
         self.token, self.generation, self.step, push_slot = fields.take("QIQI")
+        # This client declares no data set, so its grants name no samples.
+        for _ in ("samples", "ahead"):
+            if fields.bool():
+                fields.take("QQI")
         self.newest, self.push_slot = self.token, push_slot or self.push_slot
 
     def pull(self):

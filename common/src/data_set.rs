@@ -6,6 +6,9 @@
 
 use thiserror::Error;
 
+pub use crate::protocol::SampleRange;
+use crate::protocol::limits::DATA_NAME_BYTES_MAX;
+
 /// The declaration of the data that a training consumes.
 ///
 /// The epochs are cut into batches of consecutive indices. The last batch of an epoch is shorter if
@@ -15,7 +18,7 @@ use thiserror::Error;
 /// use pushpull_common::data_set::{DataSet, SampleRange};
 /// let train = DataSet::new("train", 1_000, 128)?.shuffle(7).epochs(3);
 /// assert_eq!(train.batches(), 8);
-/// assert_eq!(train.range(2, 7), SampleRange { epoch: 2, start: 896, len: 104 });
+/// assert_eq!(train.range(2 * 8 + 7), SampleRange { epoch: 2, start: 896, len: 104 });
 /// # Ok::<(), pushpull_common::data_set::DataSetError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,17 +29,6 @@ pub struct DataSet {
     seed: Option<u64>,
     epochs: Option<u64>,
     drop_remainder: bool,
-}
-
-/// The samples of one batch: `start..start + len` in the order of an epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SampleRange {
-    /// The epoch, counted from 0.
-    pub epoch: u64,
-    /// The position of the first sample in the order of the epoch.
-    pub start: u64,
-    /// The number of samples.
-    pub len: u32,
 }
 
 /// The reason why a data set cannot be declared. The caller's configuration is at fault.
@@ -62,37 +54,26 @@ pub enum DataSetError {
         /// The number of samples of the data set.
         samples: u64,
     },
-    /// An epoch has more batches than [`DataSet::BATCHES_MAX`].
+    /// There are no epochs, or they have more than [`DataSet::BATCHES_MAX`] batches.
     #[error(
-        "cannot declare {name:?} with {batches} batches an epoch: the limit is {}",
+        "cannot declare {name:?} with {epochs} epochs of {batches} batches: 1 to {} are countable",
         DataSet::BATCHES_MAX
-    )]
-    Batches {
-        /// The name of the data set.
-        name: String,
-        /// The number of batches of an epoch.
-        batches: u64,
-    },
-    /// There are no epochs, or more than [`DataSet::EPOCHS_MAX`].
-    #[error(
-        "cannot declare {name:?} with {epochs} epochs: 1 to {} can be counted",
-        DataSet::EPOCHS_MAX
     )]
     Epochs {
         /// The name of the data set.
         name: String,
         /// The number of epochs.
         epochs: u64,
+        /// The number of batches of an epoch.
+        batches: u64,
     },
 }
 
 impl DataSet {
     /// The limit of the name in bytes.
-    pub const NAME_BYTES_MAX: usize = 128;
-    /// The limit of the batches of an epoch: a batch is saved as 40 bits.
-    pub const BATCHES_MAX: u64 = 1 << 40;
-    /// The limit of the epochs: an epoch is saved as 23 bits.
-    pub const EPOCHS_MAX: u64 = 1 << 23;
+    pub const NAME_BYTES_MAX: usize = DATA_NAME_BYTES_MAX;
+    /// The limit of the batches of all epochs together. No training is long enough to reach it.
+    pub const BATCHES_MAX: u64 = 1 << 56;
 
     /// Declares `samples` samples that are consumed in batches of `batch`, in the order of their
     /// indices, epoch after epoch without an end.
@@ -158,10 +139,17 @@ impl DataSet {
         }
     }
 
-    /// Returns the samples of a batch, by its number in its epoch.
-    pub fn range(&self, epoch: u64, batch: u64) -> SampleRange {
-        let start = batch * u64::from(self.batch);
-        let len = u64::from(self.batch).min(self.samples.saturating_sub(start));
+    /// The number of batches of all epochs together; [`DataSet::BATCHES_MAX`] if the data have no
+    /// end.
+    pub fn all_batches(&self) -> u64 {
+        self.epochs.map_or(DataSet::BATCHES_MAX, |epochs| epochs * self.batches())
+    }
+
+    /// Returns the samples of a batch, by its number among the batches of all epochs.
+    pub fn range(&self, number: u64) -> SampleRange {
+        let (epoch, index) = (number / self.batches(), number % self.batches());
+        let start = index * u64::from(self.batch);
+        let len = u64::from(self.batch).min(self.samples - start);
         SampleRange { epoch, start, len: len as u32 }
     }
 
@@ -175,14 +163,11 @@ impl DataSet {
             let (batch, samples) = (self.batch, self.samples);
             return Err(DataSetError::Batch { name, batch, samples });
         }
-        if self.batches() > DataSet::BATCHES_MAX {
-            return Err(DataSetError::Batches { name, batches: self.batches() });
-        }
-        match self.epochs {
-            Some(epochs) if !(1..=DataSet::EPOCHS_MAX).contains(&epochs) => {
-                Err(DataSetError::Epochs { name, epochs })
-            }
-            _ => Ok(()),
+        let (epochs, batches) = (self.epochs.unwrap_or(1), self.batches());
+        let all = epochs.checked_mul(batches);
+        match all.is_some_and(|all| (1..=DataSet::BATCHES_MAX).contains(&all)) {
+            true => Ok(()),
+            false => Err(DataSetError::Epochs { name, epochs, batches }),
         }
     }
 
@@ -211,7 +196,7 @@ mod tests {
     fn the_batches_of_an_epoch_cover_its_samples_once() {
         for (samples, batch, drop) in [(10, 3, false), (10, 3, true), (9, 3, false), (1, 1, true)] {
             let set = DataSet::new("d", samples, batch).unwrap().drop_remainder(drop);
-            let ranges = (0..set.batches()).map(|index| set.range(4, index));
+            let ranges = (0..set.batches()).map(|index| set.range(4 * set.batches() + index));
             let covered: Vec<u64> =
                 ranges.flat_map(|range| range.start..range.start + u64::from(range.len)).collect();
             let end = if drop { samples - samples % u64::from(batch) } else { samples };
@@ -231,12 +216,15 @@ mod tests {
             "cannot declare \"train\" with batches of 101: it has 100 samples"
         );
         assert!(text(DataSet::new("train", 100, 0)).contains("batches of 0"));
-        let many = DataSet::new("train", (1 << 40) + 1, 1);
-        assert!(text(many).contains("1099511627777 batches an epoch: the limit is 1099511627776"));
         let set = DataSet::new("train", 100, 10).unwrap();
-        assert!(set.clone().epochs(0).validate().is_err());
-        assert!(set.clone().epochs((1 << 23) + 1).validate().is_err());
-        assert!(set.epochs(1 << 23).validate().is_ok());
+        assert_eq!(
+            text(set.clone().epochs(0).validate().map(|()| set.clone())),
+            "cannot declare \"train\" with 0 epochs of 10 batches: 1 to 72057594037927936 are countable"
+        );
+        assert!(set.clone().epochs((1 << 56) / 10 + 1).validate().is_err());
+        assert!(set.clone().epochs(u64::MAX).validate().is_err());
+        assert!(set.epochs((1 << 56) / 10).validate().is_ok());
+        assert!(DataSet::new("train", u64::MAX, 1).is_err());
     }
 
     #[test]

@@ -51,7 +51,7 @@ fn every_difference_of_the_page_is_found() {
         ("| 60 | 4 | `body_crc` |", "| 60 | 8 | `body_crc` |", "header"),
         ("|  sequence   ", "|  sequences  ", "drawing of the header"),
         ("|  deadline_ms              |", "|  deadline_ms       |", "drawing of the header"),
-        ("step `u64`, push_slot `u32` |", "step `u64`, push_slot `u64` |", "structs"),
+        ("push_slot `u32`, samples", "push_slot `u64`, samples", "structs"),
         ("2 chief; 3 reader", "3 chief; 2 reader", "sums"),
         ("; 5 held", "", "sums"),
         ("too_old (oldest `u64`)", "too_old (newest `u64`)", "sums"),

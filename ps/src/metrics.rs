@@ -178,6 +178,13 @@ counters! {
     members_lost,
     /// Tokens taken back from members that were lost, left, or held them too long.
     tokens_taken_back,
+    /// Batches of the declared data set that were granted or reserved at least once, on the step
+    /// owner. A gauge.
+    batches_begun,
+    /// Batches among them that are not spent yet, on the step owner. A gauge.
+    batches_unspent,
+    /// Batches that workers spent without a gradient.
+    batches_skipped,
     /// Clients retired by the step owner: one shard had applied their push, and the step owner
     /// never received its part.
     clients_retired,

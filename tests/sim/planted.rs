@@ -30,6 +30,8 @@ const SHOWN: &[Bug] = &[
     Bug::SlotReusedEarly,
     Bug::TakeBackUnasked,
     Bug::OwnerNotAsked,
+    Bug::KeepStaleBatch,
+    Bug::GrantReturnedBatchTwice,
 ];
 
 /// The number of seeds within which a bug must be found.

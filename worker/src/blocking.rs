@@ -20,7 +20,7 @@ use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::initial_values::InitialValues;
-use crate::outcome::{Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
+use crate::outcome::{DataBegun, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
 use crate::runtime::SessionRunner;
 use crate::token::Token;
 
@@ -68,6 +68,11 @@ impl Worker {
     /// See [`crate::Worker::restored`].
     pub fn restored(&self) -> Option<&RestoredCheckpoint> {
         self.inner.restored()
+    }
+
+    /// See [`crate::Worker::data_begun`].
+    pub fn data_begun(&self) -> Option<DataBegun> {
+        self.inner.data_begun()
     }
 
     /// See [`crate::Worker::token`].

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::data_set::DataSet;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, ShardId, TaskId, VariableId};
 use pushpull_common::protocol::message::Role;
@@ -23,6 +24,7 @@ use crate::gradients::params::Params;
 use crate::gradients::row_ids;
 use crate::gradients::row_requests::RowPulls;
 use crate::gradients::sharding_plan::ShardingPlan;
+use crate::outcome::DataBegun;
 use crate::runtime::{Call, Caller, MappedPullOutcome, SessionThread};
 use crate::session::{ReadPoint, Reply, ServerSettings, SessionCommand, SessionConfig};
 
@@ -137,6 +139,23 @@ impl SessionClient {
                 Err(error) if is_outdated(&error) && !deadline.has_passed() => {}
                 adopted => return adopted,
             }
+        }
+    }
+
+    /// Declares the data set on the step owner, or ensures that it has the same one.
+    pub(crate) async fn declare_data(&self, set: &DataSet) -> Result<DataBegun, Error> {
+        let (doing, shard, timeout) = ("declare the data set", self.owner, self.config.timeout);
+        let declare = message::DeclareData::from(set);
+        match self.request(doing, shard, declare, Bytes::new(), timeout).await {
+            Ok((Message::DataDeclared(declared), _)) => {
+                let message::DataDeclared { begun, unspent } = declared;
+                Ok(DataBegun { batches: begun, unspent })
+            }
+            Ok(_) => Err(Error::Ended { doing }),
+            Err(Error::Refused { shard, refusal: Refusal::DataSet { differs }, .. }) => {
+                Err(Error::DataDiffers { shard, differs: differs.to_string() })
+            }
+            Err(error) => Err(error),
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::codec::Codec;
+use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::TaskId;
 use pushpull_common::names::NamePattern;
 use pushpull_common::placement::PlacementStrategy;
@@ -67,6 +68,7 @@ pub struct WorkerConfig {
     pub(crate) progress: Option<ProgressCallback>,
     pub(crate) progress_interval: Duration,
     pub(crate) busy_poll: Duration,
+    pub(crate) data: Option<DataSet>,
 }
 
 impl fmt::Debug for WorkerConfig {
@@ -97,7 +99,18 @@ impl WorkerConfig {
             progress: None,
             progress_interval: Duration::from_secs(10),
             busy_poll: CALLER_SPIN.longest,
+            data: None,
         }
+    }
+
+    /// Declares the data set that the training consumes. Default: none.
+    ///
+    /// The step owner then grants a batch of it with each token ([`crate::Token::samples`]), so
+    /// that every sample of an epoch counts exactly once. [`crate::Worker::token`] returns `None`
+    /// after the last epoch. All workers must declare the same data set; [`crate::Worker::join`]
+    /// fails with [`crate::Error::DataDiffers`] otherwise.
+    pub fn data(self, set: DataSet) -> Self {
+        WorkerConfig { data: Some(set), ..self }
     }
 
     /// How partitions are placed on shards. All workers must agree. Default: round robin in

@@ -19,7 +19,8 @@ pub use view_error::ViewError;
 /// found at the same place whichever call meets it.
 ///
 /// - [`Error::Config`] and [`Error::View`] are faults of the program.
-/// - [`Error::Refused`], [`Error::Identity`] and [`Error::Differs`] name the server that disagrees.
+/// - [`Error::Refused`], [`Error::Identity`], [`Error::Differs`] and [`Error::DataDiffers`] name the
+///   server that disagrees.
 /// - [`Error::Timeout`] names the shards that have not answered.
 /// - After [`Error::RolledBack`] and [`Error::StateLost`] the program connects and joins again.
 /// - [`Error::Fenced`] ends this process.
@@ -35,6 +36,15 @@ pub enum Error {
         /// The shard that holds other variables.
         shard: ShardId,
         /// The first difference, this worker's side first.
+        differs: String,
+    },
+    /// The servers have another data set than this worker: one that another worker has declared, or
+    /// that of a checkpoint.
+    #[error("cannot join: the data differ from those on {shard}: {differs}")]
+    DataDiffers {
+        /// The step owner.
+        shard: ShardId,
+        /// The first difference.
         differs: String,
     },
     /// A server does not support the codec of a variable. Choose another, or update the server.

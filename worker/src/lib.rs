@@ -62,8 +62,8 @@ pub use gradients::params::{Gradients, Params};
 pub use initial_values::InitialValues;
 pub use loss_scale::LossScale;
 pub use outcome::{
-    PassedOver, PullHandle, Pulled, Push, PushHandle, RestoredCheckpoint, SavedCheckpoint,
-    StepOutcome, VariableHandle,
+    DataBegun, PassedOver, PullHandle, Pulled, Push, PushHandle, RestoredCheckpoint,
+    SavedCheckpoint, StepOutcome, VariableHandle,
 };
 pub use reader::Reader;
 pub use streaming_push::StreamingPush;

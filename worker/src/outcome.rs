@@ -196,6 +196,16 @@ impl From<CheckpointId> for SavedCheckpoint {
     }
 }
 
+/// How much of the declared data set had been granted when a worker joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DataBegun {
+    /// The number of batches, of all epochs, that were granted or reserved at least once.
+    pub batches: u64,
+    /// The number of those that were not spent yet.
+    pub unspent: u64,
+}
+
 /// The checkpoint from which the variables were restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pushpull_common::data_set::SampleRange;
 use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::Grant;
 use tokio::sync::Notify;
@@ -32,6 +33,32 @@ impl Token {
     /// Returns the global step at which the token was granted.
     pub fn step(&self) -> u64 {
         self.grant.map_or(0, |grant| grant.step.0)
+    }
+
+    /// Returns the samples from which the gradient is to be computed: a batch of the declared data
+    /// set, which no other token has. `None` without [`crate::WorkerConfig::data`].
+    ///
+    /// The batch is spent in the commit of the gradient. If the token is dropped or its gradient is
+    /// stale, another token gets the batch.
+    pub fn samples(&self) -> Option<SampleRange> {
+        self.grant.and_then(|grant| grant.samples)
+    }
+
+    /// Returns the samples that this worker will probably be granted next, to be read ahead. `None`
+    /// at the end of the data.
+    pub fn samples_ahead(&self) -> Option<SampleRange> {
+        self.grant.and_then(|grant| grant.ahead)
+    }
+
+    /// Ends the token, and spends its batch without a gradient: nobody gets it again. For samples
+    /// that cannot be used. Without a data set, the same as dropping the token.
+    pub fn skip(mut self) {
+        if let Some(grant) = self.grant.take() {
+            self.returns.add(match grant.samples {
+                Some(_) => DroppedItem::SkippedToken(grant),
+                None => DroppedItem::Token(grant),
+            });
+        }
     }
 
     /// Records that all values were pulled under the token.
@@ -85,6 +112,8 @@ pub(crate) struct ReturnQueue {
 pub(crate) enum DroppedItem {
     /// A token, to be returned.
     Token(Grant),
+    /// A token whose batch is to be spent without a gradient.
+    SkippedToken(Grant),
     /// The future of an operation.
     Operation(OpId),
     /// A push that was begun.
@@ -118,7 +147,14 @@ mod tests {
     use super::*;
 
     fn token(returns: &Arc<ReturnQueue>) -> Token {
-        let grant = Grant { token: TokenId(4), generation: 1, step: GlobalStep(30), push_slot: 0 };
+        let grant = Grant {
+            token: TokenId(4),
+            generation: 1,
+            step: GlobalStep(30),
+            push_slot: 0,
+            samples: None,
+            ahead: None,
+        };
         Token::new(grant, returns.clone())
     }
 

@@ -28,7 +28,7 @@ use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::joined_model::JoinedModel;
 use crate::joining::ChiefJoin;
-use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
+use crate::outcome::{DataBegun, RestoredCheckpoint, SavedCheckpoint};
 use crate::runtime::{Caller, SessionRunner};
 use crate::session::{Reply, SessionCommand};
 use crate::token::Token;
@@ -52,6 +52,7 @@ pub struct Worker {
     model: Option<Arc<JoinedModel>>,
     placement: Option<Placement>,
     restored: Option<RestoredCheckpoint>,
+    data_begun: Option<DataBegun>,
     /// Memory of earlier pushes, for reuse.
     pool: Vec<GradientMemory>,
     /// The variables of the last push, and the scatter for them.
@@ -79,8 +80,15 @@ impl Worker {
         }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = SessionClient::connect(config, role).await?;
-        let (model, placement, restored, pool, scatter) = (None, None, None, Vec::new(), None);
-        Ok(Worker { client, model, placement, restored, pool, scatter })
+        Ok(Worker {
+            client,
+            model: None,
+            placement: None,
+            restored: None,
+            data_begun: None,
+            pool: Vec::new(),
+            scatter: None,
+        })
     }
 
     /// The runner of its session.
@@ -137,6 +145,9 @@ impl Worker {
             true => ChiefJoin::new(self, &plan, &shards, fill).join().await?,
             false => self.client.await_values(&plan, &shards).await.map(|()| None)?,
         };
+        if let Some(set) = self.client.config.data.clone() {
+            self.data_begun = Some(self.client.declare_data(&set).await?);
+        }
         let mut params = Params::new(plan.clone());
         self.client.pull(&mut params).await?;
         self.model = Some(Arc::new(JoinedModel::new(plan, &self.client, compression)));
@@ -164,8 +175,14 @@ impl Worker {
         self.restored.as_ref()
     }
 
+    /// How much of the declared data set had been granted when this worker joined. `None` without
+    /// [`WorkerConfig::data`], and before [`Worker::join`].
+    pub fn data_begun(&self) -> Option<DataBegun> {
+        self.data_begun
+    }
+
     /// Takes a token, the right to push one gradient to one step. Returns `None` once the last step
-    /// is reached or the chief has called [`Worker::finish`].
+    /// is reached, every batch of the data set is spent, or the chief has called [`Worker::finish`].
     ///
     /// A token that came with the answer to the last push is returned at once, without a request.
     /// Otherwise this waits:

@@ -52,6 +52,8 @@ pub const USER_BLOB_BYTES_MAX: u64 = 1 << 20;
 pub const PASSED_OVER_MAX: usize = 16;
 /// The longest name of a variable.
 pub const NAME_BYTES_MAX: usize = 256;
+/// The longest name of a data set.
+pub const DATA_NAME_BYTES_MAX: usize = 128;
 /// The longest name of an identity field.
 pub const IDENTITY_NAME_BYTES_MAX: usize = 32;
 /// The longest value of an identity field; a longer one is replaced by its hash.

@@ -113,6 +113,9 @@ messages! {
     24 => Returned, body 0;
     25 => PassedOverQuery, body 0;
     26 => PassedOverAre, body 0;
+    27 => DeclareData, body 0;
+    28 => DataDeclared, body 0;
+    29 => SkipBatch, body 0;
     30 => Reserve, body 0;
     31 => Reserved, body 0;
     32 => PushPart, body limits::PART_BYTES_MAX;

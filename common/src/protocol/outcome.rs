@@ -61,6 +61,18 @@ wire_enum! {
 }
 
 wire_struct! {
+    /// The samples of one batch: `start..start + len` in the order of an epoch.
+    #[derive(Copy, Eq, PartialOrd, Ord, Hash)]
+    SampleRange {
+        /// The epoch, counted from 0.
+        epoch: u64,
+        /// The position of the first sample in the order of the epoch.
+        start: u64,
+        /// The number of samples.
+        len: u32,
+    }
+}
+wire_struct! {
     /// The right to contribute one gradient to one step.
     #[derive(Copy, Eq)]
     Grant {
@@ -73,5 +85,10 @@ wire_struct! {
         step: GlobalStep,
         /// The push slot reserved on this shard for the push that spends it; 0 for none.
         push_slot: u32,
+        /// The samples from which the gradient is to be computed, if a data set is declared.
+        samples: Option<SampleRange>,
+        /// The samples that the client will probably be granted next, so that it can read them
+        /// ahead.
+        ahead: Option<SampleRange>,
     }
 }

@@ -273,6 +273,11 @@ wire_enum! {
             /// The value that it would get.
             value: f64,
         },
+        /// The client reads other data than the training has declared, or has declared none.
+        34 => DataSet {
+            /// The first difference, in words.
+            differs: Detail,
+        },
     }
 }
 
@@ -300,6 +305,7 @@ impl std::fmt::Display for Refusal {
             Refusal::WrongShard { wanted, task, shards } => {
                 write!(f, "cannot serve {wanted}: this is ps task {task} with {shards} shards")
             }
+            Refusal::DataSet { differs } => write!(f, "the data differ: {differs}"),
             Refusal::NotInitialized {} => f.write_str("the variables are not initialized yet"),
             Refusal::Fenced { epoch, current } => {
                 write!(f, "client epoch {epoch} is fenced by epoch {current}")

@@ -3,6 +3,7 @@
 mod variants;
 
 use pushpull_common::codec::Encodings;
+use pushpull_common::data_set::SampleRange;
 use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
     TokenId,
@@ -203,17 +204,37 @@ fn checkpoint() -> CheckpointId {
 fn tokens(add: &mut impl FnMut(&str, Message)) {
     add("TokenRequest", TokenRequest { newest: TokenId(10) }.into());
     add("Granted", Granted { grant: grant() }.into());
+    let samples = Some(SampleRange { epoch: 1, start: 256, len: 128 });
+    let ahead = Some(SampleRange { epoch: 2, start: 0, len: 64 });
+    add("Granted samples", Granted { grant: Grant { samples, ahead, ..grant() } }.into());
     for (name, reason) in EndReason::named() {
         add(&format!("Ended {name}"), Ended { reason }.into());
     }
     add("ReturnToken", ReturnToken { token: TokenId(11), generation: 12 }.into());
     add("Returned", Returned {}.into());
+    add("SkipBatch", SkipBatch { token: TokenId(11), generation: 12 }.into());
+    let (seed, epochs) = (Some(7), Some(3));
+    add("DeclareData", DeclareData { seed, epochs, ..declare_data() }.into());
+    add("DeclareData endless", declare_data().into());
+    add("DataDeclared", DataDeclared { begun: 21, unspent: 22 }.into());
     add("Reserve", Reserve {}.into());
     add("Reserved", Reserved { push_slot: 14 }.into());
 }
 
+fn declare_data() -> DeclareData {
+    let (seed, epochs, drop_remainder) = (None, None, true);
+    DeclareData { name: text("train"), samples: 60_000, batch: 128, seed, epochs, drop_remainder }
+}
+
 fn grant() -> Grant {
-    Grant { token: TokenId(11), generation: 12, step: GlobalStep(13), push_slot: 14 }
+    Grant {
+        token: TokenId(11),
+        generation: 12,
+        step: GlobalStep(13),
+        push_slot: 14,
+        samples: None,
+        ahead: None,
+    }
 }
 
 fn pushes(add: &mut impl FnMut(&str, Message)) {

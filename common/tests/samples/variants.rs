@@ -56,7 +56,8 @@ variants! {
         "all" => Selection::All {},
         "partitions" => Selection::Partitions { partitions: partitions() },
         "dense" => Selection::Dense {};
-    EndReason: "last_step" => EndReason::LastStep {}, "finished" => EndReason::Finished {};
+    EndReason: "last_step" => EndReason::LastStep {}, "finished" => EndReason::Finished {},
+        "data_end" => EndReason::DataEnd {};
     Outcome:
         "applied" => Outcome::Applied { version: 7, step: GlobalStep(8), staleness: 2 },
         "accepted" => Outcome::Accepted { step: GlobalStep(8) },
@@ -128,7 +129,8 @@ variants! {
         },
         "overflow" => Refusal::Overflow {
             variable: VariableId(18), element: 19, value: f64::NEG_INFINITY,
-        };
+        },
+        "data_set" => Refusal::DataSet { differs: detail("batch is 1, not 2") };
 }
 
 /// Returns the samples of [`Refusal`], each with its name.

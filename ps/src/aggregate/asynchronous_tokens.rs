@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::EndReason;
+use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 use super::bounded_staleness::{BoundedStaleness, ReplicaProgress};
+use super::data_position::BatchTaker;
 use super::recall::Recalls;
 use super::token_issuer::TokenResponse;
 use super::token_ledger::{HeldOn, OutstandingToken, StepState, TokenLedger};
@@ -28,6 +30,7 @@ pub(crate) struct AsynchronousTokens {
     bounded_staleness: Option<BoundedStaleness>,
     /// The staleness above which a gradient is dropped.
     reject_older: Option<u64>,
+    planted: PlantedBugs,
 }
 
 impl AsynchronousTokens {
@@ -37,6 +40,7 @@ impl AsynchronousTokens {
         last_step: Option<u64>,
         wait_ahead: Option<u64>,
         reject_older: Option<u64>,
+        planted: PlantedBugs,
     ) -> AsynchronousTokens {
         AsynchronousTokens {
             ledger: TokenLedger::new(),
@@ -44,6 +48,7 @@ impl AsynchronousTokens {
             recalls: Recalls::default(),
             bounded_staleness: wait_ahead.map(BoundedStaleness::new),
             reject_older,
+            planted,
         }
     }
 
@@ -81,13 +86,18 @@ impl AsynchronousTokens {
         if step >= last {
             return TokenResponse::Ended(EndReason::LastStep {});
         }
+        if self.ledger.data_has_ended() {
+            return TokenResponse::Ended(EndReason::DataEnd {});
+        }
         if self.bounded_staleness.as_mut().is_some_and(|bounded| bounded.enter(holder)) {
             self.ledger.changed.insert(holder);
         }
         if self.all_are_promised() || self.is_ahead(holder) {
             return TokenResponse::Wait;
         }
-        TokenResponse::Granted(self.ledger.grant(holder, epoch, now, HeldOn::new()))
+        let taker = BatchTaker::Client(holder);
+        let issued = self.ledger.grant(holder, epoch, taker, now, HeldOn::new());
+        issued.map_or(TokenResponse::Wait, TokenResponse::Granted)
     }
 
     /// Returns whether every remaining step is promised to an outstanding token.
@@ -119,26 +129,42 @@ impl AsynchronousTokens {
     /// Spends an outstanding token, and advances the step. Returns the staleness.
     pub(crate) fn spend(&mut self, token: TokenId, read: GlobalStep) -> u64 {
         let staleness = self.staleness(token, read);
-        self.spend_without_step(token);
+        let spent = self.ledger.spend(token.0);
+        self.ended(spent, true);
         self.ledger.steps.step += 1;
         staleness
     }
 
     /// Takes back a token whose gradient was computed but is not applied. The step does not
-    /// advance.
-    pub(crate) fn spend_without_step(&mut self, token: TokenId) {
-        if let (Some(out), Some(bounded_staleness)) =
-            (self.take_back(token.0), &mut self.bounded_staleness)
-        {
-            bounded_staleness.made_one(out.holder);
-        }
+    /// advance, and the token's batch will be granted again.
+    pub(crate) fn take_back_stale(&mut self, token: TokenId) {
+        let stale = match self.planted.has(Bug::KeepStaleBatch) {
+            true => self.ledger.spend(token.0),
+            false => self.ledger.take_back(token.0),
+        };
+        self.ended(stale, true);
     }
 
     /// Takes back an outstanding token.
     pub(crate) fn take_back(&mut self, token: u64) -> Option<OutstandingToken> {
-        let out = self.ledger.remove(token)?;
-        self.recalls.end(token);
-        Some(out)
+        let out = self.ledger.take_back(token);
+        self.ended(out.clone(), false);
+        out
+    }
+
+    /// Spends the batch of an outstanding token without a gradient, and ends the token.
+    pub(crate) fn skip(&mut self, token: TokenId) {
+        let skipped = self.ledger.spend(token.0);
+        self.ended(skipped, false);
+    }
+
+    /// Ends the recall of a token, and counts its gradient if its holder has `made` one.
+    fn ended(&mut self, out: Option<OutstandingToken>, made: bool) {
+        let Some(out) = out else { return };
+        self.recalls.end(out.issued.token.0);
+        if let Some(bounded_staleness) = self.bounded_staleness.as_mut().filter(|_| made) {
+            bounded_staleness.made_one(out.holder);
+        }
     }
 
     /// Stops counting the progress of a client that has left or is lost.
@@ -203,7 +229,10 @@ impl AsynchronousTokens {
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
         let StepState { step, finished, .. } = self.ledger.steps;
         let ended = finished || self.last_step.is_some_and(|last| step >= last);
-        !ended && (self.all_are_promised() || self.is_ahead(client))
+        let has_batch = self.ledger.has_batch_for(BatchTaker::Client(client));
+        !ended
+            && !self.ledger.data_has_ended()
+            && (self.all_are_promised() || self.is_ahead(client) || !has_batch)
     }
 }
 
@@ -236,7 +265,7 @@ mod tests {
                 );
             }
             (4..7, Some(issued)) => _ = asynchronous(owner).spend(issued.token, issued.step),
-            (7, Some(issued)) => asynchronous(owner).spend_without_step(issued.token),
+            (7, Some(issued)) => asynchronous(owner).take_back_stale(issued.token),
             (8, Some(issued)) => assert!(owner.give_back(client, issued.token, issued.generation)),
             (9, _) => _ = owner.drop_client(client, false, |_| false),
             _ => {}
@@ -267,7 +296,7 @@ mod tests {
             events in proptest::collection::vec((0_u8..10, 0_u32..4), 0..200),
         ) {
             let now = Instant::now();
-            let tokens = AsynchronousTokens::new(None, Some(bound), None);
+            let tokens = AsynchronousTokens::new(None, Some(bound), None, PlantedBugs::default());
             let mut owner = TokenIssuer::Asynchronous(Box::new(tokens));
             for (operation, client) in events {
                 play(&mut owner, bound, operation, client, now);

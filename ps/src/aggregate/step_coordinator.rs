@@ -21,6 +21,9 @@ use pushpull_store::testing::planted::{Bug, PlantedBugs};
 use smallvec::{SmallVec, smallvec};
 
 use super::clipping::{self, BitwiseF64};
+#[cfg(test)]
+use super::data_position::DataPosition;
+use super::data_position::{BatchTaker, DataBatch};
 use super::step_replicas::StepReplicas;
 use super::step_rule::StepRule;
 use super::token_issuer::TokenResponse;
@@ -41,6 +44,8 @@ pub(crate) struct AdmittedPush {
     pub(crate) holder: ClientKey,
     /// The clipping factor: the gradient is multiplied by it.
     pub(crate) factor: BitwiseF64,
+    /// The batch of the declared data set, spent when the step is committed.
+    pub(crate) batch: Option<DataBatch>,
 }
 
 /// The outcome of a token.
@@ -185,6 +190,15 @@ impl StepCoordinator {
     pub(crate) fn restart(&mut self) {
         self.set_shards(self.shards);
         self.verdicts.clear();
+        if let Some(data) = &self.ledger.data {
+            let (set, free) = (data.set().clone(), data.free().collect::<Vec<_>>());
+            let mut data = DataPosition::restored(set, data.next(), free, self.planted);
+            self.ledger
+                .iter()
+                .filter_map(|out| out.issued.batch)
+                .for_each(|b| data.restore_held(b));
+            self.ledger.data = Some(data);
+        }
         let (admitted, applying, goal) = (self.admitted.clone(), self.applying, self.goal);
         self.restore_admitted(admitted, applying, goal);
     }
@@ -200,6 +214,9 @@ impl StepCoordinator {
         (self.admitted, self.applying, self.goal) = (admitted, applying, goal);
         if self.planted.has(Bug::ForgetAdmissions) && !applying {
             self.admitted.clear();
+        }
+        if let Some(data) = self.ledger.data.as_mut().filter(|_| !applying) {
+            self.admitted.iter().filter_map(|p| p.batch).for_each(|b| data.restore_held(b));
         }
     }
 
@@ -223,8 +240,14 @@ impl StepCoordinator {
     /// Restores an outstanding token.
     ///
     /// Must be called before [`StepCoordinator::restore_admitted`].
-    pub(crate) fn restore_token(&mut self, holder: ClientKey, issued: Issued, since: Instant) {
-        self.ledger.insert(holder, issued, since, smallvec![None; self.shards]);
+    /// Returns false if its batch cannot have been granted with it.
+    pub(crate) fn restore_token(
+        &mut self,
+        holder: ClientKey,
+        issued: Issued,
+        since: Instant,
+    ) -> bool {
+        self.ledger.restore(holder, issued, since, smallvec![None; self.shards])
     }
 
     /// Restarts at this step with the live replicas, because other values have been restored.
@@ -237,7 +260,9 @@ impl StepCoordinator {
     /// Forgets the tokens and the admitted pushes, because another restore epoch begins.
     pub(crate) fn forget_tokens(&mut self) {
         self.ledger.clear();
-        self.admitted.clear();
+        for push in std::mem::take(&mut self.admitted) {
+            self.ledger.put_back(push.batch.filter(|_| !self.applying));
+        }
         self.applying = false;
         self.applied.fill(0);
         self.verdicts.clear();
@@ -284,6 +309,15 @@ impl StepCoordinator {
         ended
     }
 
+    /// Ends a token, and spends its batch without a gradient.
+    pub(crate) fn skip(&mut self, token: u64) {
+        if let Some(out) = self.ledger.spend(token) {
+            let grant = Grant { token, holder: out.holder };
+            self.verdicts.push((grant, TokenOutcome::Over));
+        }
+        self.advance();
+    }
+
     /// Answers a token request from the incarnation of a replica that has this epoch.
     pub(crate) fn request(
         &mut self,
@@ -294,8 +328,24 @@ impl StepCoordinator {
         if let Some(denial) = self.denial(replica) {
             return denial;
         }
-        let held = smallvec![None; self.shards];
-        TokenResponse::Granted(self.ledger.grant(replica, epoch, now, held))
+        let (held, taker) = (smallvec![None; self.shards], self.taker(replica));
+        let issued = self.ledger.grant(replica, epoch, taker, now, held);
+        // The last batch may complete a step of fewer gradients.
+        self.advance();
+        issued.map_or(TokenResponse::Wait, TokenResponse::Granted)
+    }
+
+    /// Returns how a replica takes batches.
+    fn taker(&self, replica: ClientKey) -> BatchTaker {
+        match (self.ordered_ranks(), self.replicas.rank(replica)) {
+            (Some(ranks), Some(rank)) => BatchTaker::Rank { rank, ranks },
+            _ => BatchTaker::Client(replica),
+        }
+    }
+
+    /// Returns the number of ranks, if gradients are admitted in rank order.
+    pub(crate) fn ordered_ranks(&self) -> Option<u32> {
+        self.rule.ordered.then_some(self.rule.total)
     }
 
     /// Returns the answer to a replica that cannot be granted a token now.
@@ -310,9 +360,16 @@ impl StepCoordinator {
         if self.rule.last_step.is_some_and(|last| self.ledger.steps.step >= last) {
             return Some(TokenResponse::Ended(EndReason::LastStep {}));
         }
+        if self.ledger.data_has_ended() && self.admitted.is_empty() {
+            return Some(TokenResponse::Ended(EndReason::DataEnd {}));
+        }
         let free = self.ledger.len() + self.admitted.len() < self.rule.push_slots;
         let has_share = self.given_to(replica) >= self.rule.share() as usize;
-        (!self.is_live(replica) || has_share || !free).then_some(TokenResponse::Wait)
+        let waits = !self.is_live(replica)
+            || has_share
+            || !free
+            || !self.ledger.has_batch_for(self.taker(replica));
+        waits.then_some(TokenResponse::Wait)
     }
 
     /// Returns the outstanding tokens, in ascending order.
@@ -375,7 +432,7 @@ impl StepCoordinator {
     fn end_tokens(&mut self, which: impl Fn(&Grant) -> bool) -> bool {
         let ended: PerPush<Grant> = self.tokens_out().filter(which).collect();
         for &grant in &ended {
-            self.ledger.remove(grant.token);
+            self.ledger.take_back(grant.token);
             self.verdicts.push((grant, TokenOutcome::Over));
         }
         !ended.is_empty()
@@ -390,30 +447,46 @@ impl StepCoordinator {
             self.applying = false;
             self.admitted.clear();
         }
-        let reach = match self.ledger.steps.finished {
+        let reach = match self.grants_no_more() {
             true => (self.admitted.len() + self.ledger.len()) as u32,
             false => self.rule.aggregate.min(self.potential()).max(self.rule.floor),
         };
+        let reach = reach.min(self.rule.aggregate);
         // A replica that joins during a step enlarges the next one, not this one.
         self.goal = if self.admitted.is_empty() { reach } else { self.goal.min(reach) };
         while (self.admitted.len() as u32) < self.goal
             && let Some(grant) = self.next_to_admit()
         {
             let Grant { token, holder } = grant;
-            let held = self.ledger.remove(token).into_iter().flat_map(|out| out.held);
+            let Some(out) = self.ledger.admit(token) else { break };
             let factor = match self.rule.clip {
-                Some(bound) => clipping::factor(bound, held.flatten()),
+                Some(bound) => clipping::factor(bound, out.held.into_iter().flatten()),
                 None => BitwiseF64::ONE,
             };
-            self.admitted.push(AdmittedPush { token, holder, factor });
+            self.admitted.push(AdmittedPush { token, holder, factor, batch: out.issued.batch });
             self.verdicts.push((grant, TokenOutcome::Admitted { step: self.ledger.steps.step }));
         }
         if !self.admitted.is_empty() && self.admitted.len() as u32 >= self.goal {
             self.applying = true;
             self.ledger.steps.step += 1;
             self.replicas.expect_nobody();
-            self.end_tokens(|_| true);
+            for push in &self.admitted {
+                self.ledger.spend_batch(push.batch);
+            }
+            match self.planted.has(Bug::KeepStaleBatch) {
+                true => self.tokens_out().collect::<PerPush<Grant>>().iter().for_each(|grant| {
+                    self.ledger.spend(grant.token);
+                    self.verdicts.push((*grant, TokenOutcome::Over));
+                }),
+                false => _ = self.end_tokens(|_| true),
+            }
         }
+    }
+
+    /// Returns whether no replica without a token is granted one in this step, unless a batch is
+    /// given back.
+    fn grants_no_more(&self) -> bool {
+        self.ledger.steps.finished || self.ledger.data_is_exhausted()
     }
 
     /// Returns the push to admit next, among those that every shard holds: the one with the oldest
@@ -428,7 +501,7 @@ impl StepCoordinator {
         if !self.rule.ordered {
             return whole.next();
         }
-        let next_rank = match self.ledger.steps.finished {
+        let next_rank = match self.grants_no_more() {
             false => Some(self.admitted.len() as u32),
             // A replica without a token gets none any more, so its rank is skipped.
             true => self.ledger.iter().filter_map(|out| self.replicas.rank(out.holder)).min(),

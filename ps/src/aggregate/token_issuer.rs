@@ -4,12 +4,15 @@
 //! [`StepCoordinator`] grants tokens and decides their outcomes. Both keep their tokens in
 //! [`TokenLedger`]: the holder of each, its age and its return are the same in both modes.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, TokenId};
+use pushpull_common::protocol::Grant;
 use pushpull_common::protocol::message::EndReason;
 
 use super::asynchronous_tokens::AsynchronousTokens;
+use super::data_position::{DataBatch, DataPosition};
 use super::step_coordinator::StepCoordinator;
 use super::token_ledger::{HeldOn, Issued, OutstandingToken, StepState, TokenLedger};
 use crate::client_key::ClientKey;
@@ -115,13 +118,12 @@ impl TokenIssuer {
         let granted = (1..next_token).contains(&issued.token.0) && issued.step.0 <= step;
         let out = granted && self.ledger().get(issued.token.0).is_none();
         match self {
-            _ if !out => {}
+            _ if !out => false,
             TokenIssuer::Asynchronous(tokens) => {
-                tokens.ledger.insert(holder, issued, now, HeldOn::new());
+                tokens.ledger.restore(holder, issued, now, HeldOn::new())
             }
             TokenIssuer::Synchronous(coordinator) => coordinator.restore_token(holder, issued, now),
         }
-        out
     }
 
     /// Takes back every token, because another restore epoch begins.
@@ -157,6 +159,55 @@ impl TokenIssuer {
             TokenIssuer::Asynchronous(tokens) => _ = tokens.take_back(token),
             TokenIssuer::Synchronous(coordinator) => _ = coordinator.take_back(token),
         }
+    }
+
+    /// Sets the data set and the position in it. Outstanding tokens lose their batches.
+    pub(crate) fn set_data(&mut self, data: Option<DataPosition>) {
+        let ledger = self.ledger_mut();
+        let holders: Vec<ClientKey> = ledger.holders().collect();
+        ledger.changed.extend(holders);
+        ledger.iter_mut().for_each(|out| out.issued.batch = None);
+        (ledger.data, ledger.data_replaced) = (data, true);
+    }
+
+    /// Returns whether the data position has changed since the last call.
+    pub(crate) fn take_data_changed(&mut self) -> bool {
+        let ledger = self.ledger_mut();
+        let moved = ledger.data.as_mut().is_some_and(DataPosition::take_changed);
+        std::mem::take(&mut ledger.data_replaced) | moved
+    }
+
+    /// Returns the declared data set with the batches that are neither spent nor new: those that
+    /// the values of a checkpoint lack.
+    pub(crate) fn unspent_batches(&self) -> Option<(&DataPosition, BTreeSet<DataBatch>)> {
+        let data = self.ledger().data.as_ref()?;
+        let mut unspent: BTreeSet<DataBatch> = data.free().collect();
+        if !data.spends_early() {
+            unspent.extend(self.held_batches());
+        }
+        Some((data, unspent))
+    }
+
+    /// Yields the batches of outstanding tokens, and of admitted pushes whose step is not
+    /// committed.
+    fn held_batches(&self) -> impl Iterator<Item = DataBatch> {
+        let tokens = self.ledger().iter().filter_map(|out| out.issued.batch);
+        let admitted = self.coordinator().filter(|coordinator| !coordinator.is_applying());
+        let admitted = admitted.into_iter().flat_map(StepCoordinator::admitted);
+        tokens.chain(admitted.filter_map(|push| push.batch))
+    }
+
+    /// Returns the grant of an issued token for its holder. With data it names the samples of the
+    /// token's batch, and those that the holder will probably be granted next.
+    pub(crate) fn grant(&mut self, holder: ClientKey, issued: Issued, push_slot: u32) -> Grant {
+        let Issued { token, generation, step, batch } = issued;
+        let ranks = self.coordinator().and_then(StepCoordinator::ordered_ranks);
+        let (mut samples, mut ahead) = (None, None);
+        if let (Some(data), Some(batch)) = (&mut self.ledger_mut().data, batch) {
+            samples = Some(data.range(batch));
+            ahead = data.ahead(holder, batch, ranks).map(|batch| data.range(batch));
+        }
+        Grant { token, generation, step, push_slot, samples, ahead }
     }
 
     /// Returns whether a step has been made, or a gradient is admitted to one.
@@ -204,6 +255,18 @@ impl TokenIssuer {
         }
     }
 
+    /// Ends an unspent token. Its batch is spent without a gradient. Returns false if the client
+    /// does not hold it.
+    pub(crate) fn skip(&mut self, holder: ClientKey, token: TokenId, generation: u32) -> bool {
+        let held = self.ledger().holds(holder, token, generation);
+        match self {
+            _ if !held => {}
+            TokenIssuer::Asynchronous(tokens) => tokens.skip(token),
+            TokenIssuer::Synchronous(coordinator) => coordinator.skip(token.0),
+        }
+        held
+    }
+
     /// Takes back an unspent token. Returns false if the client does not hold it.
     pub(crate) fn give_back(&mut self, holder: ClientKey, token: TokenId, generation: u32) -> bool {
         let held = self.ledger().holds(holder, token, generation);
@@ -225,6 +288,9 @@ impl TokenIssuer {
         keep: impl Fn(TokenId) -> bool,
     ) -> usize {
         let is_lost = |out: &OutstandingToken| out.holder == gone && !keep(out.issued.token);
+        if let Some(data) = &mut self.ledger_mut().data {
+            data.forget(gone);
+        }
         match self {
             TokenIssuer::Asynchronous(tokens) => {
                 tokens.leave(gone);
@@ -278,6 +344,9 @@ impl TokenIssuer {
         let next_token = self.steps().next_token;
         assert!(self.ledger().iter().all(|out| out.issued.token.0 < next_token));
         self.ledger().check_invariants();
+        if let Some(data) = &self.ledger().data {
+            data.check_invariants(self.held_batches());
+        }
     }
 
     /// Returns whether a request of this client would have to wait.
@@ -304,7 +373,12 @@ mod tests {
     const EPOCH: ClientEpoch = ClientEpoch(3);
 
     fn issuer(last_step: Option<u64>) -> TokenIssuer {
-        TokenIssuer::Asynchronous(Box::new(AsynchronousTokens::new(last_step, None, None)))
+        TokenIssuer::Asynchronous(Box::new(AsynchronousTokens::new(
+            last_step,
+            None,
+            None,
+            PlantedBugs::default(),
+        )))
     }
 
     /// Returns the issuer of steps of two gradients from two replicas, which have joined.

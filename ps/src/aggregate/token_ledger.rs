@@ -8,6 +8,7 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, TokenId};
 use smallvec::SmallVec;
 
 use super::clipping::BitwiseF64;
+use super::data_position::{BatchTaker, DataBatch, DataPosition};
 use crate::client_key::{ChangedClients, ClientKey};
 
 /// The exclusive upper bound of token numbers: durable words pack a token beside other bits.
@@ -33,6 +34,8 @@ pub(crate) struct Issued {
     pub(crate) token: TokenId,
     pub(crate) generation: u32,
     pub(crate) step: GlobalStep,
+    /// The batch of the declared data set.
+    pub(crate) batch: Option<DataBatch>,
 }
 
 /// The shards that hold the whole push of a token: for each, the sum of the squares of its elements
@@ -60,9 +63,10 @@ pub(crate) struct StepState {
     pub(crate) finished: bool,
 }
 
-/// The steps, and the outstanding tokens in ascending order and by holder.
+/// The steps, the outstanding tokens in ascending order and by holder, and the data position.
 ///
-/// Invariant: every token has one holder.
+/// Invariants: every token has one holder. With a declared data set every token has a batch, which
+/// no other token has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TokenLedger {
     pub(crate) steps: StepState,
@@ -70,6 +74,10 @@ pub(crate) struct TokenLedger {
     by_holder: BTreeMap<ClientKey, HolderTokens>,
     /// The holders whose tokens or progress have changed since the last commit.
     pub(crate) changed: ChangedClients,
+    /// The position in the declared data set.
+    pub(crate) data: Option<DataPosition>,
+    /// Whether another data set or none is declared since the last commit.
+    pub(crate) data_replaced: bool,
 }
 
 impl TokenLedger {
@@ -80,41 +88,112 @@ impl TokenLedger {
             tokens: BTreeMap::new(),
             by_holder: BTreeMap::new(),
             changed: ChangedClients::default(),
+            data: None,
+            data_replaced: false,
         }
     }
 
-    /// Grants the next token to the incarnation of a client that has this epoch.
+    /// Returns whether a token can be granted as far as the data are concerned.
+    pub(crate) fn has_batch_for(&self, taker: BatchTaker) -> bool {
+        self.data.as_ref().is_none_or(|data| data.has_batch_for(taker))
+    }
+
+    /// Returns whether no token can be granted to anybody, because all batches are spent or held.
+    pub(crate) fn data_is_exhausted(&self) -> bool {
+        self.data.as_ref().is_some_and(DataPosition::is_exhausted)
+    }
+
+    /// Returns whether all batches are spent, if no admitted push holds one.
+    pub(crate) fn data_has_ended(&self) -> bool {
+        self.tokens.is_empty() && self.data_is_exhausted()
+    }
+
+    /// Grants the next token, with a batch, to the incarnation of a client that has this epoch.
+    /// Returns `None` if there is no batch for it.
     pub(crate) fn grant(
         &mut self,
         holder: ClientKey,
         epoch: ClientEpoch,
+        taker: BatchTaker,
         now: Instant,
         held: HeldOn,
-    ) -> Issued {
+    ) -> Option<Issued> {
+        let batch = match &mut self.data {
+            Some(data) => Some(data.take(taker)?),
+            None => None,
+        };
         let token = TokenId(self.steps.next_token);
         self.steps.next_token += 1;
         let (generation, step) = (generation_of(token, epoch), GlobalStep(self.steps.step));
-        let issued = Issued { token, generation, step };
+        let issued = Issued { token, generation, step, batch };
         self.insert(holder, issued, now, held);
-        issued
+        Some(issued)
     }
 
-    /// Adds a token that is granted or restored.
-    pub(crate) fn insert(
+    /// Restores a token of an earlier process. Returns false if its batch cannot have been granted
+    /// with it.
+    pub(crate) fn restore(
         &mut self,
         holder: ClientKey,
         issued: Issued,
         since: Instant,
         held: HeldOn,
-    ) {
+    ) -> bool {
+        let known = match (&mut self.data, issued.batch) {
+            (None, None) => true,
+            (Some(data), Some(batch)) if batch < data.next() => {
+                data.restore_held(batch);
+                true
+            }
+            _ => false,
+        };
+        if known {
+            self.insert(holder, issued, since, held);
+        }
+        known
+    }
+
+    fn insert(&mut self, holder: ClientKey, issued: Issued, since: Instant, held: HeldOn) {
         let token = issued.token.0;
         self.tokens.insert(token, OutstandingToken { holder, issued, since, held });
         self.by_holder.entry(holder).or_default().push(token);
         self.changed.insert(holder);
     }
 
-    /// Removes a token that is spent, taken back or over.
-    pub(crate) fn remove(&mut self, token: u64) -> Option<OutstandingToken> {
+    /// Removes a token whose gradient counts. Spends its batch.
+    pub(crate) fn spend(&mut self, token: u64) -> Option<OutstandingToken> {
+        let removed = self.remove(token)?;
+        self.spend_batch(removed.issued.batch);
+        Some(removed)
+    }
+
+    /// Removes a token whose gradient will count. The admitted push holds its batch.
+    pub(crate) fn admit(&mut self, token: u64) -> Option<OutstandingToken> {
+        self.remove(token)
+    }
+
+    /// Removes a token whose gradient does not count. Its batch will be granted again.
+    pub(crate) fn take_back(&mut self, token: u64) -> Option<OutstandingToken> {
+        let removed = self.remove(token)?;
+        self.put_back(removed.issued.batch);
+        Some(removed)
+    }
+
+    /// Gives back the batch of a gradient that does not count.
+    pub(crate) fn put_back(&mut self, batch: Option<DataBatch>) {
+        if let (Some(batch), Some(data)) = (batch, &mut self.data) {
+            data.put_back(batch);
+        }
+    }
+
+    /// Spends the batch of a gradient that counts.
+    pub(crate) fn spend_batch(&mut self, batch: Option<DataBatch>) {
+        if let (Some(_), Some(data)) = (batch, &mut self.data) {
+            data.spend();
+        }
+    }
+
+    fn remove(&mut self, token: u64) -> Option<OutstandingToken> {
         let removed = self.tokens.remove(&token)?;
         if let Some(tokens) = self.by_holder.get_mut(&removed.holder) {
             tokens.retain(|other| *other != token);
@@ -126,10 +205,12 @@ impl TokenLedger {
         Some(removed)
     }
 
-    /// Removes every token.
+    /// Takes every token back.
     pub(crate) fn clear(&mut self) {
         self.changed.extend(std::mem::take(&mut self.by_holder).into_keys());
-        self.tokens.clear();
+        for out in std::mem::take(&mut self.tokens).into_values() {
+            self.put_back(out.issued.batch);
+        }
     }
 
     pub(crate) fn get(&self, token: u64) -> Option<&OutstandingToken> {
@@ -197,6 +278,8 @@ impl TokenLedger {
         assert_eq!(held, self.tokens.len(), "every token has one holder");
         let listed = |out: &OutstandingToken| self.of(out.holder).any(|other| other == out.issued);
         assert!(self.iter().all(listed), "every token is listed under its holder");
+        let with_data = self.iter().all(|out| out.issued.batch.is_some() == self.data.is_some());
+        assert!(with_data, "every token has a batch if there are data");
     }
 }
 
@@ -217,9 +300,10 @@ mod tests {
         let (a, b, now) = (ClientKey(0), ClientKey(1), Instant::now());
         let mut tokens = TokenLedger::new();
         let [first, second, third] = [a, b, a].map(|holder| {
-            let issued = tokens.grant(holder, ClientEpoch(3), now, HeldOn::new());
+            let taker = BatchTaker::Client(holder);
+            let issued = tokens.grant(holder, ClientEpoch(3), taker, now, HeldOn::new());
             tokens.check_invariants();
-            issued
+            issued.unwrap()
         });
         assert_eq!(tokens.of(a).collect::<Vec<_>>(), [first, third]);
         assert!(tokens.holds(b, second.token, second.generation));
@@ -228,8 +312,8 @@ mod tests {
         let mut changed = Vec::new();
         tokens.changed.append_to(&mut changed);
         assert_eq!(changed, [a, b]);
-        assert_eq!(tokens.remove(second.token.0).map(|out| out.holder), Some(b));
-        assert_eq!(tokens.remove(second.token.0), None);
+        assert_eq!(tokens.take_back(second.token.0).map(|out| out.holder), Some(b));
+        assert_eq!(tokens.take_back(second.token.0), None);
         tokens.check_invariants();
         assert_eq!((tokens.len(), tokens.count_of(b)), (2, 0));
         assert_eq!(tokens.holders().collect::<Vec<_>>(), [a]);

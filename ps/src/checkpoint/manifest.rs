@@ -10,6 +10,7 @@ use pushpull_common::protocol::limits::WINDOW;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::data_entry::DataEntry;
 use super::error::{CheckpointError, corrupt};
 use super::hex;
 use super::name::CheckpointName;
@@ -18,6 +19,7 @@ use super::table_file::{self, TableEntry};
 use super::training::CheckpointTraining;
 
 pub(crate) use super::files::FileEntry;
+use crate::aggregate::data_position::UNSPENT_BATCHES_MAX;
 
 /// The publisher's part of a checkpoint's manifest; the rest follows from the catalogue.
 #[derive(Clone, Debug)]
@@ -50,6 +52,9 @@ pub(crate) struct ShardEntry {
     pub(crate) gradients: u64,
     /// The push windows of its clients.
     pub(crate) clients: Vec<ClientWindow>,
+    /// The data position, on the step owner if a data set is declared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) data: Option<DataEntry>,
 }
 
 impl ShardEntry {
@@ -233,6 +238,11 @@ impl Manifest {
         for shard in &self.shards {
             if shard.file.file != file_name(shard.id()) {
                 return refuse(&file_name(shard.id()), &shard.file.file);
+            }
+            if let Some(Err((expected, found))) =
+                shard.data.as_ref().map(|data| data.check(UNSPENT_BATCHES_MAX))
+            {
+                return refuse(&expected, &found);
             }
             for client in &shard.clients {
                 let oldest = client.newest.saturating_sub(WINDOW - 1).max(1);

@@ -8,6 +8,7 @@
 
 mod abandon;
 mod contents;
+mod data_entry;
 mod error;
 mod export;
 mod files;
@@ -34,6 +35,7 @@ pub use retain::Retention;
 pub use storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
 pub(crate) use abandon::AbandonFlag;
+pub(crate) use data_entry::DataEntry;
 pub(crate) use manifest::{ClientWindow, Contents, ShardEntry};
 pub(crate) use name::CheckpointName;
 pub(crate) use publish::Save;

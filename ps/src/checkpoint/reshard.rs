@@ -7,6 +7,7 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::table::bucket;
 use pushpull_store::{RowHead, StoredStream};
 
+use super::data_entry::DataEntry;
 use super::error::CheckpointError;
 use super::manifest::ClientWindow;
 use super::restore::Opened;
@@ -21,6 +22,8 @@ pub(crate) struct RestoredShard {
     pub(crate) gradients: u64,
     /// The push windows of its clients; empty if the layout has changed.
     pub(crate) clients: Vec<ClientWindow>,
+    /// The data position of the checkpoint.
+    pub(crate) data: Option<DataEntry>,
 }
 
 /// A piece of a checkpoint, as a shard receives it.
@@ -164,16 +167,19 @@ impl Opened {
     /// a count of gradients. The counts of shards differ only by the pushes that were in flight, so
     /// the largest calls no slot fresher than it is.
     fn counts(&self, target: &Catalogue, shard: ShardId) -> RestoredShard {
+        let mut data = self.manifest().shards.iter().filter_map(|shard| shard.data.clone());
+        let data = data.next();
         let same = target.digest() == self.catalogue().digest();
         if let Some(entry) = self.manifest().shard(shard).filter(|_| same) {
             let (version, gradients) = (entry.version, entry.gradients);
-            return RestoredShard { version, gradients, clients: entry.clients.clone() };
+            return RestoredShard { version, gradients, clients: entry.clients.clone(), data };
         }
         let shards = &self.manifest().shards;
         RestoredShard {
             version: shards.iter().map(|shard| shard.version).max().unwrap_or(0),
             gradients: shards.iter().map(|shard| shard.gradients).max().unwrap_or(0),
             clients: Vec::new(),
+            data,
         }
     }
 }

@@ -11,7 +11,7 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_optim::optimizer::SlotSpec;
 use pushpull_store::arena::{Arena, ArenaStorage, Budget, file_name};
 use pushpull_store::change::SLOTS_MAX;
-use pushpull_store::commit::{CELL_WORDS, Journal, table_bytes};
+use pushpull_store::commit::{Journal, table_bytes};
 use pushpull_store::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
 use pushpull_store::store::{Store, StoreGeometry, StorePlan, count_undo_rows};
 use pushpull_store::table::{Table, TableFiles, TableInputs};
@@ -158,7 +158,7 @@ impl ShardReader<'_> {
         }
         self.note(journal.redo())?;
         self.verified(Kind::Intent, 0, Verdict::Sound);
-        self.note(journal.verify_control((1 + record.clients) * CELL_WORDS))?;
+        self.note(journal.verify_control(ClientRecord::first_word(record.clients)))?;
         self.read_clients(&journal, &record)?;
         self.verified(Kind::Control, 0, Verdict::Sound);
         if record.stage != ShardStage::Absent {

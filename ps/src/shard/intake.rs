@@ -12,7 +12,7 @@ use pushpull_common::ids::{Sequence, TokenId};
 use pushpull_common::protocol::limits::PUSH_BUFFERS_MAX;
 use pushpull_common::protocol::message::{Operation, OutcomeIs, Reserved, SharedPushBuffer};
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Refusal};
+use pushpull_common::protocol::{Envelope, Message, Outcome, PushState, Refusal};
 use pushpull_store::arena::SharedBytes;
 use pushpull_store::testing::planted::Bug;
 
@@ -26,7 +26,6 @@ use super::shard_files::{ShardFiles, storage_refusal};
 use super::steps::Steps;
 use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
-use crate::aggregate::token_ledger::Issued;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::inbox::{Inbox, PendingAnswer};
@@ -168,18 +167,6 @@ impl Intake {
                 request.answer(out, Reserved { push_slot }.into());
             }
         }
-    }
-
-    /// Returns the grant for a token, with a push slot if one is free and no request waits for it.
-    pub(super) fn grant(
-        &mut self,
-        peers: &Peers,
-        now: Instant,
-        client: ClientKey,
-        issued: Issued,
-    ) -> Grant {
-        let Issued { token, generation, step } = issued;
-        Grant { token, generation, step, push_slot: self.free_push_slot(peers, now, client) }
     }
 
     /// Refuses a push and drops it. Its push slot goes to others, and its other parts are skipped.

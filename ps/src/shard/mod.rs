@@ -9,6 +9,7 @@
 mod applier;
 mod buffer_pool;
 pub(crate) mod checkpoints;
+mod data;
 mod fused_ranges;
 mod grad_norm;
 mod growth;

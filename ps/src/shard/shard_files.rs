@@ -7,6 +7,7 @@
 
 pub(crate) mod client_record;
 pub(crate) mod control_file;
+pub(crate) mod data_record;
 pub(crate) mod generation;
 pub(crate) mod poison;
 pub(crate) mod power;
@@ -31,6 +32,7 @@ use super::peers::client_registry::CLIENTS_MAX;
 use super::steps::Steps;
 use super::variables::{Variables, VariablesState};
 use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
+use crate::aggregate::data_position::{DataBatch, DataPosition};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::aggregate::token_ledger::Issued;
@@ -39,6 +41,7 @@ use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
 use client_record::ClientRecord;
+use data_record::DataRecord;
 use generation::{files_of_tables, remove_leftovers};
 use poison::PoisonRecord;
 use power::{Flush, FlushOutcome, Power};
@@ -69,7 +72,8 @@ const CLIENTS_AT_ONCE: usize = 16;
 pub(super) const GROWTH: usize = 16;
 
 /// The bytes of the longest control file.
-pub(crate) const CONTROL_BYTES_MAX: usize = (1 + 1 + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
+pub(crate) const CONTROL_BYTES_MAX: usize =
+    (1 + 1 + DataRecord::CELLS + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
 
 /// Returns the words of a shard's largest transaction, for tables files of `table_words` words and
 /// `tables` embedding tables. The index changes of the embedding tables come on top.
@@ -77,7 +81,8 @@ pub(super) fn transaction_words(table_words: usize, tables: usize) -> usize {
     // The table's own words, and its last commit number, which the tables file and the index both
     // have.
     let of_tables = tables * 8;
-    table_words + of_tables + ShardRecord::WORDS + CLIENTS_AT_ONCE * ClientRecord::WORDS
+    let of_clients = CLIENTS_AT_ONCE * ClientRecord::WORDS;
+    table_words + of_tables + ShardRecord::WORDS + DataRecord::WORDS + of_clients
 }
 
 impl ShardFiles {
@@ -97,6 +102,11 @@ impl ShardFiles {
         }
         changed.sort_unstable();
         changed.dedup();
+        let several = changed.len() > CLIENTS_AT_ONCE;
+        let data_changed = steps.owner.as_mut().is_some_and(TokenIssuer::take_data_changed);
+        if data_changed {
+            self.stage_data(steps, if several { &changed } else { &[] });
+        }
         // Clients that lost tokens precede clients that received tokens. If only the first of
         // several transactions is committed, no more tokens are granted than ever were before.
         changed.sort_by_key(|&client| steps.tokens_of(client).count());
@@ -107,6 +117,10 @@ impl ShardFiles {
                 self.commit();
             }
             self.stage_client(peers, steps, client);
+        }
+        if data_changed && several {
+            self.commit();
+            self.stage_data(steps, &[]);
         }
         self.commit();
         let counts = variables.counts(steps);
@@ -215,9 +229,9 @@ impl ShardFiles {
 
     /// Ensures that the control file has a cell for one more client.
     pub(super) fn reserve_client(&mut self, peers: &Peers) -> Result<(), StorageError> {
-        let cells = 1 + peers.registry.counts().0 + 1;
-        if cells * CELL_WORDS > self.journal.control_words() {
-            self.journal.grow_control((cells + GROWTH) * CELL_WORDS)?;
+        let words = ClientRecord::first_word(peers.registry.counts().0 + 1);
+        if words > self.journal.control_words() {
+            self.journal.grow_control(words + GROWTH * CELL_WORDS)?;
         }
         Ok(())
     }
@@ -247,6 +261,22 @@ impl ShardFiles {
         for (index, bits) in map.into_iter().enumerate() {
             self.journal.stage(Address::Tables(first + index), bits);
         }
+    }
+
+    /// Stages the data position. Batches that these clients hold are named as free too.
+    fn stage_data(&mut self, steps: &Steps, clients: &[ClientKey]) {
+        let Some(owner) = &steps.owner else { return };
+        let data = owner.ledger().data.as_ref();
+        let mut free: Vec<DataBatch> = data.into_iter().flat_map(DataPosition::free).collect();
+        if !clients.is_empty() {
+            let held = clients.iter().flat_map(|&client| owner.ledger().of(client));
+            free.extend(held.filter_map(|issued| issued.batch));
+            free.sort_unstable();
+            free.dedup();
+        }
+        DataRecord::save(data, free.into_iter(), |address, value| {
+            self.journal.stage(address, value);
+        });
     }
 
     pub(super) fn stage_client(&mut self, peers: &mut Peers, steps: &Steps, key: ClientKey) {

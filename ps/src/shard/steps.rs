@@ -60,7 +60,7 @@ impl Steps {
             None => {
                 let mode = config.mode.asynchronous().copied().unwrap_or_default();
                 let (wait_ahead, reject_older) = (mode.wait_ahead, mode.reject_older);
-                let tokens = AsynchronousTokens::new(last_step, wait_ahead, reject_older);
+                let tokens = AsynchronousTokens::new(last_step, wait_ahead, reject_older, planted);
                 TokenIssuer::Asynchronous(Box::new(tokens))
             }
         });
@@ -190,7 +190,7 @@ impl Steps {
     pub(super) fn stale_outcome(&mut self, token: TokenId) -> Outcome {
         self.counters.gradients_stale.add(1);
         if let Some(tokens) = self.asynchronous_tokens_mut() {
-            tokens.spend_without_step(token);
+            tokens.take_back_stale(token);
         }
         Outcome::Stale { current: GlobalStep(self.committed_steps()) }
     }

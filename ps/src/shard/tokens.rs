@@ -15,7 +15,6 @@ use super::peers::Peers;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::steps::Steps;
 use crate::aggregate::token_issuer::{TokenIssuer, TokenResponse};
-use crate::aggregate::token_ledger::Issued;
 use crate::client_key::ClientKey;
 
 /// A client's request for a token.
@@ -37,12 +36,16 @@ impl ClientTokenRequest {
     ) {
         let ClientTokenRequest { entry, newest } = self;
         let request = entry.request;
+        if let Some(Err(refusal)) = request.client.map(|client| steps.check_reader(peers, client)) {
+            return request.refuse(out, refusal);
+        }
         let owner = request.client.zip(steps.owner.as_ref());
         let lost = owner.and_then(|(client, owner)| {
             owner.lost_answer(client, newest, |token| intake.is_whole(token))
         });
         if let Some(issued) = lost {
-            return intake.answer_token(peers, out, now, &entry, TokenResponse::Granted(issued));
+            let lost = TokenResponse::Granted(issued);
+            return intake.answer_token(steps, peers, out, now, &entry, lost);
         }
         let held = owner.map_or(0, |(client, owner)| owner.ledger().count_of(client));
         // Tokens that the client waits for count as held.
@@ -60,7 +63,7 @@ impl ClientTokenRequest {
                 request.refuse(out, Refusal::Unsupported { kind: 20, detail });
             }
             Some(TokenResponse::Wait) => peers.park(out, entry),
-            Some(settled) => intake.answer_token(peers, out, now, &entry, settled),
+            Some(settled) => intake.answer_token(steps, peers, out, now, &entry, settled),
         }
     }
 }
@@ -118,15 +121,14 @@ impl Steps {
         }
         // The answer with another token of this client may have been lost. The client notices by
         // naming the newest token it knows, which a newer one from here would hide.
+        let reads = self.check_reader(peers, client).is_ok();
         let owner = self.owner.as_mut().filter(|owner| !owner.has_out(client));
         let epoch = peers.registry.client(client).epoch;
-        match owner.map(|owner| owner.request(client, epoch, now)) {
-            Some(TokenResponse::Granted(issued)) => {
-                let Issued { token, generation, step } = issued;
-                (Some(Grant { token, generation, step, push_slot: 0 }), None)
-            }
-            Some(TokenResponse::Ended(reason)) => (None, Some(reason)),
-            Some(TokenResponse::Wait) | None => (None, None),
+        let Some(owner) = owner.filter(|_| reads) else { return (None, None) };
+        match owner.request(client, epoch, now) {
+            TokenResponse::Granted(issued) => (Some(owner.grant(client, issued, 0)), None),
+            TokenResponse::Ended(reason) => (None, Some(reason)),
+            TokenResponse::Wait => (None, None),
         }
     }
 
@@ -181,7 +183,7 @@ impl Steps {
                         break;
                     }
                 }
-                Some(settled) => intake.answer_token(peers, out, now, &entry, settled),
+                Some(settled) => intake.answer_token(self, peers, out, now, &entry, settled),
             }
         }
         // The requests return to the front, because none can have been parked in between.
@@ -195,16 +197,18 @@ impl Intake {
     /// Answers a request for a token, with a push slot if one is free.
     pub(super) fn answer_token(
         &mut self,
+        steps: &mut Steps,
         peers: &Peers,
         out: &mut Outputs,
         now: Instant,
         entry: &ParkedRequest,
         response: TokenResponse,
     ) {
-        let message: Message = match (response, entry.request.client) {
-            (TokenResponse::Granted(issued), Some(client)) => {
-                let grant = self.grant(peers, now, client, issued);
-                message::Granted { grant }.into()
+        let owner = entry.request.client.zip(steps.owner.as_mut());
+        let message: Message = match (response, owner) {
+            (TokenResponse::Granted(issued), Some((client, owner))) => {
+                let push_slot = self.free_push_slot(peers, now, client);
+                message::Granted { grant: owner.grant(client, issued, push_slot) }.into()
             }
             (TokenResponse::Ended(reason), _) => message::Ended { reason }.into(),
             (TokenResponse::Wait | TokenResponse::Granted(_), _) => return,

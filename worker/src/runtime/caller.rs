@@ -334,7 +334,14 @@ mod tests {
     use crate::session::{PushOrder, ReadPoint};
 
     fn grant() -> Grant {
-        Grant { token: TokenId(1), generation: 1, step: GlobalStep(0), push_slot: 0 }
+        Grant {
+            token: TokenId(1),
+            generation: 1,
+            step: GlobalStep(0),
+            push_slot: 0,
+            samples: None,
+            ahead: None,
+        }
     }
 
     fn queued_command(

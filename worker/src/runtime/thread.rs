@@ -189,6 +189,7 @@ impl SessionCore {
         for (dropped, _open) in self.returns.take() {
             self.handle(match dropped {
                 DroppedItem::Token(grant) => SessionInput::TokenDropped { grant },
+                DroppedItem::SkippedToken(grant) => SessionInput::TokenSkipped { grant },
                 DroppedItem::Push(sequence) => SessionInput::Abandoned { sequence },
                 DroppedItem::Operation(op) => {
                     lock(&self.answers).remove(&op);

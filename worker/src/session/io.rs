@@ -196,6 +196,8 @@ pub(crate) enum SessionInput {
     Abandoned { sequence: Sequence },
     /// A caller has dropped a token.
     TokenDropped { grant: Grant },
+    /// A caller has ended a token whose batch is to be spent without a gradient.
+    TokenSkipped { grant: Grant },
     /// A transport is connected. `same_host` if it can pass descriptors.
     Connected { link: usize, same_host: bool },
     /// A transport failed to connect, or its connection is lost.

@@ -109,6 +109,11 @@ impl Session {
                     work.return_token(now, grant, links, outputs);
                 }
             }
+            SessionInput::TokenSkipped { grant } => {
+                if self.failed.is_none() {
+                    work.skip_batch(now, grant, links, outputs);
+                }
+            }
             SessionInput::Connected { link, same_host } => self.connected(now, link, same_host),
             SessionInput::Disconnected { link, error } => self.disconnected(now, link, error),
             // Either event proves that the peer is alive. During a large push the peer has nothing

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{GlobalStep, RequestId, TokenId};
-use pushpull_common::protocol::message::{PushAnswer, ReturnToken, TokenRequest};
+use pushpull_common::protocol::message::{PushAnswer, ReturnToken, SkipBatch, TokenRequest};
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
 use super::links::{LinkFault, OutgoingFrame, PendingRequest, SessionLinks};
@@ -66,8 +66,7 @@ pub(super) struct Tokens {
     partial_wait_ms: Option<u32>,
     /// What the last such request has waited for.
     awaited: Option<String>,
-    /// Tokens to return, and whether the return was sent over the current connection.
-    returning: Vec<(Grant, bool)>,
+    returning: Vec<ReturningToken>,
     /// Requests lost with their connections; each may have been granted a token. The owner grants
     /// the oldest such token to the next request, which names the newest token received. A token
     /// prefetched in the meantime would be newer and hide the lost ones.
@@ -76,6 +75,16 @@ pub(super) struct Tokens {
     ended: bool,
     /// Whether any token has ever been requested.
     ever_requested: bool,
+}
+
+/// A token to return.
+#[derive(Debug)]
+struct ReturningToken {
+    grant: Grant,
+    /// Whether its batch is to be spent without a gradient.
+    skipped: bool,
+    /// Whether the return was sent over the current connection.
+    sent: bool,
 }
 
 /// The answer to a token request.
@@ -235,9 +244,9 @@ impl Tokens {
         self.lost_requests += 1;
     }
 
-    /// Adds a token to return.
-    pub(super) fn give_back(&mut self, grant: Grant) {
-        self.returning.push((grant, false));
+    /// Adds a token to return. If it is `skipped`, its batch is spent without a gradient.
+    pub(super) fn give_back(&mut self, grant: Grant, skipped: bool) {
+        self.returning.push(ReturningToken { grant, skipped, sent: false });
     }
 
     /// Sends the returns that the owner has not been sent over its current connection.
@@ -248,10 +257,13 @@ impl Tokens {
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let Some(owner) = links.connected_owner() else { return };
-        for (grant, sent) in self.returning.iter_mut().filter(|(_, sent)| !sent) {
-            *sent = true;
-            let Grant { token, generation, .. } = *grant;
-            let frame = OutgoingFrame::of(ReturnToken { token, generation });
+        for returning in self.returning.iter_mut().filter(|returning| !returning.sent) {
+            returning.sent = true;
+            let Grant { token, generation, .. } = returning.grant;
+            let frame = match returning.skipped {
+                true => OutgoingFrame::of(SkipBatch { token, generation }),
+                false => OutgoingFrame::of(ReturnToken { token, generation }),
+            };
             links.send(now, owner, PendingRequest::Return(token), frame, outputs);
         }
     }
@@ -266,14 +278,14 @@ impl Tokens {
             self.return_lost(token);
             return Err(LinkFault::unexpected(message));
         }
-        self.returning.retain(|(grant, _)| grant.token != token);
+        self.returning.retain(|returning| returning.grant.token != token);
         Ok(())
     }
 
     /// Handles the loss of a return with its connection.
     pub(super) fn return_lost(&mut self, token: TokenId) {
-        let lost = self.returning.iter_mut().filter(|(grant, _)| grant.token == token);
-        lost.for_each(|(_, sent)| *sent = false);
+        let lost = self.returning.iter_mut().filter(|returning| returning.grant.token == token);
+        lost.for_each(|returning| returning.sent = false);
     }
 
     /// Discards all tokens: the session has failed.
@@ -294,7 +306,14 @@ mod tests {
     use super::*;
 
     fn grant(token: u64) -> Grant {
-        Grant { token: TokenId(token), generation: 1, step: GlobalStep(token), push_slot: 0 }
+        Grant {
+            token: TokenId(token),
+            generation: 1,
+            step: GlobalStep(token),
+            push_slot: 0,
+            samples: None,
+            ahead: None,
+        }
     }
 
     /// Links with a connected step owner.
@@ -338,7 +357,7 @@ mod tests {
     fn a_return_is_repeated_until_it_is_answered() {
         let (now, mut tokens, mut outputs) = (Instant::now(), Tokens::default(), VecDeque::new());
         let (mut links, _) = connected();
-        tokens.give_back(grant(3));
+        tokens.give_back(grant(3), false);
         (0..2).for_each(|_| tokens.send_returns(now, &mut links, &mut outputs));
         assert_eq!(outputs.len(), 1);
         tokens.return_lost(TokenId(3));

@@ -296,7 +296,20 @@ impl SessionWork {
         links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
-        self.tokens.give_back(grant);
+        self.tokens.give_back(grant, false);
+        self.tokens.send_returns(now, links, outputs);
+    }
+
+    /// Ends a token whose batch is to be spent without a gradient, now or as soon as the owner is
+    /// connected.
+    pub(super) fn skip_batch(
+        &mut self,
+        now: Instant,
+        grant: Grant,
+        links: &mut SessionLinks,
+        outputs: &mut VecDeque<SessionOutput>,
+    ) {
+        self.tokens.give_back(grant, true);
         self.tokens.send_returns(now, links, outputs);
     }
 

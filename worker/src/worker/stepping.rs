@@ -222,7 +222,14 @@ mod tests {
     /// then, and it must wake the task.
     #[test]
     fn a_push_wakes_a_task_that_no_longer_awaits_values() {
-        let grant = |step| Grant { token: TokenId(2), generation: 1, step, push_slot: 0 };
+        let grant = |step| Grant {
+            token: TokenId(2),
+            generation: 1,
+            step,
+            push_slot: 0,
+            samples: None,
+            ahead: None,
+        };
         let same_step = || Ok(Reply::Token(Some(grant(GlobalStep(4)))));
         let none = || Err(Error::Fenced);
         for granted in [&same_step as &dyn Fn() -> Result<Reply, Error>, &none] {
@@ -261,8 +268,14 @@ mod tests {
     #[test]
     fn no_step_follows_the_largest_number() {
         for (step, next) in [(4, Some(5)), (u64::MAX - 1, Some(u64::MAX)), (u64::MAX, None)] {
-            let grant =
-                Grant { token: TokenId(2), generation: 1, step: GlobalStep(step), push_slot: 0 };
+            let grant = Grant {
+                token: TokenId(2),
+                generation: 1,
+                step: GlobalStep(step),
+                push_slot: 0,
+                samples: None,
+                ahead: None,
+            };
             let (caller, _orders) = Caller::without_session();
             let token = token_of(&caller, Reply::Token(Some(grant))).unwrap().unwrap();
             assert_eq!(step_after(&token), next.map(GlobalStep));

@@ -1,8 +1,10 @@
 //! Tokens between a client and the step owner.
 
+use crate::data_set::{DataSet, DataSetError};
 use crate::ids::TokenId;
+use crate::protocol::limits;
 use crate::protocol::outcome::Grant;
-use crate::protocol::wire::{wire_enum, wire_struct};
+use crate::protocol::wire::{Text, wire_enum, wire_struct};
 
 wire_enum! {
     /// The reason why no more tokens are granted.
@@ -12,6 +14,8 @@ wire_enum! {
         1 => LastStep {},
         /// The chief has finished the training.
         2 => Finished {},
+        /// Every batch of the declared data set is spent.
+        3 => DataEnd {},
     }
 }
 
@@ -49,4 +53,66 @@ wire_struct! {
 wire_struct! {
     /// Confirms that a token is returned; its number is not granted again.
     Returned {}
+}
+wire_struct! {
+    /// Ends an unspent token, and spends its batch of the declared data set without a gradient. The
+    /// answer is [`Returned`].
+    SkipBatch {
+        /// The token.
+        token: TokenId,
+        /// The token's generation.
+        generation: u32,
+    }
+}
+wire_struct! {
+    /// Declares the data set that this client reads. The first client of a training defines it, and
+    /// every other must declare the same. With a data set every token has a batch of it.
+    DeclareData {
+        /// The name.
+        name: Text<{ limits::DATA_NAME_BYTES_MAX }>,
+        /// The number of samples.
+        samples: u64,
+        /// The number of samples of a batch.
+        batch: u32,
+        /// The seed of the order of epochs; none for the order of the indices.
+        seed: Option<u64>,
+        /// The number of epochs; none if the data have no end.
+        epochs: Option<u64>,
+        /// Whether a last batch that would be shorter is left out of every epoch.
+        drop_remainder: bool,
+    }
+}
+wire_struct! {
+    /// The data set is declared.
+    DataDeclared {
+        /// The number of batches that were granted or reserved at least once, of all epochs.
+        begun: u64,
+        /// The number of those that are not spent yet.
+        unspent: u64,
+    }
+}
+
+impl From<&DataSet> for DeclareData {
+    fn from(set: &DataSet) -> DeclareData {
+        DeclareData {
+            name: Text::clipped(set.name()),
+            samples: set.samples(),
+            batch: set.batch(),
+            seed: set.seed(),
+            epochs: set.epoch_limit(),
+            drop_remainder: set.drops_remainder(),
+        }
+    }
+}
+
+impl TryFrom<&DeclareData> for DataSet {
+    type Error = DataSetError;
+
+    fn try_from(declared: &DeclareData) -> Result<DataSet, DataSetError> {
+        let set = DataSet::new(declared.name.as_str(), declared.samples, declared.batch)?;
+        let set = set.drop_remainder(declared.drop_remainder);
+        let set = declared.seed.into_iter().fold(set, DataSet::shuffle);
+        let set = declared.epochs.into_iter().fold(set, DataSet::epochs);
+        set.validate().map(|()| set)
+    }
 }

@@ -14,13 +14,15 @@ use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 
+use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::ClientEpoch;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
+use crate::aggregate::data_position::{DataBatch, DataPosition};
 use crate::aggregate::step_coordinator::{Grant, StepCoordinator, TokenOutcome};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_rule::StepRule;
-use crate::aggregate::token_issuer::TokenResponse;
+use crate::aggregate::token_issuer::{TokenIssuer, TokenResponse};
 use crate::client_key::{ChangedClients, ClientKey};
 
 /// The remaining number of each fault.
@@ -38,6 +40,10 @@ struct Faults {
     owner_kills: u8,
     /// Another shard is killed and restarted.
     shard_kills: u8,
+    /// A checkpoint is saved. It replaces the previous one.
+    saves: u8,
+    /// All servers lose their state, and the checkpoint is restored.
+    restores: u8,
 }
 
 /// A configuration to explore.
@@ -49,6 +55,8 @@ struct ModelSetting {
     replicas: usize,
     late_replicas: usize,
     rule: StepRule,
+    /// The number of batches of the declared data set; 0 for none.
+    batches: u64,
     faults: Faults,
     /// Whether every event may be delayed. If not, an event whose delay cannot be observed happens
     /// at once; see [`ModelState::settle`].
@@ -92,9 +100,20 @@ struct ModelState {
     delayed_pushes: Vec<DelayedPush>,
     /// The accepted pushes of steps that some shard has not applied yet, as step and token.
     accepted: BTreeSet<(u64, u64)>,
+    /// The batches of the committed steps, and the number of these steps.
+    spent: (BTreeSet<DataBatch>, u64),
+    checkpoint: Option<ModelCheckpoint>,
     push_slots: usize,
     faults: Faults,
     slow: bool,
+}
+
+/// A checkpoint of a step, with the data position and the batches in its values.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ModelCheckpoint {
+    step: u64,
+    data: DataPosition,
+    spent: BTreeSet<DataBatch>,
 }
 
 /// Parts of the push of a killed replica, in transit to the shards of the bit set `left`.
@@ -128,6 +147,8 @@ enum ModelEvent {
     DeliverDelayed { delayed: usize, shard: usize },
     KillOwner,
     KillShard(usize),
+    Save,
+    Restore,
 }
 
 impl ModelEvent {
@@ -142,6 +163,8 @@ impl ModelEvent {
                 | ModelEvent::DeliverDelayed { .. }
                 | ModelEvent::KillOwner
                 | ModelEvent::KillShard(_)
+                | ModelEvent::Save
+                | ModelEvent::Restore
         )
     }
 }
@@ -154,6 +177,10 @@ impl ModelState {
     fn new(setting: &ModelSetting) -> ModelState {
         let ModelSetting { shards, rule, planted, .. } = *setting;
         let mut owner = StepCoordinator::new(rule, shards, planted);
+        if setting.batches > 0 {
+            let set = DataSet::new("data", setting.batches, 1).unwrap().epochs(1);
+            owner.ledger.data = Some(DataPosition::new(set, planted));
+        }
         for replica in 0..setting.replicas {
             owner.join(key(replica), replica as u32);
         }
@@ -170,6 +197,8 @@ impl ModelState {
             replicas,
             delayed_pushes,
             accepted,
+            spent: (BTreeSet::new(), 0),
+            checkpoint: None,
             push_slots,
             faults,
             slow,
@@ -246,6 +275,12 @@ impl ModelState {
         if self.faults.owner_kills > 0 {
             events.push(ModelEvent::KillOwner);
         }
+        if self.faults.saves > 0 && !self.owner.is_behind() {
+            events.push(ModelEvent::Save);
+        }
+        if self.faults.restores > 0 && self.checkpoint.is_some() {
+            events.push(ModelEvent::Restore);
+        }
         events
     }
 
@@ -256,6 +291,11 @@ impl ModelState {
             ModelEvent::Ask(replica) => {
                 match state.owner.request(key(replica), ClientEpoch(0), self.now) {
                     TokenResponse::Granted(issued) => {
+                        if let (Some(data), Some(batch)) =
+                            (&mut state.owner.ledger.data, issued.batch)
+                        {
+                            data.ahead(key(replica), batch, self.owner.ordered_ranks());
+                        }
                         let grant = Grant { token: issued.token.0, holder: key(replica) };
                         let step = self.owner.step();
                         state.replicas[replica] =
@@ -330,8 +370,17 @@ impl ModelState {
                 let step = self.shards[shard].follower.step();
                 state.shards[shard].follower = StepFollower::new(step, self.owner.planted());
             }
+            ModelEvent::Save => {
+                state.faults.saves -= 1;
+                state.checkpoint = self.save();
+            }
+            ModelEvent::Restore => {
+                state.faults.restores -= 1;
+                state.restore();
+            }
         }
         state.on_verdicts();
+        state.record_commit()?;
         state.delayed_pushes.retain(|delayed| delayed.left != 0);
         if !self.slow {
             state.settle()?;
@@ -359,6 +408,7 @@ impl ModelState {
                 self.owner.applied(shard, self.shards[shard].follower.step());
             }
             self.on_verdicts();
+            self.record_commit()?;
             for replica in 0..self.replicas.len() {
                 if let ModelReplica::Working {
                     verdict: Some(TokenOutcome::Admitted { .. }), ..
@@ -366,6 +416,54 @@ impl ModelState {
                 {
                     self.resume_replica(replica)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a checkpoint of the committed steps, all of which are applied.
+    fn save(&self) -> Option<ModelCheckpoint> {
+        let owner = TokenIssuer::Synchronous(Box::new(self.owner.clone()));
+        let (data, unspent) = owner.unspent_batches()?;
+        let data =
+            DataPosition::restored(data.set().clone(), data.next(), unspent, self.owner.planted());
+        Some(ModelCheckpoint { step: self.owner.step(), data, spent: self.spent.0.clone() })
+    }
+
+    /// Restores the checkpoint on all servers. Replicas join again.
+    fn restore(&mut self) {
+        let Some(ModelCheckpoint { step, data, spent }) = self.checkpoint.clone() else { return };
+        let planted = self.owner.planted();
+        self.owner.forget_tokens();
+        self.owner.roll_back(step);
+        if !planted.has(Bug::PositionNotRestored) {
+            self.owner.ledger.data = Some(data);
+        }
+        self.spent = (spent, step);
+        for shard in &mut self.shards {
+            *shard =
+                ModelShard { whole: BTreeSet::new(), follower: StepFollower::new(step, planted) };
+        }
+        (0..self.shards.len()).for_each(|shard| self.owner.applied(shard, step));
+        self.delayed_pushes.clear();
+        self.accepted.clear();
+        for replica in &mut self.replicas {
+            if matches!(replica, ModelReplica::Working { .. }) {
+                *replica = ModelReplica::Idle;
+            }
+        }
+    }
+
+    /// Records the batches of a step that has just been committed.
+    fn record_commit(&mut self) -> Result<(), String> {
+        let step = self.owner.step();
+        if !self.owner.is_applying() || self.spent.1 == step {
+            return Ok(());
+        }
+        self.spent.1 = step;
+        for batch in self.owner.admitted().iter().filter_map(|push| push.batch) {
+            if !self.spent.0.insert(batch) {
+                return Err(format!("step {step} counts {batch:?} again"));
             }
         }
         Ok(())
@@ -478,12 +576,31 @@ impl ModelState {
                 ));
             }
         }
+        let admitted = self.owner.admitted().iter().filter(|_| !self.owner.is_applying());
+        let held = admitted.filter_map(|push| push.batch);
+        if let Some(data) = &self.owner.ledger.data {
+            let held = held.chain(self.owner.ledger.iter().filter_map(|out| out.issued.batch));
+            let mut unspent: BTreeSet<DataBatch> = BTreeSet::new();
+            if let Some(twice) = data.free().chain(held).find(|&batch| !unspent.insert(batch)) {
+                return Err(format!("{twice:?} is unspent twice"));
+            }
+            if let Some(both) = unspent.intersection(&self.spent.0).next() {
+                return Err(format!("{both:?} counts, and is unspent"));
+            }
+            if unspent.len() + self.spent.0.len() != data.next().0 as usize {
+                return Err(format!("a batch before {:?} is lost", data.next()));
+            }
+        }
         self.owner.check()
     }
 
     /// Returns whether nothing needs to happen any more.
     fn is_over(&self, rule: &StepRule) -> bool {
-        let ended = rule.last_step == Some(self.owner.step()) && !self.owner.is_applying();
+        let ended = match &self.owner.ledger.data {
+            Some(data) => self.spent.0.len() as u64 == data.set().batches(),
+            None => rule.last_step == Some(self.owner.step()),
+        };
+        let ended = ended && !self.owner.is_applying();
         let alive = |replica: &ModelReplica| {
             matches!(replica, ModelReplica::Idle | ModelReplica::Working { .. })
         };
@@ -558,8 +675,16 @@ fn failure_report(
     format!("{}: {broken}\nafter:\n  {}", setting.name, events.join("\n  "))
 }
 
-const NONE: Faults =
-    Faults { kills: 0, losses: 0, leaves: 0, timeouts: 0, owner_kills: 0, shard_kills: 0 };
+const NONE: Faults = Faults {
+    kills: 0,
+    losses: 0,
+    leaves: 0,
+    timeouts: 0,
+    owner_kills: 0,
+    shard_kills: 0,
+    saves: 0,
+    restores: 0,
+};
 
 fn rule(aggregate: u32, total: u32, steps: u64) -> StepRule {
     let share = aggregate.div_ceil(total);
@@ -582,6 +707,7 @@ fn settings(planted: PlantedBugs) -> Vec<ModelSetting> {
         replicas: 2,
         late_replicas: 0,
         rule: rule(2, 2, 2),
+        batches: 0,
         faults: NONE,
         slow: false,
         planted,
@@ -661,10 +787,89 @@ fn settings(planted: PlantedBugs) -> Vec<ModelSetting> {
     ]
 }
 
+/// The settings with a data set: training ends when all its batches count, each once.
+fn data_settings(planted: PlantedBugs) -> Vec<ModelSetting> {
+    let endless = |aggregate, total| StepRule { last_step: None, ..rule(aggregate, total, 0) };
+    let plain = ModelSetting {
+        name: "",
+        shards: 1,
+        replicas: 2,
+        late_replicas: 0,
+        rule: endless(2, 2),
+        batches: 3,
+        faults: NONE,
+        slow: false,
+        planted,
+    };
+    let kill = Faults { kills: 1, ..NONE };
+    vec![
+        ModelSetting {
+            name: "data: the last step has fewer gradients",
+            shards: 2,
+            faults: Faults { owner_kills: 1, ..kill },
+            ..plain
+        },
+        ModelSetting {
+            name: "data: all events delayed, a replica is killed",
+            faults: Faults { timeouts: 1, ..kill },
+            slow: true,
+            ..plain
+        },
+        ModelSetting {
+            name: "data: one backup replica, one replica is killed",
+            replicas: 3,
+            rule: endless(2, 3),
+            batches: 4,
+            faults: Faults { owner_kills: 1, ..kill },
+            ..plain
+        },
+        ModelSetting {
+            name: "data: a lost replica keeps pushing, one leaves",
+            shards: 2,
+            faults: Faults { losses: 1, leaves: 1, timeouts: 1, ..NONE },
+            ..plain
+        },
+        ModelSetting {
+            name: "data: more gradients than replicas",
+            rule: endless(3, 2),
+            batches: 4,
+            faults: Faults { owner_kills: 1, ..kill },
+            ..plain
+        },
+        ModelSetting {
+            name: "data: one replica joins later",
+            replicas: 1,
+            late_replicas: 1,
+            faults: Faults { losses: 1, owner_kills: 1, ..NONE },
+            ..plain
+        },
+        ModelSetting {
+            name: "data: a checkpoint is saved and restored",
+            shards: 2,
+            faults: Faults { saves: 2, restores: 1, ..kill },
+            ..plain
+        },
+        ModelSetting {
+            name: "data: a checkpoint with a backup replica",
+            replicas: 3,
+            rule: endless(2, 3),
+            faults: Faults { saves: 1, restores: 2, ..NONE },
+            ..plain
+        },
+        ModelSetting {
+            name: "data: in rank order, without shrinking",
+            rule: StepRule { ordered: true, floor: 2, ..endless(2, 2) },
+            batches: 5,
+            faults: Faults { owner_kills: 1, saves: 1, restores: 1, timeouts: 1, ..kill },
+            ..plain
+        },
+    ]
+}
+
 /// Explores every setting, and panics at the first violation. Returns the number of states.
 pub(crate) fn suite(planted: PlantedBugs) -> usize {
     let mut states = 0;
-    for setting in settings(planted) {
+    for setting in settings(planted).into_iter().chain(data_settings(planted)) {
         let explored = explore(&setting).unwrap_or_else(|broken| panic!("{broken}"));
         let Explored { states: count, ends } = explored;
         println!("{:62} {count:9} states, {ends:6} of them final", setting.name);

@@ -156,6 +156,7 @@ pub(super) fn entry(
         version: step + number,
         gradients: 2 * step + number,
         clients: vec![client],
+        data: None,
     }
 }
 

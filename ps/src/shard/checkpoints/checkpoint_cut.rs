@@ -17,7 +17,8 @@ use pushpull_common::protocol::{Envelope, message};
 use pushpull_store::store::StoreImage;
 
 use super::saver_order::{SaveRequester, SaverOrder};
-use crate::checkpoint::{CheckpointName, ClientWindow};
+use crate::aggregate::token_issuer::TokenIssuer;
+use crate::checkpoint::{CheckpointName, ClientWindow, DataEntry};
 use crate::shard::checkpoints::ShardCheckpoints;
 use crate::shard::output::{Outputs, ShardOutput};
 use crate::shard::peers::Peers;
@@ -36,6 +37,8 @@ pub(crate) struct CheckpointCut {
     pub(in crate::shard) version: u64,
     pub(in crate::shard) gradients: u64,
     pub(in crate::shard) clients: Vec<ClientWindow>,
+    /// The data position at that moment, on the step owner.
+    pub(in crate::shard) data: Option<DataEntry>,
     since: Instant,
 }
 
@@ -58,9 +61,18 @@ impl CheckpointCut {
             version: variables.version,
             gradients: variables.gradients,
             clients: peers.registry.windows(),
+            data: steps.owner.as_ref().and_then(data_entry),
             since: now,
         })
     }
+}
+
+/// Returns the data position of the committed values: the batches of tokens, and of pushes that are
+/// admitted to the next step, are not spent.
+fn data_entry(owner: &TokenIssuer) -> Option<DataEntry> {
+    let (data, unspent) = owner.unspent_batches()?;
+    let unspent = unspent.into_iter().map(|batch| batch.0).collect();
+    Some(DataEntry::new(data.set(), data.next().0, unspent))
 }
 
 /// A queued request to save a checkpoint.

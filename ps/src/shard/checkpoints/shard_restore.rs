@@ -9,7 +9,9 @@ use pushpull_common::protocol::{Envelope, Refusal};
 use pushpull_optim::optimizer::VariableRules;
 use pushpull_store::arena::fence;
 use pushpull_store::store::Store;
+use pushpull_store::testing::planted::Bug;
 
+use crate::aggregate::data_position::{DataBatch, DataPosition};
 use crate::checkpoint::{
     AbandonFlag, CheckpointError, CheckpointName, CheckpointPiece, CheckpointStorage,
     CheckpointTraining, Opened, RestoredShard, RowHead,
@@ -245,6 +247,13 @@ impl Shard {
                 return self.out.refuse_storage(connection, request, &error);
             }
         };
+        let planted = self.config.planted;
+        let data = counts.data.as_ref().and_then(|entry| {
+            let unspent = entry.unspent.iter().map(|&batch| DataBatch(batch));
+            // The manifest has been checked.
+            let set = entry.set().ok()?;
+            Some(DataPosition::restored(set, DataBatch(entry.next), unspent, planted))
+        });
         if store.has_integrity() {
             store.seal(&mut self.files.journal);
         }
@@ -254,6 +263,9 @@ impl Shard {
         if let Some(owner) = &mut self.steps.owner {
             owner.forget_tokens();
             owner.roll_back(step);
+            if !self.config.planted.has(Bug::PositionNotRestored) {
+                owner.set_data(data);
+            }
             self.counters.global_step.set(step.0);
         }
         self.steps.set_participants(store.catalogue().shards());

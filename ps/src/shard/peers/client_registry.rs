@@ -31,6 +31,8 @@ pub(crate) struct ClientEntry {
     pub(crate) incarnation: Incarnation,
     pub(crate) presence: ClientPresence,
     pub(crate) window: PushWindow,
+    /// Whether this incarnation has declared the data set.
+    pub(crate) reads_data: bool,
     pub(crate) connection: Option<u64>,
     heard_at: Instant,
 }
@@ -43,13 +45,15 @@ pub(crate) struct DurableClient {
     pub(crate) incarnation: Incarnation,
     pub(crate) presence: ClientPresence,
     pub(crate) window: PushWindow,
+    pub(crate) reads_data: bool,
 }
 
 impl ClientEntry {
     /// Returns the entry of a client that an earlier process knew. Its lease starts now.
     pub(crate) fn restored(client: DurableClient, now: Instant) -> ClientEntry {
-        let DurableClient { task, epoch, incarnation, presence, window } = client;
-        ClientEntry { task, epoch, incarnation, presence, window, connection: None, heard_at: now }
+        let DurableClient { task, epoch, incarnation, presence, window, reads_data } = client;
+        let (connection, heard_at) = (None, now);
+        ClientEntry { task, epoch, incarnation, presence, window, reads_data, connection, heard_at }
     }
 }
 
@@ -264,6 +268,7 @@ impl ClientRegistry {
             incarnation,
             presence: ClientPresence::Present,
             window: PushWindow::new(self.planted),
+            reads_data: false,
             connection: Some(connection),
             heard_at: now,
         };

@@ -46,17 +46,19 @@ impl MessageRights {
             | Message::FetchCatalogue(_) => Senders::All.rights().read_only(),
             Message::AwaitReady(_) => Senders::All.rights(),
             Message::ShareValues(_) => Senders::Clients.rights().read_only(),
-            Message::TokenRequest(_) | Message::Reserve(_) | Message::SharePushBuffer(_) => {
-                Senders::Members.rights().with_lease()
-            }
+            Message::TokenRequest(_)
+            | Message::DeclareData(_)
+            | Message::Reserve(_)
+            | Message::SharePushBuffer(_) => Senders::Members.rights().with_lease(),
             Message::PushPart(part) => MessageRights::of_push(part.operation),
             Message::PushEncoded(encoded) => MessageRights::of_push(encoded.part.operation),
             Message::PushShared(shared) => MessageRights::of_push(shared.operation),
             // Querying the outcome of a push is not a read: the answer could report a push that is
             // not on disk.
-            Message::ReturnToken(_) | Message::Withdraw(_) | Message::OutcomeQuery(_) => {
-                Senders::Members.rights()
-            }
+            Message::ReturnToken(_)
+            | Message::SkipBatch(_)
+            | Message::Withdraw(_)
+            | Message::OutcomeQuery(_) => Senders::Members.rights(),
             Message::Leave(_) => Senders::Members.rights().read_only(),
             Message::Declare(_)
             | Message::Initialize(_)

@@ -12,6 +12,7 @@ use super::connection_state::{ConnectionState, ExpectedBody};
 use super::message_rights::MessageRights;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use crate::client_key::ClientKey;
+use crate::shard::data::DataDeclaration;
 use crate::shard::intake::encoded_parts::PartEncoding;
 use crate::shard::output::Outputs;
 use crate::shard::pulls::{wait_for_values, wrong_encoding};
@@ -164,6 +165,13 @@ impl Shard {
             }
             (Message::ReturnToken(token), Some(client)) => {
                 steps.return_token(intake, out, connection, client, envelope, &token);
+            }
+            (Message::SkipBatch(skipped), Some(client)) => {
+                steps.skip_batch(intake, out, &request, client, &skipped);
+            }
+            (Message::DeclareData(declared), Some(client)) => {
+                let declaration = DataDeclaration { request, client, declared };
+                declaration.answer(steps, variables, peers, out);
             }
             (Message::Reserve(_), Some(client)) => intake.reserve(peers, out, request, client),
             (Message::PushPart(part), Some(client)) => {

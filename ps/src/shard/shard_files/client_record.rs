@@ -6,8 +6,10 @@ use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
 use pushpull_store::testing::planted::PlantedBugs;
 
+use super::data_record::DataRecord;
 use super::record::{COUNT_LIMIT, wrong};
 use crate::aggregate::bounded_staleness::ReplicaProgress;
+use crate::aggregate::data_position::DataBatch;
 use crate::aggregate::token_ledger::Issued;
 use crate::push_window::PushWindow;
 use crate::shard::peers::client_registry::{
@@ -26,19 +28,22 @@ pub(crate) struct ClientRecord {
 // Offsets in the words of a client, which has its own cell.
 const JOB: usize = 4;
 const TOKENS: usize = JOB + JOB_BYTES_MAX / 8;
-const WINDOW: usize = TOKENS + 1 + 3 * TOKENS_PER_CLIENT_MAX;
-
+const WINDOW: usize = TOKENS + 1 + TOKEN_WORDS * TOKENS_PER_CLIENT_MAX;
 const PROGRESS: usize = WINDOW + PushWindow::WORDS;
+const READS_DATA: usize = PROGRESS + 1;
+
+/// The words of a token: number, generation, step, and the number of its batch plus 1.
+const TOKEN_WORDS: usize = 4;
 
 const _: () = assert!(ClientRecord::WORDS <= CELL_WORDS);
 
 impl ClientRecord {
     /// The number of words of a client.
-    pub(crate) const WORDS: usize = PROGRESS + 1;
+    pub(crate) const WORDS: usize = READS_DATA + 1;
 
     /// Returns the index of a client's first control word.
     pub(crate) fn first_word(client: usize) -> usize {
-        (1 + client) * CELL_WORDS
+        (1 + DataRecord::CELLS + client) * CELL_WORDS
     }
 
     /// Returns the index of the first control word of a client's push window.
@@ -71,15 +76,17 @@ impl ClientRecord {
         }
         put(TOKENS, tokens.len() as u64);
         for index in 0..TOKENS_PER_CLIENT_MAX {
-            let words = tokens
-                .get(index)
-                .map_or([0; 3], |issued| [issued.token.0, issued.generation.into(), issued.step.0]);
-            for (word, value) in (TOKENS + 1 + 3 * index..).zip(words) {
+            let words = tokens.get(index).map_or([0; TOKEN_WORDS], |issued| {
+                let batch = issued.batch.map_or(0, |batch| batch.0 + 1);
+                [issued.token.0, issued.generation.into(), issued.step.0, batch]
+            });
+            for (word, value) in (TOKENS + 1 + TOKEN_WORDS * index..).zip(words) {
                 put(word, value);
             }
         }
         client.window.save(|word, value| put(WINDOW + word, value));
         put(PROGRESS, progress.made << 1 | u64::from(progress.counts));
+        put(READS_DATA, client.reads_data.into());
     }
 
     /// Loads the client with this number, counted from 0.
@@ -114,11 +121,13 @@ impl ClientRecord {
         let job = job.ok_or_else(|| fault(3, "the name of a job"))?;
         let count = usize::try_from(words[TOKENS]).ok().filter(|&n| n <= TOKENS_PER_CLIENT_MAX);
         let count = count.ok_or_else(|| fault(TOKENS, "a count of tokens"))?;
-        let tokens = words[TOKENS + 1..].chunks_exact(3).take(count).enumerate();
+        let tokens = words[TOKENS + 1..].chunks_exact(TOKEN_WORDS).take(count).enumerate();
         let tokens = tokens.map(|(index, token)| {
-            let generation = u32::try_from(token[1])
-                .map_err(|_| fault(TOKENS + 2 + 3 * index, "the generation of a token"))?;
-            Ok(Issued { token: TokenId(token[0]), generation, step: GlobalStep(token[2]) })
+            let generation = u32::try_from(token[1]).map_err(|_| {
+                fault(TOKENS + 2 + TOKEN_WORDS * index, "the generation of a token")
+            })?;
+            let batch = token[3].checked_sub(1).map(DataBatch);
+            Ok(Issued { token: TokenId(token[0]), generation, step: GlobalStep(token[2]), batch })
         });
         let progress =
             ReplicaProgress { made: words[PROGRESS] >> 1, counts: words[PROGRESS] & 1 == 1 };
@@ -132,6 +141,7 @@ impl ClientRecord {
             incarnation: Incarnation(words[2]),
             presence,
             window: window.ok_or_else(|| fault(WINDOW, "the window of a client"))?,
+            reads_data: words[READS_DATA] != 0,
         };
         let tokens = tokens.collect::<Result<_, _>>()?;
         Ok(ClientRecord { client, tokens, progress })
@@ -141,6 +151,7 @@ impl ClientRecord {
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
+    use proptest::option;
     use proptest::prelude::*;
     use pushpull_common::ids::Sequence;
     use pushpull_common::protocol::{Outcome, PushState};
@@ -185,20 +196,21 @@ mod tests {
             (job, index) in (".{0,64}", any::<u32>()),
             (epoch, incarnation, presence) in (epoch(), any::<u64>(), 0..3_usize),
             window in window(),
-            tokens in vec((count(), any::<u32>(), count()), 0..=TOKENS_PER_CLIENT_MAX),
-            (made, counts) in (count(), any::<bool>()),
+            tokens in vec((count(), any::<u32>(), count(), option::of(count())), 0..=TOKENS_PER_CLIENT_MAX),
+            (made, counts, reads_data) in (count(), any::<bool>(), any::<bool>()),
         ) {
             let job = pushpull_common::protocol::wire::Text::<JOB_BYTES_MAX>::clipped(&job);
             let task = TaskId::new(job.as_str(), index);
             let presence = [ClientPresence::Present, ClientPresence::Left, ClientPresence::Lost][presence];
             let (epoch, incarnation) = (ClientEpoch(epoch), Incarnation(incarnation));
-            let restored = DurableClient { task: task.clone(), epoch, incarnation, presence, window };
+            let restored = DurableClient { task: task.clone(), epoch, incarnation, presence, window, reads_data };
             let settled: Vec<_> = restored.window.settled().collect();
             let newest = restored.window.newest();
             let tokens: Vec<Issued> = tokens
                 .into_iter()
-                .map(|(token, generation, step)| {
-                    Issued { token: TokenId(token), generation, step: GlobalStep(step) }
+                .map(|(token, generation, step, batch)| {
+                    let batch = batch.map(DataBatch);
+                    Issued { token: TokenId(token), generation, step: GlobalStep(step), batch }
                 })
                 .collect();
             let progress = ReplicaProgress { made, counts };
@@ -213,13 +225,14 @@ mod tests {
             prop_assert_eq!((found.presence, found.window.newest()), (presence, newest));
             prop_assert_eq!(found.window.settled().collect::<Vec<_>>(), settled);
             prop_assert_eq!((found_tokens, found_progress), (tokens, progress));
+            prop_assert_eq!(found.reads_data, reads_data);
         }
     }
 
     #[test]
     fn words_have_their_documented_indices() {
-        assert_eq!((JOB, TOKENS, WINDOW, PROGRESS, ClientRecord::WORDS), (4, 12, 61, 318, 319));
+        assert_eq!((JOB, TOKENS, WINDOW, PROGRESS, ClientRecord::WORDS), (4, 12, 77, 334, 336));
         let first = ClientRecord::first_word(0);
-        assert_eq!((offset_of(Address::Control(510)), first), (8176, 511));
+        assert_eq!((offset_of(Address::Control(510)), first), (8176, 5 * 511));
     }
 }

@@ -237,6 +237,10 @@ impl Shard {
     /// Forgets the variables durably, and then removes their files.
     pub(in crate::shard) fn forget_variables(&mut self) -> Result<(), StorageError> {
         self.variables.state = VariablesState::Absent;
+        if let Some(owner) = self.steps.owner.as_mut() {
+            // Its tokens have been forgotten. A restore brings the position of its checkpoint.
+            owner.set_data(None);
+        }
         self.steps.set_participants(std::iter::empty());
         self.pulls.last_pulls.clear();
         if let Some(inbox) = self.intake.inbox.take() {

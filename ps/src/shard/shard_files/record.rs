@@ -23,6 +23,7 @@ use pushpull_store::commit::{Address, FIRST_WORDS, offset_of};
 use pushpull_store::layout::Fault;
 
 use crate::aggregate::clipping::BitwiseF64;
+use crate::aggregate::data_position::DataBatch;
 use crate::aggregate::step_coordinator::AdmittedPush;
 use crate::aggregate::token_ledger::StepState;
 use crate::client_key::ClientKey;
@@ -249,17 +250,23 @@ pub(in crate::shard) fn wrong(index: usize, expected: String) -> Fault {
 /// Returns the number of words for the pushes admitted to a synchronous step, with `push_slots`
 /// slots.
 pub(crate) fn admitted_words(push_slots: usize) -> usize {
-    3 * push_slots
+    ADMITTED_WORDS * push_slots
 }
 
-/// Encodes the pushes admitted to the current synchronous step: for each the token, the replica and
-/// the factor of the gradient.
+/// The words of an admitted push: token, replica, factor, and the number of its batch plus 1.
+const ADMITTED_WORDS: usize = 4;
+
+/// Encodes the pushes admitted to the current synchronous step: for each the token, the replica, the
+/// factor of the gradient and its batch.
 pub(crate) fn encode_admitted(
     admitted: &[AdmittedPush],
     push_slots: usize,
 ) -> impl Iterator<Item = u64> {
     let pushes = admitted.iter();
-    let words = pushes.flat_map(|p| [p.token, u64::from(p.holder.0) + 1, p.factor.bits()]);
+    let words = pushes.flat_map(|p| {
+        let batch = p.batch.map_or(0, |batch| batch.0 + 1);
+        [p.token, u64::from(p.holder.0) + 1, p.factor.bits(), batch]
+    });
     words.chain(std::iter::repeat(0)).take(admitted_words(push_slots))
 }
 
@@ -267,22 +274,23 @@ pub(crate) fn encode_admitted(
 /// index of the wrong word.
 pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<AdmittedPush>, usize> {
     let mut admitted: Vec<AdmittedPush> = Vec::new();
-    for (index, word) in words.chunks_exact(3).enumerate() {
+    for (index, word) in words.chunks_exact(ADMITTED_WORDS).enumerate() {
         let (token, holder, factor) = (word[0], word[1], BitwiseF64::from_bits(word[2]));
-        if word == [0; 3] {
+        if word == [0; ADMITTED_WORDS] {
             continue;
         }
         let gap = admitted.len() < index;
         if token == 0 || gap || admitted.iter().any(|push| push.token == token) {
-            return Err(3 * index);
+            return Err(ADMITTED_WORDS * index);
         }
         if !(1..=clients as u64).contains(&holder) {
-            return Err(3 * index + 1);
+            return Err(ADMITTED_WORDS * index + 1);
         }
         if !(factor.get() > 0.0 && factor.get() <= 1.0) {
-            return Err(3 * index + 2);
+            return Err(ADMITTED_WORDS * index + 2);
         }
-        admitted.push(AdmittedPush { token, holder: ClientKey(holder as u32 - 1), factor });
+        let (holder, batch) = (ClientKey(holder as u32 - 1), word[3].checked_sub(1).map(DataBatch));
+        admitted.push(AdmittedPush { token, holder, factor, batch });
     }
     Ok(admitted)
 }
@@ -290,6 +298,7 @@ pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Admit
 #[cfg(test)]
 pub(in crate::shard) mod tests {
     use proptest::collection::vec;
+    use proptest::option;
     use proptest::prelude::*;
 
     use super::*;
@@ -365,16 +374,17 @@ pub(in crate::shard) mod tests {
 
         #[test]
         fn decoding_restores_all_admitted_pushes(
-            pushes in vec((0..9_u32, any::<f64>(), any::<f64>()), 0..9),
+            pushes in vec((0..9_u32, any::<f64>(), any::<f64>(), option::of(count())), 0..9),
             bound in prop_oneof![Just(f64::MIN_POSITIVE), Just(f64::MAX), 1e-9..1e9],
         ) {
             let admitted: Vec<AdmittedPush> = (1..)
                 .zip(pushes)
-                .map(|(token, (holder, a, b))| {
+                .map(|(token, (holder, a, b, batch))| {
                     // Other shards report any squared norm. Negative ones are rejected.
                     let squares = [a, b].map(|it| if it < 0.0 { -it } else { it }).map(BitwiseF64::from);
                     let factor = clipping::factor(bound.into(), squares.into_iter());
-                    AdmittedPush { token, holder: ClientKey(holder), factor }
+                    let (holder, batch) = (ClientKey(holder), batch.map(DataBatch));
+                    AdmittedPush { token, holder, factor, batch }
                 })
                 .collect();
             let words: Vec<u64> = encode_admitted(&admitted, 9).collect();
@@ -417,24 +427,25 @@ pub(in crate::shard) mod tests {
 
     #[test]
     fn admitted_pushes_have_their_documented_words() {
-        let push = |token, holder, factor: f64| {
-            let (holder, factor) = (ClientKey(holder), factor.into());
-            AdmittedPush { token, holder, factor }
+        let push = |token, holder, factor: f64, batch: Option<u64>| {
+            let (holder, factor, batch) = (ClientKey(holder), factor.into(), batch.map(DataBatch));
+            AdmittedPush { token, holder, factor, batch }
         };
-        let admitted = vec![push(7, 1, 1.0), push(3, 0, 0.5)];
+        let admitted = vec![push(7, 1, 1.0, Some(4)), push(3, 0, 0.5, None)];
         let words: Vec<u64> = encode_admitted(&admitted, 3).collect();
         let (one, half) = (1.0_f64.to_bits(), 0.5_f64.to_bits());
-        assert_eq!(words, [7, 2, one, 3, 1, half, 0, 0, 0]);
+        assert_eq!(words, [7, 2, one, 5, 3, 1, half, 0, 0, 0, 0, 0]);
         assert_eq!(decode_admitted(&words, 2), Ok(admitted));
         let beyond = 1.5_f64.to_bits();
         for (words, wrong) in [
-            ([0, 0, 0, 3, 1, one], 3),
-            ([3, 1, one, 3, 2, one], 3),
-            ([3, 3, one, 0, 0, 0], 1),
-            ([3, 0, one, 0, 0, 0], 1),
-            ([3, 1, 0, 0, 0, 0], 2),
-            ([3, 1, beyond, 0, 0, 0], 2),
-            ([3, 1, f64::NAN.to_bits(), 0, 0, 0], 2),
+            ([0, 0, 0, 0, 3, 1, one, 0], 4),
+            ([0, 0, 0, 9, 0, 0, 0, 0], 0),
+            ([3, 1, one, 0, 3, 2, one, 0], 4),
+            ([3, 3, one, 0, 0, 0, 0, 0], 1),
+            ([3, 0, one, 0, 0, 0, 0, 0], 1),
+            ([3, 1, 0, 0, 0, 0, 0, 0], 2),
+            ([3, 1, beyond, 0, 0, 0, 0, 0], 2),
+            ([3, 1, f64::NAN.to_bits(), 0, 0, 0, 0, 0], 2),
         ] {
             assert_eq!(decode_admitted(&words, 2), Err(wrong), "{words:?}");
         }

@@ -14,6 +14,7 @@ use pushpull_store::store::Store;
 use pushpull_store::table::Table;
 
 use super::client_record::ClientRecord;
+use super::data_record::DataRecord;
 use super::generation::{Generation, open_catalogue};
 use super::record::{ShardRecord, ShardStage, admitted_words, decode_admitted};
 use crate::aggregate::step_coordinator::StepCoordinator;
@@ -56,6 +57,10 @@ impl Recovery {
         if let Some(owner) = &mut steps.owner {
             owner.restore(record.steps);
             steps.counters.global_step.set(record.steps.step);
+            let data = DataRecord::load(&files.journal, files.config.planted).map_err(|fault| {
+                files.arena.storage.corrupt(&file_name(Kind::Control, 0), fault)
+            })?;
+            owner.set_data(data);
         }
         if steps.follower.is_some() {
             steps.follower = Some(StepFollower::new(record.applied, files.config.planted));

@@ -9,11 +9,13 @@ use std::time::Instant;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::ShardId;
 use pushpull_store::arena::{Arena, ArenaStorage, Budget, file_name};
-use pushpull_store::commit::{CELL_WORDS, Journal, is_unused_intent};
+use pushpull_store::commit::{Journal, is_unused_intent};
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use pushpull_store::table::Table;
 
+use super::client_record::ClientRecord;
 use super::control_file::{OpenedControl, control_text, open_control};
+use super::data_record::DataRecord;
 use super::generation::{files_of_tables, open_catalogue, remove_leftovers};
 use super::poison::PoisonRecord;
 use super::power::Power;
@@ -62,7 +64,7 @@ impl ShardSetup {
         let stamp = Stamp { shard: self.id, arena: run.arena };
         let text = control_text(&run, &self.identity);
         let arena = Arena { storage, stamp };
-        let bytes = (1 + 1 + GROWTH) * PAGE_BYTES;
+        let bytes = (1 + 1 + DataRecord::CELLS + GROWTH) * PAGE_BYTES;
         let mut control = arena.storage.create(CONTROL_NEW, bytes as u64)?;
         let page = Page { kind: Kind::Control, stamp, generation: 0, text };
         control.write(0, &page.encode());
@@ -116,7 +118,7 @@ impl ShardSetup {
             }
         }
         journal.redo()?;
-        journal.verify_control((1 + clients) * CELL_WORDS)?;
+        journal.verify_control(ClientRecord::first_word(clients))?;
         let mut shard = self.shard(arena, journal, run);
         let recovery = Recovery { record, now };
         let Shard { files, variables, peers, steps, .. } = &mut shard;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::shard::shard_files::client_record::ClientRecord;
 use pushpull_common::protocol::Message;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::{DType, Shape};
@@ -172,7 +173,7 @@ impl Decoded {
         let storage = ArenaStorage::TestFiles(TestFiles::with(files));
         let shard = Shard::open(world.parts(shard), storage, life, Instant::now())?;
         shard.check_invariants();
-        let used = (1 + shard.peers.registry.counts().0) * CELL_WORDS;
+        let used = ClientRecord::first_word(shard.peers.registry.counts().0);
         let mut bodies = Vec::new();
         let inbox = shard.intake.inbox.as_ref();
         for (number, arrival) in inbox.into_iter().flat_map(|inbox| inbox.arrivals()) {

@@ -10,6 +10,7 @@ mod corruption;
 mod crash_life;
 mod crash_model;
 mod cuts;
+mod data;
 mod encoded;
 mod encoded_rows;
 mod forged;

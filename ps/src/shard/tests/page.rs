@@ -195,7 +195,14 @@ fn the_token_of_an_assign_is_ignored_and_initial_values_are_the_chiefs() {
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
     let worker = world.join(0, &mut worker(1));
-    let grant = Grant { token: TokenId(77), generation: 7, step: GlobalStep(99), push_slot: 0 };
+    let grant = Grant {
+        token: TokenId(77),
+        generation: 7,
+        step: GlobalStep(99),
+        push_slot: 0,
+        samples: None,
+        ahead: None,
+    };
     let mut assign = |line: ConnectionId, sequence: u64, value: f32, stated: Grant| {
         let push = Push::plain(sequence, Operation::Assign {}, world.push_slot(line));
         let push = Push { grant: stated, read: Some(5), ..push };
@@ -209,7 +216,14 @@ fn the_token_of_an_assign_is_ignored_and_initial_values_are_the_chiefs() {
     let refused = assign(worker, 1, 2.0, grant).unwrap_err();
     assert!(matches!(refused, Refusal::Role { role: 1, kind: 32 }), "{refused}");
     assert_eq!(assign(line, 1, 2.0, grant), Ok(applied(1)));
-    let none = Grant { token: TokenId(0), generation: 0, step: GlobalStep(0), push_slot: 0 };
+    let none = Grant {
+        token: TokenId(0),
+        generation: 0,
+        step: GlobalStep(0),
+        push_slot: 0,
+        samples: None,
+        ahead: None,
+    };
     assert_eq!(assign(line, 2, 3.0, none), Ok(applied(2)));
     world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
     assert_eq!(f32s(&world.values(line))[..3], [3.0; 3]);

@@ -129,7 +129,7 @@ impl Push {
 
     pub(super) fn plain(sequence: u64, operation: Operation, push_slot: u32) -> Push {
         let (token, step) = (TokenId(0), GlobalStep(0));
-        let grant = Grant { token, generation: 0, step, push_slot: 0 };
+        let grant = Grant { token, generation: 0, step, push_slot: 0, samples: None, ahead: None };
         Push { sequence, operation, grant, push_slot, next: false, read: None }
     }
 

@@ -41,7 +41,7 @@ const LAYERS: &[Layer] = &[
     },
 ];
 
-/// Whether a bug is in the state of a shard, and not in the rules of synchronous steps.
+/// Whether a bug is in the state of a shard, and not in the rules of tokens and synchronous steps.
 fn is_of_state(bug: Bug) -> bool {
     !matches!(
         bug,
@@ -50,6 +50,10 @@ fn is_of_state(bug: Bug) -> bool {
             | Bug::ForgetAdmissions
             | Bug::CommitAlone
             | Bug::BeginEarly
+            | Bug::KeepStaleBatch
+            | Bug::SpendBatchEarly
+            | Bug::PositionNotRestored
+            | Bug::GrantReturnedBatchTwice
     )
 }
 

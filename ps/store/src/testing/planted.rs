@@ -76,6 +76,14 @@ bugs! {
     /// A client writes its next gradients into a buffer slot before the previous push there is
     /// settled. Not a bug of a server: planted in the simulator's clients.
     SlotReusedEarly,
+    /// The batch of a token whose gradient is stale is not granted again.
+    KeepStaleBatch,
+    /// A batch counts as spent in a checkpoint before the commit of its gradient.
+    SpendBatchEarly,
+    /// A restore does not go back to the data position of the checkpoint.
+    PositionNotRestored,
+    /// A batch that was given back is granted to two tokens.
+    GrantReturnedBatchTwice,
 }
 
 /// The planted bug, if any.

@@ -270,7 +270,14 @@ impl ShardModel {
         let token = self.next_token;
         self.next_token += 1;
         self.out.insert(token);
-        Grant { token: TokenId(token), generation: 1, step: GlobalStep(self.step), push_slot: 0 }
+        Grant {
+            token: TokenId(token),
+            generation: 1,
+            step: GlobalStep(self.step),
+            push_slot: 0,
+            samples: None,
+            ahead: None,
+        }
     }
 
     fn unused_push_slot(&self) -> Option<u32> {
@@ -369,7 +376,14 @@ impl ShardModel {
                 match lost {
                     Some(token) => {
                         let (token, step) = (TokenId(token), GlobalStep(self.step));
-                        let grant = Grant { token, generation: 1, step, push_slot: 0 };
+                        let grant = Grant {
+                            token,
+                            generation: 1,
+                            step,
+                            push_slot: 0,
+                            samples: None,
+                            ahead: None,
+                        };
                         self.answer(request, message::Granted { grant });
                     }
                     None => self.waits_for_token.push_back(request),

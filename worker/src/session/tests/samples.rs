@@ -38,7 +38,14 @@ pub(super) fn shard(task: u32) -> ShardId {
 }
 
 pub(super) fn grant(token: u64, push_slot: u32) -> Grant {
-    Grant { token: TokenId(token), generation: 1, step: GlobalStep(token), push_slot }
+    Grant {
+        token: TokenId(token),
+        generation: 1,
+        step: GlobalStep(token),
+        push_slot,
+        samples: None,
+        ahead: None,
+    }
 }
 
 pub(super) fn applied(step: u64) -> Outcome {
