@@ -2,12 +2,14 @@
 
 mod asynchronous;
 mod line;
+mod samples;
 mod synchronous;
 
 use std::ops::Range;
 
+use pushpull_common::data_set::SampleRange;
 use pushpull_common::ids::{GlobalStep, ShardId, VariableId};
-use pushpull_common::protocol::Outcome;
+use pushpull_common::protocol::{Grant, Outcome};
 use pushpull_common::variable::VariableSpec;
 
 use crate::setting::Setting;
@@ -31,6 +33,8 @@ pub(crate) struct Pushed {
     pub(crate) task: u32,
     /// The step at which the worker read its values.
     pub(crate) read: GlobalStep,
+    /// The samples from which the gradient was computed.
+    pub(crate) samples: Option<SampleRange>,
     pub(crate) gradient: Tensors,
 }
 
@@ -148,8 +152,18 @@ impl Checker {
         }
     }
 
-    /// Checks, at the end of the run, that all reported outcomes agree with the steps made.
-    pub(crate) fn finish(&self, last_step: u64) {
+    /// Records that a worker spends the batch of a token without a gradient.
+    pub(crate) fn skipped(&mut self, grant: Grant) {
+        match self {
+            Checker::Synchronous(checker) => checker.samples.skipped(grant),
+            Checker::Asynchronous(checker) => checker.samples.skipped(grant),
+        }
+    }
+
+    /// Checks, at the end of the run, that all reported outcomes agree with the steps made, and
+    /// that every batch of a data set counts once.
+    pub(crate) fn finish(&self, setting: &Setting) {
+        let last_step = if setting.data.is_some() { self.steps() } else { setting.last_step };
         match self {
             Checker::Synchronous(checker) => checker.finish(last_step),
             Checker::Asynchronous(checker) => checker.finish(last_step),

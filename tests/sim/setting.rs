@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::TaskId;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::tensor::{DType, Shape};
@@ -36,6 +37,8 @@ pub(crate) struct Setting {
     pub(crate) aggregate: u32,
     pub(crate) total: u32,
     pub(crate) last_step: u64,
+    /// The data set that the training consumes, instead of ending at the last step.
+    pub(crate) data: Option<DataSet>,
     pub(crate) token_timeout: Option<Duration>,
     /// Whether a step sums its gradients in the order of the worker tasks.
     pub(crate) deterministic: bool,
@@ -102,6 +105,14 @@ impl Setting {
         let shared_values = &mut SimChance::of(seed, "lends");
         let shares = shared_values.percent(50);
         let tight = shares && shared_values.percent(50);
+        let data = &mut SimChance::of(seed, "data");
+        let (consumes, batch, samples) =
+            (data.percent(40), data.between(1, 3) as u32, data.between(3, 20));
+        let epochs = data.between(1, 3);
+        // Asynchronous variables have digits for a limited number of pushes.
+        let (samples, epochs) = (samples.min(sizes.steps), epochs.min(1 + sizes.steps / 8));
+        let data = DataSet::new("data", samples.max(3), batch).map(|set| set.epochs(epochs));
+        let data = data.expect("a batch has at most 3 samples");
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
         let cluster = cluster.expect("every task has an address");
         let variables = variables(sizes.variables as usize, asynchronous);
@@ -117,6 +128,7 @@ impl Setting {
             aggregate,
             total,
             last_step: sizes.steps,
+            data: consumes.then_some(data),
             token_timeout: chance.percent(60).then_some(Duration::from_millis(1500)),
             deterministic,
             on_loss,
@@ -150,7 +162,7 @@ impl Setting {
     pub(crate) fn words(&self) -> String {
         format!(
             "{} ps tasks of {} shards, {} workers, {} variables in parts of {}, {}, {} steps, \
-             token timeout {:?}, shared memory: {}, tight: {}",
+             token timeout {:?}, shared memory: {}, tight: {}, data: {:?}",
             self.tasks,
             self.shards,
             self.workers,
@@ -161,6 +173,7 @@ impl Setting {
             self.token_timeout,
             self.shares,
             self.tight,
+            self.data,
         )
     }
 
@@ -196,6 +209,10 @@ impl Setting {
         let config = PsConfig::new(self.cluster.clone(), TaskId::ps(task), Sgd::new(RATE));
         #[cfg(feature = "planted")]
         let config = config.planted(self.planted);
+        let config = match self.data {
+            Some(_) => config,
+            None => config.last_step(self.last_step),
+        };
         config
             .shards(self.shards)
             .mode(self.ps_mode())
@@ -204,7 +221,6 @@ impl Setting {
             .network(Network::default().stall_timeout(STALL))
             .token_timeout(self.token_timeout)
             .inbox_pushes(self.inbox_pushes)
-            .last_step(self.last_step)
     }
 
     fn ps_mode(&self) -> Mode {

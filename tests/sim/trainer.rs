@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, ShardId, VariableId};
 use pushpull_common::protocol::message::Declared;
 use pushpull_common::protocol::{Grant, Refusal};
@@ -21,6 +22,7 @@ pub(crate) enum Phase {
     Initializing(VecDeque<(ShardId, RestoreEpoch)>),
     Awaiting(VecDeque<ShardId>),
     Joining,
+    DeclaringData,
     Asking,
     Pulling(Grant),
     /// Pulling variable by variable: the variables that are left, the next one last.
@@ -66,6 +68,7 @@ pub(crate) struct Trainer {
     pub(crate) task: u32,
     pub(crate) chief: bool,
     synchronous: bool,
+    data: Option<DataSet>,
     pub(crate) incarnation: u64,
     pub(crate) phase: Phase,
     /// The operation in progress.
@@ -100,6 +103,7 @@ impl Trainer {
             task,
             chief: task == 0,
             synchronous: !setting.asynchronous,
+            data: setting.data.clone(),
             incarnation,
             phase: Phase::Opening,
             op: 0,
@@ -231,7 +235,14 @@ impl Trainer {
                 rest.pop_front();
                 self.await_ready(now, endpoint, rest);
             }
-            (Phase::Joining, WorkerAnswer::Done) => self.continue_training(now, endpoint),
+            (Phase::Joining, WorkerAnswer::Done) => match self.data.clone() {
+                Some(set) => {
+                    self.phase = Phase::DeclaringData;
+                    self.ask(now, endpoint, WorkerOperation::DeclareData(set));
+                }
+                None => self.continue_training(now, endpoint),
+            },
+            (Phase::DeclaringData, WorkerAnswer::Done) => self.continue_training(now, endpoint),
             (Phase::Asking, WorkerAnswer::Token(Some(grant))) => {
                 // Only in synchronous mode: in asynchronous mode each variable could be of another
                 // step.
@@ -436,7 +447,8 @@ impl Trainer {
                 | Phase::Declaring(_)
                 | Phase::Initializing(_)
                 | Phase::Awaiting(_)
-                | Phase::Joining,
+                | Phase::Joining
+                | Phase::DeclaringData,
                 error,
             ) if timed_out || SessionEndpoint::has_moved_on(&error) => self.begin(now, endpoint),
             (phase, error) => panic!("worker {} in {phase:?}: {error}", self.task),
@@ -478,7 +490,13 @@ impl Trainer {
         let Phase::Computing(grant, read) = self.phase else { return };
         if chance.percent(3) {
             // This batch has nothing to learn from.
-            endpoint.drop_token(now, grant);
+            match self.data.is_some() && chance.percent(50) {
+                true => {
+                    checker.skipped(grant);
+                    endpoint.skip_token(now, grant);
+                }
+                false => endpoint.drop_token(now, grant),
+            }
             return self.continue_training(now, endpoint);
         }
         let operation = self.gradient(grant, read, endpoint, setting, checker, chance);
@@ -538,7 +556,8 @@ impl Trainer {
             present.push(id);
             gradient.push(Some(line));
         }
-        checker.pushes(Pushed { token, task: self.task, read, gradient });
+        let samples = grant.samples;
+        checker.pushes(Pushed { token, task: self.task, read, samples, gradient });
         WorkerOperation::Push { grant, read, variables: present, bytes }
     }
 

@@ -228,7 +228,7 @@ impl SimWorld {
                 panic!("no end after {:?}: {}", self.now - self.start, self.waits());
             }
         }
-        self.checker.finish(self.setting.last_step);
+        self.checker.finish(&self.setting);
         SimOutcome {
             events: self.events,
             commits: self.checker.steps(),
@@ -253,13 +253,21 @@ impl SimWorld {
     fn is_over(&self) -> bool {
         let over = |process: &WorkerProcess| !process.is_alive || process.trainer.is_over();
         let all = self.processes.iter().all(over) && self.next_starts() == 0;
+        let hosts = self.tasks.iter().flat_map(|task| &task.shards);
+        let mut owner_steps = hosts.filter_map(|host| match host {
+            Host::Up(endpoint) if endpoint.owns_step() => Some(endpoint.steps()),
+            _ => None,
+        });
+        let last = match self.setting.data {
+            Some(_) => owner_steps.next(),
+            None => Some(self.setting.last_step),
+        };
         all && self.tasks.iter().all(|task| {
             task.shards.iter().all(|host| match host {
                 Host::Up(endpoint) => {
                     let counts = !self.setting.asynchronous
                         && self.setting.catalogue.shards().any(|id| id == endpoint.id());
-                    let last = self.setting.last_step;
-                    endpoint.steps() == last || !(counts || endpoint.owns_step())
+                    Some(endpoint.steps()) == last || !(counts || endpoint.owns_step())
                 }
                 Host::Down(_) => false,
             })

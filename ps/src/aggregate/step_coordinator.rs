@@ -486,7 +486,18 @@ impl StepCoordinator {
     /// Returns whether no replica without a token is granted one in this step, unless a batch is
     /// given back.
     fn grants_no_more(&self) -> bool {
-        self.ledger.steps.finished || self.ledger.data_is_exhausted()
+        let Some(ranks) = self.ordered_ranks().filter(|_| self.ledger.data.is_some()) else {
+            return self.ledger.steps.finished || self.ledger.data_is_exhausted();
+        };
+        let tokens = self.ledger.iter().filter_map(|out| out.issued.batch);
+        let admitted = self.admitted.iter().filter_map(|push| push.batch);
+        let given: PerPush<u64> = tokens.chain(admitted).map(|b| b.0 % u64::from(ranks)).collect();
+        // A rank may run out of batches before others, if it has skipped one.
+        let has_more = |rank: u32| {
+            let taker = BatchTaker::Rank { rank, ranks };
+            !given.contains(&u64::from(rank)) && self.ledger.has_batch_for(taker)
+        };
+        self.ledger.steps.finished || !(0..ranks).any(has_more)
     }
 
     /// Returns the push to admit next, among those that every shard holds: the one with the oldest

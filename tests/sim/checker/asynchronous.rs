@@ -12,6 +12,7 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_common::tensor::DType;
 
+use super::samples::SamplesChecker;
 use super::{CheckedPull, Elements, Pushed};
 use crate::setting::{RATE, Setting};
 
@@ -43,6 +44,7 @@ pub(crate) struct AsynchronousChecker {
     /// The newest step that any answer has named.
     step: u64,
     pub(super) pulls: u64,
+    pub(super) samples: SamplesChecker,
 }
 
 impl AsynchronousChecker {
@@ -58,6 +60,7 @@ impl AsynchronousChecker {
             push_of_step: BTreeMap::new(),
             step: 0,
             pulls: 0,
+            samples: SamplesChecker::new(setting.data.clone()),
         }
     }
 
@@ -70,6 +73,7 @@ impl AsynchronousChecker {
     pub(super) fn pushes(&mut self, push: Pushed) {
         let before = self.numbers.insert(push.token, self.pushes.len());
         assert!(before.is_none(), "token {} is granted twice", push.token);
+        self.samples.pushed(push.token, push.samples);
         let variables = push.gradient.iter().map(Option::is_some).collect();
         let (read, step) = (push.read.0, None);
         self.pushes.push(CheckedPush { read, variables, step, dropped: false });
@@ -193,6 +197,12 @@ impl AsynchronousChecker {
         if let Some((&step, number)) = self.push_of_step.range(last_step + 1..).next() {
             panic!("push {number} has made step {step} after the last step {last_step}");
         }
+        let applied = self.known.get(&self.owner);
+        let counts = |number: &usize| {
+            self.pushes[*number].step.is_some() || applied.is_some_and(|all| all.contains(number))
+        };
+        let counted = self.numbers.iter().filter(|(_, number)| counts(number));
+        self.samples.finish(counted.map(|(&token, _)| token), Some(self.step));
     }
 
     pub(super) fn steps(&self) -> u64 {

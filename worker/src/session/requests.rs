@@ -51,6 +51,7 @@ impl ShardRequest {
                 )
                 | (Message::FindCheckpoint(_), Message::CheckpointFound(_))
                 | (Message::PassedOverQuery(_), Message::PassedOverAre(_))
+                | (Message::DeclareData(_), Message::DataDeclared(_))
                 | (Message::Save(_), Message::Saved(_))
                 | (Message::FetchCatalogue(_), Message::CatalogueIs(_))
                 | (Message::Finish(_), Message::Finished(_))

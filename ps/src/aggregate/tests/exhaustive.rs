@@ -44,6 +44,8 @@ struct Faults {
     saves: u8,
     /// All servers lose their state, and the checkpoint is restored.
     restores: u8,
+    /// A replica spends its batch without a gradient.
+    skips: u8,
 }
 
 /// A configuration to explore.
@@ -149,6 +151,7 @@ enum ModelEvent {
     KillShard(usize),
     Save,
     Restore,
+    Skip(usize),
 }
 
 impl ModelEvent {
@@ -165,6 +168,7 @@ impl ModelEvent {
                 | ModelEvent::KillShard(_)
                 | ModelEvent::Save
                 | ModelEvent::Restore
+                | ModelEvent::Skip(_)
         )
     }
 }
@@ -234,6 +238,9 @@ impl ModelState {
                         if sent & 1 << shard == 0 && self.has_free_slot(shard) {
                             events.push(ModelEvent::Push { replica: index, shard });
                         }
+                    }
+                    if verdict.is_none() && sent == 0 && self.faults.skips > 0 {
+                        events.push(ModelEvent::Skip(index));
                     }
                     if verdict.is_some() {
                         events.push(ModelEvent::ReceiveVerdict(index));
@@ -373,6 +380,14 @@ impl ModelState {
             ModelEvent::Save => {
                 state.faults.saves -= 1;
                 state.checkpoint = self.save();
+            }
+            ModelEvent::Skip(replica) => {
+                state.faults.skips -= 1;
+                if let ModelReplica::Working { grant, .. } = self.replicas[replica] {
+                    let out = self.owner.ledger.get(grant.token);
+                    state.spent.0.extend(out.and_then(|out| out.issued.batch));
+                    state.owner.skip(grant.token);
+                }
             }
             ModelEvent::Restore => {
                 state.faults.restores -= 1;
@@ -684,6 +699,7 @@ const NONE: Faults = Faults {
     shard_kills: 0,
     saves: 0,
     restores: 0,
+    skips: 0,
 };
 
 fn rule(aggregate: u32, total: u32, steps: u64) -> StepRule {
@@ -861,6 +877,19 @@ fn data_settings(planted: PlantedBugs) -> Vec<ModelSetting> {
             rule: StepRule { ordered: true, floor: 2, ..endless(2, 2) },
             batches: 5,
             faults: Faults { owner_kills: 1, saves: 1, restores: 1, timeouts: 1, ..kill },
+            ..plain
+        },
+        ModelSetting {
+            name: "data: in rank order, two batches are skipped",
+            replicas: 3,
+            rule: StepRule { ordered: true, floor: 3, ..endless(3, 3) },
+            batches: 8,
+            faults: Faults { owner_kills: 1, skips: 2, ..NONE },
+            ..plain
+        },
+        ModelSetting {
+            name: "data: a batch is skipped, a replica is killed",
+            faults: Faults { skips: 1, timeouts: 1, ..kill },
             ..plain
         },
     ]

@@ -197,6 +197,10 @@ impl SessionEndpoint {
             }
             WorkerOperation::Leave(shard) => request(shard, message::Leave {}.into(), Bytes::new()),
             WorkerOperation::Join => SessionCommand::Join { plan },
+            WorkerOperation::DeclareData(set) => {
+                let owner = self.shards()[0];
+                request(owner, message::DeclareData::from(&set).into(), Bytes::new())
+            }
             WorkerOperation::Token => match self.session.unclaimed().claim() {
                 Some(grant) => return self.answered(WorkerAnswer::Token(Some(grant))),
                 None => SessionCommand::Token,
@@ -286,6 +290,11 @@ impl SessionEndpoint {
     /// Drops a token, which returns it.
     pub fn drop_token(&mut self, now: Instant, grant: Grant) {
         self.handle(now, SessionInput::TokenDropped { grant });
+    }
+
+    /// Spends the batch of a token without a gradient.
+    pub fn skip_token(&mut self, now: Instant, grant: Grant) {
+        self.handle(now, SessionInput::TokenSkipped { grant });
     }
 
     /// Continues the pull that reads shared memory, if there is one, by one step.

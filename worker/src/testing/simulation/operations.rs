@@ -1,5 +1,6 @@
 //! The operations of a training loop, their answers, and the events of a session's endpoint.
 
+use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, ShardId, VariableId};
 use pushpull_common::protocol::message::Declared;
 use pushpull_common::protocol::{Grant, Outcome};
@@ -19,6 +20,8 @@ pub enum WorkerOperation {
     AwaitReady(ShardId),
     /// Join the variables.
     Join,
+    /// Declare the data set on the step owner.
+    DeclareData(DataSet),
     /// Take a token.
     Token,
     /// Pull all values: for the step of a token, or without one of any step.
