@@ -195,9 +195,10 @@ pub mod server {
 /// What a training loop meets beside [`Worker`]: pushes under way, outcomes, codecs, loss scaling.
 pub mod training {
     pub use pushpull_common::codec::Codec;
+    pub use pushpull_common::data_set::{DataSet, SampleRange};
     pub use pushpull_common::ids::{GlobalStep, Sequence};
     pub use pushpull_worker::{
-        Checksums, InitialValues, LossScale, PassedOver, PullHandle, PushHandle,
+        Checksums, DataBegun, InitialValues, LossScale, PassedOver, PullHandle, PushHandle,
         RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard,
         UnresponsiveShards, VariableHandle,
     };
@@ -218,6 +219,7 @@ pub mod error {
     //! | operation | error |
     //! | --- | --- |
     //! | name tasks and devices | [`ClusterError`], [`DeviceError`] |
+    //! | declare a data set | [`DataSetError`] |
     //! | declare a variable | [`VariableError`], whose source is one of [`ShapeError`], [`InitializerError`], [`PartitionError`] and [`TableError`] |
     //! | place variables | [`PlacementError`], [`CatalogueError`] |
     //! | encode gradients | [`CodecError`] |
@@ -229,6 +231,7 @@ pub mod error {
     pub use pushpull_common::catalogue::CatalogueError;
     pub use pushpull_common::cluster::{AddressProblem, ClusterError};
     pub use pushpull_common::codec::CodecError;
+    pub use pushpull_common::data_set::DataSetError;
     pub use pushpull_common::device::DeviceError;
     pub use pushpull_common::initializer::InitializerError;
     pub use pushpull_common::partition::PartitionError;

@@ -47,7 +47,16 @@ impl TestCluster {
 
     /// Starts one ps task with plain gradient descent at learning rate 1.
     pub(crate) fn sgd(workers: usize, configure: impl Fn(PsConfig) -> PsConfig) -> TestCluster {
-        TestCluster::start(1, workers, Sgd::new(1.0), configure)
+        TestCluster::sgd_of(1, workers, configure)
+    }
+
+    /// Starts `ps` ps tasks with plain gradient descent at learning rate 1.
+    pub(crate) fn sgd_of(
+        ps: usize,
+        workers: usize,
+        configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> TestCluster {
+        TestCluster::start(ps, workers, Sgd::new(1.0), configure)
     }
 
     pub(crate) fn config(&self, worker: u32) -> WorkerConfig {

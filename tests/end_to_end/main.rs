@@ -8,6 +8,7 @@ mod checkpoints;
 mod clipping;
 mod cluster;
 mod codecs;
+mod data;
 mod exactness;
 mod growth;
 mod half_rows;

@@ -101,6 +101,13 @@ impl Steps {
         }
     }
 
+    /// Sets the gauges of the data position.
+    pub(super) fn count_batches(&self) {
+        let data = self.owner.as_ref().and_then(|owner| owner.ledger().data.as_ref());
+        self.counters.batches_begun.set(data.map_or(0, |data| data.next().0));
+        self.counters.batches_unspent.set(data.map_or(0, |data| data.unspent() as u64));
+    }
+
     /// Spends the batch of an unspent token without a gradient, and ends the token.
     pub(super) fn skip_batch(
         &mut self,

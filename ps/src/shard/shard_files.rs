@@ -105,6 +105,7 @@ impl ShardFiles {
         let several = changed.len() > CLIENTS_AT_ONCE;
         let data_changed = steps.owner.as_mut().is_some_and(TokenIssuer::take_data_changed);
         if data_changed {
+            steps.count_batches();
             self.stage_data(steps, if several { &changed } else { &[] });
         }
         // Clients that lost tokens precede clients that received tokens. If only the first of
