@@ -10,7 +10,7 @@ use pushpull::error::{StartError, StorageError};
 use pushpull::inspect::{FileReport, Presence, VariablesStage, Verdict};
 use pushpull::optim::{Adagrad, Optimizer};
 use pushpull::server::Durability;
-use pushpull::training::GlobalStep;
+use pushpull::training::{DataSet, GlobalStep};
 use pushpull::variable::{DType, TableSpec, f16};
 use pushpull::{
     Adam, ClusterSpec, Ps, PsConfig, Push, Storage, TaskId, VariableSpec, WorkerConfig,
@@ -43,7 +43,8 @@ fn try_serve(
 
 /// Joins, pushes `pushes` times, and returns the worker.
 fn train(cluster: &ClusterSpec, pushes: usize) -> Worker {
-    let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
+    let set = DataSet::new("train", 100_000, 32).unwrap().shuffle(7);
+    let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0)).data(set);
     let mut worker = Worker::connect(config).unwrap();
     let variables =
         [VariableSpec::f32("w", [40, 3]).unwrap(), VariableSpec::f32("b", [7]).unwrap()];
@@ -172,6 +173,9 @@ fn a_running_server_and_its_stopped_state_are_reported() {
     assert!(names.contains(&"w") && names.contains(&"b"), "{names:?}");
     let client = &owner.clients[0];
     assert_eq!((client.task.clone(), client.newest), (TaskId::worker(0), 5));
+    let data = owner.data.as_ref().unwrap();
+    assert_eq!((data.set.name(), data.set.seed(), data.set.samples()), ("train", Some(7), 100_000));
+    assert_eq!((data.begun as usize, other.data.is_none()), (5 + data.held + data.free, true));
     assert_eq!(client.presence, Presence::Present);
     let identity = &owner.arena.as_ref().unwrap().identity;
     assert!(identity.iter().any(|(name, value)| name == "optimizer" && value == "adam"));
@@ -200,11 +204,17 @@ fn a_running_server_and_its_stopped_state_are_reported() {
     assert_eq!((&report["live"], &report["sound"]), (&Value::Bool(false), &Value::Bool(true)));
     assert_eq!(report["shards"][0]["state"]["step"], 205);
     assert_eq!(report["shards"][0]["clients"][0]["presence"], "left");
+    assert_eq!(report["shards"][0]["data"]["held"], 0, "the worker has left");
+    assert_eq!(
+        (&report["shards"][1]["data"], report["shards"][0]["data"]["batch"].as_u64()),
+        (&Value::Null, Some(32))
+    );
     assert_eq!(report["shards"][0]["arena"]["this_boot"], true);
     let one = json(&state.join("shard-1"));
     assert_eq!(one["shards"][0]["arena"]["shard"], 1);
     let page = String::from_utf8(tool(&state, false).stdout).unwrap();
     assert!(page.contains("step 205") && page.contains("/job:worker/task:0"), "{page}");
+    assert!(page.contains("data       \"train\", 100000 samples in batches of 32; 20"), "{page}");
     assert_eq!(written(&state), before, "inspect writes nothing");
 
     let error = tool(root.path(), false);

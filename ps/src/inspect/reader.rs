@@ -19,8 +19,8 @@ use pushpull_store::testing::planted::PlantedBugs;
 use pushpull_store::undo::UndoRow;
 
 use super::report::{
-    ArenaReport, ClientReport, CompletePush, FileReport, Presence, ShardInspection, ShardState,
-    VariableReport, VariablesStage, Verdict,
+    ArenaReport, ClientReport, CompletePush, DataReport, FileReport, Presence, ShardInspection,
+    ShardState, VariableReport, VariablesStage, Verdict,
 };
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
@@ -28,6 +28,7 @@ use crate::runtime::boot;
 use crate::shard::peers::client_registry::ClientPresence;
 use crate::shard::shard_files::client_record::ClientRecord;
 use crate::shard::shard_files::control_file::control_fields;
+use crate::shard::shard_files::data_record::DataRecord;
 use crate::shard::shard_files::generation::{open_catalogue, table_words};
 use crate::shard::shard_files::poison::PoisonRecord;
 use crate::shard::shard_files::power::{image_name, read_image};
@@ -51,6 +52,7 @@ impl ShardReader<'_> {
             poisoned: None,
             state: None,
             variables: Vec::new(),
+            data: None,
             clients: Vec::new(),
             whole: Vec::new(),
             committed_words: None,
@@ -182,6 +184,9 @@ impl ShardReader<'_> {
     }
 
     fn read_clients(&mut self, journal: &Journal, record: &ShardRecord) -> Option<()> {
+        let data = DataRecord::load(journal, PlantedBugs::default());
+        let mut data = self.fault(Kind::Control, 0, data)?;
+        let mut held = 0;
         for number in 0..record.clients {
             let client = ClientRecord::load(journal, number, PlantedBugs::default());
             let ClientRecord { client, tokens, .. } = self.fault(Kind::Control, 0, client)?;
@@ -198,7 +203,17 @@ impl ShardReader<'_> {
                 settled: client.window.settled().count(),
                 tokens: tokens.iter().map(|issued| issued.token.0).collect(),
             });
+            for batch in tokens.iter().filter_map(|issued| issued.batch) {
+                held += 1;
+                data.iter_mut().for_each(|data| data.restore_held(batch));
+            }
         }
+        self.found.data = data.map(|data| DataReport {
+            set: data.set().clone(),
+            begun: data.next().0,
+            free: data.free().len(),
+            held,
+        });
         Some(())
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::{GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::tensor::{DType, Shape};
 
@@ -59,6 +60,8 @@ pub struct ShardInspection {
     pub state: Option<ShardState>,
     /// The variables; empty if there are none or they cannot be read.
     pub variables: Vec<VariableReport>,
+    /// The declared data set, on the step owner.
+    pub data: Option<DataReport>,
     /// The known clients.
     pub clients: Vec<ClientReport>,
     /// The complete pushes in the inbox, in the order of arrival.
@@ -155,6 +158,20 @@ pub struct VariableReport {
     pub partitions: Vec<std::ops::Range<u64>>,
     /// The stored size in bytes. `f16` and `bf16` are stored as `f32`.
     pub bytes: u64,
+}
+
+/// The declared data set and the position in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DataReport {
+    /// The data set.
+    pub set: DataSet,
+    /// The number of batches, of all epochs, that were granted or reserved at least once.
+    pub begun: u64,
+    /// The number of those that will be granted again.
+    pub free: usize,
+    /// The number of those that tokens hold.
+    pub held: usize,
 }
 
 /// The membership of a client.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use pushpull::inspect::{
-    ArenaReport, ClientReport, Inspection, Presence, SavesFailing, ShardInspection, ShardState,
-    VariableReport, VariablesStage, Verdict,
+    ArenaReport, ClientReport, DataReport, Inspection, Presence, SavesFailing, ShardInspection,
+    ShardState, VariableReport, VariablesStage, Verdict,
 };
 use serde_json::{Value, json};
 
@@ -111,6 +111,21 @@ fn write_state(page: &mut String, state: &ShardState, shard: &ShardInspection) -
         None => "idle".to_owned(),
         Some(rows) => format!("prepared, {rows} rows to restore"),
     };
+    if let Some(data) = &shard.data {
+        let (set, all) = (&data.set, data.set.all_batches());
+        let of = set.epoch_limit().map_or(String::new(), |_| format!(" of {all}"));
+        writeln!(
+            page,
+            "  data       {:?}, {} samples in batches of {}; {}{of} batches granted, {} held by \
+             tokens, {} to grant again",
+            set.name(),
+            set.samples(),
+            set.batch(),
+            data.begun,
+            data.held,
+            data.free,
+        )?;
+    }
     writeln!(page, "  intent     {intent}")?;
     writeln!(page, "  undo       {undo}")?;
     if let Some(number) = shard.newest_image {
@@ -201,6 +216,7 @@ fn json_of_shard(shard: &ShardInspection) -> Value {
         "poisoned": shard.poisoned,
         "state": shard.state.as_ref().map(json_of_state),
         "variables": shard.variables.iter().map(json_of_variable).collect::<Vec<_>>(),
+        "data": shard.data.as_ref().map(json_of_data),
         "clients": shard.clients.iter().map(json_of_client).collect::<Vec<_>>(),
         "whole": shard.whole.iter().map(|push| json!({
             "push_slot": push.push_slot,
@@ -257,6 +273,20 @@ fn json_of_state(state: &ShardState) -> Value {
         "slots": state.slots,
         "integrity": state.integrity,
         "push_slots": state.push_slots,
+    })
+}
+
+fn json_of_data(data: &DataReport) -> Value {
+    json!({
+        "name": data.set.name(),
+        "samples": data.set.samples(),
+        "batch": data.set.batch(),
+        "seed": data.set.seed(),
+        "epochs": data.set.epoch_limit(),
+        "drop_remainder": data.set.drops_remainder(),
+        "begun": data.begun,
+        "held": data.held,
+        "free": data.free,
     })
 }
 
