@@ -71,7 +71,17 @@ impl TestCluster {
         self.servers[0].handle()
     }
 
-    /// Stops all servers and waits until they have ended.
+    /// Stops all servers, to be started again, and waits until they have ended.
+    pub(crate) fn suspend(self) {
+        for server in &self.servers {
+            server.handle().suspend();
+        }
+        for server in self.servers {
+            wait_for_end(server).unwrap();
+        }
+    }
+
+    /// Stops all servers for good and waits until they have ended.
     pub(crate) fn stop(self) {
         for server in &self.servers {
             server.handle().stop();

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pushpull::blocking::Worker;
+use pushpull::blocking::{Reader, Worker};
 use pushpull::error::ConfigError;
-use pushpull::{Error, PsConfig, Sgd, TaskId, WorkerConfig};
+use pushpull::{Error, PsConfig, Sgd, Storage, TaskId, WorkerConfig};
 
 use super::cluster::{TestCluster, block_on, listen, spec, vector, wait_for_end};
 
@@ -22,6 +22,79 @@ fn serve_returns_after_stop_and_after_its_shutdown_future() {
     let config = PsConfig::new(spec([again.address()], 1), TaskId::ps(0), Sgd::new(1.0));
     let ps = again.start(config).unwrap();
     block_on(ps.serve(async {})).unwrap();
+}
+
+#[test]
+fn a_stopped_server_ends_every_wait_of_its_workers_and_readers() {
+    let cluster = TestCluster::sgd(2, |config| config.last_step(1));
+    let (mut holder, mut waiter) = (cluster.worker(0), cluster.worker(1));
+    holder.join(&[vector("w", 10)], |_| ()).unwrap();
+    waiter.join(&[vector("w", 10)], |_| ()).unwrap();
+    let mut reader = Reader::connect(cluster.config(0)).unwrap();
+    let mut values = reader.params();
+    let token = holder.token().unwrap().unwrap();
+    let waiting = thread::spawn(move || waiter.token().unwrap_err());
+    cluster.stop();
+    let is_stopped =
+        |error: Error| matches!(error, Error::ServerStopped { shard } if shard.task == 0);
+    // Without the goodbye these calls would wait for a minute for a server that is gone.
+    assert!(is_stopped(waiting.join().unwrap()));
+    let mut gradients = holder.gradients();
+    gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+    assert!(is_stopped(holder.push(token, gradients).unwrap_err()));
+    assert!(is_stopped(reader.pull(&mut values).unwrap_err()));
+}
+
+#[test]
+fn a_finished_training_ends_its_workers_and_then_its_servers() {
+    for leaves in [true, false] {
+        let cluster = TestCluster::start(2, 2, Sgd::new(1.0), |config| config);
+        let workers = [0, 1].map(|index| {
+            let mut worker = cluster.worker(index);
+            thread::spawn(move || {
+                worker.join(&[vector("w", 10), vector("b", 2)], |_| ()).unwrap();
+                while let Some(token) = worker.token().unwrap() {
+                    let mut gradients = worker.gradients();
+                    gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+                    worker.push(token, gradients).unwrap();
+                }
+                match leaves {
+                    true => worker.leave().map(|()| None).unwrap(),
+                    false => Some(worker),
+                }
+            })
+        });
+        while cluster.handle().metrics().gradients_applied < 10 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // With a grace of an hour only the workers' departure ends the servers.
+        let grace = if leaves { Duration::from_secs(3600) } else { Duration::from_millis(50) };
+        cluster.servers.iter().for_each(|server| server.handle().finish(grace));
+        let workers = workers.map(|worker| worker.join().unwrap());
+        for server in cluster.servers {
+            wait_for_end(server).unwrap();
+        }
+        for mut worker in workers.into_iter().flatten() {
+            let error = worker.finish().unwrap_err();
+            assert!(matches!(error, Error::ServerStopped { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_suspended_server_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = || Storage::directory(folder.path().join("state"));
+    let cluster = TestCluster::sgd(1, |config| config.storage(storage()));
+    let mut worker = cluster.worker(0);
+    worker.join(&[vector("w", 10)], |_| ()).unwrap();
+    let (address, spec) = (cluster.handle().address().to_owned(), cluster.spec.clone());
+    cluster.suspend();
+    let waiting = thread::spawn(move || worker.token().map(|token| token.is_some()));
+    let again = block_on(pushpull::Ps::listen(&address)).unwrap();
+    let config = PsConfig::new(spec, TaskId::ps(0), Sgd::new(1.0)).storage(storage());
+    let _ps = again.start(config).unwrap();
+    assert_eq!(waiting.join().unwrap(), Ok(true));
 }
 
 #[test]

@@ -401,7 +401,7 @@ fn a_restarted_server_shares_its_values_again() {
         (0..5).for_each(|step| train(&mut worker, &mut params, 5 * life + step));
         await_counts(&cluster, |metrics| metrics.direct_pulls >= 4);
         let spec = cluster.spec.clone();
-        cluster.stop();
+        cluster.suspend();
         let listener = block_on(Ps::listen(spec.task_address("ps", 0).unwrap())).unwrap();
         let servers = vec![start(listener, &spec, stored)];
         cluster = TestCluster { spec, servers };

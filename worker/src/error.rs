@@ -178,6 +178,13 @@ pub enum Error {
         /// The step at which training resumes: that of the checkpoint.
         to_step: u64,
     },
+    /// A server has stopped for good, by order of the program that runs it. Nothing is to be waited
+    /// for.
+    #[error("cannot continue: {shard} has stopped for good")]
+    ServerStopped {
+        /// The server's shard.
+        shard: ShardId,
+    },
     /// A server has restarted without its variables, and they are not restored yet.
     ///
     /// A worker that was training usually meets this first, as it reconnects sooner than the chief.

@@ -311,7 +311,10 @@ impl Worker {
             self.client.request("leave", shard, message::Leave {}, Bytes::new(), timeout)
         });
         let answers = join_all(leaves).await;
-        answers.into_iter().take(used).try_for_each(|answer| answer.map(|_| ()))
+        answers.into_iter().take(used).try_for_each(|answer| match answer {
+            Ok(_) | Err(Error::ServerStopped { .. }) => Ok(()),
+            Err(error) => Err(error),
+        })
     }
 
     fn model(&self, doing: &'static str) -> Result<&Arc<JoinedModel>, Error> {

@@ -148,4 +148,5 @@ messages! {
     65 => Recall, body 0;
     66 => Recalled, body 0;
     67 => ChiefIs, body 0;
+    68 => Goodbye, body 0;
 }

@@ -212,6 +212,7 @@ fn tokens(add: &mut impl FnMut(&str, Message)) {
     }
     add("ReturnToken", ReturnToken { token: TokenId(11), generation: 12 }.into());
     add("Returned", Returned {}.into());
+    add("Goodbye", Goodbye {}.into());
     add("SkipBatch", SkipBatch { token: TokenId(11), generation: 12 }.into());
     let (seed, epochs) = (Some(7), Some(3));
     add("DeclareData", DeclareData { seed, epochs, ..declare_data() }.into());

@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pushpull_common::protocol::decode::ReadError;
@@ -17,6 +18,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
+use super::handle::Ending;
 use super::listener::Endpoint;
 use super::shard_thread::{ArrivedPeer, Members};
 use super::waiting::{PeerHost, WaitingConnections};
@@ -41,6 +43,7 @@ pub(super) struct Acceptor {
     /// Counts connections that belong to no shard.
     pub(super) counters: Arc<Counters>,
     pub(super) exit_when_done: Option<Duration>,
+    pub(super) ending: Arc<Ending>,
     pub(super) stop: CancellationToken,
 }
 
@@ -60,12 +63,25 @@ pub(super) fn run(acceptor: Acceptor) -> io::Result<()> {
         for endpoint in acceptor.endpoints {
             tokio::task::spawn_local(gate.clone().accept(endpoint));
         }
-        match acceptor.exit_when_done {
-            None => stop.cancelled().await,
-            Some(grace) => tokio::select! {
-                () = stop.cancelled() => {}
-                () = all_members_left(acceptor.members, grace) => stop.cancel(),
-            },
+        let members = acceptor.members.clone();
+        let all_left = async {
+            match acceptor.exit_when_done {
+                Some(grace) => all_members_left(members, grace).await,
+                None => std::future::pending().await,
+            }
+        };
+        let ending = &acceptor.ending;
+        let finished = async {
+            ending.finish.cancelled().await;
+            let grace = ending.grace.get().copied().unwrap_or_default();
+            // The time limit bounds the wait for workers that do not leave.
+            let _ = tokio::time::timeout(grace, nobody_is_present(acceptor.members)).await;
+            ending.is_final.store(true, Ordering::Relaxed);
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = all_left => stop.cancel(),
+            () = finished => stop.cancel(),
         }
     });
     Ok(())
@@ -85,6 +101,13 @@ async fn all_members_left(mut members: Vec<watch::Receiver<Members>>, grace: Dur
                 Err(_) => return,
             },
         }
+    }
+}
+
+/// Returns once no member is present.
+async fn nobody_is_present(mut members: Vec<watch::Receiver<Members>>) {
+    while members.iter_mut().any(|member| member.borrow_and_update().1 > 0) {
+        any_changed(&mut members).await;
     }
 }
 

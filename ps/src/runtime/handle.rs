@@ -1,7 +1,8 @@
 //! A handle on a running server.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -32,9 +33,21 @@ use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
 pub struct PsHandle {
     pub(super) addresses: Arc<[String]>,
     pub(super) stop: CancellationToken,
+    pub(super) ending: Arc<Ending>,
     pub(super) counters: Arc<[Arc<Counters>]>,
     pub(super) save_waiters: Option<mpsc::Sender<SaveWaiter>>,
     pub(super) saves: watch::Receiver<SaveRecord>,
+}
+
+/// How a server ends, if its handle has said so.
+#[derive(Debug, Default)]
+pub(super) struct Ending {
+    /// Whether the server stops for good, so that its shards say goodbye to their clients.
+    pub(super) is_final: AtomicBool,
+    /// Cancelled when the training ends by order of the server.
+    pub(super) finish: CancellationToken,
+    /// How long a finished server waits for its workers to leave.
+    pub(super) grace: OnceLock<Duration>,
 }
 
 impl PsHandle {
@@ -48,10 +61,31 @@ impl PsHandle {
         &self.addresses
     }
 
-    /// Stops the server: it finishes whole pushes, sends their answers and closes its connections,
-    /// and `serve` returns. Returns at once; further calls have no effect.
+    /// Stops the server for good: it finishes whole pushes, sends their answers, says goodbye, and
+    /// closes its connections; then `serve` returns. Every operation of a worker or a reader that
+    /// uses the server ends with `Error::ServerStopped`. Returns at once; further calls have no
+    /// effect.
     pub fn stop(&self) {
+        self.ending.is_final.store(true, Ordering::Relaxed);
         self.stop.cancel();
+    }
+
+    /// Stops the server without a goodbye, because another one will continue with its state and its
+    /// address: workers wait for that one, as after a crash. Else the same as [`PsHandle::stop`].
+    pub fn suspend(&self) {
+        self.stop.cancel();
+    }
+
+    /// Ends the training: every worker's next token is `None`. Once all workers have left, or after
+    /// `grace`, the server stops as by [`PsHandle::stop`]. Returns at once; further calls have no
+    /// effect.
+    ///
+    /// The step owner, the ps task with the lowest index, grants the tokens. Call this on the
+    /// handles of all ps tasks, so that all of them stop.
+    pub fn finish(&self, grace: Duration) {
+        // The first call decides.
+        let _ = self.ending.grace.set(grace);
+        self.ending.finish.cancel();
     }
 
     /// Saves a checkpoint of all shards of the cluster with the user's bytes (at most 1 MiB), and

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::accept::{self, Acceptor};
-use super::handle::PsHandle;
+use super::handle::{Ending, PsHandle};
 use super::listener::Listener;
 use super::owner_link::OwnerAddress;
 use super::publisher::Publisher;
@@ -96,7 +96,7 @@ impl Ps {
             if done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
         })
         .await;
-        self.handle.stop();
+        self.handle.suspend();
         while self.ended.recv().await.is_some() {}
         self.join()
     }
@@ -118,7 +118,7 @@ impl Ps {
 
 impl Drop for Ps {
     fn drop(&mut self) {
-        self.handle.stop();
+        self.handle.suspend();
         // A dropped server has no caller to report a failure to.
         let _ = self.join();
     }
@@ -162,6 +162,7 @@ impl Listener {
             shards.push(open_shard(parts, arena_storage, state.as_ref(), server_run)?);
         }
         let (stop, addresses) = (CancellationToken::new(), self.addresses().into());
+        let ending = Arc::new(Ending::default());
         let saves = config.checkpoints.clone().filter(|_| config.owns_step());
         let (save_waiters, waiter_receiver) = mpsc::channel(ORDERS_MAX);
         let save_waiters = saves.is_some().then_some(save_waiters);
@@ -170,6 +171,7 @@ impl Listener {
         let handle = PsHandle {
             addresses,
             stop: stop.clone(),
+            ending: ending.clone(),
             counters: counted,
             save_waiters,
             saves: saved,
@@ -218,7 +220,8 @@ impl Listener {
             let saver = saver.take().filter(|_| index == 0);
             let owner = owner_address(&config, &identity, ps.handle.address(), index as u16);
             let links = ShardLinks { config, arrivals, members: member_sender, saver, owner };
-            ps.spawn(name, &end, move || shard_thread::run(shard, links, &stop))?;
+            let ending = ending.clone();
+            ps.spawn(name, &end, move || shard_thread::run(shard, links, &stop, &ending))?;
         }
         let acceptor = Acceptor {
             endpoints: self.endpoints,
@@ -229,6 +232,7 @@ impl Listener {
             counters: counters[0].clone(),
             exit_when_done: config.exit_when_done,
             stop,
+            ending,
         };
         ps.spawn(format!("ps-{}-accept", config.task.index), &end, || accept::run(acceptor))?;
         Ok(ps)

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::message::Hello;
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection;
 use super::file_jobs::{FileJob, FileJobs};
+use super::handle::Ending;
 use super::outbox::{Outbox, SentAnswer};
 use super::outboxes::Outboxes;
 use super::owner_link::{self, OwnerAddress, UnsentFrames};
@@ -322,8 +324,9 @@ impl ShardCore {
         }
     }
 
-    /// Finishes whole pushes, sends the remaining frames and closes every connection.
-    async fn drain(&self) {
+    /// Finishes whole pushes, sends the remaining frames and closes every connection. If the end
+    /// `is_final`, clients are told.
+    async fn drain(&self, is_final: bool) {
         let finish = async {
             // An update may wait for a flush, and its answer for another.
             loop {
@@ -338,6 +341,9 @@ impl ShardCore {
                     _ if self.shard.borrow().waits_for_image() => self.flushed.notified().await,
                     _ => break,
                 }
+            }
+            if is_final {
+                self.handle(ShardInput::Goodbye);
             }
             self.outboxes.close().await;
         };
@@ -360,6 +366,7 @@ pub(super) fn run(
     shard: Shard,
     links: ShardLinks,
     stop: &CancellationToken,
+    ending: &Ending,
 ) -> std::io::Result<()> {
     let ShardLinks { config, mut arrivals, members, saver, owner } = links;
     let (orders, saver_events) = saver.unzip();
@@ -397,8 +404,14 @@ pub(super) fn run(
                 None => std::future::pending().await,
             }
         };
+        let finish = async {
+            ending.finish.cancelled().await;
+            core.handle(ShardInput::Finish);
+            std::future::pending().await
+        };
         tokio::select! {
             () = stop.cancelled() => {}
+            () = finish => {}
             () = keep_owner_link => {}
             () = core.keep_working() => {}
             () = core.keep_ticking() => {}
@@ -410,7 +423,7 @@ pub(super) fn run(
         drop(arrivals);
         // File I/O under way ends after its current piece; this thread waits for it.
         core.shard.borrow().abandon_files();
-        core.drain().await;
+        core.drain(ending.is_final.load(Ordering::Relaxed)).await;
         core.await_flush().await;
     });
     Ok(())

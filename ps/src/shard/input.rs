@@ -58,6 +58,10 @@ pub(crate) enum ShardInput<'a> {
         /// The shard's entry for the manifest, or why the shard is not saved.
         result: Result<Vec<u8>, String>,
     },
+    /// The server ends the training: no client gets another token.
+    Finish,
+    /// The server stops and will not come back.
+    Goodbye,
     /// The connection to the step owner's shard is up or down.
     OwnerLink {
         /// Whether it is up.

@@ -118,7 +118,7 @@ impl Shard {
     /// Handles an input.
     pub(crate) fn handle(&mut self, now: Instant, input: ShardInput<'_>) {
         self.persist_late();
-        let Shard { variables, steps, checkpoints, out, .. } = self;
+        let Shard { variables, steps, checkpoints, peers, out, .. } = self;
         match input {
             ShardInput::Connected { connection, hello, header, origin } => {
                 self.connected(IncomingHello { connection, hello, origin, now }, header);
@@ -138,6 +138,8 @@ impl Shard {
             ShardInput::ShardRestored(restored) => self.restored(*restored),
             ShardInput::Flushed(result) => self.flushed(result),
             ShardInput::OwnerLink { up } => self.owner_link(now, up),
+            ShardInput::Finish => steps.owner.iter_mut().for_each(|owner| owner.finish()),
+            ShardInput::Goodbye => peers.say_goodbye(out),
             ShardInput::Owner { header, message } => self.on_owner_message(now, header, message),
             ShardInput::Tick => self.tick(now),
         }

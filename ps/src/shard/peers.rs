@@ -135,6 +135,15 @@ impl Peers {
         out.send(connection, Envelope::default(), chief.into());
     }
 
+    /// Tells every client that the server will not come back.
+    pub(super) fn say_goodbye(&self, out: &mut Outputs) {
+        let clients = self.connections.iter().filter(|(_, state)| state.role != Role::Peer {});
+        for (&connection, _) in clients {
+            let envelope = out.stamped(Envelope::default());
+            out.send(connection, envelope, message::Goodbye {}.into());
+        }
+    }
+
     /// Admits the client that says hello. Its role, its epoch and its incarnation are checked.
     pub(super) fn admit(
         &mut self,

@@ -218,7 +218,7 @@ impl Membership {
 
     /// Returns whether this session has joined and needs the shard: for its variables or as the
     /// step owner.
-    fn uses(&self, shard: ShardId) -> bool {
+    pub(super) fn uses(&self, shard: ShardId) -> bool {
         let plan = self.plan.as_ref();
         plan.is_some_and(|plan| plan.shards().contains(&shard) || shard == self.config.owner)
     }

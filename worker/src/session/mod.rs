@@ -229,6 +229,12 @@ impl Session {
     ) -> Result<(), LinkFault> {
         let link = &mut self.links[index];
         link.last_received = now;
+        if let (Message::Goodbye(_), shard) = (&message, link.shard) {
+            return Err(match self.membership.uses(shard) && !link.has_left {
+                true => LinkFault::Session(Error::ServerStopped { shard }),
+                false => LinkFault::Reset(format!("{shard} has stopped")),
+            });
+        }
         let Some(pending) = link.pending.get(&header.request).copied() else {
             return Err(LinkFault::Reset(format!("unexpected {}", message.name())));
         };

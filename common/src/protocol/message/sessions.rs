@@ -200,3 +200,7 @@ wire_struct! {
     /// The client has left; the connection may close.
     Left {}
 }
+wire_struct! {
+    /// The server stops and will not come back. It answers no request.
+    Goodbye {}
+}

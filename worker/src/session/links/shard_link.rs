@@ -113,6 +113,8 @@ pub(in crate::session) struct ShardLink {
     pub(in crate::session) push_buffer: Option<PushBufferId>,
     /// The restore epoch of the shard, from its last message; 0 while unknown.
     pub(in crate::session) restore_epoch: RestoreEpoch,
+    /// Whether the shard has confirmed that this client has left.
+    pub(in crate::session) has_left: bool,
     /// Whether the shard's variables have values, from its last message about them.
     pub(in crate::session) ready: bool,
     /// The shard's lease, from its last welcome. Servers may have different leases.
@@ -153,6 +155,7 @@ impl ShardLink {
             requested_push_buffer: false,
             push_buffer: None,
             restore_epoch: RestoreEpoch(0),
+            has_left: false,
             ready: false,
             lease: Duration::from_secs(5),
             identity: Identity::new(),
@@ -203,6 +206,7 @@ impl ShardLink {
     pub(in crate::session) fn answered(&mut self, request: RequestId, message: &Message) {
         // An answer resets the back-off. A welcome alone does not.
         self.attempts = 0;
+        self.has_left |= matches!(message, Message::Left(_));
         if !has_more_parts(message) {
             self.pending.remove(&request);
         }
