@@ -54,6 +54,7 @@ mod streaming_push;
 #[cfg(feature = "simulation")]
 mod testing;
 mod token;
+pub mod training;
 mod worker;
 
 pub use config::{Checksums, WorkerConfig};

@@ -1,0 +1,5 @@
+//! The data pipeline: the order in which an epoch visits the samples.
+
+mod permutation;
+
+pub use permutation::Permutation;

@@ -1,0 +1,3 @@
+//! Around the training loop: the data that it consumes.
+
+pub mod data;
