@@ -155,6 +155,10 @@ const MODULES: &[(&str, &[&str])] = &[
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
     ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     (
+        "worker/src/training/data",
+        &["crate::session", "crate::runtime", "crate::worker", "crate::client", "crate::gradients"],
+    ),
+    (
         "worker/src/gradients",
         &[
             "crate::session",

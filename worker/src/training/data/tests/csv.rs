@@ -1,0 +1,268 @@
+//! CSV files, which may be damaged or hostile.
+
+use std::fs;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+
+use super::gzip;
+use crate::training::data::{CsvFormat, CsvSource, Source, SourceError};
+
+/// A folder for one file.
+struct Table(tempfile::TempDir);
+
+impl Table {
+    fn new() -> Table {
+        Table(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("table.csv")
+    }
+
+    fn open_as(
+        &self,
+        bytes: impl AsRef<[u8]>,
+        format: CsvFormat,
+    ) -> Result<CsvSource, SourceError> {
+        fs::write(self.path(), bytes).unwrap();
+        CsvSource::open_as(self.path(), format)
+    }
+
+    fn open(&self, bytes: impl AsRef<[u8]>) -> CsvSource {
+        self.open_as(bytes, CsvFormat::new()).unwrap()
+    }
+
+    /// Returns an error without the folder.
+    fn text(&self, error: &SourceError) -> String {
+        error.to_string().replace(&format!("{}/", self.0.path().display()), "")
+    }
+
+    fn refusal(&self, bytes: impl AsRef<[u8]>) -> String {
+        self.text(&self.open_as(bytes, CsvFormat::new()).unwrap_err())
+    }
+}
+
+/// Returns the fields of all rows.
+fn rows(source: &CsvSource) -> Vec<Vec<String>> {
+    let row = |index| source.get(index).unwrap().parse_all::<String>().unwrap();
+    (0..source.len()).map(row).collect()
+}
+
+#[test]
+fn rows_are_read_by_their_number() {
+    let table = Table::new();
+    let unix = "a,b\n1,x\n2,\"y, \"\"z\"\"\"\n3,\"two\nlines\"\n4,";
+    let forms = [
+        unix.to_owned(),
+        format!("{unix}\n"),
+        unix.replace('\n', "\r\n"),
+        unix.replace('\n', "\r"),
+        format!("\n\n{}\n\n\n", unix.replace("\n2,", "\n\n\r\n2,")),
+        format!("\u{feff}{unix}"),
+    ];
+    for form in forms {
+        let newline = if form.contains("\r\n3") { "\r\n" } else { "\n" };
+        let newline = if form.contains("\r3") { "\r" } else { newline };
+        let quoted = format!("two{newline}lines");
+        let expected = [["1", "x"], ["2", "y, \"z\""], ["3", &quoted], ["4", ""]];
+        for memory_bytes_max in [1 << 20, 0] {
+            let format = CsvFormat::new().memory_bytes_max(memory_bytes_max);
+            let source = table.open_as(&form, format).unwrap();
+            assert_eq!((source.name(), source.header().join("|")), ("table.csv", "a|b".to_owned()));
+            assert_eq!(rows(&source), expected, "{form:?}");
+            let row = source.get(2).unwrap();
+            assert_eq!((row.row(), row.len(), row.is_empty()), (2, 2, false));
+            let error = source.named("t").get(4).unwrap_err().to_string();
+            assert_eq!(error, "cannot read sample 4 of \"t\": it has 4 samples");
+        }
+        let source = table.open_as(gzip(form.as_bytes()), CsvFormat::default()).unwrap();
+        assert_eq!(rows(&source), expected, "packed {form:?}");
+    }
+}
+
+#[test]
+fn a_file_without_a_header_numbers_its_columns() {
+    let table = Table::new();
+    for mark in ["", "\u{feff}"] {
+        let bytes = format!("{mark}5;6\n\u{feff}7;8\n");
+        let format = CsvFormat::new().has_header(false).delimiter(b';');
+        let source = table.open_as(bytes, format).unwrap().columns(["1", "0"]).unwrap();
+        assert_eq!(source.get(0).unwrap().parse_all::<u32>().unwrap(), [6, 5]);
+        assert_eq!(source.get(1).unwrap().text("0").unwrap(), "\u{feff}7", "only the first mark");
+    }
+}
+
+#[test]
+fn a_row_may_have_many_columns() {
+    let table = Table::new();
+    for width in [63_u32, 64, 65, 200] {
+        let line = |first: u32| {
+            (first..first + width).map(|field| field.to_string()).collect::<Vec<_>>().join(",")
+        };
+        let bytes = format!("{}\n{}\n{}\n", line(0), line(1000), line(2000));
+        for memory_bytes_max in [1 << 20, 0] {
+            let format = CsvFormat::new().memory_bytes_max(memory_bytes_max);
+            let source = table.open_as(&bytes, format).unwrap();
+            let row = source.get(1).unwrap().parse_all::<u32>().unwrap();
+            assert!(row.into_iter().eq(2000..2000 + width));
+        }
+        // On the disk a row may change to any number of fields.
+        let format = CsvFormat::new().memory_bytes_max(0);
+        let source = table.open_as(&bytes, format).unwrap();
+        fs::write(table.path(), [line(0), ",".repeat(bytes.len())].join("\n")).unwrap();
+        let error = table.text(&source.get(0).unwrap_err());
+        let expected = "cannot read table.csv: row 0 has changed since the file was opened";
+        assert_eq!(error, expected, "{width} columns");
+    }
+}
+
+#[test]
+fn columns_are_selected_by_name() {
+    let table = Table::new();
+    let source = table.open("a,b,c,b\n1,2,3,4\n").columns(["c", "b", "c"]).unwrap();
+    let row = source.get(0).unwrap();
+    assert_eq!(row.parse_all::<f32>().unwrap(), [3.0, 2.0, 3.0]);
+    assert_eq!((row.parse::<u8>("b").unwrap(), row.text("c").unwrap()), (2, "3"));
+    let error = row.text("a").unwrap_err();
+    assert_eq!(table.text(&error), "cannot read table.csv: there is no column \"a\"");
+    let error = source.columns(["a", "d"]).unwrap_err();
+    assert_eq!(table.text(&error), "cannot read table.csv: there is no column \"d\"");
+    assert_eq!(row.texts().unwrap(), ["3", "2", "3"]);
+    let error = row.texts::<2>().unwrap_err();
+    let expected = "cannot read table.csv: row 0 has 3 selected fields, asked for 2";
+    assert_eq!(table.text(&error), expected);
+    let none = table.open("a\n1\n").columns::<String>([]).unwrap();
+    assert!(none.get(0).unwrap().is_empty());
+}
+
+#[test]
+fn parse_errors_name_file_row_column_and_text() {
+    let table = Table::new();
+    let long = "x".repeat(70);
+    let bytes = [b"id,delay\n1,2.5\n2,NA\n3,\xff\n4,".as_slice(), long.as_bytes(), b"\n"].concat();
+    let source = table.open(bytes);
+    let row = |index| source.get(index).unwrap();
+    assert_eq!(row(0).parse::<f32>("delay").unwrap(), 2.5);
+    let cut = "x".repeat(64);
+    let table_of_errors = [
+        (
+            row(1).parse::<f32>("delay").unwrap_err(),
+            "row 1, column \"delay\" is \"NA\", expected f32",
+        ),
+        (row(1).parse_all::<i64>().unwrap_err(), "row 1, column \"delay\" is \"NA\", expected i64"),
+        (
+            row(2).text("delay").map(drop).unwrap_err(),
+            "row 2, column \"delay\" is \"\u{fffd}\", expected UTF-8",
+        ),
+        (
+            row(3).parse::<u8>("delay").unwrap_err(),
+            &format!("row 3, column \"delay\" is \"{cut}\", expected u8"),
+        ),
+    ];
+    for (error, expected) in table_of_errors {
+        assert_eq!(table.text(&error), format!("cannot read table.csv: {expected}"));
+    }
+}
+
+#[test]
+fn malformed_files_are_refused_by_row() {
+    let table = Table::new();
+    let limit = CsvSource::ROW_BYTES_MAX as usize;
+    let unclosed = |before: &str| [before.as_bytes(), &vec![b'x'; limit + 9][..]].concat();
+    let refusals = [
+        (b"".to_vec(), "the number of columns is 0, expected 1 to 65536"),
+        (b"\n\r\n".to_vec(), "the number of columns is 0, expected 1 to 65536"),
+        (b"a,b\n1,2\n3\n".to_vec(), "row 1 has 1 fields, expected 2"),
+        (b"a,b\n1,2,3\n".to_vec(), "row 0 has 3 fields, expected 2"),
+        (vec![b','; 1 << 16], "the number of columns is 65537, expected 1 to 65536"),
+        (unclosed("a,b\n1,2\n3,\""), "row 1 has more than 1048576 bytes, the limit"),
+        (unclosed("a,\""), "the length of the header is 1048577, expected at most 1048576"),
+    ];
+    for (bytes, expected) in refusals {
+        assert_eq!(table.refusal(bytes), format!("cannot read table.csv: {expected}"));
+    }
+    assert_eq!(table.open("a,b\n").len(), 0);
+    let error = table.open_as("a", CsvFormat::new().delimiter(b'"')).unwrap_err();
+    let expected =
+        "cannot read table.csv: the delimiter is 34, expected no quote and no end of a line";
+    assert_eq!(table.text(&error), expected);
+    let whole = [b"a,b\n1,\"".as_slice(), &vec![b'x'; limit - 4], b"\""].concat();
+    assert_eq!(table.open(whole).get(0).unwrap().text("b").unwrap().len(), limit - 4);
+    let over = [b"a,b\n1,\"".as_slice(), &vec![b'x'; limit - 3], b"\""].concat();
+    let expected = "cannot read table.csv: row 0 has more than 1048576 bytes, the limit";
+    assert_eq!(table.refusal(over), expected);
+}
+
+#[test]
+fn a_file_with_too_many_rows_is_refused() {
+    let table = Table::new();
+    fs::write(table.path(), "a\n1\n2\n3\n").unwrap();
+    let open = |rows_max| CsvSource::open_within(&table.path(), CsvFormat::new(), rows_max);
+    assert_eq!(open(3).unwrap().len(), 3);
+    let expected = "cannot index table.csv: it has more than 2 rows, the limit";
+    assert_eq!(table.text(&open(2).unwrap_err()), expected);
+}
+
+#[test]
+fn packed_files_are_refused_beyond_the_memory_and_if_damaged() {
+    let table = Table::new();
+    let bytes = gzip(format!("a\n{}", "1\n".repeat(1000)).as_bytes());
+    let format = |memory_bytes_max| CsvFormat::new().memory_bytes_max(memory_bytes_max);
+    assert_eq!(table.open_as(&bytes, format(2002)).unwrap().len(), 1000);
+    let error = table.open_as(&bytes, format(2001)).unwrap_err();
+    let expected = "cannot unpack table.csv: it has more than 2001 bytes, the limit";
+    assert_eq!(table.text(&error), expected);
+    for len in [3, 12, bytes.len() / 2, bytes.len() - 1] {
+        let refusal = table.refusal(&bytes[..len]);
+        assert!(refusal.starts_with("cannot read table.csv: "), "{refusal}");
+    }
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_open_is_reported() {
+    let table = Table::new();
+    let open = || table.open_as("a,b\n1,2\n3,4\n", CsvFormat::new().memory_bytes_max(0)).unwrap();
+    let source = open();
+    fs::write(table.path(), "a,b\n1,2\n").unwrap();
+    let error = source.get(1).unwrap_err();
+    assert_eq!(table.text(&error), "cannot read table.csv: it has 8 bytes, expected 12");
+    for changed in
+        ["a,b\n1,2\n3\n4\n", "a,b\n1,2\n3,,,\n", "a,b\n1,2\n\n\n\n\n", "a,b\n1,2\n\"\"\"\"\n"]
+    {
+        let source = open();
+        fs::write(table.path(), changed).unwrap();
+        let error = source.get(1).unwrap_err();
+        let expected = "cannot read table.csv: row 1 has changed since the file was opened";
+        assert_eq!(table.text(&error), expected, "{changed:?}");
+    }
+}
+
+/// Reads all rows with the csv crate: `None` if some row is malformed, or there is no first row.
+fn reference(bytes: &[u8], has_header: bool) -> Option<Vec<Vec<Vec<u8>>>> {
+    let mut reader = csv::ReaderBuilder::new().has_headers(has_header).from_reader(bytes);
+    if reader.byte_headers().ok()?.is_empty() {
+        return None;
+    }
+    let row = |record: csv::ByteRecord| record.iter().map(<[u8]>::to_vec).collect();
+    reader.byte_records().map(|record| record.ok().map(row)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn any_file_is_read_as_the_csv_crate_reads_it(
+        text in "(\u{feff})?([ab,\"\r\n]|\n\u{feff}|a,b\n){0,40}", has_header: bool,
+    ) {
+        let table = Table::new();
+        let expected = reference(text.as_bytes(), has_header);
+        for memory_bytes_max in [1 << 20, 0] {
+            let format = CsvFormat::new().has_header(has_header).memory_bytes_max(memory_bytes_max);
+            let found = table.open_as(&text, format).ok().map(|source| {
+                let row = |row: Vec<String>| row.into_iter().map(String::into_bytes).collect();
+                rows(&source).into_iter().map(row).collect::<Vec<Vec<Vec<u8>>>>()
+            });
+            prop_assert_eq!(&found, &expected);
+        }
+    }
+}
