@@ -192,7 +192,8 @@ pub mod server {
     };
 }
 
-/// What a training loop meets beside [`Worker`]: pushes under way, outcomes, codecs, loss scaling.
+/// What a training loop meets beside [`Worker`]: pushes under way, outcomes, codecs, loss scaling, and
+/// the data pipeline.
 pub mod training {
     pub use pushpull_common::codec::Codec;
     pub use pushpull_common::data_set::{DataSet, SampleRange};
@@ -202,6 +203,8 @@ pub mod training {
         RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard,
         UnresponsiveShards, VariableHandle,
     };
+
+    pub use pushpull_worker::training::data;
 }
 
 /// Checkpoints: where and when servers save them; files can be listed, read and exported without a
@@ -226,6 +229,7 @@ pub mod error {
     //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`] |
     //! | open or inspect a state directory | [`StorageError`] |
     //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |
+    //! | read training data | [`DataError`], whose source may be a [`SourceError`] |
     //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program |
 
     pub use pushpull_common::catalogue::CatalogueError;
@@ -240,6 +244,7 @@ pub mod error {
     pub use pushpull_common::tensor::ShapeError;
     pub use pushpull_common::variable::VariableError;
     pub use pushpull_ps::{ListenError, ServeError, StartError, StorageError};
+    pub use pushpull_worker::training::data::{DataError, SourceError};
     pub use pushpull_worker::{ConfigError, ViewError};
 }
 
