@@ -1,3 +1,5 @@
-//! Around the training loop: the data that it consumes.
+//! Around the training loop: its data, record files, summaries and helper threads.
 
+mod append_buffer;
 pub mod data;
+pub mod tfrecord;

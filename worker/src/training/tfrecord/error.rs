@@ -1,0 +1,144 @@
+//! Errors of TFRecord files.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::reader::TornTail;
+
+/// Why a TFRecord file cannot be written or read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TfRecordError {
+    /// The file cannot be created.
+    #[error("cannot create {path}: {source}")]
+    Create {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file cannot be opened, or its size is unknown.
+    #[error("cannot open {path}: {source}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The path is a directory, a pipe or a device.
+    #[error("cannot open {path}: it is not a regular file")]
+    NotRegular {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The buffered records cannot be written. They remain in the buffer.
+    #[error("cannot write records to {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The written records cannot be made durable. The system may have dropped them.
+    #[error("cannot make the records of {path} durable: {source}")]
+    Sync {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The writer accepts nothing more, because an earlier sync has failed.
+    #[error("cannot write records to {path}: an earlier sync of it failed")]
+    AfterFailedSync {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The record is longer than a writer accepts.
+    #[error("cannot append a record of {bytes} bytes to {path}: at most {bytes_max} are possible")]
+    TooLongToAppend {
+        /// The file.
+        path: PathBuf,
+        /// Length of the record.
+        bytes: u64,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// A record cannot be read.
+    #[error("cannot read record {record} at byte {offset} of {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Index of the record.
+        record: u64,
+        /// Where its frame begins.
+        offset: u64,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The length of a record differs from its checksum. The records behind it cannot be found.
+    #[error(
+        "cannot read record {record} at byte {offset} of {path}: its length differs from the \
+         checksum"
+    )]
+    DamagedLength {
+        /// The file.
+        path: PathBuf,
+        /// Index of the record, and the number of records before it.
+        record: u64,
+        /// Where its frame begins.
+        offset: u64,
+    },
+    /// The data of a record differ from their checksum.
+    #[error(
+        "cannot read record {record} at byte {offset} of {path}: its data differ from the checksum"
+    )]
+    DamagedData {
+        /// The file.
+        path: PathBuf,
+        /// Index of the record.
+        record: u64,
+        /// Where its frame begins.
+        offset: u64,
+    },
+    /// A record is longer than the reader accepts.
+    #[error(
+        "cannot read record {record} at byte {offset} of {path}: it has {bytes} bytes, and at most \
+         {bytes_max} are accepted"
+    )]
+    TooLongToRead {
+        /// The file.
+        path: PathBuf,
+        /// Index of the record.
+        record: u64,
+        /// Where its frame begins.
+        offset: u64,
+        /// Length of the record.
+        bytes: u64,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// The file ends with an incomplete record.
+    #[error(
+        "cannot use {path}: behind {} records it ends with {} bytes of another",
+        tail.records,
+        tail.bytes
+    )]
+    Torn {
+        /// The file.
+        path: PathBuf,
+        /// The incomplete record.
+        tail: TornTail,
+    },
+    /// The file has no record with this index.
+    #[error("cannot read record {record} of {path}: it has {records} records")]
+    NoRecord {
+        /// The file.
+        path: PathBuf,
+        /// The index.
+        record: u64,
+        /// The number of records.
+        records: u64,
+    },
+}
