@@ -2,4 +2,5 @@
 
 mod append_buffer;
 pub mod data;
+pub mod summary;
 pub mod tfrecord;
