@@ -3,4 +3,7 @@
 mod append_buffer;
 pub mod data;
 pub mod summary;
+mod tasks;
 pub mod tfrecord;
+
+pub use tasks::{SpawnError, StopCause, StopFlag, TaskFailure, Tasks, TasksError};
