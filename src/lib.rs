@@ -192,12 +192,15 @@ pub mod server {
     };
 }
 
-/// What a training loop meets beside [`Worker`]: pushes under way, outcomes, codecs, loss scaling, and
-/// the data pipeline.
+/// What a training loop meets beside [`Worker`]: pushes under way, outcomes, codecs, loss scaling;
+/// the data pipeline, record files, summaries for TensorBoard, helper threads.
 pub mod training {
     pub use pushpull_common::codec::Codec;
     pub use pushpull_common::data_set::{DataSet, SampleRange};
     pub use pushpull_common::ids::{GlobalStep, Sequence};
+    pub use pushpull_worker::training::{
+        SpawnError, StopCause, StopFlag, TaskFailure, Tasks, TasksError, summary, tfrecord,
+    };
     pub use pushpull_worker::{
         Checksums, DataBegun, InitialValues, LossScale, PassedOver, PullHandle, PushHandle,
         RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard,
@@ -231,6 +234,9 @@ pub mod error {
     //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |
     //! | read training data | [`DataError`], whose source may be a [`SourceError`] |
     //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program |
+    //! | write and read records | [`TfRecordError`](crate::training::tfrecord::TfRecordError) |
+    //! | write summaries | [`SummaryError`](crate::training::summary::SummaryError), [`HistogramError`](crate::training::summary::HistogramError), [`ImageError`](crate::training::summary::ImageError) |
+    //! | run helper threads | [`SpawnError`](crate::training::SpawnError), [`TasksError`](crate::training::TasksError) |
 
     pub use pushpull_common::catalogue::CatalogueError;
     pub use pushpull_common::cluster::{AddressProblem, ClusterError};

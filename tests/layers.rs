@@ -91,6 +91,17 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/compression", &[]),
     ("worker/src/initial_values.rs", &[]),
     ("worker/src/mapped_values.rs", &[]),
+    ("worker/src/training/append_buffer.rs", &[]),
+    ("worker/src/training/summary/event.rs", &[]),
+    ("worker/src/training/summary/event_file_name.rs", &[]),
+    ("worker/src/training/summary/exponential_buckets.rs", &[]),
+    ("worker/src/training/summary/histogram.rs", &[]),
+    ("worker/src/training/summary/hyperparameters.rs", &[]),
+    ("worker/src/training/summary/image.rs", &[]),
+    ("worker/src/training/summary/json_line.rs", &[]),
+    ("worker/src/training/summary/protobuf_writer.rs", &[]),
+    ("worker/src/training/tasks/task_ledger.rs", &[]),
+    ("worker/src/training/tfrecord/record_head.rs", &[]),
     ("worker/src/training/data/permutation.rs", &[]),
 ];
 
@@ -154,6 +165,16 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/client_key.rs", &["crate::runtime", "crate::shard"]),
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
     ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
+    (
+        "worker/src/training/append_buffer.rs",
+        &["crate::training::tfrecord", "crate::training::summary"],
+    ),
+    ("worker/src/training/summary", &["crate::session", "crate::runtime", "crate::worker"]),
+    ("worker/src/training/tasks", &["crate::session", "crate::runtime", "crate::worker"]),
+    (
+        "worker/src/training/tfrecord",
+        &["crate::session", "crate::runtime", "crate::worker", "crate::training::summary"],
+    ),
     (
         "worker/src/training/data",
         &["crate::session", "crate::runtime", "crate::worker", "crate::client", "crate::gradients"],
