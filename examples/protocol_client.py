@@ -498,10 +498,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("address", help="host:port, or unix:/path")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--learning-rate", type=float, default=0.01, help="learning rate of the server")
-    parser.add_argument("--cut-every", type=int, default=0, help="drop the connection in every N-th push; 0 never")
-    parser.add_argument("--job", default="worker")
-    parser.add_argument("--task", type=int, default=0)
+    parser.add_argument("--learning-rate", "--learning_rate", type=float, default=0.01, help="learning rate of the server")
+    parser.add_argument("--cut-every", "--cut_every", type=int, default=0, help="drop the connection in every N-th push; 0 never")
+    parser.add_argument("--job", "--job_name", "--job-name", default="worker")
+    parser.add_argument("--task", "--task_index", "--task-index", type=int, default=0)
     options = parser.parse_args()
 
     declared = [Variable("line/weights", [3]), Variable("line/bias", [1])]

@@ -49,6 +49,8 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--ps-hosts", "nowhere", &[]),
     ("--worker-hosts", "127.0.0.1:1,127.0.0.1:1", &[]),
     ("--cluster", "ps=nowhere", &[]),
+    ("--job-name", "worker", &[]),
+    ("--job-name", "chief", &[]),
     ("--task-index", "3", &[]),
     ("--listen", "nowhere", &[]),
     ("--listen", "0.0.0.0:0", &[]),
@@ -89,6 +91,12 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--synchronous", "0/4", &[]),
     ("--synchronous", "2000/2000", &[]),
     ("--synchronous", "2/3", &["--deterministic"]),
+    ("--issync", "1", &[]),
+    ("--issync", "2", &[]),
+    ("--issync", "0", &["--synchronous=2/2"]),
+    ("--issync", "1", &["--synchronous=2/3", "--worker-hosts=127.0.0.1:1,127.0.0.1:2"]),
+    ("--issync", "1", &["--staleness=damp", "--worker-hosts=127.0.0.1:1"]),
+    ("--issync", "0", &["--on-loss=fail"]),
     ("--staleness", "damp:1", &[]),
     ("--on-loss", "shrink:3", &["--synchronous=2/2"]),
     ("--on-loss", "wait:-1", &["--synchronous=2/2"]),
@@ -134,6 +142,19 @@ fn a_bad_value_is_reported_with_its_flag_as_typed() {
         let by_parser = first.contains(&format!("error: invalid value '{value}' for '{flag} <"));
         assert!(by_us || by_parser, "{flag} {value}: {said}");
     }
+}
+
+#[test]
+fn a_daemon_starts_by_a_classic_command_line() {
+    let address = free_address();
+    let mut command = Command::new(DAEMON);
+    command.args([&format!("--ps_hosts={address}"), "--worker_hosts=127.0.0.1:1"]);
+    command.args(["--job_name=ps", "--task_index=0", "--issync=1", "--last_step=5"]);
+    command.args(["--exit_when_done", "--exit_grace_ms", "100"]);
+    let mut daemon = start(command.stdout(Stdio::piped()));
+    train(&address);
+    let output = daemon.succeed();
+    assert!(output.contains("5 steps applied, 5 gradients admitted"), "{output}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use pushpull::training::Codec;
 use super::data::Split;
 use super::options::DigitsOptions;
 use super::output::print_error;
-use super::train::TrainError;
+use super::task::TaskError;
 use super::{TrainingRun, train_here};
 
 /// The codecs that are compared.
@@ -30,7 +30,7 @@ const SEEDS: u64 = 3;
 
 /// Trains with each codec and replaces the table of this dataset in the document: the lines between
 /// `<!-- table: NAME -->` and `<!-- end -->`.
-pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Result<(), TrainError> {
+pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Result<(), TaskError> {
     let document = fs::read_to_string(path)?;
     let name = if options.data.is_some() { "fashion-mnist" } else { "digits" };
     let begin = format!("<!-- table: {name} -->\n");

@@ -13,28 +13,31 @@ mod output;
 mod picture;
 mod progress;
 mod random;
+#[path = "../../task/mod.rs"]
+mod task;
 mod train;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use pushpull::server::Listener;
 use pushpull::{Adam, ClusterSpec, Ps, PsConfig, TaskId};
 
 use data::Split;
-use options::{DigitsOptions, JobName, Replicas};
+use options::DigitsOptions;
 use output::{print_error, print_line};
-use train::{Outcome, TrainError};
+use task::{Replicas, Role, TaskError};
+use train::Outcome;
 
 fn main() -> ExitCode {
-    let options = DigitsOptions::parse();
-    let result = match options.job() {
-        Ok(None) => all_in_one(&options),
-        Ok(Some((JobName::Ps, task, cluster))) => serve(&options, task, cluster),
-        Ok(Some((JobName::Worker, task, cluster))) => work(&options, task, cluster),
-        Err(error) => Err(error.into()),
-    };
+    let parsed = DigitsOptions::parse_with_role(std::env::args_os());
+    let result = parsed.and_then(|(options, role)| match &role {
+        None => all_in_one(&options),
+        Some(role @ Role::Ps(task, cluster)) => {
+            options.process.serve(server(&options, cluster, task.index), role)
+        }
+        Some(Role::Worker(task, cluster)) => work(&options, task.clone(), cluster.clone()),
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -45,7 +48,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs the whole cluster in this process, once or with each codec.
-fn all_in_one(options: &DigitsOptions) -> Result<(), TrainError> {
+fn all_in_one(options: &DigitsOptions) -> Result<(), TaskError> {
     let split = load(options)?;
     match &options.codec_table {
         Some(path) => codec_table::write(options, &split, path),
@@ -67,7 +70,7 @@ struct TrainingRun {
 }
 
 /// Trains with servers and workers in this process.
-fn train_here(options: &DigitsOptions, split: &Split) -> Result<TrainingRun, TrainError> {
+fn train_here(options: &DigitsOptions, split: &Split) -> Result<TrainingRun, TaskError> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let listeners = runtime.block_on(async {
         Ok::<_, pushpull::error::ListenError>([
@@ -112,41 +115,15 @@ impl TrainingRun {
         cluster: &ClusterSpec,
         elapsed: Duration,
         push_bytes: u64,
-    ) -> Result<TrainingRun, TrainError> {
+    ) -> Result<TrainingRun, TaskError> {
         let outcome = outcome.ok_or("the chief did not report")?;
         let (workers, servers) = (cluster.num_tasks("worker")?, cluster.num_tasks("ps")?);
         Ok(TrainingRun { outcome, workers, servers, elapsed, push_bytes })
     }
 }
 
-/// Runs one parameter server of a cluster.
-fn serve(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), TrainError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let address = cluster.task_address("ps", task.index)?;
-        let listener = match options.insecure {
-            true => Ps::listen_insecure(address).await?,
-            false => Ps::listen(address).await?,
-        };
-        // The server runs even if this line cannot be written.
-        let _ = print_line(format_args!("{task} serves on {}", listener.address()));
-        let mut config = server(options, &cluster, task.index);
-        if options.exit_when_done {
-            config = config.exit_when_done(Duration::from_secs(options.exit_grace));
-        }
-        let interrupted = async {
-            // If no signal handler can be installed, the server ends by itself or by the signal's
-            // default action.
-            let _ = tokio::signal::ctrl_c().await;
-        };
-        listener.start(config)?.serve(interrupted).await?;
-        let _ = print_line(format_args!("{task} is done"));
-        Ok(())
-    })
-}
-
 /// Runs one worker of a cluster.
-fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), TrainError> {
+fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), TaskError> {
     let split = load(options)?;
     let start = Instant::now();
     let outcome = train::run(options, &cluster, task, &split)?;
@@ -157,7 +134,7 @@ fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(
     Ok(())
 }
 
-fn load(options: &DigitsOptions) -> Result<Split, TrainError> {
+fn load(options: &DigitsOptions) -> Result<Split, TaskError> {
     Ok(match &options.data {
         Some(directory) => Split::open(directory)?,
         None => Split::digits(),
@@ -172,7 +149,7 @@ fn server(options: &DigitsOptions, cluster: &ClusterSpec, task: u32) -> PsConfig
 }
 
 /// Prints the loss curve and, as the last line, one JSON object.
-fn report(options: &DigitsOptions, split: &Split, run: &TrainingRun) -> Result<(), TrainError> {
+fn report(options: &DigitsOptions, split: &Split, run: &TrainingRun) -> Result<(), TaskError> {
     let outcome = &run.outcome;
     print_line(format_args!("{}", picture::curve(&outcome.losses, 60, 10)))?;
     let mode = match options.synchronous {

@@ -1,76 +1,29 @@
 //! Command line of the example.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use pushpull::Mode;
 use pushpull::training::Codec;
-use pushpull::{ClusterSpec, Mode, Synchronous, TaskId};
 
 use super::data::Split;
-
-/// The value of `--synchronous`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Replicas {
-    /// Number of gradients in a step.
-    pub(crate) aggregate: u32,
-    /// Number of replicas.
-    pub(crate) total: u32,
-}
-
-impl FromStr for Replicas {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Replicas, &'static str> {
-        let number = |part: &str| part.parse().ok().filter(|&number: &u32| number > 0);
-        match text.split_once('/').map(|(a, r)| (number(a), number(r))) {
-            Some((Some(aggregate), Some(total))) => Ok(Replicas { aggregate, total }),
-            _ => Err("expected A/R, two positive integers, such as 3/4"),
-        }
-    }
-}
-
-/// The role of one process of a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum JobName {
-    /// A parameter server.
-    Ps,
-    /// A worker.
-    Worker,
-}
+use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError};
 
 /// Train a small network on handwritten digits over a parameter server.
 ///
-/// Without --job-name the whole cluster runs in this process.
+/// Without --job-name the whole cluster runs in this process: two parameter servers and two workers,
+/// or with --synchronous A/R as many workers as R. With it, give all processes the same hosts and the
+/// same mode. A step is made of --batch rows in either mode, so the same number of steps reaches the
+/// same accuracy.
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct DigitsOptions {
-    /// Addresses of the parameter servers, host:port separated by commas.
-    #[arg(long, value_delimiter = ',', requires = "job_name")]
-    ps_hosts: Vec<String>,
-    /// Addresses of the workers, host:port separated by commas. They are only names.
-    #[arg(long, value_delimiter = ',', requires = "job_name")]
-    worker_hosts: Vec<String>,
-    /// Role of this process in the cluster.
-    #[arg(long, value_enum, requires_all = ["ps_hosts", "worker_hosts"])]
-    job_name: Option<JobName>,
-    /// Index of this process within its job.
-    #[arg(long, default_value_t = 0)]
-    task_index: u32,
-    /// Exit a parameter server once all workers have gone.
-    #[arg(long)]
-    pub(crate) exit_when_done: bool,
-    /// Time in seconds that --exit-when-done then waits for another worker.
-    #[arg(long, default_value_t = 10)]
-    pub(crate) exit_grace: u64,
-    /// Allow a parameter server to listen where other machines can reach it, without
-    /// authentication.
-    #[arg(long)]
-    pub(crate) insecure: bool,
-    /// Make each step of the mean of A gradients, from R workers: 3/4 takes the three fastest of
-    /// four. Without --job-name there are R workers, 2 by default. Give all processes the same
-    /// value. A step is made of --batch rows in either mode, so the same number of steps reaches
-    /// the same accuracy.
-    #[arg(long, value_name = "A/R")]
+    #[command(flatten)]
+    pub(crate) process: ProcessOptions,
+    #[command(flatten)]
+    mode: ModeOptions,
+    /// What the flags of `mode` choose.
+    #[arg(skip)]
     pub(crate) synchronous: Option<Replicas>,
     /// Codec of the gradients: f16, bf16, int8, onebit, topk(FRACTION) or threshold(MAGNITUDE). The
     /// error of the encoding is added to the next gradient. [default: none]
@@ -102,14 +55,21 @@ pub(crate) struct DigitsOptions {
 }
 
 impl DigitsOptions {
+    /// Parses a command line, and returns the role of this process in its cluster; no role if the
+    /// whole cluster runs in it.
+    pub(crate) fn parse_with_role(
+        line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<(DigitsOptions, Option<Role>), TaskError> {
+        let mut options: DigitsOptions = task::parse(line);
+        let role = options.process.role()?;
+        let here = options.mode.synchronous.map_or(2, |replicas| replicas.total);
+        options.synchronous = options.mode.replicas(task::workers(role.as_ref(), here))?;
+        Ok((options, role))
+    }
+
     /// Returns the update mode.
     pub(crate) fn mode(&self) -> Mode {
-        match self.synchronous {
-            None => Mode::default(),
-            Some(Replicas { aggregate, total }) => {
-                Synchronous::new(aggregate).total_num_replicas(total).into()
-            }
-        }
+        self.synchronous.map_or_else(Mode::default, |replicas| replicas.mode().into())
     }
 
     /// Returns the number of workers of a cluster in one process.
@@ -127,24 +87,5 @@ impl DigitsOptions {
     pub(crate) fn rows(&self) -> usize {
         let gradients = self.synchronous.map_or(1, |replicas| replicas.aggregate);
         self.batch.div_ceil(gradients as usize)
-    }
-
-    /// Returns the role, task and cluster of this process, or `None` for the whole cluster.
-    pub(crate) fn job(
-        &self,
-    ) -> Result<Option<(JobName, TaskId, ClusterSpec)>, pushpull::error::ClusterError> {
-        let Some(job) = self.job_name else {
-            return Ok(None);
-        };
-        let cluster = ClusterSpec::builder()
-            .job("ps", &self.ps_hosts)
-            .job("worker", &self.worker_hosts)
-            .build()?;
-        let task = match job {
-            JobName::Ps => TaskId::ps(self.task_index),
-            JobName::Worker => TaskId::worker(self.task_index),
-        };
-        cluster.task_address(&task.job, task.index)?;
-        Ok(Some((job, task, cluster)))
     }
 }

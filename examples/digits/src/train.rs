@@ -1,6 +1,5 @@
 //! The training loop of one worker.
 
-use std::error::Error;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
@@ -13,9 +12,7 @@ use super::model::{Mlp, NAMES};
 use super::options::DigitsOptions;
 use super::output::{print_error, print_line};
 use super::progress::Progress;
-
-/// An error of any thread.
-pub(crate) type TrainError = Box<dyn Error + Send + Sync>;
+use super::task::TaskError;
 
 /// The result of a training, reported by the chief.
 #[derive(Debug)]
@@ -34,7 +31,7 @@ pub(crate) fn run(
     cluster: &ClusterSpec,
     task: TaskId,
     split: &Split,
-) -> Result<Option<Outcome>, TrainError> {
+) -> Result<Option<Outcome>, TaskError> {
     // Round robin would place both large matrices on one server.
     let config = WorkerConfig::new(cluster.clone(), task.clone())
         .placement(PlacementStrategy::GreedyBytes)
@@ -101,7 +98,7 @@ pub(crate) fn run(
 
 /// Waits until every worker has arrived, so that commands typed in several terminals train
 /// together. Continues without the rest after a minute.
-fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), TrainError> {
+fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), TaskError> {
     let mut reader = Reader::connect(config.clone())?;
     let mut values = reader.params();
     let deadline = Instant::now() + Duration::from_secs(60);

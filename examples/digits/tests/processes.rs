@@ -37,7 +37,7 @@ impl ReadmeCluster {
             .args(["--job-name", job, "--task-index", &index.to_string()])
             .args(self.more);
         if job == "ps" {
-            command.args(["--exit-when-done", "--exit-grace", "1"]);
+            command.args(["--exit-grace", "1"]);
         }
         TestProcess::start(name, command.stdout(Stdio::piped()))
     }
@@ -66,6 +66,57 @@ fn four_processes_in_any_order_train_and_end_by_themselves() {
             assert_eq!((&result["steps"], &result["test"]), (&2000.into(), &360.into()));
             assert!(result["accuracy"].as_f64().unwrap() >= 0.95, "{result}");
         }
+    }
+}
+
+/// The command lines of a classic trainer, with its spelling and nothing else.
+#[test]
+fn the_four_classic_command_lines_end_with_success() {
+    for issync in [None, Some("--issync=1")] {
+        let hosts = free_addresses(4);
+        let task = |job: &str, index: u32| {
+            let mut command = digits();
+            command
+                .arg(format!("--ps_hosts={}", hosts[..2].join(",")))
+                .arg(format!("--worker_hosts={}", hosts[2..].join(",")))
+                .arg(format!("--job_name={job}"))
+                .arg(format!("--task_index={index}"))
+                .args(issync);
+            TestProcess::start(format!("{job} {index}"), command.stdout(Stdio::piped()))
+        };
+        let [mut ps_0, mut ps_1] = [task("ps", 0), task("ps", 1)];
+        let [mut worker_0, mut worker_1] = [task("worker", 0), task("worker", 1)];
+        let result = last_line(&worker_0.succeed());
+        worker_1.succeed();
+        let mode = if issync.is_some() { "synchronous" } else { "asynchronous" };
+        assert_eq!((&result["mode"], &result["steps"]), (&mode.into(), &2000.into()), "{result}");
+        let aggregated = issync.map(|_| serde_json::Value::from(2));
+        assert_eq!(result.get("replicas_to_aggregate"), aggregated.as_ref(), "{result}");
+        assert!(result["accuracy"].as_f64().unwrap() >= 0.95, "{result}");
+        for server in [&mut ps_0, &mut ps_1] {
+            assert!(server.succeed().ends_with("is done\n"));
+        }
+    }
+}
+
+#[test]
+fn contradictory_and_unknown_flags_are_named() {
+    let hosts = ["--ps_hosts=127.0.0.1:7", "--worker_hosts=127.0.0.1:8,127.0.0.1:9"];
+    let worker = [&hosts[..], &["--job_name=worker"]].concat();
+    let with = |lines: &[&'static str]| [&worker[..], lines].concat();
+    let cases = [
+        (with(&["--issync=1", "--synchronous=2/3"]), "--issync 1 --synchronous 2/3: "),
+        (with(&["--issync=0", "--synchronous=2/2"]), "--issync 0 --synchronous 2/2: "),
+        (with(&["--issync=2"]), "invalid value '2' for '--issync <0|1>'"),
+        (with(&["--task_index=2"]), "--task-index 2: "),
+        ([&hosts[..], &["--job_name=chief"]].concat(), "--job-name chief: "),
+        (hosts.to_vec(), "--job-name"),
+        (vec!["--job_name=ps"], "--ps-hosts"),
+    ];
+    for (line, expected) in cases {
+        let output = digits().args(&line).output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && errors.contains(expected), "{line:?}: {errors}");
     }
 }
 

@@ -2,40 +2,46 @@
 //! and pushed by rows.
 //!
 //! Two parameter servers and two workers run in this process, beside a run of the same model
-//! without servers. The dataset is downloaded by hand; the program prints the command.
+//! without servers. With `--job-name` and `--task-index`, one task of a cluster runs. The dataset is downloaded by hand; the program prints the command.
 
 mod cluster;
 mod data;
+mod evaluator;
 mod metrics;
 mod model;
 mod options;
 #[path = "../../digits/src/random.rs"]
 mod random;
 mod reference;
+mod replica;
 mod score;
+#[path = "../../task/mod.rs"]
+mod task;
 mod variables;
+mod worker_task;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
-
-use cluster::{RunError, RunningCluster};
+use cluster::RunningCluster;
 use data::{Epoch, FIELDS, FlightSplit};
 use model::{EmbeddingNetwork, FlightModel, Logistic};
 use options::{FlightsOptions, ModelKind};
 use reference::Reference;
 use score::Score;
+use task::{Role, TaskError};
 use variables::ModelVariables;
+use worker_task::work;
 
 fn main() -> ExitCode {
-    let options = FlightsOptions::parse();
-    let result = match options.model {
-        ModelKind::Logistic => run(&options, Logistic::new(FIELDS)),
+    let parsed = FlightsOptions::parse_with_role(std::env::args_os());
+    let result = parsed.and_then(|(options, role)| match options.model {
+        ModelKind::Logistic => run(&options, role.as_ref(), Logistic::new(FIELDS)),
         ModelKind::Network => {
-            run(&options, EmbeddingNetwork::new(FIELDS, EMBEDDING_WIDTH, HIDDEN_UNITS))
+            let network = EmbeddingNetwork::new(FIELDS, EMBEDDING_WIDTH, HIDDEN_UNITS);
+            run(&options, role.as_ref(), network)
         }
-    };
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -45,12 +51,46 @@ fn main() -> ExitCode {
     }
 }
 
-/// Trains a model over servers and without, and prints both scores after each epoch and, as the
-/// last line, one JSON object.
+/// Runs one task of a cluster, or without a role the whole cluster.
 fn run<M: FlightModel<N>, const N: usize>(
     options: &FlightsOptions,
+    role: Option<&Role>,
     model: M,
-) -> Result<(), RunError> {
+) -> Result<(), TaskError> {
+    match role {
+        None => compare(options, model),
+        Some(role @ Role::Ps(task, cluster)) => {
+            options.process.serve(options.server(cluster, task.index), role)
+        }
+        Some(Role::Worker(task, cluster)) => {
+            let split = FlightSplit::open(&options.data)?;
+            let Some(report) = work(options, model, &split, (task, cluster))? else {
+                return Ok(());
+            };
+            println!(
+                "{{\"example\":\"flights\",\"model\":\"{}\",\"workers\":{},\"ps\":{},\"shards\":{},\
+                 \"epochs\":{},\"steps\":{},\"auc\":{:.4},\"log_loss\":{:.4},\"seconds\":{:.2}}}",
+                options.model.name(),
+                cluster.num_tasks("worker")?,
+                cluster.num_tasks("ps")?,
+                options.shards_of(1),
+                options.epochs,
+                report.steps,
+                report.score.auc,
+                report.score.log_loss,
+                report.seconds,
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Trains a model over servers and without, and prints both scores after each epoch and, as the
+/// last line, one JSON object.
+fn compare<M: FlightModel<N>, const N: usize>(
+    options: &FlightsOptions,
+    model: M,
+) -> Result<(), TaskError> {
     let split = FlightSplit::open(&options.data)?;
     let size = options.size();
     let variables = ModelVariables::of(&model, split.ids, size.parts(), options.seed)?;
@@ -109,7 +149,7 @@ fn scores<M: FlightModel<N>, const N: usize>(
     cluster: &mut RunningCluster<M, N>,
     reference: &mut Reference<M, N>,
     split: &FlightSplit,
-) -> Result<(Score, Score), RunError> {
+) -> Result<(Score, Score), TaskError> {
     let scores = cluster.score(&split.test)?.zip(reference.score(&split.test));
     Ok(scores.ok_or("training has diverged")?)
 }

@@ -1,12 +1,16 @@
 //! Command line of the example.
 
+use std::ffi::OsString;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use pushpull::optim::Adagrad;
 use pushpull::training::Codec;
+use pushpull::{ClusterSpec, Mode, PsConfig, TaskId, WorkerConfig};
 
 use super::cluster::Size;
+use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError};
 
 /// The model to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,6 +35,9 @@ impl ModelKind {
 /// parameter server with a table row per id and without one, and compare.
 ///
 /// Fails if the areas under the ROC curves differ by more than 0.005 at the end.
+///
+/// With --job-name this process is one task of a cluster, which trains without the comparison: give
+/// all processes the same hosts and the same mode.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "flights", version)]
 pub(crate) struct FlightsOptions {
@@ -47,11 +54,18 @@ pub(crate) struct FlightsOptions {
     /// Number of flights in a step.
     #[arg(long, default_value = "256")]
     pub(crate) batch: NonZeroUsize,
-    /// Number of workers, each with a share of the batches.
-    #[arg(long, default_value = "2")]
+    #[command(flatten)]
+    pub(crate) process: ProcessOptions,
+    #[command(flatten)]
+    mode: ModeOptions,
+    /// What the flags of `mode` choose.
+    #[arg(skip)]
+    synchronous: Option<Replicas>,
+    /// Number of workers of the cluster in this process, each with a share of the batches.
+    #[arg(long, default_value = "2", conflicts_with = "job_name")]
     workers: NonZeroU32,
-    /// Number of parameter servers.
-    #[arg(long, default_value = "2")]
+    /// Number of parameter servers of the cluster in this process.
+    #[arg(long, default_value = "2", conflicts_with = "job_name")]
     servers: NonZeroU32,
     /// Number of shards of each parameter server.
     #[arg(long, default_value = "2")]
@@ -68,7 +82,44 @@ pub(crate) struct FlightsOptions {
 }
 
 impl FlightsOptions {
-    /// Returns the size of the cluster.
+    /// Parses a command line, and returns the role of this process in its cluster; no role if the
+    /// whole cluster runs in it.
+    pub(crate) fn parse_with_role(
+        line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<(FlightsOptions, Option<Role>), TaskError> {
+        let mut options: FlightsOptions = task::parse(line);
+        let role = options.process.role()?;
+        let here = options.workers.get();
+        options.synchronous = options.mode.replicas(task::workers(role.as_ref(), here))?;
+        match (&role, options.synchronous) {
+            (None, Some(replicas)) => Err(format!(
+                "--synchronous {replicas}: the comparison in one process is asynchronous: give \
+                 --job-name"
+            )
+            .into()),
+            _ => Ok((options, role)),
+        }
+    }
+
+    /// Returns the configuration of a server.
+    pub(crate) fn server(&self, cluster: &ClusterSpec, index: u32) -> PsConfig {
+        let mode = self.synchronous.map_or_else(Mode::default, |replicas| replicas.mode().into());
+        PsConfig::new(cluster.clone(), TaskId::ps(index), Adagrad::new(self.learning_rate))
+            .shards(self.shards.get())
+            .mode(mode)
+    }
+
+    /// Returns the configuration of a worker.
+    pub(crate) fn worker(&self, cluster: &ClusterSpec, index: u32) -> WorkerConfig {
+        WorkerConfig::new(cluster.clone(), TaskId::worker(index)).codec("*", self.codec)
+    }
+
+    /// Returns the number of shards of some parameter servers.
+    pub(crate) fn shards_of(&self, servers: usize) -> u32 {
+        u32::try_from(servers).unwrap_or(u32::MAX).saturating_mul(self.shards.get().into())
+    }
+
+    /// Returns the size of the cluster in one process.
     pub(crate) fn size(&self) -> Size {
         Size { workers: self.workers, servers: self.servers, shards: self.shards }
     }

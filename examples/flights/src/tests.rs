@@ -1,5 +1,6 @@
 //! Trains the models on synthetic flights, and on the real data set if it has been downloaded.
 
+use std::net::TcpListener;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::Path;
 
@@ -8,10 +9,13 @@ use pushpull::training::Codec;
 use super::cluster::{RunningCluster, Size};
 use super::data::{Epoch, FIELDS, FlightSplit, FlightsError};
 use super::model::{EmbeddingNetwork, FlightModel, Logistic};
+use super::options::FlightsOptions;
 use super::random::SplitMix64;
 use super::reference::Reference;
 use super::score::Score;
+use super::task::Role;
 use super::variables::ModelVariables;
+use super::worker_task::work;
 
 /// Generates flights: one airline's are late in the morning, the other's in the afternoon, so
 /// neither field predicts a delay alone. One flight in 20 is late in any case.
@@ -113,4 +117,54 @@ fn the_logistic_regression_learns_the_real_flights() {
     assert_eq!((split.train.rows(), split.test.rows(), split.ids), (273_355, 53_991, 9_033));
     let score = learn(Logistic::new(FIELDS), &split, 1);
     assert!(score.auc > 0.6 && score.log_loss < 0.56, "{score:?}");
+}
+
+/// Runs the four command lines of a classic trainer, one in each thread.
+#[test]
+fn four_tasks_train_by_their_classic_command_lines() {
+    let split = synthetic(1000);
+    for issync in ["0", "1"] {
+        let listeners = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let hosts = listeners.map(|listener| listener.local_addr().unwrap().to_string());
+        let line = |job: &str, index: usize| {
+            [
+                "trainer".to_owned(),
+                format!("--ps_hosts={}", hosts[..2].join(",")),
+                format!("--worker_hosts={}", hosts[2..].join(",")),
+                format!("--job_name={job}"),
+                format!("--task_index={index}"),
+                format!("--issync={issync}"),
+                "--exit_grace=1".to_owned(),
+                "--batch=32".to_owned(),
+                "--epochs=4".to_owned(),
+            ]
+        };
+        let report = std::thread::scope(|scope| {
+            let run = |job: &'static str, index: usize| {
+                let (options, role) = FlightsOptions::parse_with_role(line(job, index)).unwrap();
+                let split = &split;
+                scope.spawn(move || match role.unwrap() {
+                    Role::Worker(task, cluster) => {
+                        let model = EmbeddingNetwork::new(FIELDS, 4, 16);
+                        work(&options, model, split, (&task, &cluster)).unwrap()
+                    }
+                    ref role @ Role::Ps(ref task, ref cluster) => {
+                        let config = options.server(cluster, task.index);
+                        options.process.serve(config, role).unwrap();
+                        None
+                    }
+                })
+            };
+            let tasks = ["ps", "worker"].map(|job| [run(job, 0), run(job, 1)]);
+            let reports = tasks.into_iter().flatten().map(|task| task.join().unwrap());
+            let reports: Vec<_> = reports.collect();
+            let [None, None, Some(report), None] = &reports[..] else { panic!("{reports:?}") };
+            (report.steps, report.score)
+        });
+        let batches = split.train.rows().div_ceil(32) as u64;
+        println!("--issync={issync}: {report:?}, {batches} batches");
+        // A synchronous step has a batch of each worker.
+        let expected = if issync == "0" { batches } else { batches.div_ceil(2) };
+        assert_eq!(report.0, 4 * expected);
+    }
 }

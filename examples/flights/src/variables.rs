@@ -2,12 +2,15 @@
 
 use pushpull::VariableSpec;
 use pushpull::error::VariableError;
-use pushpull::variable::{Initializer, Partitioner};
+use pushpull::variable::{DType, Initializer, Partitioner, Shape};
 
 use super::model::FlightModel;
 
 /// Name of the table of rows by id.
 pub(crate) const TABLE: &str = "table";
+
+/// Name of a plain variable that counts the workers that have trained on their shares.
+pub(crate) const FINISHED_COUNT: &str = "workers_finished";
 
 /// The dense tensors of a model and its table.
 #[derive(Clone, Debug)]
@@ -16,6 +19,7 @@ pub(crate) struct ModelVariables<const N: usize> {
     pub(crate) dense: [VariableSpec; N],
     /// A sparse variable with a row per id, in `parts` partitions.
     pub(crate) table: VariableSpec,
+    finished: VariableSpec,
 }
 
 impl<const N: usize> ModelVariables<N> {
@@ -40,6 +44,13 @@ impl<const N: usize> ModelVariables<N> {
             .partitioner(Partitioner::Fixed { shards: parts })
             .seed(seed);
         let dense = dense.try_into().expect("a specification for each name");
-        Ok(ModelVariables { dense, table })
+        let finished = VariableSpec::new(FINISHED_COUNT, DType::I64, Shape::scalar())?;
+        Ok(ModelVariables { dense, table, finished })
+    }
+
+    /// Returns all variables, as they are declared.
+    pub(crate) fn all(&self) -> Vec<VariableSpec> {
+        let more = [self.table.clone(), self.finished.clone()];
+        self.dense.iter().cloned().chain(more).collect()
     }
 }

@@ -103,6 +103,9 @@ impl CommandLine {
     }
 
     fn setting(&self, setting: &str, value: &str, reason: &str) -> DaemonError {
+        if setting == "mode" && !self.values("--issync").is_empty() {
+            return self.blame("--issync", &format_args!("--synchronous {value}: {reason}"));
+        }
         let known = FLAGS.iter().find(|(name, _)| *name == setting);
         let flag = known.map_or_else(|| flag_called(setting), |(_, flag)| (*flag).to_owned());
         // A setting per variable names has the value `VALUE for "NAMES"`.

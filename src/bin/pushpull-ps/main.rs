@@ -9,19 +9,22 @@ mod options;
 mod output;
 mod rule;
 mod schedule;
+#[path = "../options/mod.rs"]
+mod shared;
 mod training;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, FromArgMatches};
-use pushpull::{ClusterSpec, Ps};
+use pushpull::{ClusterSpec, Mode, Ps};
 
 use complaint::{CommandLine, DaemonError, takes_negative};
 use ending::{Signals, WorkSummary};
 use events::Printer;
 use options::DaemonOptions;
 use output::{print_error, print_line};
+use shared::accepts_underscores;
 
 /// Maximum time to wait for the address, socket and state of a predecessor. A killed process holds
 /// them until its memory is torn down.
@@ -36,7 +39,8 @@ const EXIT_CONFIGURATION: u8 = 2;
 const EXIT_SERVING: u8 = 1;
 
 fn main() -> ExitCode {
-    let parsed = DaemonOptions::command().mut_args(takes_negative).try_get_matches();
+    let command = DaemonOptions::command().mut_args(takes_negative).mut_args(accepts_underscores);
+    let parsed = command.try_get_matches();
     let parsed =
         parsed.and_then(|typed| Ok((DaemonOptions::from_arg_matches(&typed)?, CommandLine(typed))));
     let (options, typed) = match parsed {
@@ -74,13 +78,14 @@ async fn run(
     printer: &Printer,
 ) -> Result<(), (u8, DaemonError)> {
     let configuration = |error| (EXIT_CONFIGURATION, error);
-    let task = options.cluster.task_index;
+    let task = options.cluster.tasks.task_index;
     let mut signals = Signals::watch().map_err(|error| configuration(error.to_string().into()))?;
     let cluster = options.cluster.spec(typed).map_err(configuration)?;
     let owns_step = cluster.step_owner().is_some_and(|owner| owner.index == task);
-    let summary =
-        WorkSummary { task, owns_step, synchronous: options.synchronous.synchronous.is_some() };
-    let start = async || start(options, typed, &cluster, printer).await;
+    let mode = options.mode(&cluster).map_err(configuration)?;
+    let synchronous = matches!(mode, Mode::Synchronous(_));
+    let summary = WorkSummary { task, owns_step, synchronous };
+    let start = async || start(options, typed, (&cluster, mode), printer).await;
     let ps = start_after_predecessor(start, &mut signals).await.map_err(configuration)?;
     let handle = ps.handle();
     if options.network.insecure {
@@ -140,16 +145,16 @@ async fn start_after_predecessor(
 async fn start(
     options: &DaemonOptions,
     typed: &CommandLine,
-    cluster: &ClusterSpec,
+    (cluster, mode): (&ClusterSpec, Mode),
     printer: &Printer,
 ) -> Result<Ps, DaemonError> {
-    let own = cluster.task_address("ps", options.cluster.task_index);
+    let own = cluster.task_address("ps", options.cluster.tasks.task_index);
     let own = own.map_err(|error| typed.blame("--task-index", &error))?;
     let (flag, address) = match &options.network.listen {
         Some(address) => ("--listen", &**address),
         None => (options.cluster.address_flag(), own),
     };
-    let config = options.config(cluster.clone())?.on_event(printer.event_sink());
+    let config = options.config(cluster.clone(), mode)?.on_event(printer.event_sink());
     let listener = match options.network.insecure {
         true => Ps::listen_insecure(address).await,
         false => Ps::listen(address).await,

@@ -4,25 +4,26 @@ use std::time::Duration;
 
 use clap::Args;
 use pushpull::server::{OnLoss, StalenessPolicy};
-use pushpull::{Asynchronous, Mode, Synchronous};
+use pushpull::{Asynchronous, ClusterSpec, Synchronous};
+
+use super::shared::{ModeOptions, listed_workers};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Synchronous training")]
 pub(crate) struct SynchronousOptions {
-    /// Make each step of the mean of A gradients of R replicas, such as 4/5 [default: none]
-    #[arg(long, value_name = "A/R", value_parser = synchronous)]
-    pub(crate) synchronous: Option<Synchronous>,
+    #[command(flatten)]
+    replicas: ModeOptions,
     /// Step of a lost replica: shrink:MIN, wait:SECONDS or fail [default: shrink:1]
-    #[arg(long, value_name = "POLICY", value_parser = on_loss, requires = "synchronous")]
+    #[arg(long, value_name = "POLICY", value_parser = on_loss, requires = "mode")]
     on_loss: Option<OnLoss>,
     /// Time that the first step waits for replicas, in ms [default: 60000]
-    #[arg(long, value_name = "MS", requires = "synchronous")]
+    #[arg(long, value_name = "MS", requires = "mode")]
     join_timeout_ms: Option<u64>,
     /// Sum in the order of the workers, so that two runs give equal bits; requires A = R
-    #[arg(long, requires = "synchronous")]
+    #[arg(long, requires = "mode")]
     deterministic: bool,
     /// Norm over all servers to which longer gradients are scaled [default: none]
-    #[arg(long, value_name = "NORM", requires = "synchronous")]
+    #[arg(long, value_name = "NORM", requires = "mode")]
     clip_by_global_norm: Option<f64>,
 }
 
@@ -42,8 +43,24 @@ pub(crate) struct AsynchronousOptions {
 
 impl SynchronousOptions {
     /// Returns the mode, if the flags choose it.
-    pub(crate) fn mode(&self) -> Option<Mode> {
-        let mut mode = self.synchronous?.deterministic(self.deterministic);
+    ///
+    /// # Errors
+    /// Returns the text to print if the flags contradict each other.
+    pub(crate) fn mode(&self, cluster: &ClusterSpec) -> Result<Option<Synchronous>, String> {
+        let replicas = self.replicas.replicas(listed_workers(cluster));
+        let Some(replicas) = replicas.map_err(|error| error.to_string())? else {
+            let given = [
+                ("--on-loss", self.on_loss.is_some()),
+                ("--join-timeout-ms", self.join_timeout_ms.is_some()),
+                ("--deterministic", self.deterministic),
+                ("--clip-by-global-norm", self.clip_by_global_norm.is_some()),
+            ];
+            return match first_given(given) {
+                Some(flag) => Err(format!("--issync 0: {flag} is for synchronous training")),
+                None => Ok(None),
+            };
+        };
+        let mut mode = replicas.mode().deterministic(self.deterministic);
         if let Some(policy) = self.on_loss {
             mode = mode.on_loss(policy);
         }
@@ -53,11 +70,27 @@ impl SynchronousOptions {
         if let Some(bound) = self.clip_by_global_norm {
             mode = mode.clip_by_global_norm(bound);
         }
-        Some(mode.into())
+        Ok(Some(mode))
     }
 }
 
 impl AsynchronousOptions {
+    /// Checks that none of the flags is given, which clap does only beside `--synchronous`.
+    ///
+    /// # Errors
+    /// Returns the text to print.
+    pub(crate) fn check_absent(&self) -> Result<(), String> {
+        let given = [
+            ("--staleness", self.staleness.is_some()),
+            ("--wait-ahead", self.wait_ahead.is_some()),
+            ("--reject-older", self.reject_older.is_some()),
+        ];
+        match first_given(given) {
+            Some(flag) => Err(format!("--issync 1: {flag} is for asynchronous training")),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the mode.
     pub(crate) fn mode(&self) -> Asynchronous {
         let mut mode = Asynchronous::default();
@@ -74,14 +107,9 @@ impl AsynchronousOptions {
     }
 }
 
-/// Parses `A/R`, two positive integers, as a synchronous mode.
-fn synchronous(text: &str) -> Result<Synchronous, String> {
-    let number = |part: &str| part.parse().ok().filter(|&number: &u32| number > 0);
-    let parts = text.split_once('/').map(|(a, r)| (number(a), number(r)));
-    let Some((Some(replicas_to_aggregate), Some(total_num_replicas))) = parts else {
-        return Err("expected A/R, two whole numbers from 1 on, such as 4/5".to_owned());
-    };
-    Ok(Synchronous::new(replicas_to_aggregate).total_num_replicas(total_num_replicas))
+/// Returns the first flag that is given.
+fn first_given<const N: usize>(flags: [(&'static str, bool); N]) -> Option<&'static str> {
+    flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag))
 }
 
 /// Parses the policy for the loss of a replica.
@@ -123,16 +151,7 @@ mod tests {
         #[command(flatten)]
         synchronous: SynchronousOptions,
         #[command(flatten)]
-        _asynchronous: AsynchronousOptions,
-    }
-
-    #[test]
-    fn a_synchronous_mode_is_two_positive_integers() {
-        let mode = Synchronous::new(3).total_num_replicas(4);
-        assert_eq!(synchronous("3/4"), Ok(mode));
-        for text in ["", "3", "3/", "/4", "0/4", "3/0", "3/4/5", "-3/4", "3 / 4", "4294967296/1"] {
-            assert!(synchronous(text).is_err(), "{text:?}");
-        }
+        asynchronous: AsynchronousOptions,
     }
 
     #[test]
@@ -170,6 +189,31 @@ mod tests {
         ] {
             let error = parse(flags).unwrap_err().to_string();
             assert!(error.contains("--synchronous"), "{error}");
+        }
+        let cluster = "ps=a:1;worker=b:1,c:1".parse().unwrap();
+        let issync = |value: &str, flags: &[&str]| {
+            let line = parse(&[&["--issync", value], flags].concat()).unwrap();
+            let mode = line.synchronous.mode(&cluster)?;
+            if mode.is_some() {
+                line.asynchronous.check_absent()?;
+            }
+            Ok::<_, String>(mode)
+        };
+        let two = Synchronous::new(2).total_num_replicas(2);
+        assert_eq!(issync("0", &["--staleness", "damp"]), Ok(None));
+        assert_eq!(issync("1", &["--deterministic"]), Ok(Some(two.deterministic(true))));
+        for (value, flags) in [
+            ("0", &["--on-loss", "fail"][..]),
+            ("0", &["--deterministic"]),
+            ("1", &["--staleness", "damp"]),
+            ("1", &["--wait-ahead", "1"]),
+            ("1", &["--reject-older", "1"]),
+        ] {
+            let error = issync(value, flags).unwrap_err();
+            assert!(
+                error.starts_with(&format!("--issync {value}: {} is for", flags[0])),
+                "{error}"
+            );
         }
         let error = parse(&["--synchronous", "2/2", "--staleness", "damp"]).unwrap_err();
         assert!(error.to_string().contains("--staleness"), "{error}");

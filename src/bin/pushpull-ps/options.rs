@@ -6,11 +6,12 @@ use std::time::Duration;
 use clap::{Args, Parser, ValueEnum};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention};
 use pushpull::server::{Durability, Network, NonFinite};
-use pushpull::{ClusterSpec, PsConfig, Storage, TaskId};
+use pushpull::{ClusterSpec, Mode, PsConfig, Storage, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::rule::optimizer_list;
+use super::shared::TaskOptions;
 use super::training::TrainingOptions;
 
 /// Serve one ps task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
@@ -28,7 +29,7 @@ pub(crate) struct DaemonOptions {
     #[command(flatten)]
     training: TrainingOptions,
     #[command(flatten)]
-    pub(crate) synchronous: SynchronousOptions,
+    synchronous: SynchronousOptions,
     #[command(flatten)]
     asynchronous: AsynchronousOptions,
     #[command(flatten)]
@@ -37,28 +38,16 @@ pub(crate) struct DaemonOptions {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Cluster")]
+#[command(mut_arg("ps_hosts", |hosts| hosts.required_unless_present("cluster")))]
 pub(crate) struct ClusterOptions {
-    /// Addresses of the ps tasks, host:port or unix:/path, separated by commas
-    #[arg(
-        long,
-        value_name = "ADDRESSES",
-        value_delimiter = ',',
-        required_unless_present = "cluster"
-    )]
-    ps_hosts: Vec<String>,
-    // Nothing connects to a worker.
-    /// Names of the worker tasks, separated by commas; others are then refused
-    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
-    worker_hosts: Vec<String>,
+    #[command(flatten)]
+    pub(crate) tasks: TaskOptions,
     /// Accept workers that the cluster does not list
     #[arg(long)]
     elastic_workers: bool,
     /// Cluster as "ps=a:1,b:1;worker=c:1" or as JSON, in place of the hosts
     #[arg(long, conflicts_with_all = ["ps_hosts", "worker_hosts"])]
     cluster: Option<String>,
-    /// Index of this task in the ps job
-    #[arg(long, value_name = "INDEX", default_value_t = 0)]
-    pub(crate) task_index: u32,
 }
 
 #[derive(Debug, Args)]
@@ -186,12 +175,25 @@ impl DaemonOptions {
     ///
     /// # Errors
     /// Returns the text to print if the flags of an update rule are invalid.
-    pub(crate) fn config(&self, cluster: ClusterSpec) -> Result<PsConfig, String> {
-        let config = self.training.config(cluster, TaskId::ps(self.cluster.task_index))?;
+    pub(crate) fn config(&self, cluster: ClusterSpec, mode: Mode) -> Result<PsConfig, String> {
+        let config = self.training.config(cluster, TaskId::ps(self.cluster.tasks.task_index))?;
         let config = config.elastic_workers(self.cluster.elastic_workers);
         let config = self.storage.apply(self.network.apply(config));
-        let mode = self.synchronous.mode().unwrap_or_else(|| self.asynchronous.mode().into());
         Ok(self.run.apply(config.mode(mode)))
+    }
+
+    /// Returns the update mode.
+    ///
+    /// # Errors
+    /// Returns an error that names the flag of the other mode, or `--issync`.
+    pub(crate) fn mode(&self, cluster: &ClusterSpec) -> Result<Mode, DaemonError> {
+        match self.synchronous.mode(cluster)? {
+            Some(mode) => {
+                self.asynchronous.check_absent()?;
+                Ok(mode.into())
+            }
+            None => Ok(self.asynchronous.mode().into()),
+        }
     }
 }
 
@@ -204,8 +206,11 @@ impl ClusterOptions {
     /// Returns the cluster.
     ///
     /// # Errors
-    /// Returns an error that names the flag with the fault.
+    /// Returns an error that names the flag with the fault, `--job-name` for another job than `ps`.
     pub(crate) fn spec(&self, typed: &CommandLine) -> Result<ClusterSpec, DaemonError> {
+        if self.tasks.job_name.as_deref().is_some_and(|job| job != "ps") {
+            return Err(typed.blame("--job-name", &"this program serves tasks of the job ps only"));
+        }
         if let Some(text) = &self.cluster {
             let cluster = match text.trim_start().starts_with('{') {
                 true => ClusterSpec::from_json(text),
@@ -213,13 +218,7 @@ impl ClusterOptions {
             };
             return cluster.map_err(|error| typed.blame("--cluster", &error));
         }
-        let servers = || ClusterSpec::builder().job("ps", &self.ps_hosts);
-        let alone = servers().build().map_err(|error| typed.blame("--ps-hosts", &error))?;
-        if self.worker_hosts.is_empty() {
-            return Ok(alone);
-        }
-        let both = servers().job("worker", &self.worker_hosts).build();
-        both.map_err(|error| typed.blame("--worker-hosts", &error))
+        self.tasks.cluster().map_err(|(flag, error)| typed.blame(flag, &error))
     }
 }
 

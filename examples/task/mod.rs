@@ -1,0 +1,126 @@
+//! One task of a cluster of processes, for the examples: its flags, and its server if it is a ps
+//! task.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use clap::{Arg, Args, CommandFactory, FromArgMatches};
+use pushpull::{ClusterSpec, Ps, PsConfig, TaskId};
+
+#[path = "../../src/bin/options/mod.rs"]
+mod classic;
+
+pub(crate) use classic::{ModeOptions, Replicas};
+
+/// An error of any thread.
+pub(crate) type TaskError = Box<dyn Error + Send + Sync>;
+
+/// The flags of one process of a cluster.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Cluster")]
+#[command(mut_arg("ps_hosts", |hosts: Arg| hosts.requires("job_name")))]
+#[command(mut_arg("worker_hosts", |hosts: Arg| hosts.requires("job_name")))]
+#[command(mut_arg("job_name", |job: Arg| job.requires("ps_hosts").requires("worker_hosts")))]
+pub(crate) struct ProcessOptions {
+    #[command(flatten)]
+    tasks: classic::TaskOptions,
+    /// Keep a parameter server running when all workers have left
+    #[arg(long)]
+    keep_serving: bool,
+    /// Time for which a parameter server then waits for another worker, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, conflicts_with = "keep_serving")]
+    exit_grace: u64,
+    /// Listen where other machines can reach it, without authentication
+    #[arg(long)]
+    insecure: bool,
+}
+
+/// What a process of a cluster does.
+#[derive(Clone, Debug)]
+pub(crate) enum Role {
+    /// It serves variables.
+    Ps(TaskId, ClusterSpec),
+    /// It trains.
+    Worker(TaskId, ClusterSpec),
+}
+
+impl ProcessOptions {
+    /// Returns the role of this process; `None` if the whole cluster runs in it.
+    pub(crate) fn role(&self) -> Result<Option<Role>, TaskError> {
+        let Some(job) = &self.tasks.job_name else {
+            return Ok(None);
+        };
+        let cluster = self.tasks.cluster().map_err(|(flag, error)| format!("{flag}: {error}"))?;
+        let index = self.tasks.task_index;
+        let task = TaskId::new(job.as_str(), index);
+        let role = match &**job {
+            "ps" => Role::Ps(task, cluster),
+            "worker" => Role::Worker(task, cluster),
+            _ => return Err(format!("--job-name {job}: the jobs are ps and worker").into()),
+        };
+        let found = role.cluster().task_address(job, index).map(|_| ());
+        found.map_err(|error| format!("--task-index {index}: {error}"))?;
+        Ok(Some(role))
+    }
+
+    /// Runs the parameter server of a ps task: until all workers have left, or with
+    /// `--keep-serving` until Ctrl-C.
+    pub(crate) fn serve(&self, config: PsConfig, role: &Role) -> Result<(), TaskError> {
+        let (task, cluster) = (role.task(), role.cluster());
+        let address = cluster.task_address(&task.job, task.index)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let listener = match self.insecure {
+                true => Ps::listen_insecure(address).await?,
+                false => Ps::listen(address).await?,
+            };
+            // The server runs even if its lines cannot be written.
+            let _ = writeln!(io::stdout(), "{task} serves on {}", listener.address());
+            let config = match self.keep_serving {
+                true => config,
+                false => config.exit_when_done(Duration::from_secs(self.exit_grace)),
+            };
+            let interrupted = async {
+                // If no signal handler can be installed, the server ends by itself or by the
+                // signal's default action.
+                let _ = tokio::signal::ctrl_c().await;
+            };
+            listener.start(config)?.serve(interrupted).await?;
+            let _ = writeln!(io::stdout(), "{task} is done");
+            Ok(())
+        })
+    }
+}
+
+impl Role {
+    /// Returns the task of this process.
+    pub(crate) fn task(&self) -> &TaskId {
+        let (Role::Ps(task, _) | Role::Worker(task, _)) = self;
+        task
+    }
+
+    /// Returns the cluster.
+    pub(crate) fn cluster(&self) -> &ClusterSpec {
+        let (Role::Ps(_, cluster) | Role::Worker(_, cluster)) = self;
+        cluster
+    }
+}
+
+/// Returns the number of workers of the cluster of a process, or `here` if the whole cluster runs
+/// in it.
+pub(crate) fn workers(role: Option<&Role>, here: u32) -> u32 {
+    role.map_or(here, |role| classic::listed_workers(role.cluster()))
+}
+
+/// Parses a command line, each flag with hyphens or with underscores. Prints help and errors, and
+/// exits, as [`clap::Parser::parse_from`] does.
+pub(crate) fn parse<T: CommandFactory + FromArgMatches>(
+    line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> T {
+    let command = T::command().mut_args(classic::accepts_underscores);
+    let parsed = command.try_get_matches_from(line);
+    let parsed = parsed.and_then(|matches| T::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| error.exit())
+}

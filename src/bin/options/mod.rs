@@ -1,0 +1,12 @@
+//! The flags of classic trainers, for the daemon and the examples: the tasks of the cluster, the
+//! update mode, and spellings with underscores.
+
+#![allow(dead_code, unused_imports, reason = "each program uses a part")]
+
+mod mode_options;
+mod task_options;
+mod underscores;
+
+pub(crate) use mode_options::{ModeOptions, Replicas, listed_workers};
+pub(crate) use task_options::TaskOptions;
+pub(crate) use underscores::accepts_underscores;
