@@ -171,6 +171,7 @@ pub mod cluster {
     pub use pushpull_common::ids::ShardId;
     pub use pushpull_common::placement::{
         CustomStrategy, DeviceSetter, PlacedPartition, Placement, PlacementStrategy, ShardMap,
+        TaskLoads,
     };
 }
 

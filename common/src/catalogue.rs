@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use crate::ids::{ShardId, VariableId};
 use crate::initializer::FromValue;
-use crate::placement::Placement;
+use crate::placement::{Placement, TaskLoads};
 use crate::protocol::ProtocolError;
 use crate::protocol::limits::CATALOGUE_BYTES_MAX;
 use crate::tensor::ShapeError;
@@ -194,6 +194,19 @@ impl Catalogue {
         self.layouts.get(&shard).cloned().unwrap_or_default()
     }
 
+    /// Returns the bytes on each of these ps tasks, ascending. A table counts with its memory limit.
+    pub fn task_loads(&self, tasks: &[u32]) -> TaskLoads {
+        let partitions = self.partitions.iter();
+        TaskLoads::new(tasks, partitions.map(|part| (part.shard.task, self.stored_bytes(part))))
+    }
+
+    /// Returns the bytes of a partition's elements as stored; for a table, its share of the memory
+    /// limit.
+    pub fn stored_bytes(&self, partition: &Partition) -> u64 {
+        let rows = partition.rows.end - partition.rows.start;
+        self.variable(partition.variable).bytes_of_rows(rows)
+    }
+
     /// Fills `out` with the initial values of a variable, starting at `first_element`.
     pub fn fill<T: FromValue>(&self, id: VariableId, first_element: u64, out: &mut [T]) {
         let variable = self.variable(id);
@@ -283,6 +296,11 @@ mod tests {
             assert_eq!(layout.bytes(), end);
         }
         assert_eq!(seen, catalogue.partitions().len());
+        // The placement knows the bytes from its variables, the catalogue from its partitions.
+        let map = ShardMap::new([0, 1], 2).unwrap();
+        let placement =
+            Placement::plan(&variables(), &map, &PlacementStrategy::RoundRobin).unwrap();
+        assert_eq!(catalogue.task_loads(map.tasks()), placement.task_loads());
         let rows: Vec<_> =
             catalogue.partitions_of(VariableId(0)).iter().map(|p| p.rows.clone()).collect();
         assert_eq!(rows, [0..3, 3..6, 6..8, 8..10]);

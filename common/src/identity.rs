@@ -20,6 +20,13 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// The name of the fact that servers give if no variable may be cut by default, because one of
+    /// their optimizers needs whole variables. Its value is [`Identity::YES`].
+    pub const WHOLE_VARIABLES: &'static str = "whole_variables";
+
+    /// The value of a fact that is true. It is empty otherwise.
+    pub const YES: &'static str = "yes";
+
     /// Creates an identity without facts.
     pub fn new() -> Self {
         Identity::default()

@@ -13,12 +13,17 @@ use crate::tensor::{DType, Shape};
 
 /// Decides from a variable's shape and type how many parts it is cut into.
 ///
-/// The default is one part. A scalar is never cut, and no part is without rows.
+/// A scalar is never cut, and no part is without rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Partitioner {
-    /// One part.
+    /// One part, unless the placement strategy cuts large variables, as
+    /// [`PlacementStrategy::Balanced`] does.
+    ///
+    /// [`PlacementStrategy::Balanced`]: crate::placement::PlacementStrategy::Balanced
     #[default]
+    Automatic,
+    /// One part.
     None,
     /// A fixed number of parts, or one per row if there are fewer rows.
     Fixed {
@@ -103,7 +108,7 @@ impl Partitioner {
             return Ok(1);
         }
         let parts = match *self {
-            Partitioner::None => 1,
+            Partitioner::Automatic | Partitioner::None => 1,
             Partitioner::Fixed { shards } => u64::from(shards),
             Partitioner::MinSize { bytes_min, shards_max, strict } => {
                 min_size_parts(rows, row_bytes, bytes_min, shards_max, strict)
@@ -235,6 +240,7 @@ mod tests {
         assert_eq!(parts(small(), &[5, 0]), Ok(1));
         assert_eq!(parts(fixed(), &[5, 0]), Ok(4));
         assert_eq!(parts(Partitioner::None, &[1 << 40]), Ok(1));
+        assert_eq!(parts(Partitioner::default(), &[1 << 40]), Ok(1));
         assert_eq!(fixed().parts_per_axis(&Shape::scalar(), DType::F32), Ok(vec![]));
     }
 

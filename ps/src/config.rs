@@ -306,6 +306,7 @@ impl PsConfig {
             }
         };
         let clips = self.mode.clip_by_global_norm().is_some();
+        let sums_whole = self.rules.optimizers().any(|rule| rule.sums_whole_variables());
         Identity::new()
             .with("ps", self.cluster.ps_identity())
             .with("shards", self.shards.to_string())
@@ -313,6 +314,7 @@ impl PsConfig {
             .with("optimizer_for", self.rules.exceptions())
             .with("mode", mode)
             .with("clips", if clips { "by global norm" } else { "" })
+            .with(Identity::WHOLE_VARIABLES, if sums_whole { Identity::YES } else { "" })
     }
 
     /// Returns whether a push that would make values infinite or NaN is refused: the policy
@@ -357,7 +359,7 @@ impl PsConfig {
 
 #[cfg(test)]
 mod tests {
-    use pushpull_optim::optimizer::{Adam, Sgd};
+    use pushpull_optim::optimizer::{Adam, Lamb, Sgd};
 
     use super::*;
 
@@ -385,5 +387,8 @@ mod tests {
             let expected = ("optimizer_for", "\"w*\": sgd", found);
             assert_eq!(ours.difference(&other.identity()), Some(expected));
         }
+        let whole =
+            |identity: Identity| identity.field(Identity::WHOLE_VARIABLES) == Some(Identity::YES);
+        assert!(!whole(ours) && whole(config().optimizer_for("w", Lamb::new(0.1)).identity()));
     }
 }

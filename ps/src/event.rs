@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pushpull_common::ids::ShardId;
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{ShardId, VariableId};
 
 /// Something that the operator of a server must know.
 ///
@@ -64,6 +65,21 @@ pub enum Event {
         /// The checkpoint that is used instead; `None` if none is sound.
         taken: Option<String>,
     },
+    /// The chief has declared variables, and their placement leaves one ps task with much more than
+    /// the others. Reported by the step owner; see
+    /// [`TaskLoads::is_skewed`](pushpull_common::placement::TaskLoads::is_skewed) for the bounds.
+    SkewedPlacement {
+        /// The index of the fullest ps task.
+        task: u32,
+        /// Its bytes, without optimizer slots.
+        bytes: u64,
+        /// The mean of all ps tasks.
+        mean: u64,
+        /// The variable with the most bytes on the task.
+        variable: String,
+        /// The bytes of that variable on the task.
+        variable_bytes: u64,
+    },
     /// A shard has had no connection to the step owner for a lease, in synchronous mode. It takes
     /// part in no step meanwhile, and keeps reconnecting.
     OwnerLost {
@@ -82,6 +98,26 @@ pub enum Event {
 }
 
 impl Event {
+    /// Returns [`Event::SkewedPlacement`] if the variables of a catalogue are uneven on these ps
+    /// tasks, ascending.
+    pub(crate) fn skewed_placement(catalogue: &Catalogue, tasks: &[u32]) -> Option<Event> {
+        let loads = catalogue.task_loads(tasks);
+        let (task, bytes) = loads.fullest().filter(|_| loads.is_skewed())?;
+        let of_variable = |variable| {
+            let here = catalogue.partitions_of(variable).iter().filter(|p| p.shard.task == task);
+            here.map(|partition| catalogue.stored_bytes(partition)).sum::<u64>()
+        };
+        let variables = (0..catalogue.variables().len() as u32).map(VariableId);
+        let largest = variables.max_by_key(|&variable| of_variable(variable))?;
+        Some(Event::SkewedPlacement {
+            task,
+            bytes,
+            mean: loads.mean(),
+            variable: catalogue.variable(largest).name().to_owned(),
+            variable_bytes: of_variable(largest),
+        })
+    }
+
     /// Returns a short name of the kind, for counting and filtering, such as `save-failed`.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -91,6 +127,7 @@ impl Event {
             Event::SavesResumed { .. } => "saves-resumed",
             Event::RetentionFailed { .. } => "retention-failed",
             Event::CheckpointPassedOver { .. } => "checkpoint-passed-over",
+            Event::SkewedPlacement { .. } => "skewed-placement",
             Event::OwnerLost { .. } => "owner-lost",
             Event::OwnerFound { .. } => "owner-found",
         }
@@ -126,6 +163,12 @@ impl fmt::Display for Event {
                     None => write!(f, "no checkpoint is sound"),
                 }
             }
+            Event::SkewedPlacement { task, bytes, mean, variable, variable_bytes } => write!(
+                f,
+                "the placement is uneven: ps task {task} holds {bytes} bytes, the mean is {mean}; \
+                 {variable_bytes} of them are of {variable:?}: place by PlacementStrategy::Balanced, \
+                 or cut it by a partitioner"
+            ),
             Event::OwnerLost { shard, cause } => {
                 write!(f, "{shard} has lost its connection to the step owner: {cause}")
             }
@@ -188,6 +231,16 @@ mod tests {
                 "ckpt-1-2",
             ),
             (Event::CheckpointPassedOver { checkpoint, cause: cause.clone(), taken }, "ckpt-1-2"),
+            (
+                Event::SkewedPlacement {
+                    task: 3,
+                    bytes: 300,
+                    mean: 100,
+                    variable: cause.clone(),
+                    variable_bytes: 200,
+                },
+                "ps task 3 holds 300 bytes, the mean is 100; 200 of them",
+            ),
             (Event::OwnerLost { shard, cause }, &*lost),
         ];
         for (event, named) in events {

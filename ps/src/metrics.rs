@@ -174,6 +174,9 @@ counters! {
     /// Damaged checkpoints skipped by searches for the newest sound one, on the step owner. Each
     /// search counts again.
     checkpoints_passed_over,
+    /// Declarations of variables whose placement is uneven, on the step owner. See
+    /// [`crate::Event::SkewedPlacement`].
+    skewed_placements,
     /// Members whose lease expired.
     members_lost,
     /// Tokens taken back from members that were lost, left, or held them too long.

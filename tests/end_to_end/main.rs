@@ -17,6 +17,7 @@ mod hostile;
 mod lifecycle;
 mod newcomers;
 mod overlap;
+mod placement;
 mod proxy;
 #[cfg(target_os = "linux")]
 mod push_buffers;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
+use pushpull_common::partition::Partitioner;
 use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message::Role;
@@ -30,7 +31,7 @@ use crate::joined_model::JoinedModel;
 use crate::joining::ChiefJoin;
 use crate::outcome::{DataBegun, RestoredCheckpoint, SavedCheckpoint};
 use crate::runtime::{Caller, SessionRunner};
-use crate::session::{Reply, SessionCommand};
+use crate::session::{Reply, ServerSettings, SessionCommand};
 use crate::token::Token;
 
 /// One task of the job `worker`, in a session with the parameter servers.
@@ -105,8 +106,8 @@ impl Worker {
     /// Declares the variables, waits until they have consistent values on all servers, and pulls
     /// them.
     ///
-    /// All workers must declare the same variables in the same order, because the order decides
-    /// their placement. The chief also provides the values:
+    /// All workers must declare the same variables in the same order with the same
+    /// [`WorkerConfig::placement`], because these decide where each variable is. The chief also provides the values:
     ///
     /// - If all servers have values of one restore epoch, these are kept.
     /// - Otherwise, if there is a sound checkpoint, the newest one is restored on all servers.
@@ -133,8 +134,7 @@ impl Worker {
             return Err(Error::AlreadyJoined);
         }
         let config = &self.client.config;
-        let shards = self.client.settings.shards_per_task;
-        let (placement, catalogue) = place(config, variables, shards)?;
+        let (placement, catalogue) = place(config, variables, &self.client.settings)?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
         let (shards, settings) = self.client.open(&plan).await?;
         let codecs = &self.client.config.codecs;
@@ -322,15 +322,21 @@ impl Worker {
     }
 }
 
-/// Places the variables on shards.
+/// Places the variables on shards. Servers whose optimizers need whole variables get them so, unless
+/// a partitioner is given.
 fn place(
     config: &WorkerConfig,
     variables: &[VariableSpec],
-    shards_per_task: u16,
+    servers: &ServerSettings,
 ) -> Result<(Placement, Catalogue), ConfigError> {
-    let map = ShardMap::of_cluster(&config.cluster, shards_per_task)?;
-    let placement = Placement::plan(variables, &map, &config.placement)?;
-    let catalogue = Catalogue::new(variables.to_vec(), &placement)?;
+    let map = ShardMap::of_cluster(&config.cluster, servers.shards_per_task)?;
+    let mut variables = variables.to_vec();
+    let automatic = variables.iter_mut().filter(|v| v.partitioner == Partitioner::Automatic);
+    if servers.whole_variables {
+        automatic.for_each(|variable| variable.partitioner = Partitioner::None);
+    }
+    let placement = Placement::plan(&variables, &map, &config.placement)?;
+    let catalogue = Catalogue::new(variables, &placement)?;
     Ok((placement, catalogue))
 }
 

@@ -20,13 +20,21 @@ impl Picker {
         Picker { strategy, drawn: 0, loads: Loads::new(bins) }
     }
 
+    /// Returns a picker for parts of another kind: of equally full bins, the lightest of the earlier
+    /// kinds comes first.
+    pub(super) fn next_kind(&self) -> Picker {
+        Picker { strategy: self.strategy.clone(), drawn: 0, loads: self.loads.next_kind() }
+    }
+
     /// Draws the next bin; the result is below the number of bins.
     ///
     /// A custom strategy chooses by itself; here it only takes a turn, as in a round robin.
     pub(super) fn draw(&mut self, hash: u64) -> usize {
         let bins = self.loads.bytes.len() as u64;
         let position = match self.strategy {
-            PlacementStrategy::GreedyBytes => return self.loads.lightest(),
+            PlacementStrategy::Balanced | PlacementStrategy::GreedyBytes => {
+                return self.loads.lightest();
+            }
             PlacementStrategy::HashName => hash % bins,
             PlacementStrategy::RoundRobin | PlacementStrategy::Custom(_) => self.drawn % bins,
         };
@@ -46,25 +54,37 @@ impl Picker {
 #[derive(Clone, Debug)]
 struct Loads {
     bytes: Vec<u64>,
-    order: BTreeSet<(u64, usize)>,
+    /// The bytes of parts of earlier kinds, which decide between equally full bins.
+    earlier: Vec<u64>,
+    order: BTreeSet<(u64, u64, usize)>,
 }
 
 impl Loads {
     fn new(bins: usize) -> Loads {
-        Loads { bytes: vec![0; bins], order: (0..bins).map(|bin| (0, bin)).collect() }
+        Loads::after(vec![0; bins])
+    }
+
+    fn after(earlier: Vec<u64>) -> Loads {
+        let order = earlier.iter().enumerate().map(|(bin, &bytes)| (0, bytes, bin)).collect();
+        Loads { bytes: vec![0; earlier.len()], earlier, order }
+    }
+
+    fn next_kind(&self) -> Loads {
+        let sums = self.bytes.iter().zip(&self.earlier);
+        Loads::after(sums.map(|(bytes, earlier)| bytes.saturating_add(*earlier)).collect())
     }
 
     fn lightest(&self) -> usize {
-        self.order.first().map_or(0, |&(_, bin)| bin)
+        self.order.first().map_or(0, |&(.., bin)| bin)
     }
 
     fn add(&mut self, bin: usize, bytes: u64) {
         let Some(load) = self.bytes.get_mut(bin) else {
             return;
         };
-        self.order.remove(&(*load, bin));
+        self.order.remove(&(*load, self.earlier[bin], bin));
         *load = load.saturating_add(bytes);
-        self.order.insert((*load, bin));
+        self.order.insert((*load, self.earlier[bin], bin));
     }
 }
 
@@ -103,6 +123,21 @@ mod tests {
         picker.add(2, u64::MAX);
         assert_eq!(picker.loads.bytes[2], u64::MAX);
         picker.add(9, 1);
+    }
+
+    #[test]
+    fn parts_of_another_kind_start_on_the_lightest_bin() {
+        let mut picker = Picker::new(PlacementStrategy::Balanced, 3);
+        for (bin, bytes) in [(0, 7), (1, 3), (2, 5)] {
+            picker.add(bin, bytes);
+        }
+        for expected in [[1, 2, 0], [1, 2, 0]] {
+            picker = picker.next_kind();
+            for bin in expected {
+                assert_eq!(picker.draw(0), bin);
+                picker.add(bin, 10);
+            }
+        }
     }
 
     /// Must not change: it would move the variables of every cluster placed by name.

@@ -1,7 +1,9 @@
 //! [`Placement`]: every partition of every variable on its shard.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
+use super::cut_rule::{CutRule, VariableKind};
 use super::picker::{Picker, name_hashes};
 use super::{CustomStrategy, PlacementError, PlacementStrategy, ShardMap};
 use crate::cluster::index_list;
@@ -40,11 +42,13 @@ impl Placement {
     /// The largest number of partitions of all variables together.
     pub const PARTITIONS_MAX: usize = 1 << 20;
 
-    /// Places the variables, in this order, on the shards of `map`.
+    /// Places the variables on the shards of `map`.
     ///
-    /// Each part draws once from the strategy, even if its variable's device pins it to a ps task.
-    /// For pinned parts, [`PlacementStrategy::GreedyBytes`] counts their bytes where they are, and
-    /// a custom strategy is not called.
+    /// [`PlacementStrategy::Balanced`] places pinned parts first, then the others by falling size.
+    /// The other strategies place in the order of the variables. Each part draws once from them,
+    /// even if its variable's device pins it to a ps task. For pinned parts,
+    /// [`PlacementStrategy::GreedyBytes`] counts their bytes where they are, and a custom strategy
+    /// is not called.
     ///
     /// Within a task a part goes to the shard with the fewest bytes so far, the lowest index on
     /// ties. [`PlacementStrategy::HashName`] hashes there too, so that the order of creation does
@@ -57,12 +61,10 @@ impl Placement {
         map: &ShardMap,
         strategy: &PlacementStrategy,
     ) -> Result<Placement, PlacementError> {
-        let mut planner = Planner::new(map, strategy);
-        for (index, variable) in (0u32..).zip(variables) {
-            planner.place(VariableId(index), variable)?;
-        }
-        let (partitions, strategy) = (planner.partitions, strategy.name());
-        Ok(Placement { partitions, map: map.clone(), strategy })
+        let mut planner = Planner::new(variables, map, strategy);
+        planner.cut()?;
+        let partitions = planner.place()?;
+        Ok(Placement { partitions, map: map.clone(), strategy: strategy.name() })
     }
 
     /// Returns all partitions: by variable, then by part.
@@ -95,52 +97,104 @@ impl Placement {
 
 /// A placement under construction.
 struct Planner<'a> {
+    variables: &'a [VariableSpec],
     map: &'a ShardMap,
     strategy: &'a PlacementStrategy,
     tasks: Picker,
     /// One picker for each task, by its position in the map.
     shards: Vec<Picker>,
-    partitions: Vec<PlacedPartition>,
+    pieces: Vec<Piece>,
+}
+
+/// A part of a variable before it has a shard.
+struct Piece {
+    variable: u32,
+    part: u32,
+    parts: u32,
+    rows: Range<u64>,
     bytes: u64,
+    /// The position of the task that the variable is pinned to.
+    pinned: Option<usize>,
 }
 
 impl<'a> Planner<'a> {
-    fn new(map: &'a ShardMap, strategy: &'a PlacementStrategy) -> Planner<'a> {
+    fn new(
+        variables: &'a [VariableSpec],
+        map: &'a ShardMap,
+        strategy: &'a PlacementStrategy,
+    ) -> Planner<'a> {
         let within = match strategy {
             PlacementStrategy::HashName => PlacementStrategy::HashName,
             _ => PlacementStrategy::GreedyBytes,
         };
         let shards = Picker::new(within, usize::from(map.shards_per_task()));
         Planner {
+            variables,
             map,
             strategy,
             tasks: Picker::new(strategy.clone(), map.tasks().len()),
             shards: vec![shards; map.tasks().len()],
-            partitions: Vec::new(),
-            bytes: 0,
+            pieces: Vec::new(),
         }
     }
 
-    fn place(&mut self, id: VariableId, variable: &VariableSpec) -> Result<(), PlacementError> {
-        variable.validate().map_err(|source| PlacementError::Variable { source })?;
-        let parts = variable.parts().map_err(|source| PlacementError::Variable { source })?;
-        let name = || variable.name().to_owned();
-        self.bytes = self
-            .bytes
-            .checked_add(variable.master_bytes())
-            .ok_or_else(|| PlacementError::TooManyBytes { variable: name() })?;
-        if self.partitions.len() + parts as usize > Placement::PARTITIONS_MAX {
-            return Err(PlacementError::TooManyPartitions { variable: name() });
-        }
-        let pinned = self.pinned(variable)?;
-        let shape = variable.shape();
-        for (part, rows) in (0u32..).zip(split_rows(shape.rows(), parts)) {
-            let bytes = variable.bytes_of_rows(rows.end - rows.start);
-            let shard = self.choose(variable, part, bytes, pinned)?;
-            let variable = id;
-            self.partitions.push(PlacedPartition { variable, part, parts, rows, shard, bytes });
+    /// Cuts every variable into pieces.
+    fn cut(&mut self) -> Result<(), PlacementError> {
+        let variables = self.variables;
+        let rule = CutRule::new(variables, self.map);
+        let mut total = 0_u64;
+        for (index, variable) in (0u32..).zip(variables) {
+            variable.validate().map_err(|source| PlacementError::Variable { source })?;
+            let parts = match self.strategy {
+                PlacementStrategy::Balanced => rule.parts(variable)?,
+                _ => variable.parts().map_err(|source| PlacementError::Variable { source })?,
+            };
+            let name = || variable.name().to_owned();
+            total = total
+                .checked_add(variable.master_bytes())
+                .ok_or_else(|| PlacementError::TooManyBytes { variable: name() })?;
+            if self.pieces.len() + parts as usize > Placement::PARTITIONS_MAX {
+                return Err(PlacementError::TooManyPartitions { variable: name() });
+            }
+            let pinned = self.pinned(variable)?;
+            for (part, rows) in (0u32..).zip(split_rows(variable.shape().rows(), parts)) {
+                let bytes = variable.bytes_of_rows(rows.end - rows.start);
+                self.pieces.push(Piece { variable: index, part, parts, rows, bytes, pinned });
+            }
         }
         Ok(())
+    }
+
+    /// Chooses a shard for every piece, and returns the partitions in order of creation.
+    fn place(mut self) -> Result<Vec<PlacedPartition>, PlacementError> {
+        let pieces = std::mem::take(&mut self.pieces);
+        let variables = self.variables;
+        let kind = |piece: &Piece| VariableKind::of(&variables[piece.variable as usize]);
+        let mut order: Vec<usize> = (0..pieces.len()).collect();
+        if let PlacementStrategy::Balanced = self.strategy {
+            // The sort is stable: pieces of one size stay in order of creation.
+            order.sort_by_cached_key(|&index| {
+                let piece = &pieces[index];
+                (kind(piece), piece.pinned.is_none(), Reverse(piece.bytes))
+            });
+        }
+        let mut shards = vec![ShardId::default(); pieces.len()];
+        let mut last_kind = None;
+        for index in order {
+            let kind = kind(&pieces[index]);
+            if let PlacementStrategy::Balanced = self.strategy
+                && last_kind.replace(kind).is_some_and(|last| last != kind)
+            {
+                self.tasks = self.tasks.next_kind();
+                self.shards = self.shards.iter().map(Picker::next_kind).collect();
+            }
+            shards[index] = self.choose(&pieces[index])?;
+        }
+        let placed = pieces.into_iter().zip(shards).map(|(piece, shard)| {
+            let Piece { variable, part, parts, rows, bytes, .. } = piece;
+            PlacedPartition { variable: VariableId(variable), part, parts, rows, shard, bytes }
+        });
+        Ok(placed.collect())
     }
 
     /// Returns the position of the task that the variable's device names. An open job means the ps
@@ -167,27 +221,24 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn choose(
-        &mut self,
-        variable: &VariableSpec,
-        part: u32,
-        bytes: u64,
-        pinned: Option<usize>,
-    ) -> Result<ShardId, PlacementError> {
+    fn choose(&mut self, piece: &Piece) -> Result<ShardId, PlacementError> {
+        let variable = &self.variables[piece.variable as usize];
         let (task_hash, shard_hash) = match self.strategy {
-            PlacementStrategy::HashName => name_hashes(variable.name(), part),
+            PlacementStrategy::HashName => name_hashes(variable.name(), piece.part),
             _ => (0, 0),
         };
         let drawn = self.tasks.draw(task_hash);
-        let position = match (pinned, self.strategy) {
+        let position = match (piece.pinned, self.strategy) {
             (Some(position), _) => position,
-            (None, PlacementStrategy::Custom(choice)) => self.custom(choice, variable, part)?,
+            (None, PlacementStrategy::Custom(choice)) => {
+                self.custom(choice, variable, piece.part)?
+            }
             (None, _) => drawn,
         };
-        self.tasks.add(position, bytes);
+        self.tasks.add(position, piece.bytes);
         let shards = &mut self.shards[position];
         let shard = shards.draw(shard_hash);
-        shards.add(shard, bytes);
+        shards.add(shard, piece.bytes);
         // Fits: a picker's result is below its number of bins, here a u16.
         Ok(ShardId { task: self.map.tasks()[position], shard: shard as u16 })
     }
@@ -208,5 +259,7 @@ impl<'a> Planner<'a> {
     }
 }
 
+#[cfg(test)]
+mod balance_tests;
 #[cfg(test)]
 mod tests;

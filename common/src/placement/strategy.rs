@@ -6,11 +6,32 @@ use std::sync::Arc;
 use crate::variable::VariableSpec;
 
 /// The rule that chooses a ps task for a variable or a part of one.
+///
+/// A variable that is pinned to a task stays there under every strategy, and an explicit
+/// [`Partitioner`](crate::partition::Partitioner) decides its parts.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum PlacementStrategy {
-    /// Task after task in the order of creation, regardless of size; TensorFlow's default.
+    /// Balances bytes, whatever the order of creation; the default.
+    ///
+    /// Variables of [`Partitioner::Automatic`] that are large for the model are cut by rows, into at
+    /// most one part for each shard and parts of at least 64 KiB, tables of 1 MiB. Then the largest
+    /// part comes first, each to the task with the fewest bytes, the lowest index on ties. Dense
+    /// variables, sparse ones and tables are balanced separately, because a step moves all of the
+    /// first and some rows of the others. Unless rows are large or variables pinned, the fullest
+    /// task is less than a tenth above the mean, or a few parts of 64 KiB.
+    ///
+    /// The gradient of a variable that is cut is sent to its shards even on the same host, where that
+    /// of a whole one is written in shared memory; [`Partitioner::None`] keeps a variable whole.
+    ///
+    /// Nothing is cut if a server has a rule that needs whole variables
+    /// ([LAMB](https://arxiv.org/abs/1904.00962)).
+    ///
+    /// [`Partitioner::Automatic`]: crate::partition::Partitioner::Automatic
+    /// [`Partitioner::None`]: crate::partition::Partitioner::None
     #[default]
+    Balanced,
+    /// Task after task in the order of creation, regardless of size; TensorFlow's default.
     RoundRobin,
     /// The task with the fewest bytes so far, the lowest index on ties. Depends on the order of
     /// creation: create large variables first.
@@ -41,6 +62,7 @@ impl PlacementStrategy {
     /// the caller must ensure that they agree.
     pub fn name(&self) -> &'static str {
         match self {
+            PlacementStrategy::Balanced => "balanced",
             PlacementStrategy::RoundRobin => "round_robin",
             PlacementStrategy::GreedyBytes => "greedy_bytes",
             PlacementStrategy::HashName => "hash_name",
@@ -69,14 +91,15 @@ mod tests {
     fn names_are_stable() {
         let custom = PlacementStrategy::custom(|_, _, tasks| tasks[0]);
         let all = [
+            PlacementStrategy::Balanced,
             PlacementStrategy::RoundRobin,
             PlacementStrategy::GreedyBytes,
             PlacementStrategy::HashName,
             custom,
         ];
         let names: Vec<_> = all.iter().map(PlacementStrategy::name).collect();
-        assert_eq!(names, ["round_robin", "greedy_bytes", "hash_name", "custom"]);
-        assert_eq!(format!("{:?}", all[3]), "Custom(_)");
-        assert_eq!(PlacementStrategy::default().name(), "round_robin");
+        assert_eq!(names, ["balanced", "round_robin", "greedy_bytes", "hash_name", "custom"]);
+        assert_eq!(format!("{:?}", all[4]), "Custom(_)");
+        assert_eq!(PlacementStrategy::default().name(), "balanced");
     }
 }

@@ -2,30 +2,25 @@
 
 use std::fmt::Write;
 
-use super::{PlacedPartition, Placement};
+use super::{PlacedPartition, Placement, TaskLoads};
 use crate::ids::ShardId;
 
 impl Placement {
-    /// Returns the bytes on each ps task, by ascending index.
-    pub fn task_bytes(&self) -> Vec<(u32, u64)> {
-        let (tasks, per_task) = (self.map.tasks(), usize::from(self.map.shards_per_task()));
-        let loads = self.loads();
-        let sums = loads.chunks(per_task).map(|shards| shards.iter().map(|load| load.bytes).sum());
-        tasks.iter().copied().zip(sums).collect()
+    /// Returns the bytes on each ps task.
+    pub fn task_loads(&self) -> TaskLoads {
+        let partitions = self.partitions.iter();
+        TaskLoads::new(self.map.tasks(), partitions.map(|placed| (placed.shard.task, placed.bytes)))
     }
 
-    /// Returns the bytes on the fullest ps task over the mean of all tasks.
-    ///
-    /// 1 is even; the number of tasks means that one task holds everything. 1 if there are no
-    /// bytes.
+    /// Returns the bytes on each ps task, by ascending index.
+    pub fn task_bytes(&self) -> Vec<(u32, u64)> {
+        self.task_loads().tasks().to_vec()
+    }
+
+    /// Returns the bytes on the fullest ps task over the mean of all tasks; see
+    /// [`TaskLoads::skew`].
     pub fn skew(&self) -> f64 {
-        let tasks = self.task_bytes();
-        let sum: u64 = tasks.iter().map(|&(_, bytes)| bytes).sum();
-        let most = tasks.iter().map(|&(_, bytes)| bytes).max().unwrap_or(0);
-        match sum {
-            0 => 1.0,
-            _ => most as f64 * tasks.len() as f64 / sum as f64,
-        }
+        self.task_loads().skew()
     }
 
     /// Formats a table of partitions and bytes for each shard, with the skew. Warns if the skew is
@@ -52,21 +47,21 @@ impl Placement {
     }
 
     /// The skew above which [`Placement::table`] warns.
-    pub const SKEW_WARNING: f64 = 1.5;
+    pub const SKEW_WARNING: f64 = TaskLoads::SKEW_WARNING;
 
     fn warning(&self) -> Option<String> {
         let skew = self.skew();
         if skew <= Placement::SKEW_WARNING {
             return None;
         }
-        let (task, _) = self.task_bytes().into_iter().rev().max_by_key(|&(_, bytes)| bytes)?;
+        let (task, _) = self.task_loads().fullest()?;
         let on_task = self.partitions.iter().filter(|placed| placed.shard.task == task);
         let PlacedPartition { variable, part, bytes, .. } =
             on_task.rev().max_by_key(|placed| placed.bytes)?;
         Some(format!(
             "warning: ps task {task} holds {skew:.2} times the mean; its largest partition is \
              part {part} of variable {variable} with {bytes} bytes: cut it into more parts, or \
-             place by greedy_bytes\n"
+             place by balanced\n"
         ))
     }
 
@@ -132,7 +127,7 @@ task  shard  partitions  bytes
    3    all           2     80
 skew 1.97: the fullest task over the mean
 warning: ps task 1 holds 1.97 times the mean; its largest partition is part 0 of variable 0 with \
-4000 bytes: cut it into more parts, or place by greedy_bytes
+4000 bytes: cut it into more parts, or place by balanced
 ";
         assert_eq!(placement.table(), expected);
     }

@@ -178,6 +178,8 @@ pub(crate) enum Reply {
 #[derive(Clone, Debug)]
 pub(crate) struct ServerSettings {
     pub(crate) shards_per_task: u16,
+    /// Whether an optimizer of the servers needs whole variables.
+    pub(crate) whole_variables: bool,
     pub(crate) non_finite: NonFinitePolicy,
     /// Whether the step owner makes synchronous steps.
     pub(crate) synchronous: bool,

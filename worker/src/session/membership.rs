@@ -150,12 +150,18 @@ impl Membership {
         link.lease = Duration::from_millis(welcome.lease_ms.max(100).into());
         link.values = self.config.values.filter(|&values| welcome.encodings.contains(values));
         let (shards_per_task, non_finite) = (welcome.shards, welcome.non_finite);
+        let whole_variables = link.identity.field(Identity::WHOLE_VARIABLES) == Some(Identity::YES);
         let mut encodings =
             self.settings.take().map_or_else(Default::default, |settings| settings.encodings);
         encodings.insert(link.shard, welcome.encodings);
         let synchronous = self.synchronous;
-        self.settings =
-            Some(ServerSettings { shards_per_task, non_finite, synchronous, encodings });
+        self.settings = Some(ServerSettings {
+            shards_per_task,
+            whole_variables,
+            non_finite,
+            synchronous,
+            encodings,
+        });
         Ok(())
     }
 

@@ -189,10 +189,11 @@ proptest! {
     fn every_element_is_placed_once(
         all in proptest::collection::vec(any_variable(), 0..8),
         shards in 1u16..4,
-        which in 0usize..4,
+        which in 0usize..5,
     ) {
         let variables = declare(all);
         let strategy = [
+            PlacementStrategy::Balanced,
             PlacementStrategy::RoundRobin,
             PlacementStrategy::GreedyBytes,
             PlacementStrategy::HashName,

@@ -21,11 +21,12 @@ use super::record::{ShardRecord, admitted_words};
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::config::PsConfig;
 use crate::error::StorageError;
+use crate::event::Event;
 use crate::inbox::{Inbox, map_words};
-use crate::shard::Shard;
 use crate::shard::peers::peer_request::PeerRequest;
 use crate::shard::shard_files::{ShardFiles, storage_refusal, transaction_words};
 use crate::shard::variables::VariablesState;
+use crate::shard::{Shard, ShardOutput};
 
 /// The variables of one declaration on a shard, and the sizes of their files.
 #[derive(Debug)]
@@ -190,7 +191,24 @@ impl Shard {
         let is_busy = !self.applier.jobs.is_empty();
         match self.variables.check_declaration(digest, bytes, is_busy)? {
             None => Ok(()),
-            Some(catalogue) => self.replace_variables(Arc::new(catalogue)).map_err(storage_refusal),
+            Some(catalogue) => {
+                let catalogue = Arc::new(catalogue);
+                self.replace_variables(catalogue.clone()).map_err(storage_refusal)?;
+                self.report_skew(&catalogue);
+                Ok(())
+            }
+        }
+    }
+
+    /// Reports an uneven placement. The step owner does, because each shard sees the whole of it.
+    fn report_skew(&mut self, catalogue: &Catalogue) {
+        if self.steps.owner.is_none() {
+            return;
+        }
+        let tasks = self.config.cluster.task_indices("ps").unwrap_or_default();
+        if let Some(event) = Event::skewed_placement(catalogue, &tasks) {
+            self.counters.skewed_placements.add(1);
+            self.out.push(ShardOutput::Event(event));
         }
     }
 
