@@ -6,9 +6,9 @@
 
 use std::error::Error;
 
-use pushpull::optim::{ApplyAt, Run, SlotSpec};
-use pushpull::optim::{Optimizer, Schedule};
-use pushpull::{ClusterSpec, Ps, PsConfig, TaskId, VariableSpec, Worker, WorkerConfig};
+use pushpull::local::Cluster;
+use pushpull::optim::{ApplyAt, Optimizer, Run, Schedule, SlotSpec};
+use pushpull::{PsConfig, VariableSpec, Worker};
 
 /// Lion: `w -= lr sign(b1 m + (1-b1) g)`, `m = b2 m + (1-b2) g`.
 #[derive(Debug)]
@@ -99,18 +99,14 @@ const WARM_UP: u64 = 10;
 /// # Errors
 /// Any error of the server or the worker.
 pub(crate) async fn train() -> Result<f32, Box<dyn Error>> {
-    let listener = Ps::listen("127.0.0.1:0").await?;
-    let cluster = ClusterSpec::builder()
-        .job("ps", [listener.address()])
-        .job("worker", ["127.0.0.1:1"]) // workers accept no connections
-        .build()?;
     // Every step of Lion has the length of the rate, so the rate must fall for the values to
     // converge.
-    let rule = Lion::new(Schedule::cosine(0.05, 0.0, STEPS - WARM_UP).warm_up(WARM_UP));
-    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), rule).last_step(STEPS);
-    let ps = listener.start(config)?;
+    let rule = || Lion::new(Schedule::cosine(0.05, 0.0, STEPS - WARM_UP).warm_up(WARM_UP));
+    let cluster = Cluster::start(1, 1, |cluster, task| {
+        PsConfig::new(cluster, task, rule()).last_step(STEPS)
+    })?;
 
-    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+    let mut worker = Worker::connect(cluster.worker_config(0)).await?;
     let variables = [VariableSpec::f32("slope", [2])?, VariableSpec::f32("height", [1])?];
     let mut params = worker.join(&variables, |_| ()).await?;
     let mut last = f32::NAN;
@@ -125,7 +121,7 @@ pub(crate) async fn train() -> Result<f32, Box<dyn Error>> {
         last = loss;
     }
     worker.leave().await?;
-    ps.serve(async {}).await?;
+    cluster.stop()?;
     Ok(last)
 }
 

@@ -6,38 +6,37 @@
 //! and forces no async runtime on you. The daemon `pushpull-ps` is the same library with flags.
 //!
 //! ```
-//! use pushpull::{Adam, ClusterSpec, Ps, PsConfig, Push, TaskId, VariableSpec, Worker, WorkerConfig};
+//! use pushpull::blocking::Worker;
+//! use pushpull::local::Cluster;
+//! use pushpull::{Adam, PsConfig, Push, VariableSpec};
 //!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // A parameter server. It listens first: the cluster names the port that the system chose.
-//! let listener = Ps::listen("127.0.0.1:0").await?;
-//! let cluster = ClusterSpec::builder()
-//!     .job("ps", [listener.address()])
-//!     .job("worker", ["127.0.0.1:1"]) // workers accept no connections
-//!     .build()?;
-//! let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Adam::new(0.1)).last_step(100);
-//! let ps = listener.start(config)?;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A parameter server for one worker, in this process. `Ps` serves in a process of its own.
+//! let cluster = Cluster::start(1, 1, |cluster, task| {
+//!     PsConfig::new(cluster, task, Adam::new(0.1)).last_step(100)
+//! })?;
 //!
 //! // A worker. Its loss is half the squared distance of w from (1, 2).
-//! let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
-//! let mut params = worker.join(&[VariableSpec::f32("w", [2])?], |_| ()).await?;
-//! while let Some(token) = worker.token().await? {
-//!     worker.pull(&token, &mut params).await?;
+//! let mut worker = Worker::connect(cluster.worker_config(0))?;
+//! let mut params = worker.join(&[VariableSpec::f32("w", [2])?], |_| ())?;
+//! while let Some(token) = worker.token()? {
+//!     worker.pull(&token, &mut params)?;
 //!     let w = params.view::<f32>("w")?;
 //!     let mut gradients = worker.gradients();
 //!     gradients.view_mut("w")?.copy_from_slice(&[w[0] - 1.0, w[1] - 2.0]);
-//!     match worker.push(token, gradients).await? {
+//!     match worker.push(token, gradients)? {
 //!         Push::Applied { step, staleness } => assert!(step <= 100 && staleness == 0),
 //!         other => panic!("{other:?}"),
 //!     }
 //! }
-//! worker.leave().await?;
+//! worker.leave()?;
 //!
-//! assert_eq!(ps.handle().metrics().global_step, 100);
-//! ps.serve(async {}).await?;
+//! assert_eq!(cluster.handle().metrics().global_step, 100);
+//! cluster.stop()?;
 //! # Ok(()) }
 //! ```
+//!
+//! [`Worker`] has the same methods as futures, for any executor.
 //!
 //! # Synchronous training
 //!
@@ -67,20 +66,17 @@ pub use pushpull_common::variable::VariableSpec;
 pub use pushpull_ps::{
     Adam, Asynchronous, Mode, Ps, PsConfig, PsHandle, Sgd, Storage, Synchronous,
 };
-pub use pushpull_worker::{Error, Pulled, Push, Token, WorkerConfig, blocking};
+pub use pushpull_worker::{Error, Pulled, Push, Token, WorkerConfig};
 
 /// The training loop of one replica.
 ///
 /// ```
-/// # use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # use pushpull::{PsConfig, Sgd, VariableSpec, Worker};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let listener = Ps::listen("127.0.0.1:0").await?;
-/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
-/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
-/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
-/// # let _ps = listener.start(config)?;
-/// let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+/// # let start = |cluster, task| PsConfig::new(cluster, task, Sgd::new(0.5)).last_step(3);
+/// # let cluster = pushpull::local::Cluster::start(1, 2, start)?;
+/// let mut worker = Worker::connect(cluster.worker_config(0)).await?;
 /// let mut params = worker
 ///     .join(&[VariableSpec::f32("w", [2])?], |initial| {
 ///         initial.set("w", &[8.0_f32, 4.0]);
@@ -100,19 +96,15 @@ pub use pushpull_worker::Worker;
 /// Reads the values of a model that others train.
 ///
 /// ```
-/// # use pushpull::{ClusterSpec, Ps, PsConfig, Reader, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # use pushpull::{PsConfig, Reader, Sgd, VariableSpec, Worker};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let listener = Ps::listen("127.0.0.1:0").await?;
-/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
-/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
-/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
-/// # let _ps = listener.start(config)?;
-/// # let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
-/// # let mut worker = Worker::connect(config).await?;
+/// # let start = |cluster, task| PsConfig::new(cluster, task, Sgd::new(0.5)).last_step(3);
+/// # let cluster = pushpull::local::Cluster::start(1, 2, start)?;
+/// # let mut worker = Worker::connect(cluster.worker_config(0)).await?;
 /// # let variables = [VariableSpec::f32("w", [2])?];
 /// # let _ = worker.join(&variables, |initial| _ = initial.set("w", &[8.0_f32, 4.0])).await?;
-/// let mut reader = Reader::connect(WorkerConfig::new(cluster, TaskId::worker(1))).await?;
+/// let mut reader = Reader::connect(cluster.worker_config(1)).await?;
 /// let mut params = reader.params();
 /// let step = reader.pull(&mut params).await?;
 /// assert_eq!((step, params.view::<f32>("w")?), (0, &[8.0, 4.0][..]));
@@ -123,15 +115,12 @@ pub use pushpull_worker::Reader;
 /// The values of a model in the memory of a replica.
 ///
 /// ```
-/// # use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # use pushpull::{PsConfig, Sgd, VariableSpec, Worker};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let listener = Ps::listen("127.0.0.1:0").await?;
-/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
-/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
-/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
-/// # let _ps = listener.start(config)?;
-/// # let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+/// # let start = |cluster, task| PsConfig::new(cluster, task, Sgd::new(0.5)).last_step(3);
+/// # let cluster = pushpull::local::Cluster::start(1, 2, start)?;
+/// # let mut worker = Worker::connect(cluster.worker_config(0)).await?;
 /// let variables = [VariableSpec::f32("w", [2, 2])?, VariableSpec::f32("b", [2])?];
 /// let params = worker.join(&variables, |initial| _ = initial.set("b", &[0.5_f32, 1.5])).await?;
 /// let [w, b] = params.views::<f32, 2>(["w", "b"])?;
@@ -144,15 +133,12 @@ pub use pushpull_worker::Params;
 /// The contents of one push.
 ///
 /// ```
-/// # use pushpull::{ClusterSpec, Ps, PsConfig, Push, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+/// # use pushpull::{PsConfig, Push, Sgd, VariableSpec, Worker};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let listener = Ps::listen("127.0.0.1:0").await?;
-/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
-/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
-/// # let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(3);
-/// # let _ps = listener.start(config)?;
-/// # let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+/// # let start = |cluster, task| PsConfig::new(cluster, task, Sgd::new(0.5)).last_step(3);
+/// # let cluster = pushpull::local::Cluster::start(1, 2, start)?;
+/// # let mut worker = Worker::connect(cluster.worker_config(0)).await?;
 /// # let variables = [VariableSpec::f32("w", [2])?, VariableSpec::f32("b", [1])?];
 /// # let _ = worker.join(&variables, |_| ()).await?;
 /// # let token = worker.token().await?.ok_or("there are three steps")?;
@@ -163,6 +149,14 @@ pub use pushpull_worker::Params;
 /// # Ok(()) }
 /// ```
 pub use pushpull_worker::Gradients;
+
+/// Blocking forms of server, worker and reader, for threads without an async runtime.
+pub mod blocking {
+    pub use pushpull_ps::blocking::Ps;
+    pub use pushpull_worker::blocking::*;
+}
+
+pub mod local;
 
 /// Tasks, and the shards on which variables are placed.
 pub mod cluster {
@@ -230,7 +224,7 @@ pub mod error {
     //! | declare a variable | [`VariableError`], whose source is one of [`ShapeError`], [`InitializerError`], [`PartitionError`] and [`TableError`] |
     //! | place variables | [`PlacementError`], [`CatalogueError`] |
     //! | encode gradients | [`CodecError`] |
-    //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`] |
+    //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`], [`LocalClusterError`] |
     //! | open or inspect a state directory | [`StorageError`] |
     //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |
     //! | read training data | [`DataError`], whose source may be a [`SourceError`] |
@@ -239,6 +233,7 @@ pub mod error {
     //! | write summaries | [`SummaryError`](crate::training::summary::SummaryError), [`HistogramError`](crate::training::summary::HistogramError), [`ImageError`](crate::training::summary::ImageError) |
     //! | run helper threads | [`SpawnError`](crate::training::SpawnError), [`TasksError`](crate::training::TasksError) |
 
+    pub use crate::local::LocalClusterError;
     pub use pushpull_common::catalogue::CatalogueError;
     pub use pushpull_common::cluster::{AddressProblem, ClusterError};
     pub use pushpull_common::codec::CodecError;
@@ -269,3 +264,8 @@ pub mod protocol {
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// Compiles the code blocks of the page on classic names as doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/classic.md")]
+pub struct Classic;

@@ -27,8 +27,8 @@ use crate::ids::TaskId;
 /// The jobs of a cluster and the addresses of their tasks.
 ///
 /// A value of this type is always valid. Job names follow the syntax, every address is `host:port`,
-/// `[v6]:port` or `unix:/path`, no two tasks share an address, and both text forms fit
-/// [`ClusterSpec::TEXT_BYTES_MAX`]. The default is the empty cluster.
+/// `[v6]:port`, `unix:/path` or [`ClusterSpec::NO_ADDRESS`], no two tasks share an address, and both
+/// text forms fit [`ClusterSpec::TEXT_BYTES_MAX`]. The default is the empty cluster.
 ///
 /// ```
 /// use pushpull_common::cluster::ClusterSpec;
@@ -61,6 +61,10 @@ impl ClusterSpec {
     /// The longest text or JSON form in bytes, read or written.
     pub const TEXT_BYTES_MAX: usize = 16 << 20;
 
+    /// The text in place of an address, for a task that accepts no connections: `-`. Tasks of the
+    /// job `ps` must have an address; workers need none.
+    pub const NO_ADDRESS: &str = "-";
+
     /// Returns a builder for a cluster, with no jobs yet.
     pub fn builder() -> ClusterSpecBuilder {
         ClusterSpecBuilder::default()
@@ -76,7 +80,7 @@ impl ClusterSpec {
         self.jobs.keys().map(|name| &**name)
     }
 
-    /// Returns every task with its address, sorted by job name, then by index.
+    /// Returns every task with its address or [`ClusterSpec::NO_ADDRESS`], sorted by job name, then by index.
     pub fn tasks(&self) -> impl Iterator<Item = (TaskId, &str)> {
         self.jobs.iter().flat_map(|(name, job)| {
             job.iter()
@@ -102,9 +106,22 @@ impl ClusterSpec {
         Ok((0..end).map(|index| tasks.get(&index).map(|address| &**address)).collect())
     }
 
-    /// Returns a task's address. An unknown job and an index that the job lacks are different
-    /// errors.
+    /// Returns a task's address. An unknown job, an index that the job lacks, and a task without an
+    /// address are different errors.
     pub fn task_address(&self, job: &str, index: u32) -> Result<&str, ClusterError> {
+        match self.entry(job, index)? {
+            ClusterSpec::NO_ADDRESS => Err(ClusterError::NoAddress { job: job.to_owned(), index }),
+            address => Ok(address),
+        }
+    }
+
+    /// Checks that the cluster has this task, with or without an address. The error is that of
+    /// [`ClusterSpec::task_address`].
+    pub fn require(&self, job: &str, index: u32) -> Result<(), ClusterError> {
+        self.entry(job, index).map(|_| ())
+    }
+
+    fn entry(&self, job: &str, index: u32) -> Result<&str, ClusterError> {
         let tasks = self.find(job)?;
         tasks.get(&index).map(|address| &**address).ok_or_else(|| ClusterError::UnknownTask {
             job: job.to_owned(),
@@ -207,6 +224,31 @@ mod tests {
             ClusterSpec::default().num_tasks("ps"),
             Err(ClusterError::UnknownJob { .. })
         ));
+    }
+
+    #[test]
+    fn workers_need_no_address() {
+        let cluster = ClusterSpec::builder().job("ps", ["a:1"]).workers(2).build().unwrap();
+        assert_eq!(cluster.to_string(), "ps=a:1;worker=-,-");
+        assert_eq!(cluster.to_string().parse(), Ok(cluster.clone()));
+        assert_eq!(ClusterSpec::from_json(&cluster.to_json()), Ok(cluster.clone()));
+        assert_eq!(
+            (cluster.num_tasks("worker"), cluster.chief()),
+            (Ok(2), Some(TaskId::worker(0)))
+        );
+        assert_eq!((cluster.require("worker", 1), cluster.require("ps", 0)), (Ok(()), Ok(())));
+        let error = cluster.task_address("worker", 1).unwrap_err();
+        assert_eq!(error.to_string(), "cannot connect to /job:worker/task:1: it has no address");
+        let unknown = cluster.require("worker", 2).unwrap_err();
+        assert!(matches!(unknown, ClusterError::UnknownTask { index: 2, .. }));
+        let mixed = ClusterSpec::builder().job("ps", ["a:1"]).job("worker", ["b:1", "-"]).build();
+        assert_eq!(mixed.unwrap().task_address("worker", 0), Ok("b:1"));
+        let error = "ps=a:1,-".parse::<ClusterSpec>().unwrap_err();
+        let expected = "cannot use the address \"-\" of /job:ps/task:1: \
+                        workers find a ps task by its address";
+        assert_eq!(error.to_string(), expected);
+        let endless = ClusterSpec::builder().workers(u32::MAX).build();
+        assert!(matches!(endless, Err(ClusterError::TooManyTasks { .. })));
     }
 
     #[test]

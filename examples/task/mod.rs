@@ -60,7 +60,7 @@ impl ProcessOptions {
             "worker" => Role::Worker(task, cluster),
             _ => return Err(format!("--job-name {job}: the jobs are ps and worker").into()),
         };
-        let found = role.cluster().task_address(job, index).map(|_| ());
+        let found = role.cluster().require(job, index);
         found.map_err(|error| format!("--task-index {index}: {error}"))?;
         Ok(Some(role))
     }

@@ -22,6 +22,7 @@
 //! does not depend on the worker.
 
 mod aggregate;
+pub mod blocking;
 pub mod checkpoint;
 mod checkpoint_source;
 mod client_key;

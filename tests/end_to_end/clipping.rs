@@ -52,7 +52,7 @@ fn trained(
             let mut gradients = worker.gradients();
             fill(&mut gradients, index, step);
             change(&mut gradients);
-            assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step });
+            assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step: step + 1 });
         }
     }
     let (worker, params) = &mut workers[0];

@@ -97,7 +97,7 @@ pub(crate) fn check_reductions(table: &VariableSpec, id: fn(u64) -> u64) {
             // One row from both workers, and one from each alone.
             let (ids, rows) = ([id(1), id(20 + index as u64)], [-2.0_f32; 6]);
             gradients.set_rows("table", &ids, &rows).unwrap();
-            assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step: 0 });
+            assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step: 1 });
         }
         let token = workers[0].token().unwrap().unwrap();
         let (mut rows, ids) = ([0.0_f32; 12], [0, 1, 20, 21].map(id));

@@ -76,7 +76,7 @@ fn train(
                     gradients.view_mut::<f32>("w").unwrap().copy_from_slice(&dw);
                     gradients.view_mut::<f32>("b").unwrap()[0] = db;
                     let pushed = worker.push(token, gradients).unwrap();
-                    assert_eq!(pushed, Push::Accepted { step });
+                    assert_eq!(pushed, Push::Accepted { step: step + 1 });
                 }
                 // All replicas have reached the end, so the values no longer change.
                 trained.wait();

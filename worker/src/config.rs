@@ -113,8 +113,8 @@ impl WorkerConfig {
         WorkerConfig { data: Some(set), ..self }
     }
 
-    /// How partitions are placed on shards. All workers must agree. Default: round robin in
-    /// creation order.
+    /// How variables are cut and placed on shards. All workers must agree. Default:
+    /// [`PlacementStrategy::Balanced`].
     pub fn placement(self, strategy: PlacementStrategy) -> Self {
         WorkerConfig { placement: strategy, ..self }
     }

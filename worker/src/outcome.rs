@@ -143,7 +143,7 @@ impl Pulled {
 pub enum Push {
     /// The variables were updated (asynchronous mode; assignments in both modes).
     Applied {
-        /// The global step after the push.
+        /// The number of steps made, including this push.
         step: u64,
         /// The number of steps by other workers since values were pulled under the token, or since
         /// it was granted if none were.
@@ -152,7 +152,7 @@ pub enum Push {
     /// The push is part of a step (synchronous mode). Every shard holds it, and the step includes
     /// it even if this worker dies. The values of the next token's step include it.
     Accepted {
-        /// The step, counted from 0: that of the token.
+        /// The number of steps made, including the one that the push is part of.
         step: u64,
     },
     /// No shard applied the gradient: its step was made without it (synchronous mode), or it was
@@ -236,7 +236,8 @@ impl Push {
     pub(crate) fn of(outcome: Outcome) -> Option<Push> {
         Some(match outcome {
             Outcome::Applied { step, staleness, .. } => Push::Applied { step: step.0, staleness },
-            Outcome::Accepted { step } => Push::Accepted { step: step.0 },
+            // The wire counts steps from 0, and names the one that the push is part of.
+            Outcome::Accepted { step } => Push::Accepted { step: step.0.saturating_add(1) },
             Outcome::Stale { current } => Push::Stale { current: current.0 },
             Outcome::Withdrawn {} => Push::Withdrawn,
             Outcome::Held {} => return None,

@@ -76,7 +76,7 @@ impl Worker {
     /// Dropping the future ends the session.
     pub async fn connect(config: WorkerConfig) -> Result<Worker, Error> {
         let job = config.task.job.clone();
-        if let Err(source) = config.cluster.task_address(&job, config.task.index) {
+        if let Err(source) = config.cluster.require(&job, config.task.index) {
             return Err(ConfigError::UnknownTask { task: config.task, source }.into());
         }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };

@@ -10,6 +10,9 @@ use super::ClusterSpec;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AddressProblem {
+    /// A ps task is listed without an address.
+    #[error("workers find a ps task by its address")]
+    Absent,
     /// The text is longer than [`ClusterSpec::ADDRESS_BYTES_MAX`].
     #[error("it has {bytes} bytes, the limit is {}", ClusterSpec::ADDRESS_BYTES_MAX)]
     TooLong {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::address::canonical;
 use super::error::clip;
-use super::{ClusterError, ClusterSpec, Job, is_job_name};
+use super::{AddressProblem, ClusterError, ClusterSpec, Job, is_job_name};
 use crate::ids::TaskId;
 
 /// Collects the jobs of a cluster. Only [`ClusterSpecBuilder::build`] validates, so calls chain.
@@ -22,6 +22,12 @@ impl ClusterSpecBuilder {
         addresses: impl IntoIterator<Item = impl Into<String>>,
     ) -> Self {
         self.sparse_job(name, (0u32..).zip(addresses))
+    }
+
+    /// Adds the job `worker` with this number of tasks, without addresses: nothing connects to a
+    /// worker.
+    pub fn workers(self, count: u32) -> Self {
+        self.job("worker", (0..count).map(|_| ClusterSpec::NO_ADDRESS))
     }
 
     /// Adds a job whose tasks have explicit indices, in any order.
@@ -72,7 +78,12 @@ fn check_job(
             return Err(ClusterError::Index { job: name.to_string(), index: index.to_string() });
         }
         let task = TaskId { job: name.clone(), index };
-        let key = match canonical(&address) {
+        let key = match &*address {
+            ClusterSpec::NO_ADDRESS if *task.job == *"ps" => Err(AddressProblem::Absent),
+            ClusterSpec::NO_ADDRESS => Ok(None),
+            address => canonical(address).map(Some),
+        };
+        let key = match key {
             Ok(key) => key,
             Err(problem) => {
                 return Err(ClusterError::Address { task, address: clip(&address), problem });
@@ -83,7 +94,7 @@ fn check_job(
         if job.insert(index, address.as_str().into()).is_some() {
             return Err(ClusterError::DuplicateIndex { task });
         }
-        if let Some(first) = owners.insert(key, task.clone()) {
+        if let Some(first) = key.and_then(|key| owners.insert(key, task.clone())) {
             return Err(ClusterError::DuplicateAddress { address, first, second: task });
         }
     }
@@ -103,7 +114,6 @@ fn check_size(jobs: &BTreeMap<Arc<str>, Job>) -> Result<(), ClusterError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::AddressProblem;
     use super::*;
 
     #[test]

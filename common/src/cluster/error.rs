@@ -28,6 +28,14 @@ pub enum ClusterError {
         /// The indices of the job, such as `0-3, 5`.
         known: String,
     },
+    /// The task exists but accepts no connections: it is listed without an address.
+    #[error("cannot connect to /job:{job}/task:{index}: it has no address")]
+    NoAddress {
+        /// The requested job.
+        job: String,
+        /// The requested index.
+        index: u32,
+    },
     /// A job name is not a letter followed by letters, digits and underscores, or is too long.
     #[error(
         "cannot name a job {job:?}: a name is a letter, then letters, digits or underscores, at \

@@ -20,8 +20,8 @@ mod train;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use pushpull::server::Listener;
-use pushpull::{Adam, ClusterSpec, Ps, PsConfig, TaskId};
+use pushpull::local::Cluster;
+use pushpull::{Adam, ClusterSpec, PsConfig, TaskId};
 
 use data::Split;
 use options::DigitsOptions;
@@ -71,28 +71,13 @@ struct TrainingRun {
 
 /// Trains with servers and workers in this process.
 fn train_here(options: &DigitsOptions, split: &Split) -> Result<TrainingRun, TaskError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    let listeners = runtime.block_on(async {
-        Ok::<_, pushpull::error::ListenError>([
-            Ps::listen("127.0.0.1:0").await?,
-            Ps::listen("127.0.0.1:0").await?,
-        ])
+    let cluster = Cluster::start(2, options.workers(), |cluster, task| {
+        server(options, &cluster, task.index)
     })?;
-    let cluster = ClusterSpec::builder()
-        .job("ps", listeners.iter().map(Listener::address))
-        // Workers accept no connections: the address is only a name.
-        .job("worker", (1..=options.workers()).map(|index| format!("127.0.0.1:{index}")))
-        .build()?;
-    let servers = listeners
-        .into_iter()
-        .enumerate()
-        .map(|(index, listener)| listener.start(server(options, &cluster, index as u32)))
-        .collect::<Result<Vec<_>, _>>()?;
-
     let start = Instant::now();
     let outcome = std::thread::scope(|scope| {
-        let cluster = &cluster;
-        let run = move |index| train::run(options, cluster, TaskId::worker(index), split);
+        let spec = cluster.spec();
+        let run = move |index| train::run(options, spec, TaskId::worker(index), split);
         let others: Vec<_> =
             (1..options.workers()).map(|index| scope.spawn(move || run(index))).collect();
         let first = run(0);
@@ -102,11 +87,10 @@ fn train_here(options: &DigitsOptions, split: &Split) -> Result<TrainingRun, Tas
         first
     })?;
     let elapsed = start.elapsed();
-    let push_bytes = servers.iter().map(|server| server.handle().metrics().push_bytes).sum();
-    for server in servers {
-        runtime.block_on(server.serve(async {}))?;
-    }
-    TrainingRun::new(outcome, &cluster, elapsed, push_bytes)
+    let push_bytes = cluster.handles().iter().map(|server| server.metrics().push_bytes).sum();
+    let spec = cluster.spec().clone();
+    cluster.stop()?;
+    TrainingRun::new(outcome, &spec, elapsed, push_bytes)
 }
 
 impl TrainingRun {

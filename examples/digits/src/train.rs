@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::cluster::PlacementStrategy;
-use pushpull::variable::{DType, Initializer, Partitioner, Shape};
+use pushpull::variable::{DType, Initializer, Shape};
 use pushpull::{ClusterSpec, Push, TaskId, VariableSpec, WorkerConfig};
 
 use super::data::{Batch, Batches, Split};
@@ -32,9 +31,7 @@ pub(crate) fn run(
     task: TaskId,
     split: &Split,
 ) -> Result<Option<Outcome>, TaskError> {
-    // Round robin would place both large matrices on one server.
     let config = WorkerConfig::new(cluster.clone(), task.clone())
-        .placement(PlacementStrategy::GreedyBytes)
         .on_progress(Duration::from_secs(5), |shards| {
             print_error(format_args!("waiting for {shards}"))
         });
@@ -44,8 +41,7 @@ pub(crate) fn run(
     };
     let mut worker = Worker::connect(encoded)?;
     let mut model = Mlp::new(split.train.width, options.hidden, split.train.classes);
-    let servers = cluster.num_tasks("ps")? as u32;
-    let mut params = worker.join(&variables(&model, options.seed, servers)?, |_| ())?;
+    let mut params = worker.join(&variables(&model, options.seed)?, |_| ())?;
 
     let workers = cluster.num_tasks("worker")?;
     worker.assign_add(ARRIVAL_COUNT, &[1_i64])?;
@@ -71,9 +67,7 @@ pub(crate) fn run(
         let loss =
             model.gradients(params.views(NAMES)?, batch.samples(), gradients.views_mut(NAMES)?);
         let step = match worker.push(token, gradients)? {
-            Push::Applied { step, .. } => step,
-            // `step` counts from 0: this is the number of steps including this one.
-            Push::Accepted { step } => step + 1,
+            Push::Applied { step, .. } | Push::Accepted { step } => step,
             // Other replicas were faster. Take another token.
             _ => continue,
         };
@@ -117,13 +111,8 @@ fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), TaskError> 
 /// Name of a plain variable that counts the workers that have arrived.
 const ARRIVAL_COUNT: &str = "workers_arrived";
 
-/// Returns the variables: Glorot weights with one partition per server, zero biases, and the count
-/// of workers.
-fn variables(
-    model: &Mlp,
-    seed: u64,
-    servers: u32,
-) -> Result<Vec<VariableSpec>, pushpull::error::VariableError> {
+/// Returns the variables: Glorot weights, zero biases, and the count of workers.
+fn variables(model: &Mlp, seed: u64) -> Result<Vec<VariableSpec>, pushpull::error::VariableError> {
     let shapes = NAMES.into_iter().zip(model.shapes());
     let arrived = VariableSpec::new(ARRIVAL_COUNT, DType::I64, Shape::scalar());
     shapes
@@ -131,9 +120,7 @@ fn variables(
             let extents: Vec<u64> = shape.into_iter().map(|extent| extent as u64).collect();
             let spec = VariableSpec::f32(name, extents)?.seed(seed);
             Ok(match spec.shape().rank() {
-                2 => spec
-                    .initializer(Initializer::GlorotUniform)
-                    .partitioner(Partitioner::Fixed { shards: servers }),
+                2 => spec.initializer(Initializer::GlorotUniform),
                 _ => spec,
             })
         })

@@ -4,11 +4,10 @@
 use std::num::{NonZeroU16, NonZeroU32};
 use std::thread;
 
+use pushpull::PsConfig;
+use pushpull::local::Cluster;
 use pushpull::optim::Adagrad;
-use pushpull::server::Listener;
 use pushpull::training::Codec;
-use pushpull::{ClusterSpec, Ps, PsConfig, TaskId, WorkerConfig};
-use tokio::runtime::Runtime;
 
 use super::data::{Epoch, FlightData};
 use super::evaluator::Evaluator;
@@ -42,8 +41,7 @@ impl Size {
 pub(crate) struct RunningCluster<M, const N: usize> {
     replicas: Vec<TrainingReplica<M, N>>,
     evaluator: Evaluator<M>,
-    servers: Vec<Ps>,
-    runtime: Runtime,
+    servers: Cluster,
 }
 
 impl<M: FlightModel<N>, const N: usize> RunningCluster<M, N> {
@@ -56,31 +54,15 @@ impl<M: FlightModel<N>, const N: usize> RunningCluster<M, N> {
         learning_rate: f64,
         codec: Option<Codec>,
     ) -> Result<RunningCluster<M, N>, TaskError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        let listeners = (0..size.servers.get())
-            .map(|_| runtime.block_on(Ps::listen("127.0.0.1:0")))
-            .collect::<Result<Vec<_>, _>>()?;
-        let cluster = ClusterSpec::builder()
-            .job("ps", listeners.iter().map(Listener::address))
-            // Workers accept no connections: the address is only a name.
-            .job("worker", (1..=size.workers.get()).map(|index| format!("127.0.0.1:{index}")))
-            .build()?;
-        let config = |index| {
-            PsConfig::new(cluster.clone(), TaskId::ps(index), Adagrad::new(learning_rate))
-                .shards(size.shards.get())
-        };
-        let servers = (0..)
-            .zip(listeners)
-            .map(|(index, listener)| listener.start(config(index)))
-            .collect::<Result<Vec<_>, _>>()?;
-
-        let config =
-            |index| WorkerConfig::new(cluster.clone(), TaskId::worker(index)).codec("*", codec);
+        let servers = Cluster::start(size.servers.get(), size.workers.get(), |cluster, task| {
+            PsConfig::new(cluster, task, Adagrad::new(learning_rate)).shards(size.shards.get())
+        })?;
+        let config = |index| servers.worker_config(index).codec("*", codec);
         let replicas = (0..size.workers.get())
             .map(|index| TrainingReplica::join(config(index), model.clone(), variables))
             .collect::<Result<Vec<_>, _>>()?;
         let evaluator = Evaluator::connect(config(0), model, variables)?;
-        Ok(RunningCluster { replicas, evaluator, servers, runtime })
+        Ok(RunningCluster { replicas, evaluator, servers })
     }
 
     /// Trains on the batches of an epoch, each worker on its share in a thread of its own. Returns
@@ -108,7 +90,7 @@ impl<M: FlightModel<N>, const N: usize> RunningCluster<M, N> {
 
     /// Returns the bytes of gradients that the servers received.
     pub(crate) fn push_bytes(&self) -> u64 {
-        self.servers.iter().map(|server| server.handle().metrics().push_bytes).sum()
+        self.servers.handles().iter().map(|server| server.metrics().push_bytes).sum()
     }
 
     /// Has the workers leave and stops the servers.
@@ -116,9 +98,6 @@ impl<M: FlightModel<N>, const N: usize> RunningCluster<M, N> {
         for replica in self.replicas {
             replica.worker.leave()?;
         }
-        for server in self.servers {
-            self.runtime.block_on(server.serve(async {}))?;
-        }
-        Ok(())
+        Ok(self.servers.stop()?)
     }
 }

@@ -53,7 +53,7 @@ impl Drop for SocketFile {
 }
 
 impl Listener {
-    pub(super) fn bind(address: &str, insecure: bool) -> Result<Listener, ListenError> {
+    pub(crate) fn bind(address: &str, insecure: bool) -> Result<Listener, ListenError> {
         let endpoint = match address.strip_prefix("unix:") {
             Some(path) => bind_unix(address, Path::new(path))?,
             None => bind_tcp(address, insecure)?,

@@ -102,7 +102,7 @@ impl Ps {
     }
 
     /// Joins the threads and returns the first failure.
-    fn join(&mut self) -> Result<(), ServeError> {
+    pub(crate) fn join(&mut self) -> Result<(), ServeError> {
         let mut result = Ok(());
         for (thread, handle) in self.threads.drain(..) {
             let error = match handle.join() {

@@ -291,8 +291,8 @@ mod tests {
             (6, 5, applied, false, true),
             (6, 7, applied, false, false),
             (5, 5, stale, false, true),
-            (5, 5, Push::Accepted { step: 4 }, true, true),
-            (6, 5, Push::Accepted { step: 4 }, true, false),
+            (5, 5, Push::Accepted { step: 5 }, true, true),
+            (6, 5, Push::Accepted { step: 5 }, true, false),
         ] {
             assert_eq!(is_usable(read, token, push, synchronous), are, "{read} {token} {push:?}");
         }

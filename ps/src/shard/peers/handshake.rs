@@ -76,8 +76,8 @@ impl IncomingHello<'_> {
             }
             Role::Worker {} | Role::Chief {} => {
                 let lists_workers = cluster.jobs().any(|job| job != PS && has(job));
-                match cluster.task_address(job, hello.task) {
-                    Ok(_) => Ok(()),
+                match cluster.require(job, hello.task) {
+                    Ok(()) => Ok(()),
                     Err(_) if !lists_workers => Ok(()),
                     Err(_) if config.elastic_workers && has(job) => Ok(()),
                     Err(error) => unknown(error.to_string()),

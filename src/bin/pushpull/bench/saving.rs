@@ -23,10 +23,7 @@ pub(crate) fn run(
     let folder = BenchFolder::private("checkpoint")?;
     let address = format!("unix:{}/ps.sock", folder.path().display());
     let listener = runtime.block_on(Ps::listen(&address))?;
-    let cluster = ClusterSpec::builder()
-        .job("ps", [listener.address()])
-        .job("worker", ["127.0.0.1:1"])
-        .build()?;
+    let cluster = ClusterSpec::builder().job("ps", [listener.address()]).workers(1).build()?;
     let storage = LocalDirectory::create(folder.path().join("checkpoints"))?;
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0))
         .checkpoints(Checkpoints::new(storage));

@@ -41,7 +41,7 @@ fn measure(
     let (address, _folder) = transport.address("rows")?;
     let listener = runtime.block_on(Ps::listen(&address))?;
     let builder = ClusterSpec::builder().job("ps", [listener.address()]);
-    let cluster = builder.job("worker", ["127.0.0.1:1"]).build()?;
+    let cluster = builder.workers(1).build()?;
     let server = PsConfig::new(cluster.clone(), TaskId::ps(0), Adagrad::new(RATE));
     let _server = listener.start(server.network(transport.network()))?;
     let config = WorkerConfig::new(cluster, TaskId::worker(0));
