@@ -44,6 +44,8 @@ use thiserror::Error;
 /// cluster.stop()?;
 /// # Ok(()) }
 /// ```
+#[doc(alias = "create_local_server")]
+#[doc(alias = "create_local_cluster")]
 #[derive(Debug)]
 pub struct Cluster {
     spec: ClusterSpec,

@@ -39,6 +39,7 @@ use crate::ids::TaskId;
 /// assert_eq!(cluster.to_string(), "ps=a:2222,b:2222;worker=3@c:2223");
 /// # Ok::<(), pushpull_common::cluster::ClusterError>(())
 /// ```
+#[doc(alias = "tf.train.ClusterSpec")]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClusterSpec {
     jobs: BTreeMap<Arc<str>, Job>,

@@ -20,6 +20,8 @@ use crate::ids::TaskId;
 /// # Ok::<(), pushpull_common::device::DeviceError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[doc(alias = "tf.device")]
+#[doc(alias = "tf.DeviceSpec")]
 pub struct DeviceSpec {
     job: Option<Arc<str>>,
     replica: Option<u32>,

@@ -26,11 +26,15 @@ pub enum Partitioner {
     /// One part.
     None,
     /// A fixed number of parts, or one per row if there are fewer rows.
+    #[doc(alias = "fixed_size_partitioner")]
+    #[doc(alias = "FixedShardsPartitioner")]
     Fixed {
         /// The number of parts, at least 1.
         shards: u32,
     },
     /// As many parts as possible above a minimum size: see [`min_size_parts`].
+    #[doc(alias = "min_max_variable_partitioner")]
+    #[doc(alias = "MinSizePartitioner")]
     MinSize {
         /// The smallest part in bytes, at least 1; TensorFlow's default is 256 KiB.
         bytes_min: u64,
@@ -40,6 +44,8 @@ pub enum Partitioner {
         strict: bool,
     },
     /// As few parts as possible below a maximum size: see [`max_size_parts`].
+    #[doc(alias = "variable_axis_size_partitioner")]
+    #[doc(alias = "MaxSizePartitioner")]
     MaxSize {
         /// The largest part in bytes, at least 1. A part has at least one row, however large.
         bytes_max: u64,

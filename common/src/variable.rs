@@ -26,6 +26,8 @@ use crate::tensor::{DType, Shape, ShapeError};
 /// # Ok::<(), pushpull_common::variable::VariableError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[doc(alias = "tf.Variable")]
+#[doc(alias = "get_variable")]
 pub struct VariableSpec {
     name: String,
     dtype: DType,
@@ -235,6 +237,7 @@ impl VariableSpec {
 
     /// Makes the variable plain: no optimizer updates it. Only `assign` and `assign_add` change it,
     /// or `assign_rows` if it is sparse.
+    #[doc(alias = "trainable")]
     pub fn plain(mut self) -> VariableSpec {
         self.trainable = false;
         self
@@ -246,6 +249,7 @@ impl VariableSpec {
     /// row has at most 1 MiB as stored on the servers, and there are 1 to 2^32 - 1 rows. The
     /// initial values are those of the initializer. Each push slot reserves 4 bytes for each row,
     /// in addition to the values.
+    #[doc(alias = "embedding_lookup")]
     pub fn sparse(mut self) -> VariableSpec {
         self.sparse = true;
         self

@@ -20,6 +20,7 @@ use crate::runtime::{Listener, PsHandle};
 /// ps.serve()?;
 /// # Ok(()) }
 /// ```
+#[doc(alias = "tf.train.Server")]
 #[derive(Debug)]
 pub struct Ps {
     inner: crate::Ps,
@@ -48,6 +49,7 @@ impl Ps {
 
     /// Blocks this thread until [`PsHandle::stop`] is called or all workers are gone
     /// ([`PsConfig::exit_when_done`]), and until port and files are free.
+    #[doc(alias = "join")]
     pub fn serve(mut self) -> Result<(), ServeError> {
         // Each thread of the server ends when it is stopped.
         self.inner.join()

@@ -28,6 +28,8 @@ pub use network::Network;
 pub use storage::{Durability, Storage};
 
 /// Where checkpoints are stored, how often they are saved automatically, and which are retained.
+#[doc(alias = "tf.train.Saver")]
+#[doc(alias = "CheckpointSaverHook")]
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     pub(crate) storage: Arc<dyn CheckpointStorage>,
@@ -213,6 +215,7 @@ impl PsConfig {
     /// Sets the global step at which training ends; `token()` then returns `None`. The step is
     /// reached exactly, with any number of workers. Only the step owner's setting counts. Default:
     /// training does not end.
+    #[doc(alias = "StopAtStepHook")]
     pub fn last_step(self, step: u64) -> Self {
         PsConfig { last_step: Some(step), ..self }
     }

@@ -125,6 +125,9 @@ impl Worker {
     ///
     /// Dropping the future leaves the worker unjoined; a later `join` continues with what the
     /// servers hold.
+    #[doc(alias = "prepare_or_wait_for_session")]
+    #[doc(alias = "Supervisor")]
+    #[doc(alias = "MonitoredTrainingSession")]
     pub async fn join(
         &mut self,
         variables: &[VariableSpec],

@@ -37,6 +37,7 @@ pub enum Reduction {
 ///
 /// Invariants: those of the waiters; the sum has the variable's length if it contains a gradient,
 /// and is empty otherwise.
+#[doc(alias = "ConditionalAccumulator")]
 #[derive(Clone, Debug)]
 pub struct Accumulator<T> {
     shape: Shape,

@@ -52,6 +52,7 @@ pub struct SparseGradient<T> {
 ///
 /// Invariants: those of the waiters; every row in the sum has its own position, and was in at least
 /// one push and in at most as many as there are; without pushes there are no rows.
+#[doc(alias = "SparseConditionalAccumulator")]
 #[derive(Clone, Debug)]
 pub struct SparseAccumulator<T> {
     rows: u64,

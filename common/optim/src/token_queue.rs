@@ -44,6 +44,8 @@ pub enum Dequeued {
 /// - The queue holds at most `tokens_max` tokens.
 /// - At most [`WAITERS_MAX`] waiters are in line or have been served and not polled.
 /// - No waiter occurs twice.
+#[doc(alias = "get_chief_queue_runner")]
+#[doc(alias = "get_init_tokens_op")]
 #[derive(Clone, Debug)]
 pub struct TokenQueue {
     tokens_max: usize,

@@ -13,6 +13,7 @@ use crate::device::DeviceSpec;
 /// TensorFlow, it uses the cluster's task indices: a sparse job {1, 3} gets 1, 3, 1, 3, never an
 /// absent task 0.
 #[derive(Clone, Debug)]
+#[doc(alias = "replica_device_setter")]
 pub struct DeviceSetter {
     tasks: Vec<u32>,
     ps_device: DeviceSpec,

@@ -32,9 +32,11 @@ pub enum PlacementStrategy {
     #[default]
     Balanced,
     /// Task after task in the order of creation, regardless of size; TensorFlow's default.
+    #[doc(alias = "replica_device_setter")]
     RoundRobin,
     /// The task with the fewest bytes so far, the lowest index on ties. Depends on the order of
     /// creation: create large variables first.
+    #[doc(alias = "GreedyLoadBalancingStrategy")]
     GreedyBytes,
     /// A hash of name and part. The order of creation does not matter, and a variable stays in
     /// place when others are added or removed. Balances only large numbers of parts.

@@ -122,6 +122,7 @@ impl Asynchronous {
 /// A replica contributes at most `ceil(replicas_to_aggregate / total_num_replicas)` gradients to a
 /// step. The update waits until every shard holds every gradient of the step. Each shard reserves a
 /// push slot, as large as its variables, for each of those gradients of every replica.
+#[doc(alias = "SyncReplicasOptimizer")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Synchronous {
     pub(crate) replicas_to_aggregate: u32,

@@ -53,6 +53,8 @@ const ARRIVALS_MAX: usize = 64;
 /// ps.serve(async { /* until this future completes */ }).await?;
 /// # Ok(()) }
 /// ```
+#[doc(alias = "tf.train.Server")]
+#[doc(alias = "tf.distribute.Server")]
 #[derive(Debug)]
 pub struct Ps {
     handle: PsHandle,
@@ -86,6 +88,7 @@ impl Ps {
     /// files.
     ///
     /// Dropping the future also stops the server.
+    #[doc(alias = "join")]
     pub async fn serve(mut self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let stop = self.handle.stop.clone();
         let mut shutdown = std::pin::pin!(shutdown);

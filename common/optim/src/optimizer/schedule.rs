@@ -17,6 +17,9 @@ use super::{ApplyAt, HyperparameterFault, fault_unless, not_negative};
 /// assert_eq!(rate.at(249), 0.2);
 /// let rule = Momentum::new(rate, 0.9);
 /// ```
+#[doc(alias = "exponential_decay")]
+#[doc(alias = "piecewise_constant")]
+#[doc(alias = "cosine_decay")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     course: Course,

@@ -15,6 +15,7 @@ use super::{
 /// TensorFlow's GradientDescent, which has no decay. That the decay equals L2 is proposition 1 of
 /// I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019 (arXiv:1711.05101),
 /// where the decay is `lr d`.
+#[doc(alias = "GradientDescentOptimizer")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
     learning_rate: Schedule,
