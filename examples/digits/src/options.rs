@@ -13,18 +13,11 @@ use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError};
 /// Train a small network on handwritten digits over a parameter server.
 ///
 /// Without --job-name the whole cluster runs in this process: two parameter servers and two workers,
-/// or with --synchronous A/R as many workers as R. With it, give all processes the same hosts and the
-/// same mode. A step is made of --batch rows in either mode, so the same number of steps reaches the
-/// same accuracy.
+/// or with --synchronous A/R as many workers as R. With --job-name, give all processes the same hosts
+/// and the same mode. A step is made of --batch rows in either mode, so the same number of steps
+/// reaches the same accuracy.
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct DigitsOptions {
-    #[command(flatten)]
-    pub(crate) process: ProcessOptions,
-    #[command(flatten)]
-    mode: ModeOptions,
-    /// What the flags of `mode` choose.
-    #[arg(skip)]
-    pub(crate) synchronous: Option<Replicas>,
     /// Codec of the gradients: f16, bf16, int8, onebit, topk(FRACTION) or threshold(MAGNITUDE). The
     /// error of the encoding is added to the next gradient. [default: none]
     #[arg(long)]
@@ -52,6 +45,14 @@ pub(crate) struct DigitsOptions {
     /// Learning rate of Adam.
     #[arg(long, default_value_t = 1e-3)]
     pub(crate) learning_rate: f64,
+    // Their headings would hold for the flags behind them.
+    #[command(flatten)]
+    pub(crate) process: ProcessOptions,
+    #[command(flatten)]
+    mode: ModeOptions,
+    /// What the flags of `mode` choose.
+    #[arg(skip)]
+    pub(crate) synchronous: Option<Replicas>,
 }
 
 impl DigitsOptions {

@@ -54,13 +54,6 @@ pub(crate) struct FlightsOptions {
     /// Number of flights in a step.
     #[arg(long, default_value = "256")]
     pub(crate) batch: NonZeroUsize,
-    #[command(flatten)]
-    pub(crate) process: ProcessOptions,
-    #[command(flatten)]
-    mode: ModeOptions,
-    /// What the flags of `mode` choose.
-    #[arg(skip)]
-    synchronous: Option<Replicas>,
     /// Number of workers of the cluster in this process, each with a share of the batches.
     #[arg(long, default_value = "2", conflicts_with = "job_name")]
     workers: NonZeroU32,
@@ -79,6 +72,14 @@ pub(crate) struct FlightsOptions {
     /// Seed of the initial values and of the order of the flights.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    // Their headings would hold for the flags behind them.
+    #[command(flatten)]
+    pub(crate) process: ProcessOptions,
+    #[command(flatten)]
+    mode: ModeOptions,
+    /// What the flags of `mode` choose.
+    #[arg(skip)]
+    synchronous: Option<Replicas>,
 }
 
 impl FlightsOptions {
