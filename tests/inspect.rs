@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use pushpull::blocking::Worker;
+use pushpull::cluster::PlacementStrategy;
 use pushpull::error::{StartError, StorageError};
 use pushpull::inspect::{FileReport, Presence, VariablesStage, Verdict};
 use pushpull::optim::{Adagrad, Optimizer};
@@ -90,7 +91,9 @@ fn tables_are_reported_with_their_rows() {
     let state = folder.path().join("state");
     let (server, cluster) =
         try_serve(&runtime, &state, Adagrad::new(0.1), Durability::Process).unwrap();
-    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+    // The table is created first, and is then on the first shard.
+    let config = WorkerConfig::new(cluster, TaskId::worker(0));
+    let mut worker = Worker::connect(config.placement(PlacementStrategy::RoundRobin)).unwrap();
     let spec = TableSpec::new(1 << 20).rows_at_once(500);
     let table = VariableSpec::table("users", DType::F16, [3], spec).unwrap();
     let half = VariableSpec::bf16("half", [7]).unwrap();

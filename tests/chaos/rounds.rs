@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{TaskId, WorkerConfig};
 
 use crate::chance::Chance;
 use crate::daemons::{DaemonTransport, Daemons};
@@ -454,7 +453,7 @@ impl ChaosRounds<'_> {
     /// Joins as the chief until the variables have values. Returns the name of the restored
     /// checkpoint.
     fn restore_as_chief(&self) -> String {
-        let config = WorkerConfig::new(self.setting.cluster(), TaskId::worker(0));
+        let config = self.setting.worker_config(0);
         let mut chief = Worker::connect(config).expect("a chief connects to servers that are up");
         chief.join(&self.setting.variables(), |_| ()).expect("a chief can restore a checkpoint");
         let restored = chief.restored().expect("the values are from a checkpoint").name.clone();
@@ -565,7 +564,7 @@ fn read_and_judge(
     histories: &[History],
     floors: Option<&[Vec<Entry>]>,
 ) -> (LedgerVerdict, Found) {
-    let config = WorkerConfig::new(setting.cluster(), TaskId::worker(WORKERS));
+    let config = setting.worker_config(WORKERS);
     let mut reader = Reader::connect(config).expect("a reader connects to servers that are up");
     let mut params = reader.params();
     reader.pull(&mut params).expect("servers that are up answer a pull");

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pushpull::cluster::ShardId;
+use pushpull::cluster::{PlacementStrategy, ShardId};
 use pushpull::error::ViewError;
 use pushpull::variable::{DType, Eviction, Partitioner, TableSpec, f16};
-use pushpull::{ClusterSpec, Params, VariableSpec};
+use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig};
 
 /// How many workers train.
 pub(crate) const WORKERS: u32 = 3;
@@ -73,6 +73,12 @@ impl ChaosSetting {
     pub(crate) fn cluster(&self) -> ClusterSpec {
         let cluster = ClusterSpec::builder().job("ps", &self.hosts);
         cluster.job("worker", worker_hosts()).build().expect("the cluster is correct")
+    }
+
+    /// Returns the configuration of a worker, which places by round robin.
+    pub(crate) fn worker_config(&self, worker: u32) -> WorkerConfig {
+        let config = WorkerConfig::new(self.cluster(), TaskId::worker(worker));
+        config.placement(PlacementStrategy::RoundRobin)
     }
 
     /// Whether ledgers are f16 instead of f32.

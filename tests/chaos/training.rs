@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pushpull::blocking::Worker;
-use pushpull::cluster::PlacementStrategy;
 use pushpull::protocol::Refusal;
 use pushpull::variable::f16;
-use pushpull::{Params, Push, TaskId, Token, WorkerConfig};
+use pushpull::{Params, Push, Token};
 
 use crate::history::{History, Log};
 use crate::ledger::LedgerVerdict;
@@ -94,8 +93,7 @@ impl<'a> JoinedTraining<'a> {
         log.start()?;
         let mut history = History::of(setting.history(worker), setting.ledger_elements());
         history.catch_up();
-        let config = WorkerConfig::new(setting.cluster(), TaskId::worker(worker))
-            .placement(PlacementStrategy::RoundRobin);
+        let config = setting.worker_config(worker);
         let mut session = Worker::connect(config)?;
         let params = session.join(&setting.variables(), |_| ())?;
         check_places(setting, &session)?;
