@@ -82,6 +82,11 @@ impl<T> Loader<T> {
         }
     }
 
+    /// Whether batches are read on threads of the loader, while the caller computes.
+    pub(super) fn has_threads(&self) -> bool {
+        matches!(self.work, Work::Threads(_))
+    }
+
     /// Whether another range can be submitted before a batch is taken.
     pub fn has_room(&self) -> bool {
         self.pending() < self.prefetch

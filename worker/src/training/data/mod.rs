@@ -30,6 +30,7 @@ mod csv_source;
 mod data_error;
 mod data_file;
 mod file_bytes;
+mod granted_batches;
 mod idx_source;
 mod loader;
 mod loader_threads;
@@ -49,6 +50,7 @@ pub use csv_row::CsvRow;
 #[cfg(feature = "csv")]
 pub use csv_source::{CsvFormat, CsvSource};
 pub use data_error::DataError;
+pub use granted_batches::GrantedBatches;
 pub use idx_source::IdxSource;
 pub use loader::{Loader, TakeBatch};
 pub use permutation::Permutation;
