@@ -1,6 +1,7 @@
 //! The errors of a worker, and what the caller can do about each.
 
 mod config_error;
+mod load_error;
 mod unresponsive_shard;
 mod view_error;
 
@@ -12,13 +13,14 @@ use pushpull_common::protocol::Refusal;
 use thiserror::Error;
 
 pub use config_error::ConfigError;
+pub use load_error::LoadError;
 pub use unresponsive_shard::{UnresponsiveShard, UnresponsiveShards};
 pub use view_error::ViewError;
 
 /// Why an operation failed. Every method of a worker and a reader returns this type, so a cause is
 /// found at the same place whichever call meets it.
 ///
-/// - [`Error::Config`] and [`Error::View`] are faults of the program.
+/// - [`Error::Config`] and [`Error::View`] are faults of the program, [`Error::Load`] of a file.
 /// - [`Error::Refused`], [`Error::Identity`], [`Error::Differs`] and [`Error::DataDiffers`] name the
 ///   server that disagrees.
 /// - [`Error::Timeout`] names the shards that have not answered.
@@ -298,6 +300,9 @@ pub enum Error {
     /// A call cannot use a variable like this.
     #[error(transparent)]
     View(#[from] ViewError),
+    /// A file cannot fill variables.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// The session has ended: the worker has left, or its thread has stopped.
     #[error("cannot {doing}: the session has ended")]
     Ended {

@@ -1,23 +1,27 @@
 //! The first values that the chief sets instead of the initializers of the variables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use bytes::Bytes;
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::Element;
 
-use crate::error::ViewError;
+use crate::error::{Error, LoadError, ViewError};
 use crate::gradients::sharding_plan::ShardingPlan;
+use crate::load_options::LoadOptions;
+use crate::safetensors_file::{SafetensorsFile, dtype_of};
 
 /// The first values of variables, set by the closure that the chief passes to
 /// [`crate::Worker::join`].
 ///
 /// The servers initialize the other variables with their initializers.
 #[derive(Debug)]
+#[doc(alias = "init_fn")]
 pub struct InitialValues<'a> {
     plan: &'a ShardingPlan,
     values: BTreeMap<VariableId, Bytes>,
-    fault: Option<ViewError>,
+    fault: Option<Error>,
 }
 
 impl<'a> InitialValues<'a> {
@@ -33,18 +37,94 @@ impl<'a> InitialValues<'a> {
                 self.values.insert(id, bytes);
             }
             Err(fault) => {
-                self.fault.get_or_insert(fault);
+                self.fault.get_or_insert(fault.into());
             }
         }
         self
     }
 
+    /// Sets the first values of all dense variables from a safetensors file, by their names.
+    ///
+    /// The file must have a tensor of the same type and shape for each of them, and no others. An
+    /// error is one of `join`: [`Error::Load`].
+    ///
+    /// Cost: reads the file once, tensor by tensor.
+    pub fn load(&mut self, path: impl AsRef<Path>) {
+        self.load_with(path, &LoadOptions::new());
+    }
+
+    /// Sets the first values of variables from a safetensors file, as [`InitialValues::load`] does,
+    /// with other names, or only of some.
+    ///
+    /// ```no_run
+    /// # use pushpull_worker::{InitialValues, LoadOptions};
+    /// # fn fill(initial: &mut InitialValues<'_>) {
+    /// let options = LoadOptions::new()
+    ///     .rename("hidden/weights", "encoder.layers.0.weight")
+    ///     .allow_extra(true);
+    /// initial.load_with("pretrained.safetensors", &options);
+    /// # }
+    /// ```
+    pub fn load_with(&mut self, path: impl AsRef<Path>, options: &LoadOptions) {
+        match read(self.plan, path.as_ref(), options) {
+            Ok(values) => self.values.extend(values),
+            Err(fault) => {
+                self.fault.get_or_insert(fault.into());
+            }
+        }
+    }
+
     /// Returns the values, or the first error.
-    pub(crate) fn finish(self) -> Result<BTreeMap<VariableId, Bytes>, ViewError> {
+    pub(crate) fn finish(self) -> Result<BTreeMap<VariableId, Bytes>, Error> {
         match self.fault {
             None => Ok(self.values),
             Some(fault) => Err(fault),
         }
+    }
+}
+
+/// Reads the values of variables from a file.
+fn read(
+    plan: &ShardingPlan,
+    path: &Path,
+    options: &LoadOptions,
+) -> Result<BTreeMap<VariableId, Bytes>, LoadError> {
+    let mut file = SafetensorsFile::open(path)?;
+    let path = || path.to_owned();
+    if let Some(variable) = options.renames.keys().find(|name| plan.find(name).is_err()) {
+        return Err(LoadError::Rename { path: path(), variable: variable.clone() });
+    }
+    let (mut values, mut used) = (BTreeMap::new(), BTreeSet::new());
+    for (index, variable) in plan.catalogue().variables().iter().enumerate() {
+        let (name, tensor) = (variable.name().to_owned(), options.tensor_of(variable.name()));
+        let Some(info) = file.info(tensor) else {
+            if variable.is_sparse() || options.allows_missing {
+                continue;
+            }
+            return Err(LoadError::Missing { path: path(), variable: name, tensor: tensor.into() });
+        };
+        if variable.is_sparse() {
+            return Err(LoadError::Sparse { path: path(), variable: name });
+        }
+        if dtype_of(info) != Some(variable.dtype()) {
+            let (tensor, found) = (tensor.to_owned(), info.dtype.to_string());
+            let dtype = variable.dtype();
+            return Err(LoadError::Type { path: path(), tensor, found, variable: name, dtype });
+        }
+        let extents = info.shape.iter().map(|&extent| extent as u64);
+        let same = extents.eq(variable.shape().extents().iter().copied());
+        if !same {
+            let (tensor, shape) = (tensor.to_owned(), variable.shape().to_string());
+            let found = format!("{:?}", info.shape);
+            return Err(LoadError::Shape { path: path(), tensor, found, variable: name, shape });
+        }
+        values.insert(VariableId(index as u32), file.read_padded(tensor)?.into());
+        used.insert(tensor.to_owned());
+    }
+    let mut names = file.names().into_iter();
+    match names.find(|name| !options.allows_extra && !used.contains(name)) {
+        Some(tensor) => Err(LoadError::Extra { path: path(), tensor }),
+        None => Ok(values),
     }
 }
 
@@ -79,44 +159,4 @@ pub(crate) fn padded_bytes<T: Element>(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use pushpull_common::catalogue::Catalogue;
-    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
-    use pushpull_common::variable::VariableSpec;
-
-    use super::*;
-
-    fn plan() -> ShardingPlan {
-        let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [3]).unwrap()).to_vec();
-        let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-        ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
-    }
-
-    #[test]
-    fn values_are_padded_and_later_ones_replace_earlier_ones() {
-        let plan = plan();
-        let mut initial_values = InitialValues::new(&plan);
-        initial_values.set("b", &[9.0_f32; 3]).set("b", &[1.0_f32, 2.0, 3.0]);
-        let values = initial_values.finish().unwrap();
-        let expected: Vec<u8> =
-            [1.0_f32, 2.0, 3.0, 0.0].iter().flat_map(|v| v.to_le_bytes()).collect();
-        assert_eq!(values.len(), 1);
-        assert_eq!(values[&VariableId(1)], expected);
-    }
-
-    #[test]
-    fn the_first_error_is_returned() {
-        let plan = plan();
-        let mut initial_values = InitialValues::new(&plan);
-        initial_values.set("a", &[1.0_f32; 3]).set("a", &[1.0_f32; 4]).set("x", &[1.0_f32]);
-        let (name, shape) = ("a".to_owned(), plan.catalogue().variable(VariableId(0)).shape());
-        let shape = shape.to_string();
-        assert_eq!(
-            initial_values.finish().unwrap_err(),
-            ViewError::Length { name, elements: 4, shape }
-        );
-    }
-}
+mod tests;

@@ -151,7 +151,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         if let Some(fill) = self.fill.take() {
             let mut initial_values = InitialValues::new(self.plan);
             fill(&mut initial_values);
-            self.values = initial_values.finish().map_err(Error::View)?;
+            self.values = initial_values.finish()?;
         }
         for (id, values) in &self.values {
             // An initialized variable keeps its assigned values.

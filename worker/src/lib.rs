@@ -43,11 +43,13 @@ mod gradients;
 mod initial_values;
 mod joined_model;
 mod joining;
+mod load_options;
 mod loss_scale;
 mod mapped_values;
 mod outcome;
 mod reader;
 mod runtime;
+mod safetensors_file;
 mod session;
 mod start;
 mod streaming_push;
@@ -58,9 +60,12 @@ pub mod training;
 mod worker;
 
 pub use config::{Checksums, WorkerConfig};
-pub use error::{ConfigError, Error, UnresponsiveShard, UnresponsiveShards, ViewError};
+pub use error::{
+    ConfigError, Error, LoadError, UnresponsiveShard, UnresponsiveShards, ViewError,
+};
 pub use gradients::params::{Gradients, Params};
 pub use initial_values::InitialValues;
+pub use load_options::LoadOptions;
 pub use loss_scale::LossScale;
 pub use outcome::{
     DataBegun, PassedOver, PullHandle, Pulled, Push, PushHandle, RestoredCheckpoint,
