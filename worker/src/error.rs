@@ -1,5 +1,6 @@
 //! The errors of a worker, and what the caller can do about each.
 
+mod advice;
 mod config_error;
 mod load_error;
 mod unresponsive_shard;
@@ -12,6 +13,7 @@ use pushpull_common::ids::{Sequence, ShardId};
 use pushpull_common::protocol::Refusal;
 use thiserror::Error;
 
+pub use advice::Advice;
 pub use config_error::ConfigError;
 pub use load_error::LoadError;
 pub use unresponsive_shard::{UnresponsiveShard, UnresponsiveShards};
@@ -26,6 +28,8 @@ pub use view_error::ViewError;
 /// - [`Error::Timeout`] names the shards that have not answered.
 /// - After [`Error::RolledBack`] and [`Error::StateLost`] the program connects and joins again.
 /// - [`Error::Fenced`] ends this process.
+///
+/// [`Error::advice`] says the same in a form that a program can follow.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -311,9 +315,88 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Returns what a training loop does about this error.
+    ///
+    /// ```
+    /// use pushpull_worker::{Advice, Error};
+    ///
+    /// assert_eq!(Error::RolledBack { from_step: 8, to_step: 5 }.advice(), Advice::Rejoin);
+    /// assert_eq!(Error::Fenced.advice(), Advice::Stop);
+    /// ```
+    pub fn advice(&self) -> Advice {
+        match self {
+            Error::Refused { refusal, .. } => Advice::of_refusal(refusal),
+            Error::Timeout { .. } | Error::Busy { .. } | Error::Window { .. } => Advice::Retry,
+            // The operating system may have a thread for the next attempt.
+            Error::Thread { .. } => Advice::Retry,
+            Error::RolledBack { .. } | Error::StateLost { .. } | Error::Ended { .. } => {
+                Advice::Rejoin
+            }
+            Error::NonFinite { .. }
+            | Error::NonFiniteRow { .. }
+            | Error::Overflow { .. }
+            | Error::Encode { error: CodecError::NonFinite { .. }, .. }
+            | Error::Interrupted => Advice::SkipBatch,
+            Error::Config(_)
+            | Error::View(_)
+            | Error::Load(_)
+            | Error::Differs { .. }
+            | Error::DataDiffers { .. }
+            | Error::UnknownCodec { .. }
+            | Error::NoEpoch { .. }
+            | Error::ForeignCatalogue { .. }
+            | Error::AlreadyJoined
+            | Error::DamagedResiduals
+            | Error::ForeignResiduals
+            | Error::ResidualWithoutCodec { .. }
+            | Error::Identity { .. }
+            | Error::Fenced
+            | Error::ServerStopped { .. }
+            | Error::TableFull { .. }
+            | Error::Encode { .. }
+            | Error::UserBlob { .. }
+            | Error::EmptyPush
+            | Error::ForeignBuffer
+            | Error::NotJoined { .. }
+            | Error::UnknownPush { .. } => Advice::Stop,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Error;
+    use pushpull_common::ids::ShardId;
+
+    use super::*;
+
+    /// A loop must not mistake a loss for a fault of its own, or the other way round.
+    #[test]
+    fn an_error_has_the_advice_that_its_text_gives() {
+        let shard = ShardId { task: 0, shard: 0 };
+        let refused = |refusal| Error::Refused { doing: "push", shard, refusal };
+        let element = |value| Error::NonFinite { variable: "w".to_owned(), element: 0, value };
+        let waited = Duration::from_secs(1);
+        let awaited = UnresponsiveShards::default();
+        let (token, generation) = (pushpull_common::ids::TokenId(4), 1);
+        for (error, advice) in [
+            (Error::Timeout { doing: "push", waited, awaited, sequence: None }, Advice::Retry),
+            (Error::Busy { doing: "push", limit: 1 }, Advice::Retry),
+            (refused(Refusal::Stopping {}), Advice::Retry),
+            (Error::RolledBack { from_step: 2, to_step: 1 }, Advice::Rejoin),
+            (Error::StateLost { shard }, Advice::Rejoin),
+            (Error::Ended { doing: "push" }, Advice::Rejoin),
+            (refused(Refusal::NotInitialized {}), Advice::Rejoin),
+            (element(f64::INFINITY), Advice::SkipBatch),
+            (refused(Refusal::Token { token, generation }), Advice::SkipBatch),
+            (Error::Fenced, Advice::Stop),
+            (Error::EmptyPush, Advice::Stop),
+            (refused(Refusal::Denied {}), Advice::Stop),
+            (ViewError::Unknown { name: "x".to_owned() }.into(), Advice::Stop),
+        ] {
+            assert_eq!(error.advice(), advice, "{error}");
+        }
+    }
 
     #[test]
     fn the_text_of_a_restore_suits_either_order_of_steps() {

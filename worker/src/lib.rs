@@ -61,7 +61,7 @@ mod worker;
 
 pub use config::{Checksums, WorkerConfig};
 pub use error::{
-    ConfigError, Error, LoadError, UnresponsiveShard, UnresponsiveShards, ViewError,
+    Advice, ConfigError, Error, LoadError, UnresponsiveShard, UnresponsiveShards, ViewError,
 };
 pub use gradients::params::{Gradients, Params};
 pub use initial_values::InitialValues;

@@ -1,0 +1,42 @@
+//! [`Advice`]: what a training loop does about an error.
+
+use pushpull_common::protocol::Refusal;
+
+/// What a training loop does about an error: see [`crate::Error::advice`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Advice {
+    /// Call again with the same worker, after a pause. A push that timed out continues in the
+    /// background: call [`crate::Worker::resume`].
+    Retry,
+    /// Drop the worker, connect and join again. Its tokens and unanswered pushes are void.
+    Rejoin,
+    /// Continue with the next token. The gradient of this one does not count.
+    SkipBatch,
+    /// End the training: the program, its configuration or a server must be corrected.
+    Stop,
+}
+
+impl Advice {
+    /// Returns the advice for a refusal by a server.
+    pub(super) fn of_refusal(refusal: &Refusal) -> Advice {
+        match refusal {
+            // The limit, the lost replica or the disk may be better at the next attempt.
+            Refusal::Stopping {}
+            | Refusal::Busy { .. }
+            | Refusal::Deadline { .. }
+            | Refusal::Storage { .. }
+            | Refusal::PushSlotTaken { .. }
+            | Refusal::Window { .. } => Advice::Retry,
+            // The shard was restarted or restored since this worker joined.
+            Refusal::NotInitialized {}
+            | Refusal::RestoreEpoch { .. }
+            | Refusal::UnknownEpoch { .. } => Advice::Rejoin,
+            // The gradient is at fault, or its token was granted to another worker meanwhile.
+            Refusal::NonFinite { .. } | Refusal::Overflow { .. } | Refusal::Token { .. } => {
+                Advice::SkipBatch
+            }
+            // The others are faults of the program or the configuration of either side.
+            _ => Advice::Stop,
+        }
+    }
+}
