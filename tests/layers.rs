@@ -103,6 +103,18 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/training/tasks/task_ledger.rs", &[]),
     ("worker/src/training/tfrecord/record_head.rs", &[]),
     ("worker/src/training/data/permutation.rs", &[]),
+    ("worker/src/training/backoff.rs", &[]),
+    ("worker/src/training/checkpoint_cadence.rs", &[]),
+    ("worker/src/training/checkpoint_plan.rs", &[]),
+    ("worker/src/training/gradient_outcome.rs", &[]),
+    ("worker/src/training/hook.rs", &[]),
+    ("worker/src/training/hook_list.rs", &[]),
+    ("worker/src/training/hooks", &[]),
+    ("worker/src/training/lifecycle.rs", &[]),
+    ("worker/src/training/lifecycle", &[]),
+    ("worker/src/training/known_steps.rs", &[]),
+    ("worker/src/training/recovery_window.rs", &[]),
+    ("worker/src/training/scalars.rs", &[]),
 ];
 
 /// For each module, the modules that it may not name: dependencies in a crate point downwards, too.
@@ -165,6 +177,10 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/client_key.rs", &["crate::runtime", "crate::shard"]),
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
     ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
+    ("worker/src/training/lifecycle.rs", TRAINING_RUNTIME),
+    ("worker/src/training/lifecycle", TRAINING_RUNTIME),
+    ("worker/src/training/hook_list.rs", TRAINING_RUNTIME),
+    ("worker/src/training/hooks", TRAINING_RUNTIME),
     (
         "worker/src/training/append_buffer.rs",
         &["crate::training::tfrecord", "crate::training::summary"],
@@ -189,6 +205,17 @@ const MODULES: &[(&str, &[&str])] = &[
             "crate::compression",
         ],
     ),
+];
+
+/// What carries out the decisions of a training's lifecycle, which may not name it.
+const TRAINING_RUNTIME: &[&str] = &[
+    "crate::worker",
+    "crate::client",
+    "crate::runtime",
+    "crate::session",
+    "super::training_session",
+    "super::training_config",
+    "super::pause",
 ];
 
 /// For a folder, its modules from the lowest to the highest. A module may name only lower ones.

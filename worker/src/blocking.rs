@@ -1,14 +1,10 @@
-//! Blocking forms of the worker and the reader, for threads without an async runtime.
+//! Blocking forms of the worker, the reader and the training session, for threads without an async runtime.
 //!
 //! Each call blocks its thread until the operation is done, and sends and receives on that thread
 //! meanwhile. Do not call them from within an async runtime.
 
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
-use std::time::{Duration, Instant};
+mod training;
+mod waiter;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::Sequence;
@@ -21,8 +17,10 @@ use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::initial_values::InitialValues;
 use crate::outcome::{DataBegun, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
-use crate::runtime::SessionRunner;
 use crate::token::Token;
+
+pub use training::{Step, TrainingSession};
+use waiter::Waiter;
 
 /// A [`crate::Worker`] with blocking operations.
 #[derive(Debug)]
@@ -298,123 +296,5 @@ impl Reader {
         rows: &mut [T],
     ) -> Result<u64, Error> {
         self.waiter.wait(|| self.inner.pull_rows(name, ids, rows))
-    }
-}
-
-/// Waits for futures of this crate on the calling thread, and runs their session meanwhile if
-/// possible. Then the same thread writes the request and reads the answer, and no thread has to be
-/// woken on this side.
-///
-/// It keeps the thread's waker from call to call, as most callers stay on one thread.
-#[derive(Clone, Debug, Default)]
-struct Waiter {
-    cached: Option<(Arc<Sleeper>, Waker)>,
-    /// Runs the session; `None` before there is one.
-    runner: Option<Arc<SessionRunner>>,
-}
-
-impl Waiter {
-    /// Starts an operation and waits for it.
-    fn wait<F: Future>(&mut self, begin: impl FnOnce() -> F) -> F::Output {
-        let runner = self.runner.clone();
-        let Some(waiting) = runner.as_ref().and_then(|runner| runner.enter()) else {
-            return self.wait_apart(begin());
-        };
-        let mut future = pin!(begin());
-        // An operation that needs no answer is ready at once, whichever thread runs the session.
-        let waker = &self.waker().1;
-        match future.as_mut().poll(&mut Context::from_waker(waker)) {
-            Poll::Ready(output) => output,
-            Poll::Pending => waiting.wait(future),
-        }
-    }
-
-    /// Waits while another thread runs the session.
-    fn wait_apart<F: Future>(&mut self, future: F) -> F::Output {
-        let mut future = pin!(future);
-        let polls_for = self.runner.as_ref().map_or(Duration::ZERO, |runner| runner.polls_for());
-        let (sleeper, waker) = self.waker();
-        let mut context = Context::from_waker(waker);
-        loop {
-            match future.as_mut().poll(&mut context) {
-                Poll::Ready(output) => return output,
-                Poll::Pending => sleeper.sleep(polls_for),
-            }
-        }
-    }
-
-    /// Returns a waker of the calling thread.
-    fn waker(&mut self) -> &(Arc<Sleeper>, Waker) {
-        let thread = std::thread::current();
-        let id = thread.id();
-        let cached = self.cached.take().filter(|(cached, _)| cached.thread.id() == id);
-        self.cached.insert(cached.unwrap_or_else(|| {
-            let sleeper = Arc::new(Sleeper { thread, is_woken: AtomicBool::new(false) });
-            (sleeper.clone(), Waker::from(sleeper))
-        }))
-    }
-}
-
-/// A waiting thread.
-#[derive(Debug)]
-struct Sleeper {
-    thread: Thread,
-    is_woken: AtomicBool,
-}
-
-impl Sleeper {
-    /// Polls for a while, then sleeps. Returns once woken, and possibly without a reason.
-    fn sleep(&self, polls_for: Duration) {
-        let since = Instant::now();
-        while !self.is_woken.swap(false, Ordering::Acquire) {
-            if since.elapsed() >= polls_for {
-                // A wake in the meantime makes this return at once.
-                return std::thread::park();
-            }
-            std::hint::spin_loop();
-        }
-    }
-}
-
-impl Wake for Sleeper {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.is_woken.store(true, Ordering::Release);
-        self.thread.unpark();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use tokio::sync::oneshot;
-
-    use super::*;
-
-    /// Waits for a value from another thread, and returns the waker that was used.
-    fn wait_once(waiter: &mut Waiter) -> Waker {
-        let (sender, request) = mpsc::channel::<oneshot::Sender<u32>>();
-        let other = std::thread::spawn(move || request.recv().unwrap().send(7).unwrap());
-        let (reply, receiver) = oneshot::channel();
-        sender.send(reply).unwrap();
-        assert_eq!(waiter.wait_apart(receiver), Ok(7));
-        other.join().unwrap();
-        waiter.cached.clone().unwrap().1
-    }
-
-    #[test]
-    fn a_waker_serves_the_calls_of_one_thread() {
-        let mut waiter = Waiter::default();
-        let first = wait_once(&mut waiter);
-        assert!(wait_once(&mut waiter).will_wake(&first));
-        // A worker may be moved to another thread between two calls.
-        std::thread::scope(|scope| {
-            scope.spawn(|| assert!(!wait_once(&mut waiter).will_wake(&first))).join().unwrap();
-        });
-        assert!(!wait_once(&mut waiter).will_wake(&first), "the kept waker is another thread's");
     }
 }

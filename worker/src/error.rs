@@ -317,6 +317,7 @@ pub enum Error {
 
 impl Error {
     /// Returns what a training loop does about this error.
+    /// [`TrainingSession`](crate::training::TrainingSession) follows it.
     ///
     /// ```
     /// use pushpull_worker::{Advice, Error};

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::message::CheckpointId;
-use pushpull_common::protocol::{Outcome, Refusal};
+use pushpull_common::protocol::{Message, Outcome, Refusal};
 
 use crate::client::PullCall;
 use crate::error::Error;
@@ -178,6 +178,33 @@ pub struct StepOutcome {
     /// An error is one of [`crate::Worker::token`] or [`crate::Worker::pull`]. It does not affect
     /// the push; call them again.
     pub next: Result<Option<Token>, Error>,
+}
+
+/// A checkpoint under way: a future of its name and step.
+///
+/// Dropping the handle does not stop a save that the servers have begun.
+#[derive(Debug)]
+#[must_use = "only the handle tells whether the checkpoint was saved"]
+pub(crate) struct SaveHandle {
+    call: Call,
+}
+
+impl SaveHandle {
+    pub(crate) fn new(call: Call) -> SaveHandle {
+        SaveHandle { call }
+    }
+}
+
+impl Future for SaveHandle {
+    type Output = Result<SavedCheckpoint, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(match ready!(Pin::new(&mut self.call).poll(context)) {
+            Ok(Reply::Answer { message: Message::Saved(saved), .. }) => Ok(saved.checkpoint.into()),
+            Ok(_) => Err(Error::Ended { doing: "save a checkpoint" }),
+            Err(error) => Err(error),
+        })
+    }
 }
 
 /// A checkpoint that is saved, verified and published.

@@ -5,17 +5,18 @@ mod pulls;
 mod pushes;
 mod stepping;
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::partition::Partitioner;
 use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
+use pushpull_common::protocol::message;
 use pushpull_common::protocol::message::Role;
-use pushpull_common::protocol::{Message, message};
 use pushpull_common::variable::VariableSpec;
 
 use crate::client::{SessionClient, join_all};
@@ -29,7 +30,7 @@ use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::joined_model::JoinedModel;
 use crate::joining::ChiefJoin;
-use crate::outcome::{DataBegun, RestoredCheckpoint, SavedCheckpoint};
+use crate::outcome::{DataBegun, RestoredCheckpoint, SaveHandle, SavedCheckpoint};
 use crate::runtime::{Caller, SessionRunner};
 use crate::session::{Reply, ServerSettings, SessionCommand};
 use crate::token::Token;
@@ -274,17 +275,40 @@ impl Worker {
     /// # Errors
     /// [`Error::UserBlob`] if `user` is too long; the refusals of the servers; [`Error::Timeout`].
     pub async fn save(&mut self, user: &[u8]) -> Result<SavedCheckpoint, Error> {
+        self.start_save(user).await
+    }
+
+    /// Starts [`Worker::save`], without a borrow of the worker.
+    pub(crate) fn start_save(&self, user: &[u8]) -> SaveHandle {
         let doing = "save a checkpoint";
-        self.model(doing)?;
-        let (bytes, limit) = (user.len() as u64, USER_BLOB_BYTES_MAX);
-        if bytes > limit {
-            return Err(Error::UserBlob { bytes, limit });
-        }
-        let (owner, timeout) = (self.client.owner, self.client.config.save_timeout);
-        let body = Bytes::copy_from_slice(user);
-        match self.client.request(doing, owner, message::Save {}, body, timeout).await? {
-            (Message::Saved(saved), _) => Ok(saved.checkpoint.into()),
-            _ => Err(Error::Ended { doing }),
+        let (bytes, limit, caller) = (user.len() as u64, USER_BLOB_BYTES_MAX, &self.client.caller);
+        let checked = match bytes > limit {
+            true => Err(Error::UserBlob { bytes, limit }),
+            false => self.model(doing).map(|_| ()),
+        };
+        SaveHandle::new(match checked {
+            Err(error) => caller.failed(doing, error),
+            Ok(()) => {
+                let (shard, body) = (self.client.owner, Bytes::copy_from_slice(user));
+                let command =
+                    SessionCommand::Request { shard, message: message::Save {}.into(), body };
+                caller.call(doing, command, self.client.config.save_timeout)
+            }
+        })
+    }
+
+    /// Pulls the newest values without a token, once the servers have applied the steps before
+    /// `at_least`. Returns their step.
+    pub(crate) async fn pull_newest(
+        &mut self,
+        params: &mut Params,
+        at_least: u64,
+    ) -> Result<u64, Error> {
+        let mut call = self.client.pull_for(params, Some(GlobalStep(at_least)));
+        match poll_fn(|context| call.poll_into(context, params)).await? {
+            Some(read) => Ok(read.step.0),
+            // In synchronous mode: there are newer values.
+            None => self.client.pull(params).await.map(|step| step.0),
         }
     }
 

@@ -1,9 +1,48 @@
-//! Around the training loop: its data, record files, summaries and helper threads.
+//! Around the training loop: sessions with their hooks, data, record files, summaries and helper
+//! threads.
+//!
+//! The private `lifecycle` decides the order of all calls of a session, without a clock or a
+//! socket. [`TrainingSession`] carries its decisions out. The blocking twin is
+//! [`crate::blocking::TrainingSession`].
 
 mod append_buffer;
+mod backoff;
+mod checkpoint_cadence;
+mod checkpoint_plan;
 pub mod data;
+mod gradient_outcome;
+mod hook;
+mod hook_list;
+pub mod hooks;
+mod interrupt;
+mod known_steps;
+mod lifecycle;
+mod pause;
+mod recovery_window;
+mod scalars;
+mod step;
+mod step_grant;
 pub mod summary;
 mod tasks;
 pub mod tfrecord;
+mod training_config;
+mod training_end;
+mod training_error;
+mod training_session;
 
+pub use gradient_outcome::GradientOutcome;
+pub use hook::{
+    ComputedStep, FinishedStep, Flow, GrantedStep, Hook, HookError, JoinReport, StepGate,
+    StepTiming, TrainingSetup,
+};
+pub use interrupt::Interrupt;
+pub use scalars::Scalars;
+pub use step::Step;
 pub use tasks::{SpawnError, StopCause, StopFlag, TaskFailure, Tasks, TasksError};
+pub use training_config::TrainingConfig;
+pub use training_end::{FinalValues, StopReason, TrainingEnd};
+pub use training_error::{HookPlace, TrainingError};
+pub use training_session::TrainingSession;
+
+pub(crate) use lifecycle::{NextAction, PushRecovery};
+pub(crate) use step_grant::StepGrant;

@@ -1,0 +1,210 @@
+//! Blocking forms of the training session and its steps.
+
+use pushpull_common::data_set::SampleRange;
+use pushpull_common::tensor::Element;
+
+use super::waiter::Waiter;
+use crate::gradients::params::{Gradients, Params};
+use crate::outcome::Pulled;
+use crate::training::{
+    self, GradientOutcome, NextAction, PushRecovery, StepGrant, TrainingConfig, TrainingEnd,
+    TrainingError,
+};
+
+/// A [`crate::training::TrainingSession`] with blocking operations.
+///
+/// ```no_run
+/// # use pushpull_worker::blocking::TrainingSession;
+/// # use pushpull_worker::training::TrainingConfig;
+/// # fn gradients(_: &pushpull_worker::Params, _: &mut pushpull_worker::Gradients) -> f64 { 0.0 }
+/// # fn run(config: TrainingConfig) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut session = TrainingSession::start(config)?;
+/// while let Some(mut step) = session.step()? {
+///     let (params, out) = step.parts();
+///     let loss = gradients(params, out);
+///     step.scalar("loss", loss);
+///     step.push()?;
+/// }
+/// println!("{}", session.close()?.reason);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[doc(alias = "MonitoredTrainingSession")]
+pub struct TrainingSession {
+    inner: training::TrainingSession,
+    waiter: Waiter,
+}
+
+impl TrainingSession {
+    /// See [`crate::training::TrainingSession::start`].
+    pub fn start(config: TrainingConfig) -> Result<TrainingSession, TrainingError> {
+        let mut waiter = Waiter::default();
+        // Hooks may have a runtime of their own.
+        let inner = waiter.wait_apart(training::TrainingSession::start(config))?;
+        waiter.runner = inner.runner().cloned();
+        Ok(TrainingSession { inner, waiter })
+    }
+
+    /// See [`crate::training::TrainingSession::step`].
+    pub fn step(&mut self) -> Result<Option<Step<'_>>, TrainingError> {
+        match self.advance() {
+            Ok(Some(grant)) => {
+                let inner = training::Step::new(&mut self.inner, grant);
+                Ok(Some(Step { inner, waiter: &mut self.waiter }))
+            }
+            Ok(None) => Ok(None),
+            Err(error) => {
+                self.waiter.wait_apart(self.inner.wind_up());
+                Err(error)
+            }
+        }
+    }
+
+    fn advance(&mut self) -> Result<Option<StepGrant>, TrainingError> {
+        let TrainingSession { inner, waiter } = self;
+        loop {
+            match inner.next_action()? {
+                NextAction::Token => {
+                    let taken = waiter.wait(|| inner.take_token());
+                    inner.token_taken(taken)?;
+                }
+                NextAction::Pull => {
+                    let pulled = waiter.wait(|| inner.pull());
+                    if let Some(grant) = inner.pulled(pulled)? {
+                        return Ok(Some(grant));
+                    }
+                }
+                NextAction::Over => return Ok(None),
+                action => {
+                    // Joins and leaves end a session, which a thread that runs it cannot wait for.
+                    let acted = waiter.wait_apart(inner.act(action));
+                    waiter.runner = inner.runner().cloned();
+                    acted?;
+                }
+            }
+        }
+    }
+
+    /// See [`crate::training::TrainingSession::run`].
+    pub fn run<E>(
+        mut self,
+        mut train: impl FnMut(&mut Step<'_>) -> Result<(), E>,
+    ) -> Result<TrainingEnd, TrainingError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        while let Some(mut step) = self.step()? {
+            match train(&mut step) {
+                Ok(()) => _ = step.push()?,
+                Err(error) => {
+                    let error = step.inner.fail(error.into());
+                    self.waiter.wait_apart(self.inner.wind_up());
+                    return Err(error);
+                }
+            }
+        }
+        self.close()
+    }
+
+    /// See [`crate::training::TrainingSession::close`].
+    pub fn close(mut self) -> Result<TrainingEnd, TrainingError> {
+        self.waiter.wait_apart(self.inner.close())
+    }
+
+    /// See [`crate::training::TrainingSession::is_chief`].
+    pub fn is_chief(&self) -> bool {
+        self.inner.is_chief()
+    }
+
+    /// See [`crate::training::TrainingSession::global_step`].
+    pub fn global_step(&self) -> u64 {
+        self.inner.global_step()
+    }
+
+    /// See [`crate::training::TrainingSession::worker`].
+    pub fn worker(&self) -> Option<&crate::Worker> {
+        self.inner.worker()
+    }
+}
+
+/// A [`crate::training::Step`] with blocking operations.
+#[derive(Debug)]
+#[must_use = "a step that is dropped returns its token"]
+pub struct Step<'a> {
+    inner: training::Step<'a>,
+    waiter: &'a mut Waiter,
+}
+
+impl Step<'_> {
+    /// See [`crate::training::Step::step`].
+    pub fn step(&self) -> u64 {
+        self.inner.step()
+    }
+
+    /// See [`crate::training::Step::samples`].
+    pub fn samples(&self) -> Option<SampleRange> {
+        self.inner.samples()
+    }
+
+    /// See [`crate::training::Step::samples_ahead`].
+    pub fn samples_ahead(&self) -> Option<SampleRange> {
+        self.inner.samples_ahead()
+    }
+
+    /// See [`crate::training::Step::skip`].
+    pub fn skip(self) {
+        self.inner.skip();
+    }
+
+    /// See [`crate::training::Step::parts`].
+    pub fn parts(&mut self) -> (&Params, &mut Gradients) {
+        self.inner.parts()
+    }
+
+    /// See [`crate::training::Step::scalar`].
+    pub fn scalar(&mut self, name: &str, value: impl Into<f64>) {
+        self.inner.scalar(name, value);
+    }
+
+    /// See [`crate::training::Step::pull_rows`].
+    pub fn pull_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<Pulled, TrainingError> {
+        let Step { inner, waiter } = self;
+        let pulled = waiter.wait(|| inner.try_pull_rows(name, ids, rows));
+        inner.rows_pulled(pulled)
+    }
+
+    /// See [`crate::training::Step::push`].
+    pub fn push(self) -> Result<GradientOutcome, TrainingError> {
+        let Step { inner, waiter } = self;
+        let (session, grant) = inner.into_parts();
+        let ended = push(session, grant, waiter);
+        if ended.is_err() {
+            waiter.wait_apart(session.wind_up());
+        }
+        ended
+    }
+}
+
+fn push(
+    session: &mut training::TrainingSession,
+    grant: StepGrant,
+    waiter: &mut Waiter,
+) -> Result<GradientOutcome, TrainingError> {
+    if !session.before_push(&grant.gradients)? {
+        return Ok(GradientOutcome::Withheld);
+    }
+    let mut result = waiter.wait(|| session.start_push(grant));
+    loop {
+        result = match session.push_settled(result)? {
+            PushRecovery::Ended(outcome) => return Ok(outcome),
+            PushRecovery::Resume(sequence, pause) => {
+                waiter.wait_apart(session.resume_push(sequence, pause))
+            }
+        };
+    }
+}

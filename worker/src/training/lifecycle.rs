@@ -1,0 +1,507 @@
+//! [`Lifecycle`]: the order of all that a training session does.
+
+mod next_action;
+mod push_recovery;
+mod settings;
+mod training_phase;
+
+use std::time::Duration;
+
+pub(crate) use next_action::NextAction;
+pub(crate) use push_recovery::PushRecovery;
+pub(super) use settings::LifecycleSettings;
+use training_phase::TrainingPhase;
+
+use super::backoff::Backoff;
+use super::checkpoint_plan::{CheckpointPlan, SaveOccasion};
+use super::gradient_outcome::GradientOutcome;
+use super::hook::{
+    ComputedStep, FinishedStep, GrantedStep, Hook, JoinReport, StepTiming, TrainingSetup,
+};
+use super::hook_list::{GateAnswer, HookList};
+use super::known_steps::KnownSteps;
+use super::recovery_window::RecoveryWindow;
+use super::scalars::Scalars;
+use super::training_end::{FinalValues, StopReason, TrainingEnd};
+use super::training_error::TrainingError;
+use crate::error::{Advice, Error};
+use crate::gradients::params::{Gradients, Params};
+use crate::outcome::{Pulled, RestoredCheckpoint, SavedCheckpoint};
+
+/// The order of joins, steps, checkpoints, recoveries and hooks in a training.
+///
+/// - **In**: the result of each operation, by the method named after it, with the time since the
+///   session started.
+/// - **Out**: [`Lifecycle::next_action`] names the next operation. The hooks are called from within
+///   these methods.
+/// - **Time**: an action may be to wait. Nothing happens by itself.
+/// - **Never**: a step is played again; a token is asked for before a join or after the end; two
+///   checkpoints of one step are asked for; a hook hears of the end twice, or not at all.
+///
+/// A method that returns an error has failed the training, and the hooks have heard of it.
+/// [`Lifecycle::next_action`] then still asks for what winds the session up.
+#[derive(Debug)]
+pub(crate) struct Lifecycle {
+    settings: LifecycleSettings,
+    hooks: HookList,
+    window: RecoveryWindow,
+    checkpoints: CheckpointPlan,
+    steps: KnownSteps,
+    phase: TrainingPhase,
+    /// No action but a wait before this time.
+    not_before: Duration,
+    has_joined: bool,
+    /// The error from which the training recovers.
+    cause: Option<Error>,
+    stop: Option<StopReason>,
+    is_interrupted: bool,
+    has_failed: bool,
+    has_refreshed: bool,
+}
+
+impl Lifecycle {
+    pub(super) fn new(settings: LifecycleSettings, hooks: Vec<Box<dyn Hook>>) -> Lifecycle {
+        let interval = settings.checkpoints.filter(|_| settings.is_chief);
+        Lifecycle {
+            settings,
+            hooks: HookList::new(hooks),
+            window: RecoveryWindow::new(settings.recover_for, settings.seed),
+            checkpoints: CheckpointPlan::new(interval),
+            steps: KnownSteps::default(),
+            phase: TrainingPhase::Apart,
+            not_before: Duration::ZERO,
+            has_joined: false,
+            cause: None,
+            stop: None,
+            is_interrupted: false,
+            has_failed: false,
+            has_refreshed: false,
+        }
+    }
+
+    /// Begins, before the session connects.
+    pub(super) fn begin(&mut self, setup: &mut TrainingSetup<'_>) -> Result<(), TrainingError> {
+        self.hooks.begin(setup).map_err(|error| self.fail(error))
+    }
+
+    /// Returns the next operation.
+    pub(crate) fn next_action(&mut self, now: Duration) -> NextAction {
+        if now < self.not_before && self.phase != TrainingPhase::Over {
+            return NextAction::Wait(self.not_before - now);
+        }
+        match self.phase {
+            TrainingPhase::Apart => self.next_apart(now),
+            TrainingPhase::Granted if self.stop.is_none() => NextAction::Pull,
+            // The caller has dropped its step.
+            TrainingPhase::Between | TrainingPhase::Granted | TrainingPhase::Computing => {
+                self.next_between(now)
+            }
+            TrainingPhase::Finishing => NextAction::Finish,
+            TrainingPhase::Leaving => NextAction::Leave,
+            TrainingPhase::Over => NextAction::Over,
+        }
+    }
+
+    fn next_apart(&mut self, now: Duration) -> NextAction {
+        if self.has_failed {
+            self.phase = TrainingPhase::Over;
+            return NextAction::Over;
+        }
+        // An interrupted training waits for no lost server.
+        if self.is_interrupted {
+            return NextAction::End;
+        }
+        let within = match self.has_joined {
+            true => self.window.remaining(now).max(Backoff::LONGEST),
+            false => Duration::MAX,
+        };
+        NextAction::Join { within }
+    }
+
+    fn next_between(&mut self, now: Duration) -> NextAction {
+        self.phase = TrainingPhase::Between;
+        match self.has_failed || self.stop.is_some() {
+            false if self.checkpoints.is_due(now, self.steps.applied) => NextAction::Save,
+            false => NextAction::Token,
+            true if self.checkpoints.is_under_way => NextAction::AwaitSave,
+            true => self.next_ending(),
+        }
+    }
+
+    fn next_ending(&mut self) -> NextAction {
+        let is_due = self.checkpoints.is_due_at_end(self.steps.applied);
+        if self.has_failed {
+            if is_due && self.settings.final_checkpoint_on_error {
+                return NextAction::Save;
+            }
+            self.phase = TrainingPhase::Leaving;
+            return NextAction::Leave;
+        }
+        // First the step that this worker's last gradient was accepted for.
+        if !self.has_refreshed && !self.is_interrupted {
+            return NextAction::Refresh { at_least: self.steps.newest };
+        }
+        if is_due { NextAction::Save } else { NextAction::End }
+    }
+
+    /// Records a join.
+    pub(super) fn joined(
+        &mut self,
+        now: Duration,
+        params: &Params,
+        restored: Option<&RestoredCheckpoint>,
+    ) -> Result<(), TrainingError> {
+        let (step, cause) = (params.step(), self.cause.take());
+        let from_step = self.has_joined.then_some(self.steps.newest);
+        (self.has_joined, self.phase) = (true, TrainingPhase::Between);
+        self.steps.joined(step);
+        let restored_step = restored.map(|restored| restored.step);
+        self.checkpoints.joined(now, step, restored_step);
+        let cause = cause.as_ref();
+        let report = JoinReport { step, from_step, restored, cause, params, at: now };
+        let stop = self.hooks.joined(&report);
+        self.follow(stop)
+    }
+
+    /// Records a failed attempt to join.
+    pub(super) fn join_failed(&mut self, now: Duration, error: Error) -> Result<(), TrainingError> {
+        let is_final = match error.advice() {
+            Advice::Stop | Advice::SkipBatch => true,
+            // The first attempt has its own deadline, which has passed.
+            Advice::Retry => !self.has_joined && matches!(error, Error::Timeout { .. }),
+            // The chief has found no checkpoint.
+            Advice::Rejoin => self.settings.is_chief && matches!(error, Error::StateLost { .. }),
+        };
+        match is_final {
+            true => Err(self.fail(error.into())),
+            false => self.recover(now, error, TrainingPhase::Apart),
+        }
+    }
+
+    /// Records the result of the request for a token. Returns whether the session keeps the token.
+    pub(super) fn token_taken(
+        &mut self,
+        now: Duration,
+        taken: Result<Option<u64>, Error>,
+    ) -> Result<bool, TrainingError> {
+        let step = match taken {
+            Ok(Some(step)) => step,
+            Ok(None) => {
+                self.window.progressed();
+                self.stop(StopReason::LastStep);
+                return Ok(false);
+            }
+            Err(error) => return self.operation_failed(now, error).map(|()| false),
+        };
+        self.steps.granted(step);
+        let granted = GrantedStep { step, local_steps: self.steps.local, at: now };
+        match self.hooks.before_step(&granted) {
+            Ok(GateAnswer::Begin) => {
+                self.phase = TrainingPhase::Granted;
+                return Ok(true);
+            }
+            Ok(GateAnswer::Wait(pause)) => self.not_before = now.saturating_add(pause),
+            Ok(GateAnswer::Stop(reason)) => self.stop(reason),
+            Err(error) => return Err(self.fail(error)),
+        }
+        Ok(false)
+    }
+
+    /// Records the result of the pull. Returns whether the caller may compute.
+    pub(super) fn pulled(
+        &mut self,
+        now: Duration,
+        pulled: Result<Pulled, Error>,
+    ) -> Result<bool, TrainingError> {
+        match pulled {
+            Ok(Pulled::Pulled { step }) => {
+                self.steps.learn(step);
+                self.phase = TrainingPhase::Computing;
+                Ok(true)
+            }
+            Ok(Pulled::Stale) => {
+                // The servers have answered, if too late.
+                self.window.progressed();
+                self.phase = TrainingPhase::Between;
+                Ok(false)
+            }
+            Err(error) => self.operation_failed(now, error).map(|()| false),
+        }
+    }
+
+    /// Records that the token went back before the pull.
+    pub(super) fn step_dropped(&mut self) {
+        if self.phase == TrainingPhase::Granted {
+            self.phase = TrainingPhase::Between;
+        }
+    }
+
+    /// Calls the hooks before a push. Returns whether to push.
+    pub(super) fn before_push(
+        &mut self,
+        now: Duration,
+        params: &Params,
+        gradients: &Gradients,
+        scalars: &Scalars,
+    ) -> Result<bool, TrainingError> {
+        let step = ComputedStep { step: self.steps.granted, params, gradients, scalars, at: now };
+        match self.hooks.before_push(&step) {
+            Ok(None) => Ok(true),
+            Ok(Some(reason)) => {
+                self.phase = TrainingPhase::Between;
+                self.stop(reason);
+                Ok(false)
+            }
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Records a failed push, and returns what follows it.
+    pub(super) fn push_failed(
+        &mut self,
+        now: Duration,
+        error: Error,
+    ) -> Result<PushRecovery, TrainingError> {
+        let ended = |outcome| Ok(PushRecovery::Ended(outcome));
+        match (error.advice(), &error) {
+            (Advice::Retry, &Error::Timeout { sequence: Some(sequence), .. }) => {
+                match self.window.failed(now) {
+                    _ if self.is_interrupted => ended(GradientOutcome::Lost(error)),
+                    Some(pause) => Ok(PushRecovery::Resume(sequence, pause)),
+                    None => Err(self.give_up(now, error)),
+                }
+            }
+            // Nothing is under way that could be waited for.
+            (Advice::Retry, _) => {
+                self.recover(now, error.clone(), TrainingPhase::Between)?;
+                ended(GradientOutcome::Skipped(error))
+            }
+            (Advice::Rejoin, _) => {
+                self.recover(now, error.clone(), TrainingPhase::Apart)?;
+                ended(GradientOutcome::Lost(error))
+            }
+            (Advice::SkipBatch, _) => {
+                self.window.progressed();
+                ended(GradientOutcome::Skipped(error))
+            }
+            (Advice::Stop, _) => Err(self.fail(error.into())),
+        }
+    }
+
+    /// Records the end of a step.
+    pub(super) fn after_step(
+        &mut self,
+        now: Duration,
+        outcome: &GradientOutcome,
+        params: &Params,
+        scalars: &mut Scalars,
+        timing: StepTiming,
+    ) -> Result<(), TrainingError> {
+        if let GradientOutcome::Pushed(_) = outcome {
+            self.window.progressed();
+        }
+        if self.phase == TrainingPhase::Computing {
+            self.phase = TrainingPhase::Between;
+        }
+        self.steps.finished(outcome);
+        let KnownSteps { granted: step, newest: global_step, local: local_steps, .. } = self.steps;
+        let mut finished = FinishedStep {
+            step,
+            global_step,
+            local_steps,
+            outcome,
+            params,
+            scalars,
+            timing,
+            at: now,
+        };
+        let stop = self.hooks.after_step(&mut finished);
+        self.follow(stop)
+    }
+
+    /// Records that the servers were asked for a checkpoint.
+    pub(super) fn save_asked(&mut self, now: Duration) {
+        let occasion = match (self.has_failed, &self.stop) {
+            (true, _) => SaveOccasion::Failure,
+            (false, Some(_)) => SaveOccasion::End,
+            (false, None) => SaveOccasion::Steps,
+        };
+        self.checkpoints.asked(now, self.steps.applied, occasion);
+    }
+
+    /// Records the answer to a save.
+    pub(super) fn saved(
+        &mut self,
+        now: Duration,
+        answer: Result<SavedCheckpoint, Error>,
+    ) -> Result<(), TrainingError> {
+        self.checkpoints.is_under_way = false;
+        match answer {
+            Ok(checkpoint) => {
+                self.steps.learn(checkpoint.step);
+                let stop = self.hooks.saved(&checkpoint);
+                self.checkpoints.saved(checkpoint);
+                self.follow(stop)
+            }
+            // The training has failed with another error already.
+            Err(_) if self.has_failed => Ok(()),
+            Err(error) => self.save_failed(now, error),
+        }
+    }
+
+    fn save_failed(&mut self, now: Duration, error: Error) -> Result<(), TrainingError> {
+        match error.advice() {
+            Advice::Stop => Err(self.fail(TrainingError::Save { source: error })),
+            _ if self.is_interrupted || self.checkpoints.cannot_begin(&error) => {
+                Err(self.fail(TrainingError::Save { source: error }))
+            }
+            Advice::Rejoin => self.recover(now, error, TrainingPhase::Apart),
+            // The final checkpoint is tried again, within the window.
+            _ if self.stop.is_some() => {
+                let stop = self.hooks.save_failed(&error);
+                self.follow(stop)?;
+                self.recover(now, error, TrainingPhase::Between)
+            }
+            // The next one is due after the interval.
+            _ => {
+                let stop = self.hooks.save_failed(&error);
+                self.follow(stop)
+            }
+        }
+    }
+
+    /// Records that the newest values were pulled, or that they could not be.
+    pub(super) fn refreshed(&mut self, step: Option<u64>) {
+        self.has_refreshed = true;
+        self.steps.learn(step.unwrap_or(0));
+    }
+
+    /// Ends the training for the hooks.
+    pub(super) fn end(
+        &mut self,
+        params: Option<&Params>,
+        scalars: &Scalars,
+    ) -> Result<(), TrainingError> {
+        let end = self.outcome();
+        match self.hooks.end(&FinalValues { end: &end, params, scalars }) {
+            Err(error) => Err(self.fail(error)),
+            Ok(()) => {
+                let finishes = self.settings.is_chief && self.settings.finish_for_all;
+                self.phase = match self.phase {
+                    TrainingPhase::Apart => TrainingPhase::Over,
+                    _ if finishes => TrainingPhase::Finishing,
+                    _ => TrainingPhase::Leaving,
+                };
+                Ok(())
+            }
+        }
+    }
+
+    /// Records that the chief has finished the training for all, or could not.
+    pub(super) fn finished(&mut self) {
+        self.phase = TrainingPhase::Leaving;
+    }
+
+    /// Records that the worker has left, or could not be heard.
+    pub(super) fn has_left(&mut self) {
+        self.phase = TrainingPhase::Over;
+    }
+
+    /// Asks for the end. The first reason is kept.
+    pub(super) fn stop(&mut self, reason: StopReason) {
+        // An interrupt ends the waits of another end, too.
+        let is_interrupt = reason == StopReason::Interrupted;
+        if self.stop.is_none() || is_interrupt {
+            self.is_interrupted |= is_interrupt;
+            self.stop.get_or_insert(reason);
+            self.not_before = Duration::ZERO;
+        }
+    }
+
+    /// Ends the training by an error: tells the hooks, and returns the error.
+    pub(super) fn fail(&mut self, error: TrainingError) -> TrainingError {
+        self.hooks.failed(&error);
+        self.has_failed = true;
+        self.not_before = Duration::ZERO;
+        if matches!(self.phase, TrainingPhase::Granted | TrainingPhase::Computing) {
+            self.phase = TrainingPhase::Between;
+        }
+        if self.phase == TrainingPhase::Finishing {
+            self.phase = TrainingPhase::Leaving;
+        }
+        error
+    }
+
+    /// Whether the training has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// Whether there is nothing left to do.
+    pub(super) fn is_over(&self) -> bool {
+        self.phase == TrainingPhase::Over
+    }
+
+    /// How the training ended, or would end now.
+    pub(super) fn outcome(&self) -> TrainingEnd {
+        TrainingEnd {
+            step: self.steps.newest,
+            reason: self.stop.clone().unwrap_or(StopReason::Closed),
+            checkpoint: self.checkpoints.newest.clone(),
+        }
+    }
+
+    /// Records a failed operation outside of a push. If it was within a step, that step is void.
+    pub(super) fn operation_failed(
+        &mut self,
+        now: Duration,
+        error: Error,
+    ) -> Result<(), TrainingError> {
+        match error.advice() {
+            Advice::Stop => Err(self.fail(error.into())),
+            Advice::Rejoin => self.recover(now, error, TrainingPhase::Apart),
+            Advice::Retry | Advice::SkipBatch => self.recover(now, error, TrainingPhase::Between),
+        }
+    }
+
+    /// Continues in a phase after a pause, or gives up.
+    fn recover(
+        &mut self,
+        now: Duration,
+        error: Error,
+        phase: TrainingPhase,
+    ) -> Result<(), TrainingError> {
+        self.phase = phase;
+        let Some(pause) = self.window.failed(now) else {
+            return Err(self.give_up(now, error));
+        };
+        self.not_before = now.saturating_add(pause);
+        if phase == TrainingPhase::Apart {
+            self.cause = Some(error);
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, now: Duration, source: Error) -> TrainingError {
+        let (attempts, waited) = self.window.spent(now);
+        self.fail(TrainingError::GaveUp { attempts, waited, source })
+    }
+
+    /// Follows the answer of the hooks.
+    fn follow(
+        &mut self,
+        stop: Result<Option<StopReason>, TrainingError>,
+    ) -> Result<(), TrainingError> {
+        match stop {
+            Ok(None) => Ok(()),
+            Ok(Some(reason)) => {
+                self.stop(reason);
+                Ok(())
+            }
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

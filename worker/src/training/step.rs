@@ -1,0 +1,142 @@
+//! [`Step`]: one step of a training session.
+
+use pushpull_common::data_set::SampleRange;
+use pushpull_common::tensor::Element;
+
+use super::gradient_outcome::GradientOutcome;
+use super::lifecycle::PushRecovery;
+use super::step_grant::StepGrant;
+use super::training_error::TrainingError;
+use super::training_session::TrainingSession;
+use crate::error::Error;
+use crate::gradients::params::{Gradients, Params};
+use crate::outcome::Pulled;
+#[cfg(doc)]
+use crate::token::Token;
+
+/// One step of a training session: a token, the values for it, and empty gradients.
+///
+/// [`Step::push`] consumes it, so a step is pushed at most once. Dropping it returns its token to the
+/// step owner, and no gradient is pushed.
+#[derive(Debug)]
+#[must_use = "a step that is dropped returns its token"]
+pub struct Step<'a> {
+    session: &'a mut TrainingSession,
+    grant: StepGrant,
+}
+
+impl<'a> Step<'a> {
+    pub(crate) fn new(session: &'a mut TrainingSession, grant: StepGrant) -> Step<'a> {
+        Step { session, grant }
+    }
+
+    /// The global step at which the token was granted.
+    pub fn step(&self) -> u64 {
+        self.grant.token.step()
+    }
+
+    /// The samples from which the gradients are to be computed: see [`Token::samples`].
+    pub fn samples(&self) -> Option<SampleRange> {
+        self.grant.token.samples()
+    }
+
+    /// The samples that this worker will probably be granted next: see [`Token::samples_ahead`].
+    pub fn samples_ahead(&self) -> Option<SampleRange> {
+        self.grant.token.samples_ahead()
+    }
+
+    /// Ends the step without a push, and spends its samples: see [`Token::skip`].
+    pub fn skip(self) {
+        self.grant.token.skip();
+    }
+
+    /// Returns the values, and the gradients to be computed from them.
+    pub fn parts(&mut self) -> (&Params, &mut Gradients) {
+        (&self.session.of_step().params, &mut self.grant.gradients)
+    }
+
+    /// Reports a number of this step, such as its loss, to the hooks.
+    pub fn scalar(&mut self, name: &str, value: impl Into<f64>) {
+        self.session.scalars.set(name, value.into());
+    }
+
+    /// Pulls rows of a sparse variable, as [`Worker::pull_rows`](crate::Worker::pull_rows) does.
+    ///
+    /// If the result is [`Pulled::Stale`], drop this step and take the next: its time has passed,
+    /// or the servers were lost.
+    ///
+    /// # Errors
+    /// [`TrainingError::Worker`] if neither another attempt nor a rejoin can help, and
+    /// [`TrainingError::GaveUp`]. The training has failed then.
+    pub async fn pull_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<Pulled, TrainingError> {
+        let pulled = self.try_pull_rows(name, ids, rows).await;
+        self.rows_pulled(pulled)
+    }
+
+    pub(crate) async fn try_pull_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<Pulled, Error> {
+        let worker = &mut self.session.of_step().worker;
+        worker.pull_rows(&self.grant.token, name, ids, rows).await
+    }
+
+    /// Records a pull of rows.
+    pub(crate) fn rows_pulled(
+        &mut self,
+        pulled: Result<Pulled, Error>,
+    ) -> Result<Pulled, TrainingError> {
+        pulled.or_else(|error| self.session.rows_failed(error).map(|()| Pulled::Stale))
+    }
+
+    /// Pushes the gradients, and returns their fate. The loop goes on with the next step, whatever
+    /// it is.
+    ///
+    /// # Errors
+    /// An error ends the training: see [`TrainingSession::step`]. A fault of the program, such as
+    /// a push without a gradient, is [`TrainingError::Worker`].
+    ///
+    /// Dropping the future withdraws the push if no shard can have received its share in full.
+    pub async fn push(self) -> Result<GradientOutcome, TrainingError> {
+        let (session, grant) = (self.session, self.grant);
+        let ended = push(session, grant).await;
+        if ended.is_err() {
+            session.wind_up().await;
+        }
+        ended
+    }
+
+    /// Splits the step, for its blocking twin.
+    pub(crate) fn into_parts(self) -> (&'a mut TrainingSession, StepGrant) {
+        (self.session, self.grant)
+    }
+
+    /// Fails the training by an error of the caller's function, and returns that error.
+    pub(crate) fn fail(self, source: Box<dyn std::error::Error + Send + Sync>) -> TrainingError {
+        let step = self.step();
+        self.session.lifecycle.fail(TrainingError::Step { step, source })
+    }
+}
+
+async fn push(
+    session: &mut TrainingSession,
+    grant: StepGrant,
+) -> Result<GradientOutcome, TrainingError> {
+    if !session.before_push(&grant.gradients)? {
+        return Ok(GradientOutcome::Withheld);
+    }
+    let mut result = session.start_push(grant).await;
+    loop {
+        result = match session.push_settled(result)? {
+            PushRecovery::Ended(outcome) => return Ok(outcome),
+            PushRecovery::Resume(sequence, pause) => session.resume_push(sequence, pause).await,
+        };
+    }
+}

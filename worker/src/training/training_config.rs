@@ -1,0 +1,181 @@
+//! [`TrainingConfig`]: the settings of a training session.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+use pushpull_common::variable::VariableSpec;
+
+use super::checkpoint_cadence::CheckpointInterval;
+use super::hook::Hook;
+use super::interrupt::Interrupt;
+use super::lifecycle::LifecycleSettings;
+use super::training_error::TrainingError;
+use crate::config::WorkerConfig;
+use crate::initial_values::InitialValues;
+
+/// The closure of the caller that sets first values.
+pub(super) struct FillValues(pub(super) Box<SetFirstValues>);
+
+/// Sets first values.
+type SetFirstValues = dyn FnMut(&mut InitialValues<'_>) + Send;
+
+impl fmt::Debug for FillValues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FillValues")
+    }
+}
+
+/// The settings of a training session.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use pushpull_common::variable::VariableSpec;
+/// use pushpull_worker::WorkerConfig;
+/// use pushpull_worker::training::{TrainingConfig, hooks};
+///
+/// # fn run(worker: WorkerConfig) -> Result<(), Box<dyn std::error::Error>> {
+/// let config = TrainingConfig::new(worker)
+///     .variables([VariableSpec::f32("w", [784, 10])?, VariableSpec::f32("b", [10])?])
+///     .initialize(|initial| initial.load("pretrained.safetensors"))
+///     .checkpoint_every(Duration::from_secs(600))
+///     .hook(hooks::StopAtStep::last(1_000_000))
+///     .hook(hooks::NanGuard::fail());
+/// # Ok(()) }
+/// ```
+pub struct TrainingConfig {
+    pub(super) worker: WorkerConfig,
+    pub(super) variables: Vec<VariableSpec>,
+    pub(super) fill: FillValues,
+    pub(super) hooks: Vec<Box<dyn Hook>>,
+    pub(super) interrupt: Option<Interrupt>,
+    checkpoints: Option<CheckpointInterval>,
+    final_checkpoint_on_error: bool,
+    finish_for_all: bool,
+    recover_for: Duration,
+    seed: u64,
+}
+
+impl fmt::Debug for TrainingConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrainingConfig")
+            .field("worker", &self.worker)
+            .field("variables", &self.variables)
+            .field("hooks", &self.hooks.iter().map(|hook| hook.name()).collect::<Vec<_>>())
+            .field("checkpoints", &self.checkpoints)
+            .field("recover_for", &self.recover_for)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TrainingConfig {
+    /// The settings for this worker. Its cluster and task decide whether it is the chief.
+    pub fn new(worker: WorkerConfig) -> TrainingConfig {
+        TrainingConfig {
+            worker,
+            variables: Vec::new(),
+            fill: FillValues(Box::new(|_| ())),
+            hooks: Vec::new(),
+            interrupt: None,
+            checkpoints: None,
+            final_checkpoint_on_error: false,
+            finish_for_all: false,
+            recover_for: Duration::from_secs(600),
+            // Workers that have lost the same server must not return at the same moment.
+            seed: RandomState::new().build_hasher().finish(),
+        }
+    }
+
+    /// Adds variables. All workers must add the same in the same order.
+    pub fn variables(mut self, variables: impl IntoIterator<Item = VariableSpec>) -> Self {
+        self.variables.extend(variables);
+        self
+    }
+
+    /// Sets first values. The session calls `fill` on the chief, if neither the servers nor a
+    /// checkpoint have values: see [`Worker::join`](crate::Worker::join). Default: the initializers
+    /// of the variables.
+    #[doc(alias = "init_fn")]
+    pub fn initialize(self, fill: impl FnMut(&mut InitialValues<'_>) + Send + 'static) -> Self {
+        TrainingConfig { fill: FillValues(Box::new(fill)), ..self }
+    }
+
+    /// Saves checkpoints on the chief: after each join, then whenever this time has passed since
+    /// the last one, and at the end. Default: none.
+    ///
+    /// The session asks; the servers write. Steps do not wait for that. Values that come from a
+    /// checkpoint are not saved again at the same step.
+    #[doc(alias = "save_checkpoint_secs")]
+    #[doc(alias = "save_model_secs")]
+    pub fn checkpoint_every(self, interval: Duration) -> Self {
+        TrainingConfig { checkpoints: Some(CheckpointInterval::Time(interval)), ..self }
+    }
+
+    /// Saves checkpoints as [`TrainingConfig::checkpoint_every`] does, but after this many global
+    /// steps. The last of both calls counts.
+    #[doc(alias = "save_checkpoint_steps")]
+    pub fn checkpoint_every_steps(self, steps: u64) -> Self {
+        TrainingConfig { checkpoints: Some(CheckpointInterval::Steps(steps)), ..self }
+    }
+
+    /// Whether the chief saves a checkpoint also if the training fails, as long as it still reaches
+    /// the servers. Default: no, since the values may be what has failed.
+    pub fn final_checkpoint_on_error(self, saves: bool) -> Self {
+        TrainingConfig { final_checkpoint_on_error: saves, ..self }
+    }
+
+    /// Whether the end on the chief ends the training for all workers
+    /// ([`Worker::finish`](crate::Worker::finish)). Default: no, each worker ends by itself. An
+    /// error on the chief ends no other worker.
+    pub fn finish_for_all(self, finishes: bool) -> Self {
+        TrainingConfig { finish_for_all: finishes, ..self }
+    }
+
+    /// How long the session tries to recover before it gives up with the last error. Default
+    /// 600 s. The time counts from the first failure after a settled push. Zero gives up at once.
+    ///
+    /// The pauses between attempts grow from 0.1 s to 5 s, with jitter. The first attempt to join
+    /// has [`WorkerConfig::connect_timeout`] instead.
+    #[doc(alias = "recovery_wait_secs")]
+    pub fn recover_for(self, time: Duration) -> Self {
+        TrainingConfig { recover_for: time, ..self }
+    }
+
+    /// Sets the seed of the jitter, so that a run can be repeated. Default: a random one.
+    pub fn jitter_seed(self, seed: u64) -> Self {
+        TrainingConfig { seed, ..self }
+    }
+
+    /// Adds a hook. Hooks are called in the order in which they were added.
+    pub fn hook(mut self, hook: impl Hook + 'static) -> Self {
+        self.hooks.push(Box::new(hook));
+        self
+    }
+
+    /// Ends the training when this interrupt is raised.
+    pub fn interrupt(self, interrupt: &Interrupt) -> Self {
+        TrainingConfig { interrupt: Some(interrupt.clone()), ..self }
+    }
+
+    /// Returns the settings of the lifecycle.
+    pub(super) fn lifecycle(&self) -> Result<LifecycleSettings, TrainingError> {
+        let interval = match self.checkpoints {
+            Some(CheckpointInterval::Steps(0)) => Some("0 steps".to_owned()),
+            Some(CheckpointInterval::Time(Duration::ZERO)) => Some("0 s".to_owned()),
+            _ => None,
+        };
+        if let Some(interval) = interval {
+            return Err(TrainingError::CheckpointInterval { interval });
+        }
+        Ok(LifecycleSettings {
+            is_chief: self.worker.is_chief(),
+            checkpoints: self.checkpoints,
+            final_checkpoint_on_error: self.final_checkpoint_on_error,
+            finish_for_all: self.finish_for_all,
+            recover_for: self.recover_for,
+            seed: self.seed,
+        })
+    }
+}
