@@ -187,19 +187,54 @@ pub mod server {
     };
 }
 
-/// What a training loop meets beside [`Worker`]: pushes under way, outcomes, codecs, loss scaling;
-/// the data pipeline, record files, summaries for TensorBoard, helper threads.
+/// Training sessions with their hooks, and what a training loop meets beside [`Worker`]: pushes
+/// under way, outcomes, codecs, loss scaling; the data pipeline, record files, summaries for
+/// TensorBoard, helper threads.
+///
+/// `docs/training.md` has the order of all calls, and what each failure does.
+///
+/// ```
+/// use pushpull::training::{StopReason, TrainingConfig, TrainingSession, hooks};
+/// # use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let listener = Ps::listen("127.0.0.1:0").await?;
+/// # let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+/// # let cluster = builder.job("worker", ["127.0.0.1:1", "127.0.0.1:2"]).build()?;
+/// # let _ps = listener.start(PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.5)))?;
+/// let config = TrainingConfig::new(WorkerConfig::new(cluster, TaskId::worker(0)))
+///     .variables([VariableSpec::f32("w", [2])?])
+///     .initialize(|initial| _ = initial.set("w", &[8.0_f32, 4.0]))
+///     .hook(hooks::StopAtStep::last(20))
+///     .hook(hooks::NanGuard::fail());
+/// let mut session = TrainingSession::start(config).await?;
+/// while let Some(mut step) = session.step().await? {
+///     let (params, gradients) = step.parts();
+///     let w = params.view::<f32>("w")?;
+///     gradients.view_mut::<f32>("w")?.copy_from_slice(w);
+///     let loss = w.iter().map(|w| w * w / 2.0).sum::<f32>();
+///     step.scalar("loss", loss);
+///     step.push().await?;
+/// }
+/// let ended = session.close().await?;
+/// assert_eq!(ended.step, 20);
+/// assert!(matches!(ended.reason, StopReason::Hook { .. }));
+/// # Ok(()) }
+/// ```
 pub mod training {
     pub use pushpull_common::codec::Codec;
     pub use pushpull_common::data_set::{DataSet, SampleRange};
     pub use pushpull_common::ids::{GlobalStep, Sequence};
     pub use pushpull_worker::training::{
-        SpawnError, StopCause, StopFlag, TaskFailure, Tasks, TasksError, summary, tfrecord,
+        ComputedStep, FinalValues, FinishedStep, Flow, GradientOutcome, GrantedStep, Hook,
+        HookError, HookPlace, Interrupt, JoinReport, Scalars, SpawnError, Step, StepGate,
+        StepTiming, StopCause, StopFlag, StopReason, TaskFailure, Tasks, TasksError,
+        TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup, hooks, summary, tfrecord,
     };
     pub use pushpull_worker::{
-        Checksums, DataBegun, InitialValues, LossScale, PassedOver, PullHandle, PushHandle,
-        RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard,
-        UnresponsiveShards, VariableHandle,
+        Advice, Checksums, DataBegun, InitialValues, LoadOptions, LossScale, PassedOver,
+        PullHandle, PushHandle, RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush,
+        UnresponsiveShard, UnresponsiveShards, VariableHandle,
     };
 
     pub use pushpull_worker::training::data;
@@ -228,7 +263,8 @@ pub mod error {
     //! | open or inspect a state directory | [`StorageError`] |
     //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |
     //! | read training data | [`DataError`], whose source may be a [`SourceError`] |
-    //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program |
+    //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program, and [`LoadError`] for a file of first values |
+    //! | train in a session | [`TrainingError`] |
     //! | write and read records | [`TfRecordError`](crate::training::tfrecord::TfRecordError) |
     //! | write summaries | [`SummaryError`](crate::training::summary::SummaryError), [`HistogramError`](crate::training::summary::HistogramError), [`ImageError`](crate::training::summary::ImageError) |
     //! | run helper threads | [`SpawnError`](crate::training::SpawnError), [`TasksError`](crate::training::TasksError) |
@@ -246,8 +282,9 @@ pub mod error {
     pub use pushpull_common::tensor::ShapeError;
     pub use pushpull_common::variable::VariableError;
     pub use pushpull_ps::{ListenError, ServeError, StartError, StorageError};
+    pub use pushpull_worker::training::TrainingError;
     pub use pushpull_worker::training::data::{DataError, SourceError};
-    pub use pushpull_worker::{ConfigError, ViewError};
+    pub use pushpull_worker::{ConfigError, LoadError, ViewError};
 }
 
 /// The wire protocol, for programs that speak it themselves.
