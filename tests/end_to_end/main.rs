@@ -32,5 +32,6 @@ mod slow_reader;
 mod staleness;
 mod synchronous;
 mod tables;
+mod training;
 mod verbs;
 mod whole_variables;
