@@ -1,5 +1,8 @@
 //! [`Summaries`]: the scalars of every few steps, for a writer.
 
+use std::io::Write;
+
+use crate::training::summary::SummaryWriter;
 use crate::training::{FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport, Scalars};
 
 /// Takes the scalars of steps, for example a writer of event files.
@@ -13,8 +16,22 @@ pub trait ScalarSink: Send {
     }
 }
 
-/// Gives the scalars of every few steps to a [`ScalarSink`]. An error of the sink fails the
-/// training.
+/// Event files for TensorBoard. An error of a write fails the training.
+impl<W: Write + Send> ScalarSink for SummaryWriter<W> {
+    fn write(&mut self, step: u64, scalars: &Scalars) -> Result<(), HookError> {
+        for (name, value) in scalars.iter() {
+            self.scalar(step, name, value)?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), HookError> {
+        Ok(SummaryWriter::flush(self)?)
+    }
+}
+
+/// Gives the scalars of every few steps to a [`ScalarSink`], such as a [`SummaryWriter`]. An error
+/// of the sink fails the training.
 #[derive(Debug)]
 #[doc(alias = "SummarySaverHook")]
 pub struct Summaries<S> {
@@ -69,6 +86,7 @@ mod tests {
 
     use super::*;
     use crate::training::lifecycle::tests::Script;
+    use crate::training::summary::SummaryConfig;
 
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<String>>>);
@@ -86,6 +104,18 @@ mod tests {
             self.0.lock().unwrap().push("flush".to_owned());
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_summary_writer_takes_the_scalars() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = SummaryWriter::create(folder.path(), SummaryConfig::new()).unwrap();
+        let path = writer.path().to_owned();
+        let script = Script { last_step: 5, ..Script::default() };
+        script.play(vec![Box::new(Summaries::every(2, writer))]).ended.unwrap();
+        let bytes = std::fs::read(path).unwrap();
+        let tags = bytes.windows(4).filter(|window| window == b"loss").count();
+        assert_eq!(tags, 3, "steps 1, 3 and 5");
     }
 
     #[test]
