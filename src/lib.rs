@@ -225,19 +225,19 @@ pub mod training {
     pub use pushpull_common::codec::Codec;
     pub use pushpull_common::data_set::{DataSet, SampleRange};
     pub use pushpull_common::ids::{GlobalStep, Sequence};
+    pub use pushpull_common::protocol::message::EndReason;
     pub use pushpull_worker::training::{
         ComputedStep, FinalValues, FinishedStep, Flow, GradientOutcome, GrantedStep, Hook,
         HookError, HookPlace, Interrupt, JoinReport, Scalars, SpawnError, Step, StepGate,
         StepTiming, StopCause, StopFlag, StopReason, TaskFailure, Tasks, TasksError,
-        TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup, hooks, summary, tfrecord,
+        TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup, data, hooks, summary,
+        tfrecord,
     };
     pub use pushpull_worker::{
         Advice, Checksums, DataBegun, InitialValues, LoadOptions, LossScale, PassedOver,
         PullHandle, PushHandle, RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush,
         UnresponsiveShard, UnresponsiveShards, VariableHandle,
     };
-
-    pub use pushpull_worker::training::data;
 }
 
 /// Checkpoints: where and when servers save them; files can be listed, read and exported without a

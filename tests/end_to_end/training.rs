@@ -5,9 +5,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pushpull::blocking::TrainingSession;
+use pushpull::blocking::{Reader, TrainingSession};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory, list};
 use pushpull::error::TrainingError;
+use pushpull::training::data::{GrantedBatches, Pipeline, SliceSource};
 use pushpull::training::{
     DataSet, FinalValues, FinishedStep, Flow, Hook, HookError, Interrupt, JoinReport, StopReason,
     TrainingConfig, TrainingEnd, hooks,
@@ -78,6 +79,40 @@ fn two_workers_train_to_the_last_step_of_the_servers() {
 }
 
 #[test]
+fn two_workers_consume_their_data_once_and_end_with_them() {
+    let cluster = TestCluster::sgd(2, |config| config);
+    let pipeline = || {
+        let source = SliceSource::new("numbers", (0..40_u64).collect::<Vec<u64>>());
+        Pipeline::new(source).shuffle(3).batch(3).epochs(2).threads(1).prefetch(2)
+    };
+    let train = |worker| {
+        let pipeline = pipeline();
+        let config = TrainingConfig::new(cluster.config(worker))
+            .variables([vector("ledger", 40)])
+            .data(pipeline.data_set().unwrap());
+        let mut batches = GrantedBatches::new(pipeline.loader().unwrap());
+        let mut session = TrainingSession::start(config).unwrap();
+        while let Some(mut step) = session.step().unwrap() {
+            let batch = step.load(&mut batches).unwrap();
+            let ledger = step.parts().1.view_mut::<f32>("ledger").unwrap();
+            ledger.fill(0.0);
+            batch.samples.iter().for_each(|&number| ledger[number as usize] -= 1.0);
+            assert!(step.push().unwrap().counts());
+        }
+        session.close().unwrap()
+    };
+    let ends = std::thread::scope(|scope| {
+        [0, 1].map(|worker| scope.spawn(move || train(worker))).map(|it| it.join().unwrap())
+    });
+    assert!(ends.iter().all(|end| end.reason == StopReason::DataEnd), "{ends:?}");
+    let mut reader = Reader::connect(cluster.config(0)).unwrap();
+    let mut values = reader.params();
+    assert_eq!(reader.pull(&mut values).unwrap(), 28);
+    assert_eq!(values.view::<f32>("ledger").unwrap(), [2.0; 40]);
+    cluster.stop();
+}
+
+#[test]
 fn two_workers_stop_by_a_hook_at_exactly_its_step() {
     let mode = Synchronous::new(2).total_num_replicas(2);
     let cluster = TestCluster::start(2, 2, Sgd::new(1.0), |config| config.mode(mode));
@@ -100,7 +135,7 @@ fn the_chief_ends_the_training_for_all() {
     let chief = config(&cluster.spec, 0).hook(hooks::StopAtStep::last(25)).finish_for_all(true);
     let [(first, _), (second, _)] = train_two([chief, config(&cluster.spec, 1)]);
     assert!(matches!(first.reason, StopReason::Hook { .. }), "{first:?}");
-    assert_eq!(second.reason, StopReason::LastStep);
+    assert_eq!(second.reason, StopReason::Finished);
     assert!(second.step >= 25);
     cluster.stop();
 }
@@ -407,7 +442,7 @@ fn steps_have_the_samples_of_a_data_set() {
     }
     assert_eq!((counts, steps), ([2; 10], 9));
     let ended = session.close().unwrap();
-    assert_eq!((ended.step, ended.reason), (7, StopReason::LastStep));
+    assert_eq!((ended.step, ended.reason), (7, StopReason::DataEnd));
     cluster.stop();
 }
 

@@ -9,6 +9,7 @@ mod waiter;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::Sequence;
 use pushpull_common::placement::Placement;
+use pushpull_common::protocol::message::EndReason;
 use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
 
@@ -76,6 +77,11 @@ impl Worker {
     /// See [`crate::Worker::token`].
     pub fn token(&mut self) -> Result<Option<Token>, Error> {
         self.waiter.wait(|| self.inner.token())
+    }
+
+    /// See [`crate::Worker::end_reason`].
+    pub fn end_reason(&self) -> Option<EndReason> {
+        self.inner.end_reason()
     }
 
     /// See [`crate::Worker::pull`].

@@ -16,7 +16,7 @@ use pushpull_common::partition::Partitioner;
 use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message;
-use pushpull_common::protocol::message::Role;
+use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::variable::VariableSpec;
 
 use crate::client::{SessionClient, join_all};
@@ -214,6 +214,11 @@ impl Worker {
         let reply =
             caller.call("take a token", SessionCommand::Token, self.client.config.timeout).await?;
         token_of(caller, reply)
+    }
+
+    /// Why the step owner grants no more tokens, after [`Worker::token`] has returned `None`.
+    pub fn end_reason(&self) -> Option<EndReason> {
+        self.client.caller.end_reason()
     }
 
     /// Returns an empty set of gradients, in memory that earlier pushes have used.

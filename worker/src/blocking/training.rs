@@ -6,6 +6,7 @@ use pushpull_common::tensor::Element;
 use super::waiter::Waiter;
 use crate::gradients::params::{Gradients, Params};
 use crate::outcome::Pulled;
+use crate::training::data::{Batch, DataError, GrantedBatches};
 use crate::training::{
     self, GradientOutcome, NextAction, PushRecovery, StepGrant, TrainingConfig, TrainingEnd,
     TrainingError,
@@ -149,6 +150,15 @@ impl Step<'_> {
     /// See [`crate::training::Step::samples_ahead`].
     pub fn samples_ahead(&self) -> Option<SampleRange> {
         self.inner.samples_ahead()
+    }
+
+    /// See [`crate::training::Step::load`].
+    pub fn load<T: Send + 'static>(
+        &self,
+        batches: &mut GrantedBatches<T>,
+    ) -> Result<Batch<T>, DataError> {
+        let samples = self.inner.granted(batches)?;
+        batches.blocking_load(samples, self.inner.samples_ahead())
     }
 
     /// See [`crate::training::Step::skip`].

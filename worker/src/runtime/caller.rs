@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::Grant;
+use pushpull_common::protocol::message::EndReason;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -59,6 +60,11 @@ impl Caller {
     /// Takes a token that was granted without a request. Does not block.
     pub(crate) fn claim(&self) -> Option<Grant> {
         self.unclaimed.claim()
+    }
+
+    /// Returns why no more tokens will be granted, once the step owner has said so.
+    pub(crate) fn end_reason(&self) -> Option<EndReason> {
+        self.unclaimed.end_reason()
     }
 
     /// Returns the runner of the session.

@@ -1,11 +1,13 @@
 //! Tokens: one request at a time, and the tokens that arrive with push answers.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{GlobalStep, RequestId, TokenId};
-use pushpull_common::protocol::message::{PushAnswer, ReturnToken, SkipBatch, TokenRequest};
+use pushpull_common::protocol::message::{
+    EndReason, PushAnswer, ReturnToken, SkipBatch, TokenRequest,
+};
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
 use super::links::{LinkFault, OutgoingFrame, PendingRequest, SessionLinks};
@@ -17,7 +19,11 @@ use super::{OpId, SessionOutput};
 /// exactly one place: in this queue, with one caller, or on its way back. The session treats a
 /// token taken here like one handed out in answer to a command.
 #[derive(Debug, Default)]
-pub(crate) struct UnclaimedTokens(Mutex<VecDeque<(Grant, Instant)>>);
+pub(crate) struct UnclaimedTokens {
+    queue: Mutex<VecDeque<(Grant, Instant)>>,
+    /// Why no more tokens will be granted.
+    ended: OnceLock<EndReason>,
+}
 
 impl UnclaimedTokens {
     /// Takes the oldest token.
@@ -47,7 +53,17 @@ impl UnclaimedTokens {
 
     fn tokens(&self) -> MutexGuard<'_, VecDeque<(Grant, Instant)>> {
         // Each change is one call, so the queue is valid even if another thread panicked.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns why no more tokens will be granted, once the step owner has said so.
+    pub(crate) fn end_reason(&self) -> Option<EndReason> {
+        self.ended.get().copied()
+    }
+
+    fn end(&self, reason: EndReason) {
+        // The first reason counts.
+        let _ = self.ended.set(reason);
     }
 }
 
@@ -71,8 +87,6 @@ pub(super) struct Tokens {
     /// the oldest such token to the next request, which names the newest token received. A token
     /// prefetched in the meantime would be newer and hide the lost ones.
     lost_requests: usize,
-    /// No more tokens will be granted.
-    ended: bool,
     /// Whether any token has ever been requested.
     ever_requested: bool,
 }
@@ -108,9 +122,13 @@ impl Tokens {
         self.unclaimed.due()
     }
 
+    fn has_ended(&self) -> bool {
+        self.unclaimed.end_reason().is_some()
+    }
+
     /// Takes a token, or `Some(None)` if there will be none.
     pub(super) fn take(&self) -> Option<Option<Grant>> {
-        self.unclaimed.claim().map(Some).or(self.ended.then_some(None))
+        self.unclaimed.claim().map(Some).or(self.has_ended().then_some(None))
     }
 
     /// Takes an unclaimed token that is due to be returned.
@@ -120,7 +138,7 @@ impl Tokens {
 
     /// Returns whether a push may request the next token.
     pub(super) fn may_prefetch(&self) -> bool {
-        !self.ended && self.lost_requests == 0
+        !self.has_ended() && self.lost_requests == 0
     }
 
     /// Records that a token is requested with a push.
@@ -174,8 +192,8 @@ impl Tokens {
                 self.granted(now, request, granted.grant, links);
                 Ok(TokenAnswer::Granted { step: granted.grant.step })
             }
-            Message::Ended(_) => {
-                self.ended = true;
+            Message::Ended(ended) => {
+                self.unclaimed.end(ended.reason);
                 Ok(TokenAnswer::Ended)
             }
             Message::Refused(refused) => Ok(TokenAnswer::Refused(asked, refused.refusal)),
@@ -194,7 +212,9 @@ impl Tokens {
         if let Some(grant) = answer.next {
             self.granted(now, request, grant, links);
         }
-        self.ended |= answer.ended.is_some();
+        if let Some(reason) = answer.ended {
+            self.unclaimed.end(reason);
+        }
     }
 
     /// Records a token granted in answer to this request of the step owner. A repetition is

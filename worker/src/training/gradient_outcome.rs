@@ -30,8 +30,9 @@ impl GradientOutcome {
     /// answered. In synchronous mode this counts the step that the gradient is part of.
     pub fn global_step(&self) -> Option<u64> {
         match *self {
-            GradientOutcome::Pushed(Push::Applied { step, .. }) => Some(step),
-            GradientOutcome::Pushed(Push::Accepted { step }) => Some(step.saturating_add(1)),
+            GradientOutcome::Pushed(Push::Applied { step, .. } | Push::Accepted { step }) => {
+                Some(step)
+            }
             GradientOutcome::Pushed(Push::Stale { current }) => Some(current),
             _ => None,
         }

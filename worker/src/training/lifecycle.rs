@@ -178,17 +178,18 @@ impl Lifecycle {
         }
     }
 
-    /// Records the result of the request for a token. Returns whether the session keeps the token.
+    /// Records the result of the request for a token: its step, or why there are no more. Returns
+    /// whether the session keeps the token.
     pub(super) fn token_taken(
         &mut self,
         now: Duration,
-        taken: Result<Option<u64>, Error>,
+        taken: Result<Result<u64, StopReason>, Error>,
     ) -> Result<bool, TrainingError> {
         let step = match taken {
-            Ok(Some(step)) => step,
-            Ok(None) => {
+            Ok(Ok(step)) => step,
+            Ok(Err(end)) => {
                 self.window.progressed();
-                self.stop(StopReason::LastStep);
+                self.stop(end);
                 return Ok(false);
             }
             Err(error) => return self.operation_failed(now, error).map(|()| false),

@@ -3,6 +3,7 @@
 use pushpull_common::data_set::SampleRange;
 use pushpull_common::tensor::Element;
 
+use super::data::{Batch, DataError, GrantedBatches};
 use super::gradient_outcome::GradientOutcome;
 use super::lifecycle::PushRecovery;
 use super::step_grant::StepGrant;
@@ -43,6 +44,25 @@ impl<'a> Step<'a> {
     /// The samples that this worker will probably be granted next: see [`Token::samples_ahead`].
     pub fn samples_ahead(&self) -> Option<SampleRange> {
         self.grant.token.samples_ahead()
+    }
+
+    /// Returns the batch of the step's samples, and begins to read the next one ahead.
+    ///
+    /// # Errors
+    /// Those of [`GrantedBatches::load`], and [`DataError::NotGranted`] if the worker has declared no
+    /// data set ([`TrainingConfig::data`](super::TrainingConfig::data)).
+    pub async fn load<T: Send + 'static>(
+        &self,
+        batches: &mut GrantedBatches<T>,
+    ) -> Result<Batch<T>, DataError> {
+        let samples = self.granted(batches)?;
+        batches.load(samples, self.samples_ahead()).await
+    }
+
+    /// Returns the samples of the step, from which these batches are read.
+    pub(crate) fn granted<T>(&self, batches: &GrantedBatches<T>) -> Result<SampleRange, DataError> {
+        let data_set = || batches.data_set().name().to_owned();
+        self.samples().ok_or_else(|| DataError::NotGranted { data_set: data_set() })
     }
 
     /// Ends the step without a push, and spends its samples: see [`Token::skip`].

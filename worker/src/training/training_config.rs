@@ -5,6 +5,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
+use pushpull_common::data_set::DataSet;
 use pushpull_common::variable::VariableSpec;
 
 use super::checkpoint_cadence::CheckpointInterval;
@@ -100,6 +101,12 @@ impl TrainingConfig {
     #[doc(alias = "init_fn")]
     pub fn initialize(self, fill: impl FnMut(&mut InitialValues<'_>) + Send + 'static) -> Self {
         TrainingConfig { fill: FillValues(Box::new(fill)), ..self }
+    }
+
+    /// Declares the data set that the training consumes: see [`WorkerConfig::data`]. Each step then
+    /// has samples, which [`Step::load`](super::Step::load) reads.
+    pub fn data(self, set: DataSet) -> Self {
+        TrainingConfig { worker: self.worker.data(set), ..self }
     }
 
     /// Saves checkpoints on the chief: after each join, then whenever this time has passed since

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use pushpull_common::protocol::message::EndReason;
+
 use super::scalars::Scalars;
 use crate::gradients::params::Params;
 use crate::outcome::SavedCheckpoint;
@@ -22,9 +24,12 @@ pub struct TrainingEnd {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
-    /// The servers grant no more tokens: the last step is reached, all samples of the last epoch are
-    /// spent, or the chief has finished the training.
+    /// The last step is reached.
     LastStep,
+    /// All samples of the last epoch are spent.
+    DataEnd,
+    /// The chief or the servers have finished the training.
+    Finished,
     /// A hook asked for the end.
     Hook {
         /// The hook.
@@ -41,10 +46,22 @@ pub enum StopReason {
 impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            StopReason::LastStep => f.write_str("the servers grant no more tokens"),
+            StopReason::LastStep => f.write_str("the last step is reached"),
+            StopReason::DataEnd => f.write_str("all samples of the last epoch are spent"),
+            StopReason::Finished => f.write_str("the chief or the servers have finished it"),
             StopReason::Hook { hook, reason } => write!(f, "{hook}: {reason}"),
             StopReason::Interrupted => f.write_str("interrupted"),
             StopReason::Closed => f.write_str("the session was closed"),
+        }
+    }
+}
+
+impl From<EndReason> for StopReason {
+    fn from(reason: EndReason) -> StopReason {
+        match reason {
+            EndReason::LastStep {} => StopReason::LastStep,
+            EndReason::DataEnd {} => StopReason::DataEnd,
+            EndReason::Finished {} => StopReason::Finished,
         }
     }
 }

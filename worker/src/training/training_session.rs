@@ -295,7 +295,10 @@ impl TrainingSession {
         let Some(taken) = taken else { return Ok(()) };
         let (token, taken) = match taken {
             Ok(token) => {
-                let step = token.as_ref().map(Token::step);
+                let worker = self.worker();
+                let reason = || worker.and_then(Worker::end_reason).map(StopReason::from);
+                let end = || reason().unwrap_or(StopReason::LastStep);
+                let step = token.as_ref().map(Token::step).ok_or_else(end);
                 (token, Ok(step))
             }
             Err(error) => (None, Err(error)),

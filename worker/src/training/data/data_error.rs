@@ -133,6 +133,14 @@ pub enum DataError {
         /// The message of the panic.
         message: String,
     },
+    /// The step has no samples: the worker has declared no data set.
+    #[error(
+        "cannot load {data_set:?}: the worker has not declared it, so its steps have no samples"
+    )]
+    NotGranted {
+        /// The name of the data set.
+        data_set: String,
+    },
     /// The threads of the loader have ended.
     #[error("cannot load {data_set:?}: the loader has stopped")]
     Stopped {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use pushpull_common::data_set::SampleRange;
+use pushpull_common::data_set::{DataSet, SampleRange};
 
 use super::{Batch, DataError, Loader};
 
@@ -43,6 +43,13 @@ enum NextBatch {
     /// It is of other samples than the granted ones.
     Discard,
     Return,
+}
+
+impl<T> GrantedBatches<T> {
+    /// The declaration of the data.
+    pub fn data_set(&self) -> &DataSet {
+        self.loader.data_set()
+    }
 }
 
 impl<T: Send + 'static> GrantedBatches<T> {

@@ -155,7 +155,8 @@ impl Script {
             NextAction::AwaitSave => panic!("every save is answered at once"),
             NextAction::Token => {
                 self.note("token");
-                let step = (self.step < self.last_step).then_some(self.step);
+                let ended = self.step >= self.last_step;
+                let step = if ended { Err(StopReason::LastStep) } else { Ok(self.step) };
                 let taken = self.fault("token").map_or(Ok(step), Err);
                 lifecycle.token_taken(self.now, taken).map(|_| ())
             }
@@ -675,9 +676,9 @@ fn the_final_checkpoint_waits_for_the_accepted_step_and_is_asked_for_once() {
     assert_eq!(lifecycle.next_action(now), NextAction::Save);
     lifecycle.save_asked(now);
     lifecycle.saved(now, saved(4)).unwrap();
-    assert!(lifecycle.token_taken(now, Ok(Some(4))).unwrap());
+    assert!(lifecycle.token_taken(now, Ok(Ok(4))).unwrap());
     assert!(lifecycle.pulled(now, Ok(Pulled::Pulled { step: 4 })).unwrap());
-    let accepted = GradientOutcome::Pushed(Push::Accepted { step: 4 });
+    let accepted = GradientOutcome::Pushed(Push::Accepted { step: 5 });
     let timing = StepTiming::default();
     lifecycle.after_step(now, &accepted, &params, &mut scalars, timing).unwrap();
     // Step 4 is saved already, and step 5 not known to be applied.
