@@ -21,6 +21,7 @@ use pushpull_store::testing::planted::{Bug, PlantedBugs};
 use smallvec::{SmallVec, smallvec};
 
 use super::clipping::{self, BitwiseF64};
+pub(crate) use super::committed_step::{AdmittedPush, CommittedStep, PerPush, TokenOutcome};
 #[cfg(test)]
 use super::data_position::DataPosition;
 use super::data_position::{BatchTaker, DataBatch};
@@ -36,40 +37,6 @@ pub(crate) struct Grant {
     pub(crate) token: u64,
     pub(crate) holder: ClientKey,
 }
-
-/// An admitted push: a permanent part of its step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct AdmittedPush {
-    pub(crate) token: u64,
-    pub(crate) holder: ClientKey,
-    /// The clipping factor: the gradient is multiplied by it.
-    pub(crate) factor: BitwiseF64,
-    /// The batch of the declared data set, spent when the step is committed.
-    pub(crate) batch: Option<DataBatch>,
-}
-
-/// The outcome of a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum TokenOutcome {
-    /// Its push is a permanent part of this step.
-    Admitted { step: u64 },
-    /// Its step was committed without it, or the token was taken back.
-    Over,
-}
-
-/// A committed step: the tokens of its pushes, in the order of their summation. The decision is
-/// final and may be sent repeatedly.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CommittedStep {
-    /// The step number, counted from 0.
-    pub(crate) step: u64,
-    pub(crate) tokens: PerPush<u64>,
-    /// The clipping factor of each push.
-    pub(crate) factors: PerPush<BitwiseF64>,
-}
-
-/// A list with one item per push of a step. Up to 8 items, enough for most steps, need no heap.
-pub(crate) type PerPush<T> = SmallVec<[T; 8]>;
 
 /// The step owner's state of the current synchronous step.
 ///
@@ -473,13 +440,10 @@ impl StepCoordinator {
             for push in &self.admitted {
                 self.ledger.spend_batch(push.batch);
             }
-            match self.planted.has(Bug::KeepStaleBatch) {
-                true => self.tokens_out().collect::<PerPush<Grant>>().iter().for_each(|grant| {
-                    self.ledger.spend(grant.token);
-                    self.verdicts.push((*grant, TokenOutcome::Over));
-                }),
-                false => _ = self.end_tokens(|_| true),
+            if self.planted.has(Bug::KeepStaleBatch) {
+                self.ledger.iter_mut().for_each(|out| out.issued.batch = None);
             }
+            self.end_tokens(|_| true);
         }
     }
 

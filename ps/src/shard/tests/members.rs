@@ -36,6 +36,28 @@ fn members_are_counted_as_they_join_leave_and_are_lost() {
 }
 
 #[test]
+fn the_server_ends_the_training_and_says_goodbye_to_its_clients() {
+    let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), |config| config.last_step(1));
+    let a = world.join(0, &mut worker(1));
+    let token = world.token(chief[0]);
+    let newest = pushpull_common::ids::TokenId(u64::MAX);
+    let waiting = world.say(a, message::TokenRequest { newest }.into());
+    assert_eq!(world.answer(a, waiting), None, "the only step is promised");
+    world.input(0, ShardInput::Finish);
+    let reason = message::EndReason::Finished {};
+    assert_eq!(world.answer(a, waiting), Some(message::Ended { reason }.into()));
+    // A token that is out may still be spent.
+    let push = Push::gradient(1, token, world.push_slot(chief[0]));
+    let answer = world.push_answer(chief[0], &push, &[(0, &super::peers::bytes_of(&[1_f32; 3]))]);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    world.input(0, ShardInput::Goodbye);
+    for line in [chief[0], a] {
+        let unasked = world.answer(line, pushpull_common::ids::RequestId(0));
+        assert_eq!(unasked, Some(message::Goodbye {}.into()));
+    }
+}
+
+#[test]
 fn bytes_of_a_body_renew_a_lease_and_those_over_a_replaced_connection_do_not() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let mut peer = worker(1);
