@@ -182,8 +182,9 @@ pub mod variable {
 /// The settings of a server, and what it reports.
 pub mod server {
     pub use pushpull_ps::{
-        Durability, Event, Listener, Metrics, Network, NonFinite, OnLoss, Overflowed, SaveStatus,
-        StalenessHistogram, StalenessPolicy,
+        DataStatus, Durability, Event, HeldToken, Listener, MemberStatus, Metrics, Network,
+        NonFinite, OnLoss, Overflowed, Presence, SaveStatus, StalenessHistogram, StalenessPolicy,
+        Status, TrainingPhase, Waiting,
     };
 }
 

@@ -293,6 +293,12 @@ impl Inbox {
         ended
     }
 
+    /// Returns since when the first client has waited for the outcome of a whole gradient.
+    pub(crate) fn oldest_wait(&self) -> Option<Instant> {
+        let answers = self.gradients().filter_map(|(_, push)| push.whole);
+        answers.filter(|whole| whole.connection != 0).filter_map(|whole| whole.since).min()
+    }
+
     fn gradients(&self) -> impl Iterator<Item = (u32, &PushArrival)> {
         self.all().filter_map(|push_slot| Some((push_slot.number, push_slot.gradient()?)))
     }

@@ -36,6 +36,7 @@ mod peer_hello;
 mod push_window;
 mod runtime;
 mod shard;
+mod status;
 #[cfg(any(test, feature = "simulation"))]
 #[doc(hidden)]
 pub mod testing;
@@ -71,3 +72,4 @@ pub use inspect::inspect;
 pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optim::{Adam, Sgd};
 pub use runtime::{Listener, Ps, PsHandle};
+pub use status::{DataStatus, HeldToken, MemberStatus, Presence, Status, TrainingPhase, Waiting};

@@ -78,16 +78,8 @@ impl AsynchronousTokens {
         epoch: ClientEpoch,
         now: Instant,
     ) -> TokenResponse {
-        let StepState { step, finished, .. } = self.ledger.steps;
-        let last = self.last_step.unwrap_or(u64::MAX);
-        if finished {
-            return TokenResponse::Ended(EndReason::Finished {});
-        }
-        if step >= last {
-            return TokenResponse::Ended(EndReason::LastStep {});
-        }
-        if self.ledger.data_has_ended() {
-            return TokenResponse::Ended(EndReason::DataEnd {});
+        if let Some(reason) = self.end_reason() {
+            return TokenResponse::Ended(reason);
         }
         if self.bounded_staleness.as_mut().is_some_and(|bounded| bounded.enter(holder)) {
             self.ledger.changed.insert(holder);
@@ -98,6 +90,17 @@ impl AsynchronousTokens {
         let taker = BatchTaker::Client(holder);
         let issued = self.ledger.grant(holder, epoch, taker, now, HeldOn::new());
         issued.map_or(TokenResponse::Wait, TokenResponse::Granted)
+    }
+
+    /// Returns why no more tokens are granted; `None` if they are.
+    pub(crate) fn end_reason(&self) -> Option<EndReason> {
+        let StepState { step, finished, .. } = self.ledger.steps;
+        match self.last_step {
+            _ if finished => Some(EndReason::Finished {}),
+            Some(last) if step >= last => Some(EndReason::LastStep {}),
+            _ if self.ledger.data_has_ended() => Some(EndReason::DataEnd {}),
+            _ => None,
+        }
     }
 
     /// Returns whether every remaining step is promised to an outstanding token.

@@ -14,6 +14,7 @@ use pushpull_common::data_set::{DataSet, SampleRange};
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 use crate::client_key::ClientKey;
+use crate::status::DataStatus;
 
 /// A batch of a data set, by its number among the batches of all epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,6 +90,17 @@ impl DataPosition {
     /// Returns the samples of a batch.
     pub(crate) fn range(&self, batch: DataBatch) -> SampleRange {
         self.set.range(batch.0)
+    }
+
+    /// Returns the position as users see it.
+    pub(crate) fn status(&self) -> DataStatus {
+        let last = self.set.all_batches().saturating_sub(1);
+        DataStatus {
+            name: self.set.name().to_owned(),
+            epoch: self.range(DataBatch(self.next.0.min(last))).epoch,
+            begun: self.next.0,
+            unspent: self.unspent() as u64,
+        }
     }
 
     /// Returns whether no batch can be granted to anybody until one is given back.

@@ -317,18 +317,11 @@ impl StepCoordinator {
 
     /// Returns the answer to a replica that cannot be granted a token now.
     pub(crate) fn denial(&self, replica: ClientKey) -> Option<TokenResponse> {
-        // A replica that learns that training has ended must find the values of the last step.
-        if self.is_behind() || self.ledger.steps.finished && !self.admitted.is_empty() {
+        if self.is_completing() {
             return Some(TokenResponse::Wait);
         }
-        if self.ledger.steps.finished {
-            return Some(TokenResponse::Ended(EndReason::Finished {}));
-        }
-        if self.rule.last_step.is_some_and(|last| self.ledger.steps.step >= last) {
-            return Some(TokenResponse::Ended(EndReason::LastStep {}));
-        }
-        if self.ledger.data_has_ended() && self.admitted.is_empty() {
-            return Some(TokenResponse::Ended(EndReason::DataEnd {}));
+        if let Some(reason) = self.end_reason() {
+            return Some(TokenResponse::Ended(reason));
         }
         let free = self.ledger.len() + self.admitted.len() < self.rule.push_slots;
         let has_share = self.given_to(replica) >= self.rule.share() as usize;
@@ -337,6 +330,27 @@ impl StepCoordinator {
             || !free
             || !self.ledger.has_batch_for(self.taker(replica));
         waits.then_some(TokenResponse::Wait)
+    }
+
+    /// Returns whether the values of a step are still to come. A replica that learns that training
+    /// has ended must find the values of the last step.
+    fn is_completing(&self) -> bool {
+        self.is_behind() || self.ledger.steps.finished && !self.admitted.is_empty()
+    }
+
+    /// Returns why training has ended; `None` if it goes on, or if the last step is not complete.
+    pub(crate) fn end_reason(&self) -> Option<EndReason> {
+        match self.ledger.steps {
+            _ if self.is_completing() => None,
+            steps if steps.finished => Some(EndReason::Finished {}),
+            steps if self.rule.last_step.is_some_and(|last| steps.step >= last) => {
+                Some(EndReason::LastStep {})
+            }
+            _ if self.ledger.data_has_ended() && self.admitted.is_empty() => {
+                Some(EndReason::DataEnd {})
+            }
+            _ => None,
+        }
     }
 
     /// Returns the outstanding tokens, in ascending order.

@@ -86,6 +86,15 @@ impl TokenIssuer {
         }
     }
 
+    /// Returns why no more tokens are granted; `None` if they are, or if the last step is not
+    /// complete.
+    pub(crate) fn end_reason(&self) -> Option<EndReason> {
+        match self {
+            TokenIssuer::Asynchronous(tokens) => tokens.end_reason(),
+            TokenIssuer::Synchronous(coordinator) => coordinator.end_reason(),
+        }
+    }
+
     /// Returns whether tokens are granted strictly in the order of the requests.
     pub(crate) fn serves_in_turn(&self) -> bool {
         self.asynchronous_tokens().is_some_and(|tokens| tokens.bounded_staleness().is_none())

@@ -236,8 +236,13 @@ impl TokenLedger {
 
     /// Yields the tokens that a client holds, in ascending order.
     pub(crate) fn of(&self, holder: ClientKey) -> impl Iterator<Item = Issued> {
+        self.held_by(holder).map(|out| out.issued)
+    }
+
+    /// Yields the outstanding tokens of a client, in ascending order.
+    pub(crate) fn held_by(&self, holder: ClientKey) -> impl Iterator<Item = &OutstandingToken> {
         let tokens = self.by_holder.get(&holder).into_iter().flatten();
-        tokens.filter_map(|token| self.tokens.get(token)).map(|out| out.issued)
+        tokens.filter_map(|token| self.tokens.get(token))
     }
 
     /// Returns the number of tokens that a client holds.

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::saver::SaveWaiter;
 use crate::checkpoint::CheckpointError;
 use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
+use crate::status::Status;
 
 /// A handle on a running server; cheap to clone.
 ///
@@ -37,6 +38,8 @@ pub struct PsHandle {
     pub(super) counters: Arc<[Arc<Counters>]>,
     pub(super) save_waiters: Option<mpsc::Sender<SaveWaiter>>,
     pub(super) saves: watch::Receiver<SaveRecord>,
+    /// The status of each shard, never empty.
+    pub(super) statuses: Arc<[watch::Receiver<Status>]>,
 }
 
 /// How a server ends, if its handle has said so.
@@ -123,6 +126,16 @@ impl PsHandle {
     /// why. Empty on a task that does not own the step.
     pub fn saves(&self) -> SaveStatus {
         self.saves.borrow().status(Instant::now())
+    }
+
+    /// Returns what the training does: how far it is, who its members are and who is waited for.
+    ///
+    /// Copies what each shard has published, without a message to it. Each publishes its status
+    /// every 50 ms, and a last time when the server ends. A shard that applies a large push may be
+    /// late by one slice of that work.
+    pub fn status(&self) -> Status {
+        let shards = self.statuses.iter().map(|status| status.borrow().clone());
+        Status::of_task(shards).expect("a server has at least one shard")
     }
 
     /// Returns the server's counters, summed over its shards. Costs one load per counter.

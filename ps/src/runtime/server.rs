@@ -171,6 +171,9 @@ impl Listener {
         let save_waiters = saves.is_some().then_some(save_waiters);
         let counted = counters.clone();
         let (record, saved) = watch::channel(SaveRecord::default());
+        let now = Instant::now();
+        let (publishers, statuses): (Vec<_>, Vec<_>) =
+            shards.iter().map(|shard| watch::channel(shard.status(now))).unzip();
         let handle = PsHandle {
             addresses,
             stop: stop.clone(),
@@ -178,6 +181,7 @@ impl Listener {
             counters: counted,
             save_waiters,
             saves: saved,
+            statuses: statuses.into(),
         };
         let (end, ended) = mpsc::channel(1);
         let note = state.as_ref().map(StateDirectory::save_note);
@@ -213,7 +217,7 @@ impl Listener {
             ps.spawn(format!("ps-{}-saver", config.task.index), &end, || saver::run(saver))?;
         }
         let (mut senders, mut members) = (Vec::new(), Vec::new());
-        for (index, shard) in shards.into_iter().enumerate() {
+        for (index, (shard, status)) in shards.into_iter().zip(publishers).enumerate() {
             let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
             let (member_sender, member_receiver) = watch::channel((0, 0));
             senders.push(sender);
@@ -222,7 +226,8 @@ impl Listener {
             let name = format!("ps-{}-shard-{index}", config.task.index);
             let saver = saver.take().filter(|_| index == 0);
             let owner = owner_address(&config, &identity, ps.handle.address(), index as u16);
-            let links = ShardLinks { config, arrivals, members: member_sender, saver, owner };
+            let members = member_sender;
+            let links = ShardLinks { config, arrivals, members, status, saver, owner };
             let ending = ending.clone();
             ps.spawn(name, &end, move || shard_thread::run(shard, links, &stop, &ending))?;
         }

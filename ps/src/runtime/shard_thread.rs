@@ -27,6 +27,7 @@ use crate::shard::checkpoints::saver_order::{SaverEvent, SaverOrder};
 use crate::shard::output::ShardOutput;
 use crate::shard::work::Work;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
+use crate::status::Status;
 
 /// How long a stopping shard may take to finish whole pushes and to send answers.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -57,6 +58,7 @@ pub(super) struct ShardCore {
     /// Since when an update has waited for memory that pulls hold.
     blocked_since: Cell<Option<Instant>>,
     members: watch::Sender<Members>,
+    status: watch::Sender<Status>,
     stall_timeout: Duration,
     events: EventSink,
     saver_orders: SaverOrders,
@@ -73,6 +75,7 @@ pub(super) struct ShardLinks {
     pub(super) config: Arc<PsConfig>,
     pub(super) arrivals: mpsc::Receiver<ArrivedPeer>,
     pub(super) members: watch::Sender<Members>,
+    pub(super) status: watch::Sender<Status>,
     /// Set only on the shard that owns the step.
     pub(super) saver: Option<(mpsc::Sender<SaverOrder>, mpsc::Receiver<SaverEvent>)>,
     /// Set on every shard but the step owner's.
@@ -310,6 +313,7 @@ impl ShardCore {
         loop {
             interval.tick().await;
             self.handle(ShardInput::Tick);
+            self.publish_status();
             // If there is always work, nothing else sends these.
             self.outboxes.send_corked();
             self.saver_orders.send();
@@ -322,6 +326,12 @@ impl ShardCore {
                 outbox.break_off();
             }
         }
+    }
+
+    /// Publishes the status of the training for the server's handle.
+    fn publish_status(&self) {
+        let status = self.shard.borrow().status(Instant::now());
+        self.status.send_replace(status);
     }
 
     /// Finishes whole pushes, sends the remaining frames and closes every connection. If the end
@@ -368,7 +378,7 @@ pub(super) fn run(
     stop: &CancellationToken,
     ending: &Ending,
 ) -> std::io::Result<()> {
-    let ShardLinks { config, mut arrivals, members, saver, owner } = links;
+    let ShardLinks { config, mut arrivals, members, status, saver, owner } = links;
     let (orders, saver_events) = saver.unzip();
     // Without a saver this channel never yields an event.
     let saver_events = saver_events.unwrap_or_else(|| mpsc::channel(1).1);
@@ -380,6 +390,7 @@ pub(super) fn run(
         work: Notify::new(),
         blocked_since: Cell::new(None),
         members,
+        status,
         stall_timeout: config.network.stall_timeout,
         events: config.events.clone(),
         saver_orders: SaverOrders::new(orders),
@@ -425,6 +436,7 @@ pub(super) fn run(
         core.shard.borrow().abandon_files();
         core.drain(ending.is_final.load(Ordering::Relaxed)).await;
         core.await_flush().await;
+        core.publish_status();
     });
     Ok(())
 }

@@ -118,6 +118,7 @@ impl HeldPush {
         let entry = peers.registry.client_mut(client);
         if matches!(entry.window.state(sequence), PushState::Unknown {}) {
             entry.window.settle(sequence, outcome);
+            entry.gradient_settled(now);
         }
         let present = entry.presence == ClientPresence::Present;
         let PendingAnswer { connection, request, .. } = whole;

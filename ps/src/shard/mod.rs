@@ -7,6 +7,7 @@
 //! requests are served between slices.
 
 mod applier;
+mod awaited;
 mod buffer_pool;
 pub(crate) mod checkpoints;
 mod data;
@@ -47,13 +48,17 @@ use std::time::{Duration, Instant};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::EndReason;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_store::testing::planted::Bug;
 
+use crate::aggregate::data_position::DataPosition;
 use crate::aggregate::step_coordinator::PerPush;
+use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
+use crate::status::{HeldToken, MemberStatus, Status, TrainingPhase};
 use applier::Applier;
 use checkpoints::ShardCheckpoints;
 use intake::Intake;
@@ -285,7 +290,7 @@ impl Shard {
         self.end_straggler_waits(now);
         self.steps.repeat_reports(&self.intake, &self.peers, &self.variables, &mut self.out, now);
         if self.checkpoints.has_expired(now) {
-            let awaited = self.awaited_step(now).unwrap_or_default();
+            let awaited = self.awaited_step(now).unwrap_or_default().text;
             self.checkpoints.expire(&mut self.out, now, &awaited);
         }
         self.recall_tokens(now);
@@ -313,13 +318,59 @@ impl Shard {
     fn awaited(&self, now: Instant, request: &PeerRequest, wait: &WaitReason) -> String {
         match wait {
             WaitReason::Ready => "the chief to initialize the variables".to_owned(),
-            WaitReason::Token => self
-                .awaited_step(now)
-                .unwrap_or_else(|| self.steps.awaited_tokens(&self.peers, now, request.client)),
+            WaitReason::Token => {
+                let tokens = || self.steps.awaited_tokens(&self.peers, now, request.client);
+                self.awaited_step(now).unwrap_or_else(tokens).text
+            }
             WaitReason::PushSlot => self.steps.awaited_push_slot(now),
             WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. } => {
                 self.awaited_values(now, *at_least)
             }
+        }
+    }
+
+    /// Returns the status of the training, as this shard knows it.
+    pub(crate) fn status(&self, now: Instant) -> Status {
+        let owner = self.steps.owner.as_ref();
+        let data = owner.and_then(|owner| owner.ledger().data.as_ref());
+        Status {
+            phase: self.phase(),
+            global_step: self.steps.step().0,
+            restore_epoch: self.variables.epoch.0,
+            members: self.peers.registry.keys().map(|key| self.member(now, key)).collect(),
+            never_joined: self.peers.registry.never_joined(&self.config.cluster).collect(),
+            waiting: self.oldest_wait(now),
+            data: data.map(DataPosition::status),
+        }
+    }
+
+    fn phase(&self) -> TrainingPhase {
+        let ended = self.steps.owner.as_ref().and_then(TokenIssuer::end_reason);
+        match (&self.variables.state, ended) {
+            (VariablesState::Absent, _) if self.checkpoints.restoring.is_none() => {
+                TrainingPhase::NoVariables
+            }
+            (VariablesState::Absent | VariablesState::Declared(_), _) => TrainingPhase::Declared,
+            (VariablesState::Ready(_), None) => TrainingPhase::Training,
+            (VariablesState::Ready(_), Some(EndReason::LastStep {})) => TrainingPhase::LastStep,
+            (VariablesState::Ready(_), Some(EndReason::DataEnd {})) => TrainingPhase::DataEnd,
+            (VariablesState::Ready(_), Some(_)) => TrainingPhase::Finished,
+        }
+    }
+
+    fn member(&self, now: Instant, key: ClientKey) -> MemberStatus {
+        let client = self.peers.registry.client(key);
+        let tokens = self.steps.owner.iter().flat_map(|owner| owner.ledger().held_by(key));
+        let tokens = tokens.map(|token| HeldToken {
+            step: token.issued.step.0,
+            held: now.saturating_duration_since(token.since),
+        });
+        MemberStatus {
+            task: client.task.clone(),
+            presence: client.presence.into(),
+            silent: client.silent(now),
+            tokens: tokens.collect(),
+            step_time: client.step_time(),
         }
     }
 

@@ -198,6 +198,9 @@ impl Shard {
         let spends = push.operation == (Operation::Gradient {}) && self.steps.owner.is_none();
         let token = if spends { push.token } else { TokenId(0) };
         entry.window.settle_under(token, push.sequence, outcome);
+        if push.operation == (Operation::Gradient {}) {
+            entry.gradient_settled(now);
+        }
         let (Some(connection), Some(whole)) = (entry.connection, push.whole) else {
             return;
         };

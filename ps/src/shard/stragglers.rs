@@ -6,10 +6,8 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::Shard;
-use super::peers::client_registry::ClientPresence;
 use super::peers::parked_requests::WaitReason;
 use super::steps::Steps;
-use crate::client_key::ClientKey;
 use crate::config::OnLoss;
 
 /// How long a synchronous step has waited for replicas.
@@ -58,7 +56,7 @@ impl Shard {
         if !all {
             return;
         }
-        let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
+        let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default().text);
         for entry in self.peers.parked.take(|entry| matches!(entry.wait, WaitReason::Token)) {
             let waited_ms = now.saturating_duration_since(entry.request.since).as_millis() as u64;
             let awaited = awaited.clone();
@@ -70,7 +68,7 @@ impl Shard {
     /// Describes what a pull waits for.
     pub(super) fn awaited_values(&self, now: Instant, step: u64) -> String {
         let found = match (self.awaited_step(now), &self.steps.follower) {
-            (Some(awaited), _) => format!("; {awaited}"),
+            (Some(awaited), _) => format!("; {}", awaited.text),
             (None, Some(follower)) => {
                 let owner = self.steps.owner_outage(now);
                 format!("; this shard has applied {}{owner}", follower.step())
@@ -78,16 +76,6 @@ impl Shard {
             (None, None) => String::new(),
         };
         format!("global step {step}{found}")
-    }
-
-    /// On the step owner: describes a shard, by its index among those that take part, and when it
-    /// was last heard from.
-    fn describe_shard(&self, now: Instant, at: usize) -> Option<String> {
-        let shard = *self.steps.participants.get(at)?;
-        if shard == self.id {
-            return Some(self.applier.with_growth(format!("{shard} itself")));
-        }
-        Some(self.steps.shards.describe(now, shard))
     }
 
     /// Answers the clients of held and undecided pushes whose wait has ended. The pushes stay.
@@ -102,7 +90,7 @@ impl Shard {
             if self.peers.registry.client(client).connection != Some(whole.connection) {
                 continue;
             }
-            let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
+            let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default().text);
             let waited = whole.since.map_or(Duration::ZERO, |since| now.duration_since(since));
             let waited_ms = waited.as_millis() as u64;
             let (request, sequence) = (whole.request, push.sequence);
@@ -110,46 +98,6 @@ impl Shard {
             let refusal = Refusal::Deadline { waited_ms, awaited };
             self.out.refuse(whole.connection, request, refusal);
         }
-    }
-
-    /// Describes what a request for a token waits for. `None` if steps are not synchronous here, or
-    /// on another shard.
-    pub(crate) fn awaited_step(&self, now: Instant) -> Option<String> {
-        let coordinator = self.steps.coordinator()?;
-        if coordinator.is_applying() || coordinator.is_behind() {
-            let step = coordinator.step() - 1;
-            let behind = coordinator.shards_behind().filter_map(|at| self.describe_shard(now, at));
-            let behind = behind.collect::<Vec<String>>().join(", ");
-            let behind = if behind.is_empty() { behind } else { format!("; not yet by {behind}") };
-            return Some(format!("step {step} to be applied by every shard{behind}"));
-        }
-        let given: Vec<ClientKey> = coordinator.admitted().iter().map(|g| g.holder).collect();
-        // A step that is short needs the replicas that have left, even those that gave a gradient.
-        let short = coordinator.is_short();
-        let missing = self.peers.registry.keys().filter(|client| {
-            let presence = self.peers.registry.client(*client).presence;
-            let needed = presence != ClientPresence::Present && short;
-            needed || (presence != ClientPresence::Left && !given.contains(client))
-        });
-        // A shard's missing report is not the fault of the gradient's worker.
-        let shards = coordinator.shards_lacking().filter_map(|(at, lacked)| {
-            let shard = self.describe_shard(now, at)?;
-            Some(format!("{shard}, which has not reported {lacked} of the pushes that others hold"))
-        });
-        let missing = missing.map(|client| self.peers.registry.describe(now, client));
-        let missing: Vec<String> = shards.chain(missing).collect();
-        let (step, count, goal) = (coordinator.step(), given.len(), coordinator.goal());
-        let joined = u32::try_from(self.peers.registry.keys().count()).unwrap_or(u32::MAX);
-        let total = self.config.rule().map_or(0, |rule| rule.total);
-        // Replicas that have not joined are expected for a limited time. A step that is short needs
-        // them all the same.
-        let not_joined = if short { total.saturating_sub(joined) } else { coordinator.expects() };
-        let missing = match (missing.join(", "), not_joined) {
-            (missing, 0) => missing,
-            (missing, not_joined) if missing.is_empty() => format!("{not_joined} not joined yet"),
-            (missing, not_joined) => format!("{missing} and {not_joined} not joined yet"),
-        };
-        Some(format!("step {step}, which has {count} of {goal} gradients; {missing}"))
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
-use pushpull_common::ids::TokenId;
+use pushpull_common::ids::{TaskId, TokenId};
 use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
 use pushpull_common::protocol::message::{EndReason, ReturnToken};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
 use smallvec::SmallVec;
 
+use super::awaited::Awaited;
 use super::intake::Intake;
 use super::output::Outputs;
 use super::peers::Peers;
@@ -132,16 +133,17 @@ impl Steps {
         }
     }
 
-    /// Describes what a request for a token waits for, in asynchronous mode.
+    /// Returns what a request for a token waits for, in asynchronous mode.
     pub(super) fn awaited_tokens(
         &self,
         peers: &Peers,
         now: Instant,
         client: Option<ClientKey>,
-    ) -> String {
+    ) -> Awaited {
         let Some(tokens) = self.asynchronous_tokens() else {
-            return "a token".into();
+            return Awaited::event("a token");
         };
+        let task = |client: ClientKey| peers.registry.client(client).task.clone();
         if client.is_some_and(|client| tokens.is_ahead(client))
             && let Some(bounded_staleness) = tokens.bounded_staleness()
         {
@@ -149,16 +151,19 @@ impl Steps {
                 bounded_staleness.the_slowest().map(|client| peers.registry.describe(now, client));
             let slowest: Vec<String> = slowest.collect();
             let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
-            return format!("the slowest replicas, which have made {made} gradients: {slowest}");
+            let text = format!("the slowest replicas, which have made {made} gradients: {slowest}");
+            let workers = bounded_staleness.the_slowest().map(task).collect();
+            return Awaited { text, workers, ..Awaited::default() };
         }
         let tokens = &tokens.ledger;
-        let holders = tokens.holders().map(|client| peers.registry.client(client).task.to_string());
-        let holders = holders.collect::<Vec<String>>().join(", ");
+        let workers: Vec<TaskId> = tokens.holders().map(task).collect();
+        let holders = workers.iter().map(TaskId::to_string).collect::<Vec<String>>().join(", ");
         let tokens = format!("the last {} tokens, held by {holders}", tokens.len());
-        match self.awaited_recalls(now) {
+        let text = match self.awaited_recalls(now) {
             Some(awaited) => format!("{awaited}; {tokens}"),
             None => tokens,
-        }
+        };
+        Awaited { text, workers, ..Awaited::default() }
     }
 
     /// Grants tokens to the parked requests, first come first served, as far as possible.

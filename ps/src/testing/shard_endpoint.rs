@@ -262,7 +262,7 @@ impl ShardEndpoint {
     pub fn waits(&self, now: Instant) -> String {
         let (steps, due) = self.shard.steps_and_due();
         let held = self.shard.whole_tokens();
-        let awaited = self.shard.awaited_step(now).unwrap_or_default();
+        let awaited = self.shard.awaited_step(now).unwrap_or_default().text;
         format!("{}: {steps} steps applied, due {due:?}, held {held:?}; {awaited}", self.id)
     }
 

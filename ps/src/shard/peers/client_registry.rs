@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
@@ -11,6 +12,7 @@ use pushpull_store::testing::planted::{Bug, PlantedBugs};
 use crate::checkpoint::ClientWindow;
 use crate::client_key::{ChangedClients, ClientKey};
 use crate::push_window::PushWindow;
+use crate::status::Presence;
 
 /// Whether a client is a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,16 @@ pub(crate) enum ClientPresence {
     Left,
     /// Its lease has expired.
     Lost,
+}
+
+impl From<ClientPresence> for Presence {
+    fn from(presence: ClientPresence) -> Presence {
+        match presence {
+            ClientPresence::Present => Presence::Present,
+            ClientPresence::Left => Presence::Left,
+            ClientPresence::Lost => Presence::Lost,
+        }
+    }
 }
 
 /// The client of one task.
@@ -35,6 +47,9 @@ pub(crate) struct ClientEntry {
     pub(crate) reads_data: bool,
     pub(crate) connection: Option<u64>,
     heard_at: Instant,
+    /// When its last gradient got its outcome, and how long after the one before.
+    settled_at: Option<Instant>,
+    step_time: Option<Duration>,
 }
 
 /// The part of a client's entry that survives a restart.
@@ -52,8 +67,34 @@ impl ClientEntry {
     /// Returns the entry of a client that an earlier process knew. Its lease starts now.
     pub(crate) fn restored(client: DurableClient, now: Instant) -> ClientEntry {
         let DurableClient { task, epoch, incarnation, presence, window, reads_data } = client;
-        let (connection, heard_at) = (None, now);
-        ClientEntry { task, epoch, incarnation, presence, window, reads_data, connection, heard_at }
+        ClientEntry {
+            task,
+            epoch,
+            incarnation,
+            presence,
+            window,
+            reads_data,
+            connection: None,
+            heard_at: now,
+            settled_at: None,
+            step_time: None,
+        }
+    }
+
+    /// Returns how long the client has been silent.
+    pub(crate) fn silent(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.heard_at)
+    }
+
+    /// Records that a gradient of the client has its outcome.
+    pub(crate) fn gradient_settled(&mut self, now: Instant) {
+        let before = self.settled_at.replace(now);
+        self.step_time = before.map(|before| now.saturating_duration_since(before));
+    }
+
+    /// Returns the time between the last two gradients with an outcome.
+    pub(crate) fn step_time(&self) -> Option<Duration> {
+        self.step_time
     }
 }
 
@@ -168,7 +209,7 @@ impl ClientRegistry {
     /// Describes a client, and when it was last heard from.
     pub(crate) fn describe(&self, now: Instant, key: ClientKey) -> String {
         let client = self.client(key);
-        let silent = now.saturating_duration_since(client.heard_at);
+        let silent = client.silent(now);
         let state = match client.presence {
             ClientPresence::Lost => "lost, heard from",
             ClientPresence::Left => "left, heard from",
@@ -271,6 +312,8 @@ impl ClientRegistry {
             reads_data: false,
             connection: Some(connection),
             heard_at: now,
+            settled_at: None,
+            step_time: None,
         };
         let Some(key) = known else {
             if self.clients.len() >= CLIENTS_MAX {
@@ -318,6 +361,13 @@ impl ClientRegistry {
     /// Returns the client of a task, if it has ever joined.
     pub(crate) fn find(&self, task: &TaskId) -> Option<ClientKey> {
         self.by_task.get(task).copied()
+    }
+
+    /// Yields the tasks that train and have never joined: of the jobs `worker` and `chief`.
+    pub(crate) fn never_joined(&self, cluster: &ClusterSpec) -> impl Iterator<Item = TaskId> {
+        let trains = |task: &TaskId| matches!(&*task.job, "worker" | "chief");
+        let tasks = cluster.tasks().map(|(task, _)| task).filter(trains);
+        tasks.filter(|task| self.find(task).is_none())
     }
 
     pub(crate) fn client(&self, key: ClientKey) -> &ClientEntry {

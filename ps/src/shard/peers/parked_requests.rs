@@ -146,6 +146,12 @@ impl ParkedRequests {
         self.entries.iter().filter(which).count()
     }
 
+    /// Returns the request of a worker that has waited longest.
+    pub(crate) fn oldest_of_clients(&self) -> Option<&ParkedRequest> {
+        let of_clients = self.entries.iter().filter(|entry| entry.request.client.is_some());
+        of_clients.min_by_key(|entry| entry.request.since)
+    }
+
     /// Returns whether a connection has a parked request.
     pub(crate) fn waits(&self, connection: u64) -> bool {
         self.per_connection.contains_key(&connection)

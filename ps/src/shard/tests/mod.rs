@@ -44,6 +44,7 @@ mod rows;
 mod shared_values;
 mod spending;
 mod staleness;
+mod status;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod step_scans;
 mod stepping;

@@ -1,0 +1,131 @@
+//! What requests wait for: as the text that a waiting worker gets, and as the tasks and shards that
+//! it names.
+
+use std::time::Instant;
+
+use pushpull_common::ids::{ShardId, TaskId};
+
+use super::Shard;
+use super::peers::client_registry::ClientPresence;
+use super::peers::parked_requests::WaitReason;
+use crate::client_key::ClientKey;
+use crate::status::Waiting;
+
+/// An event that requests wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Awaited {
+    /// The event with its causes.
+    pub(crate) text: String,
+    /// The workers that can cause it.
+    pub(crate) workers: Vec<TaskId>,
+    /// The shards that can cause it.
+    pub(crate) shards: Vec<ShardId>,
+}
+
+impl Awaited {
+    /// Returns an event that names no worker and no shard.
+    pub(super) fn event(text: impl Into<String>) -> Awaited {
+        Awaited { text: text.into(), ..Awaited::default() }
+    }
+}
+
+impl Shard {
+    /// Returns what the oldest waiting request of a worker waits for: on the step owner.
+    pub(super) fn oldest_wait(&self, now: Instant) -> Option<Waiting> {
+        self.steps.owner.as_ref()?;
+        let parked = self.peers.parked.oldest_of_clients();
+        // Gradients that some shard has not reported.
+        let held = self.intake.inbox.as_ref().filter(|_| self.steps.is_synchronous());
+        let held = held.and_then(|inbox| inbox.oldest_wait());
+        let since = [parked.map(|entry| entry.request.since), held].into_iter().flatten().min()?;
+        let awaited = match parked.filter(|entry| entry.request.since == since) {
+            Some(entry) => match &entry.wait {
+                WaitReason::Ready => {
+                    let workers = self.config.cluster.chief().into_iter().collect();
+                    let text = self.awaited(now, &entry.request, &entry.wait);
+                    Awaited { text, workers, ..Awaited::default() }
+                }
+                WaitReason::PushSlot => Awaited::event(self.steps.awaited_push_slot(now)),
+                WaitReason::Token | WaitReason::Pull { .. } | WaitReason::Rows { .. } => {
+                    let tokens =
+                        || self.steps.awaited_tokens(&self.peers, now, entry.request.client);
+                    self.awaited_step(now).unwrap_or_else(tokens)
+                }
+            },
+            None => self.awaited_step(now).unwrap_or_default(),
+        };
+        Some(Waiting {
+            reason: self.applier.with_growth(awaited.text),
+            workers: awaited.workers,
+            shards: awaited.shards,
+            waited: now.saturating_duration_since(since),
+        })
+    }
+
+    /// Returns what a request for a token waits for. `None` if steps are not synchronous here, or
+    /// on another shard.
+    pub(crate) fn awaited_step(&self, now: Instant) -> Option<Awaited> {
+        let coordinator = self.steps.coordinator()?;
+        if coordinator.is_applying() || coordinator.is_behind() {
+            let step = coordinator.step() - 1;
+            let at: Vec<usize> = coordinator.shards_behind().collect();
+            let behind = at.iter().filter_map(|&at| self.describe_shard(now, at));
+            let behind = behind.collect::<Vec<String>>().join(", ");
+            let behind = if behind.is_empty() { behind } else { format!("; not yet by {behind}") };
+            let text = format!("step {step} to be applied by every shard{behind}");
+            return Some(Awaited { text, workers: Vec::new(), shards: self.shards_at(&at) });
+        }
+        let given: Vec<ClientKey> = coordinator.admitted().iter().map(|g| g.holder).collect();
+        // A step that is short needs the replicas that have left, even those that gave a gradient.
+        let short = coordinator.is_short();
+        let missing = self.peers.registry.keys().filter(|client| {
+            let presence = self.peers.registry.client(*client).presence;
+            let needed = presence != ClientPresence::Present && short;
+            needed || (presence != ClientPresence::Left && !given.contains(client))
+        });
+        let missing: Vec<ClientKey> = missing.collect();
+        // A shard's missing report is not the fault of the gradient's worker.
+        let lacking: Vec<(usize, usize)> = coordinator.shards_lacking().collect();
+        let shards = lacking.iter().filter_map(|&(at, lacked)| {
+            let shard = self.describe_shard(now, at)?;
+            Some(format!("{shard}, which has not reported {lacked} of the pushes that others hold"))
+        });
+        let named = missing.iter().map(|&client| self.peers.registry.describe(now, client));
+        let named = shards.chain(named).collect::<Vec<String>>().join(", ");
+        let (step, count, goal) = (coordinator.step(), given.len(), coordinator.goal());
+        let joined = u32::try_from(self.peers.registry.keys().count()).unwrap_or(u32::MAX);
+        let total = self.config.rule().map_or(0, |rule| rule.total);
+        // Replicas that have not joined are expected for a limited time. A step that is short needs
+        // them all the same.
+        let not_joined = if short { total.saturating_sub(joined) } else { coordinator.expects() };
+        let named = match (named, not_joined) {
+            (named, 0) => named,
+            (named, not_joined) if named.is_empty() => format!("{not_joined} not joined yet"),
+            (named, not_joined) => format!("{named} and {not_joined} not joined yet"),
+        };
+        let text = format!("step {step}, which has {count} of {goal} gradients; {named}");
+        let registry = &self.peers.registry;
+        let mut workers: Vec<TaskId> =
+            missing.iter().map(|&client| registry.client(client).task.clone()).collect();
+        if not_joined > 0 {
+            workers.extend(registry.never_joined(&self.config.cluster));
+        }
+        let lacking: Vec<usize> = lacking.into_iter().map(|(at, _)| at).collect();
+        Some(Awaited { text, workers, shards: self.shards_at(&lacking) })
+    }
+
+    /// Returns the shards with these indices among those that take part.
+    fn shards_at(&self, at: &[usize]) -> Vec<ShardId> {
+        at.iter().filter_map(|&at| self.steps.participants.get(at).copied()).collect()
+    }
+
+    /// On the step owner: describes a shard, by its index among those that take part, and when it
+    /// was last heard from.
+    fn describe_shard(&self, now: Instant, at: usize) -> Option<String> {
+        let shard = *self.steps.participants.get(at)?;
+        if shard == self.id {
+            return Some(self.applier.with_growth(format!("{shard} itself")));
+        }
+        Some(self.steps.shards.describe(now, shard))
+    }
+}
