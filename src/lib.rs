@@ -182,7 +182,7 @@ pub mod variable {
 /// The settings of a server, and what it reports.
 pub mod server {
     pub use pushpull_ps::{
-        DataStatus, Durability, Event, HeldToken, Listener, MemberStatus, Metrics, Network,
+        DataStatus, Durability, Event, Events, HeldToken, Listener, MemberStatus, Metrics, Network,
         NonFinite, OnLoss, Overflowed, Presence, SaveStatus, StalenessHistogram, StalenessPolicy,
         Status, TrainingPhase, Waiting,
     };

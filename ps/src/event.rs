@@ -1,18 +1,27 @@
 //! Events: what a server reports to its operator, in addition to the counters in
 //! [`crate::Metrics`].
 
+mod event_queue;
+mod event_sink;
+
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::ids::{ShardId, TaskId, VariableId};
 
-/// Something that the operator of a server must know.
+use crate::status::{TrainingPhase, Waiting};
+
+pub use event_queue::Events;
+pub(crate) use event_sink::{EventReaders, EventSink};
+
+/// Something that the operator of a server must know, or that happened to the training.
 ///
-/// Events are rare. Each is also counted in [`crate::Metrics`]. Its text is one sentence that names
-/// the source and the cause. See [`crate::PsConfig::on_event`].
+/// Events are rare: none is caused by a step that goes well. Failures are also counted in
+/// [`crate::Metrics`]. The text of an event is one line that names the source, and the cause or the
+/// global step. See [`crate::PsConfig::on_event`] and [`crate::PsHandle::events`].
+///
+/// The step owner reports the events of workers and steps, so each is reported once in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -95,6 +104,112 @@ pub enum Event {
         /// The time without a connection.
         away: Duration,
     },
+    /// A worker has joined, or come back after it had left or was lost.
+    #[non_exhaustive]
+    WorkerJoined {
+        /// Its task.
+        task: TaskId,
+        /// The global step.
+        step: u64,
+        /// Whether this task has joined before: it was restarted, or has come back.
+        again: bool,
+    },
+    /// A worker has left.
+    #[non_exhaustive]
+    WorkerLeft {
+        /// Its task.
+        task: TaskId,
+        /// The global step.
+        step: u64,
+    },
+    /// The lease of a worker has expired. Its tokens will be granted to others.
+    #[non_exhaustive]
+    WorkerLost {
+        /// Its task.
+        task: TaskId,
+        /// The global step.
+        step: u64,
+        /// How long it had been silent.
+        silent: Duration,
+        /// The number of tokens that it held.
+        tokens: usize,
+    },
+    /// A worker has waited for one lease. Reported once for each wait.
+    #[non_exhaustive]
+    WaitBegan {
+        /// The global step.
+        step: u64,
+        /// What the worker waits for, and who can end the wait.
+        wait: Waiting,
+    },
+    /// The wait of an [`Event::WaitBegan`] has ended.
+    #[non_exhaustive]
+    WaitEnded {
+        /// The global step.
+        step: u64,
+        /// The workers that were waited for.
+        workers: Vec<TaskId>,
+        /// How long it took.
+        waited: Duration,
+    },
+    /// A synchronous step has fewer gradients than configured, because replicas are absent.
+    /// Reported when the number changes.
+    #[non_exhaustive]
+    StepShrunk {
+        /// The global step, once this step is made.
+        step: u64,
+        /// The number of its gradients.
+        gradients: usize,
+        /// The number of gradients of a step with all replicas.
+        aggregate: u32,
+        /// The absent workers: left, lost, or never joined.
+        absent: Vec<TaskId>,
+    },
+    /// A checkpoint was saved.
+    #[non_exhaustive]
+    CheckpointSaved {
+        /// The checkpoint.
+        checkpoint: String,
+        /// The global step of its values.
+        step: u64,
+    },
+    /// The step owner continues with the values of a checkpoint. Other shards may still be reading
+    /// theirs.
+    #[non_exhaustive]
+    CheckpointRestored {
+        /// The checkpoint.
+        checkpoint: String,
+        /// The global step at which the training resumes.
+        step: u64,
+        /// The restore epoch that begins.
+        epoch: u32,
+    },
+    /// The training has ended: no more tokens are granted.
+    #[non_exhaustive]
+    TrainingEnded {
+        /// The global step.
+        step: u64,
+        /// Why it has ended.
+        phase: TrainingPhase,
+    },
+    /// A trained variable got no gradient in the first 100 updates of a shard since its start. The
+    /// model may not use it. Reported once, for at most 16 variables of a shard.
+    #[non_exhaustive]
+    NeverTrained {
+        /// The shard.
+        shard: ShardId,
+        /// The variable.
+        variable: String,
+        /// The number of pushes, or of synchronous steps.
+        updates: u32,
+    },
+    /// A reader of [`crate::PsHandle::events`] was too slow, and has lost the events before the
+    /// next one.
+    #[non_exhaustive]
+    EventsLost {
+        /// The number of lost events.
+        count: u64,
+    },
 }
 
 impl Event {
@@ -130,6 +245,17 @@ impl Event {
             Event::SkewedPlacement { .. } => "skewed-placement",
             Event::OwnerLost { .. } => "owner-lost",
             Event::OwnerFound { .. } => "owner-found",
+            Event::WorkerJoined { .. } => "worker-joined",
+            Event::WorkerLeft { .. } => "worker-left",
+            Event::WorkerLost { .. } => "worker-lost",
+            Event::WaitBegan { .. } => "wait-began",
+            Event::WaitEnded { .. } => "wait-ended",
+            Event::StepShrunk { .. } => "step-shrunk",
+            Event::CheckpointSaved { .. } => "checkpoint-saved",
+            Event::CheckpointRestored { .. } => "checkpoint-restored",
+            Event::TrainingEnded { .. } => "training-ended",
+            Event::NeverTrained { .. } => "never-trained",
+            Event::EventsLost { .. } => "events-lost",
         }
     }
 }
@@ -176,42 +302,76 @@ impl fmt::Display for Event {
                 let away = away.as_millis();
                 write!(f, "{shard} is connected to the step owner again, after {away} ms")
             }
+            Event::WorkerJoined { task, step, again } => {
+                write!(f, "{task} joined{} at step {step}", if *again { " again" } else { "" })
+            }
+            Event::WorkerLeft { task, step } => write!(f, "{task} left at step {step}"),
+            Event::WorkerLost { task, step, silent, tokens } => {
+                let silent = silent.as_millis();
+                write!(f, "{task} is lost at step {step}: silent for {silent} ms, ")?;
+                write!(f, "with {tokens} tokens")
+            }
+            Event::WaitBegan { step, wait } => {
+                let waited = wait.waited.as_millis();
+                write!(f, "step {step} has waited {waited} ms for {}", wait.reason)?;
+                // The text describes workers that have joined, and only counts the others.
+                let is_unnamed = |task: &&TaskId| !wait.reason.contains(&task.to_string());
+                let unnamed: Vec<TaskId> =
+                    wait.workers.iter().filter(is_unnamed).cloned().collect();
+                match unnamed.is_empty() {
+                    true => Ok(()),
+                    false => write!(f, ": {}", Names(&unnamed)),
+                }
+            }
+            Event::WaitEnded { step, waited, workers } => {
+                let waited = waited.as_millis();
+                write!(f, "the wait for {} ended at step {step}, ", Names(workers))?;
+                write!(f, "after {waited} ms")
+            }
+            Event::StepShrunk { step, gradients, aggregate, absent } => {
+                write!(f, "step {step} has {gradients} of {aggregate} gradients: ")?;
+                write!(f, "absent are {}", Names(absent))
+            }
+            Event::CheckpointSaved { checkpoint, step } => {
+                write!(f, "saved {checkpoint} of step {step}")
+            }
+            Event::CheckpointRestored { checkpoint, step, epoch } => {
+                write!(f, "restored {checkpoint}: resumes at step {step} in restore epoch {epoch}")
+            }
+            Event::TrainingEnded { step, phase } => {
+                write!(f, "the training is over at step {step}: {phase}")
+            }
+            Event::NeverTrained { shard, variable, updates } => write!(
+                f,
+                "{variable:?} on {shard} got no gradient in the first {updates} updates: the model \
+                 may not use it"
+            ),
+            Event::EventsLost { count } => {
+                write!(f, "this reader was too slow and lost {count} events")
+            }
         }
     }
 }
 
-/// The function that is called with each event.
-type Callback = dyn Fn(&Event) + Send + Sync;
+/// The most tasks that a text names.
+const NAMES_MAX: usize = 8;
 
-/// The receiver of events, if one is configured.
-#[derive(Clone, Default)]
-pub(crate) struct EventSink(Option<Arc<Callback>>);
+/// The names of some tasks.
+struct Names<'a>(&'a [TaskId]);
 
-impl EventSink {
-    /// Creates a sink that calls this function.
-    pub(crate) fn new(callback: impl Fn(&Event) + Send + Sync + 'static) -> EventSink {
-        EventSink(Some(Arc::new(callback)))
-    }
-
-    pub(crate) fn emit(&self, event: &Event) {
-        if let Some(callback) = &self.0 {
-            // The function may panic, for example when it prints to a closed stderr. That must not
-            // end a shard.
-            let _ = catch_unwind(AssertUnwindSafe(|| callback(event)));
-        }
-    }
-}
-
-impl fmt::Debug for EventSink {
+impl fmt::Display for Names<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "EventSink(..)" } else { "EventSink" })
+        let names: Vec<String> = self.0.iter().take(NAMES_MAX).map(TaskId::to_string).collect();
+        match (names.is_empty(), self.0.len().saturating_sub(NAMES_MAX)) {
+            (true, _) => f.write_str("workers"),
+            (false, 0) => f.write_str(&names.join(", ")),
+            (false, others) => write!(f, "{} and {others} others", names.join(", ")),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
 
     #[test]
@@ -241,7 +401,13 @@ mod tests {
                 },
                 "ps task 3 holds 300 bytes, the mean is 100; 200 of them",
             ),
-            (Event::OwnerLost { shard, cause }, &*lost),
+            (Event::OwnerLost { shard, cause: cause.clone() }, &*lost),
+            (
+                Event::CheckpointRestored { checkpoint: cause.clone(), step: 7, epoch: 2 },
+                "resumes at step 7 in restore epoch 2",
+            ),
+            (Event::CheckpointSaved { checkpoint: cause.clone(), step: 7 }, "of step 7"),
+            (Event::NeverTrained { shard, variable: cause, updates: 100 }, &*lost),
         ];
         for (event, named) in events {
             let text = event.to_string();
@@ -251,18 +417,53 @@ mod tests {
     }
 
     #[test]
-    fn a_panicking_callback_is_contained() {
-        let kinds = Arc::new(Mutex::new(Vec::new()));
-        let received = kinds.clone();
-        let sink = EventSink::new(move |event| {
-            received.lock().expect("no panic holds the lock").push(event.kind());
-            panic!("stderr is closed");
-        });
-        let waited = Duration::from_secs(1);
-        let event = Event::GrowthResumed { shard: ShardId::default(), waited };
-        sink.emit(&event);
-        sink.emit(&event);
-        assert_eq!(*kinds.lock().unwrap(), ["growth-resumed"; 2]);
-        EventSink::default().emit(&event);
+    fn an_event_of_workers_names_them_and_the_step() {
+        let tasks = |indices: std::ops::Range<u32>| indices.map(TaskId::worker).collect::<Vec<_>>();
+        let (step, task) = (7, TaskId::worker(3));
+        let (silent, waited) = (Duration::from_millis(5100), Duration::from_millis(5100));
+        let waiting = |reason: &str, workers| Waiting {
+            reason: reason.to_owned(),
+            workers,
+            shards: Vec::new(),
+            waited,
+        };
+        let (known, unknown) = ("/job:worker/task:3 (heard from 9 ms ago)", "1 not joined yet");
+        let wait_began =
+            |reason: &str| Event::WaitBegan { step, wait: waiting(reason, vec![task.clone()]) };
+        for (event, text) in [
+            (
+                Event::WorkerJoined { task: task.clone(), step, again: true },
+                "/job:worker/task:3 joined again at step 7",
+            ),
+            (Event::WorkerLeft { task: task.clone(), step }, "/job:worker/task:3 left at step 7"),
+            (
+                Event::WorkerLost { task: task.clone(), step, silent, tokens: 2 },
+                "/job:worker/task:3 is lost at step 7: silent for 5100 ms, with 2 tokens",
+            ),
+            (
+                wait_began(known),
+                "step 7 has waited 5100 ms for /job:worker/task:3 (heard from 9 ms ago)",
+            ),
+            (
+                wait_began(unknown),
+                "step 7 has waited 5100 ms for 1 not joined yet: /job:worker/task:3",
+            ),
+            (
+                Event::WaitEnded { step, workers: tasks(1..3), waited },
+                "the wait for /job:worker/task:1, /job:worker/task:2 ended at step 7, after 5100 ms",
+            ),
+            (
+                Event::StepShrunk { step, gradients: 1, aggregate: 2, absent: tasks(3..4) },
+                "step 7 has 1 of 2 gradients: absent are /job:worker/task:3",
+            ),
+            (
+                Event::TrainingEnded { step, phase: TrainingPhase::LastStep },
+                "the training is over at step 7: ended at the last step",
+            ),
+        ] {
+            assert_eq!(event.to_string(), text);
+        }
+        let absent = Event::StepShrunk { step, gradients: 1, aggregate: 40, absent: tasks(1..40) };
+        assert!(absent.to_string().ends_with("/job:worker/task:8 and 31 others"), "{absent}");
     }
 }

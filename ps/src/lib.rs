@@ -67,7 +67,7 @@ pub use config::{
     Synchronous,
 };
 pub use error::{ListenError, ServeError, StartError, StorageError};
-pub use event::Event;
+pub use event::{Event, Events};
 pub use inspect::inspect;
 pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optim::{Adam, Sgd};

@@ -463,7 +463,7 @@ impl StepCoordinator {
 
     /// Returns whether no replica without a token is granted one in this step, unless a batch is
     /// given back.
-    fn grants_no_more(&self) -> bool {
+    pub(crate) fn grants_no_more(&self) -> bool {
         let Some(ranks) = self.ordered_ranks().filter(|_| self.ledger.data.is_some()) else {
             return self.ledger.steps.finished || self.ledger.data_is_exhausted();
         };

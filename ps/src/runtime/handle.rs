@@ -1,7 +1,7 @@
 //! A handle on a running server.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::saver::SaveWaiter;
 use crate::checkpoint::CheckpointError;
+use crate::event::{EventReaders, Events};
 use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
 use crate::status::Status;
 
@@ -40,6 +41,8 @@ pub struct PsHandle {
     pub(super) saves: watch::Receiver<SaveRecord>,
     /// The status of each shard, never empty.
     pub(super) statuses: Arc<[watch::Receiver<Status>]>,
+    /// Gone once the threads of the server have ended.
+    pub(super) event_readers: Weak<EventReaders>,
 }
 
 /// How a server ends, if its handle has said so.
@@ -136,6 +139,13 @@ impl PsHandle {
     pub fn status(&self) -> Status {
         let shards = self.statuses.iter().map(|status| status.borrow().clone());
         Status::of_task(shards).expect("a server has at least one shard")
+    }
+
+    /// Returns a reader of the events from now on, beside the function of
+    /// [`crate::PsConfig::on_event`]. There may be any number of readers, each with its own queue.
+    pub fn events(&self) -> Events {
+        let readers = self.event_readers.upgrade();
+        readers.map_or_else(Events::ended, |readers| readers.subscribe())
     }
 
     /// Returns the server's counters, summed over its shards. Costs one load per counter.

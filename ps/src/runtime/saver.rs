@@ -253,6 +253,8 @@ impl SaverService {
         record.send_modify(|record| failed = record.saved(std::time::Instant::now(), name));
         counters.checkpoints_saved.add(1);
         counters.saves_failed_in_a_row.set(0);
+        let saved = Event::CheckpointSaved { checkpoint: name.to_owned(), step: checkpoint.step.0 };
+        events.emit(&saved);
         if failed > 0 {
             events.emit(&Event::SavesResumed { checkpoint: name.to_owned(), failed });
         }

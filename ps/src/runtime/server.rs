@@ -133,7 +133,8 @@ impl Listener {
         config.check()?;
         let unix_address =
             self.unix_address().filter(|_| config.sharing_obstacle().is_none()).unwrap_or_default();
-        let config = Arc::new(PsConfig { unix_address, ..config });
+        let (events, event_readers) = config.events.with_readers();
+        let config = Arc::new(PsConfig { unix_address, events, ..config });
         let state = config.storage.directory.as_deref().map(StateDirectory::open).transpose()?;
         let arena_storages = (0..config.shards)
             .map(|shard| match &state {
@@ -182,6 +183,7 @@ impl Listener {
             save_waiters,
             saves: saved,
             statuses: statuses.into(),
+            event_readers,
         };
         let (end, ended) = mpsc::channel(1);
         let note = state.as_ref().map(StateDirectory::save_note);

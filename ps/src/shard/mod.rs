@@ -37,7 +37,9 @@ mod stragglers;
 mod streaming_apply;
 mod to_owner;
 mod tokens;
+mod training_watch;
 mod two_pass;
+mod untrained_variables;
 mod update;
 mod variables;
 pub(crate) mod work;
@@ -280,6 +282,7 @@ impl Shard {
         }
         for client in lost {
             self.counters.members_lost.add(1);
+            self.report_lost(now, client);
             if let Some(connection) = self.peers.registry.client_mut(client).connection.take() {
                 self.out.close(connection);
                 self.intake.drop_client_connection(&mut self.peers, connection, client);
@@ -312,6 +315,7 @@ impl Shard {
             let awaited = Detail::clipped(awaited);
             request.refuse(&mut self.out, Refusal::Deadline { waited_ms, awaited });
         }
+        self.report_training(now);
     }
 
     /// Describes the event that a request waits for.

@@ -57,12 +57,18 @@ impl PeerShards {
         true
     }
 
-    /// Announces the committed step, once.
-    pub(super) fn announce_committed(&mut self, out: &mut Outputs, committed: &CommittedStep) {
-        if self.announced_step != Some(committed.step) {
+    /// Announces the committed step, once. Returns whether it was announced now.
+    pub(super) fn announce_committed(
+        &mut self,
+        out: &mut Outputs,
+        committed: &CommittedStep,
+    ) -> bool {
+        let is_new = self.announced_step != Some(committed.step);
+        if is_new {
             self.announced_step = Some(committed.step);
             self.connections().for_each(|connection| send_committed(out, connection, committed));
         }
+        is_new
     }
 
     /// Forgets which step was announced, because the steps begin again.

@@ -151,6 +151,8 @@ impl Shard {
                 "no gradient was applied in between"
             );
             job.update.adjustment.count(&self.counters);
+            self.variables.add_gradient(push.extents.ranges());
+            self.report_untrained();
             if let Some(tokens) = self.steps.asynchronous_tokens_mut() {
                 staleness = tokens.spend(push.token, push.step);
                 debug_assert_eq!(

@@ -255,8 +255,13 @@ impl Shard {
         self.stamp_answers();
         self.counters.steps_applied.add(1);
         if let Some(inbox) = &mut self.intake.inbox {
-            push_slots.iter().for_each(|&push_slot| inbox.release(push_slot));
+            for &push_slot in push_slots {
+                let extents = inbox.arrival(push_slot).map(|push| push.extents.ranges());
+                self.variables.add_gradient(extents.unwrap_or_default());
+                inbox.release(push_slot);
+            }
         }
+        self.report_untrained();
         // Pushes for the same step that were not admitted are released too, because their step has
         // passed.
         let passed = self.intake.inbox.iter().flat_map(|inbox| inbox.gradients_before(step));

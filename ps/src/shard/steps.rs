@@ -17,6 +17,7 @@ use super::peers::Peers;
 use super::recalls::RecallQuestions;
 use super::stragglers::Stragglers;
 use super::to_owner::ToOwner;
+use super::training_watch::TrainingWatch;
 use super::variables::Variables;
 use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
 use crate::aggregate::step_coordinator::{Grant, StepCoordinator, TokenOutcome};
@@ -47,6 +48,8 @@ pub(super) struct Steps {
     pub(super) to_owner: ToOwner,
     pub(super) stragglers: Stragglers,
     pub(super) recall_questions: RecallQuestions,
+    /// On the step owner: what it has reported about the training.
+    pub(super) watch: TrainingWatch,
 }
 
 impl Steps {
@@ -76,6 +79,7 @@ impl Steps {
             to_owner: ToOwner::default(),
             stragglers: Stragglers::default(),
             recall_questions: RecallQuestions::default(),
+            watch: TrainingWatch::default(),
         }
     }
 
@@ -251,7 +255,10 @@ impl Steps {
         }
         let committed = self.coordinator().and_then(StepCoordinator::committed);
         let Some(committed) = committed else { return };
-        self.shards.announce_committed(out, &committed);
+        if self.shards.announce_committed(out, &committed) {
+            let shrunk = self.shrunk_step(peers, &committed);
+            out.queue.extend(shrunk.map(ShardOutput::Event));
+        }
         if let Some(follower) = &mut self.follower {
             follower.receive_commit(&committed);
         }

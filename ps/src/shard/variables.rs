@@ -26,6 +26,7 @@ use super::peers::peer_request::PeerRequest;
 use super::peers::{Peers, unsupported};
 use super::shard_files::ShardFiles;
 use super::steps::Steps;
+use super::untrained_variables::UntrainedVariables;
 use super::work::ShardJob;
 use crate::config::{Durability, NonFinite, PsConfig};
 use crate::error::StorageError;
@@ -55,6 +56,8 @@ pub(super) struct Variables {
     pub(super) version: u64,
     /// The number of gradients applied.
     pub(super) gradients: u64,
+    /// The trained variables that have got no gradient yet.
+    pub(super) untrained: UntrainedVariables,
 }
 
 impl Variables {
@@ -71,6 +74,7 @@ impl Variables {
             restored_step: GlobalStep(0),
             version: 0,
             gradients: 0,
+            untrained: UntrainedVariables::default(),
         }
     }
 
@@ -79,6 +83,8 @@ impl Variables {
         self.state = state;
         self.fused_ranges =
             self.store().map(|store| FusedRanges::new(store.layout(), &rules)).unwrap_or_default();
+        let untrained = self.store().map(|store| UntrainedVariables::new(store.layout(), &rules));
+        self.untrained = untrained.unwrap_or_default();
         self.rules = rules;
     }
 

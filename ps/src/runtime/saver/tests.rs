@@ -281,6 +281,7 @@ fn failed_saves_are_reported_counted_and_noted_until_one_succeeds() {
     let expected = [
         failed("the disk is full", 1),
         failed("it has waited 60s", 2),
+        Event::CheckpointSaved { checkpoint: checkpoint.clone(), step: 3 },
         Event::SavesResumed { checkpoint: checkpoint.clone(), failed: 2 },
         Event::RetentionFailed { checkpoint, cause: "read-only".to_owned() },
     ];

@@ -17,6 +17,7 @@ use crate::checkpoint::{
     CheckpointTraining, Opened, RestoredShard, RowHead,
 };
 use crate::error::StorageError;
+use crate::event::Event;
 use crate::shard::Shard;
 use crate::shard::checkpoints::ShardCheckpoints;
 use crate::shard::output::{Outputs, ShardOutput};
@@ -273,6 +274,9 @@ impl Shard {
         self.variables.count_tables();
         self.steps.begin_follower(step);
         self.stamp_answers();
+        let checkpoint = checkpoint.name.to_string();
+        let (step, epoch) = (step.0, epoch.0);
+        self.report(Event::CheckpointRestored { checkpoint, step, epoch });
         self.peers.announce_ready(&self.variables, &mut self.out, connection, request);
     }
 }

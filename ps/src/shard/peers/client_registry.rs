@@ -107,6 +107,10 @@ pub(crate) struct AdmittedClient {
     pub(crate) fenced: bool,
     /// The connection that this one replaces.
     pub(crate) replaced: Option<u64>,
+    /// Whether the client joins with this hello: it is new or restarted, or was no member.
+    pub(crate) joins: bool,
+    /// Whether its task had joined before.
+    pub(crate) is_known: bool,
 }
 
 /// All clients that have ever said hello to a shard as a worker or a chief.
@@ -324,19 +328,21 @@ impl ClientRegistry {
             self.clients.push(fresh);
             self.changed.insert(key);
             self.by_task.insert(task.clone(), key);
-            return Ok(AdmittedClient { key, epoch, fenced: false, replaced: None });
+            let (fenced, replaced, joins, is_known) = (false, None, true, false);
+            return Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known });
         };
         self.changed.insert(key);
         let client = &mut self.clients[key.0 as usize];
         let replaced = client.connection.replace(connection);
         let fenced = client.epoch != epoch;
+        let joins = fenced || client.presence != ClientPresence::Present;
         if fenced {
             *client = fresh;
         } else {
             client.presence = ClientPresence::Present;
             client.heard_at = now;
         }
-        Ok(AdmittedClient { key, epoch, fenced, replaced })
+        Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known: true })
     }
 
     /// Retires a client's current incarnation, which is fenced from now on, because its epoch is

@@ -221,6 +221,9 @@ impl Shard {
             steps.shards.announce_chief(peers, out);
         }
         steps.replica_joins(peers, now, admitted.key);
+        if admitted.joins {
+            self.report_joined(admitted.key, admitted.is_known);
+        }
         Ok(admitted)
     }
 }

@@ -205,7 +205,11 @@ impl Shard {
             }
             (Message::Finish(_), _) => steps.finish(out, connection, envelope),
             (Message::Leave(_), Some(client)) => {
-                peers.registry.client_mut(client).presence = ClientPresence::Left;
+                let entry = peers.registry.client_mut(client);
+                let before = std::mem::replace(&mut entry.presence, ClientPresence::Left);
+                if before == ClientPresence::Present {
+                    self.report_left(client);
+                }
                 self.drop_client(now, client, false);
                 request.answer(&mut self.out, message::Left {}.into());
             }

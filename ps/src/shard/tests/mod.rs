@@ -13,6 +13,7 @@ mod cuts;
 mod data;
 mod encoded;
 mod encoded_rows;
+mod events;
 mod forged;
 mod growth;
 mod handshakes;
