@@ -237,7 +237,7 @@ pub mod training {
     pub use pushpull_worker::{
         Advice, Checksums, DataBegun, InitialValues, LoadOptions, LossScale, PassedOver,
         PullHandle, PushHandle, RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush,
-        UnresponsiveShard, UnresponsiveShards, VariableHandle,
+        UnresponsiveShard, UnresponsiveShards, VariableHandle, WorkerMetrics,
     };
 }
 

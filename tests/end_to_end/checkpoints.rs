@@ -256,7 +256,8 @@ fn a_damaged_checkpoint_is_passed_over_for_an_older_one() {
     assert!(passed_over.cause.contains("shard-0-0.safetensors"), "{restored:?}");
     let handle = server.ps.as_ref().unwrap().handle();
     assert_eq!(handle.metrics().checkpoints_passed_over, 1);
-    let events = server.events.lock().unwrap();
+    let mut events = server.events.lock().unwrap();
+    events.retain(|event| event.kind() == "checkpoint-passed-over");
     let [Event::CheckpointPassedOver { checkpoint, cause, taken, .. }] = &events[..] else {
         panic!("{events:?}")
     };
@@ -405,7 +406,8 @@ fn failing_automatic_saves_are_reported_until_the_directory_is_back() {
     let names: Vec<_> =
         std::fs::read_dir(&directory).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["ckpt-1-2"]);
-    let kinds: Vec<&str> = events.lock().unwrap().iter().map(Event::kind).collect();
+    let mut kinds: Vec<&str> = events.lock().unwrap().iter().map(Event::kind).collect();
+    kinds.retain(|kind| kind.starts_with("save"));
     assert!(kinds.starts_with(&["save-failed", "save-failed"]), "{kinds:?}");
     assert_eq!(kinds.last(), Some(&"saves-resumed"), "{kinds:?}");
 }

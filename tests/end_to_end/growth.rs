@@ -61,9 +61,11 @@ fn a_push_waits_with_a_reported_cause_until_its_table_can_grow() {
     });
     let path = blocked.display().to_string();
     wait_for("the worker's progress", || reported.lock().unwrap().contains(&path).then_some(()));
-    let cause = wait_for("the event GrowthFailed", || match events.lock().unwrap().first()? {
-        Event::GrowthFailed { shard, cause, .. } => Some((shard.task, cause.clone())),
-        other => panic!("{other:?}"),
+    let cause = wait_for("the event GrowthFailed", || {
+        events.lock().unwrap().iter().find_map(|event| match event {
+            Event::GrowthFailed { shard, cause, .. } => Some((shard.task, cause.clone())),
+            _ => None,
+        })
     });
     assert!(cause.0 == 1 && cause.1.contains(&path), "{cause:?}");
     let metrics = |task: usize| cluster.servers[task].handle().metrics();
@@ -78,7 +80,8 @@ fn a_push_waits_with_a_reported_cause_until_its_table_can_grow() {
     assert_eq!((metrics(1).shards_waiting_to_grow, metrics(0).growths_failed), (0, 0));
     wait_for("the event GrowthResumed", || {
         let events = events.lock().unwrap();
-        matches!(events.last(), Some(Event::GrowthResumed { .. })).then_some(())
+        let resumed = |event: &Event| matches!(event, Event::GrowthResumed { .. });
+        events.iter().any(resumed).then_some(())
     });
     worker.leave().unwrap();
     cluster.stop();

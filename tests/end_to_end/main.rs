@@ -30,6 +30,7 @@ mod rules;
 mod shared_values;
 mod slow_reader;
 mod staleness;
+mod status;
 mod synchronous;
 mod tables;
 mod training;

@@ -17,6 +17,7 @@ use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::initial_values::InitialValues;
+use crate::metrics::WorkerMetrics;
 use crate::outcome::{DataBegun, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
 use crate::token::Token;
 
@@ -72,6 +73,11 @@ impl Worker {
     /// See [`crate::Worker::data_begun`].
     pub fn data_begun(&self) -> Option<DataBegun> {
         self.inner.data_begun()
+    }
+
+    /// See [`crate::Worker::metrics`].
+    pub fn metrics(&self) -> WorkerMetrics {
+        self.inner.metrics()
     }
 
     /// See [`crate::Worker::token`].

@@ -20,6 +20,7 @@ use crate::gradients::rows::{RowPartOptions, VariableRows};
 use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::gradients::staged_parts::StagedParts;
+use crate::metrics::OperationKind;
 use crate::outcome::PushHandle;
 use crate::runtime::Caller;
 use crate::session::SessionCommand;
@@ -68,7 +69,8 @@ impl JoinedModel {
     /// Submits a push command and returns a handle to its outcome.
     pub(crate) fn push(&self, command: SessionCommand) -> PushHandle {
         let call = self.caller.call("push", command, self.timeout);
-        PushHandle::new(call, Some(self.plan.clone()))
+        let timer = self.caller.times().timer(OperationKind::Push);
+        PushHandle::new(call, Some(self.plan.clone())).timed(timer)
     }
 
     /// A handle to a push that failed before it began.

@@ -46,6 +46,7 @@ mod joining;
 mod load_options;
 mod loss_scale;
 mod mapped_values;
+mod metrics;
 mod outcome;
 mod reader;
 mod runtime;
@@ -67,6 +68,7 @@ pub use gradients::params::{Gradients, Params};
 pub use initial_values::InitialValues;
 pub use load_options::LoadOptions;
 pub use loss_scale::LossScale;
+pub use metrics::WorkerMetrics;
 pub use outcome::{
     DataBegun, PassedOver, PullHandle, Pulled, Push, PushHandle, RestoredCheckpoint,
     SavedCheckpoint, StepOutcome, VariableHandle,

@@ -15,6 +15,7 @@ use crate::client::PullCall;
 use crate::error::Error;
 use crate::gradients::params::Params;
 use crate::gradients::sharding_plan::ShardingPlan;
+use crate::metrics::OperationTimer;
 use crate::runtime::Call;
 use crate::session::Reply;
 use crate::token::Token;
@@ -30,11 +31,18 @@ pub struct PushHandle {
     call: Call,
     /// Names the variables of refusals.
     plan: Option<Arc<ShardingPlan>>,
+    /// `Some` for a gradient, until it is done.
+    timer: Option<OperationTimer>,
 }
 
 impl PushHandle {
     pub(crate) fn new(call: Call, plan: Option<Arc<ShardingPlan>>) -> PushHandle {
-        PushHandle { call, plan }
+        PushHandle { call, plan, timer: None }
+    }
+
+    /// Counts the push and its time.
+    pub(crate) fn timed(self, timer: OperationTimer) -> PushHandle {
+        PushHandle { timer: Some(timer), ..self }
     }
 }
 
@@ -42,13 +50,18 @@ impl Future for PushHandle {
     type Output = Result<Push, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(match ready!(Pin::new(&mut self.call).poll(context)) {
+        self.timer.iter_mut().for_each(OperationTimer::start);
+        let pushed = match ready!(Pin::new(&mut self.call).poll(context)) {
             Ok(Reply::Pushed { outcome }) => {
                 Push::of(outcome).ok_or(Error::Ended { doing: "push" })
             }
             Ok(_) => Err(Error::Ended { doing: "push" }),
             Err(error) => Err(name_variable(self.plan.as_deref(), error)),
-        })
+        };
+        if let Some(timer) = self.timer.take() {
+            timer.times().count_push(&pushed);
+        }
+        Poll::Ready(pushed)
     }
 }
 
@@ -62,22 +75,28 @@ pub struct PullHandle<'a> {
     pub(crate) call: PullCall,
     pub(crate) token: &'a Token,
     pub(crate) params: &'a mut Params,
+    pub(crate) timer: Option<OperationTimer>,
 }
 
 impl Future for PullHandle<'_> {
     type Output = Result<Pulled, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let PullHandle { call, token, params } = self.get_mut();
+        let PullHandle { call, token, params, timer } = self.get_mut();
+        timer.iter_mut().for_each(OperationTimer::start);
         let result = ready!(call.poll_into(context, params));
-        Poll::Ready(result.map(|read| match read {
+        let pulled = result.map(|read| match read {
             None => Pulled::Stale,
             Some(read) => {
                 let step = read.step.0;
                 token.record_pull(read);
                 Pulled::Pulled { step }
             }
-        }))
+        });
+        if let Some(timer) = timer.take() {
+            timer.times().count_pull(&pulled);
+        }
+        Poll::Ready(pulled)
     }
 }
 
@@ -91,15 +110,17 @@ pub struct VariableHandle<'a> {
     pub(crate) call: PullCall,
     pub(crate) token: &'a Token,
     pub(crate) values: &'a mut [u8],
+    pub(crate) timer: Option<OperationTimer>,
 }
 
 impl Future for VariableHandle<'_> {
     type Output = Result<Pulled, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let VariableHandle { call, token, values } = self.get_mut();
+        let VariableHandle { call, token, values, timer } = self.get_mut();
+        timer.iter_mut().for_each(OperationTimer::start);
         let result = ready!(call.poll_copied(context, values));
-        Poll::Ready(result.map(|read| match read {
+        let pulled = result.map(|read| match read {
             None => Pulled::Stale,
             Some(read) => {
                 let step = read.step.0;
@@ -107,7 +128,11 @@ impl Future for VariableHandle<'_> {
                 token.record_partial_pull(read);
                 Pulled::Pulled { step }
             }
-        }))
+        });
+        if let Some(timer) = timer.take() {
+            timer.times().count_pull(&pulled);
+        }
+        Poll::Ready(pulled)
     }
 }
 

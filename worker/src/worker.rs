@@ -7,7 +7,7 @@ mod stepping;
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
@@ -30,6 +30,7 @@ use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::joined_model::JoinedModel;
 use crate::joining::ChiefJoin;
+use crate::metrics::{OperationKind, WorkerMetrics};
 use crate::outcome::{DataBegun, RestoredCheckpoint, SaveHandle, SavedCheckpoint};
 use crate::runtime::{Caller, SessionRunner};
 use crate::session::{Reply, ServerSettings, SessionCommand};
@@ -185,6 +186,12 @@ impl Worker {
         self.data_begun
     }
 
+    /// What this worker has done since it connected, and how its time divides into waiting and
+    /// computing. Costs no message.
+    pub fn metrics(&self) -> WorkerMetrics {
+        self.client.caller.times().metrics(Instant::now())
+    }
+
     /// Takes a token, the right to push one gradient to one step. Returns `None` once the last step
     /// is reached, every batch of the data set is spent, or the chief has called [`Worker::finish`].
     ///
@@ -206,14 +213,19 @@ impl Worker {
     pub async fn token(&mut self) -> Result<Option<Token>, Error> {
         self.model("take a token")?;
         let caller = &self.client.caller;
+        let timer = caller.times().timer(OperationKind::Token).started();
         // A token that came with the last answer is taken without a message to the session's
         // thread.
-        if let Some(grant) = caller.claim() {
-            return Ok(Some(Token::new(grant, caller.returns().clone())));
-        }
-        let reply =
-            caller.call("take a token", SessionCommand::Token, self.client.config.timeout).await?;
-        token_of(caller, reply)
+        let token = match caller.claim() {
+            Some(grant) => Ok(Some(Token::new(grant, caller.returns().clone()))),
+            None => {
+                let timeout = self.client.config.timeout;
+                let reply = caller.call("take a token", SessionCommand::Token, timeout).await;
+                reply.and_then(|reply| token_of(caller, reply))
+            }
+        };
+        timer.times().count_token(&token);
+        token
     }
 
     /// Why the step owner grants no more tokens, after [`Worker::token`] has returned `None`.

@@ -16,6 +16,7 @@ use super::leadership::OpenOperation;
 use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
 use crate::error::Error;
+use crate::metrics::OperationTimes;
 use crate::session::{OpId, Reply, SessionCommand, UnclaimedTokens};
 use crate::token::{DroppedItem, ReturnQueue};
 
@@ -37,6 +38,7 @@ pub(crate) struct Caller {
     push_buffers: Arc<PushBuffers>,
     next_op: AtomicU64,
     runner: Arc<SessionRunner>,
+    times: Arc<OperationTimes>,
 }
 
 impl Caller {
@@ -50,7 +52,8 @@ impl Caller {
     ) -> Caller {
         let next_op = AtomicU64::new(1);
         let commands = Mutex::new(Some(commands));
-        Caller { commands, returns, unclaimed, mapped_shards, push_buffers, next_op, runner }
+        let times = Arc::default();
+        Caller { commands, returns, unclaimed, mapped_shards, push_buffers, next_op, runner, times }
     }
 
     pub(crate) fn returns(&self) -> &Arc<ReturnQueue> {
@@ -65,6 +68,11 @@ impl Caller {
     /// Returns why no more tokens will be granted, once the step owner has said so.
     pub(crate) fn end_reason(&self) -> Option<EndReason> {
         self.unclaimed.end_reason()
+    }
+
+    /// Returns the counts and the times of the operations.
+    pub(crate) fn times(&self) -> &Arc<OperationTimes> {
+        &self.times
     }
 
     /// Returns the runner of the session.

@@ -51,6 +51,7 @@ async fn converse(
     // The configuration names the server, so it is trusted: its metas may have any length.
     frames.open();
     if !outbox.is_given_up() {
+        core.count_connection(link);
         core.handle(SessionInput::Connected { link, same_host });
     }
     let mut side = WorkerSide { core, link, outbox };

@@ -1,7 +1,7 @@
 //! The session's thread. It runs beside the caller's threads, so that a caller that computes for
 //! ten seconds does not lose its lease.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,7 @@ use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::ProgressCallback;
+use crate::metrics::OperationTimes;
 use crate::session::{OpId, Session, SessionConfig, SessionInput, SessionOutput};
 use crate::token::{DroppedItem, ReturnQueue};
 
@@ -54,9 +55,11 @@ impl SessionThread {
             caller_buffers,
             runner.clone(),
         );
+        let times = caller.times().clone();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let shared = (mapped_shards, push_buffers);
-            let core = Arc::new(SessionCore::new(session, addresses, progress, returns, shared));
+            let core = SessionCore::new(session, addresses, progress, returns, shared, times);
+            let core = Arc::new(core);
             runner.run(core.run(receiver));
         })?;
         Ok(SessionThread { caller: Arc::new(caller), thread: Some(thread) })
@@ -94,6 +97,9 @@ pub(super) struct SessionCore {
     /// Connections for the `serve` task to open: it owns the set of connection tasks.
     connects: Mutex<Vec<(usize, String, Arc<LinkOutbox>)>>,
     connect: Notify,
+    /// The links that have ever been connected.
+    connected: Mutex<HashSet<usize>>,
+    times: Arc<OperationTimes>,
 }
 
 /// Locks, ignoring poison: a panic ends the session, and only the clean-up uses the data then.
@@ -118,6 +124,7 @@ impl SessionCore {
         progress: Option<ProgressCallback>,
         returns: Arc<ReturnQueue>,
         (mapped_shards, push_buffers): (Arc<MappedShards>, Arc<PushBuffers>),
+        times: Arc<OperationTimes>,
     ) -> SessionCore {
         SessionCore {
             addresses,
@@ -132,6 +139,8 @@ impl SessionCore {
             rearm: Notify::new(),
             connects: Mutex::default(),
             connect: Notify::new(),
+            connected: Mutex::default(),
+            times,
         }
     }
 
@@ -225,6 +234,13 @@ impl SessionCore {
         if timer_at.is_some_and(|timer_at| wake < timer_at) {
             *timer_at = Some(wake);
             self.rearm.notify_one();
+        }
+    }
+
+    /// Counts a connection, which is a reconnect if the link was connected before.
+    pub(super) fn count_connection(&self, link: usize) {
+        if !lock(&self.connected).insert(link) {
+            self.times.count(|metrics| metrics.reconnects += 1);
         }
     }
 

@@ -6,6 +6,7 @@ use pushpull_common::tensor::Element;
 use super::Worker;
 use crate::error::{Error, ViewError};
 use crate::gradients::params::Params;
+use crate::metrics::OperationKind;
 use crate::outcome::{PullHandle, Pulled, VariableHandle};
 use crate::token::Token;
 
@@ -35,7 +36,8 @@ impl Worker {
             }
             Ok(_) => self.client.pull_for(params, step),
         };
-        PullHandle { call, token, params }
+        let timer = Some(self.client.caller.times().timer(OperationKind::Pull));
+        PullHandle { call, token, params, timer }
     }
 
     /// Pulls one dense variable into `values`, which must have its length.
@@ -71,7 +73,8 @@ impl Worker {
             Ok((plan, id)) => self.client.pull_variable(plan, id, step),
             Err(error) => self.client.failed_pull(error),
         };
-        VariableHandle { call, token, values }
+        let timer = Some(self.client.caller.times().timer(OperationKind::Pull));
+        VariableHandle { call, token, values, timer }
     }
 
     /// Pulls rows of a sparse variable into `rows`, back to back in the order of `ids`. Ids may be
@@ -92,13 +95,17 @@ impl Worker {
     ) -> Result<Pulled, Error> {
         let plan = self.model("pull rows")?.plan.clone();
         let step = Some(GlobalStep(token.step()));
-        match self.client.pull_rows(&plan, name, ids, rows, step).await? {
+        let timer = self.client.caller.times().timer(OperationKind::Pull).started();
+        let read = self.client.pull_rows(&plan, name, ids, rows, step).await;
+        let pulled = read.map(|read| match read {
             Some(read) => {
                 let step = read.step.0;
                 token.record_partial_pull(read);
-                Ok(Pulled::Pulled { step })
+                Pulled::Pulled { step }
             }
-            None => Ok(Pulled::Stale),
-        }
+            None => Pulled::Stale,
+        });
+        timer.times().count_pull(&pulled);
+        pulled
     }
 }

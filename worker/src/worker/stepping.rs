@@ -10,7 +10,7 @@ use super::{Worker, token_of};
 use crate::client::PullCall;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
-use crate::outcome::{Push, PushHandle, StepOutcome};
+use crate::outcome::{Pulled, Push, PushHandle, StepOutcome};
 use crate::runtime::{Call, Caller};
 use crate::session::{ReadPoint, SessionCommand};
 use crate::token::Token;
@@ -79,13 +79,18 @@ impl Worker {
         params: &mut Params,
     ) -> Result<Option<Token>, Error> {
         let mut next = match granted {
-            Some(granted) => granted?,
+            Some(granted) => {
+                self.client.caller.times().count_token(&granted);
+                granted?
+            }
             None => self.token().await?,
         };
         if let (Some(token), Some(read)) = (&next, values) {
             let synchronous = self.client.settings.synchronous;
             if is_usable(read.step.0, token.step(), push, synchronous) {
+                let step = read.step.0;
                 token.record_pull(read);
+                self.client.caller.times().count_pull(&Ok(Pulled::Pulled { step }));
                 return Ok(next);
             }
         }
