@@ -251,10 +251,10 @@ impl PsConfig {
         PsConfig { checkpoints: Some(checkpoints), ..self }
     }
 
-    /// Calls a function with each [`Event`] that the server's operator must know. The function runs
-    /// on the server's threads, which wait for it: pass the event to another thread if it may take
-    /// long. A panic in it is caught. If called again, the last function counts. Default: events
-    /// are only counted, in [`crate::Metrics`].
+    /// Calls a function with each [`Event`]. The function runs on the server's threads, which wait
+    /// for it: pass the event to another thread if it may take long, or read
+    /// [`crate::PsHandle::events`] instead. A panic in it is caught. If called again, the last
+    /// function counts. Default: none is called.
     pub fn on_event(self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
         PsConfig { events: EventSink::new(callback), ..self }
     }
