@@ -374,7 +374,7 @@ impl Shard {
             presence: client.presence.into(),
             silent: client.silent(now),
             tokens: tokens.collect(),
-            step_time: client.step_time(),
+            step_time: client.step_time,
         }
     }
 

@@ -49,7 +49,7 @@ pub(crate) struct ClientEntry {
     heard_at: Instant,
     /// When its last gradient got its outcome, and how long after the one before.
     settled_at: Option<Instant>,
-    step_time: Option<Duration>,
+    pub(crate) step_time: Option<Duration>,
 }
 
 /// The part of a client's entry that survives a restart.
@@ -90,11 +90,6 @@ impl ClientEntry {
     pub(crate) fn gradient_settled(&mut self, now: Instant) {
         let before = self.settled_at.replace(now);
         self.step_time = before.map(|before| now.saturating_duration_since(before));
-    }
-
-    /// Returns the time between the last two gradients with an outcome.
-    pub(crate) fn step_time(&self) -> Option<Duration> {
-        self.step_time
     }
 }
 
