@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Arg, Args, CommandFactory, FromArgMatches};
 use pushpull::{ClusterSpec, Ps, PsConfig, TaskId};
+use tokio::signal::unix::{SignalKind, signal};
 
 #[path = "../../src/bin/options/mod.rs"]
 mod classic;
@@ -72,6 +73,8 @@ impl ProcessOptions {
         let address = cluster.task_address(&task.job, task.index)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
+            // From the beginning, so that a signal never kills a server that has answered a worker.
+            let mut interrupts = signal(SignalKind::interrupt())?;
             let listener = match self.insecure {
                 true => Ps::listen_insecure(address).await?,
                 false => Ps::listen(address).await?,
@@ -82,11 +85,7 @@ impl ProcessOptions {
                 true => config,
                 false => config.exit_when_done(Duration::from_secs(self.exit_grace)),
             };
-            let interrupted = async {
-                // If no signal handler can be installed, the server ends by itself or by the
-                // signal's default action.
-                let _ = tokio::signal::ctrl_c().await;
-            };
+            let interrupted = async move { _ = interrupts.recv().await };
             listener.start(config)?.serve(interrupted).await?;
             let _ = writeln!(io::stdout(), "{task} is done");
             Ok(())

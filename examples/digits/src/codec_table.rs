@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use pushpull::training::Codec;
+use pushpull::training::{Codec, Interrupt};
 
 use super::data::Split;
 use super::options::DigitsOptions;
@@ -43,10 +43,10 @@ pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Resu
     let mut table = format!(
         "{} rows to train on, {} to test on, a network of {} parameters; {} steps of {} rows, \
          2 servers, {} workers.\n\n",
-        split.train.rows(),
+        split.train_rows,
         split.test.rows(),
         options.parameters(split),
-        options.steps,
+        options.total_steps(split)?,
         options.rows(),
         options.workers(),
     );
@@ -59,7 +59,8 @@ pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Resu
         for seed in options.seed..options.seed + SEEDS {
             let mut options = options.clone();
             (options.codec, options.seed) = (codec, seed);
-            runs.push(train_here(&options, split)?);
+            let run = train_here(&options, split, &Interrupt::new())?;
+            runs.push(run.ok_or("the training has no result")?);
         }
         let bytes = median(&runs, |run| run.push_bytes as f64 / run.outcome.steps as f64);
         let share = bytes / *plain.get_or_insert(bytes);

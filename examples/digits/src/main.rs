@@ -2,10 +2,11 @@
 //!
 //! Without flags, two parameter servers and two workers run in this process; with `--synchronous
 //! A/R`, R workers. With `--job-name` and `--task-index`, one task of a cluster runs, as in the
-//! classic trainers; see the README.
+//! classic trainers; see the README. `train.rs` is the trainer.
 
 mod codec_table;
 mod data;
+mod ledger;
 #[path = "../../mlp/mod.rs"]
 mod model;
 mod options;
@@ -21,7 +22,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use pushpull::local::Cluster;
-use pushpull::{Adam, ClusterSpec, PsConfig, TaskId};
+use pushpull::training::Interrupt;
+use pushpull::{ClusterSpec, TaskId};
+use tokio::signal::unix::{SignalKind, signal};
 
 use data::Split;
 use options::DigitsOptions;
@@ -34,7 +37,8 @@ fn main() -> ExitCode {
     let result = parsed.and_then(|(options, role)| match &role {
         None => all_in_one(&options),
         Some(role @ Role::Ps(task, cluster)) => {
-            options.process.serve(server(&options, cluster, task.index), role)
+            let checkpoints = options.checkpoints()?;
+            options.process.serve(options.server(cluster, task.clone(), checkpoints), role)
         }
         Some(Role::Worker(task, cluster)) => work(&options, task.clone(), cluster.clone()),
     });
@@ -52,10 +56,7 @@ fn all_in_one(options: &DigitsOptions) -> Result<(), TaskError> {
     let split = load(options)?;
     match &options.codec_table {
         Some(path) => codec_table::write(options, &split, path),
-        None => {
-            let run = train_here(options, &split)?;
-            report(options, &split, &run)
-        }
+        None => report(options, &split, train_here(options, &split, &on_ctrl_c()?)?),
     }
 }
 
@@ -69,15 +70,21 @@ struct TrainingRun {
     push_bytes: u64,
 }
 
-/// Trains with servers and workers in this process.
-fn train_here(options: &DigitsOptions, split: &Split) -> Result<TrainingRun, TaskError> {
+/// Trains with servers and workers in this process. Returns nothing if it is interrupted before it
+/// has values.
+fn train_here(
+    options: &DigitsOptions,
+    split: &Split,
+    interrupt: &Interrupt,
+) -> Result<Option<TrainingRun>, TaskError> {
+    let checkpoints = options.checkpoints()?;
     let cluster = Cluster::start(2, options.workers(), |cluster, task| {
-        server(options, &cluster, task.index)
+        options.server(&cluster, task, checkpoints.clone())
     })?;
     let start = Instant::now();
     let outcome = std::thread::scope(|scope| {
         let spec = cluster.spec();
-        let run = move |index| train::run(options, spec, TaskId::worker(index), split);
+        let run = move |index| train::run(options, spec, TaskId::worker(index), split, interrupt);
         let others: Vec<_> =
             (1..options.workers()).map(|index| scope.spawn(move || run(index))).collect();
         let first = run(0);
@@ -88,9 +95,9 @@ fn train_here(options: &DigitsOptions, split: &Split) -> Result<TrainingRun, Tas
     })?;
     let elapsed = start.elapsed();
     let push_bytes = cluster.handles().iter().map(|server| server.metrics().push_bytes).sum();
-    let spec = cluster.spec().clone();
+    let run = TrainingRun::new(outcome, cluster.spec(), elapsed, push_bytes)?;
     cluster.stop()?;
-    TrainingRun::new(outcome, &spec, elapsed, push_bytes)
+    Ok(run)
 }
 
 impl TrainingRun {
@@ -99,10 +106,10 @@ impl TrainingRun {
         cluster: &ClusterSpec,
         elapsed: Duration,
         push_bytes: u64,
-    ) -> Result<TrainingRun, TaskError> {
-        let outcome = outcome.ok_or("the chief did not report")?;
+    ) -> Result<Option<TrainingRun>, TaskError> {
         let (workers, servers) = (cluster.num_tasks("worker")?, cluster.num_tasks("ps")?);
-        Ok(TrainingRun { outcome, workers, servers, elapsed, push_bytes })
+        let run = |outcome| TrainingRun { outcome, workers, servers, elapsed, push_bytes };
+        Ok(outcome.map(run))
     }
 }
 
@@ -110,30 +117,38 @@ impl TrainingRun {
 fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), TaskError> {
     let split = load(options)?;
     let start = Instant::now();
-    let outcome = train::run(options, &cluster, task, &split)?;
-    if outcome.is_some() {
-        // The servers run in other processes, so their byte counts are not known here.
-        report(options, &split, &TrainingRun::new(outcome, &cluster, start.elapsed(), 0)?)?;
-    }
-    Ok(())
+    let outcome = train::run(options, &cluster, task, &split, &on_ctrl_c()?)?;
+    // The servers run in other processes, so their byte counts are not known here.
+    report(options, &split, TrainingRun::new(outcome, &cluster, start.elapsed(), 0)?)
+}
+
+/// Returns an interrupt that Ctrl-C raises.
+fn on_ctrl_c() -> Result<Interrupt, TaskError> {
+    let interrupt = Interrupt::new();
+    let raised = interrupt.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut signals = runtime.block_on(async { signal(SignalKind::interrupt()) })?;
+    std::thread::spawn(move || {
+        runtime.block_on(signals.recv());
+        raised.raise();
+    });
+    Ok(interrupt)
 }
 
 fn load(options: &DigitsOptions) -> Result<Split, TaskError> {
     Ok(match &options.data {
         Some(directory) => Split::open(directory)?,
-        None => Split::digits(),
+        None => Split::digits()?,
     })
 }
 
-fn server(options: &DigitsOptions, cluster: &ClusterSpec, task: u32) -> PsConfig {
-    let adam = Adam::new(options.learning_rate);
-    PsConfig::new(cluster.clone(), TaskId::ps(task), adam)
-        .last_step(options.steps)
-        .mode(options.mode())
-}
-
 /// Prints the loss curve and, as the last line, one JSON object.
-fn report(options: &DigitsOptions, split: &Split, run: &TrainingRun) -> Result<(), TaskError> {
+fn report(
+    options: &DigitsOptions,
+    split: &Split,
+    run: Option<TrainingRun>,
+) -> Result<(), TaskError> {
+    let Some(run) = run else { return Ok(()) };
     let outcome = &run.outcome;
     print_line(format_args!("{}", picture::curve(&outcome.losses, 60, 10)))?;
     let mode = match options.synchronous {
@@ -143,10 +158,11 @@ fn report(options: &DigitsOptions, split: &Split, run: &TrainingRun) -> Result<(
         }
     };
     print_line(format_args!(
-        "{{\"example\":\"digits\",\"mode\":{mode},\"workers\":{},\"ps\":{},\"steps\":{},\
-         \"test\":{},\"accuracy\":{:.4},\"seconds\":{:.2}}}",
+        "{{\"example\":\"digits\",\"mode\":{mode},\"workers\":{},\"ps\":{},\
+         \"from_step\":{},\"steps\":{},\"test\":{},\"accuracy\":{:.4},\"seconds\":{:.2}}}",
         run.workers,
         run.servers,
+        outcome.from_step,
         outcome.steps,
         split.test.rows(),
         outcome.accuracy,

@@ -4,11 +4,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
-use pushpull::Mode;
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::training::Codec;
+use pushpull::{Adam, ClusterSpec, Mode, PsConfig, Storage, TaskId};
 
-use super::data::Split;
+use super::data::{CLASSES, Split};
+use super::ledger;
 use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError};
+use super::train;
 
 /// Train a small network on handwritten digits over a parameter server.
 ///
@@ -24,7 +27,11 @@ pub(crate) struct DigitsOptions {
     pub(crate) codec: Option<Codec>,
     /// Train in this process with each codec and three seeds, and write a table of the results into
     /// this document, between its marks. Uses --data or the digits.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["job_name", "codec"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["job_name", "codec", "epochs", "checkpoint_dir", "summaries"]
+    )]
     pub(crate) codec_table: Option<PathBuf>,
     /// Directory with Fashion-MNIST or MNIST in IDX form, plain or .gz. [default: built-in digits]
     #[arg(long)]
@@ -32,19 +39,43 @@ pub(crate) struct DigitsOptions {
     /// Seed of the initial weights and of the batches.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Global step at which training ends.
-    #[arg(long, default_value_t = 2000)]
-    pub(crate) steps: u64,
+    /// Global step at which training ends. [default: 2000, or with --epochs none]
+    #[arg(long)]
+    steps: Option<u64>,
+    /// Number of times that each row is trained on, exactly. [default: until the last step]
+    #[arg(long)]
+    pub(crate) epochs: Option<u64>,
     /// Rows in a step. A gradient is of all of them, or with --synchronous A/R of an A-th, rounded
     /// up.
     #[arg(long, default_value_t = 32)]
-    batch: usize,
+    batch: u32,
     /// Number of units in the hidden layer.
     #[arg(long, default_value_t = 128)]
     pub(crate) hidden: usize,
     /// Learning rate of Adam.
     #[arg(long, default_value_t = 1e-3)]
     pub(crate) learning_rate: f64,
+    /// Directory of the checkpoints, the same for all ps tasks. The same command then resumes after
+    /// Ctrl-C or a loss of all servers. [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) checkpoint_dir: Option<PathBuf>,
+    /// Global steps from one checkpoint to the next; there is one more at the end.
+    #[arg(long, value_name = "STEPS", default_value_t = 500, requires = "checkpoint_dir")]
+    pub(crate) checkpoint_steps: u64,
+    /// Directory of the state of a ps task, best on tmpfs. It survives a kill of the process.
+    /// [default: anonymous memory]
+    #[arg(long, value_name = "DIR", requires = "job_name")]
+    state_dir: Option<PathBuf>,
+    /// Directory of summaries for TensorBoard, in which each worker has one of its own. [default:
+    /// none]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) summaries: Option<PathBuf>,
+    /// Count the gradients of each row in a variable, for a test.
+    #[arg(long, hide = true, conflicts_with_all = ["codec", "codec_table"])]
+    pub(crate) ledger: bool,
+    /// Time by which a gradient takes longer, for a test that needs time to kill.
+    #[arg(long, hide = true, default_value_t = 0, requires = "ledger")]
+    pub(crate) step_delay_ms: u64,
     // Their headings would hold for the flags behind them.
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
@@ -68,9 +99,49 @@ impl DigitsOptions {
         Ok((options, role))
     }
 
-    /// Returns the update mode.
-    pub(crate) fn mode(&self) -> Mode {
-        self.synchronous.map_or_else(Mode::default, |replicas| replicas.mode().into())
+    /// Returns the settings of a parameter server. `checkpoints` are those of
+    /// [`DigitsOptions::checkpoints`].
+    pub(crate) fn server(
+        &self,
+        cluster: &ClusterSpec,
+        task: TaskId,
+        checkpoints: Option<Checkpoints>,
+    ) -> PsConfig {
+        let mode = self.synchronous.map_or_else(Mode::default, |replicas| replicas.mode().into());
+        let mut config =
+            PsConfig::new(cluster.clone(), task, Adam::new(self.learning_rate)).mode(mode);
+        if let Some(step) = self.last_step() {
+            config = config.last_step(step);
+        }
+        if let Some(state) = &self.state_dir {
+            config = config.storage(Storage::directory(state));
+        }
+        if let Some(checkpoints) = checkpoints {
+            config = config.checkpoints(checkpoints);
+        }
+        if self.ledger { ledger::serve(config) } else { config }
+    }
+
+    /// Returns where checkpoints are saved. Creates the directory.
+    pub(crate) fn checkpoints(&self) -> Result<Option<Checkpoints>, TaskError> {
+        let Some(directory) = &self.checkpoint_dir else { return Ok(None) };
+        let storage = LocalDirectory::create(directory)
+            .map_err(|error| format!("--checkpoint-dir {}: {error}", directory.display()))?;
+        Ok(Some(Checkpoints::new(storage)))
+    }
+
+    /// Returns the last step, if it ends the training.
+    fn last_step(&self) -> Option<u64> {
+        self.steps.or_else(|| self.epochs.is_none().then_some(STEPS))
+    }
+
+    /// Returns the number of steps of the whole training. In synchronous mode it is a few more if
+    /// the batches of the last steps do not come in time.
+    pub(crate) fn total_steps(&self, split: &Split) -> Result<u64, TaskError> {
+        let gradients = u64::from(self.synchronous.map_or(1, |replicas| replicas.aggregate));
+        let batches = train::pipeline(self, split).data_set()?.batches();
+        let of_data = self.epochs.map(|epochs| epochs.saturating_mul(batches).div_ceil(gradients));
+        Ok(self.last_step().into_iter().chain(of_data).min().unwrap_or(STEPS))
     }
 
     /// Returns the number of workers of a cluster in one process.
@@ -80,13 +151,15 @@ impl DigitsOptions {
 
     /// Returns the number of parameters of the network for this dataset.
     pub(crate) fn parameters(&self, split: &Split) -> usize {
-        let (inputs, outputs) = (split.train.width, split.train.classes);
-        (inputs + 1) * self.hidden + (self.hidden + 1) * outputs
+        (split.width() + 1) * self.hidden + (self.hidden + 1) * CLASSES
     }
 
     /// Returns the number of rows in one gradient.
-    pub(crate) fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> u32 {
         let gradients = self.synchronous.map_or(1, |replicas| replicas.aggregate);
-        self.batch.div_ceil(gradients as usize)
+        self.batch.div_ceil(gradients)
     }
 }
+
+/// The last step, unless the flags set another or the number of epochs.
+const STEPS: u64 = 2000;

@@ -1,21 +1,26 @@
 //! Training progress: a bar on a terminal, a few plain lines otherwise.
 
+use std::fmt;
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use pushpull::error::TrainingError;
+use pushpull::training::{
+    FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport, RestoredCheckpoint,
+    SavedCheckpoint,
+};
 
 use super::output::print_error;
 
-/// Shows progress on stderr, so that results on stdout stay clean. It may be shared between
-/// threads, and steps may arrive out of order.
+/// A hook that shows progress on stderr, so that results on stdout stay clean. Steps may arrive out
+/// of order.
 #[derive(Debug)]
 pub(crate) struct Progress {
     total: u64,
     /// `Some` on a terminal only.
     bar: Option<ProgressBar>,
     /// The last tenth of the steps that was reported.
-    tenth: AtomicU64,
+    tenth: u64,
 }
 
 impl Progress {
@@ -26,12 +31,12 @@ impl Progress {
             ProgressBar::new(total)
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Progress { total, bar, tenth: AtomicU64::new(0) }
+        Progress { total, bar, tenth: 0 }
     }
 
     /// Reports that training has reached `step` with this loss. Without a terminal, prints about
     /// one line per tenth of the steps.
-    pub(crate) fn at(&self, step: u64, loss: f32) {
+    fn at(&mut self, step: u64, loss: f64) {
         if let Some(bar) = &self.bar {
             if step > bar.position() {
                 bar.set_position(step);
@@ -42,19 +47,61 @@ impl Progress {
         }
     }
 
-    /// Leaves the bar on the terminal as it is.
-    pub(crate) fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.abandon();
+    /// Prints a line above the bar.
+    fn print(&self, line: fmt::Arguments<'_>) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| print_error(line)),
+            None => print_error(line),
         }
     }
 
     /// Returns the line for `step` if it is the first of its tenth.
-    fn line(&self, step: u64, loss: f32) -> Option<String> {
+    fn line(&mut self, step: u64, loss: f64) -> Option<String> {
         let tenth = u128::from(step) * 10 / u128::from(self.total.max(1));
         let tenth = u64::try_from(tenth).unwrap_or(u64::MAX).min(10);
-        let reported = self.tenth.fetch_max(tenth, Ordering::Relaxed);
+        let reported = self.tenth;
+        self.tenth = reported.max(tenth);
         (reported < tenth).then(|| format!("step {step} of {}, loss {loss:.4}", self.total))
+    }
+}
+
+impl Hook for Progress {
+    fn joined(&mut self, at: &JoinReport<'_>) -> Result<Flow, HookError> {
+        if let Some(bar) = &self.bar {
+            bar.set_position(at.step);
+        }
+        if let Some(cause) = at.cause {
+            self.print(format_args!("joined again at step {}: {cause}", at.step));
+        } else if let Some(RestoredCheckpoint { name, step, .. }) = at.restored {
+            self.print(format_args!("restored the checkpoint {name} of step {step}"));
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn after_step(&mut self, step: &mut FinishedStep<'_>) -> Result<Flow, HookError> {
+        self.at(step.global_step, step.scalars.get("loss").unwrap_or(f64::NAN));
+        Ok(Flow::Continue)
+    }
+
+    fn saved(&mut self, checkpoint: &SavedCheckpoint) -> Result<Flow, HookError> {
+        let SavedCheckpoint { name, step, .. } = checkpoint;
+        self.print(format_args!("saved the checkpoint {name} of step {step}"));
+        Ok(Flow::Continue)
+    }
+
+    fn end(&mut self, at: &FinalValues<'_>) -> Result<(), HookError> {
+        if let Some(bar) = &self.bar {
+            // The bar stays on the terminal as it is.
+            bar.abandon();
+        }
+        print_error(format_args!("ended at step {}: {}", at.end.step, at.end.reason));
+        Ok(())
+    }
+
+    fn failed(&mut self, _: &TrainingError) {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
     }
 }
 
@@ -65,12 +112,12 @@ mod tests {
     use super::*;
 
     fn plain(total: u64) -> Progress {
-        Progress { total, bar: None, tenth: AtomicU64::new(0) }
+        Progress { total, bar: None, tenth: 0 }
     }
 
     #[test]
     fn every_tenth_is_reported_once() {
-        let progress = plain(1000);
+        let mut progress = plain(1000);
         let lines: Vec<String> = (0..=1000).filter_map(|step| progress.line(step, 0.5)).collect();
         assert_eq!(lines.len(), 10);
         assert_eq!(lines[0], "step 100 of 1000, loss 0.5000");
@@ -79,8 +126,8 @@ mod tests {
 
     #[test]
     fn steps_may_be_missing_or_out_of_order() {
-        let progress = plain(100);
-        assert_eq!(progress.line(57, f32::NAN).unwrap(), "step 57 of 100, loss NaN");
+        let mut progress = plain(100);
+        assert_eq!(progress.line(57, f64::NAN).unwrap(), "step 57 of 100, loss NaN");
         assert_eq!(progress.line(31, 1.0), None);
         assert!(progress.line(100, 1.0).is_some());
         assert_eq!(progress.line(5000, 1.0), None);
@@ -88,12 +135,11 @@ mod tests {
 
     #[test]
     fn a_total_of_few_or_no_steps_works() {
-        let progress = plain(0);
+        let mut progress = plain(0);
         assert_eq!(progress.line(0, 1.0), None);
         assert!(progress.line(u64::MAX, 1.0).is_some());
-        let progress = plain(3);
+        let mut progress = plain(3);
         assert_eq!((1..=3).filter_map(|step| progress.line(step, 1.0)).count(), 3);
         progress.at(0, 1.0);
-        progress.finish();
     }
 }

@@ -1,12 +1,18 @@
-//! The training loop of one worker.
+//! The training of one worker.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use pushpull::blocking::{Reader, Worker};
-use pushpull::variable::{DType, Initializer, Shape};
-use pushpull::{ClusterSpec, Push, TaskId, VariableSpec, WorkerConfig};
+use pushpull::blocking::TrainingSession;
+use pushpull::error::VariableError;
+use pushpull::training::data::{GrantedBatches, Pipeline};
+use pushpull::training::summary::{SummaryConfig, SummaryWriter};
+use pushpull::training::{Interrupt, TrainingConfig, hooks};
+use pushpull::variable::Initializer;
+use pushpull::{ClusterSpec, TaskId, VariableSpec, Worker, WorkerConfig};
 
-use super::data::{Batch, Batches, Split};
+use super::data::{CLASSES, Dataset, Sample, Split};
+use super::ledger;
 use super::model::{Mlp, NAMES};
 use super::options::DigitsOptions;
 use super::output::{print_error, print_line};
@@ -16,6 +22,8 @@ use super::task::TaskError;
 /// The result of a training, reported by the chief.
 #[derive(Debug)]
 pub(crate) struct Outcome {
+    /// Global step at the start: 0, or that of the values which the servers had.
+    pub(crate) from_step: u64,
     /// Global step at the end.
     pub(crate) steps: u64,
     /// Share of held-out rows that are classified correctly.
@@ -24,106 +32,114 @@ pub(crate) struct Outcome {
     pub(crate) losses: Vec<(u64, f32)>,
 }
 
-/// Trains until the last step. Returns the outcome if this worker is the chief.
+/// Trains until the last step, the end of the data, or the interrupt. Returns the outcome if this
+/// worker is the chief and has joined.
 pub(crate) fn run(
     options: &DigitsOptions,
     cluster: &ClusterSpec,
     task: TaskId,
     split: &Split,
+    interrupt: &Interrupt,
 ) -> Result<Option<Outcome>, TaskError> {
+    let mut model = Mlp::new(split.width(), options.hidden, CLASSES);
+    let pipeline = pipeline(options, split);
+    let mut batches = GrantedBatches::new(pipeline.loader()?);
+
+    let accuracy = accuracy(model.clone(), &split.test);
+    let metrics = accuracy.handle();
+    let worker = worker_config(options, cluster, &task).data(pipeline.data_set()?);
+    let is_chief = cluster.chief() == Some(task.clone());
+    let mut config = TrainingConfig::new(worker)
+        .variables(variables(options, split, &model)?)
+        .interrupt(interrupt)
+        .hook(hooks::NanGuard::fail())
+        .hook(hooks::StepCounter::every(100));
+    if options.checkpoint_dir.is_some() {
+        config = config.checkpoint_every_steps(options.checkpoint_steps);
+    }
+    if let Some(directory) = &options.summaries {
+        let directory = directory.join(format!("{}-{}", task.job, task.index));
+        let writer = SummaryWriter::create(directory, SummaryConfig::new())?;
+        config = config.hook(hooks::Summaries::every(10, writer));
+    }
+    if is_chief {
+        config = config.hook(Progress::new(options.total_steps(split)?)).hook(accuracy);
+    }
+
+    let session = TrainingSession::start(config)?;
+    let from_step = session.global_step();
+    if is_chief && let Some(placement) = session.worker().and_then(Worker::placement) {
+        print_line(format_args!("{}", placement.table()))?;
+    }
+    let mut losses = Vec::new();
+    let ended = session.run(|step| {
+        let samples = step.samples().ok_or("the step has no samples")?;
+        let batch = batches.blocking_load(samples, step.samples_ahead())?;
+        let rows = Dataset::of(&batch.samples);
+        let (params, gradients) = step.parts();
+        let loss =
+            model.gradients(params.views(NAMES)?, rows.samples(), gradients.views_mut(NAMES)?);
+        if options.ledger {
+            ledger::enter(gradients, &batch.indices)?;
+            std::thread::sleep(Duration::from_millis(options.step_delay_ms));
+        }
+        losses.push((step.step(), loss));
+        step.scalar("loss", loss);
+        Ok::<(), TaskError>(())
+    })?;
+    let accuracy = metrics.get().and_then(|metrics| metrics.get(ACCURACY));
+    Ok(accuracy.map(|accuracy| Outcome { from_step, steps: ended.step, accuracy, losses }))
+}
+
+/// Returns the batches that all workers share.
+pub(crate) fn pipeline(options: &DigitsOptions, split: &Split) -> Pipeline<Sample> {
+    let pipeline = split.train.clone().shuffle(options.seed).batch(options.rows());
+    match options.epochs {
+        Some(epochs) => pipeline.epochs(epochs),
+        None => pipeline.repeat(),
+    }
+}
+
+/// Returns the settings of this worker.
+fn worker_config(options: &DigitsOptions, cluster: &ClusterSpec, task: &TaskId) -> WorkerConfig {
     let config = WorkerConfig::new(cluster.clone(), task.clone())
         .on_progress(Duration::from_secs(5), |shards| {
             print_error(format_args!("waiting for {shards}"))
         });
-    let encoded = match options.codec {
-        Some(codec) => config.clone().codec("*", codec),
-        None => config.clone(),
-    };
-    let mut worker = Worker::connect(encoded)?;
-    let mut model = Mlp::new(split.train.width, options.hidden, split.train.classes);
-    let mut params = worker.join(&variables(&model, options.seed)?, |_| ())?;
-
-    let workers = cluster.num_tasks("worker")?;
-    worker.assign_add(ARRIVAL_COUNT, &[1_i64])?;
-    wait_for_all(&config, workers)?;
-    let place = cluster.task_indices("worker")?.iter().position(|&index| index == task.index);
-    let place = place.ok_or("the cluster does not list this worker")?;
-    let rows = split.train.rows();
-    let mut batches = Batches::new(rows, place, workers, options.rows(), options.seed)?;
-    let mut batch = Batch::default();
-
-    let is_chief = worker.is_chief();
-    if is_chief && let Some(placement) = worker.placement() {
-        print_line(format_args!("{}", placement.table()))?;
-    }
-    let progress = is_chief.then(|| Progress::new(options.steps));
-    let mut losses = Vec::new();
-    while let Some(token) = worker.token()? {
-        if worker.pull(&token, &mut params)?.is_stale() {
-            continue;
-        }
-        batches.next_into(&split.train, &mut batch);
-        let mut gradients = worker.gradients();
-        let loss =
-            model.gradients(params.views(NAMES)?, batch.samples(), gradients.views_mut(NAMES)?);
-        let step = match worker.push(token, gradients)? {
-            Push::Applied { step, .. } | Push::Accepted { step } => step,
-            // Other replicas were faster. Take another token.
-            _ => continue,
-        };
-        losses.push((step, loss));
-        if let Some(progress) = &progress {
-            progress.at(step, loss);
-        }
-    }
-    let outcome = match progress {
-        None => None,
-        Some(progress) => {
-            progress.finish();
-            let mut reader = Reader::connect(config)?;
-            let steps = reader.pull(&mut params)?;
-            let accuracy = model.accuracy(params.views(NAMES)?, split.test.samples());
-            Some(Outcome { steps, accuracy, losses })
-        }
-    };
-    worker.leave()?;
-    Ok(outcome)
-}
-
-/// Waits until every worker has arrived, so that commands typed in several terminals train
-/// together. Continues without the rest after a minute.
-fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), TaskError> {
-    let mut reader = Reader::connect(config.clone())?;
-    let mut values = reader.params();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        reader.pull(&mut values)?;
-        let [arrived] = *values.view::<i64>(ARRIVAL_COUNT)? else {
-            return Err("the count of workers is not a scalar".into());
-        };
-        if arrived >= workers as i64 || Instant::now() >= deadline {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(50));
+    match options.codec {
+        Some(codec) => config.codec("*", codec),
+        None => config,
     }
 }
 
-/// Name of a plain variable that counts the workers that have arrived.
-const ARRIVAL_COUNT: &str = "workers_arrived";
+/// Returns a hook that measures the accuracy of the final values.
+fn accuracy(mut model: Mlp, test: &Arc<Dataset>) -> hooks::FinalMetrics {
+    let test = test.clone();
+    hooks::FinalMetrics::new(move |params, metrics| {
+        metrics.set(ACCURACY, model.accuracy(params.views(NAMES)?, test.samples()));
+        Ok(())
+    })
+}
 
-/// Returns the variables: Glorot weights, zero biases, and the count of workers.
-fn variables(model: &Mlp, seed: u64) -> Result<Vec<VariableSpec>, pushpull::error::VariableError> {
+/// Returns the variables: Glorot weights and zero biases.
+fn variables(
+    options: &DigitsOptions,
+    split: &Split,
+    model: &Mlp,
+) -> Result<Vec<VariableSpec>, VariableError> {
     let shapes = NAMES.into_iter().zip(model.shapes());
-    let arrived = VariableSpec::new(ARRIVAL_COUNT, DType::I64, Shape::scalar());
     shapes
         .map(|(name, shape)| {
             let extents: Vec<u64> = shape.into_iter().map(|extent| extent as u64).collect();
-            let spec = VariableSpec::f32(name, extents)?.seed(seed);
+            let spec = VariableSpec::f32(name, extents)?.seed(options.seed);
             Ok(match spec.shape().rank() {
                 2 => spec.initializer(Initializer::GlorotUniform),
                 _ => spec,
             })
         })
-        .chain([arrived])
+        .chain(options.ledger.then(|| ledger::variable(split.train_rows)))
         .collect()
 }
+
+/// Name of the metric of the final values.
+const ACCURACY: &str = "accuracy";

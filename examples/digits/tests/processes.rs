@@ -5,6 +5,8 @@
 #[path = "../../../tests/support/test_process.rs"]
 mod test_process;
 
+use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -37,7 +39,8 @@ impl ReadmeCluster {
             .args(["--job-name", job, "--task-index", &index.to_string()])
             .args(self.more);
         if job == "ps" {
-            command.args(["--exit-grace", "1"]);
+            // A worker may come after the others have spent all steps.
+            command.args(["--exit-grace", "5"]);
         }
         TestProcess::start(name, command.stdout(Stdio::piped()))
     }
@@ -96,6 +99,67 @@ fn the_four_classic_command_lines_end_with_success() {
         for server in [&mut ps_0, &mut ps_1] {
             assert!(server.succeed().ends_with("is done\n"));
         }
+    }
+}
+
+/// Starts the whole cluster in one process, with checkpoints.
+fn all_in_one(checkpoints: &Path) -> TestProcess {
+    let mut command = digits();
+    command.args(["--steps", "6000", "--checkpoint-steps", "1000", "--checkpoint-dir"]);
+    command.arg(checkpoints).stdout(Stdio::piped()).stderr(Stdio::piped());
+    TestProcess::start("digits", &mut command)
+}
+
+#[test]
+fn ctrl_c_saves_a_checkpoint_and_the_same_command_resumes() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = folder.path().join("checkpoints");
+    let mut first = all_in_one(&checkpoints);
+    let mut errors = BufReader::new(first.child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    errors.find(|line| line.starts_with("step ")).expect("the training is in progress");
+    first.signal(Signal::INT);
+    // The rest is read, so that the process can write it.
+    let errors: Vec<String> = errors.collect();
+    let interrupted = last_line(&first.succeed());
+    assert!(errors.last().unwrap().ends_with(": interrupted"), "{errors:?}");
+    let step = interrupted["steps"].as_u64().unwrap();
+    assert!((1..6000).contains(&step), "{interrupted}");
+
+    let (status, output, errors) = all_in_one(&checkpoints).finish();
+    assert!(status.success(), "{errors}");
+    let restored = format!("of step {step}\n");
+    let first_line = errors.split_inclusive('\n').next().unwrap();
+    assert!(first_line.starts_with("restored") && first_line.ends_with(&restored), "{errors}");
+    let result = last_line(&output);
+    // Another worker may have made a step before the chief had its values.
+    assert!(result["from_step"].as_u64().unwrap() >= step, "{result}");
+    assert_eq!(result["steps"], 6000);
+    assert!(result["accuracy"].as_f64().unwrap() >= 0.95, "{result}");
+}
+
+#[test]
+fn the_data_end_after_their_epochs() {
+    for mode in [&[][..], &["--synchronous", "2/2"]] {
+        let output =
+            digits().args(["--epochs", "4", "--batch", "100"]).args(mode).output().unwrap();
+        let result = last_line(&String::from_utf8(output.stdout).unwrap());
+        // 15 batches of 100 samples; in synchronous mode, 29 of 50, two for a step.
+        let steps = if mode.is_empty() { 60 } else { 58 };
+        assert_eq!(result["steps"], steps, "{result}");
+    }
+}
+
+#[test]
+fn each_worker_writes_summaries_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = digits().args(["--steps", "50", "--summaries"]).arg(folder.path()).output();
+    assert!(output.unwrap().status.success());
+    for worker in ["worker-0", "worker-1"] {
+        let files = std::fs::read_dir(folder.path().join(worker)).unwrap();
+        let paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        let [path] = &paths[..] else { panic!("{paths:?}") };
+        let bytes = std::fs::read(path).unwrap();
+        assert!(bytes.windows(4).any(|window| window == b"loss"), "{path:?}");
     }
 }
 

@@ -1,29 +1,30 @@
-//! Labelled images in memory, split into a training set and a held-out test set.
+//! Labelled images, split into samples to train on and samples to test on.
 
-mod batches;
-mod error;
-mod idx;
+mod split_error;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-pub(crate) use batches::{Batch, Batches};
-pub(crate) use error::DataError;
+use pushpull::training::data::{IdxSource, Pipeline, SliceSource, Source};
+
+pub(crate) use split_error::SplitError;
 
 use crate::model::Samples;
 use crate::random::SplitMix64;
 
-/// Labelled samples of equal width. Every label is below `classes`, and `features` has `width`
-/// values per label.
-#[derive(Clone, Debug, PartialEq)]
+/// An image, scaled to 0..=1, and its class.
+pub(crate) type Sample = (Vec<f32>, u8);
+
+/// Labelled samples of equal width in memory. Every label is below [`CLASSES`], and `features` has
+/// `width` values per label.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Dataset {
     /// The samples one after another, `width` values each, scaled to 0..=1.
-    pub features: Vec<f32>,
+    pub(crate) features: Vec<f32>,
     /// Number of values in one sample: the pixels of an image, row by row.
-    pub width: usize,
+    pub(crate) width: usize,
     /// The class of each sample.
-    pub labels: Vec<u8>,
-    /// Number of classes; labels run from 0 to one less.
-    pub classes: usize,
+    pub(crate) labels: Vec<u8>,
 }
 
 impl Dataset {
@@ -35,7 +36,30 @@ impl Dataset {
             features: digits.data.iter().map(|pixel| pixel / DIGITS_PIXEL_MAX).collect(),
             width: digits.num_features,
             labels: digits.target.iter().map(|&label| label as u8).collect(),
-            classes: CLASSES,
+        }
+    }
+
+    /// Joins the samples of a batch.
+    pub(crate) fn of(samples: &[Sample]) -> Dataset {
+        let mut dataset = Dataset::default();
+        dataset.extend(samples);
+        dataset
+    }
+
+    /// Reads all samples of a pipeline.
+    fn read(pipeline: Pipeline<Sample>) -> Result<Dataset, SplitError> {
+        let mut dataset = Dataset::default();
+        for batch in pipeline.shard(0, 1)? {
+            dataset.extend(&batch?.samples);
+        }
+        Ok(dataset)
+    }
+
+    fn extend(&mut self, samples: &[Sample]) {
+        for (pixels, label) in samples {
+            self.width = pixels.len();
+            self.features.extend_from_slice(pixels);
+            self.labels.push(*label);
         }
     }
 
@@ -54,18 +78,18 @@ impl Dataset {
     /// # Panics
     ///
     /// If `row` is not below [`rows`](Dataset::rows).
-    pub(crate) fn row(&self, row: usize) -> &[f32] {
+    fn row(&self, row: usize) -> &[f32] {
         &self.features[row * self.width..(row + 1) * self.width]
     }
 
-    /// Holds out `test_rows` samples, each class in proportion to its size; the rest is for
-    /// training. Both parts keep the order of the samples. Fractional quotas are rounded by the
-    /// largest remainder; of equal remainders the lower class comes first.
+    /// Holds out `test_rows` samples, each class in proportion to its size. Returns the rest, which
+    /// is for training, and the samples held out. Both keep the order of the samples. Fractional
+    /// quotas are rounded by the largest remainder; of equal remainders the lower class comes first.
     ///
     /// `split_seed` alone decides which samples are held out. It is not the training seed:
     /// otherwise runs with different seeds would be measured on different test sets.
-    pub(crate) fn split(&self, test_rows: usize, split_seed: u64) -> Split {
-        let mut members: Vec<Vec<usize>> = vec![Vec::new(); self.classes];
+    fn split(&self, test_rows: usize, split_seed: u64) -> (Dataset, Dataset) {
+        let mut members: Vec<Vec<usize>> = vec![Vec::new(); CLASSES];
         for (row, &label) in self.labels.iter().enumerate() {
             members[usize::from(label)].push(row);
         }
@@ -77,16 +101,11 @@ impl Dataset {
                 held_out[row] = true;
             }
         }
-        Split { train: self.select(|row| !held_out[row]), test: self.select(|row| held_out[row]) }
+        (self.select(|row| !held_out[row]), self.select(|row| held_out[row]))
     }
 
     fn select(&self, chosen: impl Fn(usize) -> bool) -> Dataset {
-        let mut part = Dataset {
-            features: Vec::new(),
-            width: self.width,
-            labels: Vec::new(),
-            classes: self.classes,
-        };
+        let mut part = Dataset { width: self.width, ..Dataset::default() };
         for row in (0..self.rows()).filter(|&row| chosen(row)) {
             part.features.extend_from_slice(self.row(row));
             part.labels.push(self.labels[row]);
@@ -95,22 +114,31 @@ impl Dataset {
     }
 }
 
-/// A training set and a test set with the same width and the same classes.
-#[derive(Clone, Debug, PartialEq)]
+/// Samples to train on and samples to test on, of the same width.
+#[derive(Debug)]
 pub(crate) struct Split {
-    /// The samples that workers draw their batches from.
-    pub train: Dataset,
+    /// The samples that workers train on. Clones share them.
+    pub(crate) train: Pipeline<Sample>,
+    /// The number of samples to train on.
+    pub(crate) train_rows: usize,
     /// The samples that the accuracy is measured on.
-    pub test: Dataset,
+    pub(crate) test: Arc<Dataset>,
 }
 
 impl Split {
     /// Returns the digits of [`Dataset::digits`] with 20 % held out: 1,437 samples to train on and
     /// 360 to test on, the same ones in every run.
-    pub(crate) fn digits() -> Split {
+    ///
+    /// # Errors
+    ///
+    /// [`SplitError::Source`] if the digits have no pixels.
+    pub(crate) fn digits() -> Result<Split, SplitError> {
         let digits = Dataset::digits();
-        let test_rows = digits.rows().div_ceil(5);
-        digits.split(test_rows, SPLIT_SEED)
+        let (train, test) = digits.split(digits.rows().div_ceil(5), SPLIT_SEED);
+        let train_rows = train.rows();
+        let source = SliceSource::rows(TRAIN, &train.features, train.labels)?;
+        let train = Pipeline::new(source).map(|(pixels, label)| (pixels.to_vec(), label));
+        Ok(Split { train, train_rows, test: Arc::new(test) })
     }
 
     /// Reads the four IDX files of MNIST or Fashion-MNIST in `directory`, plain or with the suffix
@@ -119,20 +147,47 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// A [`DataError`] that names the file, the offset in the unpacked file and the expectation.
-    /// The files are not trusted: memory grows with the bytes that arrive, up to a limit.
-    pub(crate) fn open(directory: &Path) -> Result<Split, DataError> {
-        let train = idx::load(directory, "train-images-idx3-ubyte", "train-labels-idx1-ubyte")?;
-        let test = idx::load(directory, "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")?;
-        if train.width != test.width {
-            return Err(DataError::WidthMismatch {
+    /// A [`SplitError`] that names the file and the value. The files are not trusted. A label of a
+    /// sample to train on is checked when the sample is read.
+    pub(crate) fn open(directory: &Path) -> Result<Split, SplitError> {
+        let (train, train_rows, train_width) = open(directory, "train")?;
+        let (test, _, test_width) = open(directory, "t10k")?;
+        if train_width != test_width {
+            return Err(SplitError::Width {
                 directory: directory.to_path_buf(),
-                train: train.width,
-                test: test.width,
+                train: train_width,
+                test: test_width,
             });
         }
-        Ok(Split { train, test })
+        Ok(Split { train, train_rows, test: Arc::new(Dataset::read(test)?) })
     }
+
+    /// Returns the number of values in one sample.
+    pub(crate) fn width(&self) -> usize {
+        self.test.width
+    }
+}
+
+/// Opens the images and labels of one part. Returns their number and their width, too.
+fn open(directory: &Path, part: &str) -> Result<(Pipeline<Sample>, usize, usize), SplitError> {
+    let images = find(directory, &format!("{part}-images-idx3-ubyte"))?;
+    let labels = find(directory, &format!("{part}-labels-idx1-ubyte"))?;
+    // The files of another worker may be packed and have other names.
+    let source = IdxSource::open(images, labels)?.named(part);
+    let (rows, width) = (source.len() as usize, source.shape().iter().product());
+    let pipeline = Pipeline::new(source).try_map(|(pixels, label)| match usize::from(label) {
+        0..CLASSES => Ok((pixels.iter().map(|&pixel| f32::from(pixel) / 255.0).collect(), label)),
+        _ => Err(SplitError::Label { found: label, classes: CLASSES }),
+    });
+    Ok((pipeline, rows, width))
+}
+
+/// Returns the path of a file, plain or packed.
+fn find(directory: &Path, name: &str) -> Result<PathBuf, SplitError> {
+    let paths = [directory.join(name), directory.join(format!("{name}.gz"))];
+    let not_found =
+        || SplitError::NotFound { directory: directory.to_path_buf(), name: name.to_owned() };
+    paths.into_iter().find(|path| path.exists()).ok_or_else(not_found)
 }
 
 /// Returns the number of items that each group contributes to `total`, in proportion to its size,
@@ -156,8 +211,11 @@ fn quotas(sizes: &[usize], total: usize) -> Vec<usize> {
     quotas
 }
 
-/// Number of classes of the digits and of Fashion-MNIST.
-const CLASSES: usize = 10;
+/// Number of classes of the digits and of Fashion-MNIST. Labels run from 0 to one less.
+pub(crate) const CLASSES: usize = 10;
+
+/// Name of the data set to train on, on which all workers agree.
+const TRAIN: &str = "train";
 
 /// Maximum pixel of the 8 x 8 digits, which counts the dark points in a square of 4 x 4.
 const DIGITS_PIXEL_MAX: f32 = 16.0;
@@ -167,10 +225,12 @@ const SPLIT_SEED: u64 = 20;
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn counts(dataset: &Dataset) -> Vec<usize> {
-        let mut counts = vec![0; dataset.classes];
+        let mut counts = vec![0; CLASSES];
         for &label in &dataset.labels {
             counts[usize::from(label)] += 1;
         }
@@ -180,7 +240,7 @@ mod tests {
     #[test]
     fn the_digits_are_complete_and_scaled() {
         let digits = Dataset::digits();
-        assert_eq!((digits.rows(), digits.width, digits.classes), (1797, 64, 10));
+        assert_eq!((digits.rows(), digits.width), (1797, 64));
         assert_eq!(digits.features.len(), 1797 * 64);
         assert!(digits.features.iter().all(|pixel| (0.0..=1.0).contains(pixel)));
         assert!(digits.features.contains(&1.0));
@@ -190,14 +250,17 @@ mod tests {
     #[test]
     fn a_fifth_of_every_class_is_held_out() {
         let digits = Dataset::digits();
-        let split = Split::digits();
-        assert_eq!((split.train.rows(), split.test.rows()), (1437, 360));
+        let split = Split::digits().unwrap();
+        assert_eq!((split.train_rows, split.test.rows(), split.width()), (1437, 360, 64));
         assert_eq!(split.test.features.len(), 360 * 64);
         for (all, held_out) in counts(&digits).into_iter().zip(counts(&split.test)) {
             let exact = all as f64 * 360.0 / 1797.0;
             assert!((held_out as f64 - exact).abs() < 1.0, "{held_out} of {all}");
         }
-        assert_eq!(split, Split::digits());
+        let again = Split::digits().unwrap();
+        assert_eq!(split.test, again.test);
+        let train = Dataset::read(split.train).unwrap();
+        assert_eq!((train.rows(), &train), (1437, &Dataset::read(again.train).unwrap()));
     }
 
     #[test]
@@ -206,14 +269,13 @@ mod tests {
             features: (0..90).map(|row| row as f32).collect(),
             width: 1,
             labels: (0..90).map(|row| row % 3).collect(),
-            classes: 3,
         };
-        let split = numbered.split(20, 1);
-        let mut rows = [split.train.features.clone(), split.test.features.clone()].concat();
+        let (train, test) = numbered.split(20, 1);
+        let mut rows = [train.features, test.features.clone()].concat();
         rows.sort_by(f32::total_cmp);
         assert_eq!(rows, numbered.features);
-        assert_eq!(counts(&split.test), [7, 7, 6]);
-        assert_ne!(numbered.split(20, 2).test, split.test);
+        assert_eq!(counts(&test)[..4], [7, 7, 6, 0]);
+        assert_ne!(numbered.split(20, 2).1, test);
     }
 
     #[test]
@@ -223,5 +285,53 @@ mod tests {
         assert_eq!(quotas(&[3, 0, 1], 100), [3, 0, 1]);
         assert_eq!(quotas(&[0, 0], 5), [0, 0]);
         assert_eq!(quotas(&[], 5), [0; 0]);
+    }
+
+    /// Writes a file with these header words and this payload.
+    fn write(directory: &Path, name: &str, header: &[u32], payload: &[u8]) {
+        let header = header.iter().flat_map(|word| word.to_be_bytes());
+        let bytes: Vec<u8> = header.chain(payload.iter().copied()).collect();
+        fs::write(directory.join(name), bytes).unwrap();
+    }
+
+    /// Writes three images of 2 x 2 pixels and their labels, for both parts.
+    fn write_all(directory: &Path) {
+        for part in ["train", "t10k"] {
+            let images = [0, 51, 102, 153, 204, 255, 0, 0, 0, 0, 0, 255];
+            let name = |kind| format!("{part}-{kind}-ubyte");
+            write(directory, &name("images-idx3"), &[0x803, 3, 2, 2], &images);
+            write(directory, &name("labels-idx1"), &[0x801, 3], &[9, 0, 4]);
+        }
+    }
+
+    #[test]
+    fn idx_files_are_read_completely() {
+        let directory = tempfile::tempdir().unwrap();
+        write_all(directory.path());
+        let split = Split::open(directory.path()).unwrap();
+        assert_eq!((split.train_rows, split.width()), (3, 4));
+        assert_eq!(split.test.labels, [9, 0, 4]);
+        assert_eq!(split.test.row(0), [0.0, 0.2, 0.4, 0.6]);
+        assert_eq!(split.test.row(2), [0.0, 0.0, 0.0, 1.0]);
+        assert_eq!(Dataset::read(split.train).unwrap(), *split.test);
+    }
+
+    #[test]
+    fn refusals_name_the_file_and_the_value() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let refusal = || Split::open(path).unwrap_err().to_string();
+        let expected = "cannot find train-images-idx3-ubyte or train-images-idx3-ubyte.gz in ";
+        assert!(refusal().starts_with(expected), "{}", refusal());
+        write_all(path);
+        write(path, "t10k-images-idx3-ubyte", &[0x803, 3, 1, 2], &[0; 6]);
+        let widths = "images to train on have 4 pixels and images to test on 2, expected equal";
+        assert!(refusal().contains(widths), "{}", refusal());
+        write_all(path);
+        write(path, "t10k-labels-idx1-ubyte", &[0x801, 3], &[9, 10, 4]);
+        let label = "cannot map sample 1 of \"t10k\" in epoch 0: the label is 10, expected less";
+        assert!(refusal().starts_with(label), "{}", refusal());
+        write(path, "t10k-labels-idx1-ubyte", &[0x801, 2], &[9, 4]);
+        assert!(refusal().contains("t10k-labels-idx1-ubyte"), "{}", refusal());
     }
 }

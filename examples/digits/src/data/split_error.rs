@@ -1,0 +1,48 @@
+//! [`SplitError`]: why the samples cannot be loaded.
+
+use std::path::PathBuf;
+
+use pushpull::error::{DataError, SourceError};
+use thiserror::Error;
+
+/// The reason why the samples cannot be loaded.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub(crate) enum SplitError {
+    /// Neither the plain nor the packed file exists.
+    #[error("cannot find {name} or {name}.gz in {}", directory.display())]
+    NotFound {
+        /// The directory that was searched.
+        directory: PathBuf,
+        /// The name of the plain file.
+        name: String,
+    },
+    /// Training and test images have different sizes.
+    #[error(
+        "cannot use {}: images to train on have {train} pixels and images to test on {test}, \
+         expected equal sizes",
+        directory.display()
+    )]
+    Width {
+        /// The directory of the files.
+        directory: PathBuf,
+        /// Number of pixels in a training image.
+        train: usize,
+        /// Number of pixels in a test image.
+        test: usize,
+    },
+    /// A label is not below the number of classes.
+    #[error("the label is {found}, expected less than {classes}")]
+    Label {
+        /// The label.
+        found: u8,
+        /// Number of classes.
+        classes: usize,
+    },
+    /// A file cannot be opened or read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A sample cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+}
