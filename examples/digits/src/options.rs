@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
+use pushpull::optim::Schedule;
 use pushpull::training::Codec;
 use pushpull::{Adam, ClusterSpec, Mode, PsConfig, Storage, TaskId};
 
@@ -55,6 +56,9 @@ pub(crate) struct DigitsOptions {
     /// Learning rate of Adam.
     #[arg(long, default_value_t = 1e-3)]
     pub(crate) learning_rate: f64,
+    /// Steps in which the learning rate decays to 0, along a cosine. [default: none]
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
+    decay_steps: Option<u64>,
     /// Directory of the checkpoints, the same for all ps tasks. The same command then resumes after
     /// Ctrl-C or a loss of all servers. [default: none]
     #[arg(long, value_name = "DIR")]
@@ -108,8 +112,11 @@ impl DigitsOptions {
         checkpoints: Option<Checkpoints>,
     ) -> PsConfig {
         let mode = self.synchronous.map_or_else(Mode::default, |replicas| replicas.mode().into());
-        let mut config =
-            PsConfig::new(cluster.clone(), task, Adam::new(self.learning_rate)).mode(mode);
+        let adam = match self.decay_steps {
+            Some(steps) => Adam::new(Schedule::cosine(self.learning_rate, 0.0, steps)),
+            None => Adam::new(self.learning_rate),
+        };
+        let mut config = PsConfig::new(cluster.clone(), task, adam).mode(mode);
         if let Some(step) = self.last_step() {
             config = config.last_step(step);
         }

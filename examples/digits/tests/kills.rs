@@ -25,6 +25,8 @@ use test_process::{LONG, TestProcess, free_addresses};
 
 const EPOCHS: u64 = 3;
 const SAMPLES: u64 = 1437;
+/// A step has one sample.
+const LAST_STEP: u64 = EPOCHS * SAMPLES;
 const TASKS: [(&str, u32); 5] = [("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1), ("worker", 2)];
 const CHIEF: usize = 2;
 
@@ -53,6 +55,7 @@ impl KilledCluster {
             .args(["--worker-hosts", &self.hosts[2..].join(",")])
             .args(["--job-name", job, "--task-index", &index.to_string()])
             .args(["--epochs", &EPOCHS.to_string(), "--batch", "1", "--synchronous", "1/3"])
+            .args(["--learning-rate", "3e-3", "--decay-steps", &LAST_STEP.to_string()])
             .args(["--ledger", "--step-delay-ms", &self.step_delay_ms.to_string()]);
         if job == "ps" {
             let state = self.folder.path().join(format!("state-{index}"));
@@ -168,12 +171,11 @@ fn every_sample_counts_once_an_epoch_while_all_tasks_are_killed() {
     // The training must last until the last kill.
     let mut cluster = KilledCluster::start(1 + kills / 8);
     let mut values = Values::of(&cluster);
-    let last_step = EPOCHS * SAMPLES;
-    let span = last_step / (groups.len() as u64 + 1);
+    let span = LAST_STEP / (groups.len() as u64 + 1);
     let mut killed = [0_u64; TASKS.len()];
     for (group, tasks) in (0..).zip(&groups) {
         let (step, _) = values.at(group * span + random.below(span as usize) as u64);
-        assert!(step < last_step, "the training ended before kill {group}");
+        assert!(step < LAST_STEP, "the training ended before kill {group}");
         cluster.kill(tasks);
         tasks.iter().for_each(|&task| killed[task] += 1);
     }
@@ -183,7 +185,7 @@ fn every_sample_counts_once_an_epoch_while_all_tasks_are_killed() {
     for worker in CHIEF + 1..TASKS.len() {
         cluster.finish(worker);
     }
-    let (step, params) = values.at(last_step);
+    let (step, params) = values.at(LAST_STEP);
     let ledger = params.view::<f32>("ledger").unwrap();
     let wrong = ledger.iter().filter(|&&count| count != EPOCHS as f32).count();
     let of_samples: f32 = ledger.iter().sum();
@@ -195,8 +197,8 @@ fn every_sample_counts_once_an_epoch_while_all_tasks_are_killed() {
         "counted": of_samples, "wrong": wrong, "accuracy": accuracy,
     });
     println!("{figures}");
-    assert_eq!((ledger.len() as u64, wrong, step), (SAMPLES, 0, last_step), "{ledger:?}");
-    assert_eq!(result["steps"], last_step, "{result}");
+    assert_eq!((ledger.len() as u64, wrong, step), (SAMPLES, 0, LAST_STEP), "{ledger:?}");
+    assert_eq!(result["steps"], LAST_STEP, "{result}");
     assert!(accuracy >= 0.95, "{result}");
     for server in 0..CHIEF {
         cluster.processes[server].signal(Signal::INT);
