@@ -18,13 +18,13 @@ use std::time::Instant;
 use pushpull_common::ids::ClientEpoch;
 use pushpull_common::protocol::message::EndReason;
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 
 use super::clipping::{self, BitwiseF64};
 pub(crate) use super::committed_step::{AdmittedPush, CommittedStep, PerPush, TokenOutcome};
+use super::data_position::BatchTaker;
 #[cfg(test)]
 use super::data_position::DataPosition;
-use super::data_position::{BatchTaker, DataBatch};
 use super::step_replicas::StepReplicas;
 use super::step_rule::StepRule;
 use super::token_issuer::TokenResponse;
