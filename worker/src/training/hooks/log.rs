@@ -158,7 +158,7 @@ mod tests {
             "joined at step 0",
             "step 1: loss 0",
             "step 4: loss 1.5",
-            "ended at step 6: the servers grant no more tokens",
+            "ended at step 6: the last step is reached",
         ];
         assert_eq!(lines(script(), |write| Log::every_steps(3, write)), expected);
         let three = Duration::from_secs(3);
