@@ -69,7 +69,7 @@ impl<T: Send + 'static> GrantedBatches<T> {
     /// Those of the source and of the functions of the pipeline, for a sample of this batch;
     /// [`DataError::Range`] if the samples are not part of the data set. The next call can succeed.
     ///
-    /// Dropping the future loses a batch that was read ahead, and no other.
+    /// Dropping the future loses nothing: the batch is read, for a later call with these samples.
     pub async fn load(
         &mut self,
         samples: SampleRange,
@@ -77,12 +77,9 @@ impl<T: Send + 'static> GrantedBatches<T> {
     ) -> Result<Batch<T>, DataError> {
         loop {
             let next = self.prepare(samples, ahead)?;
-            self.submitted.pop_front();
-            match (next, self.loader.take().await) {
-                (NextBatch::Discard, _) => self.wasted += 1,
-                (NextBatch::Return, Some(batch)) => return batch,
-                // Nothing is under way after a future was dropped.
-                (NextBatch::Return, None) => self.submitted.clear(),
+            let taken = self.loader.take().await;
+            if let Some(batch) = self.taken(next, taken) {
+                return batch;
             }
         }
     }
@@ -96,11 +93,9 @@ impl<T: Send + 'static> GrantedBatches<T> {
     ) -> Result<Batch<T>, DataError> {
         loop {
             let next = self.prepare(samples, ahead)?;
-            self.submitted.pop_front();
-            match (next, self.loader.blocking_take()) {
-                (NextBatch::Discard, _) => self.wasted += 1,
-                (NextBatch::Return, Some(batch)) => return batch,
-                (NextBatch::Return, None) => self.submitted.clear(),
+            let taken = self.loader.blocking_take();
+            if let Some(batch) = self.taken(next, taken) {
+                return batch;
             }
         }
     }
@@ -123,6 +118,22 @@ impl<T: Send + 'static> GrantedBatches<T> {
         Ok(NextBatch::Return)
     }
 
+    /// Handles the loader's next batch, and returns it if it is the granted one.
+    fn taken(
+        &mut self,
+        next: NextBatch,
+        taken: Option<Result<Batch<T>, DataError>>,
+    ) -> Option<Result<Batch<T>, DataError>> {
+        self.submitted.pop_front();
+        match (next, &taken) {
+            (NextBatch::Return, Some(_)) => return taken,
+            (NextBatch::Discard, _) => self.wasted += 1,
+            // Nothing is under way.
+            (NextBatch::Return, None) => self.submitted.clear(),
+        }
+        None
+    }
+
     fn submit(&mut self, range: SampleRange) -> Result<(), DataError> {
         self.loader.submit(range)?;
         self.submitted.push_back(range);
@@ -132,8 +143,10 @@ impl<T: Send + 'static> GrantedBatches<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::pin::pin;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, Mutex};
+    use std::task::{Context, Waker};
 
     use super::super::{Pipeline, SliceSource};
     use super::*;
@@ -174,6 +187,27 @@ mod tests {
         assert_eq!((batch.samples, batches.wasted()), (vec![8, 9], 1));
         let batch = batches.blocking_load(range(10), None).unwrap();
         assert_eq!((batch.samples, batches.wasted()), (vec![10, 11], 1));
+    }
+
+    #[test]
+    fn a_dropped_future_does_not_pass_its_batch_for_another() {
+        let gate = Arc::new(Mutex::new(()));
+        let closed = gate.lock().unwrap();
+        let source = SliceSource::new("numbers", (0..20).collect::<Vec<u64>>());
+        let waits = gate.clone();
+        let pipeline = Pipeline::new(source).batch(2).threads(1).prefetch(2).map(move |number| {
+            drop(waits.lock());
+            number
+        });
+        let mut batches = GrantedBatches::new(pipeline.loader().unwrap());
+        {
+            let mut load = pin!(batches.load(range(0), None));
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(load.as_mut().poll(&mut context).is_pending());
+        }
+        drop(closed);
+        let batch = batches.blocking_load(range(4), None).unwrap();
+        assert_eq!((batch.samples, batches.wasted()), (vec![4, 5], 1));
     }
 
     #[test]
