@@ -78,10 +78,20 @@ impl DataSet {
     /// Declares `samples` samples that are consumed in batches of `batch`, in the order of their
     /// indices, epoch after epoch without an end.
     pub fn new(name: impl Into<String>, samples: u64, batch: u32) -> Result<DataSet, DataSetError> {
-        let (seed, epochs, drop_remainder) = (None, None, false);
+        DataSet::of_fields(name, samples, batch, None, None, false)
+    }
+
+    /// Declares a data set by all its fields, which come from a message or a file.
+    pub fn of_fields(
+        name: impl Into<String>,
+        samples: u64,
+        batch: u32,
+        seed: Option<u64>,
+        epochs: Option<u64>,
+        drop_remainder: bool,
+    ) -> Result<DataSet, DataSetError> {
         let set = DataSet { name: name.into(), samples, batch, seed, epochs, drop_remainder };
-        set.validate()?;
-        Ok(set)
+        set.validate().map(|()| set)
     }
 
     /// Visits the samples of each epoch in another random order, a function of `seed` and the
@@ -153,7 +163,8 @@ impl DataSet {
         SampleRange { epoch, start, len: len as u32 }
     }
 
-    /// Checks every limit. Whoever receives a data set from elsewhere calls it first.
+    /// Checks every limit. The builder methods do not: a declaration is validated once it is
+    /// complete.
     pub fn validate(&self) -> Result<(), DataSetError> {
         let name = self.name.clone();
         if !(1..=DataSet::NAME_BYTES_MAX).contains(&name.len()) {

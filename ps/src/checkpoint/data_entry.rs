@@ -36,12 +36,8 @@ impl DataEntry {
 
     /// Returns the data set. An error is what a manifest must have, and what it has.
     pub(crate) fn set(&self) -> Result<DataSet, (String, String)> {
-        let set = DataSet::new(&self.name, self.samples, self.batch).map(|set| {
-            let set = set.drop_remainder(self.drop_remainder);
-            let set = self.seed.into_iter().fold(set, DataSet::shuffle);
-            self.epochs.into_iter().fold(set, DataSet::epochs)
-        });
-        let set = set.and_then(|set| set.validate().map(|()| set));
+        let &DataEntry { ref name, samples, batch, seed, epochs, drop_remainder, .. } = self;
+        let set = DataSet::of_fields(name, samples, batch, seed, epochs, drop_remainder);
         set.map_err(|error| ("a data set".to_owned(), error.to_string()))
     }
 

@@ -109,10 +109,7 @@ impl TryFrom<&DeclareData> for DataSet {
     type Error = DataSetError;
 
     fn try_from(declared: &DeclareData) -> Result<DataSet, DataSetError> {
-        let set = DataSet::new(declared.name.as_str(), declared.samples, declared.batch)?;
-        let set = set.drop_remainder(declared.drop_remainder);
-        let set = declared.seed.into_iter().fold(set, DataSet::shuffle);
-        let set = declared.epochs.into_iter().fold(set, DataSet::epochs);
-        set.validate().map(|()| set)
+        let &DeclareData { ref name, samples, batch, seed, epochs, drop_remainder } = declared;
+        DataSet::of_fields(name.as_str(), samples, batch, seed, epochs, drop_remainder)
     }
 }

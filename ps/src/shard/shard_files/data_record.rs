@@ -99,12 +99,9 @@ impl DataRecord {
         let name = name.ok_or_else(|| fault(NAME, "the name of a data set"))?;
         let batch = u32::try_from(load(BATCH)).map_err(|_| fault(BATCH, "the size of a batch"))?;
         let optional = |bit: u64, word: usize| (flags & bit != 0).then(|| load(word));
-        let set = DataSet::new(name, load(SAMPLES), batch).map(|set| {
-            let set = set.drop_remainder(flags & DROPS_REMAINDER != 0);
-            let set = optional(HAS_SEED, SEED).into_iter().fold(set, DataSet::shuffle);
-            optional(HAS_EPOCHS, EPOCHS).into_iter().fold(set, DataSet::epochs)
-        });
-        let set = set.and_then(|set| set.validate().map(|()| set));
+        let (seed, epochs) = (optional(HAS_SEED, SEED), optional(HAS_EPOCHS, EPOCHS));
+        let drops_remainder = flags & DROPS_REMAINDER != 0;
+        let set = DataSet::of_fields(name, load(SAMPLES), batch, seed, epochs, drops_remainder);
         let set = set.map_err(|error| fault(SAMPLES, &format!("a data set; {error}")))?;
         let next = DataBatch(load(NEXT));
         if next.0 > set.all_batches() {
