@@ -133,7 +133,7 @@ impl AsynchronousTokens {
     pub(crate) fn spend(&mut self, token: TokenId, read: GlobalStep) -> u64 {
         let staleness = self.staleness(token, read);
         let spent = self.ledger.spend(token.0);
-        self.ended(spent, true);
+        self.token_ended(spent.as_ref(), true);
         self.ledger.steps.step += 1;
         staleness
     }
@@ -145,24 +145,24 @@ impl AsynchronousTokens {
             true => self.ledger.spend(token.0),
             false => self.ledger.take_back(token.0),
         };
-        self.ended(stale, true);
+        self.token_ended(stale.as_ref(), true);
     }
 
     /// Takes back an outstanding token.
     pub(crate) fn take_back(&mut self, token: u64) -> Option<OutstandingToken> {
         let out = self.ledger.take_back(token);
-        self.ended(out.clone(), false);
+        self.token_ended(out.as_ref(), false);
         out
     }
 
     /// Spends the batch of an outstanding token without a gradient, and ends the token.
     pub(crate) fn skip(&mut self, token: TokenId) {
         let skipped = self.ledger.spend(token.0);
-        self.ended(skipped, false);
+        self.token_ended(skipped.as_ref(), false);
     }
 
     /// Ends the recall of a token, and counts its gradient if its holder has `made` one.
-    fn ended(&mut self, out: Option<OutstandingToken>, made: bool) {
+    fn token_ended(&mut self, out: Option<&OutstandingToken>, made: bool) {
         let Some(out) = out else { return };
         self.recalls.end(out.issued.token.0);
         if let Some(bounded_staleness) = self.bounded_staleness.as_mut().filter(|_| made) {
@@ -230,12 +230,9 @@ impl AsynchronousTokens {
     /// Returns whether a request of this client would have to wait.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
-        let StepState { step, finished, .. } = self.ledger.steps;
-        let ended = finished || self.last_step.is_some_and(|last| step >= last);
         let has_batch = self.ledger.has_batch_for(BatchTaker::Client(client));
-        !ended
-            && !self.ledger.data_has_ended()
-            && (self.all_are_promised() || self.is_ahead(client) || !has_batch)
+        let waits = self.all_are_promised() || self.is_ahead(client) || !has_batch;
+        waits && self.end_reason().is_none()
     }
 }
 
