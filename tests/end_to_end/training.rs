@@ -214,7 +214,7 @@ impl<F: FnMut(u64) + Send> Hook for EachStep<F> {
     }
 }
 
-/// The server loses its state at step 12. Both workers go on from the checkpoint, whoever notices
+/// The server loses its state at step 12. Both workers go on from the checkpoint, whichever notices
 /// first, and the updates that are in the values are exactly the steps.
 #[test]
 fn two_sessions_go_on_from_a_checkpoint_when_a_server_has_lost_its_state() {

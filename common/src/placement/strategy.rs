@@ -12,7 +12,7 @@ use crate::variable::VariableSpec;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum PlacementStrategy {
-    /// Balances bytes, whatever the order of creation; the default.
+    /// Balances bytes, independently of the order of creation; the default.
     ///
     /// Variables of [`Partitioner::Automatic`] that are large for the model are cut by rows, into at
     /// most one part for each shard and parts of at least 64 KiB, tables of 1 MiB. Then the largest

@@ -116,8 +116,8 @@ impl<'a> Step<'a> {
         pulled.or_else(|error| self.session.rows_failed(error).map(|()| Pulled::Stale))
     }
 
-    /// Pushes the gradients, and returns their fate. The loop goes on with the next step, whatever
-    /// it is.
+    /// Pushes the gradients, and returns their fate. The loop goes on with the next step after
+    /// each of them.
     ///
     /// # Errors
     /// An error ends the training: see [`TrainingSession::step`]. A fault of the program, such as

@@ -51,7 +51,7 @@ use crate::worker::Worker;
 ///   count each push at most once.
 /// - **Recovery.** The session follows [`Error::advice`], for as long as
 ///   [`TrainingConfig::recover_for`]. Hooks see each join.
-/// - **End.** [`TrainingSession::step`] returns `None` once the training has ended for whatever
+/// - **End.** [`TrainingSession::step`] returns `None` once the training has ended for any
 ///   reason: the final checkpoint is saved, the hooks have heard of the end, and the worker has left.
 ///
 /// A session that is dropped before its end tells its hooks that it failed. Its servers notice when

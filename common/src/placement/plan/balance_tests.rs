@@ -72,7 +72,7 @@ fn common_models_are_balanced() {
     assert!(classic.skew() > 1.9 && classic.task_loads().is_skewed(), "{}", classic.table());
 }
 
-/// Each kind is balanced by itself, whatever the bytes of the others.
+/// Each kind is balanced by itself, independently of the bytes of the others.
 #[test]
 fn dense_variables_are_balanced_beside_larger_kinds() {
     for large in [dense("embedding", &[10 << 20, 64]).sparse(), table("t", 1 << 40)] {
