@@ -140,6 +140,7 @@ messages! {
     55 => Saved, body 0;
     56 => SaveShard, body 0;
     57 => ShardSaved, body limits::CATALOGUE_BYTES_MAX;
+    58 => AwaitEnd, body 0;
     60 => Held, body 0;
     61 => StepApplied, body 0;
     62 => Commit, body 0;

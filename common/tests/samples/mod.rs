@@ -87,6 +87,7 @@ fn conversation(add: &mut impl FnMut(&str, Message)) {
     add("SharedPushBuffer", shared_push_buffer().into());
     add("Finish", Finish {}.into());
     add("Finished", Finished {}.into());
+    add("AwaitEnd", AwaitEnd {}.into());
     add("Leave", Leave {}.into());
     add("Left", Left {}.into());
 }

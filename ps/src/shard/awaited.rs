@@ -46,6 +46,7 @@ impl Shard {
                     Awaited { text, workers, ..Awaited::default() }
                 }
                 WaitReason::PushSlot => Awaited::event(self.steps.awaited_push_slot(now)),
+                WaitReason::End => self.steps.awaited_end(&self.peers, now),
                 WaitReason::Token | WaitReason::Pull { .. } | WaitReason::Rows { .. } => {
                     let tokens =
                         || self.steps.awaited_tokens(&self.peers, now, entry.request.client);

@@ -128,6 +128,11 @@ impl Shard {
             matches!(entry.wait, WaitReason::Token) && !entry.request.client.is_some_and(none_for)
         };
         assert!(!self.peers.parked.any(in_vain), "a request waits although a token is available");
+        let waits_for_end = self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::End));
+        assert!(
+            !(waits_for_end && self.steps.ended_for_all(&self.peers).is_some()),
+            "a request waits although the training has ended on all workers"
+        );
         let waits_for_ready =
             self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::Ready));
         assert!(

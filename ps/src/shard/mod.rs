@@ -37,6 +37,7 @@ mod stragglers;
 mod streaming_apply;
 mod to_owner;
 mod tokens;
+mod training_end;
 mod training_watch;
 mod two_pass;
 mod untrained_variables;
@@ -239,6 +240,7 @@ impl Shard {
         if trains {
             intake.give_parked_push_slots(peers, out, now);
             steps.grant_parked_tokens(intake, peers, out, now);
+            steps.announce_end(peers, out);
         }
         pulls.send_parked(variables, files, peers, steps, out);
         peers.report_members(out);
@@ -327,6 +329,7 @@ impl Shard {
                 self.awaited_step(now).unwrap_or_else(tokens).text
             }
             WaitReason::PushSlot => self.steps.awaited_push_slot(now),
+            WaitReason::End => self.steps.awaited_end(&self.peers, now).text,
             WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. } => {
                 self.awaited_values(now, *at_least)
             }

@@ -212,7 +212,7 @@ impl Shard {
         }
         let present = entry.presence == ClientPresence::Present;
         let (next, ended) = match whole.next && present {
-            true => self.steps.next_token(&self.peers, now, client),
+            true => self.steps.next_token(&mut self.peers, now, client),
             false => (None, None),
         };
         let push_slot =

@@ -111,7 +111,7 @@ impl Steps {
     /// Returns a token for a client whose push has just been applied, or why there are no more.
     pub(super) fn next_token(
         &mut self,
-        peers: &Peers,
+        peers: &mut Peers,
         now: Instant,
         client: ClientKey,
     ) -> (Option<Grant>, Option<EndReason>) {
@@ -127,7 +127,10 @@ impl Steps {
         let epoch = peers.registry.client(client).epoch;
         let Some(owner) = owner.filter(|_| reads) else { return (None, None) };
         match owner.request(client, epoch, now) {
-            TokenResponse::Granted(issued) => (Some(owner.grant(client, issued, 0)), None),
+            TokenResponse::Granted(issued) => {
+                peers.registry.set_training(client, true);
+                (Some(owner.grant(client, issued, 0)), None)
+            }
             TokenResponse::Ended(reason) => (None, Some(reason)),
             TokenResponse::Wait => (None, None),
         }
@@ -203,7 +206,7 @@ impl Intake {
     pub(super) fn answer_token(
         &mut self,
         steps: &mut Steps,
-        peers: &Peers,
+        peers: &mut Peers,
         out: &mut Outputs,
         now: Instant,
         entry: &ParkedRequest,
@@ -212,6 +215,7 @@ impl Intake {
         let owner = entry.request.client.zip(steps.owner.as_mut());
         let message: Message = match (response, owner) {
             (TokenResponse::Granted(issued), Some((client, owner))) => {
+                peers.registry.set_training(client, true);
                 let push_slot = self.free_push_slot(peers, now, client);
                 message::Granted { grant: owner.grant(client, issued, push_slot) }.into()
             }

@@ -193,6 +193,11 @@ wire_struct! {
     Finished {}
 }
 wire_struct! {
+    /// Waits for the end of the training on all workers. A worker that sends it has settled its
+    /// pushes and takes no more tokens. `Ended` answers it.
+    AwaitEnd {}
+}
+wire_struct! {
     /// Leaves the training and returns this client's tokens.
     Leave {}
 }

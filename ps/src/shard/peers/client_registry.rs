@@ -45,6 +45,9 @@ pub(crate) struct ClientEntry {
     pub(crate) window: PushWindow,
     /// Whether this incarnation has declared the data set.
     pub(crate) reads_data: bool,
+    /// Whether pushes of this client may be under way: it was granted a token and has not said
+    /// since that it is at its end.
+    pub(crate) is_training: bool,
     pub(crate) connection: Option<u64>,
     heard_at: Instant,
     /// When its last gradient got its outcome, and how long after the one before.
@@ -74,6 +77,8 @@ impl ClientEntry {
             presence,
             window,
             reads_data,
+            // Whether it was is not durable.
+            is_training: presence == ClientPresence::Present,
             connection: None,
             heard_at: now,
             settled_at: None,
@@ -309,6 +314,7 @@ impl ClientRegistry {
             presence: ClientPresence::Present,
             window: PushWindow::new(self.planted),
             reads_data: false,
+            is_training: false,
             connection: Some(connection),
             heard_at: now,
             settled_at: None,
@@ -383,6 +389,19 @@ impl ClientRegistry {
     pub(crate) fn client_mut(&mut self, key: ClientKey) -> &mut ClientEntry {
         self.changed.insert(key);
         &mut self.clients[key.0 as usize]
+    }
+
+    /// Records that a client was granted a token, or that it is at its end.
+    pub(crate) fn set_training(&mut self, key: ClientKey, is_training: bool) {
+        self.clients[key.0 as usize].is_training = is_training;
+    }
+
+    /// Yields the members whose pushes may be under way.
+    pub(crate) fn training(&self) -> impl Iterator<Item = ClientKey> {
+        self.keys().filter(|&key| {
+            let client = self.client(key);
+            client.is_training && client.presence == ClientPresence::Present
+        })
     }
 
     /// Bytes have arrived from the client: its lease starts again.

@@ -46,6 +46,7 @@ impl MessageRights {
             | Message::FetchCatalogue(_) => Senders::All.rights().read_only(),
             Message::AwaitReady(_) => Senders::All.rights(),
             Message::ShareValues(_) => Senders::Clients.rights().read_only(),
+            Message::AwaitEnd(_) => Senders::Clients.rights(),
             Message::TokenRequest(_)
             | Message::DeclareData(_)
             | Message::Reserve(_)

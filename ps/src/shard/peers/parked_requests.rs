@@ -21,6 +21,8 @@ pub(crate) enum WaitReason {
     Token,
     /// A push slot.
     PushSlot,
+    /// The end of the training on all workers.
+    End,
     /// The values of a step, or newer ones.
     Pull {
         /// The step.

@@ -204,6 +204,7 @@ impl Shard {
                 steps.recall_answered(intake, peers, out, now, connection, &answer);
             }
             (Message::Finish(_), _) => steps.finish(out, connection, envelope),
+            (Message::AwaitEnd(_), _) => steps.await_end(peers, out, request),
             (Message::Leave(_), Some(client)) => {
                 let entry = peers.registry.client_mut(client);
                 let before = std::mem::replace(&mut entry.presence, ClientPresence::Left);

@@ -166,8 +166,10 @@ fn a_shard_that_mints_no_epochs_accepts_those_of_the_step_owner() {
     assert_eq!(peer.epoch, ClientEpoch(1));
     let line = world.join(1, &mut peer);
     let newest = pushpull_common::ids::TokenId(0);
-    let refusal = world.refused(line, message::TokenRequest { newest }.into());
-    assert!(matches!(refusal, Refusal::Unsupported { .. }), "it does not own the step: {refusal}");
+    for message in [message::TokenRequest { newest }.into(), message::AwaitEnd {}.into()] {
+        let refusal = world.refused(line, message);
+        assert!(matches!(refusal, Refusal::Unsupported { .. }), "not the step owner: {refusal}");
+    }
 }
 
 #[test]

@@ -52,4 +52,5 @@ mod stepping;
 mod synchronous;
 mod talk;
 mod tokens;
+mod training_end;
 mod world;

@@ -174,6 +174,7 @@ impl MessageDraw<'_> {
             22 => message::Withdraw {}.into(),
             23 => message::OutcomeQuery {}.into(),
             24 if self.choices.one_in(4) => message::Finish {}.into(),
+            24 => message::AwaitEnd {}.into(),
             25 => message::Leave {}.into(),
             26 | 27 => {
                 let token = match self.choices.one_in(4) {
