@@ -52,7 +52,7 @@ impl Hook for Reports {
     }
 
     fn end(&mut self, at: &FinalValues<'_>) -> Result<(), HookError> {
-        let params = at.params.ok_or("the worker never joined")?;
+        let params = at.end.params.as_ref().ok_or("the worker never joined")?;
         let w = params.view::<f32>("w")?.iter().map(|value| value.to_bits());
         _ = self.reports.send(Report::Final(w.collect()));
         Ok(())

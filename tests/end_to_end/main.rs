@@ -34,5 +34,6 @@ mod status;
 mod synchronous;
 mod tables;
 mod training;
+mod training_end;
 mod verbs;
 mod whole_variables;

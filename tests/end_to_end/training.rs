@@ -51,7 +51,7 @@ struct FinalW(Sender<(u64, Vec<f32>)>);
 
 impl Hook for FinalW {
     fn end(&mut self, at: &FinalValues<'_>) -> Result<(), HookError> {
-        let params = at.params.ok_or("the worker never joined")?;
+        let params = at.end.params.as_ref().ok_or("the worker never joined")?;
         Ok(self.0.send((params.step(), params.view::<f32>("w")?.to_vec()))?)
     }
 }
@@ -68,10 +68,11 @@ fn two_workers_train_to_the_last_step_of_the_servers() {
     let ends = train_two([config(&cluster.spec, 0).hook(hook), config(&cluster.spec, 1)]);
     assert_eq!(ends.each_ref().map(|(_, counted)| counted).into_iter().sum::<u64>(), 40);
     for (end, _) in ends {
-        assert_eq!((end.reason, end.checkpoint), (StopReason::LastStep, None));
+        let values = end.params.unwrap();
+        assert_eq!((end.reason, end.checkpoint, end.is_final), (StopReason::LastStep, None, true));
+        assert_eq!((values.step(), values.view("w").unwrap()), (40, &[-40_f32; 3][..]));
     }
-    let (step, w) = values.recv().unwrap();
-    assert!((1..=40).contains(&step) && w == vec![-(step as f32); 3], "{step}: {w:?}");
+    assert_eq!(values.recv().unwrap(), (40, vec![-40.0; 3]), "the hook sees the same");
     // A training that is over runs no step and ends in the same way.
     let (end, counted) = train(config(&cluster.spec, 1)).unwrap();
     assert_eq!((end.step, end.reason, counted), (40, StopReason::LastStep, 0));
@@ -104,7 +105,10 @@ fn two_workers_consume_their_data_once_and_end_with_them() {
     let ends = std::thread::scope(|scope| {
         [0, 1].map(|worker| scope.spawn(move || train(worker))).map(|it| it.join().unwrap())
     });
-    assert!(ends.iter().all(|end| end.reason == StopReason::DataEnd), "{ends:?}");
+    for end in ends {
+        assert_eq!((&end.reason, end.is_final), (&StopReason::DataEnd, true));
+        assert_eq!(end.params.unwrap().view::<f32>("ledger").unwrap(), [2.0; 40]);
+    }
     let mut reader = Reader::connect(cluster.config(0)).unwrap();
     let mut values = reader.params();
     assert_eq!(reader.pull(&mut values).unwrap(), 28);
@@ -119,7 +123,7 @@ fn two_workers_stop_by_a_hook_at_exactly_its_step() {
     let (hook, values) = final_w();
     let config = |worker| config(&cluster.spec, worker).hook(hooks::StopAtStep::last(30));
     for (end, counted) in train_two([config(0).hook(hook), config(1)]) {
-        assert_eq!((end.step, counted), (30, 30));
+        assert_eq!((end.step, counted, end.is_final), (30, 30, false), "the servers train on");
         assert!(matches!(end.reason, StopReason::Hook { hook, .. } if hook == "StopAtStep"));
     }
     assert_eq!(values.recv().unwrap(), (30, vec![-30.0; 3]));

@@ -6,6 +6,8 @@
 mod training;
 mod waiter;
 
+use std::time::Duration;
+
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::Sequence;
 use pushpull_common::placement::Placement;
@@ -216,6 +218,11 @@ impl Worker {
         self.waiter.wait(|| self.inner.finish())
     }
 
+    /// See [`crate::Worker::pull_final`].
+    pub fn pull_final(&mut self, params: &mut Params) -> Result<u64, Error> {
+        self.waiter.wait(|| self.inner.pull_final(params))
+    }
+
     /// See [`crate::Worker::save`].
     pub fn save(&mut self, user: &[u8]) -> Result<SavedCheckpoint, Error> {
         self.waiter.wait(|| self.inner.save(user))
@@ -298,6 +305,11 @@ impl Reader {
     /// See [`crate::Reader::pull`].
     pub fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {
         self.waiter.wait(|| self.inner.pull(params))
+    }
+
+    /// See [`crate::Reader::training_end`].
+    pub fn training_end(&mut self, within: Duration) -> Result<Option<EndReason>, Error> {
+        self.waiter.wait(|| self.inner.training_end(within))
     }
 
     /// See [`crate::Reader::pull_rows`].

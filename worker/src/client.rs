@@ -13,7 +13,7 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::data_set::DataSet;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, ShardId, TaskId, VariableId};
-use pushpull_common::protocol::message::Role;
+use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::protocol::{Message, Refusal, message};
 use pushpull_common::tensor::Element;
 
@@ -99,10 +99,28 @@ impl SessionClient {
         body: Bytes,
         timeout: Duration,
     ) -> Result<(Message, Vec<u8>), Error> {
-        let command = SessionCommand::Request { shard, message: message.into(), body };
+        let message = message.into();
+        let command = SessionCommand::Request { shard, message, body, wait_ms: None };
         match self.caller.call(doing, command, timeout).await? {
             Reply::Answer { message, body } => Ok((message, body)),
             _ => Err(Error::Ended { doing }),
+        }
+    }
+
+    /// Waits until the training has ended on all workers, for at most `within`, and returns why.
+    /// `None` if it goes on.
+    pub(crate) async fn await_end(&self, within: Duration) -> Result<Option<EndReason>, Error> {
+        let doing = "wait for the end of the training";
+        let (shard, message, body) = (self.owner, message::AwaitEnd {}.into(), Bytes::new());
+        // Zero would be no limit.
+        let wait_ms = u32::try_from(within.as_millis().max(1)).ok();
+        let command = SessionCommand::Request { shard, message, body, wait_ms };
+        let timeout = within.saturating_add(self.config.timeout);
+        match self.caller.call(doing, command, timeout).await {
+            Ok(Reply::Answer { message: Message::Ended(ended), .. }) => Ok(Some(ended.reason)),
+            Ok(_) => Err(Error::Ended { doing }),
+            Err(Error::Refused { refusal: Refusal::Deadline { .. }, .. }) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

@@ -1,9 +1,10 @@
 //! Pulls without training, for evaluation and serving.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::protocol::message::Role;
+use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::tensor::Element;
 
 use crate::client::SessionClient;
@@ -74,6 +75,18 @@ impl Reader {
             return Err(Error::ForeignBuffer);
         }
         Ok(self.client.pull(params).await?.0)
+    }
+
+    /// Waits until the training has ended on all workers, for at most `within`, and returns why.
+    /// `None` if it goes on. The values that are pulled after that are final.
+    ///
+    /// Zero asks without a wait. The answer takes up to 50 ms while the training goes on.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if the step owner does not answer within [`WorkerConfig::timeout`] after
+    /// that, [`Error::ServerStopped`], and those of the session.
+    pub async fn training_end(&mut self, within: Duration) -> Result<Option<EndReason>, Error> {
+        self.client.await_end(within).await
     }
 
     /// Pulls rows of a sparse variable into `rows`, back to back in the order of `ids`, and returns

@@ -275,6 +275,32 @@ impl Worker {
         Ok(())
     }
 
+    /// Waits until the training has ended on all workers, then replaces all of `params` with the
+    /// final values. Returns their step; every worker gets the same values.
+    ///
+    /// Call it after [`Worker::token`] has returned `None`, or after [`Worker::finish`], and before
+    /// [`Worker::leave`]. Until then this worker's pushes must have ended: those under way are
+    /// waited for. The others have ended once each has called this or has left. A lost worker is not
+    /// waited for.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] after [`WorkerConfig::timeout`], if the training goes on or another worker
+    /// has not ended. It names the others. [`Error::Timeout`] if the step owner does not answer.
+    ///
+    /// Dropping the future leaves `params` unchanged.
+    pub async fn pull_final(&mut self, params: &mut Params) -> Result<u64, Error> {
+        self.model("pull the final values")?;
+        self.await_end().await?;
+        self.pull_newest(params, 0).await
+    }
+
+    /// Waits until the training has ended on all workers.
+    pub(crate) async fn await_end(&self) -> Result<(), Error> {
+        let (doing, timeout) = ("wait for the end of the training", self.client.config.timeout);
+        let (owner, message) = (self.client.owner, message::AwaitEnd {});
+        self.client.request(doing, owner, message, Bytes::new(), timeout).await.map(|_| ())
+    }
+
     /// Saves a checkpoint of all variables and optimizer slots. Only the chief may call it.
     ///
     /// `user` is at most 1 MiB of the caller's own data, such as the positions of the data readers;
@@ -307,8 +333,12 @@ impl Worker {
             Err(error) => caller.failed(doing, error),
             Ok(()) => {
                 let (shard, body) = (self.client.owner, Bytes::copy_from_slice(user));
-                let command =
-                    SessionCommand::Request { shard, message: message::Save {}.into(), body };
+                let command = SessionCommand::Request {
+                    shard,
+                    message: message::Save {}.into(),
+                    body,
+                    wait_ms: None,
+                };
                 caller.call(doing, command, self.client.config.save_timeout)
             }
         })

@@ -34,8 +34,9 @@ pub(crate) struct OpId(pub(crate) u64);
 pub(crate) enum SessionCommand {
     /// Connect to these shards.
     Open { shards: Vec<ShardId> },
-    /// Send a request that may be repeated, and return its answer.
-    Request { shard: ShardId, message: Message, body: Bytes },
+    /// Send a request that may be repeated, and return its answer. The shard may wait for
+    /// `wait_ms` if given, or else for as long as the caller does.
+    Request { shard: ShardId, message: Message, body: Bytes, wait_ms: Option<u32> },
     /// Join with these variables. Waits until their shards are in one restore epoch; refused if a
     /// shard has no values.
     Join { plan: Arc<ShardingPlan> },

@@ -16,12 +16,30 @@ pub(super) struct ShardRequest {
     link: usize,
     message: Message,
     body: Bytes,
+    /// How long the shard may wait, if less than the operation's remaining time.
+    wait_ms: Option<u32>,
     sent: bool,
 }
 
+/// The pushes that a request must follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FollowedPushes {
+    /// None.
+    Nothing,
+    /// Those that this link's shard has not settled although another shard may have applied them.
+    OfLink(usize),
+    /// All.
+    All,
+}
+
 impl ShardRequest {
-    pub(super) fn new(link: usize, message: Message, body: Bytes) -> ShardRequest {
-        ShardRequest { link, message, body, sent: false }
+    pub(super) fn new(
+        link: usize,
+        message: Message,
+        body: Bytes,
+        wait_ms: Option<u32>,
+    ) -> ShardRequest {
+        ShardRequest { link, message, body, wait_ms, sent: false }
     }
 
     pub(super) fn doing(&self) -> &'static str {
@@ -35,6 +53,7 @@ impl ShardRequest {
             Message::Restore(_) => "restore the variables",
             Message::Save(_) => "save a checkpoint",
             Message::Finish(_) => "finish the training",
+            Message::AwaitEnd(_) => "wait for the end of the training",
             Message::Leave(_) => "leave",
             _ => "ask",
         }
@@ -55,6 +74,7 @@ impl ShardRequest {
                 | (Message::Save(_), Message::Saved(_))
                 | (Message::FetchCatalogue(_), Message::CatalogueIs(_))
                 | (Message::Finish(_), Message::Finished(_))
+                | (Message::AwaitEnd(_), Message::Ended(_))
                 | (Message::Leave(_), Message::Left(_))
         )
     }
@@ -79,11 +99,15 @@ impl ShardRequests {
         self.0.get(&id).map(|request| request.link)
     }
 
-    /// Returns the link of a request that must wait until its shard has settled every push that
-    /// another shard may have applied.
-    pub(super) fn must_follow_pushes_on(&self, id: OpId) -> Option<usize> {
-        let leaves = self.0.get(&id).filter(|of| matches!(of.message, Message::Leave(_)));
-        leaves.map(|request| request.link)
+    /// Returns the pushes that must be settled before a request is sent.
+    pub(super) fn followed_pushes(&self, id: OpId) -> FollowedPushes {
+        match self.0.get(&id) {
+            Some(ShardRequest { message: Message::Leave(_), link, .. }) => {
+                FollowedPushes::OfLink(*link)
+            }
+            Some(ShardRequest { message: Message::AwaitEnd(_), .. }) => FollowedPushes::All,
+            _ => FollowedPushes::Nothing,
+        }
     }
 
     /// Returns whether a request names a new epoch, and may be refused because of that epoch.
@@ -107,6 +131,7 @@ impl ShardRequests {
             return;
         }
         request.sent = true;
+        let deadline_ms = request.wait_ms.map_or(deadline_ms, |wait| wait.min(deadline_ms));
         let envelope = Envelope { deadline_ms, ..Envelope::default() };
         let (message, body) = (request.message.clone(), request.body.clone().into());
         let frame = OutgoingFrame { envelope, message, body };

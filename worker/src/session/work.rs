@@ -13,7 +13,7 @@ use super::operations::{OperationKind, PendingOperation, PendingOperations};
 use super::progress::ProgressReports;
 use super::pulls::{PendingPull, PendingPulls};
 use super::pushes::PendingPushes;
-use super::requests::{ShardRequest, ShardRequests};
+use super::requests::{FollowedPushes, ShardRequest, ShardRequests};
 use super::tokens::Tokens;
 use super::{OpId, PushOrder, Reply, SessionCommand, SessionOutput};
 use crate::error::{Error, UnresponsiveShard, UnresponsiveShards};
@@ -82,8 +82,8 @@ impl SessionWork {
                 let links = shards.map(|shard| links.to(now, shard)).collect();
                 ("join", OperationKind::Join { plan, links })
             }
-            SessionCommand::Request { shard, message, body } => {
-                let request = ShardRequest::new(links.to(now, shard), message, body);
+            SessionCommand::Request { shard, message, body, wait_ms } => {
+                let request = ShardRequest::new(links.to(now, shard), message, body, wait_ms);
                 let doing = request.doing();
                 self.requests.add(id, request);
                 (doing, OperationKind::Request)
@@ -154,7 +154,7 @@ impl SessionWork {
             self.drive_push(now, sequence, links, outputs);
             next = self.pushes.after(sequence);
         }
-        // After the pushes: a `Leave` request waits for them.
+        // After the pushes: some requests wait for them.
         let mut next = self.operations.first();
         while let Some(id) = next {
             let reply = self.drive_operation(now, id, membership, links, reports, outputs);
@@ -212,8 +212,12 @@ impl SessionWork {
                 Some(joined.map(|()| Reply::Done))
             }
             OperationKind::Request => {
-                let follows = self.requests.must_follow_pushes_on(id);
-                if follows.is_none_or(|link| !self.pushes.must_complete_on(link)) {
+                let must_wait = match self.requests.followed_pushes(id) {
+                    FollowedPushes::Nothing => false,
+                    FollowedPushes::OfLink(link) => self.pushes.must_complete_on(link),
+                    FollowedPushes::All => self.pushes.first().is_some(),
+                };
+                if !must_wait {
                     self.requests.send(now, id, deadline_ms, links, outputs);
                 }
                 None

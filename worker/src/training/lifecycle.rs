@@ -1,5 +1,6 @@
 //! [`Lifecycle`]: the order of all that a training session does.
 
+mod ending;
 mod next_action;
 mod push_recovery;
 mod settings;
@@ -7,6 +8,7 @@ mod training_phase;
 
 use std::time::Duration;
 
+use ending::Ending;
 pub(crate) use next_action::NextAction;
 pub(crate) use push_recovery::PushRecovery;
 pub(super) use settings::LifecycleSettings;
@@ -56,7 +58,8 @@ pub(crate) struct Lifecycle {
     stop: Option<StopReason>,
     is_interrupted: bool,
     has_failed: bool,
-    has_refreshed: bool,
+    ending: Ending,
+    ended: Option<TrainingEnd>,
 }
 
 impl Lifecycle {
@@ -75,7 +78,8 @@ impl Lifecycle {
             stop: None,
             is_interrupted: false,
             has_failed: false,
-            has_refreshed: false,
+            ending: Ending::default(),
+            ended: None,
         }
     }
 
@@ -96,7 +100,6 @@ impl Lifecycle {
             TrainingPhase::Between | TrainingPhase::Granted | TrainingPhase::Computing => {
                 self.next_between(now)
             }
-            TrainingPhase::Finishing => NextAction::Finish,
             TrainingPhase::Leaving => NextAction::Leave,
             TrainingPhase::Over => NextAction::Over,
         }
@@ -137,11 +140,11 @@ impl Lifecycle {
             self.phase = TrainingPhase::Leaving;
             return NextAction::Leave;
         }
-        // First the step that this worker's last gradient was accepted for.
-        if !self.has_refreshed && !self.is_interrupted {
-            return NextAction::Refresh { at_least: self.steps.newest };
-        }
-        if is_due { NextAction::Save } else { NextAction::End }
+        let finishes = self.settings.is_chief && self.settings.finish_for_all;
+        // The values of the step that this worker's last gradient was accepted for.
+        let at_least = self.steps.newest;
+        let ending = self.ending.next_action(finishes, self.is_interrupted, at_least);
+        ending.unwrap_or(if is_due { NextAction::Save } else { NextAction::End })
     }
 
     /// Records a join.
@@ -155,6 +158,8 @@ impl Lifecycle {
         let from_step = self.has_joined.then_some(self.steps.newest);
         (self.has_joined, self.phase) = (true, TrainingPhase::Between);
         self.steps.joined(step);
+        // The servers may have gone back to a time before the end.
+        self.ending = Ending::default();
         let restored_step = restored.map(|restored| restored.step);
         self.checkpoints.joined(now, step, restored_step);
         let cause = cause.as_ref();
@@ -189,6 +194,7 @@ impl Lifecycle {
             Ok(Ok(step)) => step,
             Ok(Err(end)) => {
                 self.window.progressed();
+                self.ending.is_for_all = true;
                 self.stop(end);
                 return Ok(false);
             }
@@ -371,36 +377,45 @@ impl Lifecycle {
         }
     }
 
+    /// Records that the chief has finished the training for all, or could not.
+    pub(super) fn finished(&mut self, is_for_all: bool) {
+        self.ending.finished(is_for_all);
+    }
+
+    /// Records that the training has ended on all workers, or that this is not known.
+    pub(super) fn end_awaited(&mut self, is_final: bool) {
+        self.ending.awaited(is_final);
+    }
+
     /// Records that the newest values were pulled, or that they could not be.
     pub(super) fn refreshed(&mut self, step: Option<u64>) {
-        self.has_refreshed = true;
+        self.ending.refreshed(step.is_some());
         self.steps.learn(step.unwrap_or(0));
     }
 
-    /// Ends the training for the hooks.
+    /// Ends the training for the hooks, with the values of the end.
     pub(super) fn end(
         &mut self,
-        params: Option<&Params>,
+        params: Option<Params>,
         scalars: &Scalars,
     ) -> Result<(), TrainingError> {
-        let end = self.outcome();
-        match self.hooks.end(&FinalValues { end: &end, params, scalars }) {
+        let end = self.ended.insert(TrainingEnd {
+            step: self.steps.newest,
+            reason: self.stop.clone().unwrap_or(StopReason::Closed),
+            checkpoint: self.checkpoints.newest.clone(),
+            params,
+            is_final: self.ending.is_final,
+        });
+        match self.hooks.end(&FinalValues { end, scalars }) {
             Err(error) => Err(self.fail(error)),
             Ok(()) => {
-                let finishes = self.settings.is_chief && self.settings.finish_for_all;
                 self.phase = match self.phase {
                     TrainingPhase::Apart => TrainingPhase::Over,
-                    _ if finishes => TrainingPhase::Finishing,
                     _ => TrainingPhase::Leaving,
                 };
                 Ok(())
             }
         }
-    }
-
-    /// Records that the chief has finished the training for all, or could not.
-    pub(super) fn finished(&mut self) {
-        self.phase = TrainingPhase::Leaving;
     }
 
     /// Records that the worker has left, or could not be heard.
@@ -427,9 +442,6 @@ impl Lifecycle {
         if matches!(self.phase, TrainingPhase::Granted | TrainingPhase::Computing) {
             self.phase = TrainingPhase::Between;
         }
-        if self.phase == TrainingPhase::Finishing {
-            self.phase = TrainingPhase::Leaving;
-        }
         error
     }
 
@@ -443,13 +455,14 @@ impl Lifecycle {
         self.phase == TrainingPhase::Over
     }
 
-    /// How the training ended, or would end now.
-    pub(super) fn outcome(&self) -> TrainingEnd {
-        TrainingEnd {
-            step: self.steps.newest,
-            reason: self.stop.clone().unwrap_or(StopReason::Closed),
-            checkpoint: self.checkpoints.newest.clone(),
-        }
+    /// The newest global step that this worker knows.
+    pub(super) fn newest_step(&self) -> u64 {
+        self.steps.newest
+    }
+
+    /// Takes how the training ended; `None` before its end, and if it has failed.
+    pub(super) fn take_end(&mut self) -> Option<TrainingEnd> {
+        self.ended.take()
     }
 
     /// Records a failed operation outside of a push. If it was within a step, that step is void.

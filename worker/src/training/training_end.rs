@@ -9,7 +9,7 @@ use crate::gradients::params::Params;
 use crate::outcome::SavedCheckpoint;
 
 /// How a training ended, if it ended without an error.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TrainingEnd {
     /// The newest global step that this worker knows.
@@ -18,6 +18,15 @@ pub struct TrainingEnd {
     pub reason: StopReason,
     /// The newest checkpoint that this session has saved; `None` on workers other than the chief.
     pub checkpoint: Option<SavedCheckpoint>,
+    /// The values, pulled again for the end. If the servers could not be reached any more, those of
+    /// the last step; [`Params::step`] tells. `None` if this worker never joined.
+    pub params: Option<Params>,
+    /// Whether the training has ended on all workers. Then `params` are the final values, the same
+    /// on each of them.
+    ///
+    /// False if the training goes on without this worker, and if another worker had not ended
+    /// within [`WorkerConfig::timeout`](crate::WorkerConfig::timeout).
+    pub is_final: bool,
 }
 
 /// Why a training ended.
@@ -66,15 +75,12 @@ impl From<EndReason> for StopReason {
     }
 }
 
-/// What a hook sees at the end.
+/// What a hook sees at the end of a training.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct FinalValues<'a> {
     /// How the training ended.
     pub end: &'a TrainingEnd,
-    /// The values, pulled again for the end. If the servers could not be reached any more, those of
-    /// the last step; [`Params::step`] tells. `None` if this worker never joined.
-    pub params: Option<&'a Params>,
     /// The numbers of the last step.
     pub scalars: &'a Scalars,
 }

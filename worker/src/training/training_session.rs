@@ -64,6 +64,8 @@ use crate::worker::Worker;
 pub struct TrainingSession {
     pub(super) lifecycle: Lifecycle,
     pub(super) joined: Option<JoinedWorker>,
+    /// The worker after the end, until it has left.
+    leaving: Option<Worker>,
     pub(super) scalars: Scalars,
     pub(super) timing: StepTiming,
     worker: WorkerConfig,
@@ -117,6 +119,7 @@ impl TrainingSession {
         Ok(TrainingSession {
             lifecycle,
             joined: None,
+            leaving: None,
             scalars: Scalars::default(),
             timing: StepTiming::default(),
             worker,
@@ -220,7 +223,7 @@ impl TrainingSession {
                 Err(error)
             }
             // No step begins after the stop.
-            Ok(_) => Ok(self.lifecycle.outcome()),
+            Ok(_) => self.lifecycle.take_end().ok_or(TrainingError::Failed),
         }
     }
 
@@ -231,7 +234,7 @@ impl TrainingSession {
 
     /// The newest global step that this worker knows.
     pub fn global_step(&self) -> u64 {
-        self.lifecycle.outcome().step
+        self.lifecycle.newest_step()
     }
 
     /// The worker, for what it knows of variables and their places; `None` once it has left, and
@@ -408,17 +411,21 @@ impl TrainingSession {
                 self.save = None;
                 return self.lifecycle.saved(self.now(), answer);
             }
+            NextAction::Finish => {
+                // The other workers go on if the step owner does not hear it.
+                let is_finished = match &mut self.joined {
+                    Some(joined) => joined.worker.finish().await.is_ok(),
+                    None => false,
+                };
+                self.lifecycle.finished(is_finished);
+            }
+            NextAction::AwaitEnd => self.await_end().await,
             NextAction::Refresh { at_least } => self.refresh(at_least).await,
             NextAction::End => {
-                let params = self.joined.as_ref().map(|joined| &joined.params);
+                let joined = self.joined.take().map(|joined| (joined.worker, joined.params));
+                let (worker, params) = joined.unzip();
+                self.leaving = worker;
                 return self.lifecycle.end(params, &self.scalars);
-            }
-            NextAction::Finish => {
-                if let Some(joined) = &mut self.joined {
-                    // The other workers go on if the step owner does not hear it.
-                    let _ = joined.worker.finish().await;
-                }
-                self.lifecycle.finished();
             }
             NextAction::Leave => self.leave().await,
             NextAction::Token | NextAction::Pull | NextAction::Over => {}
@@ -454,6 +461,17 @@ impl TrainingSession {
         self.save = self.joined.as_ref().map(|joined| joined.worker.start_save(b""));
     }
 
+    /// Waits until the training has ended on all workers.
+    async fn await_end(&mut self) {
+        let is_final = match &self.joined {
+            Some(joined) => race(&self.interrupt, joined.worker.await_end())
+                .await
+                .is_some_and(|end| end.is_ok()),
+            None => false,
+        };
+        self.lifecycle.end_awaited(is_final);
+    }
+
     /// Pulls the newest values, of this step or a later one.
     async fn refresh(&mut self, at_least: u64) {
         let Some(joined) = &mut self.joined else { return self.lifecycle.refreshed(None) };
@@ -464,9 +482,10 @@ impl TrainingSession {
     }
 
     async fn leave(&mut self) {
-        if let Some(joined) = self.joined.take() {
+        let joined = self.joined.take().map(|joined| joined.worker);
+        if let Some(worker) = self.leaving.take().or(joined) {
             // A server that does not hear it notices when the lease expires.
-            let _ = joined.worker.leave().await;
+            let _ = worker.leave().await;
         }
         self.lifecycle.has_left();
     }

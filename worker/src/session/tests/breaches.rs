@@ -59,8 +59,12 @@ fn an_unrequested_message_resets_the_link() {
 /// Sends one request, in a session of one shard.
 fn ask(world: &mut SessionWorld, index: usize) -> (Option<OpId>, SentFrame) {
     let plan = plan(1, 4);
-    let request =
-        |message| SessionCommand::Request { shard: shard(0), message, body: bytes::Bytes::new() };
+    let request = |message| SessionCommand::Request {
+        shard: shard(0),
+        message,
+        body: bytes::Bytes::new(),
+        wait_ms: None,
+    };
     let op = match index {
         0 => Some(world.call(SessionCommand::Token)),
         1 => Some(world.pull(&plan)),

@@ -55,7 +55,7 @@ fn seen_epoch(hello: &SentFrame) -> RestoreEpoch {
 
 fn request(world: &mut SessionWorld, link: u32, message: impl Into<Message>) -> OpId {
     let (message, body) = (message.into(), Bytes::new());
-    world.call(SessionCommand::Request { shard: shard(link), message, body })
+    world.call(SessionCommand::Request { shard: shard(link), message, body, wait_ms: None })
 }
 
 /// Answers a pull of four floats; every byte is `fill`.
@@ -380,7 +380,8 @@ fn a_reader_waits_for_a_shard_that_restarts_without_values() {
 fn a_save_is_repeated_with_its_user_data() {
     let mut world = joined(Role::Chief {});
     let (message, body) = (message::Save {}.into(), Bytes::from_static(b"epoch 3, row 5"));
-    let save = world.call(SessionCommand::Request { shard: shard(0), message, body });
+    let save =
+        world.call(SessionCommand::Request { shard: shard(0), message, body, wait_ms: None });
     assert_eq!(world.next_frame(OWNER, "Save").body, b"epoch 3, row 5");
     world.disconnect(OWNER);
     welcomed(&mut world, OWNER, welcome_in(3, 0));

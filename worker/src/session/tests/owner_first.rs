@@ -110,7 +110,7 @@ fn leaving_waits_until_every_shard_has_the_pending_pushes() {
     world.cancel(op);
     for &shard in plan.shards() {
         let (message, body) = (message::Leave {}.into(), Bytes::new());
-        world.call(SessionCommand::Request { shard, message, body });
+        world.call(SessionCommand::Request { shard, message, body, wait_ms: None });
     }
     assert!(world.is_quiet(OWNER) && world.is_quiet(1), "the owner may have applied it");
     world.answer(&owner, push_answer(applied(5)));
@@ -119,6 +119,28 @@ fn leaving_waits_until_every_shard_has_the_pending_pushes() {
     world.answer(&last, push_answer(applied(1)));
     world.next_frame(OWNER, "Leave");
     world.next_frame(1, "Leave");
+}
+
+#[test]
+fn the_end_is_awaited_once_every_push_is_settled_on_every_shard() {
+    let plan = plan(2, 2);
+    let mut world = joined(&plan);
+    let op = world.push(&plan, 4);
+    let owner = parts(&mut world, OWNER).pop().unwrap();
+    assert!(!parts(&mut world, 1).is_empty());
+    let (shard, message, body) = (plan.shards()[0], message::AwaitEnd {}.into(), Bytes::new());
+    let end = SessionCommand::Request { shard, message, body, wait_ms: Some(700) };
+    let end = world.call(end);
+    world.answer(&owner, push_answer(applied(5)));
+    let last = world.next_frame(1, "PushPart");
+    assert!(world.is_quiet(OWNER), "the other shard has not settled its share");
+    world.answer(&last, push_answer(applied(1)));
+    assert_eq!(outcome(&mut world, op), applied(5));
+    let asked = world.next_frame(OWNER, "AwaitEnd");
+    assert_eq!(asked.envelope.deadline_ms, 700, "the wait is shorter than the caller's");
+    let reason = message::EndReason::Finished {};
+    world.answer(&asked, message::Ended { reason });
+    assert!(matches!(world.reply(end), Ok(Reply::Answer { .. })));
 }
 
 /// Starts a session of two shards that has been granted token 1.

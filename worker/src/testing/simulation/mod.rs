@@ -179,8 +179,12 @@ impl SessionEndpoint {
 
     /// Starts an operation with a timeout. Returns its number.
     pub fn submit(&mut self, now: Instant, operation: WorkerOperation, timeout: Duration) -> u64 {
-        let request =
-            |shard, message: Message, body| SessionCommand::Request { shard, message, body };
+        let request = |shard, message: Message, body| SessionCommand::Request {
+            shard,
+            message,
+            body,
+            wait_ms: None,
+        };
         let plan = self.plan.clone();
         let command = match operation {
             WorkerOperation::Open => SessionCommand::Open { shards: self.shards() },
@@ -194,6 +198,9 @@ impl SessionEndpoint {
             }
             WorkerOperation::AwaitReady(shard) => {
                 request(shard, message::AwaitReady {}.into(), Bytes::new())
+            }
+            WorkerOperation::AwaitEnd => {
+                request(self.owner, message::AwaitEnd {}.into(), Bytes::new())
             }
             WorkerOperation::Leave(shard) => request(shard, message::Leave {}.into(), Bytes::new()),
             WorkerOperation::Join => SessionCommand::Join { plan },

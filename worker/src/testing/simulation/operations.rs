@@ -59,6 +59,8 @@ pub enum WorkerOperation {
     End(Sequence),
     /// Continue to wait for the push that ended with this timeout.
     Resume(Error),
+    /// Wait until the training has ended on all workers.
+    AwaitEnd,
     /// Tell a shard that this worker leaves.
     Leave(ShardId),
 }

@@ -61,7 +61,7 @@ impl MetricsHandle {
 
 impl Hook for FinalMetrics {
     fn end(&mut self, at: &FinalValues<'_>) -> Result<(), HookError> {
-        if let Some(params) = at.params {
+        if let Some(params) = &at.end.params {
             let mut metrics = Scalars::default();
             (self.compute)(params, &mut metrics)?;
             *self.handle.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(metrics);

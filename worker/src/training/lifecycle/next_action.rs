@@ -20,6 +20,8 @@ pub(crate) enum NextAction {
     Token,
     /// Pull the values for the token, and report by `pulled`.
     Pull,
+    /// Wait until the training has ended on all workers, and report by `end_awaited`.
+    AwaitEnd,
     /// Pull the newest values once this step is applied, and report by `refreshed`.
     Refresh {
         /// The step.

@@ -1,5 +1,7 @@
 //! The order of calls, over scripted results.
 
+mod ending;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -115,7 +117,9 @@ impl Script {
                 lifecycle.stop(StopReason::Interrupted);
             }
             match lifecycle.next_action(self.now) {
-                NextAction::Over => return Ok(lifecycle.outcome()),
+                NextAction::Over => {
+                    return Ok(lifecycle.take_end().expect("the training has not failed"));
+                }
                 action => self.act(lifecycle, action)?,
             }
         }
@@ -169,13 +173,19 @@ impl Script {
                 }
             }
             NextAction::Refresh { .. } => {
-                lifecycle.refreshed(Some(self.step));
+                self.note("refresh");
+                lifecycle.refreshed(self.fault("refresh").is_none().then_some(self.step));
                 Ok(())
             }
-            NextAction::End => lifecycle.end(Some(&params), &Scalars::default()),
+            NextAction::End => lifecycle.end(Some(params), &Scalars::default()),
             NextAction::Finish => {
                 self.note("finish");
-                lifecycle.finished();
+                lifecycle.finished(self.fault("finish").is_none());
+                Ok(())
+            }
+            NextAction::AwaitEnd => {
+                self.note("await end");
+                lifecycle.end_awaited(self.fault("await end").is_none());
                 Ok(())
             }
             NextAction::Leave => {
@@ -386,6 +396,8 @@ fn hooks_are_called_in_the_recorded_order() {
             "a.after_step",
             "b.after_step", //
             "token",
+            "await end",
+            "refresh",
             "save at 2",
             "a.saved",
             "b.saved", // the end
@@ -714,14 +726,4 @@ fn a_gate_delays_a_step_or_ends_the_training() {
     let played = script.play(vec![Box::new(Gate(|_| StepGate::Wait(Duration::from_millis(500))))]);
     assert_eq!((played.count("token"), played.count("push")), (3, 0));
     assert_eq!(played.ended.unwrap().reason, StopReason::Interrupted);
-}
-
-#[test]
-fn the_chief_finishes_the_training_for_all_only_at_a_clean_end() {
-    for (is_chief, fails_at, finishes) in [(true, None, 1), (false, None, 0), (true, Some(1), 0)] {
-        let mut script = Script { last_step: 2, fails_at, ..Script::default() };
-        (script.settings.finish_for_all, script.settings.is_chief) = (true, is_chief);
-        let played = script.play(Vec::new());
-        assert_eq!((played.count("finish"), played.count("leave")), (finishes, 1));
-    }
 }

@@ -11,9 +11,7 @@ pub(super) enum TrainingPhase {
     Granted,
     /// The caller has token and values.
     Computing,
-    /// The hooks have heard of the end. The chief finishes the training for all.
-    Finishing,
-    /// The worker leaves.
+    /// The hooks have heard of the end. The worker leaves.
     Leaving,
     /// There is nothing left to do.
     Over,

@@ -1,0 +1,94 @@
+//! The end: who is waited for, and which values it has.
+
+use super::*;
+
+/// Returns the events after the last push or token, joined by spaces.
+fn ending(played: &Played) -> String {
+    let is_step = |event: &String| matches!(event.as_str(), "push" | "token" | "a.before_step");
+    let last = played.events.iter().rposition(is_step).unwrap();
+    played.events[last + 1..].join(" ")
+}
+
+/// A training of two steps that a hook ends after `stops_after`, if any.
+fn script(stops_after: Option<u64>) -> (Script, Vec<Box<dyn Hook>>) {
+    let script = saving(100, 2);
+    let mut hooks = vec![Recorder::boxed("a", &script.log)];
+    if let Some(step) = stops_after {
+        hooks.push(Box::new(crate::training::hooks::StopAtStep::last(step)));
+    }
+    (script, hooks)
+}
+
+const AWAITED: &str = "await end refresh save at 2 a.saved a.end leave";
+
+#[test]
+fn a_training_that_ends_for_all_waits_for_the_others_before_it_pulls_the_values() {
+    for (fault, is_final, expected) in [
+        (None, true, AWAITED),
+        // The end is the end, whoever is missing, and whether or not the servers are still there.
+        (Some("await end"), false, AWAITED),
+        (Some("refresh"), false, AWAITED),
+    ] {
+        let (mut script, hooks) = script(None);
+        script.faults = fault.map(|place| (place, 1, busy())).into_iter().collect();
+        let played = script.play(hooks);
+        assert_eq!(ending(&played), expected, "{fault:?}");
+        let ended = played.ended.unwrap();
+        assert_eq!((ended.is_final, ended.params.unwrap().step()), (is_final, 2), "{fault:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_ends_alone_waits_for_nobody() {
+    let (script, hooks) = script(Some(1));
+    let played = script.play(hooks);
+    assert_eq!(ending(&played), "a.after_step refresh save at 1 a.saved a.end leave");
+    assert!(!played.ended.unwrap().is_final);
+}
+
+#[test]
+fn the_chief_finishes_the_training_for_all_before_it_waits_for_the_others() {
+    for (fault, is_final, expected) in [
+        (None, true, "a.after_step finish await end refresh save at 1 a.saved a.end leave"),
+        // The others have not heard of it, so they go on.
+        (Some("finish"), false, "a.after_step finish refresh save at 1 a.saved a.end leave"),
+    ] {
+        let (mut script, hooks) = script(Some(1));
+        script.settings.finish_for_all = true;
+        script.faults = fault.map(|place| (place, 1, busy())).into_iter().collect();
+        let played = script.play(hooks);
+        assert_eq!(ending(&played), expected, "{fault:?}");
+        assert_eq!(played.ended.unwrap().is_final, is_final, "{fault:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_chief_finishes_the_training_and_waits_for_nobody() {
+    let (mut script, hooks) = script(None);
+    script.settings.finish_for_all = true;
+    script.interrupt_at = Some(Duration::from_secs(1));
+    let played = script.play(hooks);
+    assert_eq!(ending(&played), "a.after_step finish save at 1 a.saved a.end leave");
+    assert!(!played.ended.unwrap().is_final);
+}
+
+#[test]
+fn only_the_chief_finishes_the_training_and_only_at_a_clean_end() {
+    for (is_chief, fails_at, finishes) in [(true, None, 1), (false, None, 0), (true, Some(1), 0)] {
+        let mut script = Script { last_step: 2, fails_at, ..Script::default() };
+        (script.settings.finish_for_all, script.settings.is_chief) = (true, is_chief);
+        let played = script.play(Vec::new());
+        assert_eq!((played.count("finish"), played.count("leave")), (finishes, 1));
+    }
+}
+
+#[test]
+fn a_server_that_is_lost_at_the_end_may_have_gone_back() {
+    let (mut script, hooks) = script(None);
+    script.faults = vec![("save", 2, lost())];
+    script.joins = [Ok((0, false)), Ok((1, true))].into();
+    let played = script.play(hooks);
+    assert_eq!(played.count("await end"), 1, "the others may train again");
+    let ended = played.ended.unwrap();
+    assert_eq!((ended.is_final, ended.params.unwrap().step()), (false, 1));
+}
