@@ -1,6 +1,7 @@
 //! The checker: asserts what must hold in every run of the simulator.
 
 mod asynchronous;
+mod final_values;
 mod line;
 mod samples;
 mod synchronous;
@@ -149,6 +150,23 @@ impl Checker {
         match self {
             Checker::Synchronous(checker) => checker.pulled(pulled),
             Checker::Asynchronous(checker) => checker.pulled(pulled),
+        }
+    }
+
+    /// Checks the values that a worker has pulled after the end of the training on all workers.
+    pub(crate) fn pulled_final(&mut self, step: GlobalStep, bytes: Vec<u8>) {
+        match self {
+            Checker::Synchronous(checker) => checker.final_values.pulled(step, bytes),
+            Checker::Asynchronous(checker) => checker.final_values.pulled(step, bytes),
+        }
+    }
+
+    /// Records that a worker is silent for longer than its lease, and returns.
+    pub(crate) fn worker_returns(&mut self) {
+        match self {
+            // A step counts on all shards or on none.
+            Checker::Synchronous(_) => {}
+            Checker::Asynchronous(checker) => checker.final_values.may_differ = true,
         }
     }
 

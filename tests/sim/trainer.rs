@@ -32,7 +32,9 @@ pub(crate) enum Phase {
     StreamingPush(u64),
     /// Pushing variable by variable: the token, the push, and the variables that are left.
     Streaming(u64, Sequence, Vec<VariableId>),
-    /// There are no more tokens: pulling the last values.
+    /// There are no more tokens: waiting until all workers have ended.
+    AwaitingEnd,
+    /// Pulling the final values.
     PullingLast,
     Leaving(VecDeque<ShardId>),
     /// The worker has left; `ended` if it has learned that the training is over.
@@ -257,6 +259,9 @@ impl Trainer {
             }
             (Phase::Asking, WorkerAnswer::Token(None)) => {
                 self.ended = true;
+                self.await_end(now, endpoint);
+            }
+            (Phase::AwaitingEnd, WorkerAnswer::Done) => {
                 self.phase = Phase::PullingLast;
                 self.pull(now, endpoint, None, checker);
             }
@@ -314,6 +319,7 @@ impl Trainer {
             }
             (Phase::PullingLast, WorkerAnswer::Pulled(bytes, step)) => {
                 self.pulled(step, &bytes, endpoint, checker);
+                checker.pulled_final(step, bytes);
                 self.leave(now, endpoint, endpoint.shards().into());
             }
             (Phase::Leaving(mut rest), WorkerAnswer::Done) => {
@@ -436,6 +442,7 @@ impl Trainer {
             (Phase::Asking, Error::Timeout { .. } | Error::Refused { .. }) => {
                 self.continue_training(now, endpoint);
             }
+            (Phase::AwaitingEnd, _) if timed_out => self.await_end(now, endpoint),
             (Phase::PullingLast, _) if timed_out => self.pull(now, endpoint, None, checker),
             (Phase::Leaving(mut rest), _) => {
                 // A shard that cannot be reached notices when the lease expires.
@@ -567,6 +574,11 @@ impl Trainer {
         }
         self.phase = Phase::Asking;
         self.ask(now, endpoint, WorkerOperation::Token);
+    }
+
+    fn await_end(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {
+        self.phase = Phase::AwaitingEnd;
+        self.ask(now, endpoint, WorkerOperation::AwaitEnd);
     }
 
     fn initialize(

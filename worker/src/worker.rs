@@ -281,7 +281,8 @@ impl Worker {
     /// Call it after [`Worker::token`] has returned `None`, or after [`Worker::finish`], and before
     /// [`Worker::leave`]. Until then this worker's pushes must have ended: those under way are
     /// waited for. The others have ended once each has called this or has left. A lost worker is not
-    /// waited for.
+    /// waited for; in asynchronous mode it may return later, and complete a push that some shards have
+    /// applied already.
     ///
     /// # Errors
     /// [`Error::Refused`] after [`WorkerConfig::timeout`], if the training goes on or another worker

@@ -12,6 +12,7 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_common::tensor::DType;
 
+use super::final_values::FinalValues;
 use super::samples::SamplesChecker;
 use super::{CheckedPull, Elements, Pushed};
 use crate::setting::{RATE, Setting};
@@ -44,6 +45,7 @@ pub(crate) struct AsynchronousChecker {
     /// The newest step that any answer has named.
     step: u64,
     pub(super) pulls: u64,
+    pub(super) final_values: FinalValues,
     pub(super) samples: SamplesChecker,
 }
 
@@ -60,6 +62,7 @@ impl AsynchronousChecker {
             push_of_step: BTreeMap::new(),
             step: 0,
             pulls: 0,
+            final_values: FinalValues::default(),
             samples: SamplesChecker::new(setting.data.clone()),
         }
     }

@@ -7,6 +7,7 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_ps::OnLoss;
 
+use super::final_values::FinalValues;
 use super::samples::SamplesChecker;
 use super::{CheckedPull, Elements, Pushed, Tensors};
 use crate::setting::Setting;
@@ -39,6 +40,7 @@ pub(crate) struct SynchronousChecker {
     clip: Option<f64>,
     pub(super) early_errors: u64,
     pub(super) pulls: u64,
+    pub(super) final_values: FinalValues,
     pub(super) samples: SamplesChecker,
 }
 
@@ -61,6 +63,7 @@ impl SynchronousChecker {
             clip: setting.clip,
             early_errors: 0,
             pulls: 0,
+            final_values: FinalValues::default(),
             samples: SamplesChecker::new(setting.data.clone()),
         }
     }

@@ -67,6 +67,7 @@ impl SimWorld {
                 let Some(number) = self.pick_alive(chance, |_| true) else { return false };
                 let time = LEASE + chance.millis(100, 2500);
                 self.processes[number].paused_until = Some(self.now + time);
+                self.checker.worker_returns();
                 if fault == FaultKind::Ghost {
                     let task = self.processes[number].trainer.task;
                     self.after(chance.millis(10, 1000), ScheduledEvent::Start(task));

@@ -1,6 +1,7 @@
 //! The order of calls, over scripted results.
 
 mod ending;
+mod random;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -22,6 +23,7 @@ use crate::training::training_error::HookPlace;
 pub(in crate::training) type EventLog = Arc<Mutex<Vec<String>>>;
 
 /// The results of the operations. Those that a script does not name succeed.
+#[derive(Debug)]
 pub(in crate::training) struct Script {
     pub(in crate::training) settings: LifecycleSettings,
     /// The global step of the servers.

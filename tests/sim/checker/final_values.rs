@@ -1,0 +1,21 @@
+//! [`FinalValues`]: the values after the end of the training.
+
+use pushpull_common::ids::GlobalStep;
+
+/// The values that the first worker has pulled after the end of the training on all workers.
+#[derive(Debug, Default)]
+pub(super) struct FinalValues {
+    first: Option<(GlobalStep, Vec<u8>)>,
+    /// Whether values may differ: the end does not wait for a worker that is silent for longer than
+    /// its lease. If it returns, it completes a push that some shards have applied already.
+    pub(super) may_differ: bool,
+}
+
+impl FinalValues {
+    /// Checks that every worker gets the same.
+    pub(super) fn pulled(&mut self, step: GlobalStep, bytes: Vec<u8>) {
+        let (first_step, first) = self.first.get_or_insert_with(|| (step, bytes.clone()));
+        assert_eq!(step, *first_step, "the step of the final values");
+        assert!(self.may_differ || bytes == *first, "two workers have different final values");
+    }
+}
