@@ -243,8 +243,8 @@ fn a_streamed_push_with_an_interrupted_variable_cannot_finish() {
                 .await;
             }
             if interrupted {
-                assert_eq!(push.variable("a", &[1.0_f32; 3]).await, Err(Error::Interrupted));
-                assert_eq!(push.finish().await, Err(Error::Interrupted));
+                assert_eq!(push.variable("a", &[1.0_f32; 3]).await, Err(Error::DroppedVariable));
+                assert_eq!(push.finish().await, Err(Error::DroppedVariable));
             }
         }
         // The only token was returned, and nothing was applied.

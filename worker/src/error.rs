@@ -270,7 +270,7 @@ pub enum Error {
     /// dropped, so it is unknown whether the variable is in the push. Drop the push and begin
     /// another.
     #[error("cannot push: the future that sent a variable was dropped")]
-    Interrupted,
+    DroppedVariable,
     /// The params or gradients are of another model: of another worker, or with other variables.
     #[error("cannot use these buffers: they are for other variables")]
     ForeignBuffer,
@@ -338,7 +338,7 @@ impl Error {
             | Error::NonFiniteRow { .. }
             | Error::Overflow { .. }
             | Error::Encode { error: CodecError::NonFinite { .. }, .. }
-            | Error::Interrupted => Advice::SkipBatch,
+            | Error::DroppedVariable => Advice::SkipBatch,
             Error::Config(_)
             | Error::View(_)
             | Error::Load(_)

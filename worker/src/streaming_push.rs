@@ -58,7 +58,7 @@ impl StreamingPush {
     ///
     /// After an error about this variable the push can continue without it. Dropping the future
     /// makes the push unusable: it is unknown whether the variable was sent, and
-    /// [`StreamingPush::finish`] returns [`Error::Interrupted`].
+    /// [`StreamingPush::finish`] returns [`Error::DroppedVariable`].
     ///
     /// # Errors
     /// [`Error::View`], [`Error::NonFinite`] and [`Error::Encode`]. NaN and infinity are checked
@@ -100,7 +100,7 @@ impl StreamingPush {
         make: impl FnOnce(&StreamingPush, &mut StagedParts) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if std::mem::replace(&mut self.interrupted, true) {
-            return Err(Error::Interrupted);
+            return Err(Error::DroppedVariable);
         }
         let mut staged = self.model.take_staging(id);
         let free = Arc::get_mut(&mut staged).expect("staging memory from the pool is not shared");
@@ -144,11 +144,11 @@ impl StreamingPush {
     /// Ends the push and waits for its outcome, which is as for [`crate::Worker::push`].
     ///
     /// # Errors
-    /// [`Error::EmptyPush`] if no variable was sent, [`Error::Interrupted`], and those of
+    /// [`Error::EmptyPush`] if no variable was sent, [`Error::DroppedVariable`], and those of
     /// [`crate::Worker::push`].
     pub async fn finish(mut self) -> Result<Push, Error> {
         if self.interrupted {
-            return Err(Error::Interrupted);
+            return Err(Error::DroppedVariable);
         }
         if self.sent.is_empty() {
             return Err(Error::EmptyPush);
