@@ -66,7 +66,7 @@ pub use pushpull_common::variable::VariableSpec;
 pub use pushpull_ps::{
     Adam, Asynchronous, Mode, Ps, PsConfig, PsHandle, Sgd, Storage, Synchronous,
 };
-pub use pushpull_worker::{Error, Pulled, Push, Token, WorkerConfig};
+pub use pushpull_worker::{Error, Interrupt, Pulled, Push, Token, WorkerConfig};
 
 /// The training loop of one replica.
 ///

@@ -215,7 +215,8 @@ const TRAINING_RUNTIME: &[&str] = &[
     "crate::session",
     "super::training_session",
     "super::training_config",
-    "super::pause",
+    "crate::pause",
+    "crate::interrupt",
 ];
 
 /// For a folder, its modules from the lowest to the highest. A module may name only lower ones.

@@ -47,8 +47,11 @@ impl Ps {
         self.inner.handle()
     }
 
-    /// Blocks this thread until [`PsHandle::stop`] is called or all workers are gone
-    /// ([`PsConfig::exit_when_done`]), and until port and files are free.
+    /// Blocks this thread until the server has ended, and port and files are free.
+    ///
+    /// Another thread ends it by a [`PsHandle`]: [`PsHandle::stop`] and [`PsHandle::suspend`] at once,
+    /// [`PsHandle::finish`] after the workers. Otherwise it ends when all workers are gone
+    /// ([`PsConfig::exit_when_done`]).
     #[doc(alias = "join")]
     pub fn serve(mut self) -> Result<(), ServeError> {
         // Each thread of the server ends when it is stopped.

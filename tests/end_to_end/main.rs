@@ -14,6 +14,8 @@ mod growth;
 mod half_rows;
 mod halves;
 mod hostile;
+#[cfg(target_os = "linux")]
+mod interrupts;
 mod lifecycle;
 mod newcomers;
 mod overlap;

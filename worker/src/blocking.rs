@@ -2,6 +2,22 @@
 //!
 //! Each call blocks its thread until the operation is done, and sends and receives on that thread
 //! meanwhile. Do not call them from within an async runtime.
+//!
+//! # Cancelling a call from another thread
+//!
+//! [`Worker::interrupt`] and [`Reader::interrupt`] return an [`Interrupt`]; one of
+//! [`WorkerConfig::interrupt`] also reaches `connect`. Once it is raised, the pending and every
+//! later call of the worker or the reader returns [`Error::Interrupted`].
+//!
+//! - The operation is cancelled as if its future were dropped, and the docs of each verb of
+//!   [`crate::Worker`] say what that does. A token goes back to the step owner. A push is withdrawn
+//!   if no shard can have its share in full, and counts once otherwise.
+//! - [`Worker::finish`] and [`Worker::leave`] still work, so that the worker can leave in order.
+//!   They wait for a silent server for at most a quarter of a second, and return
+//!   [`Error::Interrupted`] then.
+//! - The calls that only start an operation are not refused, and [`Started::wait`] returns the
+//!   result of an operation that is done.
+//! - A [`TrainingSession`] ends in order: see [`crate::training::TrainingConfig::interrupt`].
 
 mod training;
 mod waiter;
@@ -19,6 +35,7 @@ use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::initial_values::InitialValues;
+use crate::interrupt::Interrupt;
 use crate::metrics::WorkerMetrics;
 use crate::outcome::{DataBegun, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
 use crate::token::Token;
@@ -36,10 +53,17 @@ pub struct Worker {
 impl Worker {
     /// See [`crate::Worker::connect`].
     pub fn connect(config: WorkerConfig) -> Result<Worker, Error> {
-        let mut waiter = Waiter::default();
-        let inner = waiter.wait_apart(crate::Worker::connect(config))?;
+        let mut waiter = Waiter::new(&config);
+        let inner = waiter.call_apart("connect", crate::Worker::connect(config))?;
         waiter.runner = Some(inner.runner().clone());
         Ok(Worker { inner, waiter })
+    }
+
+    /// Returns the interrupt that cancels the calls of this worker: that of
+    /// [`WorkerConfig::interrupt`], or one of its own.
+    #[doc(alias = "canceller")]
+    pub fn interrupt(&self) -> Interrupt {
+        self.waiter.interrupt.clone()
     }
 
     /// See [`crate::Worker::is_chief`].
@@ -54,7 +78,7 @@ impl Worker {
         fill: impl FnOnce(&mut InitialValues<'_>),
     ) -> Result<Params, Error> {
         // The caller's `fill` may have a runtime of its own.
-        self.waiter.wait_apart(self.inner.join(variables, fill))
+        self.waiter.call_apart("join", self.inner.join(variables, fill))
     }
 
     /// See [`crate::Worker::catalogue`].
@@ -84,7 +108,7 @@ impl Worker {
 
     /// See [`crate::Worker::token`].
     pub fn token(&mut self) -> Result<Option<Token>, Error> {
-        self.waiter.wait(|| self.inner.token())
+        self.waiter.call("take a token", || self.inner.token())
     }
 
     /// See [`crate::Worker::end_reason`].
@@ -94,7 +118,7 @@ impl Worker {
 
     /// See [`crate::Worker::pull`].
     pub fn pull(&mut self, token: &Token, params: &mut Params) -> Result<Pulled, Error> {
-        self.waiter.wait(|| self.inner.pull(token, params))
+        self.waiter.call("pull", || self.inner.pull(token, params))
     }
 
     /// See [`crate::Worker::pull_variable`].
@@ -104,7 +128,7 @@ impl Worker {
         name: &str,
         values: &mut [T],
     ) -> Result<Pulled, Error> {
-        self.waiter.wait(|| self.inner.pull_variable(token, name, values))
+        self.waiter.call("pull", || self.inner.pull_variable(token, name, values))
     }
 
     /// Starts [`Worker::pull_variable`] without waiting for it: see
@@ -116,7 +140,7 @@ impl Worker {
         values: &'a mut [T],
     ) -> Started<crate::VariableHandle<'a>> {
         let handle = self.inner.pull_variable(token, name, values);
-        Started { handle, waiter: self.waiter.clone() }
+        Started { handle, doing: "pull", waiter: self.waiter.clone() }
     }
 
     /// See [`crate::Worker::push_and_pull`].
@@ -126,7 +150,7 @@ impl Worker {
         gradients: Gradients,
         params: &mut Params,
     ) -> Result<StepOutcome, Error> {
-        self.waiter.wait(|| self.inner.push_and_pull(token, gradients, params))
+        self.waiter.call("push", || self.inner.push_and_pull(token, gradients, params))
     }
 
     /// See [`crate::Worker::pull_rows`].
@@ -137,7 +161,7 @@ impl Worker {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<Pulled, Error> {
-        self.waiter.wait(|| self.inner.pull_rows(token, name, ids, rows))
+        self.waiter.call("pull rows", || self.inner.pull_rows(token, name, ids, rows))
     }
 
     /// See [`crate::Worker::gradients`].
@@ -150,12 +174,13 @@ impl Worker {
 
     /// See [`crate::Worker::push`].
     pub fn push(&mut self, token: Token, gradients: Gradients) -> Result<Push, Error> {
-        self.waiter.wait(|| self.inner.push(token, gradients))
+        self.waiter.call("push", || self.inner.push(token, gradients))
     }
 
     /// Starts [`Worker::push`] without waiting for it: see [`crate::Worker::push`].
     pub fn start_push(&mut self, token: Token, gradients: Gradients) -> Started<crate::PushHandle> {
-        Started { handle: self.inner.push(token, gradients), waiter: self.waiter.clone() }
+        let handle = self.inner.push(token, gradients);
+        Started { handle, doing: "push", waiter: self.waiter.clone() }
     }
 
     /// Starts [`Worker::pull`] without waiting for it: see [`crate::Worker::pull`].
@@ -164,23 +189,24 @@ impl Worker {
         token: &'a Token,
         params: &'a mut Params,
     ) -> Started<crate::PullHandle<'a>> {
-        Started { handle: self.inner.pull(token, params), waiter: self.waiter.clone() }
+        let handle = self.inner.pull(token, params);
+        Started { handle, doing: "pull", waiter: self.waiter.clone() }
     }
 
     /// See [`crate::Worker::begin`].
     pub fn begin(&mut self, token: Token) -> Result<StreamingPush, Error> {
-        let inner = self.waiter.wait(|| self.inner.begin(token))?;
+        let inner = self.waiter.call("push", || self.inner.begin(token))?;
         Ok(StreamingPush { inner, waiter: self.waiter.clone() })
     }
 
     /// See [`crate::Worker::assign`].
     pub fn assign<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        self.waiter.wait(|| self.inner.assign(name, values))
+        self.waiter.call("assign", || self.inner.assign(name, values))
     }
 
     /// See [`crate::Worker::assign_add`].
     pub fn assign_add<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        self.waiter.wait(|| self.inner.assign_add(name, values))
+        self.waiter.call("add", || self.inner.assign_add(name, values))
     }
 
     /// See [`crate::Worker::assign_rows`].
@@ -190,17 +216,17 @@ impl Worker {
         ids: &[u64],
         rows: &[T],
     ) -> Result<(), Error> {
-        self.waiter.wait(|| self.inner.assign_rows(name, ids, rows))
+        self.waiter.call("assign rows", || self.inner.assign_rows(name, ids, rows))
     }
 
     /// See [`crate::Worker::outcome`].
     pub fn outcome(&mut self, sequence: Sequence) -> Result<Option<Push>, Error> {
-        self.waiter.wait(|| self.inner.outcome(sequence))
+        self.waiter.call("ask for an outcome", || self.inner.outcome(sequence))
     }
 
     /// See [`crate::Worker::resume`].
     pub fn resume(&mut self, sequence: Sequence) -> Result<Push, Error> {
-        self.waiter.wait(|| self.inner.resume(sequence))
+        self.waiter.call("push", || self.inner.resume(sequence))
     }
 
     /// See [`crate::Worker::residuals`].
@@ -215,23 +241,27 @@ impl Worker {
 
     /// See [`crate::Worker::finish`].
     pub fn finish(&mut self) -> Result<(), Error> {
-        self.waiter.wait(|| self.inner.finish())
+        let interrupt = self.waiter.interrupt.clone();
+        let finished = self.waiter.wait(|| interrupt.race_with_grace(self.inner.finish()));
+        finished.unwrap_or(Err(Error::Interrupted { doing: "finish the training" }))
     }
 
     /// See [`crate::Worker::pull_final`].
     pub fn pull_final(&mut self, params: &mut Params) -> Result<u64, Error> {
-        self.waiter.wait(|| self.inner.pull_final(params))
+        self.waiter.call("pull the final values", || self.inner.pull_final(params))
     }
 
     /// See [`crate::Worker::save`].
     pub fn save(&mut self, user: &[u8]) -> Result<SavedCheckpoint, Error> {
-        self.waiter.wait(|| self.inner.save(user))
+        self.waiter.call("save a checkpoint", || self.inner.save(user))
     }
 
     /// See [`crate::Worker::leave`].
     pub fn leave(mut self) -> Result<(), Error> {
+        let interrupt = self.waiter.interrupt.clone();
         // This ends the session, which the thread that runs it cannot wait for.
-        self.waiter.wait_apart(self.inner.leave())
+        let left = self.waiter.wait_apart(interrupt.race_with_grace(self.inner.leave()));
+        left.unwrap_or(Err(Error::Interrupted { doing: "leave" }))
     }
 }
 
@@ -241,13 +271,19 @@ impl Worker {
 #[must_use = "dropping it may cancel the operation"]
 pub struct Started<H> {
     handle: H,
+    /// The operation, as in "cannot push".
+    doing: &'static str,
     waiter: Waiter,
 }
 
-impl<H: Future> Started<H> {
-    /// Waits until the operation is done, and returns its result.
-    pub fn wait(mut self) -> H::Output {
-        self.waiter.wait(|| self.handle)
+impl<H> Started<H> {
+    /// Waits until the operation is done, and returns its result. An interrupt cancels an operation
+    /// that is not done.
+    pub fn wait<T>(mut self) -> Result<T, Error>
+    where
+        H: Future<Output = Result<T, Error>>,
+    {
+        self.waiter.await_started(self.doing, || self.handle)
     }
 }
 
@@ -262,17 +298,17 @@ pub struct StreamingPush {
 impl StreamingPush {
     /// See [`crate::StreamingPush::variable`].
     pub fn variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
-        self.waiter.wait(|| self.inner.variable(name, gradient))
+        self.waiter.call("push", || self.inner.variable(name, gradient))
     }
 
     /// See [`crate::StreamingPush::rows`].
     pub fn rows<T: Element>(&mut self, name: &str, ids: &[u64], rows: &[T]) -> Result<(), Error> {
-        self.waiter.wait(|| self.inner.rows(name, ids, rows))
+        self.waiter.call("push", || self.inner.rows(name, ids, rows))
     }
 
     /// See [`crate::StreamingPush::finish`].
     pub fn finish(mut self) -> Result<Push, Error> {
-        self.waiter.wait(|| self.inner.finish())
+        self.waiter.call("push", || self.inner.finish())
     }
 }
 
@@ -286,10 +322,17 @@ pub struct Reader {
 impl Reader {
     /// See [`crate::Reader::connect`].
     pub fn connect(config: WorkerConfig) -> Result<Reader, Error> {
-        let mut waiter = Waiter::default();
-        let inner = waiter.wait_apart(crate::Reader::connect(config))?;
+        let mut waiter = Waiter::new(&config);
+        let inner = waiter.call_apart("connect", crate::Reader::connect(config))?;
         waiter.runner = Some(inner.runner().clone());
         Ok(Reader { inner, waiter })
+    }
+
+    /// Returns the interrupt that cancels the calls of this reader: that of
+    /// [`WorkerConfig::interrupt`], or one of its own.
+    #[doc(alias = "canceller")]
+    pub fn interrupt(&self) -> Interrupt {
+        self.waiter.interrupt.clone()
     }
 
     /// See [`crate::Reader::catalogue`].
@@ -304,12 +347,12 @@ impl Reader {
 
     /// See [`crate::Reader::pull`].
     pub fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {
-        self.waiter.wait(|| self.inner.pull(params))
+        self.waiter.call("pull", || self.inner.pull(params))
     }
 
     /// See [`crate::Reader::training_end`].
     pub fn training_end(&mut self, within: Duration) -> Result<Option<EndReason>, Error> {
-        self.waiter.wait(|| self.inner.training_end(within))
+        self.waiter.call("wait for the end of the training", || self.inner.training_end(within))
     }
 
     /// See [`crate::Reader::pull_rows`].
@@ -319,6 +362,6 @@ impl Reader {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<u64, Error> {
-        self.waiter.wait(|| self.inner.pull_rows(name, ids, rows))
+        self.waiter.call("pull rows", || self.inner.pull_rows(name, ids, rows))
     }
 }

@@ -13,6 +13,7 @@ use pushpull_common::placement::PlacementStrategy;
 
 use crate::compression::CodecRule;
 use crate::error::{ConfigError, UnresponsiveShards};
+use crate::interrupt::Interrupt;
 use crate::runtime::CALLER_SPIN;
 
 /// Receives the shards that an operation waits for.
@@ -69,6 +70,7 @@ pub struct WorkerConfig {
     pub(crate) progress_interval: Duration,
     pub(crate) busy_poll: Duration,
     pub(crate) data: Option<DataSet>,
+    pub(crate) interrupt: Option<Interrupt>,
 }
 
 impl fmt::Debug for WorkerConfig {
@@ -100,6 +102,7 @@ impl WorkerConfig {
             progress_interval: Duration::from_secs(10),
             busy_poll: CALLER_SPIN.longest,
             data: None,
+            interrupt: None,
         }
     }
 
@@ -207,6 +210,15 @@ impl WorkerConfig {
     /// Default 400 us.
     pub fn busy_poll(self, longest: Duration) -> Self {
         WorkerConfig { busy_poll: longest, ..self }
+    }
+
+    /// Lets another thread cancel the calls of [`crate::blocking::Worker`] and
+    /// [`crate::blocking::Reader`], `connect` included, and end a training session. Default: an
+    /// interrupt of the worker's own, which exists once it has connected.
+    ///
+    /// The futures of [`crate::Worker`] and [`crate::Reader`] do not react to it: drop them.
+    pub fn interrupt(self, interrupt: &Interrupt) -> Self {
+        WorkerConfig { interrupt: Some(interrupt.clone()), ..self }
     }
 
     /// Validates the codecs.

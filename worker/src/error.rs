@@ -307,6 +307,13 @@ pub enum Error {
     /// A file cannot fill variables.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// Another thread has raised the [`Interrupt`](crate::Interrupt) of this worker or reader. What
+    /// was under way is as if its future were dropped: see [`crate::blocking`].
+    #[error("cannot {doing}: interrupted by another thread")]
+    Interrupted {
+        /// The operation, as in "cannot push".
+        doing: &'static str,
+    },
     /// The session has ended: the worker has left, or its thread has stopped.
     #[error("cannot {doing}: the session has ended")]
     Ended {
@@ -360,6 +367,7 @@ impl Error {
             | Error::EmptyPush
             | Error::ForeignBuffer
             | Error::NotJoined { .. }
+            | Error::Interrupted { .. }
             | Error::UnknownPush { .. } => Advice::Stop,
         }
     }
@@ -392,6 +400,7 @@ mod tests {
             (refused(Refusal::Token { token, generation }), Advice::SkipBatch),
             (Error::Fenced, Advice::Stop),
             (Error::EmptyPush, Advice::Stop),
+            (Error::Interrupted { doing: "push" }, Advice::Stop),
             (refused(Refusal::Denied {}), Advice::Stop),
             (ViewError::Unknown { name: "x".to_owned() }.into(), Advice::Stop),
         ] {

@@ -43,8 +43,8 @@ use crate::token::Token;
 /// no more tokens, and calls [`Worker::leave`].
 ///
 /// The worker owns a thread that renews its leases, so the caller may compute for any length of
-/// time. Its futures run on any executor. [`crate::blocking`] has the same operations for threads
-/// without one. Every operation ends by its deadline ([`WorkerConfig::timeout`]), if only with
+/// time. Its futures run on any executor; to cancel an operation, drop its future.
+/// [`crate::blocking`] has the same operations for threads without an executor. Every operation ends by its deadline ([`WorkerConfig::timeout`]), if only with
 /// [`Error::Timeout`], which names the shards that have not answered.
 ///
 /// Dropping a worker ends its session; the servers notice when its lease expires. Call

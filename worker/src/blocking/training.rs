@@ -208,7 +208,7 @@ fn push(
     if !session.before_push(&grant.gradients)? {
         return Ok(GradientOutcome::Withheld);
     }
-    let mut result = waiter.wait(|| session.start_push(grant));
+    let mut result = waiter.wait(|| session.push(grant));
     loop {
         result = match session.push_settled(result)? {
             PushRecovery::Ended(outcome) => return Ok(outcome),

@@ -7,6 +7,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use crate::config::WorkerConfig;
+use crate::error::Error;
+use crate::interrupt::Interrupt;
 use crate::runtime::SessionRunner;
 
 /// Waits for futures of this crate on the calling thread, and runs their session meanwhile if
@@ -19,9 +22,61 @@ pub(super) struct Waiter {
     cached: Option<(Arc<Sleeper>, Waker)>,
     /// Runs the session; `None` before there is one.
     pub(super) runner: Option<Arc<SessionRunner>>,
+    /// Cancels the calls of [`Waiter::call`] and [`Waiter::call_apart`].
+    pub(super) interrupt: Interrupt,
 }
 
 impl Waiter {
+    /// Returns a waiter whose calls the interrupt of the configuration cancels, or one of its own.
+    pub(super) fn new(config: &WorkerConfig) -> Waiter {
+        let interrupt = config.interrupt.clone().unwrap_or_default();
+        Waiter { interrupt, ..Waiter::default() }
+    }
+
+    /// Starts an operation and waits for it, unless the interrupt is raised.
+    pub(super) fn call<T, F>(
+        &mut self,
+        doing: &'static str,
+        begin: impl FnOnce() -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        match self.interrupt.is_raised() {
+            true => Err(Error::Interrupted { doing }),
+            false => self.await_started(doing, begin),
+        }
+    }
+
+    /// Waits for an operation until it is done or the interrupt is raised. An operation that is
+    /// done already is not interrupted.
+    pub(super) fn await_started<T, F>(
+        &mut self,
+        doing: &'static str,
+        begin: impl FnOnce() -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let interrupt = self.interrupt.clone();
+        let result = self.wait(|| interrupt.race(begin()));
+        result.unwrap_or(Err(Error::Interrupted { doing }))
+    }
+
+    /// Waits as [`Waiter::call`] does while another thread runs the session.
+    pub(super) fn call_apart<T>(
+        &mut self,
+        doing: &'static str,
+        future: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let interrupt = self.interrupt.clone();
+        let result = match interrupt.is_raised() {
+            true => None,
+            false => self.wait_apart(interrupt.race(future)),
+        };
+        result.unwrap_or(Err(Error::Interrupted { doing }))
+    }
+
     /// Starts an operation and waits for it.
     pub(super) fn wait<F: Future>(&mut self, begin: impl FnOnce() -> F) -> F::Output {
         let runner = self.runner.clone();

@@ -13,8 +13,9 @@ pub enum GradientOutcome {
     /// of a declared data set go back and are granted again; a batch that can never be used is to
     /// be spent by [`Step::skip`](super::Step::skip) instead of a push.
     Skipped(Error),
-    /// The servers were lost, and the session joins again at the next step. The gradient counts at
-    /// most once. It does not count if a checkpoint was restored.
+    /// The servers were lost, and the session joins again at the next step; or the interrupt was
+    /// raised before they settled the push. The gradient counts at most once. It does not count if
+    /// a checkpoint was restored.
     Lost(Error),
     /// A hook ended the training before the push.
     Withheld,

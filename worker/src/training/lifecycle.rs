@@ -271,6 +271,7 @@ impl Lifecycle {
     ) -> Result<PushRecovery, TrainingError> {
         let ended = |outcome| Ok(PushRecovery::Ended(outcome));
         match (error.advice(), &error) {
+            (_, Error::Interrupted { .. }) => ended(GradientOutcome::Lost(error)),
             (Advice::Retry, &Error::Timeout { sequence: Some(sequence), .. }) => {
                 match self.window.failed(now) {
                     _ if self.is_interrupted => ended(GradientOutcome::Lost(error)),

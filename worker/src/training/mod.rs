@@ -14,10 +14,8 @@ mod gradient_outcome;
 mod hook;
 mod hook_list;
 pub mod hooks;
-mod interrupt;
 mod known_steps;
 mod lifecycle;
-mod pause;
 mod recovery_window;
 mod scalars;
 mod step;
@@ -30,12 +28,12 @@ mod training_end;
 mod training_error;
 mod training_session;
 
+pub use crate::interrupt::Interrupt;
 pub use gradient_outcome::GradientOutcome;
 pub use hook::{
     ComputedStep, FinishedStep, Flow, GrantedStep, Hook, HookError, JoinReport, StepGate,
     StepTiming, TrainingSetup,
 };
-pub use interrupt::Interrupt;
 pub use scalars::Scalars;
 pub use step::Step;
 pub use tasks::{SpawnError, StopCause, StopFlag, TaskFailure, Tasks, TasksError};

@@ -83,7 +83,7 @@ impl<'a> Step<'a> {
     /// Pulls rows of a sparse variable, as [`Worker::pull_rows`](crate::Worker::pull_rows) does.
     ///
     /// If the result is [`Pulled::Stale`], drop this step and take the next: its time has passed,
-    /// or the servers were lost.
+    /// the servers were lost, or the interrupt was raised.
     ///
     /// # Errors
     /// [`TrainingError::Worker`] if neither another attempt nor a rejoin can help, and
@@ -104,8 +104,10 @@ impl<'a> Step<'a> {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<Pulled, Error> {
+        let interrupt = self.session.interrupt.clone();
         let worker = &mut self.session.of_step().worker;
-        worker.pull_rows(&self.grant.token, name, ids, rows).await
+        let pull = worker.pull_rows(&self.grant.token, name, ids, rows);
+        interrupt.race(pull).await.unwrap_or(Ok(Pulled::Stale))
     }
 
     /// Records a pull of rows.
@@ -152,7 +154,7 @@ async fn push(
     if !session.before_push(&grant.gradients)? {
         return Ok(GradientOutcome::Withheld);
     }
-    let mut result = session.start_push(grant).await;
+    let mut result = session.push(grant).await;
     loop {
         result = match session.push_settled(result)? {
             PushRecovery::Ended(outcome) => return Ok(outcome),

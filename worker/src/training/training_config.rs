@@ -10,11 +10,11 @@ use pushpull_common::variable::VariableSpec;
 
 use super::checkpoint_cadence::CheckpointInterval;
 use super::hook::Hook;
-use super::interrupt::Interrupt;
 use super::lifecycle::LifecycleSettings;
 use super::training_error::TrainingError;
 use crate::config::WorkerConfig;
 use crate::initial_values::InitialValues;
+use crate::interrupt::Interrupt;
 
 /// The closure of the caller that sets first values.
 pub(super) struct FillValues(pub(super) Box<SetFirstValues>);
@@ -51,7 +51,6 @@ pub struct TrainingConfig {
     pub(super) variables: Vec<VariableSpec>,
     pub(super) fill: FillValues,
     pub(super) hooks: Vec<Box<dyn Hook>>,
-    pub(super) interrupt: Option<Interrupt>,
     checkpoints: Option<CheckpointInterval>,
     final_checkpoint_on_error: bool,
     finish_for_all: bool,
@@ -79,7 +78,6 @@ impl TrainingConfig {
             variables: Vec::new(),
             fill: FillValues(Box::new(|_| ())),
             hooks: Vec::new(),
-            interrupt: None,
             checkpoints: None,
             final_checkpoint_on_error: false,
             finish_for_all: false,
@@ -161,9 +159,14 @@ impl TrainingConfig {
         self
     }
 
-    /// Ends the training when this interrupt is raised.
+    /// Ends the training when this interrupt is raised, whatever the session waits for: see
+    /// [`WorkerConfig::interrupt`].
+    ///
+    /// A push under way has a quarter of a second to settle. Then the last checkpoint is saved, if the
+    /// session saves some, for at most [`WorkerConfig::save_timeout`]. The worker leaves, and waits
+    /// for a silent server for a quarter of a second.
     pub fn interrupt(self, interrupt: &Interrupt) -> Self {
-        TrainingConfig { interrupt: Some(interrupt.clone()), ..self }
+        TrainingConfig { worker: self.worker.interrupt(interrupt), ..self }
     }
 
     /// Returns the settings of the lifecycle.

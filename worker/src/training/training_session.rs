@@ -9,9 +9,7 @@ use pushpull_common::variable::VariableSpec;
 
 use super::gradient_outcome::GradientOutcome;
 use super::hook::{StepTiming, TrainingSetup};
-use super::interrupt::Interrupt;
 use super::lifecycle::{Lifecycle, NextAction, PushRecovery};
-use super::pause::Pause;
 use super::scalars::Scalars;
 use super::step::Step;
 use super::step_grant::StepGrant;
@@ -21,7 +19,9 @@ use super::training_error::TrainingError;
 use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
-use crate::outcome::{Pulled, Push, PushHandle, SaveHandle};
+use crate::interrupt::Interrupt;
+use crate::outcome::{Pulled, Push, SaveHandle};
+use crate::pause::Pause;
 use crate::runtime::SessionRunner;
 use crate::token::Token;
 use crate::worker::Worker;
@@ -71,7 +71,7 @@ pub struct TrainingSession {
     worker: WorkerConfig,
     variables: Vec<VariableSpec>,
     fill: FillValues,
-    interrupt: Option<Interrupt>,
+    pub(super) interrupt: Interrupt,
     started: Instant,
     /// The token of a step that has not begun to compute.
     token: Option<Token>,
@@ -112,10 +112,11 @@ impl TrainingSession {
     /// Begins a session that has not joined.
     pub(crate) fn begin(config: TrainingConfig) -> Result<TrainingSession, TrainingError> {
         let settings = config.lifecycle()?;
-        let TrainingConfig { worker, mut variables, fill, hooks, interrupt, .. } = config;
+        let TrainingConfig { worker, mut variables, fill, hooks, .. } = config;
         let mut lifecycle = Lifecycle::new(settings, hooks);
         let (task, is_chief) = (&worker.task, settings.is_chief);
         lifecycle.begin(&mut TrainingSetup { variables: &mut variables, task, is_chief })?;
+        let interrupt = worker.interrupt.clone().unwrap_or_default();
         Ok(TrainingSession {
             lifecycle,
             joined: None,
@@ -216,6 +217,7 @@ impl TrainingSession {
     /// Those of hooks and of the final checkpoint; [`TrainingError::Failed`] if the training has
     /// failed before.
     pub async fn close(mut self) -> Result<TrainingEnd, TrainingError> {
+        self.follow_interrupt();
         self.lifecycle.stop(StopReason::Closed);
         match self.advance().await {
             Err(error) => {
@@ -276,7 +278,7 @@ impl TrainingSession {
     }
 
     fn follow_interrupt(&mut self) {
-        if self.interrupt.as_ref().is_some_and(Interrupt::is_raised) {
+        if self.interrupt.is_raised() {
             self.lifecycle.stop(StopReason::Interrupted);
         }
     }
@@ -285,7 +287,7 @@ impl TrainingSession {
     pub(crate) async fn take_token(&mut self) -> Option<Result<Option<Token>, Error>> {
         self.timing = StepTiming { begin: self.now(), ..StepTiming::default() };
         let Some(joined) = &mut self.joined else { return None };
-        race(&self.interrupt, joined.worker.token()).await
+        self.interrupt.race(joined.worker.token()).await
     }
 
     /// Records a token, and calls the hooks before the step.
@@ -316,7 +318,7 @@ impl TrainingSession {
     /// Pulls the values for the token; `None` if there is none, or if the interrupt was raised.
     pub(crate) async fn pull(&mut self) -> Option<Result<Pulled, Error>> {
         let (Some(joined), Some(token)) = (&mut self.joined, &self.token) else { return None };
-        race(&self.interrupt, joined.worker.pull(token, &mut joined.params)).await
+        self.interrupt.race(joined.worker.pull(token, &mut joined.params)).await
     }
 
     /// Records a pull. Returns what a step owns, if the caller may compute.
@@ -359,9 +361,11 @@ impl TrainingSession {
         self.lifecycle.operation_failed(self.now(), error)
     }
 
-    /// Starts the push of a step.
-    pub(crate) fn start_push(&mut self, grant: StepGrant) -> PushHandle {
-        self.of_step().worker.push(grant.token, grant.gradients)
+    /// Pushes the gradients of a step.
+    pub(crate) async fn push(&mut self, grant: StepGrant) -> Result<Push, Error> {
+        let push = self.of_step().worker.push(grant.token, grant.gradients);
+        // The end counts the gradient if a server that lives settles it.
+        self.interrupt.race_with_grace(push).await.unwrap_or(Err(INTERRUPTED_PUSH))
     }
 
     /// Waits, then for a push that has timed out.
@@ -370,8 +374,10 @@ impl TrainingSession {
         sequence: Sequence,
         pause: Duration,
     ) -> Result<Push, Error> {
-        _ = race(&self.interrupt, Pause::new(pause)).await;
-        self.of_step().worker.resume(sequence).await
+        _ = self.interrupt.race(Pause::new(pause)).await;
+        let JoinedWorker { worker, .. } = self.joined.as_mut().expect(IN_STEP);
+        let resumed = self.interrupt.race_with_grace(worker.resume(sequence)).await;
+        resumed.unwrap_or(Err(INTERRUPTED_PUSH))
     }
 
     /// Records the result of a push, and calls the hooks after the step once it has ended.
@@ -401,7 +407,7 @@ impl TrainingSession {
     pub(crate) async fn act(&mut self, action: NextAction) -> Result<(), TrainingError> {
         match action {
             NextAction::Join { within } => return self.join(within).await,
-            NextAction::Wait(pause) => _ = race(&self.interrupt, Pause::new(pause)).await,
+            NextAction::Wait(pause) => _ = self.interrupt.race(Pause::new(pause)).await,
             NextAction::Save => self.ask_for_save(),
             NextAction::AwaitSave => {
                 let answer = match &mut self.save {
@@ -414,7 +420,10 @@ impl TrainingSession {
             NextAction::Finish => {
                 // The other workers go on if the step owner does not hear it.
                 let is_finished = match &mut self.joined {
-                    Some(joined) => joined.worker.finish().await.is_ok(),
+                    Some(joined) => {
+                        let finished = self.interrupt.race_with_grace(joined.worker.finish()).await;
+                        finished.is_some_and(|finished| finished.is_ok())
+                    }
                     None => false,
                 };
                 self.lifecycle.finished(is_finished);
@@ -444,7 +453,7 @@ impl TrainingSession {
             let params = worker.join(variables, fill).await?;
             Ok(JoinedWorker { worker, params })
         };
-        let attempt = race(&self.interrupt, attempt).await;
+        let attempt = self.interrupt.race(attempt).await;
         let now = self.now();
         match attempt {
             None => Ok(()),
@@ -464,9 +473,9 @@ impl TrainingSession {
     /// Waits until the training has ended on all workers.
     async fn await_end(&mut self) {
         let is_final = match &self.joined {
-            Some(joined) => race(&self.interrupt, joined.worker.await_end())
-                .await
-                .is_some_and(|end| end.is_ok()),
+            Some(joined) => {
+                self.interrupt.race(joined.worker.await_end()).await.is_some_and(|end| end.is_ok())
+            }
             None => false,
         };
         self.lifecycle.end_awaited(is_final);
@@ -477,7 +486,7 @@ impl TrainingSession {
         let Some(joined) = &mut self.joined else { return self.lifecycle.refreshed(None) };
         let pull = joined.worker.pull_newest(&mut joined.params, at_least);
         // Without an answer the values of the last step stay.
-        let step = race(&self.interrupt, pull).await.and_then(Result::ok);
+        let step = self.interrupt.race(pull).await.and_then(Result::ok);
         self.lifecycle.refreshed(step);
     }
 
@@ -485,7 +494,7 @@ impl TrainingSession {
         let joined = self.joined.take().map(|joined| joined.worker);
         if let Some(worker) = self.leaving.take().or(joined) {
             // A server that does not hear it notices when the lease expires.
-            let _ = worker.leave().await;
+            let _ = self.interrupt.race_with_grace(worker.leave()).await;
         }
         self.lifecycle.has_left();
     }
@@ -512,10 +521,4 @@ impl Drop for TrainingSession {
 
 const IN_STEP: &str = "a step borrows a session that has joined";
 
-/// Awaits a future, or returns `None` as soon as the interrupt is raised.
-async fn race<F: Future>(interrupt: &Option<Interrupt>, future: F) -> Option<F::Output> {
-    match interrupt {
-        Some(interrupt) => interrupt.race(future).await,
-        None => Some(future.await),
-    }
-}
+const INTERRUPTED_PUSH: Error = Error::Interrupted { doing: "push" };

@@ -665,6 +665,16 @@ fn an_interrupt_ends_steps_and_waits() {
     assert_eq!((ended.step, &ended.reason), (3, &StopReason::Interrupted));
     assert_eq!((played.saved(), played.count("a.end")), (vec![0, 3], 1));
 
+    // While a push is under way: the gradient may count or not, and the worker leaves.
+    let mut script = Script { interrupt_at: Some(at), ..Script::default() };
+    script.faults = vec![("push", 3, Error::Interrupted { doing: "push" })];
+    let hooks = vec![Recorder::boxed("a", &script.log)];
+    let played = script.play(hooks);
+    let ended = played.ended.as_ref().unwrap();
+    assert_eq!((ended.step, &ended.reason), (2, &StopReason::Interrupted));
+    assert_eq!((played.count("push"), played.count("leave")), (3, 1));
+    assert_eq!((played.count("a.end"), played.count("a.failed")), (1, 0));
+
     // Between two attempts to join: there is no server to save or leave.
     let mut script = saving(100, 50);
     script.interrupt_at = Some(at);
