@@ -1,4 +1,5 @@
-//! Every sample of every epoch counts exactly once while servers, workers and the chief are killed.
+//! Every sample of every epoch counts exactly once while servers, workers and the chief are killed:
+//! some at a time, or all at once with nothing but checkpoints left.
 //!
 //! Each gradient adds 1 to the elements of its samples in a ledger on the servers. A step has one
 //! gradient, so no mean changes the sum.
@@ -30,18 +31,29 @@ const LAST_STEP: u64 = EPOCHS * SAMPLES;
 const TASKS: [(&str, u32); 5] = [("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1), ("worker", 2)];
 const CHIEF: usize = 2;
 
+/// What survives a kill of the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// The state of each.
+    State,
+    /// The checkpoints, one every 100 steps.
+    Checkpoints,
+}
+
 /// The processes of a cluster, in the order of `TASKS`.
 struct KilledCluster {
     folder: tempfile::TempDir,
     hosts: Vec<String>,
+    kept: Kept,
     step_delay_ms: u64,
     processes: Vec<TestProcess>,
 }
 
 impl KilledCluster {
-    fn start(step_delay_ms: u64) -> KilledCluster {
+    fn start(kept: Kept, step_delay_ms: u64) -> KilledCluster {
         let (folder, hosts) = (tempfile::tempdir().unwrap(), free_addresses(TASKS.len()));
-        let mut cluster = KilledCluster { folder, hosts, step_delay_ms, processes: Vec::new() };
+        let processes = Vec::new();
+        let mut cluster = KilledCluster { folder, hosts, kept, step_delay_ms, processes };
         cluster.processes = (0..TASKS.len()).map(|task| cluster.process(task)).collect();
         cluster
     }
@@ -58,8 +70,18 @@ impl KilledCluster {
             .args(["--learning-rate", "3e-3", "--decay-steps", &LAST_STEP.to_string()])
             .args(["--ledger", "--step-delay-ms", &self.step_delay_ms.to_string()]);
         if job == "ps" {
-            let state = self.folder.path().join(format!("state-{index}"));
-            command.arg("--keep-serving").arg("--state-dir").arg(state);
+            command.arg("--keep-serving");
+        }
+        match self.kept {
+            Kept::State if job == "ps" => {
+                let state = self.folder.path().join(format!("state-{index}"));
+                command.arg("--state-dir").arg(state);
+            }
+            Kept::State => {}
+            Kept::Checkpoints => {
+                let checkpoints = self.folder.path().join("checkpoints");
+                command.args(["--checkpoint-steps", "100", "--checkpoint-dir"]).arg(checkpoints);
+            }
         }
         let log = File::options().create(true).append(true).open(self.log(task)).unwrap();
         TestProcess::start(format!("{job} {index}"), command.stdout(Stdio::piped()).stderr(log))
@@ -81,6 +103,30 @@ impl KilledCluster {
         for &task in tasks {
             self.processes[task].child.wait().unwrap();
             self.processes[task] = self.process(task);
+        }
+    }
+
+    /// The steps in the lines of the chief that begin like this.
+    fn chief_steps(&self, begin: &str) -> Vec<u64> {
+        let log = self.read_log(CHIEF);
+        let lines = log.lines().filter(|line| line.starts_with(begin));
+        let steps = lines.filter_map(|line| line.rsplit_once(" of step ")?.1.parse().ok());
+        steps.collect()
+    }
+
+    /// Waits until the chief's newest process, the one after `starts - 1` kills, has saved a
+    /// checkpoint after the one that it began with.
+    fn await_checkpoint(&self, starts: usize) {
+        let begin = Instant::now();
+        let is_saved = || {
+            let saved = self.chief_steps("saved the checkpoint ");
+            let restored = self.chief_steps("restored the checkpoint ");
+            let first = restored.get(starts.wrapping_sub(2)).copied().unwrap_or(0);
+            restored.len() + 1 == starts && saved.last().is_some_and(|&last| last > first)
+        };
+        while !is_saved() {
+            assert!(begin.elapsed() < LONG, "no checkpoint: {}", self.read_log(CHIEF));
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -160,16 +206,49 @@ fn schedule(kills: u64, random: &mut SplitMix64) -> Vec<Vec<usize>> {
     groups
 }
 
+/// Returns the seed of a test, after a line that repeats it.
+fn seed(kills: &str) -> u64 {
+    let seed =
+        number("PUSHPULL_SEED").unwrap_or_else(|| RandomState::new().build_hasher().finish());
+    println!("PUSHPULL_SEED={seed} {kills}");
+    seed
+}
+
+/// Waits until the training has ended. Asserts that every sample counts once in each epoch, and adds
+/// the figures to `figures`.
+fn check_end(cluster: &mut KilledCluster, values: &mut Values, mut figures: serde_json::Value) {
+    let result = cluster.finish(CHIEF);
+    let result: serde_json::Value = serde_json::from_str(&result).unwrap();
+    for worker in CHIEF + 1..TASKS.len() {
+        cluster.finish(worker);
+    }
+    let (step, params) = values.at(LAST_STEP);
+    let ledger = params.view::<f32>("ledger").unwrap();
+    let wrong = ledger.iter().filter(|&&count| count != EPOCHS as f32).count();
+    let accuracy = result["accuracy"].as_f64().unwrap();
+    figures["samples"] = SAMPLES.into();
+    figures["epochs"] = EPOCHS.into();
+    figures["counted"] = ledger.iter().sum::<f32>().into();
+    figures["wrong"] = wrong.into();
+    figures["accuracy"] = accuracy.into();
+    println!("{figures}");
+    assert_eq!((ledger.len() as u64, wrong, step), (SAMPLES, 0, LAST_STEP), "{ledger:?}");
+    assert_eq!(result["steps"], LAST_STEP, "{result}");
+    assert!(accuracy >= 0.95, "{result}");
+    for server in 0..CHIEF {
+        cluster.processes[server].signal(Signal::INT);
+        cluster.finish(server);
+    }
+}
+
 #[test]
 fn every_sample_counts_once_an_epoch_while_all_tasks_are_killed() {
     let kills = number("PUSHPULL_DATA_KILLS").unwrap_or(6);
-    let seed =
-        number("PUSHPULL_SEED").unwrap_or_else(|| RandomState::new().build_hasher().finish());
-    println!("PUSHPULL_SEED={seed} PUSHPULL_DATA_KILLS={kills}");
+    let seed = seed(&format!("PUSHPULL_DATA_KILLS={kills}"));
     let mut random = SplitMix64::new(seed);
     let groups = schedule(kills, &mut random);
     // The training must last until the last kill.
-    let mut cluster = KilledCluster::start(1 + kills / 8);
+    let mut cluster = KilledCluster::start(Kept::State, 1 + kills / 8);
     let mut values = Values::of(&cluster);
     let span = LAST_STEP / (groups.len() as u64 + 1);
     let mut killed = [0_u64; TASKS.len()];
@@ -179,29 +258,32 @@ fn every_sample_counts_once_an_epoch_while_all_tasks_are_killed() {
         cluster.kill(tasks);
         tasks.iter().for_each(|&task| killed[task] += 1);
     }
-
-    let result = cluster.finish(CHIEF);
-    let result: serde_json::Value = serde_json::from_str(&result).unwrap();
-    for worker in CHIEF + 1..TASKS.len() {
-        cluster.finish(worker);
-    }
-    let (step, params) = values.at(LAST_STEP);
-    let ledger = params.view::<f32>("ledger").unwrap();
-    let wrong = ledger.iter().filter(|&&count| count != EPOCHS as f32).count();
-    let of_samples: f32 = ledger.iter().sum();
-    let accuracy = result["accuracy"].as_f64().unwrap();
+    let workers = killed[CHIEF + 1] + killed[CHIEF + 2];
     let figures = serde_json::json!({
-        "test": "kills", "seed": seed, "steps": step, "samples": SAMPLES, "epochs": EPOCHS,
-        "kills": { "ps": killed[0] + killed[1], "chief": killed[CHIEF],
-            "workers": killed[CHIEF + 1] + killed[CHIEF + 2] },
-        "counted": of_samples, "wrong": wrong, "accuracy": accuracy,
+        "test": "kills", "seed": seed,
+        "kills": { "ps": killed[0] + killed[1], "chief": killed[CHIEF], "workers": workers },
     });
-    println!("{figures}");
-    assert_eq!((ledger.len() as u64, wrong, step), (SAMPLES, 0, LAST_STEP), "{ledger:?}");
-    assert_eq!(result["steps"], LAST_STEP, "{result}");
-    assert!(accuracy >= 0.95, "{result}");
-    for server in 0..CHIEF {
-        cluster.processes[server].signal(Signal::INT);
-        cluster.finish(server);
+    check_end(&mut cluster, &mut values, figures);
+}
+
+/// Values and data position come back from one moment: with any other pair the ledger is wrong.
+#[test]
+fn every_sample_counts_once_an_epoch_after_all_tasks_have_lost_their_state() {
+    let kills = number("PUSHPULL_TOTAL_KILLS").unwrap_or(2);
+    let seed = seed(&format!("PUSHPULL_TOTAL_KILLS={kills}"));
+    let mut random = SplitMix64::new(seed);
+    let mut cluster = KilledCluster::start(Kept::Checkpoints, 2);
+    let mut values = Values::of(&cluster);
+    let (span, everything) = (LAST_STEP / (kills + 1), Vec::from_iter(0..TASKS.len()));
+    for kill in 0..kills {
+        let (step, _) = values.at(kill * span + random.below(span as usize) as u64);
+        assert!(step < LAST_STEP, "the training ended before kill {kill}");
+        cluster.await_checkpoint(kill as usize + 1);
+        cluster.kill(&everything);
     }
+    let figures = serde_json::json!({ "test": "total kills", "seed": seed, "kills": kills });
+    check_end(&mut cluster, &mut values, figures);
+    let restored = cluster.chief_steps("restored the checkpoint ");
+    println!("restored at the steps {restored:?}");
+    assert_eq!(restored.len() as u64, kills, "{}", cluster.read_log(CHIEF));
 }
