@@ -45,6 +45,7 @@ UNKNOWN_PARTITION = 9
 IS_READY = 3
 F32 = 1
 ZEROS = 1
+TRAINED = 1
 
 
 def crc_table():
@@ -238,7 +239,7 @@ def encode_catalogue(variables):
         out += b"".join(struct.pack("<Q", extent) for extent in variable.extents)
         # Trained, dense or sparse, initialized to zeros (which ignores the two numbers), with a
         # seed of 0.
-        out += struct.pack("<BBBddQ", 1, variable.sparse, ZEROS, 0.0, 0.0, 0)
+        out += struct.pack("<BBBddQ", TRAINED, variable.sparse, ZEROS, 0.0, 0.0, 0)
     out += struct.pack("<I", len(variables))
     for number, variable in enumerate(variables):
         # One partition with all rows, on shard 0 of task 0. A scalar has one row.
@@ -255,8 +256,8 @@ def decode_catalogue(data):
     for _ in range(fields.take("I")):
         name, dtype, rank = fields.text(), fields.take("B"), fields.take("B")
         extents = [fields.take("Q") for _ in range(rank)]
-        trained, rows = fields.bool(), fields.take("B")
-        if dtype != F32 or rows > 1 or not trained:
+        update, rows = fields.take("B"), fields.take("B")
+        if dtype != F32 or rows > 1 or update != TRAINED:
             sys.exit(f"{name!r} is not a trained variable of f32: this client supports no others")
         fields.take("BddQ")
         variables.append(Variable(name, extents, end, rows == 1))

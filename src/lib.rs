@@ -177,6 +177,7 @@ pub mod variable {
     pub use pushpull_common::partition::Partitioner;
     pub use pushpull_common::table::{Eviction, RowAdmission, TableSpec};
     pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
+    pub use pushpull_common::variable::Replication;
 }
 
 /// The settings of a server, and what it reports.

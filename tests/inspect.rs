@@ -142,6 +142,39 @@ fn tables_are_reported_with_their_rows() {
     assert!(power.to_string().contains("\"users\""), "{power}");
 }
 
+#[test]
+fn variables_that_replicas_change_are_reported() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let (server, cluster) = serve(&runtime, &state);
+    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+    let f32 = |name| VariableSpec::f32(name, [2]).unwrap();
+    let variables = [f32("w"), f32("p").plain(), f32("s").local(), f32("m").mean_every(8)];
+    worker.join(&variables, |_| ()).unwrap();
+    let page = String::from_utf8(tool(&state, false).stdout).unwrap();
+    for end in ["8 bytes, plain\n", "8 bytes, local\n", "8 bytes, mean every 8 steps\n"] {
+        assert_eq!(page.matches(end).count(), 1, "{page}");
+    }
+    let json: Value = serde_json::from_slice(&tool(&state, true).stdout).unwrap();
+    let shards = json["shards"].as_array().unwrap();
+    let mut found: Vec<[String; 3]> = shards
+        .iter()
+        .flat_map(|shard| shard["variables"].as_array().unwrap())
+        .map(|it| ["name", "replication", "mean_every"].map(|key| it[key].to_string()))
+        .collect();
+    found.sort();
+    let expected = [
+        ["\"m\"", "\"mean\"", "8"],
+        ["\"p\"", "\"shared\"", "null"],
+        ["\"s\"", "\"local\"", "null"],
+        ["\"w\"", "\"shared\"", "null"],
+    ];
+    assert_eq!(found, expected);
+    drop(worker);
+    runtime.block_on(server.serve(async {})).unwrap();
+}
+
 /// Returns the modification time of each file below `path`.
 fn written(path: &Path) -> Vec<(PathBuf, std::time::SystemTime)> {
     let mut files = Vec::new();

@@ -262,6 +262,7 @@ mod tests {
             VariableSpec::new("n", DType::I64, Shape::scalar()).unwrap(),
             VariableSpec::f32("none", [0, 4]).unwrap(),
             VariableSpec::bf16("h", [5, 3]).unwrap().partitioner(Partitioner::Fixed { shards: 2 }),
+            VariableSpec::f32("m", [3]).unwrap().mean_every(2),
         ]
     }
 
@@ -318,10 +319,16 @@ mod tests {
         assert_eq!(decoded.partitions(), ours.partitions());
         assert_eq!(ours.difference(&decoded), None);
         type SpecChange = fn(&mut Vec<VariableSpec>);
-        let changes: [(SpecChange, &str); 5] = [
+        let changes: [(SpecChange, &str); 8] = [
             (|v| v[1] = VariableSpec::f32("b", [4]).unwrap(), "[3], not [4]"),
             (|v| v[1].seed = 8, "seed 9"),
             (|v| v[4] = VariableSpec::f16("h", [5, 3]).unwrap(), "\"h\" is of bf16, not f16"),
+            (|v| v[5] = v[5].clone().local(), "\"m\" is mean every 2 steps, not local"),
+            (
+                |v| v[5] = v[5].clone().mean_every(3),
+                "\"m\" is mean every 2 steps, not mean every 3",
+            ),
+            (|v| v[2] = v[2].clone().local(), "\"n\" is shared, not local"),
             (|v| v.truncate(3), "\"none\" is only here"),
             (|v| v[0].partitioner = Partitioner::Fixed { shards: 2 }, "rows 0..3 of \"w\""),
         ];
@@ -333,6 +340,24 @@ mod tests {
             let difference = ours.difference(&other).unwrap();
             assert!(difference.contains(expected), "{difference}");
         }
+    }
+
+    /// A newer program may declare what this one does not know.
+    #[test]
+    fn unknown_and_invalid_updates_are_named() {
+        let encoded = |variable: VariableSpec| catalogue(vec![variable]).encode().to_vec();
+        let scalar = || VariableSpec::f32("b", []).unwrap();
+        // Format, count, name, type and rank precede it.
+        let update = 2 + 4 + (2 + 1) + 1 + 1;
+        let mut bytes = encoded(scalar().local());
+        assert_eq!(std::mem::replace(&mut bytes[update], 4), 2);
+        let error = Catalogue::decode(&bytes).unwrap_err().to_string();
+        assert!(error.contains("update") && error.contains('4'), "{error}");
+        let mut bytes = encoded(scalar().mean_every(7));
+        assert_eq!(bytes[update..update + 2], [3, 7]);
+        bytes[update + 1] = 0;
+        let error = Catalogue::decode(&bytes).unwrap_err().to_string();
+        assert!(error.contains("a mean every 0 steps"), "{error}");
     }
 
     #[test]

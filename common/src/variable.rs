@@ -1,13 +1,17 @@
 //! [`VariableSpec`]: the declaration of a variable.
 
-use thiserror::Error;
+mod replication;
+mod variable_error;
 
 use crate::device::DeviceSpec;
-use crate::initializer::{Initializer, InitializerError};
-use crate::partition::{PartitionError, Partitioner};
+use crate::initializer::Initializer;
+use crate::partition::Partitioner;
 use crate::protocol::limits::PART_BYTES_MAX;
-use crate::table::{BUCKETS, TableError, TableSpec};
-use crate::tensor::{DType, Shape, ShapeError};
+use crate::table::{BUCKETS, TableSpec};
+use crate::tensor::{DType, Shape};
+
+pub use replication::Replication;
+pub use variable_error::VariableError;
 
 /// The declaration of a named tensor that the servers hold.
 ///
@@ -33,6 +37,7 @@ pub struct VariableSpec {
     dtype: DType,
     shape: Shape,
     trainable: bool,
+    replication: Replication,
     sparse: bool,
     table: Option<TableSpec>,
     /// The distribution of the initial values.
@@ -43,91 +48,6 @@ pub struct VariableSpec {
     pub partitioner: Partitioner,
     /// The ps task that the variable is pinned to, if it names one.
     pub device: DeviceSpec,
-}
-
-/// The reason why a variable cannot be declared. The caller's configuration is at fault.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[non_exhaustive]
-pub enum VariableError {
-    /// The name is empty.
-    #[error(
-        "cannot declare a variable without a name: a name has 1 to {} bytes",
-        VariableSpec::NAME_BYTES_MAX
-    )]
-    EmptyName,
-    /// The name is longer than [`VariableSpec::NAME_BYTES_MAX`].
-    #[error(
-        "cannot declare a variable with a name of {bytes} bytes: a name has 1 to {} bytes",
-        VariableSpec::NAME_BYTES_MAX
-    )]
-    LongName {
-        /// The length of the name.
-        bytes: usize,
-    },
-    /// The name has a control character.
-    #[error(
-        "cannot declare the variable {name:?}: its name has the control character {character:?}"
-    )]
-    ControlCharacter {
-        /// The name.
-        name: String,
-        /// The first control character.
-        character: char,
-    },
-    /// The extents are not a valid shape.
-    #[error("cannot declare the variable {name:?}: {source}")]
-    Shape {
-        /// The variable's name.
-        name: String,
-        /// The fault in the extents.
-        source: ShapeError,
-    },
-    /// The initializer is invalid.
-    #[error("cannot declare the variable {name:?}: {source}")]
-    Initializer {
-        /// The variable's name.
-        name: String,
-        /// The fault in the initializer.
-        source: InitializerError,
-    },
-    /// The partitioner cannot partition the variable.
-    #[error("cannot declare the variable {name:?}: {source}")]
-    Partitioner {
-        /// The variable's name.
-        name: String,
-        /// The fault in the partitioner.
-        source: PartitionError,
-    },
-    /// The variable is sparse and its rows are empty or too long for a part.
-    #[error(
-        "cannot declare the variable {name:?} sparse: its rows have {bytes} bytes each, and may \
-         have 1 to {PART_BYTES_MAX}"
-    )]
-    RowBytes {
-        /// The variable's name.
-        name: String,
-        /// The bytes of a row as servers store it.
-        bytes: u64,
-    },
-    /// The variable is sparse and has no rows, or more than 32 bits can number.
-    #[error(
-        "cannot declare the variable {name:?} sparse: it has {rows} rows, and may have 1 to {}",
-        u32::MAX
-    )]
-    Rows {
-        /// The variable's name.
-        name: String,
-        /// The number of rows.
-        rows: u64,
-    },
-    /// The table is invalid.
-    #[error("cannot declare the table {name:?}: {source}")]
-    Table {
-        /// The variable's name.
-        name: String,
-        /// The fault in the table.
-        source: TableError,
-    },
 }
 
 impl VariableSpec {
@@ -151,6 +71,7 @@ impl VariableSpec {
             initializer: Initializer::default(),
             seed: 0,
             trainable: dtype.is_float(),
+            replication: Replication::Shared,
             sparse: false,
             table: None,
             partitioner: Partitioner::default(),
@@ -243,6 +164,27 @@ impl VariableSpec {
         self
     }
 
+    /// Makes the variable plain and local: each replica changes values of its own, for example the
+    /// running statistics of a batch normalization.
+    ///
+    /// A pull leaves a replica's values as they are. The servers hold those of the chief, which
+    /// [`Replication::Local`] describes.
+    #[doc(alias = "UPDATE_OPS")]
+    #[doc(alias = "LOCAL_VARIABLES")]
+    pub fn local(self) -> VariableSpec {
+        VariableSpec { replication: Replication::Local, ..self.plain() }
+    }
+
+    /// Makes the variable plain and replicated: each replica changes values of its own, and every
+    /// `steps` of its steps it averages them with those of the others on the servers.
+    ///
+    /// A pull leaves a replica's values as they are. The variable is dense, of `f32` or `f64`, and
+    /// `steps` is at least 1. [`Replication::Mean`] describes the average.
+    #[doc(alias = "moving_average_variables")]
+    pub fn mean_every(self, steps: u64) -> VariableSpec {
+        VariableSpec { replication: Replication::Mean { every: steps }, ..self.plain() }
+    }
+
     /// Makes the variable sparse: it is pulled and pushed by rows, as embeddings are.
     ///
     /// No replica holds a full copy. A row is the elements with one index along the first axis. A
@@ -268,9 +210,23 @@ impl VariableSpec {
         self
     }
 
-    /// Checks the initializer and the partitioner, the rows if sparse, and the settings of a table.
+    /// Checks the replication, the initializer and the partitioner, the rows if sparse, and the
+    /// settings of a table.
     pub fn validate(&self) -> Result<(), VariableError> {
         let name = || self.name.clone();
+        match self.replication {
+            Replication::Shared => {}
+            replication if self.sparse => {
+                return Err(VariableError::SparseReplication { name: name(), replication });
+            }
+            Replication::Mean { every: 0 } => {
+                return Err(VariableError::MeanInterval { name: name() });
+            }
+            Replication::Mean { .. } if !matches!(self.dtype, DType::F32 | DType::F64) => {
+                return Err(VariableError::MeanType { name: name(), dtype: self.dtype });
+            }
+            Replication::Local | Replication::Mean { .. } => {}
+        }
         if self.sparse {
             let (bytes, rows) = (self.master_row_bytes(), self.shape.rows());
             if !(1..=PART_BYTES_MAX).contains(&bytes) {
@@ -359,6 +315,12 @@ impl VariableSpec {
         self.trainable
     }
 
+    /// Returns whether all replicas use the servers' values; [`Replication::Shared`] if the variable
+    /// is trainable.
+    pub fn replication(&self) -> Replication {
+        self.replication
+    }
+
     /// Returns whether the variable is pulled and pushed by rows; true for a table.
     pub fn is_sparse(&self) -> bool {
         self.sparse
@@ -399,6 +361,36 @@ mod tests {
         let step = VariableSpec::new("step", DType::I64, Shape::scalar()).unwrap();
         assert!(!step.is_trainable());
         assert_eq!(step.bytes(), 8);
+    }
+
+    #[test]
+    fn replicated_variables_are_plain_and_validated() {
+        let variable = VariableSpec::f32("m", [3]).unwrap();
+        assert_eq!(variable.replication(), Replication::Shared);
+        let mean = variable.clone().mean_every(8);
+        assert_eq!((mean.replication(), mean.validate()), (Replication::Mean { every: 8 }, Ok(())));
+        let local = variable.clone().local();
+        assert!(!mean.is_trainable() && !local.is_trainable());
+        let step = VariableSpec::new("m", DType::I64, Shape::scalar()).unwrap();
+        for (accepted, is_valid) in [
+            (local, true),
+            (step.clone().local(), true),
+            (VariableSpec::f16("m", [3]).unwrap().local(), true),
+            (VariableSpec::new("m", DType::F64, Shape::scalar()).unwrap().mean_every(1), true),
+            (variable.clone().mean_every(0), false),
+            (step.mean_every(1), false),
+            (VariableSpec::bf16("m", [3]).unwrap().mean_every(1), false),
+            (variable.clone().local().sparse(), false),
+            (variable.sparse().mean_every(1), false),
+        ] {
+            assert_eq!(accepted.validate().is_ok(), is_valid, "{accepted:?}");
+        }
+        let table = VariableSpec::table("t", DType::F32, [4], TableSpec::new(1 << 20)).unwrap();
+        assert_eq!(
+            table.mean_every(2).validate().unwrap_err().to_string(),
+            "cannot declare the variable \"t\" as mean every 2 steps: it is sparse, and no replica \
+             has all of its rows"
+        );
     }
 
     #[test]

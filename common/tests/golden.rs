@@ -126,7 +126,8 @@ fn a_changed_or_removed_entry_of_a_released_table_is_found() {
     assert_eq!(changed(before, &before.replace("02", "03")), Some("b\n# B\n0000  02"));
 }
 
-/// A catalogue with every type and initializer, a partitioned variable, an empty one and a scalar.
+/// A catalogue with every type and initializer, a partitioned variable, an empty one, a scalar, and
+/// each replication.
 fn catalogue() -> Catalogue {
     let f32 = |name: &str, extents: &[u64], initializer| {
         VariableSpec::f32(name, extents).expect("a variable").initializer(initializer)
@@ -149,6 +150,8 @@ fn catalogue() -> Catalogue {
         VariableSpec::f32("rows", [5, 2]).expect("a variable").sparse(),
         VariableSpec::f16("f16", [3]).expect("a variable"),
         VariableSpec::bf16("bf16", [3, 2]).expect("a variable"),
+        f32("local", &[2], Initializer::Zeros).local(),
+        f32("mean", &[2], Initializer::Ones).mean_every(0x0102_0304_0506_0708),
     ];
     let map = ShardMap::new([0, 1], 2).expect("shards");
     let placement =

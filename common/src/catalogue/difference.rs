@@ -20,6 +20,10 @@ pub(super) fn of_variables(ours: &VariableSpec, theirs: &VariableSpec) -> Option
         let (a, b) = (word(ours.is_trainable()), word(theirs.is_trainable()));
         return Some(format!("{name:?} is {a}, not {b}"));
     }
+    if ours.replication() != theirs.replication() {
+        let (a, b) = (ours.replication(), theirs.replication());
+        return Some(format!("{name:?} is {a}, not {b}"));
+    }
     if ours.is_sparse() != theirs.is_sparse() {
         let word = |sparse| if sparse { "sparse" } else { "dense" };
         let (a, b) = (word(ours.is_sparse()), word(theirs.is_sparse()));

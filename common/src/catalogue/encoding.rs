@@ -8,7 +8,7 @@ use crate::protocol::limits::NAME_BYTES_MAX;
 use crate::protocol::wire::{FieldReader, Text, Wire};
 use crate::table::{BUCKETS, Eviction, RowAdmission, TableSpec};
 use crate::tensor::{DType, Shape, ShapeError};
-use crate::variable::VariableSpec;
+use crate::variable::{Replication, VariableSpec};
 
 pub(super) fn encode(variables: &[VariableSpec], places: &[PartitionPlacement]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -22,7 +22,7 @@ pub(super) fn encode(variables: &[VariableSpec], places: &[PartitionPlacement]) 
         for extent in variable.shape().extents() {
             extent.put(&mut out);
         }
-        variable.is_trainable().put(&mut out);
+        put_update(variable, &mut out);
         put_rows(variable, &mut out);
         put_initializer(variable.initializer, &mut out);
         variable.seed.put(&mut out);
@@ -47,9 +47,9 @@ fn take_variable(reader: &mut FieldReader<'_>) -> Result<VariableSpec, Catalogue
     }
     let extents: Vec<u64> =
         (0..rank).map(|_| u64::take(reader)).collect::<Result<_, ProtocolError>>()?;
-    let trainable = bool::take(reader)?;
-    if trainable && !dtype.is_float() {
-        return Err(reader.invalid("trainable", 1).into());
+    let update = take_update(reader)?;
+    if update == Update::Trained && !dtype.is_float() {
+        return Err(reader.invalid("update", 1).into());
     }
     let rows = take_rows(reader)?;
     let initializer = take_initializer(reader)?;
@@ -66,11 +66,42 @@ fn take_variable(reader: &mut FieldReader<'_>) -> Result<VariableSpec, Catalogue
         RowKind::Dense => VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?,
     };
     variable = variable.initializer(initializer).seed(seed);
-    if !trainable {
-        variable = variable.plain();
-    }
+    variable = match update {
+        Update::Trained => variable,
+        Update::Plain(Replication::Shared) => variable.plain(),
+        Update::Plain(Replication::Local) => variable.local(),
+        Update::Plain(Replication::Mean { every }) => variable.mean_every(every),
+    };
     variable.validate()?;
     Ok(variable)
+}
+
+/// What changes a variable's values on the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Update {
+    Plain(Replication),
+    Trained,
+}
+
+fn put_update(variable: &VariableSpec, out: &mut Vec<u8>) {
+    match variable.replication() {
+        Replication::Shared => u8::from(variable.is_trainable()).put(out),
+        Replication::Local => 2_u8.put(out),
+        Replication::Mean { every } => {
+            3_u8.put(out);
+            every.put(out);
+        }
+    }
+}
+
+fn take_update(reader: &mut FieldReader<'_>) -> Result<Update, ProtocolError> {
+    Ok(match u8::take(reader)? {
+        0 => Update::Plain(Replication::Shared),
+        1 => Update::Trained,
+        2 => Update::Plain(Replication::Local),
+        3 => Update::Plain(Replication::Mean { every: u64::take(reader)? }),
+        other => return Err(reader.invalid("update", other.into())),
+    })
 }
 
 /// The kind of rows that a variable has.

@@ -402,6 +402,7 @@ fn variables_of(catalogue: &Catalogue, shard: ShardId) -> Vec<VariableReport> {
                 dtype: variable.dtype(),
                 shape: variable.shape().clone(),
                 trainable: partition.trainable,
+                replication: variable.replication(),
                 partitions: vec![partition.rows.clone()],
                 bytes,
                 table_rows: partition.is_table().then_some(0),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::{GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::tensor::{DType, Shape};
+use pushpull_common::variable::Replication;
 
 /// The contents of a state directory.
 #[derive(Clone, Debug)]
@@ -154,6 +155,8 @@ pub struct VariableReport {
     pub shape: Shape,
     /// Whether the optimizer trains it.
     pub trainable: bool,
+    /// Whose values replicas use.
+    pub replication: Replication,
     /// The row ranges on this shard.
     pub partitions: Vec<std::ops::Range<u64>>,
     /// The stored size in bytes. `f16` and `bf16` are stored as `f32`.

@@ -9,6 +9,7 @@ use pushpull::inspect::{
     ArenaReport, ClientReport, DataReport, Inspection, Presence, SavesFailing, ShardInspection,
     ShardState, VariableReport, VariablesStage, Verdict,
 };
+use pushpull::variable::Replication;
 use serde_json::{Value, json};
 
 use super::output::print_lines;
@@ -158,6 +159,9 @@ fn write_variables(page: &mut String, variables: &[VariableReport]) -> std::fmt:
             match (variable.table_rows, variable.trainable) {
                 (Some(rows), _) => format!(", a table of {rows} rows"),
                 (None, true) => String::new(),
+                (None, false) if variable.replication.is_replicated() => {
+                    format!(", {}", variable.replication)
+                }
                 (None, false) => ", plain".to_owned(),
             },
         )?;
@@ -297,6 +301,15 @@ fn json_of_variable(variable: &VariableReport) -> Value {
         "dtype": variable.dtype.to_string(),
         "shape": variable.shape.extents(),
         "trainable": variable.trainable,
+        "replication": match variable.replication {
+            Replication::Shared => "shared",
+            Replication::Local => "local",
+            Replication::Mean { .. } => "mean",
+        },
+        "mean_every": match variable.replication {
+            Replication::Mean { every } => Some(every),
+            Replication::Shared | Replication::Local => None,
+        },
         "rows": rows.collect::<Vec<_>>(),
         "table_rows": variable.table_rows,
         "bytes": variable.bytes,
