@@ -226,6 +226,7 @@ const ORDERS: &[(&str, &[&str])] = &[(
         "gradient_buffer",
         "parts",
         "sharding_plan",
+        "packed_variables",
         "selection",
         "scatter",
         "row_ids",

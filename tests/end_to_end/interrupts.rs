@@ -21,10 +21,11 @@ const LARGE: u64 = 8 << 20;
 /// that its thread can be found by name among those of other tests.
 const WORKERS: usize = 1000;
 
-fn variables(elements: u64) -> [VariableSpec; 3] {
+fn variables(elements: u64) -> [VariableSpec; 5] {
     let plain = VariableSpec::f32("plain", [2]).unwrap().plain();
     let rows = VariableSpec::f32("rows", [8, 2]).unwrap().sparse();
-    [vector("w", elements), plain, rows]
+    let (local, mean) = (vector("local", 2).local(), vector("mean", 2).mean_every(1));
+    [vector("w", elements), plain, rows, local, mean]
 }
 
 /// Gradients of ones for `w`.
@@ -122,6 +123,11 @@ fn blocking_calls() -> Vec<BlockingCall> {
         call("assign_rows", "assign rows", |worker, _, _| {
             worker.assign_rows("rows", &[2], &[1.0_f32; 2])
         }),
+        call("average", "average", |worker, _, params| worker.average(params, 1)),
+        BlockingCall {
+            worker: 0,
+            ..call("publish", "publish", |worker, _, params| worker.publish(params))
+        },
         BlockingCall {
             worker: 0,
             ..call("save", "save a checkpoint", |worker, _, _| worker.save(b"").map(|_| ()))

@@ -24,6 +24,7 @@ mod proxy;
 #[cfg(target_os = "linux")]
 mod push_buffers;
 mod reconnect;
+mod replication;
 mod restart;
 mod row_codecs;
 mod rows;

@@ -219,6 +219,16 @@ impl Worker {
         self.waiter.call("assign rows", || self.inner.assign_rows(name, ids, rows))
     }
 
+    /// See [`crate::Worker::average`].
+    pub fn average(&mut self, params: &mut Params, steps: u64) -> Result<(), Error> {
+        self.waiter.call("average", || self.inner.average(params, steps))
+    }
+
+    /// See [`crate::Worker::publish`].
+    pub fn publish(&mut self, params: &Params) -> Result<(), Error> {
+        self.waiter.call("publish", || self.inner.publish(params))
+    }
+
     /// See [`crate::Worker::outcome`].
     pub fn outcome(&mut self, sequence: Sequence) -> Result<Option<Push>, Error> {
         self.waiter.call("ask for an outcome", || self.inner.outcome(sequence))

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::data_set::DataSet;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, Incarnation, ShardId, TaskId, VariableId};
+use pushpull_common::ids::{GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId, VariableId};
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::protocol::{Message, Refusal, message};
 use pushpull_common::tensor::Element;
@@ -25,6 +25,7 @@ use crate::gradients::row_ids;
 use crate::gradients::row_requests::RowPulls;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::outcome::DataBegun;
+use crate::replica_values::ReplicaValues;
 use crate::runtime::{Call, Caller, MappedPullOutcome, SessionThread};
 use crate::session::{ReadPoint, Reply, ServerSettings, SessionCommand, SessionConfig};
 
@@ -139,11 +140,12 @@ impl SessionClient {
     }
 
     /// Waits until the chief has given all shards of a plan consistent values, and adopts the plan.
+    /// Returns their restore epoch.
     pub(crate) async fn await_values(
         &self,
         plan: &Arc<ShardingPlan>,
         shards: &[ShardId],
-    ) -> Result<(), Error> {
+    ) -> Result<RestoreEpoch, Error> {
         let deadline = Deadline::after(self.config.connect_timeout);
         loop {
             for &shard in shards {
@@ -212,18 +214,26 @@ impl SessionClient {
     }
 
     /// Announces the plan to the session, and waits until its shards are in one restore epoch.
+    /// Returns that epoch.
     pub(crate) async fn adopt(
         &self,
         plan: &Arc<ShardingPlan>,
         timeout: Duration,
-    ) -> Result<(), Error> {
+    ) -> Result<RestoreEpoch, Error> {
         let command = SessionCommand::Join { plan: plan.clone() };
-        self.caller.call("join", command, timeout).await.map(|_| ())
+        match self.caller.call("join", command, timeout).await? {
+            Reply::Joined { epoch } => Ok(epoch),
+            _ => Err(Error::Ended { doing: "join" }),
+        }
     }
 
-    /// Replaces all of `params` with the newest values, and returns their step.
-    pub(crate) async fn pull(&self, params: &mut Params) -> Result<GlobalStep, Error> {
-        let mut call = self.pull_for(params, None);
+    /// Replaces `params` with the newest values, and returns their step.
+    pub(crate) async fn pull(
+        &self,
+        params: &mut Params,
+        replica_values: ReplicaValues,
+    ) -> Result<GlobalStep, Error> {
+        let mut call = self.pull_for(params, None, replica_values);
         let read = poll_fn(|context| call.poll_into(context, params)).await?;
         read.map(|read| read.step).ok_or(Error::Ended { doing: "pull" })
     }
@@ -239,18 +249,27 @@ impl SessionClient {
         let buffer = self.buffers.take(plan.range(variable).len());
         let command = SessionCommand::PullVariable { plan, variable, buffer, token };
         let state = PullState::Requested(self.caller.call("pull", command, self.config.timeout));
-        PullCall { state, buffers: self.buffers.clone() }
+        self.pull_call(state, ReplicaValues::Replace)
+    }
+
+    fn pull_call(&self, state: PullState, replica_values: ReplicaValues) -> PullCall {
+        PullCall { state, buffers: self.buffers.clone(), replica_values }
     }
 
     /// A pull that failed before it was requested.
     pub(crate) fn failed_pull(&self, error: Error) -> PullCall {
         let state = PullState::Requested(self.caller.failed("pull", error));
-        PullCall { state, buffers: self.buffers.clone() }
+        self.pull_call(state, ReplicaValues::Keep)
     }
 
     /// Starts a pull of all values into `params`, for the step of a token or the newest. The result
     /// borrows neither.
-    pub(crate) fn pull_for(&self, params: &Params, token: Option<GlobalStep>) -> PullCall {
+    pub(crate) fn pull_for(
+        &self,
+        params: &Params,
+        token: Option<GlobalStep>,
+        replica_values: ReplicaValues,
+    ) -> PullCall {
         let plan = params.plan.clone();
         let mut buffer = self.buffers.take(plan.bytes());
         let state = match self.caller.mapped_shards().pull(&plan, &mut buffer, token) {
@@ -261,7 +280,7 @@ impl SessionClient {
                 PullState::Requested(self.caller.call("pull", command, self.config.timeout))
             }
         };
-        PullCall { state, buffers: self.buffers.clone() }
+        self.pull_call(state, replica_values)
     }
 }
 
@@ -299,6 +318,7 @@ impl SessionClient {
 pub(crate) struct PullCall {
     state: PullState,
     buffers: Arc<PullBuffers>,
+    replica_values: ReplicaValues,
 }
 
 #[derive(Debug)]
@@ -314,7 +334,8 @@ impl PullCall {
     /// A pull that the session was asked for.
     #[cfg(test)]
     pub(crate) fn requested(call: Call) -> PullCall {
-        PullCall { state: PullState::Requested(call), buffers: Arc::default() }
+        let (buffers, replica_values) = (Arc::default(), ReplicaValues::Keep);
+        PullCall { state: PullState::Requested(call), buffers, replica_values }
     }
 
     /// Completes the pull: moves the values into `params` and returns what was read, or `None` if
@@ -324,8 +345,15 @@ impl PullCall {
         context: &mut Context<'_>,
         params: &mut Params,
     ) -> Poll<Result<Option<ReadPoint>, Error>> {
+        let keeps = self.replica_values == ReplicaValues::Keep;
         self.poll_with(context, |mut buffer, read| {
             std::mem::swap(&mut params.buffer, &mut buffer);
+            if keeps {
+                for range in params.plan.replica_ranges() {
+                    let own = &buffer.bytes()[range.clone()];
+                    params.buffer.bytes_mut()[range.clone()].copy_from_slice(own);
+                }
+            }
             params.step = read.step;
             buffer
         })

@@ -9,7 +9,7 @@ mod view_error;
 use std::time::Duration;
 
 use pushpull_common::codec::{Codec, CodecError};
-use pushpull_common::ids::{Sequence, ShardId};
+use pushpull_common::ids::{Sequence, ShardId, TaskId};
 use pushpull_common::protocol::Refusal;
 use thiserror::Error;
 
@@ -274,6 +274,14 @@ pub enum Error {
     /// The params or gradients are of another model: of another worker, or with other variables.
     #[error("cannot use these buffers: they are for other variables")]
     ForeignBuffer,
+    /// Only the chief may do this: see [`crate::Worker::is_chief`]. Nothing was sent.
+    #[error("cannot {doing}: only the chief may, and this is {task}")]
+    NotChief {
+        /// The operation, as in "cannot publish".
+        doing: &'static str,
+        /// The task of this worker.
+        task: TaskId,
+    },
     /// The worker has not joined: call [`crate::Worker::join`] first.
     #[error("cannot {doing} before joining")]
     NotJoined {
@@ -366,6 +374,7 @@ impl Error {
             | Error::UserBlob { .. }
             | Error::EmptyPush
             | Error::ForeignBuffer
+            | Error::NotChief { .. }
             | Error::NotJoined { .. }
             | Error::Interrupted { .. }
             | Error::UnknownPush { .. } => Advice::Stop,

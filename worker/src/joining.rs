@@ -48,18 +48,21 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         ChiefJoin { worker, plan, shards, fill, values, restored: None }
     }
 
-    /// Joins, and returns the restored checkpoint, if there was one.
-    pub(crate) async fn join(mut self) -> Result<Option<RestoredCheckpoint>, Error> {
+    /// Joins. Returns the restore epoch of the shards, and the restored checkpoint if there was
+    /// one.
+    pub(crate) async fn join(
+        mut self,
+    ) -> Result<(RestoreEpoch, Option<RestoredCheckpoint>), Error> {
         let deadline = Deadline::after(self.client().config.connect_timeout);
         loop {
             match self.try_join().await {
                 Err(error) if is_outdated(&error) && !deadline.has_passed() => {}
-                result => return result.map(|()| self.restored),
+                result => return result.map(|epoch| (epoch, self.restored)),
             }
         }
     }
 
-    async fn try_join(&mut self) -> Result<(), Error> {
+    async fn try_join(&mut self) -> Result<RestoreEpoch, Error> {
         let found = self.declare().await?;
         match start::common_epoch(&found) {
             // A restore by an interrupted attempt is still reported.

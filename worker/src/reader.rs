@@ -12,6 +12,7 @@ use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::Params;
 use crate::gradients::sharding_plan::ShardingPlan;
+use crate::replica_values::ReplicaValues;
 use crate::runtime::SessionRunner;
 
 /// Pulls values without a token. A reader holds no lease, does not count as a replica, and fetches
@@ -74,7 +75,7 @@ impl Reader {
         if !self.plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
         }
-        Ok(self.client.pull(params).await?.0)
+        Ok(self.client.pull(params, ReplicaValues::Replace).await?.0)
     }
 
     /// Waits until the training has ended on all workers, for at most `within`, and returns why.

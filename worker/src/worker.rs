@@ -3,6 +3,7 @@
 mod assigns;
 mod pulls;
 mod pushes;
+mod replication;
 mod stepping;
 
 use std::future::poll_fn;
@@ -11,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, ShardId};
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::partition::Partitioner;
 use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::message::{EndReason, Role};
-use pushpull_common::variable::VariableSpec;
+use pushpull_common::variable::{Replication, VariableSpec};
 
 use crate::client::{SessionClient, join_all};
 use crate::compression::Compression;
@@ -30,8 +31,10 @@ use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::joined_model::JoinedModel;
 use crate::joining::ChiefJoin;
+use crate::mean_variables::MeanVariables;
 use crate::metrics::{OperationKind, WorkerMetrics};
 use crate::outcome::{DataBegun, RestoredCheckpoint, SaveHandle, SavedCheckpoint};
+use crate::replica_values::ReplicaValues;
 use crate::runtime::{Caller, SessionRunner};
 use crate::session::{Reply, ServerSettings, SessionCommand};
 use crate::token::Token;
@@ -55,6 +58,10 @@ pub struct Worker {
     model: Option<Arc<JoinedModel>>,
     placement: Option<Placement>,
     restored: Option<RestoredCheckpoint>,
+    /// The restore epoch of the servers when this worker joined.
+    pub(crate) restore_epoch: RestoreEpoch,
+    /// The variables that replicas average; `None` before [`Worker::join`].
+    means: Option<MeanVariables>,
     data_begun: Option<DataBegun>,
     /// Memory of earlier pushes, for reuse.
     pool: Vec<GradientMemory>,
@@ -88,6 +95,8 @@ impl Worker {
             model: None,
             placement: None,
             restored: None,
+            restore_epoch: RestoreEpoch(0),
+            means: None,
             data_begun: None,
             pool: Vec::new(),
             scatter: None,
@@ -118,6 +127,9 @@ impl Worker {
     ///   The servers initialize the other variables with their initializers.
     /// - Otherwise some servers have lost what others still hold: [`Error::StateLost`].
     ///
+    /// A [`VariableSpec::local`] variable and a mean ([`VariableSpec::mean_every`]) begin with the
+    /// servers' values, too.
+    ///
     /// The other workers wait for the chief, for at most [`WorkerConfig::connect_timeout`], and
     /// never call `fill`.
     ///
@@ -139,6 +151,7 @@ impl Worker {
             return Err(Error::AlreadyJoined);
         }
         let config = &self.client.config;
+        let replicas = replicas(config, variables)?;
         let (placement, catalogue) = place(config, variables, &self.client.settings)?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
         let (shards, settings) = self.client.open(&plan).await?;
@@ -146,15 +159,16 @@ impl Worker {
         let row_bytes = self.client.config.row_residual_bytes;
         let encodings = &settings.encodings;
         let compression = Compression::new(plan.catalogue(), codecs, encodings, row_bytes)?;
-        self.restored = match self.is_chief() {
+        (self.restore_epoch, self.restored) = match self.is_chief() {
             true => ChiefJoin::new(self, &plan, &shards, fill).join().await?,
-            false => self.client.await_values(&plan, &shards).await.map(|()| None)?,
+            false => (self.client.await_values(&plan, &shards).await?, None),
         };
         if let Some(set) = self.client.config.data.clone() {
             self.data_begun = Some(self.client.declare_data(&set).await?);
         }
         let mut params = Params::new(plan.clone());
-        self.client.pull(&mut params).await?;
+        self.client.pull(&mut params, ReplicaValues::Replace).await?;
+        self.means = Some(MeanVariables::new(&plan, replicas, &params.buffer));
         self.model = Some(Arc::new(JoinedModel::new(plan, &self.client, compression)));
         self.placement = Some(placement);
         Ok(params)
@@ -352,11 +366,12 @@ impl Worker {
         params: &mut Params,
         at_least: u64,
     ) -> Result<u64, Error> {
-        let mut call = self.client.pull_for(params, Some(GlobalStep(at_least)));
+        let keep = ReplicaValues::Keep;
+        let mut call = self.client.pull_for(params, Some(GlobalStep(at_least)), keep);
         match poll_fn(|context| call.poll_into(context, params)).await? {
             Some(read) => Ok(read.step.0),
             // In synchronous mode: there are newer values.
-            None => self.client.pull(params).await.map(|step| step.0),
+            None => self.client.pull(params, keep).await.map(|step| step.0),
         }
     }
 
@@ -413,6 +428,18 @@ fn place(
     let placement = Placement::plan(&variables, &map, &config.placement)?;
     let catalogue = Catalogue::new(variables, &placement)?;
     Ok((placement, catalogue))
+}
+
+/// Returns the number of replicas in the cluster, by which contributions to means are divided; 1 if
+/// no variable is a mean.
+fn replicas(config: &WorkerConfig, variables: &[VariableSpec]) -> Result<usize, ConfigError> {
+    let is_mean = |it: &&VariableSpec| matches!(it.replication(), Replication::Mean { .. });
+    let Some(variable) = variables.iter().find(is_mean) else { return Ok(1) };
+    let counts = ["chief", "worker"].map(|job| config.cluster.num_tasks(job).unwrap_or(0));
+    match counts.iter().sum() {
+        0 => Err(ConfigError::NoReplicas { variable: variable.name().to_owned() }),
+        replicas => Ok(replicas),
+    }
 }
 
 /// Returns the token of a reply.

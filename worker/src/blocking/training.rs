@@ -75,6 +75,10 @@ impl TrainingSession {
                         return Ok(Some(grant));
                     }
                 }
+                NextAction::Average { steps } => {
+                    let averaged = waiter.wait(|| inner.average(steps));
+                    inner.averaged(averaged)?;
+                }
                 NextAction::Over => return Ok(None),
                 action => {
                     // Joins and leaves end a session, which a thread that runs it cannot wait for.
@@ -167,7 +171,7 @@ impl Step<'_> {
     }
 
     /// See [`crate::training::Step::parts`].
-    pub fn parts(&mut self) -> (&Params, &mut Gradients) {
+    pub fn parts(&mut self) -> (&mut Params, &mut Gradients) {
         self.inner.parts()
     }
 

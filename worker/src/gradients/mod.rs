@@ -4,6 +4,7 @@
 
 pub(crate) mod duplicate_sums;
 pub(crate) mod gradient_buffer;
+pub(crate) mod packed_variables;
 pub(crate) mod params;
 pub(crate) mod part_buffer;
 pub(crate) mod parts;

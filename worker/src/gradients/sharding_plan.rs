@@ -66,6 +66,8 @@ pub(crate) struct ShardingPlan {
     part_bytes: u64,
     /// The shards that hold dense variables of `f16` or `bf16`.
     with_halves: BTreeSet<ShardId>,
+    /// The ranges of the buffer with values that each replica changes by itself.
+    replica_ranges: Vec<Range<usize>>,
 }
 
 impl ShardingPlan {
@@ -94,7 +96,22 @@ impl ShardingPlan {
             catalogue.partitions().iter().filter(|p| p.own_encoding.is_some() && !p.is_sparse());
         let with_halves = halves.map(|partition| partition.shard).collect();
         let part_bytes = PART_BYTES_MAX;
-        ShardingPlan { catalogue, shards, segments, starts, bytes, part_bytes, with_halves }
+        let replica_ranges = Vec::new();
+        let mut plan = ShardingPlan {
+            catalogue,
+            shards,
+            segments,
+            starts,
+            bytes,
+            part_bytes,
+            with_halves,
+            replica_ranges,
+        };
+        let ids = (0..plan.starts.len() as u32).map(VariableId);
+        let is_replicated =
+            |id: &VariableId| plan.catalogue.variable(*id).replication().is_replicated();
+        plan.replica_ranges = ids.filter(is_replicated).map(|id| plan.range(id)).collect();
+        plan
     }
 
     /// Sets smaller parts, so that tests send small variables in several.
@@ -166,6 +183,11 @@ impl ShardingPlan {
         }
         let start = self.starts[id.0 as usize];
         start..start + self.catalogue.variable(id).bytes() as usize
+    }
+
+    /// Returns the ranges of a buffer with the variables that each replica changes by itself.
+    pub(crate) fn replica_ranges(&self) -> &[Range<usize>] {
+        &self.replica_ranges
     }
 
     /// Returns the first offset of a shard's layout from `from` on that belongs to a dense

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pushpull_common::codec::{Encoding, Encodings};
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId, VariableId};
+use pushpull_common::ids::{
+    GlobalStep, Incarnation, RestoreEpoch, Sequence, ShardId, TaskId, VariableId,
+};
 use pushpull_common::protocol::message::{
     NonFinitePolicy, Operation, Role, SharedPushBuffer, SharedValues,
 };
@@ -157,6 +159,10 @@ pub(crate) enum Reply {
         body: Vec<u8>,
     },
     Done,
+    /// The shards in use are all in this restore epoch.
+    Joined {
+        epoch: RestoreEpoch,
+    },
     Token(Option<Grant>),
     Pulled {
         buffer: AlignedBuffer,

@@ -76,15 +76,15 @@ impl Membership {
         self.plan.as_ref()
     }
 
-    /// Joins with a plan once the shards of all these links are connected and in one epoch; `None`
-    /// until then. The chief is about to restore a shard in an older epoch. The restore closes its
+    /// Joins with a plan once the shards of all these links are connected and in one epoch, and
+    /// returns that epoch; `None` until then. The chief is about to restore a shard in an older epoch. The restore closes its
     /// connections, and the next welcome tells the new epoch.
     pub(super) fn join(
         &mut self,
         plan: &Arc<ShardingPlan>,
         all: &[usize],
         links: &SessionLinks,
-    ) -> Option<Result<(), Error>> {
+    ) -> Option<Result<RestoreEpoch, Error>> {
         if all.iter().any(|&link| !links[link].is_up()) {
             return None;
         }
@@ -96,7 +96,8 @@ impl Membership {
             return None;
         }
         self.plan = Some(plan.clone());
-        Some(Ok(()))
+        let epochs = all.iter().map(|&link| links[link].restore_epoch);
+        Some(Ok(epochs.max().unwrap_or_default()))
     }
 
     /// Returns the hello for a shard.

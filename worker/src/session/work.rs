@@ -209,7 +209,7 @@ impl SessionWork {
             }
             OperationKind::Join { plan, links: of } => {
                 let joined = membership.join(plan, of, links)?;
-                Some(joined.map(|()| Reply::Done))
+                Some(joined.map(|epoch| Reply::Joined { epoch }))
             }
             OperationKind::Request => {
                 let must_wait = match self.requests.followed_pushes(id) {

@@ -3,14 +3,18 @@
 mod ending;
 mod next_action;
 mod push_recovery;
+mod replica_value_plan;
 mod settings;
 mod training_phase;
 
 use std::time::Duration;
 
+use pushpull_common::protocol::Refusal;
+
 use ending::Ending;
 pub(crate) use next_action::NextAction;
 pub(crate) use push_recovery::PushRecovery;
+use replica_value_plan::ReplicaValuePlan;
 pub(super) use settings::LifecycleSettings;
 use training_phase::TrainingPhase;
 
@@ -48,6 +52,7 @@ pub(crate) struct Lifecycle {
     hooks: HookList,
     window: RecoveryWindow,
     checkpoints: CheckpointPlan,
+    replica_values: ReplicaValuePlan,
     steps: KnownSteps,
     phase: TrainingPhase,
     /// No action but a wait before this time.
@@ -70,6 +75,7 @@ impl Lifecycle {
             hooks: HookList::new(hooks),
             window: RecoveryWindow::new(settings.recover_for, settings.seed),
             checkpoints: CheckpointPlan::new(interval),
+            replica_values: ReplicaValuePlan::default(),
             steps: KnownSteps::default(),
             phase: TrainingPhase::Apart,
             not_before: Duration::ZERO,
@@ -85,7 +91,9 @@ impl Lifecycle {
 
     /// Begins, before the session connects.
     pub(super) fn begin(&mut self, setup: &mut TrainingSetup<'_>) -> Result<(), TrainingError> {
-        self.hooks.begin(setup).map_err(|error| self.fail(error))
+        self.hooks.begin(setup).map_err(|error| self.fail(error))?;
+        self.replica_values = ReplicaValuePlan::new(setup.variables, self.settings.is_chief);
+        Ok(())
     }
 
     /// Returns the next operation.
@@ -123,11 +131,24 @@ impl Lifecycle {
 
     fn next_between(&mut self, now: Duration) -> NextAction {
         self.phase = TrainingPhase::Between;
+        if let Some(steps) = self.replica_values.due()
+            && !(self.has_failed || self.is_interrupted)
+        {
+            return NextAction::Average { steps };
+        }
         match self.has_failed || self.stop.is_some() {
-            false if self.checkpoints.is_due(now, self.steps.applied) => NextAction::Save,
+            false if self.checkpoints.is_due(now, self.steps.applied) => self.next_save(),
             false => NextAction::Token,
             true if self.checkpoints.is_under_way => NextAction::AwaitSave,
             true => self.next_ending(),
+        }
+    }
+
+    /// Returns the next operation of a checkpoint, which has the chief's newest local values.
+    fn next_save(&self) -> NextAction {
+        match self.replica_values.must_publish() {
+            true => NextAction::Publish,
+            false => NextAction::Save,
         }
     }
 
@@ -135,7 +156,7 @@ impl Lifecycle {
         let is_due = self.checkpoints.is_due_at_end(self.steps.applied);
         if self.has_failed {
             if is_due && self.settings.final_checkpoint_on_error {
-                return NextAction::Save;
+                return self.next_save();
             }
             self.phase = TrainingPhase::Leaving;
             return NextAction::Leave;
@@ -144,7 +165,11 @@ impl Lifecycle {
         // The values of the step that this worker's last gradient was accepted for.
         let at_least = self.steps.newest;
         let ending = self.ending.next_action(finishes, self.is_interrupted, at_least);
-        ending.unwrap_or(if is_due { NextAction::Save } else { NextAction::End })
+        // Readers need the local values, too, with or without a checkpoint.
+        ending.unwrap_or(match is_due || self.replica_values.must_publish() {
+            true => self.next_save(),
+            false => NextAction::End,
+        })
     }
 
     /// Records a join.
@@ -156,6 +181,7 @@ impl Lifecycle {
     ) -> Result<(), TrainingError> {
         let (step, cause) = (params.step(), self.cause.take());
         let from_step = self.has_joined.then_some(self.steps.newest);
+        self.replica_values.joined(!self.has_joined);
         (self.has_joined, self.phase) = (true, TrainingPhase::Between);
         self.steps.joined(step);
         // The servers may have gone back to a time before the end.
@@ -223,6 +249,7 @@ impl Lifecycle {
         match pulled {
             Ok(Pulled::Pulled { step }) => {
                 self.steps.learn(step);
+                self.replica_values.computing();
                 self.phase = TrainingPhase::Computing;
                 Ok(true)
             }
@@ -312,6 +339,7 @@ impl Lifecycle {
             self.phase = TrainingPhase::Between;
         }
         self.steps.finished(outcome);
+        self.replica_values.stepped(self.steps.local);
         let KnownSteps { granted: step, newest: global_step, local: local_steps, .. } = self.steps;
         let mut finished = FinishedStep {
             step,
@@ -325,6 +353,45 @@ impl Lifecycle {
         };
         let stop = self.hooks.after_step(&mut finished);
         self.follow(stop)
+    }
+
+    /// Records an average.
+    pub(super) fn averaged(
+        &mut self,
+        now: Duration,
+        result: Result<(), Error>,
+    ) -> Result<(), TrainingError> {
+        match result {
+            Ok(()) => self.replica_values.averaged(),
+            Err(error) => return self.values_failed(now, error),
+        }
+        Ok(())
+    }
+
+    /// Records that the servers were given the local values.
+    pub(super) fn published(
+        &mut self,
+        now: Duration,
+        result: Result<(), Error>,
+    ) -> Result<(), TrainingError> {
+        // An interrupted training waits for nobody, but no checkpoint of it lacks these values.
+        let is_needed = !self.is_interrupted || self.checkpoints.is_due_at_end(self.steps.applied);
+        match result {
+            Err(error) if is_needed && !self.has_failed => return self.values_failed(now, error),
+            // The checkpoint after a failure is saved with what the servers have.
+            _ => self.replica_values.published(),
+        }
+        Ok(())
+    }
+
+    /// Records that values of this replica could not be sent. A NaN among them stays there, so the
+    /// next step cannot help.
+    fn values_failed(&mut self, now: Duration, error: Error) -> Result<(), TrainingError> {
+        match error.advice() {
+            Advice::SkipBatch => Err(self.fail(error.into())),
+            _ if self.is_interrupted => Err(self.fail(error.into())),
+            _ => self.operation_failed(now, error),
+        }
     }
 
     /// Records that the servers were asked for a checkpoint.
@@ -449,6 +516,18 @@ impl Lifecycle {
     /// Whether the training has failed.
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed
+    }
+
+    /// Whether the training recovers from servers that have lost their state, so that this replica's
+    /// values belong to the past.
+    pub(super) fn has_lost_state(&self) -> bool {
+        match &self.cause {
+            Some(Error::StateLost { .. } | Error::RolledBack { .. }) => true,
+            Some(Error::Refused { refusal, .. }) => {
+                matches!(refusal, Refusal::NotInitialized {} | Refusal::RestoreEpoch { .. })
+            }
+            _ => false,
+        }
     }
 
     /// Whether there is nothing left to do.

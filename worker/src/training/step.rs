@@ -71,8 +71,11 @@ impl<'a> Step<'a> {
     }
 
     /// Returns the values, and the gradients to be computed from them.
-    pub fn parts(&mut self) -> (&Params, &mut Gradients) {
-        (&self.session.of_step().params, &mut self.grant.gradients)
+    ///
+    /// The caller may change the values. Those of variables that each replica changes by itself,
+    /// such as running statistics, stay for the next step.
+    pub fn parts(&mut self) -> (&mut Params, &mut Gradients) {
+        (&mut self.session.of_step().params, &mut self.grant.gradients)
     }
 
     /// Reports a number of this step, such as its loss, to the hooks.

@@ -9,7 +9,9 @@ use pushpull_common::variable::VariableSpec;
 
 use super::gradient_outcome::GradientOutcome;
 use super::hook::{StepTiming, TrainingSetup};
+use super::joined_worker::JoinedWorker;
 use super::lifecycle::{Lifecycle, NextAction, PushRecovery};
+use super::local_values::LocalValues;
 use super::scalars::Scalars;
 use super::step::Step;
 use super::step_grant::StepGrant;
@@ -18,7 +20,7 @@ use super::training_end::{StopReason, TrainingEnd};
 use super::training_error::TrainingError;
 use crate::config::WorkerConfig;
 use crate::error::Error;
-use crate::gradients::params::{Gradients, Params};
+use crate::gradients::params::Gradients;
 use crate::interrupt::Interrupt;
 use crate::outcome::{Pulled, Push, SaveHandle};
 use crate::pause::Pause;
@@ -66,6 +68,8 @@ pub struct TrainingSession {
     pub(super) joined: Option<JoinedWorker>,
     /// The worker after the end, until it has left.
     leaving: Option<Worker>,
+    /// The replica's local values while it joins again.
+    local_values: Option<LocalValues>,
     pub(super) scalars: Scalars,
     pub(super) timing: StepTiming,
     worker: WorkerConfig,
@@ -76,13 +80,6 @@ pub struct TrainingSession {
     /// The token of a step that has not begun to compute.
     token: Option<Token>,
     save: Option<SaveHandle>,
-}
-
-/// A worker that has joined, and its values.
-#[derive(Debug)]
-pub(super) struct JoinedWorker {
-    pub(super) worker: Worker,
-    pub(super) params: Params,
 }
 
 impl TrainingSession {
@@ -121,6 +118,7 @@ impl TrainingSession {
             lifecycle,
             joined: None,
             leaving: None,
+            local_values: None,
             scalars: Scalars::default(),
             timing: StepTiming::default(),
             worker,
@@ -176,6 +174,10 @@ impl TrainingSession {
                     if let Some(grant) = self.pulled(pulled)? {
                         return Ok(Some(grant));
                     }
+                }
+                NextAction::Average { steps } => {
+                    let averaged = self.average(steps).await;
+                    self.averaged(averaged)?;
                 }
                 NextAction::Over => return Ok(None),
                 action => self.act(action).await?,
@@ -339,6 +341,19 @@ impl TrainingSession {
         Ok(gradients.map(|gradients| StepGrant { token, gradients }))
     }
 
+    /// Averages the means after this many steps; `None` if the interrupt was raised.
+    pub(crate) async fn average(&mut self, steps: u64) -> Option<Result<(), Error>> {
+        self.interrupt.race(self.joined.as_mut()?.average(steps)).await
+    }
+
+    /// Records an average.
+    pub(crate) fn averaged(
+        &mut self,
+        averaged: Option<Result<(), Error>>,
+    ) -> Result<(), TrainingError> {
+        averaged.map_or(Ok(()), |result| self.lifecycle.averaged(self.now(), result))
+    }
+
     /// The worker and the values of a step.
     pub(super) fn of_step(&mut self) -> &mut JoinedWorker {
         self.joined.as_mut().expect(IN_STEP)
@@ -408,6 +423,7 @@ impl TrainingSession {
         match action {
             NextAction::Join { within } => return self.join(within).await,
             NextAction::Wait(pause) => _ = self.interrupt.race(Pause::new(pause)).await,
+            NextAction::Publish => return self.publish().await,
             NextAction::Save => self.ask_for_save(),
             NextAction::AwaitSave => {
                 let answer = match &mut self.save {
@@ -438,13 +454,20 @@ impl TrainingSession {
             }
             NextAction::Leave => self.leave().await,
             NextAction::Token | NextAction::Pull | NextAction::Over => {}
+            NextAction::Average { .. } => {}
         }
         Ok(())
     }
 
     async fn join(&mut self, within: Duration) -> Result<(), TrainingError> {
         // The old session ends first: the new incarnation fences it.
-        (self.save, self.joined) = (None, None);
+        self.save = None;
+        if let Some(joined) = self.joined.take() {
+            self.local_values = joined.local_values();
+        }
+        if self.lifecycle.has_lost_state() {
+            self.local_values = None;
+        }
         let config = self.worker.clone();
         let timeout = config.connect_timeout.min(within);
         let (variables, fill) = (&self.variables, &mut self.fill.0);
@@ -459,10 +482,21 @@ impl TrainingSession {
             None => Ok(()),
             Some(Err(error)) => self.lifecycle.join_failed(now, error),
             Some(Ok(joined)) => {
-                let JoinedWorker { worker, params } = self.joined.insert(joined);
+                let joined = self.joined.insert(joined);
+                if let Some(values) = self.local_values.take() {
+                    joined.take_local_values(&values);
+                }
+                let JoinedWorker { worker, params } = joined;
                 self.lifecycle.joined(now, params, worker.restored())
             }
         }
+    }
+
+    async fn publish(&mut self) -> Result<(), TrainingError> {
+        let Some(joined) = &mut self.joined else { return Ok(()) };
+        let published = self.interrupt.race_with_grace(joined.publish()).await;
+        let published = published.unwrap_or(Err(Error::Interrupted { doing: "publish" }));
+        self.lifecycle.published(self.now(), published)
     }
 
     fn ask_for_save(&mut self) {

@@ -112,7 +112,7 @@ impl Worker {
     }
 
     /// Works before the worker has joined: the chief assigns the first values while it joins.
-    fn assign_order(&self, order: PushOrder, plan: &Arc<ShardingPlan>) -> PushHandle {
+    pub(super) fn assign_order(&self, order: PushOrder, plan: &Arc<ShardingPlan>) -> PushHandle {
         let SessionClient { caller, config, .. } = &self.client;
         let call = caller.call("push", SessionCommand::Push { order }, config.timeout);
         PushHandle::new(call, Some(plan.clone()))

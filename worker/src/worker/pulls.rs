@@ -8,11 +8,15 @@ use crate::error::{Error, ViewError};
 use crate::gradients::params::Params;
 use crate::metrics::OperationKind;
 use crate::outcome::{PullHandle, Pulled, VariableHandle};
+use crate::replica_values::ReplicaValues;
 use crate::token::Token;
+#[cfg(doc)]
+use pushpull_common::variable::VariableSpec;
 
 impl Worker {
-    /// Replaces all of `params` with the servers' values. Sparse variables are not included: see
-    /// [`Worker::pull_rows`].
+    /// Replaces `params` with the servers' values, except variables that each replica changes by
+    /// itself ([`VariableSpec::local`], [`VariableSpec::mean_every`]): those stay. Sparse variables
+    /// are not included: see [`Worker::pull_rows`].
     ///
     /// - In asynchronous mode the values are at least as new as the token's step; different shards
     ///   may have different steps.
@@ -34,7 +38,7 @@ impl Worker {
             Ok(model) if !model.plan.is_same(&params.plan) => {
                 self.client.failed_pull(Error::ForeignBuffer)
             }
-            Ok(_) => self.client.pull_for(params, step),
+            Ok(_) => self.client.pull_for(params, step, ReplicaValues::Keep),
         };
         let timer = Some(self.client.caller.times().timer(OperationKind::Pull));
         PullHandle { call, token, params, timer }
@@ -47,6 +51,8 @@ impl Worker {
     /// its use. The values are of the step that [`Worker::pull`] would return; in asynchronous mode
     /// each variable may be of another step. Servers that compensate delayed gradients use the
     /// values of [`Worker::pull`] only, not these.
+    ///
+    /// This returns the servers' values also of variables that each replica changes by itself.
     ///
     /// The pull has started when this returns, and does not borrow the worker. On an error, on
     /// [`Pulled::Stale`] or if the handle is dropped, `values` is unchanged.

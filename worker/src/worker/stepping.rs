@@ -11,6 +11,7 @@ use crate::client::PullCall;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::outcome::{Pulled, Push, PushHandle, StepOutcome};
+use crate::replica_values::ReplicaValues;
 use crate::runtime::{Call, Caller};
 use crate::session::{ReadPoint, SessionCommand};
 use crate::token::Token;
@@ -50,7 +51,7 @@ impl Worker {
             return Ok(StepOutcome { push, next: self.next(push, None, None, params).await });
         };
         // Mapped values are read once the token is there.
-        let pull = (!shared).then(|| self.client.pull_for(params, Some(next)));
+        let pull = (!shared).then(|| self.client.pull_for(params, Some(next), ReplicaValues::Keep));
         // In asynchronous mode the token comes with the answer to the push.
         let timeout = self.client.config.timeout;
         let ask = || self.client.caller.call("take a token", SessionCommand::Token, timeout);

@@ -262,7 +262,7 @@ fn joining_waits_until_all_shards_are_in_one_epoch() {
     // The chief restores the other shard too.
     world.disconnect(1);
     welcomed(&mut world, 1, welcome_in(4, 0));
-    assert!(matches!(world.reply(join), Ok(Reply::Done)));
+    assert!(matches!(world.reply(join), Ok(Reply::Joined { epoch: RestoreEpoch(4) })));
 
     let mut world = opened(Role::Worker {}, &[4, 3]);
     let join = world.call_within(SessionCommand::Join { plan: plan(2, 4) }, ms(2_000));

@@ -126,7 +126,7 @@ impl SessionWorld {
         }
         world.reply(open).unwrap();
         let joined = world.call(SessionCommand::Join { plan: plan.clone() });
-        assert!(matches!(world.reply(joined), Ok(Reply::Done)));
+        assert!(matches!(world.reply(joined), Ok(Reply::Joined { .. })));
         world
     }
 

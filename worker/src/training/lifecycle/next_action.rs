@@ -12,6 +12,14 @@ pub(crate) enum NextAction {
     },
     /// Wait for this long.
     Wait(Duration),
+    /// Average the means that are due after this many steps of this worker, and report by
+    /// `averaged`.
+    Average {
+        /// The number of steps.
+        steps: u64,
+    },
+    /// Give the servers the chief's local values, and report by `published`.
+    Publish,
     /// Ask the servers for a checkpoint, and report by `saved` once they answer.
     Save,
     /// Wait for the answer to the save.

@@ -2,12 +2,12 @@
 
 mod ending;
 mod random;
+mod replica_values;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use pushpull_common::ids::{Sequence, ShardId};
-use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::variable::VariableSpec;
 
@@ -26,6 +26,7 @@ pub(in crate::training) type EventLog = Arc<Mutex<Vec<String>>>;
 #[derive(Debug)]
 pub(in crate::training) struct Script {
     pub(in crate::training) settings: LifecycleSettings,
+    pub(in crate::training) variables: Vec<VariableSpec>,
     /// The global step of the servers.
     pub(in crate::training) step: u64,
     pub(in crate::training) last_step: u64,
@@ -73,6 +74,7 @@ impl Default for Script {
                 recover_for: Duration::from_secs(60),
                 seed: 5,
             },
+            variables: Vec::new(),
             step: 0,
             last_step: u64::MAX,
             joins: VecDeque::new(),
@@ -108,7 +110,7 @@ impl Script {
 
     fn begin(&mut self, lifecycle: &mut Lifecycle) -> Result<(), TrainingError> {
         let task = pushpull_common::ids::TaskId::worker(0);
-        let mut variables = Vec::new();
+        let mut variables = self.variables.clone();
         let is_chief = self.settings.is_chief;
         lifecycle.begin(&mut TrainingSetup { variables: &mut variables, task: &task, is_chief })
     }
@@ -150,6 +152,16 @@ impl Script {
                 let interrupt_at = self.interrupt_at.unwrap_or(Duration::MAX);
                 self.now = (self.now + pause).min(interrupt_at.max(self.now));
                 Ok(())
+            }
+            NextAction::Average { steps } => {
+                self.note(&format!("average {steps}"));
+                let averaged = self.fault("average").map_or(Ok(()), Err);
+                lifecycle.averaged(self.now, averaged)
+            }
+            NextAction::Publish => {
+                self.note("publish");
+                let published = self.fault("publish").map_or(Ok(()), Err);
+                lifecycle.published(self.now, published)
             }
             NextAction::Save => {
                 lifecycle.save_asked(self.now);

@@ -12,7 +12,8 @@ use proptest::prelude::*;
 use super::*;
 
 /// The operations that may fail.
-const PLACES: [&str; 7] = ["token", "pull", "push", "save", "finish", "await end", "refresh"];
+const PLACES: [&str; 9] =
+    ["token", "pull", "push", "average", "publish", "save", "finish", "await end", "refresh"];
 
 /// The methods of hooks that may fail.
 const METHODS: [HookPlace; 8] = [
@@ -79,6 +80,7 @@ fn script() -> impl Strategy<Value = Script> {
             let (faults, joins) = (faults.collect(), joins.into());
             Script {
                 settings,
+                variables: replica_values::all_kinds(),
                 last_step,
                 faults,
                 joins,
@@ -113,6 +115,8 @@ fn check(events: &[String]) -> Result<(), TestCaseError> {
                 prop_assert!(may_push && !has_failed, "{events:?}");
                 (has_token, may_push) = (false, false);
             }
+            "average" => prop_assert!(is_joined && !has_failed, "{events:?}"),
+            "publish" => prop_assert!(is_joined, "{events:?}"),
             "save" => {
                 prop_assert!(is_joined, "{events:?}");
                 asked = Some(words[2]);
