@@ -242,7 +242,7 @@ impl ShardCheckpoints {
     pub(super) fn on_saver_message(
         &mut self,
         variables: &Variables,
-        steps: &Steps,
+        steps: &mut Steps,
         out: &mut Outputs,
         now: Instant,
         news: SaverEvent,
@@ -261,6 +261,7 @@ impl ShardCheckpoints {
                     self.saved(out, requester, result);
                 }
                 self.end_save_of_cut(now);
+                steps.shards.forget_cut();
             }
         }
     }

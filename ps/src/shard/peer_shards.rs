@@ -19,6 +19,8 @@ pub(super) struct PeerShards {
     heard_at: BTreeMap<ShardId, Instant>,
     /// The last step that was announced as committed.
     announced_step: Option<u64>,
+    /// The step of which they keep a cut for the running save.
+    cut_step: Option<GlobalStep>,
 }
 
 impl PeerShards {
@@ -53,8 +55,24 @@ impl PeerShards {
         self.heard_at.insert(shard, now);
         if self.connections.insert(shard, connection) != Some(connection) {
             peers.send_chief(out, connection);
+            // It may not have been connected when the save began. It ignores the order if it has
+            // applied a later step.
+            if let Some(step) = self.cut_step {
+                send_keep_cut(out, connection, step);
+            }
         }
         true
+    }
+
+    /// Orders every shard to keep a cut of this step for the save that begins.
+    pub(super) fn order_cut(&mut self, out: &mut Outputs, step: GlobalStep) {
+        self.cut_step = Some(step);
+        self.connections().for_each(|connection| send_keep_cut(out, connection, step));
+    }
+
+    /// The running save has ended.
+    pub(super) fn forget_cut(&mut self) {
+        self.cut_step = None;
     }
 
     /// Announces the committed step, once. Returns whether it was announced now.
@@ -71,9 +89,10 @@ impl PeerShards {
         is_new
     }
 
-    /// Forgets which step was announced, because the steps begin again.
-    pub(super) fn forget_announced(&mut self) {
+    /// Forgets the steps that were announced or cut, because the steps begin again.
+    pub(super) fn forget_steps(&mut self) {
         self.announced_step = None;
+        self.cut_step = None;
     }
 
     /// Announces that the push of a token is over.
@@ -108,6 +127,11 @@ pub(super) fn send_committed(out: &mut Outputs, connection: u64, committed: &Com
     let envelope = Envelope { step, ..out.epoch_only() };
     let message = message::Commit { pushes }.into();
     out.send(connection, envelope, message);
+}
+
+fn send_keep_cut(out: &mut Outputs, connection: u64, step: GlobalStep) {
+    let envelope = Envelope { step, ..out.epoch_only() };
+    out.send(connection, envelope, message::KeepCut {}.into());
 }
 
 /// Sends to a shard that the push of a token is over.

@@ -183,7 +183,7 @@ impl Steps {
         if let Some(follower) = &mut self.follower {
             *follower = StepFollower::new(step.0, self.config.planted);
         }
-        self.shards.forget_announced();
+        self.shards.forget_steps();
         if let (Some(own), Some(coordinator)) = (self.index_of(self.id), self.coordinator_mut()) {
             coordinator.applied(own, step.0);
         }

@@ -5,15 +5,14 @@
 //!
 //! In synchronous mode all shards cut after the same step. The step owner sends `KeepCut` over the
 //! connections that also carry commits, when all shards have applied that step and none can have
-//! applied the next. A shard keeps its cut until its part is requested, and training continues
-//! meanwhile.
+//! applied the next. A shard that connects during the save receives it before the next commit. A
+//! shard keeps its cut until its part is requested, and training continues meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::GlobalStep;
-use pushpull_common::protocol::{Envelope, message};
 use pushpull_store::store::StoreImage;
 
 use super::saver_order::{SaveRequester, SaverOrder};
@@ -244,7 +243,7 @@ impl ShardCheckpoints {
         &mut self,
         variables: &mut Variables,
         peers: &Peers,
-        steps: &Steps,
+        steps: &mut Steps,
         out: &mut Outputs,
         now: Instant,
     ) {
@@ -257,10 +256,7 @@ impl ShardCheckpoints {
         };
         let step = steps.step();
         if steps.is_synchronous() {
-            for connection in steps.shards.connections() {
-                let envelope = out.stamped(Envelope::default());
-                out.send(connection, envelope, message::KeepCut {}.into());
-            }
+            steps.shards.order_cut(out, step);
         }
         self.keep_cut(variables, peers, steps, now, step);
         self.saves_a_cut = true;

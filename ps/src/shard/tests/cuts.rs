@@ -200,7 +200,7 @@ fn a_save_waits_for_every_shard_to_apply_the_step_and_for_the_save_before() {
 }
 
 #[test]
-fn a_shard_without_a_cut_of_the_step_refuses_to_save_it() {
+fn a_shard_that_connects_during_a_save_keeps_a_cut_before_it_applies_the_next_step() {
     let folder = tempfile::tempdir().unwrap();
     let (mut cluster, storage) = cluster(folder.path());
     let line = cluster.links[1].take().unwrap();
@@ -208,14 +208,39 @@ fn a_shard_without_a_cut_of_the_step_refuses_to_save_it() {
     assert_eq!(request_save(&mut cluster), [0]);
     cluster.link(1);
     step(&mut cluster, 0);
+    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0), None).unwrap();
+    let parts = vec![part(&mut cluster, 0, &save), part(&mut cluster, 1, &save)];
+    assert_eq!(parts.iter().map(|part| part.gradients).collect::<Vec<_>>(), [0, 0]);
+    publish_and_restore(&mut cluster, save, parts);
+    assert_eq!(cluster.values(0), (0.0, 0.0), "both parts are of step 0");
+}
+
+#[test]
+fn a_shard_that_connects_after_a_save_keeps_no_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, storage) = cluster(folder.path());
+    assert_eq!(request_save(&mut cluster), [0]);
+    let news = SaverEvent::Saved {
+        requester: SaveRequester::Ticket(1),
+        result: Err("the disk is full".to_owned()),
+    };
+    cluster.world.input(0, ShardInput::SaverEvent(news));
     let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(0), None).unwrap();
-    assert_eq!(part(&mut cluster, 0, &save).gradients, 0);
-    let name = Text::clipped(save.name().to_string());
-    let line = connect_peer(&mut cluster, 1);
-    let refusal = cluster.world.refused(line, message::SaveShard { name }.into());
-    let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
-    let said = "it has values of step 1, and kept none of step 0";
-    assert_eq!(detail.to_string(), said);
+    assert_eq!(part(&mut cluster, 1, &save).gradients, 0, "it uses up the cut that was kept");
+    let line = cluster.links[1].take().unwrap();
+    cluster.world.disconnect(line);
+    cluster.link(1);
+    step(&mut cluster, 0);
+    assert_refused(&mut cluster, &save);
+}
+
+#[test]
+fn a_shard_without_a_cut_of_the_step_refuses_to_save_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, storage) = cluster(folder.path());
+    step(&mut cluster, 0);
+    let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(0), None).unwrap();
+    assert_refused(&mut cluster, &save);
 }
 
 /// A cluster whose second shard has yet to apply a step: it holds the last gradient, but does not
@@ -231,6 +256,16 @@ fn one_behind(folder: &std::path::Path) -> ShardCluster {
     cluster.world.input(1, ShardInput::OwnerLink { up: false });
     assert_eq!(cluster.push_to(0, 1, b, 3.0), ACCEPTED(0));
     cluster
+}
+
+/// The second shard, at step 1, refuses to save step 0.
+fn assert_refused(cluster: &mut ShardCluster, save: &Save) {
+    let name = Text::clipped(save.name().to_string());
+    let line = connect_peer(cluster, 1);
+    let refusal = cluster.world.refused(line, message::SaveShard { name }.into());
+    let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
+    let said = "it has values of step 1, and kept none of step 0";
+    assert_eq!(detail.to_string(), said);
 }
 
 #[test]
