@@ -242,6 +242,27 @@ pub mod training {
     };
 }
 
+/// Where a worker computes gradients, and kernels with derivatives that are written by hand.
+///
+/// A model needs none of this: it may compute from slices as it likes. The examples and benches use
+/// these.
+///
+/// ```
+/// use pushpull::compute::{Device, Mlp, Samples};
+///
+/// let mut mlp = Mlp::new(Device::pick("cpu:1")?, &[2, 2]);
+/// let (weights, biases) = ([1.0, 0.0, 0.0, 1.0], [0.0; 2]);
+/// let samples = Samples { features: &[3.0, 1.0, 1.0, 3.0], labels: &[0, 1] };
+/// assert_eq!(mlp.accuracy(&[&weights, &biases], samples)?, 1.0);
+/// # Ok::<(), pushpull::compute::ComputeError>(())
+/// ```
+pub mod compute {
+    pub use pushpull_device::{
+        Activation, Bags, Combiner, ComputeError, Device, DeviceInfo, Half, Logistic, Matrix, Mlp,
+        Samples, devices,
+    };
+}
+
 /// Checkpoints: where and when servers save them; files can be listed, read and exported without a
 /// server.
 pub mod checkpoint {
@@ -261,6 +282,7 @@ pub mod error {
     //! | declare a variable | [`VariableError`], whose source is one of [`ShapeError`], [`InitializerError`], [`PartitionError`] and [`TableError`] |
     //! | place variables | [`PlacementError`], [`CatalogueError`] |
     //! | encode gradients | [`CodecError`] |
+    //! | open a device, run a kernel | [`ComputeError`](crate::compute::ComputeError) |
     //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`], [`LocalClusterError`] |
     //! | open or inspect a state directory | [`StorageError`] |
     //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |
@@ -308,3 +330,8 @@ pub struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/classic.md")]
 pub struct Classic;
+
+/// Compiles the code block of the page on devices and kernels as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/compute.md")]
+pub struct Compute;

@@ -7,8 +7,6 @@
 mod codec_table;
 mod data;
 mod ledger;
-#[path = "../../mlp/mod.rs"]
-mod model;
 mod options;
 mod output;
 mod picture;

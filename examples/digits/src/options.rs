@@ -53,6 +53,9 @@ pub(crate) struct DigitsOptions {
     /// Number of units in the hidden layer.
     #[arg(long, default_value_t = 128)]
     pub(crate) hidden: usize,
+    /// Where the gradients are computed: auto, cpu, cpu:THREADS or cuda:INDEX.
+    #[arg(long, default_value = "auto")]
+    pub(crate) device: String,
     /// Learning rate of Adam.
     #[arg(long, default_value_t = 1e-3)]
     pub(crate) learning_rate: f64,

@@ -9,13 +9,10 @@ use std::fmt::Write;
 /// same column of dots are averaged. The vertical axis is logarithmic, and labelled so, if positive
 /// losses span more than a factor of 50. Losses that are not finite are left out and counted below
 /// the picture.
-pub(crate) fn curve(losses: &[(u64, f32)], width: usize, height: usize) -> String {
+pub(crate) fn curve(losses: &[(u64, f64)], width: usize, height: usize) -> String {
     let (width, height) = (width.clamp(2, SIDE_MAX), height.clamp(2, SIDE_MAX));
-    let mut finite: Vec<(u64, f64)> = losses
-        .iter()
-        .filter(|(_, loss)| loss.is_finite())
-        .map(|&(step, loss)| (step, f64::from(loss)))
-        .collect();
+    let finite = losses.iter().copied().filter(|(_, loss)| loss.is_finite());
+    let mut finite: Vec<(u64, f64)> = finite.collect();
     finite.sort_by_key(|&(step, _)| step);
     let left_out = losses.len() - finite.len();
 
@@ -183,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_straight_line_reaches_both_corners() {
-        let losses: Vec<(u64, f32)> = (0..8).map(|step| (step, 7.0 - step as f32)).collect();
+        let losses: Vec<(u64, f64)> = (0..8).map(|step| (step, 7.0 - step as f64)).collect();
         let expected = ["   7.000 ┤⠑⢄", "   0.000 ┤  ⠑⢄", "    loss └────", "          step 0 7"];
         assert_eq!(lines(&curve(&losses, 4, 2)), expected);
     }
@@ -204,8 +201,8 @@ mod tests {
 
     #[test]
     fn an_exponential_decay_is_straight_on_a_logarithmic_axis() {
-        let losses: Vec<(u64, f32)> =
-            (0..12u8).map(|step| (step.into(), 0.1f32.powi(step.into()))).collect();
+        let losses: Vec<(u64, f64)> =
+            (0..12u8).map(|step| (step.into(), 0.1f64.powi(step.into()))).collect();
         let expected = [
             "   1.000 ┤⠑⢄",
             "  3.2e-6 ┤  ⠑⢄",
@@ -219,7 +216,7 @@ mod tests {
     #[test]
     fn a_curve_without_finite_losses_is_a_message() {
         assert_eq!(curve(&[], 40, 8), "no losses to draw\n");
-        let picture = curve(&[(1, f32::NAN), (2, f32::INFINITY)], 40, 8);
+        let picture = curve(&[(1, f64::NAN), (2, f64::INFINITY)], 40, 8);
         assert_eq!(picture, "no losses to draw\n2 of 2 losses were not finite\n");
     }
 
@@ -245,14 +242,14 @@ mod tests {
 
     #[test]
     fn non_finite_losses_are_left_out_and_counted() {
-        let picture = curve(&[(0, 2.0), (1, f32::NAN), (2, 1.0), (3, f32::NEG_INFINITY)], 20, 3);
+        let picture = curve(&[(0, 2.0), (1, f64::NAN), (2, 1.0), (3, f64::NEG_INFINITY)], 20, 3);
         assert!(picture.ends_with("2 of 4 losses were not finite\n"), "{picture}");
         assert!(picture.contains("   2.000 ┤") && picture.contains("   1.000 ┤"), "{picture}");
     }
 
     #[test]
     fn extreme_and_unsorted_losses_stay_within_the_frame() {
-        let losses = [(u64::MAX, f32::MAX), (0, f32::MIN), (9, f32::MIN_POSITIVE), (9, -0.0)];
+        let losses = [(u64::MAX, f64::MAX), (0, f64::MIN), (9, f64::MIN_POSITIVE), (9, -0.0)];
         for side in [0, 1, 2, 7, usize::MAX] {
             let picture = curve(&losses, side, side);
             let height = side.clamp(2, SIDE_MAX);

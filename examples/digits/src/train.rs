@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull::blocking::TrainingSession;
+use pushpull::compute::{Device, Mlp};
 use pushpull::error::VariableError;
 use pushpull::training::data::{GrantedBatches, Pipeline};
 use pushpull::training::summary::{SummaryConfig, SummaryWriter};
@@ -13,7 +14,6 @@ use pushpull::{ClusterSpec, TaskId, VariableSpec, Worker, WorkerConfig};
 
 use super::data::{CLASSES, Dataset, Sample, Split};
 use super::ledger;
-use super::model::{Mlp, NAMES};
 use super::options::DigitsOptions;
 use super::output::{print_error, print_line};
 use super::progress::Progress;
@@ -29,7 +29,7 @@ pub(crate) struct Outcome {
     /// Share of held-out rows that are classified correctly.
     pub(crate) accuracy: f64,
     /// The chief's losses: global step and mean loss.
-    pub(crate) losses: Vec<(u64, f32)>,
+    pub(crate) losses: Vec<(u64, f64)>,
 }
 
 /// Trains until the last step, the end of the data, or the interrupt. Returns the outcome if this
@@ -41,7 +41,8 @@ pub(crate) fn run(
     split: &Split,
     interrupt: &Interrupt,
 ) -> Result<Option<Outcome>, TaskError> {
-    let mut model = Mlp::new(split.width(), options.hidden, CLASSES);
+    let mut model =
+        Mlp::new(Device::pick(&options.device)?, &[split.width(), options.hidden, CLASSES]);
     let pipeline = pipeline(options, split);
     let mut batches = GrantedBatches::new(pipeline.loader()?);
 
@@ -77,8 +78,8 @@ pub(crate) fn run(
         let batch = batches.blocking_load(samples, step.samples_ahead())?;
         let rows = Dataset::of(&batch.samples);
         let (params, gradients) = step.parts();
-        let loss =
-            model.gradients(params.views(NAMES)?, rows.samples(), gradients.views_mut(NAMES)?);
+        let (values, mut out) = (params.views(NAMES)?, gradients.views_mut(NAMES)?);
+        let loss = model.gradients(&values, rows.samples(), &mut out)?;
         if options.ledger {
             ledger::enter(gradients, &batch.indices)?;
             std::thread::sleep(Duration::from_millis(options.step_delay_ms));
@@ -116,7 +117,7 @@ fn worker_config(options: &DigitsOptions, cluster: &ClusterSpec, task: &TaskId) 
 fn accuracy(mut model: Mlp, test: &Arc<Dataset>) -> hooks::FinalMetrics {
     let test = test.clone();
     hooks::FinalMetrics::new(move |params, metrics| {
-        metrics.set(ACCURACY, model.accuracy(params.views(NAMES)?, test.samples()));
+        metrics.set(ACCURACY, model.accuracy(&params.views(NAMES)?, test.samples())?);
         Ok(())
     })
 }
@@ -130,8 +131,7 @@ fn variables(
     let shapes = NAMES.into_iter().zip(model.shapes());
     shapes
         .map(|(name, shape)| {
-            let extents: Vec<u64> = shape.into_iter().map(|extent| extent as u64).collect();
-            let spec = VariableSpec::f32(name, extents)?.seed(options.seed);
+            let spec = VariableSpec::f32(name, shape)?.seed(options.seed);
             Ok(match spec.shape().rank() {
                 2 => spec.initializer(Initializer::GlorotUniform),
                 _ => spec,
@@ -140,6 +140,9 @@ fn variables(
         .chain(options.ledger.then(|| ledger::variable(split.train_rows)))
         .collect()
 }
+
+/// Names of the variables, in the order of [`Mlp::shapes`].
+pub(crate) const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
 
 /// Name of the metric of the final values.
 const ACCURACY: &str = "accuracy";

@@ -1,8 +1,9 @@
 //! The command-line tool: `pushpull bench` measures a server beside the ceilings of the machine,
-//! `pushpull inspect` shows what a state or checkpoint directory holds, and `pushpull export`
-//! writes a checkpoint as a safetensors file.
+//! `pushpull inspect` shows what a state or checkpoint directory holds, `pushpull export` writes a
+//! checkpoint as a safetensors file, and `pushpull devices` lists what a worker can compute on.
 
 mod bench;
+mod devices;
 mod export;
 mod inspect;
 mod output;
@@ -26,6 +27,8 @@ struct ToolOptions {
 enum Command {
     /// Measure pulls and pushes beside the ceiling of the same transport and size.
     Bench(Box<bench::BenchOptions>),
+    /// Show the devices that a worker can compute on, as far as this process may use them.
+    Devices(devices::DevicesOptions),
     /// Write a checkpoint as one safetensors file, with whole tensors under their own names.
     Export(export::ExportOptions),
     /// Show what a state or checkpoint directory holds, and whether it is sound; change nothing.
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Bench(options) => bench::run(options),
+        Command::Devices(options) => devices::run(options),
         Command::Export(options) => export::run(options),
         Command::Inspect(options) => inspect::run(options),
     }

@@ -5,15 +5,15 @@ mod split_error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use pushpull::compute::Samples;
 use pushpull::training::data::{IdxSource, Pipeline, SliceSource, Source};
 
 pub(crate) use split_error::SplitError;
 
-use crate::model::Samples;
 use crate::random::SplitMix64;
 
 /// An image, scaled to 0..=1, and its class.
-pub(crate) type Sample = (Vec<f32>, u8);
+pub(crate) type Sample = (Vec<f32>, u32);
 
 /// Labelled samples of equal width in memory. Every label is below [`CLASSES`], and `features` has
 /// `width` values per label.
@@ -24,7 +24,7 @@ pub(crate) struct Dataset {
     /// Number of values in one sample: the pixels of an image, row by row.
     pub(crate) width: usize,
     /// The class of each sample.
-    pub(crate) labels: Vec<u8>,
+    pub(crate) labels: Vec<u32>,
 }
 
 impl Dataset {
@@ -35,7 +35,7 @@ impl Dataset {
         Dataset {
             features: digits.data.iter().map(|pixel| pixel / DIGITS_PIXEL_MAX).collect(),
             width: digits.num_features,
-            labels: digits.target.iter().map(|&label| label as u8).collect(),
+            labels: digits.target.iter().map(|&label| label as u32).collect(),
         }
     }
 
@@ -91,7 +91,7 @@ impl Dataset {
     fn split(&self, test_rows: usize, split_seed: u64) -> (Dataset, Dataset) {
         let mut members: Vec<Vec<usize>> = vec![Vec::new(); CLASSES];
         for (row, &label) in self.labels.iter().enumerate() {
-            members[usize::from(label)].push(row);
+            members[label as usize].push(row);
         }
         let sizes: Vec<usize> = members.iter().map(Vec::len).collect();
         let mut held_out = vec![false; self.rows()];
@@ -176,7 +176,9 @@ fn open(directory: &Path, part: &str) -> Result<(Pipeline<Sample>, usize, usize)
     let source = IdxSource::open(images, labels)?.named(part);
     let (rows, width) = (source.len() as usize, source.shape().iter().product());
     let pipeline = Pipeline::new(source).try_map(|(pixels, label)| match usize::from(label) {
-        0..CLASSES => Ok((pixels.iter().map(|&pixel| f32::from(pixel) / 255.0).collect(), label)),
+        0..CLASSES => {
+            Ok((pixels.iter().map(|&pixel| f32::from(pixel) / 255.0).collect(), label.into()))
+        }
         _ => Err(SplitError::Label { found: label, classes: CLASSES }),
     });
     Ok((pipeline, rows, width))
@@ -232,7 +234,7 @@ mod tests {
     fn counts(dataset: &Dataset) -> Vec<usize> {
         let mut counts = vec![0; CLASSES];
         for &label in &dataset.labels {
-            counts[usize::from(label)] += 1;
+            counts[label as usize] += 1;
         }
         counts
     }

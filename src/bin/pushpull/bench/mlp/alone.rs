@@ -1,35 +1,34 @@
 //! The ceilings: the same computation without a parameter server.
 
+use pushpull::compute::{ComputeError, Device, Matrix, Mlp};
 use pushpull::variable::{Initializer, Shape};
 
 use super::data::Data;
-use super::model::gemm::{Matrix, multiply};
-use super::model::{Mlp, NAMES};
-use super::{BATCH_ROWS, CLASSES, HIDDEN, INPUTS, ThreadError, WORKERS};
+use super::{BATCH_ROWS, CLASSES, HIDDEN, INPUTS, NAMES, ThreadError, WORKERS, network};
 use crate::bench::ceiling::{PayloadDirection, RoundTrip};
 use crate::bench::{BenchError, Transport};
 
 /// Returns the initial values of the network, the same for every replica.
-pub(super) fn initial_values() -> [Vec<f32>; 4] {
-    let mut names = NAMES.into_iter();
-    Mlp::new(INPUTS, HIDDEN, CLASSES).shapes().map(|extents| {
-        let name = names.next().unwrap_or_default();
-        let mut values = vec![0.0; extents.iter().product()];
-        let extents: Vec<u64> = extents.into_iter().map(|extent| extent as u64).collect();
-        if let (Ok(shape), 2) = (Shape::new(extents.clone()), extents.len()) {
+pub(super) fn initial_values(model: &Mlp) -> Vec<Vec<f32>> {
+    let tensors = NAMES.into_iter().zip(model.shapes());
+    let values = tensors.map(|(name, extents)| {
+        let mut values = vec![0.0; extents.iter().product::<u64>() as usize];
+        if let (2, Ok(shape)) = (extents.len(), Shape::new(extents)) {
             Initializer::GlorotUniform.fill(1, name, &shape, 0, &mut values);
         }
         values
-    })
+    });
+    values.collect()
 }
 
 /// A copy of the network that never changes, and buffers for what is computed from it.
 pub(super) struct FrozenNetwork<'a> {
+    device: Device,
     model: Mlp,
     data: &'a Data,
     next: usize,
-    params: [Vec<f32>; 4],
-    gradients: [Vec<f32>; 4],
+    params: Vec<Vec<f32>>,
+    gradients: Vec<Vec<f32>>,
     activations: Vec<f32>,
     logits: Vec<f32>,
     hidden_gradients: Vec<f32>,
@@ -37,10 +36,12 @@ pub(super) struct FrozenNetwork<'a> {
 
 impl<'a> FrozenNetwork<'a> {
     /// Creates the replica of a worker, which takes every [`WORKERS`]th batch.
-    pub(super) fn new(data: &'a Data, worker: usize) -> FrozenNetwork<'a> {
-        let params = initial_values();
-        FrozenNetwork {
-            model: Mlp::new(INPUTS, HIDDEN, CLASSES),
+    pub(super) fn new(data: &'a Data, worker: usize) -> Result<FrozenNetwork<'a>, ComputeError> {
+        let model = network()?;
+        let params = initial_values(&model);
+        Ok(FrozenNetwork {
+            device: Device::cpu_threads(1)?,
+            model,
             data,
             next: worker,
             gradients: params.clone(),
@@ -48,14 +49,15 @@ impl<'a> FrozenNetwork<'a> {
             activations: vec![0.0; BATCH_ROWS * HIDDEN],
             logits: vec![0.0; BATCH_ROWS * CLASSES],
             hidden_gradients: vec![0.0; BATCH_ROWS * HIDDEN],
-        }
+        })
     }
 
     /// Computes the gradients of the next batch.
     pub(super) fn compute(&mut self) -> Result<(), ThreadError> {
         let batch = self.data.batch(self.next);
-        let params = self.params.each_ref().map(Vec::as_slice);
-        self.model.gradients(params, batch, self.gradients.each_mut().map(Vec::as_mut_slice));
+        let params: Vec<&[f32]> = self.params.iter().map(Vec::as_slice).collect();
+        let gradients = self.gradients.iter_mut().map(Vec::as_mut_slice);
+        self.model.gradients(&params, batch, &mut gradients.collect::<Vec<_>>())?;
         self.next += WORKERS;
         Ok(())
     }
@@ -63,18 +65,18 @@ impl<'a> FrozenNetwork<'a> {
     /// Computes only the five matrix products of [`compute`](Replica::compute), in the same shapes.
     pub(super) fn products(&mut self) -> Result<(), ThreadError> {
         let batch = self.data.batch(self.next);
-        let [w1, _, w2, _] = &self.params;
-        let [g_w1, _, g_w2, _] = &mut self.gradients;
-        let features = Matrix::new(batch.features, BATCH_ROWS, INPUTS);
-        let (w1, w2) = (Matrix::new(w1, INPUTS, HIDDEN), Matrix::new(w2, HIDDEN, CLASSES));
-        multiply(features, w1, 0.0, &mut self.activations);
-        let activations = Matrix::new(&self.activations, BATCH_ROWS, HIDDEN);
-        multiply(activations, w2, 0.0, &mut self.logits);
-        let logits = Matrix::new(&self.logits, BATCH_ROWS, CLASSES);
-        multiply(activations.transposed(), logits, 0.0, g_w2);
-        multiply(logits, w2.transposed(), 0.0, &mut self.hidden_gradients);
-        let hidden_gradients = Matrix::new(&self.hidden_gradients, BATCH_ROWS, HIDDEN);
-        multiply(features.transposed(), hidden_gradients, 0.0, g_w1);
+        let device = &self.device;
+        let (w1, w2) = (&self.params[0], &self.params[2]);
+        let features = Matrix::new(batch.features, BATCH_ROWS, INPUTS)?;
+        let (w1, w2) = (Matrix::new(w1, INPUTS, HIDDEN)?, Matrix::new(w2, HIDDEN, CLASSES)?);
+        device.multiply(features, w1, 0.0, &mut self.activations)?;
+        let activations = Matrix::new(&self.activations, BATCH_ROWS, HIDDEN)?;
+        device.multiply(activations, w2, 0.0, &mut self.logits)?;
+        let logits = Matrix::new(&self.logits, BATCH_ROWS, CLASSES)?;
+        device.multiply(activations.transposed(), logits, 0.0, &mut self.gradients[2])?;
+        device.multiply(logits, w2.transposed(), 0.0, &mut self.hidden_gradients)?;
+        let hidden_gradients = Matrix::new(&self.hidden_gradients, BATCH_ROWS, HIDDEN)?;
+        device.multiply(features.transposed(), hidden_gradients, 0.0, &mut self.gradients[0])?;
         self.next += WORKERS;
         Ok(())
     }

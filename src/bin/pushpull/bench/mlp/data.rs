@@ -1,15 +1,13 @@
 //! The training data: random inputs, and the classes that a fixed teacher assigns to them.
 
+use pushpull::compute::{ComputeError, Device, Matrix, Samples};
 use pushpull::variable::{Initializer, Shape};
-
-use super::model::Samples;
-use super::model::gemm::{Matrix, multiply};
 
 /// Batches of labelled samples, the same in every run.
 #[derive(Debug)]
 pub(super) struct Data {
     features: Vec<f32>,
-    labels: Vec<u8>,
+    labels: Vec<u32>,
     batch_rows: usize,
     width: usize,
 }
@@ -18,12 +16,15 @@ impl Data {
     /// Generates `batches` batches of `batch_rows` samples, each of `width` values of magnitude at
     /// most 1. The class of a sample is the index of the greatest of `classes` linear functions of
     /// it.
+    ///
+    /// # Errors
+    /// [`ComputeError::Spawn`].
     pub(super) fn generate(
         batches: usize,
         batch_rows: usize,
         width: usize,
         classes: usize,
-    ) -> Data {
+    ) -> Result<Data, ComputeError> {
         let rows = batches * batch_rows;
         let features =
             random("features", rows, width, Initializer::Uniform { low: -1.0, high: 1.0 });
@@ -31,10 +32,10 @@ impl Data {
             random("teacher", width, classes, Initializer::Normal { mean: 0.0, stddev: 1.0 });
         let mut scores = vec![0.0; rows * classes];
         let (samples, teacher) =
-            (Matrix::new(&features, rows, width), Matrix::new(&teacher, width, classes));
-        multiply(samples, teacher, 0.0, &mut scores);
+            (Matrix::new(&features, rows, width)?, Matrix::new(&teacher, width, classes)?);
+        Device::cpu()?.multiply(samples, teacher, 0.0, &mut scores)?;
         let labels = scores.chunks_exact(classes).map(greatest).collect();
-        Data { features, labels, batch_rows, width }
+        Ok(Data { features, labels, batch_rows, width })
     }
 
     /// Returns the number of batches.
@@ -62,9 +63,9 @@ fn random(name: &str, rows: usize, columns: usize, initializer: Initializer) -> 
 }
 
 /// Returns the index of the greatest score.
-fn greatest(scores: &[f32]) -> u8 {
+fn greatest(scores: &[f32]) -> u32 {
     let best = (0..scores.len()).max_by(|&a, &b| scores[a].total_cmp(&scores[b]));
-    best.unwrap_or(0) as u8
+    best.unwrap_or(0) as u32
 }
 
 const SEED: u64 = 784;
@@ -75,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_classes_are_reproducible_and_balanced() {
-        let data = Data::generate(6, 50, 20, 4);
+        let data = Data::generate(6, 50, 20, 4).unwrap();
         assert_eq!((data.batches(), data.labels.len(), data.features.len()), (6, 300, 6000));
         assert!(data.features.iter().all(|value| value.abs() <= 1.0));
         // Balanced: predicting one class always must not pay.
@@ -83,13 +84,13 @@ mod tests {
             let count = data.labels.iter().filter(|&&label| label == class).count();
             assert!((30..150).contains(&count), "{count} samples of class {class}");
         }
-        let again = Data::generate(6, 50, 20, 4);
+        let again = Data::generate(6, 50, 20, 4).unwrap();
         assert_eq!((again.features, again.labels), (data.features, data.labels));
     }
 
     #[test]
     fn batches_are_consecutive_and_wrap_around() {
-        let data = Data::generate(3, 2, 5, 4);
+        let data = Data::generate(3, 2, 5, 4).unwrap();
         let [first, last, again] = [0, 2, 3].map(|index| data.batch(index));
         assert_eq!((first.features, first.labels), (&data.features[..10], &data.labels[..2]));
         assert_eq!((last.features, last.labels), (&data.features[20..], &data.labels[4..]));

@@ -9,14 +9,12 @@
 
 mod alone;
 mod data;
-#[path = "../../../../../examples/mlp/mod.rs"]
-#[allow(dead_code, reason = "the example measures its accuracy as well")]
-mod model;
 mod training;
 
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use pushpull::compute::{ComputeError, Device, Mlp};
 use pushpull::{Mode, Synchronous};
 
 use super::report::{Report, Row, Unit};
@@ -35,6 +33,8 @@ const CLASSES: usize = 10;
 const BATCH_ROWS: usize = 128;
 const BATCHES: usize = 32;
 const WORKERS: usize = 2;
+/// Names of the variables, in the order of [`Mlp::shapes`].
+const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
 /// Batches of each worker in one operation.
 const BATCHES_PER_TURN: usize = 16;
 
@@ -43,11 +43,14 @@ const BATCHES_PER_TURN: usize = 16;
 ///
 /// "Alone" means two threads that compute gradients and do nothing with them.
 pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Result<(), BenchError> {
-    let data = Data::generate(BATCHES, BATCH_ROWS, INPUTS, CLASSES);
-    let replicas = || (0..WORKERS).map(|worker| FrozenNetwork::new(&data, worker));
-    let mut products: Vec<FrozenNetwork> = replicas().collect();
-    let mut computing: Vec<FrozenNetwork> = replicas().collect();
-    let mut exchanging = replicas()
+    let data = Data::generate(BATCHES, BATCH_ROWS, INPUTS, CLASSES)?;
+    let replicas = || -> Result<Vec<FrozenNetwork>, ComputeError> {
+        (0..WORKERS).map(|worker| FrozenNetwork::new(&data, worker)).collect()
+    };
+    let mut products = replicas()?;
+    let mut computing = replicas()?;
+    let mut exchanging = replicas()?
+        .into_iter()
         .map(|replica| Exchange::start(replica, transport))
         .collect::<Result<Vec<_>, _>>()?;
     let synchronous = Synchronous::new(WORKERS as u32).into();
@@ -96,6 +99,11 @@ fn together<T: Send>(
     })
     .map_err(|fault| -> BenchError { fault })?;
     Ok(began.elapsed())
+}
+
+/// Creates the network of one worker, which computes on one thread.
+fn network() -> Result<Mlp, ComputeError> {
+    Ok(Mlp::new(Device::cpu_threads(1)?, &[INPUTS, HIDDEN, CLASSES]))
 }
 
 fn one_turn<T>(

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pushpull::blocking::Worker;
+use pushpull::compute::Mlp;
 use pushpull::training::StepOutcome;
 use pushpull::{
     ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId, Token, VariableSpec, WorkerConfig,
@@ -10,8 +11,7 @@ use pushpull::{
 
 use super::alone::initial_values;
 use super::data::Data;
-use super::model::{Mlp, NAMES};
-use super::{CLASSES, HIDDEN, INPUTS, ThreadError, WORKERS, together};
+use super::{NAMES, ThreadError, WORKERS, network, together};
 use crate::bench::{BenchError, BenchFolder, Transport};
 
 /// A running training.
@@ -20,7 +20,7 @@ pub(super) struct Training<'a> {
     /// Number of gradients in a step.
     gradients_per_step: u64,
     /// Loss before the first step.
-    loss: f32,
+    loss: f64,
     _server: Ps,
     _folder: Option<BenchFolder>,
 }
@@ -100,18 +100,12 @@ impl<'a> TrainingWorker<'a> {
         let task = TaskId::worker(index as u32);
         let config = WorkerConfig::new(cluster.clone(), task);
         let mut worker = Worker::connect(config.shared_memory(transport.is_shared()))?;
-        let model = Mlp::new(INPUTS, HIDDEN, CLASSES);
+        let model = network()?;
         let shapes = NAMES.into_iter().zip(model.shapes());
-        let variables = shapes
-            .map(|(name, shape)| {
-                VariableSpec::f32(
-                    name,
-                    shape.iter().map(|&extent| extent as u64).collect::<Vec<_>>(),
-                )
-            })
-            .collect::<Result<Vec<_>, _>>()?;
+        let variables = shapes.map(|(name, shape)| VariableSpec::f32(name, shape));
+        let variables = variables.collect::<Result<Vec<_>, _>>()?;
         let params = worker.join(&variables, |initial| {
-            for (name, values) in NAMES.into_iter().zip(&initial_values()) {
+            for (name, values) in NAMES.into_iter().zip(&initial_values(&model)) {
                 initial.set(name, values);
             }
         })?;
@@ -135,7 +129,8 @@ impl<'a> TrainingWorker<'a> {
         let token = self.ready()?;
         let mut gradients = self.worker.gradients();
         let batch = self.data.batch(self.next);
-        self.model.gradients(self.params.views(NAMES)?, batch, gradients.views_mut(NAMES)?);
+        let (values, mut out) = (self.params.views(NAMES)?, gradients.views_mut(NAMES)?);
+        self.model.gradients(&values, batch, &mut out)?;
         let StepOutcome { push, next, .. } =
             self.worker.push_and_pull(token, gradients, &mut self.params)?;
         self.token = next?;
@@ -149,15 +144,15 @@ impl<'a> TrainingWorker<'a> {
     }
 
     /// Returns the mean loss over all batches.
-    fn loss(&mut self) -> Result<f32, ThreadError> {
+    fn loss(&mut self) -> Result<f64, ThreadError> {
         let mut gradients = self.worker.gradients();
         let mut sum = 0.0;
         for batch in 0..self.data.batches() {
             let batch = self.data.batch(batch);
-            let gradients = gradients.views_mut(NAMES)?;
-            sum += self.model.gradients(self.params.views(NAMES)?, batch, gradients);
+            let (values, mut out) = (self.params.views(NAMES)?, gradients.views_mut(NAMES)?);
+            sum += self.model.gradients(&values, batch, &mut out)?;
         }
-        Ok(sum / self.data.batches() as f32)
+        Ok(sum / self.data.batches() as f64)
     }
 }
 

@@ -1,0 +1,4 @@
+//! The processor as a device.
+
+pub(crate) mod host;
+pub(crate) mod pool;

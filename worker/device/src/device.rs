@@ -1,0 +1,124 @@
+//! [`Device`]: where a worker computes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::cpu::pool::Pool;
+use crate::device_info::cores;
+use crate::error::ComputeError;
+
+/// Where a worker computes: the processor, with a number of threads.
+///
+/// A clone is the same device. Several threads may use one device at once; they share its threads.
+/// The results of a kernel do not depend on the number of threads.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pool: Arc<Pool>,
+}
+
+impl Device {
+    /// The most threads of a device.
+    pub const THREADS_MAX: usize = 1024;
+
+    /// Opens the processor with one thread for each core that this process may use, by its
+    /// affinity and by the quota of its control group.
+    ///
+    /// # Errors
+    /// [`ComputeError::Spawn`].
+    pub fn cpu() -> Result<Device, ComputeError> {
+        Device::cpu_threads(cores().min(Device::THREADS_MAX))
+    }
+
+    /// Opens the processor with this many threads, the caller's included.
+    ///
+    /// # Errors
+    /// [`ComputeError::Threads`] and [`ComputeError::Spawn`].
+    pub fn cpu_threads(threads: usize) -> Result<Device, ComputeError> {
+        if !(1..=Device::THREADS_MAX).contains(&threads) {
+            return Err(ComputeError::Threads { threads });
+        }
+        Ok(Device { pool: Arc::new(Pool::start(threads)?) })
+    }
+
+    /// Opens the device of this name: `cpu`, `cpu:THREADS`, `cuda:INDEX`, or `auto` for the best
+    /// there is.
+    ///
+    /// ```
+    /// # use pushpull_device::{ComputeError, Device};
+    /// let device = Device::pick("cpu:2")?;
+    /// assert_eq!(device.to_string(), "cpu:2");
+    /// # Ok::<(), ComputeError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ComputeError::Name`], [`ComputeError::WithoutCuda`], and those of
+    /// [`Device::cpu_threads`].
+    pub fn pick(name: &str) -> Result<Device, ComputeError> {
+        let unknown = || ComputeError::Name { name: name.to_owned() };
+        match name.split_once(':') {
+            None if matches!(name, "auto" | "cpu") => Device::cpu(),
+            Some(("cpu", threads)) => {
+                Device::cpu_threads(number(threads).ok_or_else(unknown)? as usize)
+            }
+            Some(("cuda", index)) => {
+                let index = number(index).ok_or_else(unknown)?;
+                Err(ComputeError::WithoutCuda { index })
+            }
+            _ => Err(unknown()),
+        }
+    }
+
+    /// The number of threads that compute a large operation, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+}
+
+/// Writes the name by which [`Device::pick`] opens such a device.
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cpu:{}", self.threads())
+    }
+}
+
+/// Parses decimal digits alone: no sign, no space.
+fn number(digits: &str) -> Option<u32> {
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_devices() {
+        let name = |name: &str| Err(ComputeError::Name { name: name.to_owned() });
+        let cases = [
+            ("cpu:1", Ok("cpu:1".to_owned())),
+            ("cpu:03", Ok("cpu:3".to_owned())),
+            ("cpu:0", Err(ComputeError::Threads { threads: 0 })),
+            ("cpu:1025", Err(ComputeError::Threads { threads: 1025 })),
+            ("cuda:7", Err(ComputeError::WithoutCuda { index: 7 })),
+            ("cpu:", name("cpu:")),
+            ("cpu:+1", name("cpu:+1")),
+            ("cpu: 1", name("cpu: 1")),
+            ("cpu:4294967296", name("cpu:4294967296")),
+            ("cuda", name("cuda")),
+            ("cuda:x", name("cuda:x")),
+            ("gpu:0", name("gpu:0")),
+            ("", name("")),
+            ("CPU", name("CPU")),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(Device::pick(text).map(|device| device.to_string()), expected, "{text}");
+        }
+        for text in ["cpu", "auto"] {
+            assert_eq!(Device::pick(text).unwrap().threads(), cores());
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Casts between `f32` and the half types.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::device::Device;
+use crate::error::{ComputeError, check_length};
+use crate::kernels::elementwise::ELEMENTS_AT_ONCE;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+}
+
+/// A half type: [`half::f16`] or [`half::bf16`].
+pub trait Half: sealed::Sealed + Copy + Send + Sync + 'static {
+    /// Converts a slice of the same length from `f32`, rounded to the nearest, ties to even.
+    #[doc(hidden)]
+    fn round(values: &[f32], halves: &mut [Self]);
+
+    /// Converts a slice of the same length to `f32`, exactly.
+    #[doc(hidden)]
+    fn widen(halves: &[Self], values: &mut [f32]);
+}
+
+impl Half for f16 {
+    fn round(values: &[f32], halves: &mut [f16]) {
+        halves.convert_from_f32_slice(values);
+    }
+
+    fn widen(halves: &[f16], values: &mut [f32]) {
+        halves.convert_to_f32_slice(values);
+    }
+}
+
+impl Half for bf16 {
+    fn round(values: &[f32], halves: &mut [bf16]) {
+        halves.convert_from_f32_slice(values);
+    }
+
+    fn widen(halves: &[bf16], values: &mut [f32]) {
+        halves.convert_to_f32_slice(values);
+    }
+}
+
+impl Device {
+    /// Writes `values` to `halves`, rounded to the nearest, ties to even. Values beyond the range
+    /// become infinite.
+    ///
+    /// # Errors
+    /// [`ComputeError::Length`] if the lengths differ.
+    pub fn round<H: Half>(&self, values: &[f32], halves: &mut [H]) -> Result<(), ComputeError> {
+        check_length("round", "values", values.len(), halves.len())?;
+        self.pool().for_chunks(halves, ELEMENTS_AT_ONCE, |chunk, halves| {
+            let values = &values[chunk * ELEMENTS_AT_ONCE..];
+            H::round(&values[..halves.len()], halves);
+        });
+        Ok(())
+    }
+
+    /// Writes `halves` to `values`, exactly.
+    ///
+    /// # Errors
+    /// [`ComputeError::Length`] if the lengths differ.
+    pub fn widen<H: Half>(&self, halves: &[H], values: &mut [f32]) -> Result<(), ComputeError> {
+        check_length("widen", "halves", halves.len(), values.len())?;
+        self.pool().for_chunks(values, ELEMENTS_AT_ONCE, |chunk, values| {
+            let halves = &halves[chunk * ELEMENTS_AT_ONCE..];
+            H::widen(&halves[..values.len()], values);
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::random;
+
+    #[test]
+    fn casts_are_those_of_single_values() {
+        let mut values = random(1, ELEMENTS_AT_ONCE + 9);
+        values[..4].copy_from_slice(&[f32::INFINITY, -0.0, 1e38, 1e-40]);
+        for threads in 1..=3 {
+            let device = Device::cpu_threads(threads).unwrap();
+            let mut halves = vec![f16::NAN; values.len()];
+            device.round(&values, &mut halves).unwrap();
+            assert!(halves.iter().zip(&values).all(|(half, &x)| *half == f16::from_f32(x)));
+            let mut halves = vec![bf16::NAN; values.len()];
+            device.round(&values, &mut halves).unwrap();
+            assert!(halves.iter().zip(&values).all(|(half, &x)| *half == bf16::from_f32(x)));
+            let mut wide = vec![f32::NAN; values.len()];
+            device.widen(&halves, &mut wide).unwrap();
+            assert!(wide.iter().zip(&halves).all(|(x, half)| *x == half.to_f32()));
+            let error = device.widen(&halves, &mut wide[1..]).unwrap_err();
+            let count = halves.len();
+            let expected = format!("widen needs {} elements of halves, not {count}", count - 1);
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Embedding bags: one row per sample, from the rows of several ids.
+
+use crate::device::Device;
+use crate::error::{ComputeError, check_length};
+use crate::kernels::elementwise::ROWS_AT_ONCE;
+
+/// How the rows of a bag become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Combiner {
+    /// The sum. Zeros for an empty bag.
+    Sum,
+    /// The mean. Zeros for an empty bag.
+    Mean,
+}
+
+impl Combiner {
+    /// Returns the factor of each row in a bag of this many.
+    fn factor(self, ids: usize) -> f32 {
+        match self {
+            Combiner::Sum => 1.0,
+            Combiner::Mean => 1.0 / ids as f32,
+        }
+    }
+}
+
+/// Lists of ids, one for each sample, back to back.
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "embedding_lookup_sparse")]
+pub struct Bags<'a> {
+    ids: &'a [u64],
+    ends: &'a [usize],
+}
+
+impl<'a> Bags<'a> {
+    /// Creates bags. Bag `n` has the ids from the end of bag `n - 1`, or from 0, to `ends[n]`.
+    ///
+    /// # Errors
+    /// [`ComputeError::Bag`] unless `ends` ascend to the number of ids.
+    pub fn new(ids: &'a [u64], ends: &'a [usize]) -> Result<Bags<'a>, ComputeError> {
+        let mut start = 0;
+        for (bag, &end) in ends.iter().enumerate() {
+            if end < start || end > ids.len() {
+                return Err(ComputeError::Bag { bag, end, ids: ids.len() });
+            }
+            start = end;
+        }
+        match start == ids.len() {
+            true => Ok(Bags { ids, ends }),
+            // The last bag, or one that is missing, ends too early.
+            false => {
+                let bag = ends.len().saturating_sub(1);
+                Err(ComputeError::Bag { bag, end: start, ids: ids.len() })
+            }
+        }
+    }
+
+    /// The number of bags.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no bag.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Returns where a bag's ids lie.
+    fn range(&self, bag: usize) -> std::ops::Range<usize> {
+        let start = bag.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[bag]
+    }
+
+    fn check_ids(&self, rows: usize) -> Result<(), ComputeError> {
+        let position = self.ids.iter().position(|&id| id >= rows as u64);
+        match position {
+            Some(position) => Err(ComputeError::Id { position, id: self.ids[position], rows }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Device {
+    /// Writes one row for each bag to `outputs`: the combined rows of its ids in `table`, which has
+    /// rows of `width` elements.
+    ///
+    /// # Errors
+    /// [`ComputeError::Length`] if `table` is not rows of `width`, or if `outputs` does not have
+    /// `bags.len() * width` elements; [`ComputeError::Id`] for an id that is no row.
+    pub fn embedding_bag(
+        &self,
+        combiner: Combiner,
+        table: &[f32],
+        width: usize,
+        bags: Bags<'_>,
+        outputs: &mut [f32],
+    ) -> Result<(), ComputeError> {
+        const NAME: &str = "embedding_bag";
+        let rows = table.len().checked_div(width).unwrap_or(0);
+        check_length(NAME, "the table", table.len(), rows * width)?;
+        check_outputs(NAME, "outputs", bags, width, outputs)?;
+        bags.check_ids(rows)?;
+        self.pool().for_chunks(outputs, ROWS_AT_ONCE * width, |chunk, outputs| {
+            for (bag, output) in (chunk * ROWS_AT_ONCE..).zip(outputs.chunks_exact_mut(width)) {
+                output.fill(0.0);
+                let ids = &bags.ids[bags.range(bag)];
+                let factor = combiner.factor(ids.len());
+                for &id in ids {
+                    let row = &table[id as usize * width..][..width];
+                    output.iter_mut().zip(row).for_each(|(output, x)| *output += factor * x);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Writes one row for each id to `rows`: its gradient, from the gradients by the outputs of
+    /// [`Device::embedding_bag`]. An id that occurs twice has two rows, and its gradient is their
+    /// sum.
+    ///
+    /// # Errors
+    /// [`ComputeError::Length`] if `gradients` does not have `bags.len() * width` elements, or
+    /// `rows` a row of `width` for each id.
+    pub fn embedding_bag_rows(
+        &self,
+        combiner: Combiner,
+        width: usize,
+        bags: Bags<'_>,
+        gradients: &[f32],
+        rows: &mut [f32],
+    ) -> Result<(), ComputeError> {
+        const NAME: &str = "embedding_bag_rows";
+        check_outputs(NAME, "gradients", bags, width, gradients)?;
+        let expected = bags.ids.len().saturating_mul(width);
+        check_length(NAME, "rows", rows.len(), expected)?;
+        let mut rest = rows;
+        for (bag, gradient) in gradients.chunks_exact(width.max(1)).enumerate() {
+            let ids = bags.range(bag).len();
+            let factor = combiner.factor(ids);
+            let (rows, others) = rest.split_at_mut(ids * width);
+            for row in rows.chunks_exact_mut(width) {
+                row.iter_mut().zip(gradient).for_each(|(x, gradient)| *x = factor * gradient);
+            }
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// Adds to each row of `table` the gradients of its ids. The same as adding the rows of
+    /// [`Device::embedding_bag_rows`], in their order.
+    ///
+    /// # Errors
+    /// As [`Device::embedding_bag`].
+    #[doc(alias = "scatter_add")]
+    pub fn embedding_bag_add(
+        &self,
+        combiner: Combiner,
+        table: &mut [f32],
+        width: usize,
+        bags: Bags<'_>,
+        gradients: &[f32],
+    ) -> Result<(), ComputeError> {
+        const NAME: &str = "embedding_bag_add";
+        let rows = table.len().checked_div(width).unwrap_or(0);
+        check_length(NAME, "the table", table.len(), rows * width)?;
+        check_outputs(NAME, "gradients", bags, width, gradients)?;
+        bags.check_ids(rows)?;
+        for (bag, gradient) in gradients.chunks_exact(width.max(1)).enumerate() {
+            let ids = &bags.ids[bags.range(bag)];
+            let factor = combiner.factor(ids.len());
+            for &id in ids {
+                let row = &mut table[id as usize * width..][..width];
+                row.iter_mut().zip(gradient).for_each(|(x, gradient)| *x += factor * gradient);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_outputs(
+    kernel: &'static str,
+    argument: &'static str,
+    bags: Bags<'_>,
+    width: usize,
+    outputs: &[f32],
+) -> Result<(), ComputeError> {
+    let expected = bags.len().saturating_mul(width);
+    check_length(kernel, argument, outputs.len(), expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{assert_close, assert_gradients, random};
+
+    const WIDTH: usize = 3;
+    const ROWS: usize = 11;
+
+    /// Bags of 0 to 4 ids, with ids that occur twice in one bag.
+    fn lists() -> (Vec<u64>, Vec<usize>) {
+        let (mut ids, mut ends) = (Vec::new(), Vec::new());
+        for bag in 0..(2 * ROWS_AT_ONCE + 5) as u64 {
+            ids.extend((0..bag % 5).map(|k| (bag * 7 + k * k * 3) % ROWS as u64));
+            ends.push(ids.len());
+        }
+        (ids, ends)
+    }
+
+    #[test]
+    fn gradients_are_derivatives_on_any_number_of_threads() {
+        let (ids, ends) = lists();
+        let bags = Bags::new(&ids, &ends).unwrap();
+        let table = random(1, ROWS * WIDTH);
+        let weights = random(2, bags.len() * WIDTH);
+        for combiner in [Combiner::Sum, Combiner::Mean] {
+            let on = |threads| {
+                let device = Device::cpu_threads(threads).unwrap();
+                let mut outputs = vec![f32::NAN; bags.len() * WIDTH];
+                device.embedding_bag(combiner, &table, WIDTH, bags, &mut outputs).unwrap();
+                let mut rows = vec![f32::NAN; ids.len() * WIDTH];
+                device.embedding_bag_rows(combiner, WIDTH, bags, &weights, &mut rows).unwrap();
+                let mut sums = vec![0.0; table.len()];
+                device.embedding_bag_add(combiner, &mut sums, WIDTH, bags, &weights).unwrap();
+                (outputs, rows, sums)
+            };
+            let (outputs, rows, sums) = on(1);
+            // The loss is the outputs, weighted.
+            let loss = |table: &[f64]| {
+                let mut loss = 0.0;
+                for bag in 0..bags.len() {
+                    let ids = &ids[bags.range(bag)];
+                    for column in 0..WIDTH {
+                        let values = ids.iter().map(|&id| table[id as usize * WIDTH + column]);
+                        let sum: f64 = values.sum();
+                        let combined = match combiner {
+                            Combiner::Sum => sum,
+                            Combiner::Mean => sum / ids.len().max(1) as f64,
+                        };
+                        loss += f64::from(weights[bag * WIDTH + column]) * combined;
+                    }
+                }
+                loss
+            };
+            assert_gradients(&sums, &table, loss);
+            let exact: Vec<f64> = table.iter().map(|&value| value.into()).collect();
+            let weighted = outputs.iter().zip(&weights);
+            let found: f64 = weighted.map(|(&x, &weight)| f64::from(x) * f64::from(weight)).sum();
+            assert_close(found, loss(&exact), 1e-5);
+            let mut added = vec![0.0; table.len()];
+            for (&id, row) in ids.iter().zip(rows.chunks(WIDTH)) {
+                let values = &mut added[id as usize * WIDTH..][..WIDTH];
+                values.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+            }
+            assert_eq!(added, sums);
+            assert!(
+                (2..=4).all(|threads| on(threads) == (outputs.clone(), rows.clone(), sums.clone()))
+            );
+        }
+    }
+
+    #[test]
+    fn ids_and_bags_that_do_not_fit_are_refused() {
+        let error = |ids: &[u64], ends: &[usize]| Bags::new(ids, ends).unwrap_err().to_string();
+        let ends = "ends must ascend to the 3 ids";
+        assert_eq!(error(&[1, 2, 3], &[2, 1]), format!("bag 1 ends at id 1: {ends}"));
+        assert_eq!(error(&[1, 2, 3], &[4]), format!("bag 0 ends at id 4: {ends}"));
+        assert_eq!(error(&[1, 2, 3], &[1, 2]), format!("bag 1 ends at id 2: {ends}"));
+        assert_eq!(error(&[1, 2, 3], &[]), format!("bag 0 ends at id 0: {ends}"));
+        assert!(Bags::new(&[], &[]).unwrap().is_empty());
+
+        let device = Device::cpu_threads(1).unwrap();
+        let bags = Bags::new(&[1, 4], &[2]).unwrap();
+        let (sum, mut outputs) = (Combiner::Sum, [7.0; 2]);
+        let unknown = device.embedding_bag(sum, &[0.0; 8], 2, bags, &mut outputs).unwrap_err();
+        let expected = "id 4 at position 1 is not below the 4 rows of the table";
+        assert_eq!(unknown.to_string(), expected);
+        let ragged = device.embedding_bag(sum, &[0.0; 9], 2, bags, &mut outputs).unwrap_err();
+        assert_eq!(ragged.to_string(), "embedding_bag needs 8 elements of the table, not 9");
+        let short = device.embedding_bag(sum, &[0.0; 10], 2, bags, &mut outputs[..1]).unwrap_err();
+        assert_eq!(short.to_string(), "embedding_bag needs 2 elements of outputs, not 1");
+        assert_eq!(outputs, [7.0; 2]);
+        let mut rows = [7.0; 3];
+        let short = device.embedding_bag_rows(sum, 2, bags, &[1.0; 2], &mut rows).unwrap_err();
+        assert_eq!(short.to_string(), "embedding_bag_rows needs 4 elements of rows, not 3");
+        let mut table = [7.0; 8];
+        let unknown = device.embedding_bag_add(sum, &mut table, 2, bags, &[1.0; 2]).unwrap_err();
+        assert_eq!(unknown.to_string(), expected);
+        assert_eq!((rows, table), ([7.0; 3], [7.0; 8]));
+        // Rows without elements.
+        device.embedding_bag(sum, &[], 0, Bags::new(&[], &[0]).unwrap(), &mut []).unwrap();
+    }
+}

@@ -1,0 +1,36 @@
+//! Where a worker computes gradients: a [`Device`], and the kernels that run on it.
+//!
+//! A model computes gradients from values and samples; how it does that is its own business.
+//! Slices go in and slices come out. The kernels here are the closed set from which the examples
+//! and benches build networks whose derivatives are written by hand. They are no tensor library.
+//!
+//! ```
+//! use pushpull_device::{Device, Matrix};
+//!
+//! let device = Device::pick("auto")?;
+//! let (a, b) = ([1.0, 2.0, 3.0, 4.0], [1.0, 0.0, 0.0, 1.0]);
+//! let mut product = [0.0; 4];
+//! device.multiply(Matrix::new(&a, 2, 2)?, Matrix::new(&b, 2, 2)?, 0.0, &mut product)?;
+//! assert_eq!(product, a);
+//! # Ok::<(), pushpull_device::ComputeError>(())
+//! ```
+//!
+//! Results do not depend on the number of threads. Kernels accept any values: NaN and infinities
+//! follow from the arithmetic.
+
+mod cpu;
+mod device;
+mod device_info;
+mod error;
+mod kernels;
+mod networks;
+
+pub use device::Device;
+pub use device_info::{DeviceInfo, devices};
+pub use error::ComputeError;
+pub use kernels::activation::Activation;
+pub use kernels::cast::Half;
+pub use kernels::embedding_bag::{Bags, Combiner};
+pub use kernels::gemm::Matrix;
+pub use networks::logistic::Logistic;
+pub use networks::mlp::{Mlp, Samples};
