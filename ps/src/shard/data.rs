@@ -1,5 +1,7 @@
 //! The declaration of the data set that a training consumes, on the step owner's shard.
 
+use std::time::Instant;
+
 use pushpull_common::data_set::DataSet;
 use pushpull_common::protocol::message::{DeclareData, SkipBatch};
 use pushpull_common::protocol::refusal::Detail;
@@ -8,6 +10,7 @@ use pushpull_common::protocol::{Refusal, message};
 use super::intake::Intake;
 use super::output::Outputs;
 use super::peers::Peers;
+use super::peers::client_registry::ClientRegistry;
 use super::peers::peer_request::PeerRequest;
 use super::steps::Steps;
 use super::variables::Variables;
@@ -29,8 +32,9 @@ impl DataDeclaration {
         variables: &Variables,
         peers: &mut Peers,
         out: &mut Outputs,
+        now: Instant,
     ) {
-        match self.declare(steps, variables) {
+        match self.declare(steps, variables, &peers.registry, now) {
             Ok(answer) => {
                 peers.registry.client_mut(self.client).reads_data = true;
                 self.request.answer(out, answer.into());
@@ -43,6 +47,8 @@ impl DataDeclaration {
         &self,
         steps: &mut Steps,
         variables: &Variables,
+        clients: &ClientRegistry,
+        now: Instant,
     ) -> Result<message::DataDeclared, Refusal> {
         let differs = |text: String| Refusal::DataSet { differs: Detail::clipped(text) };
         let unsupported = |text: String| Refusal::Unsupported {
@@ -77,7 +83,13 @@ impl DataDeclaration {
                     "{tokens} tokens without a batch are held by workers that read no data set"
                 )));
             }
-            None => owner.set_data(Some(DataPosition::new(set, planted))),
+            None => {
+                // Otherwise one late or misconfigured worker could end the training of all others.
+                if let Some(other) = clients.trains_without_data(self.client, now) {
+                    return Err(differs(format!("{} trains without a data set", other.task)));
+                }
+                owner.set_data(Some(DataPosition::new(set, planted)));
+            }
         }
         let data = owner.ledger().data.as_ref();
         Ok(message::DataDeclared {

@@ -404,6 +404,16 @@ impl ClientRegistry {
         })
     }
 
+    /// Returns a member other than this one that has pushed and has declared no data set. One that
+    /// is not connected counts for the length of a lease.
+    pub(crate) fn trains_without_data(&self, but: ClientKey, now: Instant) -> Option<&ClientEntry> {
+        let others = self.keys().filter(|&key| key != but).map(|key| self.client(key));
+        others.filter(|client| !client.reads_data && client.window.newest() > 0).find(|client| {
+            let is_near = client.connection.is_some() || client.silent(now) < self.lease;
+            client.presence == ClientPresence::Present && is_near
+        })
+    }
+
     /// Bytes have arrived from the client: its lease starts again.
     pub(crate) fn renew_lease(&mut self, key: ClientKey, now: Instant) {
         self.clients[key.0 as usize].heard_at = now;

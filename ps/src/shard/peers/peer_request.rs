@@ -171,7 +171,7 @@ impl Shard {
             }
             (Message::DeclareData(declared), Some(client)) => {
                 let declaration = DataDeclaration { request, client, declared };
-                declaration.answer(steps, variables, peers, out);
+                declaration.answer(steps, variables, peers, out, now);
             }
             (Message::Reserve(_), Some(client)) => intake.reserve(peers, out, request, client),
             (Message::PushPart(part), Some(client)) => {

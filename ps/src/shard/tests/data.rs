@@ -1,5 +1,7 @@
 //! The declared data set: which batch each token has, and what becomes of it.
 
+use std::time::Duration;
+
 use pushpull_common::data_set::{DataSet, SampleRange};
 use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::message::{self, DeclareData, EndReason};
@@ -9,6 +11,7 @@ use pushpull_optim::optimizer::Sgd;
 use super::peers::{Push, bytes_of, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::config::{Asynchronous, PsConfig};
+use crate::shard::TICK;
 
 /// Two epochs of 7 samples in batches of 3.
 fn data_set() -> DataSet {
@@ -150,6 +153,33 @@ fn a_client_without_data_gets_no_token_beside_clients_with_data() {
     let line = world.join(0, &mut worker(3));
     let Refusal::DataSet { differs } = world.refused(line, ask()) else { panic!() };
     assert_eq!(differs.to_string(), "this worker has not declared the data set \"train\"");
+}
+
+/// A worker that has pushed without data would otherwise get no token any more.
+#[test]
+fn data_are_not_declared_beside_a_worker_that_has_trained_without() {
+    for restarts in [false, true] {
+        let lease = Duration::from_secs(5);
+        let (mut world, chief) =
+            World::ready(variables(), Sgd::new(1.0), |config| config.lease(lease));
+        world.disconnect(chief[0]);
+        let a = world.join(0, &mut worker(1));
+        let grant = world.token(a);
+        spend(&mut world, a, 1, grant);
+        if restarts {
+            world.restart(0).unwrap();
+        }
+        let mut late = worker(2);
+        let b = world.join(0, &mut late);
+        let Refusal::DataSet { differs } = world.refused(b, declare(&data_set())) else { panic!() };
+        assert_eq!(differs.to_string(), "/job:worker/task:1 trains without a data set");
+        match restarts {
+            // Nothing is heard from it after the restart.
+            true => world.pass(lease + 2 * TICK, &[b]),
+            false => drop(world.ask(a, message::Leave {}.into())),
+        }
+        assert!(matches!(world.ask(b, declare(&data_set())), Message::DataDeclared(_)));
+    }
 }
 
 #[test]
