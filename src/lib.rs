@@ -253,13 +253,18 @@ pub mod training {
 /// let mut mlp = Mlp::new(Device::pick("cpu:1")?, &[2, 2]);
 /// let (weights, biases) = ([1.0, 0.0, 0.0, 1.0], [0.0; 2]);
 /// let samples = Samples { features: &[3.0, 1.0, 1.0, 3.0], labels: &[0, 1] };
-/// assert_eq!(mlp.accuracy(&[&weights, &biases], samples)?, 1.0);
+/// assert_eq!(mlp.accuracy(&[(&weights).into(), (&biases).into()], samples)?, 1.0);
 /// # Ok::<(), pushpull::compute::ComputeError>(())
 /// ```
 pub mod compute {
     pub use pushpull_device::{
-        Activation, Bags, Combiner, ComputeError, Device, DeviceInfo, Half, Logistic, Matrix, Mlp,
-        Samples, devices,
+        Activation, Bags, Buffer, Combiner, ComputeError, Device, DeviceElement, DeviceInfo,
+        EmbeddingBag, Half, LabelledBags, Logistic, Matrix, Mlp, Network, Resident, Samples,
+        Targets, View, ViewMut, devices,
+    };
+    pub use pushpull_worker::compute::{
+        Compute, ComputeFn, Divide, Model, ModelError, StepGradients, StepValues, Towers,
+        compute_fn,
     };
 }
 
@@ -283,6 +288,7 @@ pub mod error {
     //! | place variables | [`PlacementError`], [`CatalogueError`] |
     //! | encode gradients | [`CodecError`] |
     //! | open a device, run a kernel | [`ComputeError`](crate::compute::ComputeError) |
+    //! | compute the gradients of a step | [`ModelError`](crate::compute::ModelError) |
     //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`], [`LocalClusterError`] |
     //! | open or inspect a state directory | [`StorageError`] |
     //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |

@@ -37,6 +37,7 @@ pub mod blocking;
 mod client;
 mod clipping;
 mod compression;
+pub mod compute;
 mod config;
 mod error;
 mod gradients;

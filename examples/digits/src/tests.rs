@@ -1,6 +1,6 @@
 //! Trains the network on the digits without servers.
 
-use pushpull::compute::{Device, Mlp};
+use pushpull::compute::{Device, Mlp, Network, View, ViewMut};
 use pushpull::variable::{Initializer, Shape};
 
 use super::data::{CLASSES, Dataset, Split};
@@ -23,14 +23,14 @@ fn gradient_descent_learns_the_digits() {
     let mut loss = f64::NAN;
     for batch in pipeline.shard(0, 1).unwrap().take(600) {
         let batch = Dataset::of(&batch.unwrap().samples);
-        let values: Vec<&[f32]> = params.iter().map(Vec::as_slice).collect();
-        let mut out: Vec<&mut [f32]> = gradients.iter_mut().map(Vec::as_mut_slice).collect();
-        loss = model.gradients(&values, batch.samples(), &mut out).unwrap();
+        let values: Vec<View<'_, f32>> = params.iter().map(View::from).collect();
+        let out = gradients.iter_mut().map(ViewMut::from).collect();
+        loss = model.gradients(&values, batch.samples(), out).unwrap();
         for (param, gradient) in params.iter_mut().flatten().zip(gradients.iter().flatten()) {
             *param -= 0.3 * gradient;
         }
     }
-    let values: Vec<&[f32]> = params.iter().map(Vec::as_slice).collect();
+    let values: Vec<View<'_, f32>> = params.iter().map(View::from).collect();
     let accuracy = model.accuracy(&values, split.test.samples()).unwrap();
     assert!(accuracy >= 0.95, "accuracy {accuracy}, last loss {loss}");
 }

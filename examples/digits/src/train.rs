@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull::blocking::TrainingSession;
-use pushpull::compute::{Device, Mlp};
-use pushpull::error::VariableError;
+use pushpull::compute::{
+    Compute, ComputeError, Device, Mlp, Model, ModelError, Network, Resident, View,
+};
 use pushpull::training::data::{GrantedBatches, Pipeline};
 use pushpull::training::summary::{SummaryConfig, SummaryWriter};
 use pushpull::training::{Interrupt, TrainingConfig, hooks};
-use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, TaskId, VariableSpec, Worker, WorkerConfig};
 
 use super::data::{CLASSES, Dataset, Sample, Split};
@@ -41,12 +41,13 @@ pub(crate) fn run(
     split: &Split,
     interrupt: &Interrupt,
 ) -> Result<Option<Outcome>, TaskError> {
-    let mut model =
-        Mlp::new(Device::pick(&options.device)?, &[split.width(), options.hidden, CLASSES]);
+    let device = Device::pick(&options.device)?;
+    let network = Mlp::new(device, &[split.width(), options.hidden, CLASSES]);
+    let mut model = Model::new(network, NAMES);
     let pipeline = pipeline(options, split);
     let mut batches = GrantedBatches::new(pipeline.loader()?);
 
-    let accuracy = accuracy(model.clone(), &split.test);
+    let accuracy = accuracy(model.network().clone(), &split.test);
     let metrics = accuracy.handle();
     let worker = worker_config(options, cluster, &task).data(pipeline.data_set()?);
     let is_chief = cluster.chief() == Some(task.clone());
@@ -77,15 +78,13 @@ pub(crate) fn run(
         let samples = step.samples().ok_or("the step has no samples")?;
         let batch = batches.blocking_load(samples, step.samples_ahead())?;
         let rows = Dataset::of(&batch.samples);
-        let (params, gradients) = step.parts();
-        let (values, mut out) = (params.views(NAMES)?, gradients.views_mut(NAMES)?);
-        let loss = model.gradients(&values, rows.samples(), &mut out)?;
+        let loss = step.compute(&mut model, rows.samples())?;
         if options.ledger {
+            let (_, gradients) = step.parts();
             ledger::enter(gradients, &batch.indices)?;
             std::thread::sleep(Duration::from_millis(options.step_delay_ms));
         }
         losses.push((step.step(), loss));
-        step.scalar("loss", loss);
         Ok::<(), TaskError>(())
     })?;
     let accuracy = metrics.get().and_then(|metrics| metrics.get(ACCURACY));
@@ -117,31 +116,28 @@ fn worker_config(options: &DigitsOptions, cluster: &ClusterSpec, task: &TaskId) 
 fn accuracy(mut model: Mlp, test: &Arc<Dataset>) -> hooks::FinalMetrics {
     let test = test.clone();
     hooks::FinalMetrics::new(move |params, metrics| {
-        metrics.set(ACCURACY, model.accuracy(&params.views(NAMES)?, test.samples())?);
+        let device = model.device().clone();
+        let values: Result<Vec<Resident<'_, f32>>, ComputeError> =
+            params.views(NAMES)?.into_iter().map(|values| device.resident(values)).collect();
+        let values = values?;
+        let views: Vec<View<'_, f32>> = values.iter().map(Resident::view).collect();
+        metrics.set(ACCURACY, model.accuracy(&views, test.samples())?);
         Ok(())
     })
 }
 
-/// Returns the variables: Glorot weights and zero biases.
+/// Returns the variables of the model, and the ledger if there is one.
 fn variables(
     options: &DigitsOptions,
     split: &Split,
-    model: &Mlp,
-) -> Result<Vec<VariableSpec>, VariableError> {
-    let shapes = NAMES.into_iter().zip(model.shapes());
-    shapes
-        .map(|(name, shape)| {
-            let spec = VariableSpec::f32(name, shape)?.seed(options.seed);
-            Ok(match spec.shape().rank() {
-                2 => spec.initializer(Initializer::GlorotUniform),
-                _ => spec,
-            })
-        })
-        .chain(options.ledger.then(|| ledger::variable(split.train_rows)))
-        .collect()
+    model: &Model<Mlp>,
+) -> Result<Vec<VariableSpec>, ModelError> {
+    let seeded = model.variables()?.into_iter().map(|variable| variable.seed(options.seed));
+    let ledger = options.ledger.then(|| ledger::variable(split.train_rows)).transpose()?;
+    Ok(seeded.chain(ledger).collect())
 }
 
-/// Names of the variables, in the order of [`Mlp::shapes`].
+/// Names of the variables: weights and biases of both layers.
 pub(crate) const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
 
 /// Name of the metric of the final values.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::cpu::pool::Pool;
 use crate::device_info::cores;
-use crate::error::ComputeError;
+use crate::error::{ComputeError, check_length};
+use crate::memory::{Buffer, BufferPlace, DeviceElement, Resident, View, ViewMut};
 
 /// Where a worker computes: the processor, with a number of threads.
 ///
@@ -13,7 +14,13 @@ use crate::error::ComputeError;
 /// The results of a kernel do not depend on the number of threads.
 #[derive(Clone, Debug)]
 pub struct Device {
-    pool: Arc<Pool>,
+    backend: Backend,
+}
+
+/// What runs the kernels of a device.
+#[derive(Clone, Debug)]
+pub(crate) enum Backend {
+    Cpu(Arc<Pool>),
 }
 
 impl Device {
@@ -37,7 +44,8 @@ impl Device {
         if !(1..=Device::THREADS_MAX).contains(&threads) {
             return Err(ComputeError::Threads { threads });
         }
-        Ok(Device { pool: Arc::new(Pool::start(threads)?) })
+        let pool = Arc::new(Pool::start(threads)?);
+        Ok(Device { backend: Backend::Cpu(pool) })
     }
 
     /// Opens the device of this name: `cpu`, `cpu:THREADS`, `cuda:INDEX`, or `auto` for the best
@@ -70,11 +78,108 @@ impl Device {
 
     /// The number of threads that compute a large operation, the caller's included.
     pub fn threads(&self) -> usize {
-        self.pool.threads()
+        match &self.backend {
+            Backend::Cpu(pool) => pool.threads(),
+        }
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
+    /// Whether this is a clone of `other`, so that each can use the memory of the other.
+    pub fn is_same(&self, other: &Device) -> bool {
+        match (&self.backend, &other.backend) {
+            (Backend::Cpu(_), Backend::Cpu(_)) => true,
+        }
+    }
+
+    /// Whether the kernels of this device use the processor's memory, so that slices of it are views.
+    pub fn uses_host_memory(&self) -> bool {
+        match &self.backend {
+            Backend::Cpu(_) => true,
+        }
+    }
+
+    /// Allocates memory for `length` elements, all zero.
+    ///
+    /// # Errors
+    /// Those of the device; none on the processor.
+    pub fn buffer<T: DeviceElement>(&self, length: usize) -> Result<Buffer<T>, ComputeError> {
+        match &self.backend {
+            Backend::Cpu(_) => Ok(Buffer { place: BufferPlace::Host(vec![T::default(); length]) }),
+        }
+    }
+
+    /// Returns `values` where the kernels of this device can read them: as they are on the
+    /// processor, otherwise a copy in the memory of the device.
+    ///
+    /// # Errors
+    /// Those of [`Device::buffer`].
+    pub fn resident<'a, T: DeviceElement>(
+        &self,
+        values: &'a [T],
+    ) -> Result<Resident<'a, T>, ComputeError> {
+        match &self.backend {
+            Backend::Cpu(_) => Ok(Resident::Host(values)),
+        }
+    }
+
+    /// Copies values of the processor's memory to the memory of this device.
+    ///
+    /// # Errors
+    /// [`ComputeError::Length`] if the lengths differ; [`ComputeError::OtherMemory`].
+    pub fn write<'a, T: DeviceElement>(
+        &self,
+        values: &[T],
+        to: impl Into<ViewMut<'a, T>>,
+    ) -> Result<(), ComputeError> {
+        const NAME: &str = "write";
+        let to = to.into();
+        check_length(NAME, "values", values.len(), to.len())?;
+        match &self.backend {
+            Backend::Cpu(_) => to.host(NAME, "the target")?.copy_from_slice(values),
+        }
+        Ok(())
+    }
+
+    /// Copies elements of the memory of this device to the processor's memory. Waits for the
+    /// kernels that compute them.
+    ///
+    /// # Errors
+    /// As [`Device::write`], and those of the kernels before.
+    pub fn read<'a, T: DeviceElement>(
+        &self,
+        from: impl Into<View<'a, T>>,
+        values: &mut [T],
+    ) -> Result<(), ComputeError> {
+        const NAME: &str = "read";
+        let from = from.into();
+        check_length(NAME, "values", values.len(), from.len())?;
+        match &self.backend {
+            Backend::Cpu(_) => values.copy_from_slice(from.host(NAME, "the source")?),
+        }
+        Ok(())
+    }
+
+    /// Copies elements within the memory of this device.
+    ///
+    /// # Errors
+    /// As [`Device::write`].
+    pub fn copy<'a, T: DeviceElement>(
+        &self,
+        from: impl Into<View<'a, T>>,
+        to: impl Into<ViewMut<'a, T>>,
+    ) -> Result<(), ComputeError> {
+        const NAME: &str = "copy";
+        let (from, to) = (from.into(), to.into());
+        check_length(NAME, "the source", from.len(), to.len())?;
+        match &self.backend {
+            Backend::Cpu(_) => {
+                to.host(NAME, "the target")?.copy_from_slice(from.host(NAME, "the source")?);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
     }
 }
 

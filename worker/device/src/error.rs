@@ -44,6 +44,14 @@ pub enum ComputeError {
         /// The number it must have.
         expected: usize,
     },
+    /// An argument is in the memory of another device.
+    #[error("{kernel}: {argument} is not in the memory of the device that computes")]
+    OtherMemory {
+        /// The kernel.
+        kernel: &'static str,
+        /// The argument.
+        argument: &'static str,
+    },
     /// Two matrices do not fit together.
     #[error("cannot multiply a matrix of {columns} columns by one of {rows} rows")]
     Inner {

@@ -23,6 +23,7 @@ mod device;
 mod device_info;
 mod error;
 mod kernels;
+mod memory;
 mod networks;
 
 pub use device::Device;
@@ -32,5 +33,8 @@ pub use kernels::activation::Activation;
 pub use kernels::cast::Half;
 pub use kernels::embedding_bag::{Bags, Combiner};
 pub use kernels::gemm::Matrix;
-pub use networks::logistic::Logistic;
+pub use memory::{Buffer, DeviceElement, Resident, View, ViewMut};
+pub use networks::Network;
+pub use networks::embedding_bag::{EmbeddingBag, LabelledBags};
+pub use networks::logistic::{Logistic, Targets};
 pub use networks::mlp::{Mlp, Samples};

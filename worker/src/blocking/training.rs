@@ -4,6 +4,7 @@ use pushpull_common::data_set::SampleRange;
 use pushpull_common::tensor::Element;
 
 use super::waiter::Waiter;
+use crate::compute::{Compute, ModelError};
 use crate::gradients::params::{Gradients, Params};
 use crate::outcome::Pulled;
 use crate::training::data::{Batch, DataError, GrantedBatches};
@@ -173,6 +174,15 @@ impl Step<'_> {
     /// See [`crate::training::Step::parts`].
     pub fn parts(&mut self) -> (&mut Params, &mut Gradients) {
         self.inner.parts()
+    }
+
+    /// See [`crate::training::Step::compute`].
+    pub fn compute<B>(
+        &mut self,
+        model: &mut (impl Compute<B> + ?Sized),
+        batch: B,
+    ) -> Result<f64, ModelError> {
+        self.inner.compute(model, batch)
     }
 
     /// See [`crate::training::Step::scalar`].

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
+use smallvec::SmallVec;
 
 /// Memory for values, aligned for every element type; zeroed when allocated.
 #[derive(Clone, Debug)]
@@ -140,20 +141,19 @@ impl GradientBuffer {
         }
     }
 
-    /// Returns several ranges that do not overlap.
-    pub(crate) fn slices_mut<const N: usize>(
-        &mut self,
-        ranges: [Range<usize>; N],
-    ) -> [&mut [u8]; N] {
-        let places = ranges.map(|range| self.locate(&range));
-        let mut slices = std::array::from_fn(|_| &mut [][..]);
-        split_slices(self.heap.bytes_mut(), 0, &places, &mut slices);
+    /// Writes several ranges that do not overlap to `slices`, one for each.
+    pub(crate) fn slices_mut<'a>(
+        &'a mut self,
+        ranges: &[Range<usize>],
+        slices: &mut [&'a mut [u8]],
+    ) {
+        let places: Places = ranges.iter().map(|range| self.locate(range)).collect();
+        split_slices(self.heap.bytes_mut(), 0, &places, slices);
         for (index, slot) in self.slots.iter_mut().enumerate() {
             if places.iter().any(|(memory, _)| *memory == index + 1) {
-                split_slices(slot.memory.bytes_mut(), index + 1, &places, &mut slices);
+                split_slices(slot.memory.bytes_mut(), index + 1, &places, slices);
             }
         }
-        slices
     }
 
     /// Returns the memory of a range and the range in it. Memory 0 is the heap, memory *n* is slot
@@ -175,16 +175,19 @@ impl BufferRun {
     }
 }
 
+/// Memories and ranges in them; a few need no allocation.
+type Places = SmallVec<[(usize, Range<usize>); 16]>;
+
 /// Splits off the slices of memory `which`, which do not overlap.
-fn split_slices<'a, const N: usize>(
+fn split_slices<'a>(
     memory: &'a mut [u8],
     which: usize,
-    places: &[(usize, Range<usize>); N],
-    slices: &mut [&'a mut [u8]; N],
+    places: &[(usize, Range<usize>)],
+    slices: &mut [&'a mut [u8]],
 ) {
     let (mut rest, mut at) = (memory, 0);
     loop {
-        let left = (0..N).filter(|&index| {
+        let left = (0..places.len()).filter(|&index| {
             let (memory, place) = &places[index];
             *memory == which && !place.is_empty() && place.start >= at
         });

@@ -2,6 +2,7 @@
 //!
 //! Each module uses only lower ones; `tests/layers.rs` lists their order.
 
+pub(crate) mod average;
 pub(crate) mod duplicate_sums;
 pub(crate) mod gradient_buffer;
 pub(crate) mod packed_variables;

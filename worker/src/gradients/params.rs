@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, VariableId};
 use pushpull_common::tensor::Element;
+use smallvec::SmallVec;
 
 use super::gradient_buffer::{AlignedBuffer, BufferRun, GradientBuffer};
 use super::row_ids;
@@ -123,26 +124,45 @@ impl Gradients {
         &mut self,
         names: [&str; N],
     ) -> Result<[&mut [T]; N], ViewError> {
-        let mut ranges: [Range<usize>; N] = std::array::from_fn(|_| 0..0);
-        let mut ids = [VariableId(0); N];
-        for ((range, id), name) in ranges.iter_mut().zip(&mut ids).zip(names) {
-            (*id, *range) = self.plan.locate::<T>(name)?;
-            if !self.plan.catalogue().variable(*id).is_trainable() {
+        let mut views = std::array::from_fn(|_| &mut [][..]);
+        self.view_all::<T>(&names, &mut views)?;
+        Ok(views.map(cast_elements))
+    }
+
+    /// Returns the gradients of a list of variables, as [`Gradients::views_mut`] does.
+    pub(crate) fn views_mut_of<T: Element>(
+        &mut self,
+        names: &[&str],
+    ) -> Result<Vec<&mut [T]>, ViewError> {
+        let mut views: Vec<&mut [u8]> = names.iter().map(|_| &mut [][..]).collect();
+        self.view_all::<T>(names, &mut views)?;
+        Ok(views.into_iter().map(cast_elements).collect())
+    }
+
+    /// Adds variables of type `T` to the push, and writes their gradients to `views`.
+    fn view_all<'a, T: Element>(
+        &'a mut self,
+        names: &[&str],
+        views: &mut [&'a mut [u8]],
+    ) -> Result<(), ViewError> {
+        let mut places = SmallVec::<[(VariableId, Range<usize>); 16]>::new();
+        for &name in names {
+            let (id, range) = self.plan.locate::<T>(name)?;
+            if !self.plan.catalogue().variable(id).is_trainable() {
                 return Err(ViewError::Plain { name: name.to_owned() });
             }
+            if places.iter().any(|(other, _)| *other == id) {
+                return Err(ViewError::Twice { name: name.to_owned() });
+            }
+            places.push((id, range));
         }
-        if let Some(twice) = (1..N).find(|&i| ids[..i].contains(&ids[i])) {
-            return Err(ViewError::Twice { name: names[twice].to_owned() });
+        for (id, _) in &places {
+            self.apply_factor(*id);
+            self.memory.present[id.0 as usize] = true;
         }
-        ids.iter().for_each(|&id| self.apply_factor(id));
-        let GradientMemory { present, .. } = &mut self.memory;
-        ids.iter().for_each(|id| present[id.0 as usize] = true);
-        let views = self.memory.buffer_mut().slices_mut(ranges);
-        // An empty slice of the buffer may not be aligned.
-        Ok(views.map(|view| match view.is_empty() {
-            true => &mut [][..],
-            false => bytemuck::cast_slice_mut(view),
-        }))
+        let ranges: SmallVec<[_; 16]> = places.into_iter().map(|(_, range)| range).collect();
+        self.memory.buffer_mut().slices_mut(&ranges, views);
+        Ok(())
     }
 
     /// Sets the gradient of a sparse variable or a table: one row for each id, back to back in the
@@ -187,6 +207,15 @@ impl Gradients {
     /// Returns the dense variables that have a gradient.
     pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
         self.memory.present()
+    }
+}
+
+/// Returns bytes as the elements that they are.
+fn cast_elements<T: Element>(bytes: &mut [u8]) -> &mut [T] {
+    // An empty slice of the buffer may not be aligned.
+    match bytes.is_empty() {
+        true => &mut [],
+        false => bytemuck::cast_slice_mut(bytes),
     }
 }
 

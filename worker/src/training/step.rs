@@ -8,12 +8,16 @@ use super::gradient_outcome::GradientOutcome;
 use super::lifecycle::PushRecovery;
 use super::step_grant::StepGrant;
 use super::training_error::TrainingError;
-use super::training_session::TrainingSession;
+use super::training_session::{IN_STEP, TrainingSession};
+use crate::compute::{Compute, DeviceCopy, ModelError};
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::outcome::Pulled;
 #[cfg(doc)]
 use crate::token::Token;
+
+/// The name of a model's loss among the scalars of a step.
+const LOSS: &str = "loss";
 
 /// One step of a training session: a token, the values for it, and empty gradients.
 ///
@@ -76,6 +80,27 @@ impl<'a> Step<'a> {
     /// such as running statistics, stay for the next step.
     pub fn parts(&mut self) -> (&mut Params, &mut Gradients) {
         (&mut self.session.of_step().params, &mut self.grant.gradients)
+    }
+
+    /// Computes the gradients of the step with a model, on its device. Returns the loss, and reports
+    /// it to the hooks as `loss`.
+    ///
+    /// The session keeps memory of one device that has its own. A model on another one makes it
+    /// allocate that memory again.
+    ///
+    /// # Errors
+    /// Those of the model. The step can be dropped then; nothing was pushed.
+    pub fn compute<B>(
+        &mut self,
+        model: &mut (impl Compute<B> + ?Sized),
+        batch: B,
+    ) -> Result<f64, ModelError> {
+        let TrainingSession { joined, device_copy, .. } = &mut *self.session;
+        let params = &joined.as_ref().expect(IN_STEP).params;
+        let gradients = &mut self.grant.gradients;
+        let loss = DeviceCopy::compute(device_copy, model, params, batch, gradients)?;
+        self.scalar(LOSS, loss);
+        Ok(loss)
     }
 
     /// Reports a number of this step, such as its loss, to the hooks.

@@ -18,6 +18,7 @@ use super::step_grant::StepGrant;
 use super::training_config::{FillValues, TrainingConfig};
 use super::training_end::{StopReason, TrainingEnd};
 use super::training_error::TrainingError;
+use crate::compute::DeviceCopy;
 use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::Gradients;
@@ -66,6 +67,8 @@ use crate::worker::Worker;
 pub struct TrainingSession {
     pub(super) lifecycle: Lifecycle,
     pub(super) joined: Option<JoinedWorker>,
+    /// The memory of the device that computed the last step, if it has its own.
+    pub(super) device_copy: Option<DeviceCopy>,
     /// The worker after the end, until it has left.
     leaving: Option<Worker>,
     /// The replica's local values while it joins again.
@@ -119,6 +122,7 @@ impl TrainingSession {
             joined: None,
             leaving: None,
             local_values: None,
+            device_copy: None,
             scalars: Scalars::default(),
             timing: StepTiming::default(),
             worker,
@@ -553,6 +557,6 @@ impl Drop for TrainingSession {
     }
 }
 
-const IN_STEP: &str = "a step borrows a session that has joined";
+pub(super) const IN_STEP: &str = "a step borrows a session that has joined";
 
 const INTERRUPTED_PUSH: Error = Error::Interrupted { doing: "push" };

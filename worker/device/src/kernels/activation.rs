@@ -1,8 +1,8 @@
 //! Activations with their biases, forwards and backwards.
 
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::error::{ComputeError, check_length};
-use crate::kernels::elementwise::{ROWS_AT_ONCE, sum_rows_of};
+use crate::memory::{View, ViewMut};
 
 /// A function that a layer applies to each of its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,62 +21,6 @@ pub enum Activation {
     Gelu,
 }
 
-impl Activation {
-    fn value(self, x: f32) -> f32 {
-        match self {
-            Activation::Identity => x,
-            // `max` would turn NaN into 0 and hide that training has diverged.
-            Activation::Relu => {
-                if x < 0.0 {
-                    0.0
-                } else {
-                    x
-                }
-            }
-            Activation::Tanh => x.tanh(),
-            Activation::Sigmoid => sigmoid(x),
-            Activation::Gelu => x * normal(x),
-        }
-    }
-
-    /// Returns the derivative at `x`, where the function has the value `y`.
-    fn slope(self, x: f32, y: f32) -> f32 {
-        match self {
-            Activation::Identity => 1.0,
-            // NaN is not at most 0.
-            Activation::Relu => {
-                if x <= 0.0 {
-                    0.0
-                } else {
-                    1.0
-                }
-            }
-            Activation::Tanh => 1.0 - y * y,
-            Activation::Sigmoid => y * (1.0 - y),
-            Activation::Gelu => {
-                let density = (-0.5 * x * x).exp()
-                    * (0.5 * std::f32::consts::FRAC_2_SQRT_PI)
-                    * std::f32::consts::FRAC_1_SQRT_2;
-                normal(x) + x * density
-            }
-        }
-    }
-}
-
-/// Returns `1 / (1 + exp(-x))`. The exponent is never above 0, so nothing overflows.
-pub(crate) fn sigmoid(x: f32) -> f32 {
-    let small = (-x.abs()).exp();
-    match x < 0.0 {
-        true => small / (1.0 + small),
-        false => 1.0 / (1.0 + small),
-    }
-}
-
-/// Returns the cumulative normal distribution.
-fn normal(x: f32) -> f32 {
-    0.5 * libm::erfcf(-x * std::f32::consts::FRAC_1_SQRT_2)
-}
-
 impl Device {
     /// Adds `bias` to each row of `sums`, and writes the activations of the results to `outputs`.
     /// The gradients need both later.
@@ -84,26 +28,26 @@ impl Device {
     /// # Errors
     /// [`ComputeError::Length`] if `sums` is not rows of the length of `bias`, or if `outputs` has
     /// another length.
-    pub fn activate(
+    pub fn activate<'a>(
         &self,
         activation: Activation,
-        bias: &[f32],
-        sums: &mut [f32],
-        outputs: &mut [f32],
+        bias: impl Into<View<'a, f32>>,
+        sums: impl Into<ViewMut<'a, f32>>,
+        outputs: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "activate";
+        let (bias, sums, outputs) = (bias.into(), sums.into(), outputs.into());
         let rows = sums.len().checked_div(bias.len()).unwrap_or(0);
         check_length(NAME, "sums", sums.len(), rows * bias.len())?;
         check_length(NAME, "outputs", outputs.len(), sums.len())?;
-        self.for_row_chunks(bias.len(), sums, outputs, |_, sums, outputs| {
-            let rows = sums.chunks_exact_mut(bias.len());
-            for (sums, outputs) in rows.zip(outputs.chunks_exact_mut(bias.len())) {
-                for ((sum, output), bias) in sums.iter_mut().zip(outputs).zip(bias) {
-                    *sum += bias;
-                    *output = activation.value(*sum);
-                }
-            }
-        });
+        match self.backend() {
+            Backend::Cpu(pool) => pool.activate(
+                activation,
+                bias.host(NAME, "bias")?,
+                sums.host(NAME, "sums")?,
+                outputs.host(NAME, "outputs")?,
+            ),
+        }
         Ok(())
     }
 
@@ -113,34 +57,31 @@ impl Device {
     /// # Errors
     /// [`ComputeError::Length`] if `gradients` is not rows of the length of `bias_gradients`, or if
     /// `sums` or `outputs` has another length.
-    pub fn activate_back(
+    pub fn activate_back<'a>(
         &self,
         activation: Activation,
-        sums: &[f32],
-        outputs: &[f32],
-        gradients: &mut [f32],
-        bias_gradients: &mut [f32],
+        sums: impl Into<View<'a, f32>>,
+        outputs: impl Into<View<'a, f32>>,
+        gradients: impl Into<ViewMut<'a, f32>>,
+        bias_gradients: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "activate_back";
+        let (sums, outputs) = (sums.into(), outputs.into());
+        let (gradients, bias_gradients) = (gradients.into(), bias_gradients.into());
         let columns = bias_gradients.len();
         let rows = gradients.len().checked_div(columns).unwrap_or(0);
         check_length(NAME, "gradients", gradients.len(), rows * columns)?;
         check_length(NAME, "sums", sums.len(), gradients.len())?;
         check_length(NAME, "outputs", outputs.len(), gradients.len())?;
-        let mut partial = vec![0.0; rows.div_ceil(ROWS_AT_ONCE) * columns];
-        self.for_row_chunk_sums(columns, gradients, &mut partial, |chunk, gradients, partial| {
-            let first = chunk * ROWS_AT_ONCE * columns;
-            let points = sums[first..].iter().zip(&outputs[first..]);
-            if activation != Activation::Identity {
-                for (gradient, (&sum, &output)) in gradients.iter_mut().zip(points) {
-                    // An infinite gradient of an inactive unit is none.
-                    let slope = activation.slope(sum, output);
-                    *gradient = if slope == 0.0 { 0.0 } else { *gradient * slope };
-                }
-            }
-            sum_rows_of(gradients, partial);
-        });
-        sum_rows_of(&partial, bias_gradients);
+        match self.backend() {
+            Backend::Cpu(pool) => pool.activate_back(
+                activation,
+                sums.host(NAME, "sums")?,
+                outputs.host(NAME, "outputs")?,
+                gradients.host(NAME, "gradients")?,
+                bias_gradients.host(NAME, "bias_gradients")?,
+            ),
+        }
         Ok(())
     }
 }
@@ -148,6 +89,7 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::elementwise::ROWS_AT_ONCE;
     use crate::kernels::testing::{assert_close, assert_gradients, random};
 
     const ALL: [Activation; 5] = [

@@ -3,9 +3,9 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::error::{ComputeError, check_length};
-use crate::kernels::elementwise::ELEMENTS_AT_ONCE;
+use crate::memory::{DeviceElement, View, ViewMut};
 
 mod sealed {
     pub trait Sealed {}
@@ -14,7 +14,7 @@ mod sealed {
 }
 
 /// A half type: [`half::f16`] or [`half::bf16`].
-pub trait Half: sealed::Sealed + Copy + Send + Sync + 'static {
+pub trait Half: sealed::Sealed + DeviceElement {
     /// Converts a slice of the same length from `f32`, rounded to the nearest, ties to even.
     #[doc(hidden)]
     fn round(values: &[f32], halves: &mut [Self]);
@@ -50,12 +50,19 @@ impl Device {
     ///
     /// # Errors
     /// [`ComputeError::Length`] if the lengths differ.
-    pub fn round<H: Half>(&self, values: &[f32], halves: &mut [H]) -> Result<(), ComputeError> {
-        check_length("round", "values", values.len(), halves.len())?;
-        self.pool().for_chunks(halves, ELEMENTS_AT_ONCE, |chunk, halves| {
-            let values = &values[chunk * ELEMENTS_AT_ONCE..];
-            H::round(&values[..halves.len()], halves);
-        });
+    pub fn round<'a, H: Half>(
+        &self,
+        values: impl Into<View<'a, f32>>,
+        halves: impl Into<ViewMut<'a, H>>,
+    ) -> Result<(), ComputeError> {
+        const NAME: &str = "round";
+        let (values, halves) = (values.into(), halves.into());
+        check_length(NAME, "values", values.len(), halves.len())?;
+        match self.backend() {
+            Backend::Cpu(pool) => {
+                pool.round(values.host(NAME, "values")?, halves.host(NAME, "halves")?);
+            }
+        }
         Ok(())
     }
 
@@ -63,12 +70,19 @@ impl Device {
     ///
     /// # Errors
     /// [`ComputeError::Length`] if the lengths differ.
-    pub fn widen<H: Half>(&self, halves: &[H], values: &mut [f32]) -> Result<(), ComputeError> {
-        check_length("widen", "halves", halves.len(), values.len())?;
-        self.pool().for_chunks(values, ELEMENTS_AT_ONCE, |chunk, values| {
-            let halves = &halves[chunk * ELEMENTS_AT_ONCE..];
-            H::widen(&halves[..values.len()], values);
-        });
+    pub fn widen<'a, H: Half>(
+        &self,
+        halves: impl Into<View<'a, H>>,
+        values: impl Into<ViewMut<'a, f32>>,
+    ) -> Result<(), ComputeError> {
+        const NAME: &str = "widen";
+        let (halves, values) = (halves.into(), values.into());
+        check_length(NAME, "halves", halves.len(), values.len())?;
+        match self.backend() {
+            Backend::Cpu(pool) => {
+                pool.widen(halves.host(NAME, "halves")?, values.host(NAME, "values")?);
+            }
+        }
         Ok(())
     }
 }
@@ -76,6 +90,7 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::elementwise::ELEMENTS_AT_ONCE;
     use crate::kernels::testing::random;
 
     #[test]

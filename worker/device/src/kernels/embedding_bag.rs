@@ -1,8 +1,8 @@
 //! Embedding bags: one row per sample, from the rows of several ids.
 
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::error::{ComputeError, check_length};
-use crate::kernels::elementwise::ROWS_AT_ONCE;
+use crate::memory::{View, ViewMut};
 
 /// How the rows of a bag become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,7 +15,7 @@ pub enum Combiner {
 
 impl Combiner {
     /// Returns the factor of each row in a bag of this many.
-    fn factor(self, ids: usize) -> f32 {
+    pub(crate) fn factor(self, ids: usize) -> f32 {
         match self {
             Combiner::Sum => 1.0,
             Combiner::Mean => 1.0 / ids as f32,
@@ -54,6 +54,19 @@ impl<'a> Bags<'a> {
         }
     }
 
+    /// Returns the distinct ids in ascending order, and for each id its position among them. They
+    /// are the rows to pull for a batch, and the ids of its bags in a table of these rows.
+    ///
+    /// Cost: a sort.
+    pub fn distinct(ids: &[u64]) -> (Vec<u64>, Vec<u64>) {
+        let mut distinct = ids.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let position = |id| distinct.partition_point(|&other| other < id) as u64;
+        let positions = ids.iter().map(|&id| position(id)).collect();
+        (distinct, positions)
+    }
+
     /// The number of bags.
     pub fn len(&self) -> usize {
         self.ends.len()
@@ -64,8 +77,13 @@ impl<'a> Bags<'a> {
         self.ends.is_empty()
     }
 
+    /// Returns the ids of all bags.
+    pub(crate) fn ids(&self) -> &'a [u64] {
+        self.ids
+    }
+
     /// Returns where a bag's ids lie.
-    fn range(&self, bag: usize) -> std::ops::Range<usize> {
+    pub(crate) fn range(&self, bag: usize) -> std::ops::Range<usize> {
         let start = bag.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[bag]
     }
@@ -86,30 +104,26 @@ impl Device {
     /// # Errors
     /// [`ComputeError::Length`] if `table` is not rows of `width`, or if `outputs` does not have
     /// `bags.len() * width` elements; [`ComputeError::Id`] for an id that is no row.
-    pub fn embedding_bag(
+    pub fn embedding_bag<'a>(
         &self,
         combiner: Combiner,
-        table: &[f32],
+        table: impl Into<View<'a, f32>>,
         width: usize,
         bags: Bags<'_>,
-        outputs: &mut [f32],
+        outputs: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "embedding_bag";
+        let (table, outputs) = (table.into(), outputs.into());
         let rows = table.len().checked_div(width).unwrap_or(0);
         check_length(NAME, "the table", table.len(), rows * width)?;
-        check_outputs(NAME, "outputs", bags, width, outputs)?;
+        check_outputs(NAME, "outputs", bags, width, outputs.len())?;
         bags.check_ids(rows)?;
-        self.pool().for_chunks(outputs, ROWS_AT_ONCE * width, |chunk, outputs| {
-            for (bag, output) in (chunk * ROWS_AT_ONCE..).zip(outputs.chunks_exact_mut(width)) {
-                output.fill(0.0);
-                let ids = &bags.ids[bags.range(bag)];
-                let factor = combiner.factor(ids.len());
-                for &id in ids {
-                    let row = &table[id as usize * width..][..width];
-                    output.iter_mut().zip(row).for_each(|(output, x)| *output += factor * x);
-                }
+        match self.backend() {
+            Backend::Cpu(pool) => {
+                let table = table.host(NAME, "the table")?;
+                pool.embedding_bag(combiner, table, width, bags, outputs.host(NAME, "outputs")?);
             }
-        });
+        }
         Ok(())
     }
 
@@ -120,27 +134,24 @@ impl Device {
     /// # Errors
     /// [`ComputeError::Length`] if `gradients` does not have `bags.len() * width` elements, or
     /// `rows` a row of `width` for each id.
-    pub fn embedding_bag_rows(
+    pub fn embedding_bag_rows<'a>(
         &self,
         combiner: Combiner,
         width: usize,
         bags: Bags<'_>,
-        gradients: &[f32],
-        rows: &mut [f32],
+        gradients: impl Into<View<'a, f32>>,
+        rows: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "embedding_bag_rows";
-        check_outputs(NAME, "gradients", bags, width, gradients)?;
+        let (gradients, rows) = (gradients.into(), rows.into());
+        check_outputs(NAME, "gradients", bags, width, gradients.len())?;
         let expected = bags.ids.len().saturating_mul(width);
         check_length(NAME, "rows", rows.len(), expected)?;
-        let mut rest = rows;
-        for (bag, gradient) in gradients.chunks_exact(width.max(1)).enumerate() {
-            let ids = bags.range(bag).len();
-            let factor = combiner.factor(ids);
-            let (rows, others) = rest.split_at_mut(ids * width);
-            for row in rows.chunks_exact_mut(width) {
-                row.iter_mut().zip(gradient).for_each(|(x, gradient)| *x = factor * gradient);
+        match self.backend() {
+            Backend::Cpu(pool) => {
+                let gradients = gradients.host(NAME, "gradients")?;
+                pool.embedding_bag_rows(combiner, width, bags, gradients, rows.host(NAME, "rows")?);
             }
-            rest = others;
         }
         Ok(())
     }
@@ -151,25 +162,25 @@ impl Device {
     /// # Errors
     /// As [`Device::embedding_bag`].
     #[doc(alias = "scatter_add")]
-    pub fn embedding_bag_add(
+    pub fn embedding_bag_add<'a>(
         &self,
         combiner: Combiner,
-        table: &mut [f32],
+        table: impl Into<ViewMut<'a, f32>>,
         width: usize,
         bags: Bags<'_>,
-        gradients: &[f32],
+        gradients: impl Into<View<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "embedding_bag_add";
+        let (table, gradients) = (table.into(), gradients.into());
         let rows = table.len().checked_div(width).unwrap_or(0);
         check_length(NAME, "the table", table.len(), rows * width)?;
-        check_outputs(NAME, "gradients", bags, width, gradients)?;
+        check_outputs(NAME, "gradients", bags, width, gradients.len())?;
         bags.check_ids(rows)?;
-        for (bag, gradient) in gradients.chunks_exact(width.max(1)).enumerate() {
-            let ids = &bags.ids[bags.range(bag)];
-            let factor = combiner.factor(ids.len());
-            for &id in ids {
-                let row = &mut table[id as usize * width..][..width];
-                row.iter_mut().zip(gradient).for_each(|(x, gradient)| *x += factor * gradient);
+        match self.backend() {
+            Backend::Cpu(pool) => {
+                let gradients = gradients.host(NAME, "gradients")?;
+                let table = table.host(NAME, "the table")?;
+                pool.embedding_bag_add(combiner, table, width, bags, gradients);
             }
         }
         Ok(())
@@ -181,15 +192,16 @@ fn check_outputs(
     argument: &'static str,
     bags: Bags<'_>,
     width: usize,
-    outputs: &[f32],
+    found: usize,
 ) -> Result<(), ComputeError> {
     let expected = bags.len().saturating_mul(width);
-    check_length(kernel, argument, outputs.len(), expected)
+    check_length(kernel, argument, found, expected)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::elementwise::ROWS_AT_ONCE;
     use crate::kernels::testing::{assert_close, assert_gradients, random};
 
     const WIDTH: usize = 3;

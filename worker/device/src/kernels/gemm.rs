@@ -1,14 +1,16 @@
 //! Matrix products.
 
-use crate::device::Device;
+use crate::cpu::gemm::HostMatrix;
+use crate::device::{Backend, Device};
 use crate::error::{ComputeError, check_length};
+use crate::memory::{View, ViewMut};
 
 const NAME: &str = "multiply";
 
 /// A matrix over borrowed values.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
-    values: &'a [f32],
+    values: View<'a, f32>,
     rows: usize,
     columns: usize,
     /// Distance in values between rows, and between columns.
@@ -20,7 +22,12 @@ impl<'a> Matrix<'a> {
     ///
     /// # Errors
     /// [`ComputeError::Length`] if there are not exactly `rows * columns` values.
-    pub fn new(values: &'a [f32], rows: usize, columns: usize) -> Result<Matrix<'a>, ComputeError> {
+    pub fn new(
+        values: impl Into<View<'a, f32>>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Matrix<'a>, ComputeError> {
+        let values = values.into();
         let expected = rows.saturating_mul(columns);
         check_length(NAME, "a matrix", values.len(), expected)?;
         Ok(Matrix { values, rows, columns, strides: (columns, 1) })
@@ -32,56 +39,11 @@ impl<'a> Matrix<'a> {
         Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }
     }
 
-    /// Returns the part of the matrix with these rows and columns.
-    fn part(self, rows: Span, columns: Span) -> Matrix<'a> {
-        let first = match rows.length > 0 && columns.length > 0 {
-            true => rows.start * self.strides.0 + columns.start * self.strides.1,
-            // An empty part has no first value.
-            false => 0,
-        };
-        let values = &self.values[first..];
-        Matrix { values, rows: rows.length, columns: columns.length, ..self }
+    fn host(self) -> Result<HostMatrix<'a>, ComputeError> {
+        let values = self.values.host(NAME, "a matrix")?;
+        Ok(HostMatrix::new(values, (self.rows, self.columns), self.strides))
     }
 }
-
-/// Consecutive rows or columns.
-#[derive(Clone, Copy, Debug)]
-struct Span {
-    start: usize,
-    length: usize,
-}
-
-impl Span {
-    fn all(length: usize) -> Span {
-        Span { start: 0, length }
-    }
-
-    /// Returns part `index` of a range that is cut every `step`.
-    fn part(length: usize, step: usize, index: usize) -> Span {
-        let start = index * step;
-        Span { start, length: step.min(length - start) }
-    }
-}
-
-/// The memory of a product. Its parts are written at the same time.
-#[derive(Clone, Copy)]
-struct Product {
-    values: *mut f32,
-    /// Distance in values between rows.
-    stride: usize,
-}
-
-// SAFETY: Each thread writes a part of its own. See `Device::multiply`.
-unsafe impl Send for Product {}
-// SAFETY: As above.
-unsafe impl Sync for Product {}
-
-/// Parts start at multiples of this, so that they consist of the same tiles as the whole. The sides
-/// of all tiles of `matrixmultiply` divide it: they are 4, 8 or 16.
-const PART_STEP: usize = 16;
-
-/// Operations (multiply and add) below which one thread is faster than two.
-const PARALLEL_MIN: usize = 1 << 21;
 
 impl Device {
     /// Writes `a * b + beta * product` to `product`, which is stored row by row. With a `beta` of 0
@@ -92,82 +54,25 @@ impl Device {
     /// # Errors
     /// [`ComputeError::Inner`] if the columns of `a` are not as many as the rows of `b`;
     /// [`ComputeError::Length`] if `product` does not have `a.rows * b.columns` elements.
-    pub fn multiply(
+    pub fn multiply<'a>(
         &self,
         a: Matrix<'_>,
         b: Matrix<'_>,
         beta: f32,
-        product: &mut [f32],
+        product: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
-        let (rows, inner, columns) = (a.rows, a.columns, b.columns);
-        if inner != b.rows {
-            return Err(ComputeError::Inner { columns: inner, rows: b.rows });
+        let product = product.into();
+        if a.columns != b.rows {
+            return Err(ComputeError::Inner { columns: a.columns, rows: b.rows });
         }
-        let expected = rows.saturating_mul(columns);
+        let expected = a.rows.saturating_mul(b.columns);
         check_length(NAME, "the product", product.len(), expected)?;
-        let product = Product { values: product.as_mut_ptr(), stride: columns };
-        let threads = match rows.saturating_mul(inner).saturating_mul(columns) >= PARALLEL_MIN {
-            true => self.threads(),
-            false => 1,
-        };
-        let step = rows.max(columns).div_ceil(threads).next_multiple_of(PART_STEP).max(1);
-        let parts = rows.max(columns).div_ceil(step);
-        self.pool().run(parts, &|index| {
-            let (row_part, column_part) = match rows >= columns {
-                true => (Span::part(rows, step, index), Span::all(columns)),
-                false => (Span::all(rows), Span::part(columns, step, index)),
-            };
-            let a = a.part(row_part, Span::all(inner));
-            let b = b.part(Span::all(inner), column_part);
-            // SAFETY: `product` has rows * columns values, is borrowed mutably by this call, and
-            // outlives it. No other index has a row and a column of this part.
-            unsafe { multiply_part(a, b, beta, product, row_part.start, column_part.start) };
-        });
+        match self.backend() {
+            Backend::Cpu(pool) => {
+                pool.multiply(a.host()?, b.host()?, beta, product.host(NAME, "the product")?);
+            }
+        }
         Ok(())
-    }
-}
-
-/// Multiplies into the part of `product` that starts at a row and a column.
-///
-/// # Safety
-///
-/// The part of `a.rows` rows and `b.columns` columns lies within the product, and no other thread
-/// accesses it meanwhile.
-unsafe fn multiply_part(
-    a: Matrix<'_>,
-    b: Matrix<'_>,
-    beta: f32,
-    product: Product,
-    row: usize,
-    column: usize,
-) {
-    if a.rows == 0 || b.columns == 0 {
-        return;
-    }
-    // SAFETY: The pointers and strides stay within the three slices.
-    // - A matrix is a whole slice or a part of one, and its fields are private. Its strides reach
-    //   only values of its rows and columns.
-    // - The caller guarantees that the part of the product lies within it and is not shared, so it
-    //   overlaps neither `a` nor `b`.
-    // - No offset overflows: a slice has at most isize::MAX bytes, and a stride that is multiplied
-    //   by anything but 0 is at most the number of values.
-    unsafe {
-        matrixmultiply::sgemm(
-            a.rows,
-            a.columns,
-            b.columns,
-            1.0,
-            a.values.as_ptr(),
-            a.strides.0 as isize,
-            a.strides.1 as isize,
-            b.values.as_ptr(),
-            b.strides.0 as isize,
-            b.strides.1 as isize,
-            beta,
-            product.values.add(row * product.stride + column),
-            product.stride as isize,
-            1,
-        );
     }
 }
 
@@ -261,7 +166,7 @@ mod tests {
                 prop_assert!(on(threads) == one, "{threads} threads differ from one");
             }
             let at = |m: Matrix<'_>, row: usize, column: usize| {
-                f64::from(m.values[row * m.strides.0 + column * m.strides.1])
+                f64::from(m.values.as_host().unwrap()[row * m.strides.0 + column * m.strides.1])
             };
             for row in 0..rows {
                 for column in 0..columns {

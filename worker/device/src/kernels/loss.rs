@@ -1,9 +1,8 @@
 //! Losses: the mean over a batch, and its derivatives by the outputs.
 
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::error::{ComputeError, check_length};
-use crate::kernels::activation::sigmoid;
-use crate::kernels::elementwise::ROWS_AT_ONCE;
+use crate::memory::{View, ViewMut};
 
 impl Device {
     /// Returns the mean cross entropy of the softmax of each row of `logits` with its label (natural
@@ -16,13 +15,14 @@ impl Device {
     /// `labels.len() * classes` logits; [`ComputeError::Label`].
     #[doc(alias = "softmax_cross_entropy_with_logits")]
     #[doc(alias = "sparse_softmax_cross_entropy_with_logits")]
-    pub fn softmax_cross_entropy(
+    pub fn softmax_cross_entropy<'a>(
         &self,
-        logits: &mut [f32],
+        logits: impl Into<ViewMut<'a, f32>>,
         classes: usize,
         labels: &[u32],
     ) -> Result<f64, ComputeError> {
         const NAME: &str = "softmax_cross_entropy";
+        let logits = logits.into();
         let samples = labels.len();
         check_samples(NAME, samples)?;
         let expected = samples.saturating_mul(classes);
@@ -31,15 +31,11 @@ impl Device {
         if let Some(sample) = unknown {
             return Err(ComputeError::Label { sample, label: labels[sample], classes });
         }
-        let scale = 1.0 / samples as f32;
-        let sum = self.sum_of_losses(logits, classes, |first, rows| {
-            let labels = &labels[first..];
-            let losses = rows
-                .chunks_exact_mut(classes)
-                .zip(labels)
-                .map(|(row, &label)| softmax_cross_entropy_of(row, label as usize, scale));
-            losses.sum()
-        });
+        let sum = match self.backend() {
+            Backend::Cpu(pool) => {
+                pool.softmax_cross_entropy(logits.host(NAME, "logits")?, classes, labels)
+            }
+        };
         Ok(sum / samples as f64)
     }
 
@@ -50,16 +46,22 @@ impl Device {
     /// [`ComputeError::Empty`] without targets; [`ComputeError::Length`] if there are not as many
     /// logits.
     #[doc(alias = "sigmoid_cross_entropy_with_logits")]
-    pub fn sigmoid_cross_entropy(
+    pub fn sigmoid_cross_entropy<'a>(
         &self,
-        logits: &mut [f32],
-        targets: &[f32],
+        logits: impl Into<ViewMut<'a, f32>>,
+        targets: impl Into<View<'a, f32>>,
     ) -> Result<f64, ComputeError> {
-        self.mean_loss("sigmoid_cross_entropy", logits, targets, |x, target| {
-            // log(1 + exp(x)) - target * x, with an exponent that is never above 0.
-            let loss = x.max(0.0) - x * target + (-x.abs()).exp().ln_1p();
-            (loss, sigmoid(x) - target)
-        })
+        const NAME: &str = "sigmoid_cross_entropy";
+        let (logits, targets) = (logits.into(), targets.into());
+        check_samples(NAME, targets.len())?;
+        check_length(NAME, "outputs", logits.len(), targets.len())?;
+        let sum = match self.backend() {
+            Backend::Cpu(pool) => {
+                let targets = targets.host(NAME, "targets")?;
+                pool.sigmoid_cross_entropy(logits.host(NAME, "logits")?, targets)
+            }
+        };
+        Ok(sum / targets.len() as f64)
     }
 
     /// Returns the mean of the squared errors, and replaces `outputs` by the derivatives.
@@ -67,54 +69,22 @@ impl Device {
     /// # Errors
     /// [`ComputeError::Empty`] without targets; [`ComputeError::Length`] if there are not as many
     /// outputs.
-    pub fn mean_squared_error(
+    pub fn mean_squared_error<'a>(
         &self,
-        outputs: &mut [f32],
-        targets: &[f32],
+        outputs: impl Into<ViewMut<'a, f32>>,
+        targets: impl Into<View<'a, f32>>,
     ) -> Result<f64, ComputeError> {
-        self.mean_loss("mean_squared_error", outputs, targets, |x, target| {
-            let error = x - target;
-            (error * error, 2.0 * error)
-        })
-    }
-
-    /// Returns the mean of a loss of each output by itself. `loss` returns it with its slope.
-    fn mean_loss(
-        &self,
-        kernel: &'static str,
-        outputs: &mut [f32],
-        targets: &[f32],
-        loss: impl Fn(f32, f32) -> (f32, f32) + Sync,
-    ) -> Result<f64, ComputeError> {
-        check_samples(kernel, targets.len())?;
-        check_length(kernel, "outputs", outputs.len(), targets.len())?;
-        let scale = 1.0 / targets.len() as f32;
-        let sum = self.sum_of_losses(outputs, 1, |first, outputs| {
-            let mut sum = 0.0;
-            for (output, &target) in outputs.iter_mut().zip(&targets[first..]) {
-                let (loss, slope) = loss(*output, target);
-                sum += f64::from(loss);
-                *output = scale * slope;
+        const NAME: &str = "mean_squared_error";
+        let (outputs, targets) = (outputs.into(), targets.into());
+        check_samples(NAME, targets.len())?;
+        check_length(NAME, "outputs", outputs.len(), targets.len())?;
+        let sum = match self.backend() {
+            Backend::Cpu(pool) => {
+                let targets = targets.host(NAME, "targets")?;
+                pool.mean_squared_error(outputs.host(NAME, "outputs")?, targets)
             }
-            sum
-        });
+        };
         Ok(sum / targets.len() as f64)
-    }
-
-    /// Adds up what `losses` returns for each chunk of rows, which it gets with the index of the
-    /// first.
-    fn sum_of_losses(
-        &self,
-        outputs: &mut [f32],
-        columns: usize,
-        losses: impl Fn(usize, &mut [f32]) -> f64 + Sync,
-    ) -> f64 {
-        let length = ROWS_AT_ONCE * columns;
-        let mut partial = vec![0.0; outputs.len().div_ceil(length.max(1))];
-        self.for_pairs(length, outputs, 1, &mut partial, |chunk, outputs, partial| {
-            partial[0] = losses(chunk * ROWS_AT_ONCE, outputs);
-        });
-        partial.iter().sum()
     }
 }
 
@@ -125,26 +95,10 @@ fn check_samples(kernel: &'static str, samples: usize) -> Result<(), ComputeErro
     }
 }
 
-/// Returns the loss of one row, and replaces the row by `scale` times the derivatives.
-fn softmax_cross_entropy_of(row: &mut [f32], label: usize, scale: f32) -> f64 {
-    // The greatest exponent becomes 0: no exponential overflows, and their sum is at least 1.
-    let greatest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let label_logit = row[label] - greatest;
-    let mut sum = 0.0;
-    for logit in row.iter_mut() {
-        *logit = (*logit - greatest).exp();
-        sum += *logit;
-    }
-    for probability in row.iter_mut() {
-        *probability *= scale / sum;
-    }
-    row[label] -= scale;
-    f64::from(sum.ln() - label_logit)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::elementwise::ROWS_AT_ONCE;
     use crate::kernels::testing::{assert_close, assert_gradients, random};
 
     const SAMPLES: usize = 2 * ROWS_AT_ONCE + 7;

@@ -2,16 +2,30 @@
 
 use crate::device::Device;
 use crate::error::{ComputeError, check_length};
+use crate::kernels::activation::Activation;
 use crate::kernels::gemm::Matrix;
+use crate::memory::{Scratch, View, ViewMut};
+use crate::networks::{Network, tensors, tensors_mut};
 
 /// Logistic regression: the probability of one event, with cross entropy as its loss.
 ///
-/// The parameters are the weights, one for each input, and one bias.
+/// The parameters are the weights, one for each input, and one bias. They lie in the memory of the
+/// device.
 #[derive(Clone, Debug)]
 pub struct Logistic {
     device: Device,
     inputs: usize,
-    logits: Vec<f32>,
+    sums: Scratch,
+    logits: Scratch,
+}
+
+/// Borrowed samples with the probability of the event, in the processor's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Targets<'a> {
+    /// The samples one after another, row by row.
+    pub features: &'a [f32],
+    /// The probability that the model should give to each sample: 0 or 1 for what has been seen.
+    pub targets: &'a [f32],
 }
 
 const NAME: &str = "Logistic";
@@ -19,39 +33,7 @@ const NAME: &str = "Logistic";
 impl Logistic {
     /// Creates a model for samples of `inputs` values.
     pub fn new(device: Device, inputs: usize) -> Logistic {
-        Logistic { device, inputs, logits: Vec::new() }
-    }
-
-    /// Returns the shapes of the weights and of the bias.
-    pub fn shapes(&self) -> [Vec<u64>; 2] {
-        [vec![self.inputs as u64], vec![1]]
-    }
-
-    /// Returns the mean loss over a batch (natural logarithm), and overwrites `gradients` with its
-    /// derivatives by the weights and by the bias. `targets` are the probabilities that the model
-    /// should give, 0 or 1 for what has been seen.
-    ///
-    /// # Errors
-    /// [`ComputeError::Empty`] without targets; [`ComputeError::Length`] if `features` does not
-    /// have a row for each target, or if a tensor does not have the length of its shape.
-    pub fn gradients(
-        &mut self,
-        params: [&[f32]; 2],
-        features: &[f32],
-        targets: &[f32],
-        gradients: [&mut [f32]; 2],
-    ) -> Result<f64, ComputeError> {
-        let rows = targets.len();
-        let [by_weights, by_bias] = gradients;
-        check_length(NAME, "the gradient by the weights", by_weights.len(), self.inputs)?;
-        check_length(NAME, "the gradient by the bias", by_bias.len(), 1)?;
-        self.forward(params, features, rows)?;
-        let loss = self.device.sigmoid_cross_entropy(&mut self.logits, targets)?;
-        let features = Matrix::new(features, rows, self.inputs)?;
-        let by_logits = Matrix::new(&self.logits, rows, 1)?;
-        self.device.multiply(features.transposed(), by_logits, 0.0, by_weights)?;
-        by_bias[0] = self.device.sum(&self.logits) as f32;
-        Ok(loss)
+        Logistic { device, inputs, sums: Scratch::default(), logits: Scratch::default() }
     }
 
     /// Returns the logit of each sample: the logarithm of the odds.
@@ -61,28 +43,68 @@ impl Logistic {
     /// does not have the length of its shape.
     pub fn logits(
         &mut self,
-        params: [&[f32]; 2],
+        params: &[View<'_, f32>],
         features: &[f32],
-    ) -> Result<&[f32], ComputeError> {
+    ) -> Result<View<'_, f32>, ComputeError> {
+        let params = tensors(NAME, params)?;
         let rows = features.len().checked_div(self.inputs).unwrap_or(0);
-        self.forward(params, features, rows)?;
-        Ok(&self.logits)
+        let device = self.device.clone();
+        self.forward(params, device.resident(features)?.view(), rows)?;
+        Ok(self.logits.view())
     }
 
     fn forward(
         &mut self,
-        [weights, bias]: [&[f32]; 2],
-        features: &[f32],
+        [weights, bias]: [View<'_, f32>; 2],
+        features: View<'_, f32>,
         rows: usize,
     ) -> Result<(), ComputeError> {
         check_length(NAME, "features", features.len(), rows.saturating_mul(self.inputs))?;
         check_length(NAME, "weights", weights.len(), self.inputs)?;
         check_length(NAME, "the bias", bias.len(), 1)?;
-        self.logits.clear();
-        self.logits.resize(rows, bias[0]);
+        self.sums.fit(&self.device, rows)?;
+        self.logits.fit(&self.device, rows)?;
         let features = Matrix::new(features, rows, self.inputs)?;
         let weights = Matrix::new(weights, self.inputs, 1)?;
-        self.device.multiply(features, weights, 1.0, &mut self.logits)
+        self.device.multiply(features, weights, 0.0, self.sums.view_mut())?;
+        let (sums, logits) = (self.sums.view_mut(), self.logits.view_mut());
+        self.device.activate(Activation::Identity, bias, sums, logits)
+    }
+}
+
+/// Natural logarithms. Errors are also [`ComputeError::Empty`] without targets, and
+/// [`ComputeError::Length`] if `features` does not have a row for each target.
+impl Network<Targets<'_>> for Logistic {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn shapes(&self) -> Vec<Vec<u64>> {
+        vec![vec![self.inputs as u64], vec![1]]
+    }
+
+    fn gradients(
+        &mut self,
+        params: &[View<'_, f32>],
+        batch: Targets<'_>,
+        gradients: Vec<ViewMut<'_, f32>>,
+    ) -> Result<f64, ComputeError> {
+        let (params, gradients) = (tensors(NAME, params)?, tensors_mut(NAME, gradients)?);
+        let ([by_weights, by_bias], Targets { features, targets }) = (gradients, batch);
+        let rows = targets.len();
+        check_length(NAME, "the gradient by the weights", by_weights.len(), self.inputs)?;
+        check_length(NAME, "the gradient by the bias", by_bias.len(), 1)?;
+        let device = self.device.clone();
+        let (features, targets) = (device.resident(features)?, device.resident(targets)?);
+        self.forward(params, features.view(), rows)?;
+        let loss = device.sigmoid_cross_entropy(self.logits.view_mut(), targets.view())?;
+        // The activation is the identity, so what it computed does not matter.
+        let (sums, by_logits) = (self.sums.view(), self.logits.view_mut());
+        device.activate_back(Activation::Identity, sums, sums, by_logits, by_bias)?;
+        let features = Matrix::new(features.view(), rows, self.inputs)?;
+        let by_logits = Matrix::new(self.logits.view(), rows, 1)?;
+        device.multiply(features.transposed(), by_logits, 0.0, by_weights)?;
+        Ok(loss)
     }
 }
 
@@ -106,14 +128,15 @@ mod tests {
             losses.sum::<f64>() / rows as f64
         };
         let (mut by_weights, mut by_bias) = (vec![f32::NAN; inputs], [f32::NAN]);
-        let params = [weights.as_slice(), &bias];
-        let loss =
-            model.gradients(params, &features, &targets, [&mut by_weights, &mut by_bias]).unwrap();
+        let params = [View::from(&weights), View::from(&bias)];
+        let gradients = vec![(&mut by_weights).into(), (&mut by_bias).into()];
+        let batch = Targets { features: &features, targets: &targets };
+        let loss = model.gradients(&params, batch, gradients).unwrap();
         let exact: Vec<f64> = weights.iter().map(|&weight| weight.into()).collect();
         assert_close(loss, loss_of(&exact, bias[0].into()), 1e-6);
         assert_gradients(&by_weights, &weights, |weights| loss_of(weights, bias[0].into()));
         assert_gradients(&by_bias, &bias, |bias| loss_of(&exact, bias[0]));
-        assert_eq!(model.logits(params, &features).unwrap().len(), rows);
+        assert_eq!(model.logits(&params, &features).unwrap().len(), rows);
     }
 
     #[test]
@@ -121,8 +144,9 @@ mod tests {
         let mut model = Logistic::new(Device::cpu_threads(1).unwrap(), 2);
         let [mut by_weights, mut by_bias] = [[7.0; 2], [7.0; 2]];
         let mut error = |weights: &[f32], bias: &[f32], features: &[f32], targets: &[f32]| {
-            let gradients = [&mut by_weights[..], &mut by_bias[..1]];
-            let result = model.gradients([weights, bias], features, targets, gradients);
+            let gradients = vec![(&mut by_weights).into(), (&mut by_bias[..1]).into()];
+            let params = [weights.into(), bias.into()];
+            let result = model.gradients(&params, Targets { features, targets }, gradients);
             result.unwrap_err().to_string()
         };
         let (two, one) = ([0.0; 2], [0.0; 1]);

@@ -4,8 +4,11 @@ use crate::device::Device;
 use crate::error::{ComputeError, check_length};
 use crate::kernels::activation::Activation;
 use crate::kernels::gemm::Matrix;
+use crate::memory::{Scratch, View, ViewMut};
+use crate::networks::Network;
+use crate::networks::classes::{self, ROWS_AT_ONCE};
 
-/// Borrowed labelled samples.
+/// Borrowed labelled samples, in the processor's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Samples<'a> {
     /// The samples one after another, row by row.
@@ -18,17 +21,18 @@ pub struct Samples<'a> {
 /// loss.
 ///
 /// The parameters are two tensors for each layer: the weights of shape `[inputs, outputs]`, and the
-/// biases of shape `[outputs]`. [`Mlp::shapes`] gives their order.
+/// biases of shape `[outputs]`. [`Network::shapes`] gives their order. They lie in the memory of the
+/// device.
 ///
 /// ```
-/// use pushpull_device::{Device, Mlp, Samples};
+/// use pushpull_device::{Device, Mlp, Network, Samples};
 ///
 /// let mut mlp = Mlp::new(Device::cpu()?, &[2, 3]);
 /// let (weights, biases) = ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.0; 3]);
 /// let (mut by_weights, mut by_biases) = ([0.0; 6], [0.0; 3]);
 /// let batch = Samples { features: &[1.0, -1.0], labels: &[2] };
-/// let gradients: &mut [&mut [f32]] = &mut [&mut by_weights, &mut by_biases];
-/// let loss = mlp.gradients(&[&weights, &biases], batch, gradients)?;
+/// let gradients = vec![(&mut by_weights).into(), (&mut by_biases).into()];
+/// let loss = mlp.gradients(&[(&weights).into(), (&biases).into()], batch, gradients)?;
 /// assert!((loss - 3_f64.ln()).abs() < 1e-6, "all classes are equally likely");
 /// # Ok::<(), pushpull_device::ComputeError>(())
 /// ```
@@ -40,15 +44,15 @@ pub struct Mlp {
     activation: Activation,
     layers: Vec<Layer>,
     /// The gradients by the outputs of a layer, and by those of the layer below it.
-    gradients: Vec<f32>,
-    gradients_below: Vec<f32>,
+    gradients: Scratch,
+    gradients_below: Scratch,
 }
 
 /// What a layer computed for the last batch, one row per sample.
 #[derive(Clone, Debug, Default)]
 struct Layer {
-    sums: Vec<f32>,
-    outputs: Vec<f32>,
+    sums: Scratch,
+    outputs: Scratch,
 }
 
 const NAME: &str = "Mlp";
@@ -66,8 +70,8 @@ impl Mlp {
             sizes: sizes.to_vec(),
             activation: Activation::Relu,
             layers: vec![Layer::default(); sizes.len() - 1],
-            gradients: Vec::new(),
-            gradients_below: Vec::new(),
+            gradients: Scratch::default(),
+            gradients_below: Scratch::default(),
         }
     }
 
@@ -77,71 +81,20 @@ impl Mlp {
         self
     }
 
-    /// Returns the shapes of the parameters: weights and biases of the first layer, then those of
-    /// the next. All are stored row by row.
-    pub fn shapes(&self) -> Vec<Vec<u64>> {
-        let layers = self.sizes.windows(2);
-        layers
-            .flat_map(|sizes| {
-                let [inputs, outputs] = [sizes[0] as u64, sizes[1] as u64];
-                [vec![inputs, outputs], vec![outputs]]
-            })
-            .collect()
-    }
-
-    /// Returns the mean loss over a batch (natural logarithm), and overwrites `gradients` with its
-    /// derivatives by each parameter. Costs six floating point operations per weight and sample.
-    ///
-    /// # Errors
-    /// [`ComputeError::Empty`] without labels; [`ComputeError::Length`] if `features` does not have
-    /// a row for each label, or if a tensor does not have the length of its shape;
-    /// [`ComputeError::Label`].
-    pub fn gradients(
-        &mut self,
-        params: &[&[f32]],
-        batch: Samples<'_>,
-        gradients: &mut [&mut [f32]],
-    ) -> Result<f64, ComputeError> {
-        let Samples { features, labels } = batch;
-        let rows = labels.len();
-        check_length(NAME, "gradients", gradients.len(), params.len())?;
-        for (gradient, param) in gradients.iter().zip(params) {
-            check_length(NAME, "a gradient", gradient.len(), param.len())?;
-        }
-        self.forward(params, features, rows)?;
-        let Mlp { device, sizes, layers, .. } = self;
-        let last = layers.len() - 1;
-        self.gradients.clone_from(&layers[last].outputs);
-        let loss = device.softmax_cross_entropy(&mut self.gradients, sizes[last + 1], labels)?;
-        for layer in (0..=last).rev() {
-            let [inputs, outputs] = [sizes[layer], sizes[layer + 1]];
-            let activation = if layer == last { Activation::Identity } else { self.activation };
-            let Layer { sums, outputs: values } = &layers[layer];
-            let (by_weights, by_biases) = pair_mut(gradients, layer);
-            device.activate_back(activation, sums, values, &mut self.gradients, by_biases)?;
-            let below = layer.checked_sub(1).map_or(features, |below| &layers[below].outputs);
-            let below = Matrix::new(below, rows, inputs)?;
-            let by_sums = Matrix::new(&self.gradients, rows, outputs)?;
-            device.multiply(below.transposed(), by_sums, 0.0, by_weights)?;
-            if layer > 0 {
-                let weights = Matrix::new(params[2 * layer], inputs, outputs)?;
-                self.gradients_below.resize(rows * inputs, 0.0);
-                device.multiply(by_sums, weights.transposed(), 0.0, &mut self.gradients_below)?;
-                std::mem::swap(&mut self.gradients, &mut self.gradients_below);
-            }
-        }
-        Ok(loss)
-    }
-
     /// Returns the logits of each sample: one row per sample, one column per class.
     ///
     /// # Errors
     /// [`ComputeError::Length`] if `features` is not rows of the number of inputs, or if a tensor
     /// does not have the length of its shape.
-    pub fn logits(&mut self, params: &[&[f32]], features: &[f32]) -> Result<&[f32], ComputeError> {
+    pub fn logits(
+        &mut self,
+        params: &[View<'_, f32>],
+        features: &[f32],
+    ) -> Result<View<'_, f32>, ComputeError> {
         let rows = features.len().checked_div(self.sizes[0]).unwrap_or(0);
-        self.forward(params, features, rows)?;
-        Ok(self.layers.last().map_or(&[], |layer| &layer.outputs))
+        let device = self.device.clone();
+        self.forward(params, device.resident(features)?.view(), rows)?;
+        Ok(self.layers.last().map_or(View::from(&[]), |layer| layer.outputs.view()))
     }
 
     /// Returns the share of samples whose label has the single greatest logit. Ties and NaN count
@@ -152,17 +105,16 @@ impl Mlp {
     /// samples.
     pub fn accuracy(
         &mut self,
-        params: &[&[f32]],
+        params: &[View<'_, f32>],
         samples: Samples<'_>,
     ) -> Result<f64, ComputeError> {
         let Samples { features, labels } = samples;
-        let (inputs, classes) = (self.sizes[0], self.sizes[self.sizes.len() - 1]);
+        let inputs = self.sizes[0];
         check_length(NAME, "features", features.len(), labels.len().saturating_mul(inputs))?;
-        let mut correct = 0;
+        let (device, mut correct) = (self.device.clone(), 0);
         for (chunk, labels) in labels.chunks(ROWS_AT_ONCE).enumerate() {
             let features = &features[chunk * ROWS_AT_ONCE * inputs..][..labels.len() * inputs];
-            let logits = self.logits(params, features)?.chunks_exact(classes.max(1));
-            correct += logits.zip(labels).filter(|(logits, label)| wins(logits, **label)).count();
+            correct += classes::correct(&device, self.logits(params, features)?, labels)?;
         }
         Ok(correct as f64 / labels.len().max(1) as f64)
     }
@@ -170,8 +122,8 @@ impl Mlp {
     /// Fills the sums and the outputs of all layers.
     fn forward(
         &mut self,
-        params: &[&[f32]],
-        features: &[f32],
+        params: &[View<'_, f32>],
+        features: View<'_, f32>,
         rows: usize,
     ) -> Result<(), ComputeError> {
         check_length(NAME, "parameters", params.len(), 2 * self.layers.len())?;
@@ -181,35 +133,94 @@ impl Mlp {
             let [inputs, outputs] = [self.sizes[index], self.sizes[index + 1]];
             let (before, layers) = self.layers.split_at_mut(index);
             let Layer { sums, outputs: values } = &mut layers[0];
-            let below = before.last().map_or(features, |layer| &layer.outputs);
+            let below = before.last().map_or(features, |layer| layer.outputs.view());
             let (weights, biases) = (params[2 * index], params[2 * index + 1]);
             check_length(NAME, "biases", biases.len(), outputs)?;
-            sums.resize(rows * outputs, 0.0);
-            values.resize(rows * outputs, 0.0);
+            sums.fit(&self.device, rows * outputs)?;
+            values.fit(&self.device, rows * outputs)?;
             let (below, weights) =
                 (Matrix::new(below, rows, inputs)?, Matrix::new(weights, inputs, outputs)?);
-            self.device.multiply(below, weights, 0.0, sums)?;
+            self.device.multiply(below, weights, 0.0, sums.view_mut())?;
             let activation = if index == last { Activation::Identity } else { self.activation };
-            self.device.activate(activation, biases, sums, values)?;
+            self.device.activate(activation, biases, sums.view_mut(), values.view_mut())?;
         }
         Ok(())
     }
 }
 
+/// Natural logarithms. Costs six floating point operations per weight and sample.
+///
+/// The shapes are those of the weights and biases of the first layer, then those of the next.
+/// Errors are also [`ComputeError::Empty`] without labels, [`ComputeError::Length`] if `features`
+/// does not have a row for each label, and [`ComputeError::Label`].
+impl Network<Samples<'_>> for Mlp {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn shapes(&self) -> Vec<Vec<u64>> {
+        let layers = self.sizes.windows(2);
+        layers
+            .flat_map(|sizes| {
+                let [inputs, outputs] = [sizes[0] as u64, sizes[1] as u64];
+                [vec![inputs, outputs], vec![outputs]]
+            })
+            .collect()
+    }
+
+    fn gradients(
+        &mut self,
+        params: &[View<'_, f32>],
+        batch: Samples<'_>,
+        mut gradients: Vec<ViewMut<'_, f32>>,
+    ) -> Result<f64, ComputeError> {
+        let Samples { features, labels } = batch;
+        let rows = labels.len();
+        check_length(NAME, "gradients", gradients.len(), params.len())?;
+        for (gradient, param) in gradients.iter().zip(params) {
+            check_length(NAME, "a gradient", gradient.len(), param.len())?;
+        }
+        let device = self.device.clone();
+        let features = device.resident(features)?;
+        self.forward(params, features.view(), rows)?;
+        let Mlp { sizes, layers, .. } = self;
+        let last = layers.len() - 1;
+        let logits = layers[last].outputs.view();
+        self.gradients.fit(&device, logits.len())?;
+        device.copy(logits, self.gradients.view_mut())?;
+        let logits = self.gradients.view_mut();
+        let loss = device.softmax_cross_entropy(logits, sizes[last + 1], labels)?;
+        for layer in (0..=last).rev() {
+            let [inputs, outputs] = [sizes[layer], sizes[layer + 1]];
+            let activation = if layer == last { Activation::Identity } else { self.activation };
+            let Layer { sums, outputs: values } = &layers[layer];
+            let (by_weights, by_biases) = pair_mut(&mut gradients, layer);
+            let by_outputs = self.gradients.view_mut();
+            device.activate_back(activation, sums.view(), values.view(), by_outputs, by_biases)?;
+            let below = layer.checked_sub(1).map(|below| layers[below].outputs.view());
+            let below = Matrix::new(below.unwrap_or(features.view()), rows, inputs)?;
+            let by_sums = Matrix::new(self.gradients.view(), rows, outputs)?;
+            device.multiply(below.transposed(), by_sums, 0.0, by_weights)?;
+            if layer > 0 {
+                let weights = Matrix::new(params[2 * layer], inputs, outputs)?;
+                self.gradients_below.fit(&device, rows * inputs)?;
+                let by_below = self.gradients_below.view_mut();
+                device.multiply(by_sums, weights.transposed(), 0.0, by_below)?;
+                std::mem::swap(&mut self.gradients, &mut self.gradients_below);
+            }
+        }
+        Ok(loss)
+    }
+}
+
 /// Returns the gradients by the weights and by the biases of a layer.
-fn pair_mut<'a>(gradients: &'a mut [&mut [f32]], layer: usize) -> (&'a mut [f32], &'a mut [f32]) {
+fn pair_mut<'a>(
+    gradients: &'a mut [ViewMut<'_, f32>],
+    layer: usize,
+) -> (ViewMut<'a, f32>, ViewMut<'a, f32>) {
     let (weights, biases) = gradients[2 * layer..].split_at_mut(1);
-    (&mut *weights[0], &mut *biases[0])
+    (weights[0].reborrow(), biases[0].reborrow())
 }
-
-fn wins(logits: &[f32], label: u32) -> bool {
-    let Some(logit) = logits.get(label as usize) else { return false };
-    let others = logits.iter().enumerate().filter(|(class, _)| *class != label as usize);
-    others.into_iter().all(|(_, other)| other < logit)
-}
-
-/// Number of samples classified at once, which bounds the buffers.
-const ROWS_AT_ONCE: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -225,8 +236,8 @@ mod tests {
         shapes.map(|(shape, seed)| random(seed, shape.iter().product::<u64>() as usize)).collect()
     }
 
-    fn views(params: &[Vec<f32>]) -> Vec<&[f32]> {
-        params.iter().map(Vec::as_slice).collect()
+    fn views(params: &[Vec<f32>]) -> Vec<View<'_, f32>> {
+        params.iter().map(View::from).collect()
     }
 
     /// Computes the gradients into poisoned buffers.
@@ -238,8 +249,8 @@ mod tests {
     ) -> Result<(f64, Vec<Vec<f32>>), ComputeError> {
         let mut gradients: Vec<Vec<f32>> =
             params.iter().map(|param| vec![f32::NAN; param.len()]).collect();
-        let mut out: Vec<&mut [f32]> = gradients.iter_mut().map(Vec::as_mut_slice).collect();
-        let loss = mlp.gradients(&views(params), Samples { features, labels }, &mut out)?;
+        let out = gradients.iter_mut().map(ViewMut::from).collect();
+        let loss = mlp.gradients(&views(params), Samples { features, labels }, out)?;
         Ok((loss, gradients))
     }
 

@@ -1,6 +1,6 @@
 //! The ceilings: the same computation without a parameter server.
 
-use pushpull::compute::{ComputeError, Device, Matrix, Mlp};
+use pushpull::compute::{ComputeError, Device, Matrix, Mlp, Network, View, ViewMut};
 use pushpull::variable::{Initializer, Shape};
 
 use super::data::Data;
@@ -55,9 +55,9 @@ impl<'a> FrozenNetwork<'a> {
     /// Computes the gradients of the next batch.
     pub(super) fn compute(&mut self) -> Result<(), ThreadError> {
         let batch = self.data.batch(self.next);
-        let params: Vec<&[f32]> = self.params.iter().map(Vec::as_slice).collect();
-        let gradients = self.gradients.iter_mut().map(Vec::as_mut_slice);
-        self.model.gradients(&params, batch, &mut gradients.collect::<Vec<_>>())?;
+        let params: Vec<View<'_, f32>> = self.params.iter().map(View::from).collect();
+        let gradients = self.gradients.iter_mut().map(ViewMut::from).collect();
+        self.model.gradients(&params, batch, gradients)?;
         self.next += WORKERS;
         Ok(())
     }

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use pushpull::blocking::Worker;
-use pushpull::compute::Mlp;
+use pushpull::compute::{Compute, Mlp, Model};
 use pushpull::training::StepOutcome;
-use pushpull::{
-    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId, Token, VariableSpec, WorkerConfig,
-};
+use pushpull::{ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId, Token, WorkerConfig};
 
 use super::alone::initial_values;
 use super::data::Data;
@@ -83,7 +81,7 @@ struct TrainingWorker<'a> {
     params: Params,
     /// Token of the next step, whose values are in `params`; `None` before the first step.
     token: Option<Token>,
-    model: Mlp,
+    model: Model<Mlp>,
     data: &'a Data,
     next: usize,
     /// Number of pushes acknowledged as applied or accepted.
@@ -100,12 +98,9 @@ impl<'a> TrainingWorker<'a> {
         let task = TaskId::worker(index as u32);
         let config = WorkerConfig::new(cluster.clone(), task);
         let mut worker = Worker::connect(config.shared_memory(transport.is_shared()))?;
-        let model = network()?;
-        let shapes = NAMES.into_iter().zip(model.shapes());
-        let variables = shapes.map(|(name, shape)| VariableSpec::f32(name, shape));
-        let variables = variables.collect::<Result<Vec<_>, _>>()?;
-        let params = worker.join(&variables, |initial| {
-            for (name, values) in NAMES.into_iter().zip(&initial_values(&model)) {
+        let model = Model::new(network()?, NAMES);
+        let params = worker.join(&model.variables()?, |initial| {
+            for (name, values) in NAMES.into_iter().zip(&initial_values(model.network())) {
                 initial.set(name, values);
             }
         })?;
@@ -129,8 +124,8 @@ impl<'a> TrainingWorker<'a> {
         let token = self.ready()?;
         let mut gradients = self.worker.gradients();
         let batch = self.data.batch(self.next);
-        let (values, mut out) = (self.params.views(NAMES)?, gradients.views_mut(NAMES)?);
-        self.model.gradients(&values, batch, &mut out)?;
+        let (values, mut out) = ((&self.params).into(), (&mut gradients).into());
+        self.model.gradients(values, batch, &mut out)?;
         let StepOutcome { push, next, .. } =
             self.worker.push_and_pull(token, gradients, &mut self.params)?;
         self.token = next?;
@@ -149,8 +144,8 @@ impl<'a> TrainingWorker<'a> {
         let mut sum = 0.0;
         for batch in 0..self.data.batches() {
             let batch = self.data.batch(batch);
-            let (values, mut out) = (self.params.views(NAMES)?, gradients.views_mut(NAMES)?);
-            sum += self.model.gradients(&values, batch, &mut out)?;
+            let (values, mut out) = ((&self.params).into(), (&mut gradients).into());
+            sum += self.model.gradients(values, batch, &mut out)?;
         }
         Ok(sum / self.data.batches() as f64)
     }

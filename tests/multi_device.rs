@@ -1,0 +1,87 @@
+//! Several devices in one process: the example, and what they compute together.
+
+#![allow(dead_code, reason = "the example has a main of its own")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+#[path = "../examples/multi_device.rs"]
+mod multi_device;
+
+use std::thread;
+
+use pushpull::blocking::TrainingSession;
+use pushpull::compute::{Compute, Device, Mlp, Model, Samples, Towers};
+use pushpull::local::Cluster;
+use pushpull::training::TrainingConfig;
+use pushpull::{Params, PsConfig, Sgd, Synchronous};
+
+#[test]
+fn towers_of_one_process_learn_together() {
+    let devices = ["cpu:1", "cpu:2", "cpu:1"].map(str::to_owned);
+    let outcome = multi_device::train(&devices, 1_500).unwrap();
+    assert_eq!(outcome.steps, 1_500);
+    assert!(outcome.accuracy > 0.95, "{outcome:?}");
+    let names: Vec<&str> = outcome.towers.iter().map(|(device, _)| device.as_str()).collect();
+    assert_eq!(names, devices);
+    assert!(outcome.towers.iter().all(|(_, time)| !time.is_zero()), "{outcome:?}");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let error = multi_device::train(&["cuda:99".to_owned()], 1).unwrap_err();
+    assert!(error.to_string().contains("cuda:99"), "{error}");
+}
+
+const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
+const STEPS: u64 = 12;
+
+fn model() -> Model<Mlp> {
+    Model::new(Mlp::new(Device::cpu_threads(1).unwrap(), &[3, 8, 2]), NAMES)
+}
+
+/// Trains synchronously, each worker on its part of every batch, and returns the final values.
+fn final_values<C>(models: Vec<C>) -> Vec<Vec<f32>>
+where
+    C: for<'a> Compute<Samples<'a>> + Send + 'static,
+{
+    let workers = models.len();
+    let cluster = Cluster::start(1, workers as u32, |cluster, task| {
+        let mode = Synchronous::new(workers as u32).deterministic(true);
+        PsConfig::new(cluster, task, Sgd::new(0.5)).mode(mode).last_step(STEPS)
+    })
+    .unwrap();
+    let train = |(index, mut model): (usize, C)| {
+        let worker = cluster.worker_config(index as u32);
+        thread::spawn(move || {
+            let config = TrainingConfig::new(worker).variables(model.variables().unwrap());
+            let mut session = TrainingSession::start(config).unwrap();
+            while let Some(mut step) = session.step().unwrap() {
+                let samples = 12 / workers;
+                let first = step.step() as usize * 12 + index * samples;
+                let labels: Vec<u32> = (first..first + samples).map(|n| (n % 2) as u32).collect();
+                let value = |n: usize| (n as f32 * 0.7).sin() + (n / 3 % 2) as f32;
+                let features: Vec<f32> = (first * 3..(first + samples) * 3).map(value).collect();
+                let batch = Samples { features: &features, labels: &labels };
+                let loss = step.compute(&mut model, batch).unwrap();
+                assert!(loss.is_finite());
+                step.push().unwrap();
+            }
+            session.close().unwrap().params.unwrap()
+        })
+    };
+    let workers: Vec<_> = models.into_iter().enumerate().map(train).collect();
+    let ends: Vec<Params> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+    cluster.stop().unwrap();
+    assert_eq!(ends[0].step(), STEPS);
+    ends[0].views::<f32, 4>(NAMES).unwrap().map(<[f32]>::to_vec).to_vec()
+}
+
+#[test]
+fn two_workers_of_two_towers_make_one_mean_of_four_parts() {
+    let alone = final_values(vec![model()]);
+    let towers = || Towers::new([model(), model()]);
+    let divided = final_values(vec![towers(), towers()]);
+    for (found, expected) in divided.concat().iter().zip(alone.concat()) {
+        assert!((found - expected).abs() < 1e-5, "{found} instead of {expected}");
+    }
+    assert!(alone[1].iter().any(|&bias| bias.abs() > 1e-3), "nothing was trained");
+}

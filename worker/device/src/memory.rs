@@ -1,0 +1,325 @@
+//! Memory of a device: a [`Buffer`] owns it, a [`View`] and a [`ViewMut`] borrow it.
+
+use std::fmt;
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use crate::device::Device;
+use crate::error::ComputeError;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+    impl Sealed for u8 {}
+    impl Sealed for u32 {}
+    impl Sealed for i32 {}
+    impl Sealed for u64 {}
+    impl Sealed for i64 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+}
+
+/// An element of a device's memory. Every pattern of its bits is a value.
+pub trait DeviceElement:
+    sealed::Sealed + bytemuck::Pod + Default + fmt::Debug + Send + Sync + 'static
+{
+}
+
+impl DeviceElement for f32 {}
+impl DeviceElement for f64 {}
+impl DeviceElement for u8 {}
+impl DeviceElement for u32 {}
+impl DeviceElement for i32 {}
+impl DeviceElement for u64 {}
+impl DeviceElement for i64 {}
+impl DeviceElement for f16 {}
+impl DeviceElement for bf16 {}
+
+/// Elements in the memory of a device, from [`Device::buffer`](crate::Device::buffer).
+#[derive(Debug)]
+pub struct Buffer<T> {
+    pub(crate) place: BufferPlace<T>,
+}
+
+#[derive(Debug)]
+pub(crate) enum BufferPlace<T> {
+    Host(Vec<T>),
+}
+
+impl<T: DeviceElement> Buffer<T> {
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.view().len()
+    }
+
+    /// Whether it has no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Borrows all elements.
+    pub fn view(&self) -> View<'_, T> {
+        match &self.place {
+            BufferPlace::Host(values) => View::from(values),
+        }
+    }
+
+    /// Borrows all elements, to be changed.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        match &mut self.place {
+            BufferPlace::Host(values) => ViewMut::from(values),
+        }
+    }
+}
+
+/// Memory for intermediate results, which grows and is reused. A clone is empty.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    buffer: Option<Buffer<f32>>,
+    length: usize,
+}
+
+impl Scratch {
+    /// Sets the number of elements. Their content is arbitrary.
+    pub(crate) fn fit(&mut self, device: &Device, length: usize) -> Result<(), ComputeError> {
+        let capacity = self.buffer.as_ref().map_or(0, Buffer::len);
+        if capacity < length {
+            // The old memory is free before the new one is allocated.
+            self.buffer = None;
+            self.buffer = Some(device.buffer(length)?);
+        }
+        self.length = length;
+        Ok(())
+    }
+
+    pub(crate) fn view(&self) -> View<'_, f32> {
+        let all = self.buffer.as_ref().map(Buffer::view);
+        all.map_or(View::from(&[]), |all| all.slice(0..self.length))
+    }
+
+    pub(crate) fn view_mut(&mut self) -> ViewMut<'_, f32> {
+        let all = self.buffer.as_mut().map(Buffer::view_mut);
+        all.map_or(ViewMut::from(&mut []), |all| all.slice(0..self.length))
+    }
+}
+
+impl Clone for Scratch {
+    fn clone(&self) -> Scratch {
+        Scratch::default()
+    }
+}
+
+/// Elements that the kernels of a device can read, from
+/// [`Device::resident`](crate::Device::resident): those of the caller, or a copy.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Resident<'a, T> {
+    /// The elements of the caller.
+    Host(&'a [T]),
+    /// A copy in the memory of the device.
+    Copy(Buffer<T>),
+}
+
+impl<T: DeviceElement> Resident<'_, T> {
+    /// Borrows all elements.
+    pub fn view(&self) -> View<'_, T> {
+        match self {
+            Resident::Host(values) => View::from(*values),
+            Resident::Copy(buffer) => buffer.view(),
+        }
+    }
+}
+
+/// Borrowed elements in the memory of a device. Slices of the processor's memory are views too.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a, T> {
+    place: ViewPlace<'a, T>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum ViewPlace<'a, T> {
+    Host(&'a [T]),
+}
+
+impl<'a, T: DeviceElement> View<'a, T> {
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        match self.place {
+            ViewPlace::Host(values) => values.len(),
+        }
+    }
+
+    /// Whether it has no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns a part of the view.
+    ///
+    /// # Panics
+    /// If the range is not within it, as for slices.
+    pub fn slice(self, range: Range<usize>) -> View<'a, T> {
+        match self.place {
+            ViewPlace::Host(values) => View::from(&values[range]),
+        }
+    }
+
+    /// Returns the same memory as elements of another type.
+    ///
+    /// # Panics
+    /// If the start is not aligned for them, or the length not a multiple of theirs.
+    pub fn cast<U: DeviceElement>(self) -> View<'a, U> {
+        match self.place {
+            ViewPlace::Host(values) => View::from(bytemuck::cast_slice::<T, U>(values)),
+        }
+    }
+
+    /// Returns the elements if they are in the processor's memory.
+    pub fn as_host(self) -> Option<&'a [T]> {
+        match self.place {
+            ViewPlace::Host(values) => Some(values),
+        }
+    }
+
+    /// Returns the elements for a kernel of the processor.
+    pub(crate) fn host(
+        self,
+        kernel: &'static str,
+        argument: &'static str,
+    ) -> Result<&'a [T], ComputeError> {
+        self.as_host().ok_or(ComputeError::OtherMemory { kernel, argument })
+    }
+}
+
+impl<'a, T> From<&'a [T]> for View<'a, T> {
+    fn from(values: &'a [T]) -> View<'a, T> {
+        View { place: ViewPlace::Host(values) }
+    }
+}
+
+impl<'a, T> From<&'a Vec<T>> for View<'a, T> {
+    fn from(values: &'a Vec<T>) -> View<'a, T> {
+        View::from(&values[..])
+    }
+}
+
+impl<'a, T, const N: usize> From<&'a [T; N]> for View<'a, T> {
+    fn from(values: &'a [T; N]) -> View<'a, T> {
+        View::from(&values[..])
+    }
+}
+
+impl<'a, T: DeviceElement> From<&'a Buffer<T>> for View<'a, T> {
+    fn from(buffer: &'a Buffer<T>) -> View<'a, T> {
+        buffer.view()
+    }
+}
+
+/// Borrowed elements in the memory of a device, to be changed.
+#[derive(Debug)]
+pub struct ViewMut<'a, T> {
+    place: ViewPlaceMut<'a, T>,
+}
+
+#[derive(Debug)]
+enum ViewPlaceMut<'a, T> {
+    Host(&'a mut [T]),
+}
+
+impl<'a, T: DeviceElement> ViewMut<'a, T> {
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.view().len()
+    }
+
+    /// Whether it has no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Borrows the elements to be read.
+    pub fn view(&self) -> View<'_, T> {
+        match &self.place {
+            ViewPlaceMut::Host(values) => View::from(&values[..]),
+        }
+    }
+
+    /// Borrows the elements for a shorter time.
+    pub fn reborrow(&mut self) -> ViewMut<'_, T> {
+        match &mut self.place {
+            ViewPlaceMut::Host(values) => ViewMut::from(&mut values[..]),
+        }
+    }
+
+    /// Returns a part of the view.
+    ///
+    /// # Panics
+    /// If the range is not within it, as for slices.
+    pub fn slice(self, range: Range<usize>) -> ViewMut<'a, T> {
+        match self.place {
+            ViewPlaceMut::Host(values) => ViewMut::from(&mut values[range]),
+        }
+    }
+
+    /// Cuts the view in two, before this element.
+    ///
+    /// # Panics
+    /// If there are fewer elements.
+    pub fn split_at(self, middle: usize) -> (ViewMut<'a, T>, ViewMut<'a, T>) {
+        match self.place {
+            ViewPlaceMut::Host(values) => {
+                let (left, right) = values.split_at_mut(middle);
+                (ViewMut::from(left), ViewMut::from(right))
+            }
+        }
+    }
+
+    /// Returns the same memory as elements of another type, as [`View::cast`] does.
+    pub fn cast<U: DeviceElement>(self) -> ViewMut<'a, U> {
+        match self.place {
+            ViewPlaceMut::Host(values) => ViewMut::from(bytemuck::cast_slice_mut::<T, U>(values)),
+        }
+    }
+
+    /// Returns the elements if they are in the processor's memory.
+    pub fn into_host(self) -> Option<&'a mut [T]> {
+        match self.place {
+            ViewPlaceMut::Host(values) => Some(values),
+        }
+    }
+
+    /// Returns the elements for a kernel of the processor.
+    pub(crate) fn host(
+        self,
+        kernel: &'static str,
+        argument: &'static str,
+    ) -> Result<&'a mut [T], ComputeError> {
+        self.into_host().ok_or(ComputeError::OtherMemory { kernel, argument })
+    }
+}
+
+impl<'a, T> From<&'a mut [T]> for ViewMut<'a, T> {
+    fn from(values: &'a mut [T]) -> ViewMut<'a, T> {
+        ViewMut { place: ViewPlaceMut::Host(values) }
+    }
+}
+
+impl<'a, T> From<&'a mut Vec<T>> for ViewMut<'a, T> {
+    fn from(values: &'a mut Vec<T>) -> ViewMut<'a, T> {
+        ViewMut::from(&mut values[..])
+    }
+}
+
+impl<'a, T, const N: usize> From<&'a mut [T; N]> for ViewMut<'a, T> {
+    fn from(values: &'a mut [T; N]) -> ViewMut<'a, T> {
+        ViewMut::from(&mut values[..])
+    }
+}
+
+impl<'a, T: DeviceElement> From<&'a mut Buffer<T>> for ViewMut<'a, T> {
+    fn from(buffer: &'a mut Buffer<T>) -> ViewMut<'a, T> {
+        buffer.view_mut()
+    }
+}
